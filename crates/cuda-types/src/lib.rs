@@ -1,0 +1,7 @@
+//! The CUDA driver API's types and constants as kedge uses them, and the address map that a client
+//! and its proxy share. Facts of the API, written down from its reference; no behaviour.
+
+pub mod arena;
+pub mod error;
+
+pub use error::CuError;

@@ -1,0 +1,103 @@
+//! What a proxy asks of its devices ([`Backend`]), and what they ask of it ([`Host`]).
+//!
+//! A backend owns every device that one client sees. The proxy's dispatcher calls it from one
+//! thread, in the order in which the client spoke; nothing here blocks but `load_module`. Ids that
+//! the client chose have been decoded but not checked: an unknown id is `INVALID_HANDLE`, and never
+//! a panic.
+#![forbid(unsafe_code)]
+
+use kedge_cuda_types::CuError;
+use kedge_protocol::{
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, ModuleId, ModuleInfo,
+    OutputTarget, StreamId, StreamOp, Texture,
+};
+
+/// Called once, from any thread, when what it waits for is over.
+pub type Done = Box<dyn FnOnce(Result<(), CuError>) + Send>;
+
+/// The process that hosts a backend.
+pub trait Host: Send + Sync {
+    /// Reads the client's private memory at `addr`; fails where the client has none there.
+    fn read_client(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError>;
+    /// Writes the client's private memory at `addr`.
+    fn write_client(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError>;
+    /// Runs host function `token` in the client, then calls `done`.
+    fn host_function(&self, token: u64, done: Done);
+    /// Keeps what a kernel printed for the client's next synchronisation.
+    fn output(&self, target: OutputTarget, bytes: &[u8]);
+    /// The context's error is now `error`, for good: the client is told before any later reply.
+    fn fault(&self, ctx: CtxId, error: CuError);
+    /// Everything submitted so far is done; a hint that lets idle synchronisations stay local.
+    fn idle(&self);
+    /// One line for the job's log.
+    fn log(&self, line: &str);
+}
+
+/// What an event's state is worth to a waiter.
+pub type Query = Result<(), CuError>;
+
+/// All devices of one client.
+pub trait Backend: Send + Sync {
+    fn devices(&self) -> Vec<DeviceInfo>;
+    /// What cuDriverGetVersion answers.
+    fn driver_version(&self) -> u32;
+
+    fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError>;
+    fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError>;
+    /// CUlimit.
+    fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError>;
+
+    /// Takes `bytes` or more out of the device's free memory; OUT_OF_MEMORY otherwise.
+    fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError>;
+    fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError>;
+    fn free_memory(&self, device: u32) -> Result<u64, CuError>;
+    /// Makes a range of a device arena valid for access.
+    fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;
+    /// Makes a range of the shared arena valid for device access, or not.
+    fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError>;
+
+    fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError>;
+    fn destroy_array(&self, array: ArrayId) -> Result<(), CuError>;
+    fn create_texture(&self, texture: &Texture) -> Result<(), CuError>;
+    fn destroy_texture(&self, handle: u64) -> Result<(), CuError>;
+
+    /// Loads one image, or links several into one module.
+    fn load_module(
+        &self,
+        ctx: CtxId,
+        module: ModuleId,
+        images: Vec<Vec<u8>>,
+    ) -> Result<ModuleInfo, LoadError>;
+    fn unload_module(&self, module: ModuleId) -> Result<(), CuError>;
+
+    fn create_stream(
+        &self,
+        stream: StreamId,
+        ctx: CtxId,
+        blocking: bool,
+        priority: i32,
+    ) -> Result<(), CuError>;
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError>;
+    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError>;
+    fn destroy_event(&self, event: EventId) -> Result<(), CuError>;
+    /// Appends `op` to `stream`. An error is a fault of the stream's context.
+    fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError>;
+
+    /// `done` runs when everything submitted to the stream so far is over, with the context's sticky
+    /// error if there is one.
+    fn when_stream_idle(&self, stream: StreamId, done: Done);
+    fn when_context_idle(&self, ctx: CtxId, done: Done);
+    fn when_event_done(&self, event: EventId, done: Done);
+    /// NOT_READY while work is pending.
+    fn query_stream(&self, stream: StreamId) -> Query;
+    fn query_event(&self, event: EventId) -> Query;
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError>;
+
+    fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError>;
+    fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError>;
+    fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError>;
+    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError>;
+    fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
+    fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
+}

@@ -1,0 +1,44 @@
+//! The handshake: who the client is, and what devices it gets.
+
+use kedge_wire::{List, Text, wire};
+
+/// Changes with every incompatible change of a message.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+wire! {
+    /// The client's first message, sent over the socket together with the descriptors of the ring
+    /// and of the shared arena.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Hello {
+        pub version: u32,
+        pub pid: u32,
+        /// A word in the client's memory and its value: the proxy reads it to learn whether
+        /// process_vm_readv works here.
+        pub probe_addr: u64,
+        pub probe_value: u64,
+        /// The program's name, for logs.
+        pub program: Text<4096>,
+    }
+
+    /// A device as the program sees it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct DeviceInfo {
+        pub name: Text<256>,
+        pub uuid: [u8; 16],
+        pub pci: [i32; 3],
+        /// Bytes of device memory.
+        pub total_memory: u64,
+        /// (CUdevice_attribute, value).
+        pub attributes: List<(u32, i32), 512>,
+    }
+
+    /// The proxy's answer to `Hello`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Welcome {
+        /// What cuDriverGetVersion answers, such as 13000.
+        pub driver_version: u32,
+        /// Whether `Place::Client` works; where not, the client stages through the shared arena.
+        pub client_memory: bool,
+        pub devices: List<DeviceInfo, 16>,
+    }
+}

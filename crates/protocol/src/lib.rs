@@ -1,0 +1,37 @@
+//! The messages that a client and its proxy exchange.
+//!
+//! The client names every object: ids are chosen by it, and it keeps how each was made. A [`Post`]
+//! has no reply; a [`Call`] has exactly one, of the type that its comment names. Both travel in one
+//! ring, so that if one message was accepted before another began, on whatever thread, the proxy
+//! sees them in that order. A message never carries a pointer that the receiver dereferences
+//! unchecked: client addresses are read with `process_vm_readv`, device addresses are checked
+//! against what is allocated.
+#![forbid(unsafe_code)]
+
+mod device_info;
+mod messages;
+mod module;
+mod stream_op;
+
+pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
+pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
+pub use module::{GlobalInfo, KernelInfo, KernelRef, LoadError, ModuleImage, ModuleInfo, ParamInfo};
+pub use stream_op::{
+    ArrayDesc, Copy3d, Dim3, Launch, MAX_INLINE_COPY, MAX_PARAM_BYTES, Place, StreamOp, Texture,
+    TextureSource,
+};
+
+kedge_wire::wire! {
+    /// A CUDA context.
+    pub id CtxId;
+    /// A stream. Each context's legacy stream and each thread's default stream have ids as well.
+    pub id StreamId;
+    /// An event.
+    pub id EventId;
+    /// A loaded module or library.
+    pub id ModuleId;
+    /// A CUDA array (`CUarray`), or a mipmapped array's level.
+    pub id ArrayId;
+    /// An instantiated graph.
+    pub id GraphExecId;
+}

@@ -1,0 +1,105 @@
+//! Posts and calls.
+
+use crate::{
+    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, ModuleId, ModuleImage, StreamId, StreamOp,
+    Texture,
+};
+use kedge_wire::{Bytes, List, wire};
+
+/// A call's plain outcome: unit, or a CUresult.
+pub type Status = Result<(), u32>;
+
+wire! {
+    /// One way. A failure of a post is an execution fault of its context and sticks.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Post {
+        /// `legacy` names the context's legacy default stream.
+        CtxCreate = 1 { ctx: CtxId, device: u32, legacy: StreamId },
+        /// Its streams, events, modules and allocations go with it.
+        CtxDestroy = 2 { ctx: CtxId },
+        /// `blocking`: ordered with the legacy stream.
+        StreamCreate = 3 { stream: StreamId, ctx: CtxId, blocking: bool, priority: i32 },
+        /// Work already enqueued still runs.
+        StreamDestroy = 4 { stream: StreamId },
+        EventCreate = 5 { event: EventId, ctx: CtxId, timing: bool },
+        EventDestroy = 6 { event: EventId },
+        Enqueue = 7 { stream: StreamId, op: StreamOp },
+        /// Makes [addr, addr+size) valid for device access. The memory comes out of quota that
+        /// `Call::Grant` gave, so this cannot fail. `zero`: its content is zero (VMM), else unspecified.
+        MemAlloc = 8 { ctx: CtxId, addr: u64, size: u64 },
+        /// The client has made sure that no earlier work uses the range.
+        MemFree = 9 { addr: u64, size: u64 },
+        ModuleUnload = 10 { module: ModuleId },
+        ArrayDestroy = 11 { array: ArrayId },
+        TextureCreate = 12 { texture: Texture },
+        TextureDestroy = 13 { handle: u64 },
+        /// A graph executable, built from these and used once `GraphExecReady` arrived. Nodes are
+        /// numbered in order of arrival; child graphs and conditional bodies have been flattened.
+        GraphExecBegin = 14 { exec: GraphExecId, ctx: CtxId },
+        GraphExecNode = 15 { exec: GraphExecId, op: StreamOp },
+        /// (from, to): `to` runs after `from`.
+        GraphExecEdges = 16 { exec: GraphExecId, edges: List<(u32, u32), 4096> },
+        GraphExecReady = 17 { exec: GraphExecId },
+        /// Replaces one node's operation in later launches.
+        GraphExecUpdate = 18 { exec: GraphExecId, node: u32, op: StreamOp },
+        GraphExecDestroy = 19 { exec: GraphExecId },
+        HostFnDone = 20 { token: u64 },
+        /// CUlimit values that the device needs: 0 stack size, 1 printf fifo size, 2 malloc heap size.
+        SetLimit = 21 { ctx: CtxId, limit: u32, value: u64 },
+        /// Shared-arena bytes [addr, addr+size) are, or are no longer, valid for device access
+        /// (pinned, registered and managed host memory).
+        SharedValid = 22 { addr: u64, size: u64, valid: bool },
+    }
+
+    /// Answered by one reply; the comment gives its type.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Call {
+        /// More quota on a device, in bytes → `Result<u64, u32>`: the bytes granted, at least `bytes`.
+        Grant = 1 { device: u32, bytes: u64 },
+        /// Gives quota back → `Status`.
+        Return = 2 { device: u32, bytes: u64 },
+        /// Free bytes that the device could still grant → `Result<u64, u32>`.
+        MemFree = 3 { device: u32 },
+        /// → `Result<ModuleInfo, LoadError>`.
+        ModuleLoad = 4 { ctx: CtxId, module: ModuleId, image: ModuleImage },
+        /// Several relocatable images linked into one module (prelinked fatbins, cuLink)
+        /// → `Result<ModuleInfo, LoadError>`.
+        ModuleLink = 5 { ctx: CtxId, module: ModuleId, images: List<ModuleImage, 4096> },
+        /// Answers when everything enqueued before is done → `Status`; the sticky error if one stands.
+        StreamSync = 6 { stream: StreamId },
+        CtxSync = 7 { ctx: CtxId },
+        EventSync = 8 { event: EventId },
+        /// → `Status`: NOT_READY (600) while work is pending.
+        StreamQuery = 9 { stream: StreamId },
+        EventQuery = 10 { event: EventId },
+        /// → `Result<Elapsed, u32>`.
+        EventElapsed = 11 { start: EventId, end: EventId },
+        /// → `Status`: OUT_OF_MEMORY where it does not fit.
+        ArrayCreate = 12 { ctx: CtxId, array: ArrayId, desc: ArrayDesc },
+        /// Level `level` of a mipmapped array is created like any array.
+        /// What device printf and assert have written since → `Output`.
+        TakeOutput = 13 {},
+        /// A round trip → `Status`.
+        Ping = 14 {},
+    }
+
+    /// What travels in the ring.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Message {
+        Post = 1 { post: Post },
+        Call = 2 { call: Call },
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Elapsed { pub milliseconds: f32 }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum OutputTarget { Stdout = 1 {}, Stderr = 2 {} }
+
+    /// Device output in the order in which it was written; `more` says to ask again.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Output {
+        pub parts: List<(OutputTarget, Bytes<1048576>), 1024>,
+        pub more: bool,
+    }
+}

@@ -1,0 +1,71 @@
+//! Modules: how an image reaches the proxy, and what the client learns of it.
+
+use crate::ModuleId;
+use kedge_wire::{List, Text, wire};
+
+wire! {
+    /// Where a module's image lies in the client.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct ModuleImage {
+        /// Address in the client; the client waits while the proxy reads it.
+        pub addr: u64,
+        /// Bytes: PTX text (with or without its NUL), a fatbin container or an ELF cubin.
+        pub len: u64,
+    }
+
+    /// A kernel, or a device function that can be addressed, of a module.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct KernelRef {
+        pub module: ModuleId,
+        /// Index in `ModuleInfo::kernels`.
+        pub index: u32,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct ParamInfo { pub offset: u32, pub size: u32 }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct KernelInfo {
+        pub name: Text<65536>,
+        pub params: List<ParamInfo, 4096>,
+        /// Registers a thread (CU_FUNC_ATTRIBUTE_NUM_REGS).
+        pub registers: u32,
+        /// Static shared memory, bytes.
+        pub shared_bytes: u32,
+        /// Local memory a thread, bytes.
+        pub local_bytes: u32,
+        /// User constant memory, bytes.
+        pub const_bytes: u32,
+        pub max_threads_per_block: u32,
+        /// `.reqntid` / `.maxnreg`-style cluster requirements; 0 where absent.
+        pub required_cluster: [u32; 3],
+        /// 10 × major + minor.
+        pub ptx_version: u32,
+        pub binary_version: u32,
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct GlobalInfo {
+        pub name: Text<65536>,
+        pub addr: u64,
+        pub size: u64,
+        pub constant: bool,
+        pub managed: bool,
+    }
+
+    /// What a loaded module offers. A kernel's position is its `KernelRef::index`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct ModuleInfo {
+        pub kernels: List<KernelInfo, 65536>,
+        pub globals: List<GlobalInfo, 65536>,
+    }
+
+    /// Why a module did not load.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct LoadError {
+        /// CUresult.
+        pub code: u32,
+        /// For the caller's error log buffer and the job's log: instruction and line.
+        pub message: Text<8192>,
+    }
+}

@@ -1,0 +1,128 @@
+//! What a stream executes. The same value is posted to a stream or kept as a graph's node.
+
+use crate::{ArrayId, EventId, GraphExecId, KernelRef};
+use kedge_wire::{Bytes, wire};
+
+/// Kernel parameters in all: 32,764 bytes since CUDA 12.1, rounded up.
+pub const MAX_PARAM_BYTES: usize = 32 << 10;
+/// A host-to-device copy up to this size may travel in the ring.
+pub const MAX_INLINE_COPY: usize = 64 << 10;
+
+wire! {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Dim3 { pub x: u32, pub y: u32, pub z: u32 }
+
+    /// A kernel launch. The client has checked it against the limits that it knows.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Launch {
+        pub kernel: KernelRef,
+        pub grid: Dim3,
+        pub block: Dim3,
+        /// Blocks of a cluster; 0 or 1 in each dimension: none.
+        pub cluster: Dim3,
+        /// Dynamic shared memory, bytes.
+        pub shared_bytes: u32,
+        /// All blocks are resident at once (`cuLaunchCooperativeKernel`).
+        pub cooperative: bool,
+        /// The parameter buffer, laid out as `KernelInfo::params` says.
+        pub params: Bytes<MAX_PARAM_BYTES>,
+    }
+
+    /// One side of a copy.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Place {
+        /// Memory that the proxy maps: the device arenas and the shared arena. `pitch` is bytes
+        /// between rows, `slice` bytes between planes.
+        Mapped = 1 { addr: u64, pitch: u64, slice: u64 },
+        /// The client's private memory, reached with process_vm_readv/writev when the operation
+        /// runs; the client waits for it.
+        Client = 2 { addr: u64, pitch: u64, slice: u64 },
+        /// A CUDA array, from element offset `x_bytes` (bytes), `y` (rows), `z` (planes or layers).
+        Array = 3 { array: ArrayId, x_bytes: u64, y: u64, z: u64 },
+    }
+
+    /// A copy of `width` bytes × `height` rows × `depth` planes.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Copy3d {
+        pub src: Place,
+        pub dst: Place,
+        pub width: u64,
+        pub height: u64,
+        pub depth: u64,
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum StreamOp {
+        /// Nothing: a graph's empty node, or a marker.
+        Empty = 0 {},
+        Launch = 1 { launch: Launch },
+        Copy = 2 { copy: Copy3d },
+        /// A small copy whose bytes travel with the message.
+        CopyInline = 3 { dst: u64, bytes: Bytes<MAX_INLINE_COPY> },
+        /// `width` elements × `height` rows of `element` (1, 2 or 4) bytes each; `value`'s low bytes.
+        Memset = 4 { dst: u64, pitch: u64, value: u32, element: u32, width: u64, height: u64 },
+        EventRecord = 5 { event: EventId },
+        EventWait = 6 { event: EventId },
+        /// Runs the client's host function `token`; the stream goes on after `Post::HostFnDone`.
+        HostFn = 7 { token: u64 },
+        GraphLaunch = 8 { exec: GraphExecId },
+        /// Stores `value` (4 or 8 bytes by `wide`) at `addr`.
+        WriteValue = 9 { addr: u64, value: u64, wide: bool },
+        /// Waits until the value at `addr` compares: `mode` is CUstreamWaitValue_flags & 3
+        /// (0 geq, 1 eq, 2 and, 3 nor).
+        WaitValue = 10 { addr: u64, value: u64, wide: bool, mode: u32 },
+        /// Makes [addr, addr+size) valid, in stream order (`cuMemAllocAsync`).
+        MemAlloc = 11 { addr: u64, size: u64 },
+        /// Makes the range invalid, in stream order (`cuMemFreeAsync`).
+        MemFree = 12 { addr: u64, size: u64 },
+    }
+
+    /// A CUDA array's shape, as CUDA_ARRAY3D_DESCRIPTOR gives it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct ArrayDesc {
+        /// Device ordinal.
+        pub device: u32,
+        /// Elements; height and depth 0 for fewer dimensions.
+        pub width: u64,
+        pub height: u64,
+        pub depth: u64,
+        /// CUarray_format.
+        pub format: u32,
+        /// 1, 2 or 4.
+        pub channels: u32,
+        /// CUDA_ARRAY3D_* flags (layered 1, surface 2, cubemap 4, texture gather 8).
+        pub flags: u32,
+    }
+
+    /// What a texture or surface object reads.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum TextureSource {
+        Array = 1 { array: ArrayId },
+        /// `cudaResourceTypeLinear`.
+        Linear = 2 { addr: u64, format: u32, channels: u32, bytes: u64 },
+        Pitch2d = 3 { addr: u64, format: u32, channels: u32, width: u64, height: u64, pitch: u64 },
+        /// Levels from finest to coarsest.
+        Mipmap = 4 { levels: kedge_wire::List<ArrayId, 32> },
+    }
+
+    /// A texture or surface object. Its 64-bit handle, as kernels receive it, is chosen by the client.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Texture {
+        pub handle: u64,
+        /// A surface object: only `source` counts.
+        pub surface: bool,
+        pub source: TextureSource,
+        /// CUaddress_mode per dimension (0 wrap, 1 clamp, 2 mirror, 3 border).
+        pub address: [u32; 3],
+        /// CUfilter_mode: 0 point, 1 linear.
+        pub filter: u32,
+        /// CU_TRSF_*: 1 read as integer, 2 normalised coordinates, 16 sRGB, 32 no trilinear optimisation.
+        pub flags: u32,
+        pub border: [f32; 4],
+        pub mipmap_filter: u32,
+        pub mipmap_bias: f32,
+        pub mipmap_clamp: [f32; 2],
+        /// CUresourceViewFormat, 0 none.
+        pub view_format: u32,
+    }
+}
