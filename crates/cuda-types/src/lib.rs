@@ -2,6 +2,7 @@
 //! and its proxy share. Facts of the API, written down from its reference; no behaviour.
 
 pub mod arena;
+pub mod attribute;
 pub mod error;
 
 pub use error::CuError;
