@@ -27,7 +27,9 @@ pub trait Host: Send + Sync {
     fn output(&self, target: OutputTarget, bytes: &[u8]);
     /// The context's error is now `error`, for good: the client is told before any later reply.
     fn fault(&self, ctx: CtxId, error: CuError);
-    /// Everything submitted so far is done; a hint that lets idle synchronisations stay local.
+    /// No submitted operation is unfinished any more: a hint that lets idle synchronisations stay
+    /// local. The host checks it with [`Backend::is_idle`], from inside this call. Called before the
+    /// [`Done`]s of the last operation, so that a synchronised client finds itself idle.
     fn idle(&self);
     /// One line for the job's log.
     fn log(&self, line: &str);
@@ -92,6 +94,9 @@ pub trait Backend: Send + Sync {
     /// NOT_READY while work is pending.
     fn query_stream(&self, stream: StreamId) -> Query;
     fn query_event(&self, event: EventId) -> Query;
+    /// Whether no submitted operation is unfinished. Takes no lock (one atomic count, raised before
+    /// `submit` returns), because [`Host::idle`] asks it.
+    fn is_idle(&self) -> bool;
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError>;
 
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError>;
