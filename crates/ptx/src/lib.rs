@@ -3,3 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod ast;
+mod error;
+pub mod fatbin;
+pub mod link;
+mod parse;
+
+pub use error::ParseError;
+pub use link::{LinkError, Linked, link};
+pub use parse::parse;
