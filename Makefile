@@ -1,0 +1,38 @@
+# kedge's two commands are `make demo` and `make test`; everything else serves them.
+SHELL := /bin/bash
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+CU13 := $(CURDIR)/.tools/cu13
+KEDGE := $(CURDIR)/target/release/kedge
+
+.PHONY: help setup build demo test soak check docs install clean
+
+help: ## this text
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## install what is missing (Debian packages, nvcc from PyPI into .tools/)
+	@scripts/setup
+
+build: ## build kedge, optimised, into target/release
+	cargo build --release --workspace --locked
+
+demo: setup ## compile a CUDA program, see it fail without a GPU, run it under kedge
+	@$(MAKE) --no-print-directory build
+	@scripts/demo
+
+test: ## set up, then run every test (25 minutes at most on 2 cores)
+	@scripts/test
+
+soak: build ## the long tests, resumable in slices of 10 minutes
+	@scripts/soak
+
+check: ## formatting, lints, layering, generated files
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo xtask layering
+	cargo xtask codegen --check
+
+install: build ## install into PREFIX (default /usr/local)
+	@scripts/install "$(or $(PREFIX),/usr/local)"
+
+clean: ## remove build products, keep .tools/
+	cargo clean

@@ -1,0 +1,114 @@
+//! What a program's leading comment asks of the runner.
+//!
+//! ```text
+//! // build: -rdc=true {dir}/rdc_device.cu -lcudadevrt
+//! // devices: 2
+//! // args: 1000
+//! // stderr: assertion
+//! // seconds: 60
+//! ```
+
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A test program and how it is built and run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    pub name: String,
+    pub source: PathBuf,
+    /// Further arguments of nvcc.
+    pub build: Vec<String>,
+    /// Devices that it needs.
+    pub devices: u32,
+    pub args: Vec<String>,
+    /// Text that its standard error must hold.
+    pub stderr: Option<String>,
+    /// Time that it may take.
+    pub seconds: u64,
+}
+
+#[derive(Debug, Error)]
+pub enum DirectiveError {
+    #[error("{path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}:{line}: {what}")]
+    Invalid { path: PathBuf, line: usize, what: String },
+}
+
+impl Program {
+    /// Reads the directives of `source`.
+    pub fn load(source: &Path) -> Result<Self, DirectiveError> {
+        let text = std::fs::read_to_string(source)
+            .map_err(|error| DirectiveError::Read { path: source.to_owned(), source: error })?;
+        Self::parse(source, &text)
+    }
+
+    /// Every program of a folder, by name. Files whose name starts with `_` belong to another.
+    pub fn all(folder: &Path) -> Result<Vec<Self>, DirectiveError> {
+        let read = |error| DirectiveError::Read { path: folder.to_owned(), source: error };
+        let mut sources = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(read)? {
+            let path = entry.map_err(read)?.path();
+            let own = path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('_'));
+            if own && path.extension().is_some_and(|ext| ext == "cu" || ext == "cpp") {
+                sources.push(path);
+            }
+        }
+        sources.sort();
+        sources.iter().map(|path| Self::load(path)).collect()
+    }
+
+    fn parse(source: &Path, text: &str) -> Result<Self, DirectiveError> {
+        let mut program = Self {
+            name: source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default(),
+            source: source.to_owned(),
+            build: Vec::new(),
+            devices: 1,
+            args: Vec::new(),
+            stderr: None,
+            seconds: 120,
+        };
+        let folder = source.parent().unwrap_or(Path::new(".")).to_string_lossy().into_owned();
+        for (index, line) in text.lines().enumerate() {
+            let Some(comment) = line.strip_prefix("//") else { break };
+            let Some((key, value)) = comment.split_once(':') else { continue };
+            let value = value.trim();
+            let invalid = |what: String| DirectiveError::Invalid {
+                path: source.to_owned(),
+                line: index + 1,
+                what,
+            };
+            let number = || value.parse().map_err(|_| invalid(format!("{value:?} is no number")));
+            let words = || value.split_whitespace().map(|w| w.replace("{dir}", &folder)).collect();
+            match key.trim() {
+                "build" => program.build = words(),
+                "args" => program.args = words(),
+                "stderr" => program.stderr = Some(value.to_owned()),
+                "devices" => program.devices = number()?,
+                "seconds" => program.seconds = number()?.into(),
+                // An ordinary sentence with a colon.
+                _ => {}
+            }
+        }
+        Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directives_are_read_from_the_leading_comment_only() {
+        let text = "// Sums: two vectors.\n// build: -rdc=true {dir}/_b.cu\n// devices: 2\n\n// args: 7\n";
+        let program = Program::parse(Path::new("x/a.cu"), text).unwrap();
+        assert_eq!(program.build, ["-rdc=true", "x/_b.cu"]);
+        assert_eq!((program.devices, program.args.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_bad_number_names_its_line() {
+        let error = Program::parse(Path::new("a.cu"), "// devices: two\n").unwrap_err();
+        assert!(error.to_string().starts_with("a.cu:1:"), "{error}");
+    }
+}

@@ -1,0 +1,24 @@
+//! Compiles the CUDA programs of `tests/programs` with stock nvcc and runs them: natively on a real
+//! GPU, or under `kedge run`. Every program checks its own result, prints a line that starts with
+//! `ok` last and exits with 0.
+#![forbid(unsafe_code)]
+
+mod build;
+mod directives;
+mod run;
+
+pub use build::{BuildError, Toolchain};
+pub use directives::{DirectiveError, Program};
+pub use run::{Outcome, Target, run, run_command};
+
+use std::path::{Path, PathBuf};
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+/// The `kedge` command of the optimised build, or the one that `KEDGE` names.
+pub fn kedge() -> PathBuf {
+    std::env::var_os("KEDGE").map_or_else(|| root().join("target/release/kedge"), PathBuf::from)
+}

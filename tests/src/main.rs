@@ -1,0 +1,136 @@
+//! The conformance runner: compiles every program of `tests/programs` and runs it on the software
+//! device, or natively on a real GPU, and says which passed.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use kedge_tests::{Outcome, Program, Target, Toolchain, root, run};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Compile the conformance programs with nvcc and run them.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Only programs whose name contains one of these
+    filter: Vec<String>,
+    /// Run on this machine's own driver and GPU, without kedge
+    #[arg(long, conflicts_with = "gpu")]
+    native: bool,
+    /// The device to give to `kedge run`
+    #[arg(long, default_value = "soft")]
+    gpu: String,
+    /// The folder of programs
+    #[arg(long, default_value_os_t = root().join("tests/programs"))]
+    programs: PathBuf,
+    /// Where binaries go, and are found again
+    #[arg(long, default_value_os_t = root().join("target/programs"))]
+    out: PathBuf,
+    /// Compile, run nothing
+    #[arg(long)]
+    build_only: bool,
+    /// Programs at a time
+    #[arg(long, short, default_value_t = 2)]
+    jobs: usize,
+    /// Write results as a JSON list to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Print what every program printed
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+fn main() -> ExitCode {
+    match conformance(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("conformance: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
+    let toolchain = Toolchain::find(&args.out)?;
+    let mut programs = Program::all(&args.programs)?;
+    if !args.filter.is_empty() {
+        programs.retain(|p| args.filter.iter().any(|f| p.name.contains(f.as_str())));
+    }
+    if programs.is_empty() {
+        return Err("no program matches".into());
+    }
+    let target = if args.native { Target::Native } else { Target::Kedge(args.gpu.clone()) };
+    let results = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = one(&toolchain, program, &target, args.build_only);
+                    report(program, &outcome, args.verbose);
+                    if let Ok(mut results) = results.lock() {
+                        results.push((program.name.clone(), outcome));
+                    }
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_default();
+    results.sort_by(|a, b| a.0.cmp(&b.0));
+    if let Some(path) = &args.json {
+        std::fs::write(path, json(&results))?;
+    }
+    let failed: Vec<_> = results.iter().filter(|(_, o)| o.failure.is_some()).collect();
+    for (name, outcome) in &failed {
+        println!("FAILED {name}: {}", outcome.failure.as_deref().unwrap_or(""));
+    }
+    println!("{} passed, {} failed", results.len() - failed.len(), failed.len());
+    Ok(failed.is_empty())
+}
+
+fn one(toolchain: &Toolchain, program: &Program, target: &Target, build_only: bool) -> Outcome {
+    let outcome = |failure| Outcome {
+        failure,
+        stdout: String::new(),
+        stderr: String::new(),
+        seconds: 0.0,
+    };
+    match toolchain.compile(program) {
+        Err(error) => outcome(Some(error.to_string())),
+        Ok(_) if build_only => outcome(None),
+        Ok(binary) => run(&binary, program, target),
+    }
+}
+
+fn report(program: &Program, outcome: &Outcome, verbose: bool) {
+    let word = if outcome.failure.is_some() { "FAIL" } else { "pass" };
+    let mut text = format!("{word} {:32} {:7.2} s\n", program.name, outcome.seconds);
+    if verbose || outcome.failure.is_some() {
+        for line in outcome.stdout.lines().chain(outcome.stderr.lines()) {
+            text.push_str("     | ");
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    if let Some(failure) = &outcome.failure {
+        text.push_str(&format!("     {failure}\n"));
+    }
+    print!("{text}");
+}
+
+fn json(results: &[(String, Outcome)]) -> String {
+    let list: Vec<_> = results
+        .iter()
+        .map(|(name, outcome)| {
+            serde_json::json!({
+                "name": name,
+                "passed": outcome.failure.is_none(),
+                "failure": outcome.failure,
+                "seconds": outcome.seconds,
+            })
+        })
+        .collect();
+    serde_json::Value::from(list).to_string()
+}

@@ -1,0 +1,122 @@
+//! Running a compiled program and judging it.
+
+use crate::{Program, kedge};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where a program runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// On this machine's own driver and GPU.
+    Native,
+    /// Under `kedge run --gpu SPEC`; `soft` gets as many devices as the program needs.
+    Kedge(String),
+}
+
+impl Target {
+    fn command(&self, binary: &Path, program: &Program) -> Command {
+        let mut command = match self {
+            Self::Native => Command::new(binary),
+            Self::Kedge(gpu) => {
+                let mut command = Command::new(kedge());
+                let gpu = match (gpu.as_str(), program.devices) {
+                    ("soft", 2..) => format!("soft:{}", program.devices),
+                    _ => gpu.clone(),
+                };
+                command.args(["run", "--gpu", &gpu, "--"]).arg(binary);
+                command
+            }
+        };
+        command.args(&program.args);
+        command
+    }
+}
+
+/// How a run ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// `None`: it passed; otherwise what was wrong.
+    pub failure: Option<String>,
+    pub stdout: String,
+    pub stderr: String,
+    pub seconds: f64,
+}
+
+/// Runs `binary` and checks its exit status, its last line and its standard error.
+pub fn run(binary: &Path, program: &Program, target: &Target) -> Outcome {
+    let limit = Duration::from_secs(program.seconds);
+    let mut outcome = run_command(target.command(binary, program), limit);
+    if outcome.failure.is_none() {
+        outcome.failure = judge(program, &outcome);
+    }
+    outcome
+}
+
+fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
+    let last = outcome.stdout.lines().last().unwrap_or("");
+    if !last.starts_with("ok") {
+        return Some(format!("last line is {last:?}, not \"ok …\""));
+    }
+    match &program.stderr {
+        Some(text) if !outcome.stderr.contains(text) => {
+            Some(format!("standard error lacks {text:?}"))
+        }
+        _ => None,
+    }
+}
+
+/// Runs `command` to its end, or kills it at `limit`.
+pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
+    let start = Instant::now();
+    let failed = |what: String| Outcome {
+        failure: Some(what),
+        stdout: String::new(),
+        stderr: String::new(),
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return failed(format!("{:?}: {error}", command.get_program())),
+    };
+    let stdout = drain(child.stdout.take());
+    let stderr = drain(child.stderr.take());
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) if start.elapsed() > limit => {
+                let _ = child.kill();
+                let _ = child.wait();
+                break Err(format!("still running after {} s", limit.as_secs()));
+            }
+            Ok(None) => std::thread::sleep(Duration::from_millis(2)),
+            Err(error) => break Err(error.to_string()),
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    Outcome {
+        failure: match status {
+            Ok(status) => describe(status),
+            Err(what) => Some(what),
+        },
+        stdout: stdout.join().unwrap_or_default(),
+        stderr: stderr.join().unwrap_or_default(),
+        seconds,
+    }
+}
+
+fn describe(status: ExitStatus) -> Option<String> {
+    (!status.success()).then(|| status.to_string())
+}
+
+fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
