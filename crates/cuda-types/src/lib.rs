@@ -4,5 +4,7 @@
 pub mod arena;
 pub mod attribute;
 pub mod error;
+pub mod handle;
+pub mod memory;
 
 pub use error::CuError;
