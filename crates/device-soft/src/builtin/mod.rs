@@ -1,0 +1,3 @@
+//! Device functions that programs call and no module defines.
+
+pub mod printf;

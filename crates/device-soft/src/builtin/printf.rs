@@ -1,0 +1,1 @@
+//! Device printf: formatting of `vprintf`'s packed argument buffer.

@@ -1,0 +1,127 @@
+//! How lowering asks an instruction family for a handler.
+
+use super::Handlers;
+use kedge_ptx::ast::{Instruction, Operand, Register, Type};
+
+/// An instruction that lowering wants a handler for.
+pub struct Query<'a> {
+    /// The dotted name's parts: `["add", "rn", "f32"]`.
+    pub name: &'a [String],
+    pub instruction: &'a Instruction,
+    pub registers: &'a [Register],
+}
+
+impl Query<'_> {
+    /// Part `index` of the name, or "".
+    pub fn part(&self, index: usize) -> &str {
+        self.name.get(index).map_or("", String::as_str)
+    }
+
+    pub fn has(&self, part: &str) -> bool {
+        self.name.iter().any(|p| p == part)
+    }
+
+    /// The last part as a type, then the one before it, …: `ty(0)` of `cvt.f32.s8` is s8.
+    pub fn ty(&self, from_end: usize) -> Option<Type> {
+        let index = self.name.len().checked_sub(from_end + 1)?;
+        type_named(&self.name[index])
+    }
+
+    pub fn operand(&self, index: usize) -> Option<&Operand> {
+        self.instruction.operands.get(index)
+    }
+
+    /// Number of elements of a `{…}` operand; 1 for another.
+    pub fn lanes(&self, index: usize) -> usize {
+        match self.operand(index) {
+            Some(Operand::Vector(items)) => items.len(),
+            Some(_) => 1,
+            None => 0,
+        }
+    }
+
+    /// The type of a register operand.
+    pub fn register_type(&self, operand: &Operand) -> Option<Type> {
+        match operand {
+            Operand::Register(id) | Operand::NotRegister(id) | Operand::NegRegister(id) => {
+                self.registers.get(id.0 as usize).map(|register| register.ty)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What one flattened operand is. `{…}`, `[…]`, `d|p` and `(…)` operands are flattened in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arg {
+    /// A register that is written. Of a wider register than the type says, all bits are written
+    /// (lowering adds the extension). `_` becomes a scratch slot.
+    Dst(Type),
+    /// A value: a register (or the low bits of a wider one), a constant, a special register, an
+    /// address of a symbol. `!p` and `-r` arrive as their values.
+    Src(Type),
+    /// `[base+offset]`: one slot in the 64-bit bank, with the offset added to it.
+    Address,
+    /// An integer constant, which goes to `Inst::imm` and takes no operand slot.
+    Imm,
+}
+
+/// A handler and its operand list.
+pub struct Selected {
+    pub handlers: Handlers,
+    /// One for each flattened operand of the instruction, in order.
+    pub args: Vec<Arg>,
+    pub imm: u64,
+    pub aux: u32,
+}
+
+impl Selected {
+    pub fn new<O: super::Op>(args: impl Into<Vec<Arg>>) -> Selected {
+        Selected { handlers: Handlers::of::<O>(), args: args.into(), imm: 0, aux: 0 }
+    }
+
+    pub fn scalar<O: super::Op>(args: impl Into<Vec<Arg>>) -> Selected {
+        Selected { handlers: Handlers::scalar::<O>(), args: args.into(), imm: 0, aux: 0 }
+    }
+
+    pub fn imm(mut self, imm: u64) -> Selected {
+        self.imm = imm;
+        self
+    }
+
+    pub fn aux(mut self, aux: u32) -> Selected {
+        self.aux = aux;
+        self
+    }
+}
+
+/// A family's selector: None where the instruction is not of the family, or not supported by it.
+pub type Selector = fn(&Query<'_>) -> Option<Selected>;
+
+/// The type that a part of a name stands for.
+pub fn type_named(part: &str) -> Option<Type> {
+    Some(match part {
+        "b8" => Type::B8,
+        "b16" => Type::B16,
+        "b32" => Type::B32,
+        "b64" => Type::B64,
+        "b128" => Type::B128,
+        "u8" => Type::U8,
+        "u16" => Type::U16,
+        "u32" => Type::U32,
+        "u64" => Type::U64,
+        "s8" => Type::S8,
+        "s16" => Type::S16,
+        "s32" => Type::S32,
+        "s64" => Type::S64,
+        "f16" => Type::F16,
+        "f16x2" => Type::F16x2,
+        "bf16" => Type::Bf16,
+        "bf16x2" => Type::Bf16x2,
+        "tf32" => Type::Tf32,
+        "f32" => Type::F32,
+        "f64" => Type::F64,
+        "pred" => Type::Pred,
+        _ => return None,
+    })
+}

@@ -1,0 +1,30 @@
+//! What this device claims to be, in one place.
+
+/// Threads of a warp.
+pub const WARP: usize = 32;
+/// Compute capability × 10: PTX for a newer target does not load.
+pub const SM: u32 = 90;
+/// PTX ISA × 10 that the parser and the instruction set follow.
+pub const PTX_VERSION: u32 = 95;
+pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
+pub const MAX_BLOCK_DIM: [u32; 3] = [1024, 1024, 64];
+pub const MAX_GRID_DIM: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+/// Shared memory of a block without an opt-in, bytes.
+pub const SHARED_PER_BLOCK: u32 = 48 << 10;
+/// Shared memory of a block with the opt-in attribute, bytes.
+pub const SHARED_PER_BLOCK_OPTIN: u32 = 227 << 10;
+/// Shared memory of a multiprocessor, bytes.
+pub const SHARED_PER_SM: u32 = 228 << 10;
+pub const REGISTERS_PER_BLOCK: u32 = 65_536;
+pub const THREADS_PER_SM: u32 = 2048;
+pub const BLOCKS_PER_SM: u32 = 32;
+/// Blocks of a cluster.
+pub const MAX_CLUSTER: u32 = 8;
+/// Barriers of a block (`bar.sync 0` … `15`).
+pub const BARRIERS: usize = 16;
+/// CU_LIMIT_STACK_SIZE's default, bytes a thread.
+pub const DEFAULT_STACK: u32 = 1024;
+/// Largest local memory of a thread, bytes.
+pub const MAX_LOCAL: u32 = 512 << 10;
+/// `%clock64` and `%globaltimer` run at 1 GHz.
+pub const CLOCK_KHZ: u32 = 1_000_000;
