@@ -1,11 +1,10 @@
 //! Memory's structs and constants, laid out as cuda.h lays them out (CUDA 13, 64-bit).
 //!
-//! Enumerations are plain integers, because a program may pass any value. Handles and host pointers
-//! inside structs are integers too: nothing here is dereferenced.
+//! Enumerations are plain integers, because a program may pass any value. Host pointers inside
+//! structs are integers too: nothing here is dereferenced.
 #![allow(non_camel_case_types, non_snake_case, reason = "names as in cuda.h")]
 
-/// A device address.
-pub type CUdeviceptr = u64;
+use crate::handle::{CUarray, CUcontext, CUdeviceptr};
 
 /// Where memory lives (`CUmemLocation`).
 #[repr(C)]
@@ -42,14 +41,14 @@ pub struct CUDA_MEMCPY2D {
     pub srcMemoryType: u32,
     pub srcHost: u64,
     pub srcDevice: CUdeviceptr,
-    pub srcArray: u64,
+    pub srcArray: CUarray,
     pub srcPitch: usize,
     pub dstXInBytes: usize,
     pub dstY: usize,
     pub dstMemoryType: u32,
     pub dstHost: u64,
     pub dstDevice: CUdeviceptr,
-    pub dstArray: u64,
+    pub dstArray: CUarray,
     pub dstPitch: usize,
     pub WidthInBytes: usize,
     pub Height: usize,
@@ -66,9 +65,9 @@ pub struct CUDA_MEMCPY3D {
     pub srcMemoryType: u32,
     pub srcHost: u64,
     pub srcDevice: CUdeviceptr,
-    pub srcArray: u64,
+    pub srcArray: CUarray,
     /// The source's context in `CUDA_MEMCPY3D_PEER`, else reserved.
-    pub srcContext: u64,
+    pub srcContext: CUcontext,
     pub srcPitch: usize,
     pub srcHeight: usize,
     pub dstXInBytes: usize,
@@ -78,9 +77,9 @@ pub struct CUDA_MEMCPY3D {
     pub dstMemoryType: u32,
     pub dstHost: u64,
     pub dstDevice: CUdeviceptr,
-    pub dstArray: u64,
+    pub dstArray: CUarray,
     /// The destination's context in `CUDA_MEMCPY3D_PEER`, else reserved.
-    pub dstContext: u64,
+    pub dstContext: CUcontext,
     pub dstPitch: usize,
     pub dstHeight: usize,
     pub WidthInBytes: usize,
