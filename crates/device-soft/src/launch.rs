@@ -3,12 +3,13 @@
 use crate::code::Program;
 use crate::fault::Fault;
 use crate::memory::Spans;
+use kedge_protocol::OutputTarget;
 use std::sync::Arc;
 
 /// What running kernels ask of their device.
 pub trait Services: Send + Sync {
-    /// Device `printf` (already formatted) and `assert` messages.
-    fn print(&self, bytes: &[u8]);
+    /// Device `printf` (already formatted) to the program's stdout, `assert` messages to its stderr.
+    fn print(&self, target: OutputTarget, bytes: &[u8]);
     /// Device `malloc`: 16-byte aligned, 0 when the heap is exhausted. The range is in the spans.
     fn malloc(&self, bytes: u64) -> u64;
     /// Device `free`; false where nothing was allocated at `addr`.
