@@ -32,6 +32,8 @@ kedge_wire::wire! {
     pub id ModuleId;
     /// A CUDA array (`CUarray`), or a mipmapped array's level.
     pub id ArrayId;
+    /// Physical memory that can be mapped at several addresses (`cuMemCreate`).
+    pub id MemHandleId;
     /// An instantiated graph.
     pub id GraphExecId;
 }

@@ -1,10 +1,10 @@
 //! Posts and calls.
 
 use crate::{
-    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, ModuleId, ModuleImage, StreamId, StreamOp,
+    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, MemHandleId, ModuleId, ModuleImage, StreamId, StreamOp,
     Texture,
 };
-use kedge_wire::{Bytes, List, wire};
+use kedge_wire::{Bytes, List, Wire, Writer, wire};
 
 /// A call's plain outcome: unit, or a CUresult.
 pub type Status = Result<(), u32>;
@@ -49,6 +49,17 @@ wire! {
         /// Shared-arena bytes [addr, addr+size) are, or are no longer, valid for device access
         /// (pinned, registered and managed host memory).
         SharedValid = 22 { addr: u64, size: u64, valid: bool },
+        /// Physical memory of a device (`cuMemCreate`), zeroed, out of quota.
+        HandleCreate = 23 { handle: MemHandleId, device: u32, size: u64 },
+        /// It is mapped nowhere.
+        HandleDestroy = 24 { handle: MemHandleId },
+        /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them before
+        /// `HandleAccess`.
+        HandleMap = 25 { handle: MemHandleId, addr: u64, size: u64, offset: u64 },
+        /// The client has made sure that no earlier work uses the range, which is mapped whole.
+        HandleUnmap = 26 { addr: u64, size: u64 },
+        /// What `device` may do with mapped memory: CUmemAccess_flags (0 none, 1 read, 3 all).
+        HandleAccess = 27 { addr: u64, size: u64, device: u32, access: u32 },
     }
 
     /// Answered by one reply; the comment gives its type.
@@ -101,5 +112,37 @@ wire! {
     pub struct Output {
         pub parts: List<(OutputTarget, Bytes<1048576>), 1024>,
         pub more: bool,
+    }
+}
+
+impl Message {
+    /// Encodes `Message::Post { post }` without taking the post.
+    #[inline]
+    pub fn put_post(post: &Post, w: &mut Writer<'_>) {
+        1u32.put(w);
+        post.put(w);
+    }
+
+    /// Encodes `Message::Call { call }` without taking the call.
+    #[inline]
+    pub fn put_call(call: &Call, w: &mut Writer<'_>) {
+        2u32.put(w);
+        call.put(w);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn borrowed_encodings_are_the_message_s() {
+        let (post, call) = (Post::HostFnDone { token: 7 }, Call::Ping {});
+        let (mut owned, mut borrowed) = (Vec::new(), Vec::new());
+        kedge_wire::encode(&Message::Post { post: post.clone() }, &mut owned);
+        kedge_wire::encode(&Message::Call { call: call.clone() }, &mut owned);
+        Message::put_post(&post, &mut Writer::new(&mut borrowed));
+        Message::put_call(&call, &mut Writer::new(&mut borrowed));
+        assert_eq!(owned, borrowed);
     }
 }
