@@ -1,50 +1,182 @@
-use crate::{ConnectError, Dead};
+//! The client's side of a connection.
+
+use crate::error::{ConnectError, Dead, SocketError};
+use crate::futex;
+use crate::layout::{HOST_FNS, STICKY, slot_state};
+use crate::memory::{self, Segment};
+use crate::outbox;
+use crate::ring::Producer;
+use crate::slots::{self, LIVENESS_SLICE, SlotMap};
+use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{Call, CtxId, Post, Welcome};
-use kedge_wire::Wire;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use kedge_protocol::{Call, CtxId, Hello, Message, PROTOCOL_VERSION, Post, Welcome};
+use kedge_wire::{Text, Wire, Writer};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long the proxy may take to start and to answer.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One process's connection to its proxy. No threads of its own; every method may be called from
 /// any thread. After `fork()` the child must not use it.
 #[derive(Debug)]
 pub struct Client {
+    segment: Arc<Segment>,
     shared: OwnedFd,
+    socket: OwnedFd,
+    producer: Mutex<Producer>,
+    slots: SlotMap,
+    /// Sequence number of the newest post.
+    posted: AtomicU64,
+    dead: AtomicBool,
 }
 
 impl Client {
     /// Connects to the supervisor's socket, maps the shared arena, reserves the device arenas'
     /// address range without access, and shakes hands with the proxy. `program` names this process
-    /// in the job's log.
-    pub fn connect(socket: &Path, _program: &str) -> Result<(Client, Welcome), ConnectError> {
-        let source = std::io::ErrorKind::Unsupported.into();
-        Err(ConnectError::Socket { path: socket.to_owned(), source })
+    /// in the job's log. Once a process: the mappings stay.
+    pub fn connect(socket: &Path, program: &str) -> Result<(Client, Welcome), ConnectError> {
+        let stream = UnixStream::connect(socket)
+            .map_err(|source| ConnectError::Socket { path: socket.to_owned(), source })?;
+        let shared = memory::create_shared_arena()
+            .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;
+        memory::map_shared_arena(shared.as_fd())?;
+        memory::reserve_device_arenas()?;
+        Client::handshake(stream.into(), shared, program)
+    }
+
+    /// The handshake alone, over a connected socket.
+    pub(crate) fn handshake(
+        socket: OwnedFd,
+        shared: OwnedFd,
+        program: &str,
+    ) -> Result<(Client, Welcome), ConnectError> {
+        let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
+        let (greeting, _) = socket::receive::<Greeting>(socket.as_fd(), deadline)?;
+        if greeting.magic != GREETING_MAGIC {
+            return Err(SocketError::NotKedge.into());
+        }
+        if greeting.version != PROTOCOL_VERSION {
+            let (client, proxy) = (PROTOCOL_VERSION, greeting.version);
+            return Err(ConnectError::Version { client, proxy });
+        }
+        allow_reading(greeting.pid);
+        let segment = Segment::create()
+            .map_err(|source| ConnectError::System { what: "make the ring", source })?;
+        // The ring's own header is as good a word to probe as any, and stays where it is.
+        let probe = &segment.header().magic;
+        let hello = Hello {
+            version: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            probe_addr: probe.as_ptr() as u64,
+            probe_value: probe.load(Ordering::Relaxed),
+            program: Text::truncated(program.to_owned()),
+        };
+        socket::send(socket.as_fd(), &hello, &[segment.fd(), shared.as_fd()], deadline)?;
+        let (welcome, _) = socket::receive::<Welcome>(socket.as_fd(), deadline)?;
+        Ok((Client::new(socket, shared, Arc::new(segment)), welcome))
+    }
+
+    pub(crate) fn new(socket: OwnedFd, shared: OwnedFd, segment: Arc<Segment>) -> Client {
+        Client {
+            segment,
+            shared,
+            socket,
+            producer: Mutex::new(Producer::new()),
+            slots: SlotMap::default(),
+            posted: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+        }
     }
 
     /// Appends a one-way message. Returns once it is in the ring; waits while the ring is full.
-    pub fn post(&self, _post: &Post) -> Result<(), Dead> {
-        Err(Dead)
+    pub fn post(&self, post: &Post) -> Result<(), Dead> {
+        let mut producer = self.producer()?;
+        producer.buffer.clear();
+        Message::put_post(post, &mut Writer::new(&mut producer.buffer));
+        let seq = producer.push(&self.segment, None, || self.alive()).ok_or(Dead)?;
+        // Under the lock: `posted` never goes back.
+        self.posted.store(seq, Ordering::Release);
+        Ok(())
     }
 
     /// Appends `call` and waits for its reply, whose type the call's documentation names. Other
     /// threads post and call meanwhile.
-    pub fn call<T: Wire>(&self, _call: &Call) -> Result<T, Dead> {
-        Err(Dead)
+    pub fn call<T: Wire>(&self, call: &Call) -> Result<T, Dead> {
+        let slot = self.take_slot()?;
+        self.segment.header().slots[slot as usize]
+            .state
+            .store(slot_state::PENDING, Ordering::Relaxed);
+        {
+            let mut producer = self.producer()?;
+            producer.buffer.clear();
+            Message::put_call(call, &mut Writer::new(&mut producer.buffer));
+            producer.push(&self.segment, Some(slot), || self.alive()).ok_or(Dead)?;
+        }
+        // A slot whose proxy died stays taken: nothing will be called again.
+        let ready = &self.segment.header().slots[slot as usize];
+        if !slots::wait_ready(ready, || self.alive()) {
+            return Err(Dead);
+        }
+        let mut reply = Vec::new();
+        let copied = slots::copy_reply(&self.segment, slot, &mut reply);
+        self.slots.give_back(slot);
+        match copied.and_then(|()| kedge_wire::decode(&reply).ok()) {
+            Some(value) => Ok(value),
+            None => {
+                // A proxy that answers nonsense is as good as none.
+                self.dead.store(true, Ordering::Relaxed);
+                Err(Dead)
+            }
+        }
+    }
+
+    fn take_slot(&self) -> Result<u32, Dead> {
+        loop {
+            if self.dead.load(Ordering::Relaxed) {
+                return Err(Dead);
+            }
+            if let Some(slot) = self.slots.take() {
+                return Ok(slot);
+            }
+            std::thread::sleep(Duration::from_micros(200));
+            if !self.alive() {
+                return Err(Dead);
+            }
+        }
+    }
+
+    fn producer(&self) -> Result<MutexGuard<'_, Producer>, Dead> {
+        if self.dead.load(Ordering::Relaxed) {
+            return Err(Dead);
+        }
+        Ok(self.producer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The context's sticky error, if an execution fault has set one. One shared-memory load.
-    pub fn sticky(&self, _ctx: CtxId) -> Option<CuError> {
-        None
+    #[inline]
+    pub fn sticky(&self, ctx: CtxId) -> Option<CuError> {
+        let header = self.segment.header();
+        if header.faults.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let value = header.sticky[ctx.0 as usize % STICKY].load(Ordering::Acquire);
+        let (owner, code) = ((value >> 32) as u32, value as u32);
+        (owner == ctx.0 && code != 0).then_some(CuError(code))
     }
 
     /// Sequence number of the newest post of this process.
     pub fn posted(&self) -> u64 {
-        0
+        self.posted.load(Ordering::Acquire)
     }
 
     /// All posts up to this sequence number are complete, work on the device included.
     pub fn completed(&self) -> u64 {
-        0
+        self.segment.header().completed.0.load(Ordering::Acquire)
     }
 
     /// Whether everything that this process posted is complete. `false` may be stale, `true` holds
@@ -55,22 +187,57 @@ impl Client {
 
     /// Whether device printf or assert output waits to be taken with `Call::TakeOutput`.
     pub fn output_pending(&self) -> bool {
-        false
+        self.segment.header().output.load(Ordering::Acquire) != 0
     }
 
     /// Blocks until the proxy wants a host function run and returns its token. For one thread.
     pub fn next_host_fn(&self) -> Result<u64, Dead> {
-        Err(Dead)
+        let queue = &self.segment.header().host_fns;
+        let head = queue.head.0.load(Ordering::Relaxed);
+        loop {
+            let tail = queue.tail.0.load(Ordering::Acquire);
+            if tail != head {
+                let token = queue.tokens[head as usize % HOST_FNS].load(Ordering::Relaxed);
+                queue.head.0.store(head.wrapping_add(1), Ordering::Release);
+                return Ok(token);
+            }
+            futex::wait(&queue.tail.0, tail, Some(4 * LIVENESS_SLICE));
+            if queue.tail.0.load(Ordering::Acquire) == tail && !self.alive() {
+                return Err(Dead);
+            }
+        }
     }
 
     /// The shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.
     pub fn shared_fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.shared.as_fd()
     }
 
     /// Whether the proxy is still there. A system call, unless it is already known to be gone.
     pub fn alive(&self) -> bool {
-        false
+        if self.dead.load(Ordering::Relaxed) {
+            return false;
+        }
+        let closed = self.segment.header().closed.0.load(Ordering::Relaxed) != 0;
+        if closed || socket::hung_up(self.socket.as_fd()) {
+            self.dead.store(true, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        outbox::close(&self.segment);
+    }
+}
+
+/// Where Yama restricts ptrace to ancestors, lets the proxy read this process's memory. Without
+/// Yama the call fails, and is not needed.
+fn allow_reading(proxy: u32) {
+    // SAFETY: a plain call; its only effect is the permission that its name says.
+    unsafe {
+        libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(proxy), 0, 0, 0);
     }
 }

@@ -5,8 +5,33 @@
 //! arena) travels over a unix socket with [`Hello`](kedge_protocol::Hello); after that the socket
 //! only tells each side when the other has gone.
 
+pub mod bench;
 mod client;
 mod error;
+mod futex;
+mod layout;
+mod memory;
+mod outbox;
+mod ring;
+mod server;
+mod slots;
+mod socket;
+mod spin;
 
 pub use client::Client;
-pub use error::{ConnectError, Dead};
+pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
+pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
+pub use memory::map_shared_arena;
+pub use outbox::{Outbox, ReplyError};
+pub use ring::{Incoming, ReplyTo};
+pub use server::{Accepted, Server};
+pub use socket::{peer_pid, peer_uid};
+
+/// A client and a server in one process, without arenas: for tests and benchmarks.
+pub fn pair() -> std::io::Result<(Client, Server)> {
+    let (near, far) = std::os::unix::net::UnixStream::pair()?;
+    let segment = std::sync::Arc::new(memory::Segment::create()?);
+    let shared = memory::sealed_memfd(c"kedge-pair", 4096)?;
+    let server = Server::new(far.into(), segment.clone());
+    Ok((Client::new(near.into(), shared, segment), server))
+}

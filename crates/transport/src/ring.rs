@@ -1,0 +1,265 @@
+//! The ring's two ends. Entries are whole words, so nothing is ever torn at the end of the ring.
+//!
+//! Sleeping follows Dekker's pattern on both sides: "publish my flag, full fence, look again, sleep"
+//! against "publish my progress, full fence, look at the flag, wake". Of the two looks at least one
+//! sees the other's write, so no wake-up is lost.
+
+use crate::error::RingError;
+use crate::futex;
+use crate::layout::{
+    ENTRY_HEAD_WORDS, Header, MAX_MESSAGE, NO_SLOT, RING_BYTES, RING_WORDS, SLOTS,
+};
+use crate::memory::Segment;
+use crate::spin::Spin;
+use kedge_protocol::Message;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// Ring bytes that an entry with `len` payload bytes takes.
+const fn entry_bytes(len: usize) -> u64 {
+    (ENTRY_HEAD_WORDS * 8 + len.next_multiple_of(8)) as u64
+}
+
+fn word(ring: &[AtomicU64; RING_WORDS], position: u64) -> &AtomicU64 {
+    &ring[(position / 8) as usize % RING_WORDS]
+}
+
+/// The client's end; its threads share it under a lock.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    tail: u64,
+    /// The consumer's position when last looked at; it has only moved on since.
+    head_seen: u64,
+    seq: u64,
+    /// Where messages are encoded, kept for its allocation.
+    pub(crate) buffer: Vec<u8>,
+}
+
+impl Producer {
+    pub(crate) fn new() -> Producer {
+        Producer { tail: 0, head_seen: 0, seq: 0, buffer: Vec::with_capacity(4096) }
+    }
+
+    /// Appends the message in `buffer` and returns its sequence number. `alive` is asked now and
+    /// then while the ring is full; `None` once it says no, or when the message is too long.
+    #[inline]
+    pub(crate) fn push(
+        &mut self,
+        segment: &Segment,
+        slot: Option<u32>,
+        alive: impl Fn() -> bool,
+    ) -> Option<u64> {
+        let len = self.buffer.len();
+        if len > MAX_MESSAGE {
+            return None;
+        }
+        let bytes = entry_bytes(len);
+        if self.tail + bytes - self.head_seen > RING_BYTES as u64 {
+            self.wait_for_room(segment.header(), bytes, alive)?;
+        }
+        self.seq += 1;
+        let ring = segment.ring();
+        let slot = slot.unwrap_or(NO_SLOT);
+        word(ring, self.tail).store(self.seq, Ordering::Relaxed);
+        word(ring, self.tail + 8).store(len as u64 | u64::from(slot) << 32, Ordering::Relaxed);
+        let mut position = self.tail + 16;
+        let mut chunks = self.buffer.chunks_exact(8);
+        for chunk in &mut chunks {
+            let value = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+            word(ring, position).store(value, Ordering::Relaxed);
+            position += 8;
+        }
+        let rest = chunks.remainder();
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            word(ring, position).store(u64::from_le_bytes(last), Ordering::Relaxed);
+        }
+        self.tail += bytes;
+        let header = segment.header();
+        header.tail.0.store(self.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if header.consumer_sleeps.0.load(Ordering::Relaxed) != 0 {
+            wake_consumer(header);
+        }
+        Some(self.seq)
+    }
+
+    #[cold]
+    fn wait_for_room(
+        &mut self,
+        header: &Header,
+        bytes: u64,
+        alive: impl Fn() -> bool,
+    ) -> Option<()> {
+        let tail = self.tail;
+        let mut room = || {
+            // A position beyond our own tail is nonsense and counts as no progress.
+            let head = header.head.0.load(Ordering::Acquire);
+            self.head_seen = if head <= tail { head.max(self.head_seen) } else { self.head_seen };
+            tail + bytes - self.head_seen <= RING_BYTES as u64
+        };
+        let mut spin = Spin::new(Duration::from_micros(50));
+        loop {
+            if room() {
+                return Some(());
+            }
+            if spin.again() {
+                continue;
+            }
+            header.producer_sleeps.0.store(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if room() {
+                return Some(());
+            }
+            futex::wait(&header.producer_sleeps.0, 1, Some(Duration::from_millis(100)));
+            if !alive() {
+                return None;
+            }
+        }
+    }
+}
+
+#[cold]
+fn wake_consumer(header: &Header) {
+    if header.consumer_sleeps.0.swap(0, Ordering::SeqCst) != 0 {
+        futex::wake(&header.consumer_sleeps.0);
+    }
+}
+
+/// Wakes whoever sleeps at either end, after `closed` was set.
+pub(crate) fn wake_all(header: &Header) {
+    fence(Ordering::SeqCst);
+    wake_consumer(header);
+    header.producer_sleeps.0.store(0, Ordering::SeqCst);
+    futex::wake(&header.producer_sleeps.0);
+}
+
+/// A message taken from the ring.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Incoming {
+    pub seq: u64,
+    pub message: Message,
+    /// Where the reply goes; present exactly for calls.
+    pub reply_to: Option<ReplyTo>,
+}
+
+/// A reply slot whose caller waits. Consumed by [`Outbox::reply`](crate::Outbox::reply).
+#[derive(Debug, PartialEq, Eq, Clone)]
+#[must_use = "the caller waits for a reply"]
+pub struct ReplyTo(pub(crate) u32);
+
+/// The proxy's end.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    segment: Arc<Segment>,
+    head: u64,
+    seq: u64,
+    buffer: Vec<u8>,
+}
+
+impl Consumer {
+    pub(crate) fn new(segment: Arc<Segment>) -> Consumer {
+        Consumer { segment, head: 0, seq: 0, buffer: Vec::with_capacity(4096) }
+    }
+
+    /// Takes the next message if there is one. It is copied out before anything of it is believed.
+    pub(crate) fn try_next(&mut self) -> Result<Option<Incoming>, RingError> {
+        let header = self.segment.header();
+        let tail = header.tail.0.load(Ordering::Acquire);
+        if tail == self.head {
+            return Ok(None);
+        }
+        let available = tail.wrapping_sub(self.head);
+        if tail < self.head || available > RING_BYTES as u64 || available % 8 != 0 {
+            return Err(RingError::Positions { head: self.head, tail });
+        }
+        let (seq, slot) = self.copy_out(available)?;
+        self.head += entry_bytes(self.buffer.len());
+        self.seq = seq;
+        self.publish_head();
+        self.check(seq, slot).map(Some)
+    }
+
+    /// Copies the entry at `head` into `buffer`: its sequence number and reply slot.
+    fn copy_out(&mut self, available: u64) -> Result<(u64, u32), RingError> {
+        let ring = self.segment.ring();
+        let max = MAX_MESSAGE as u64;
+        if available < entry_bytes(0) {
+            return Err(RingError::Length { head: self.head, len: 0, available, max });
+        }
+        let seq = word(ring, self.head).load(Ordering::Relaxed);
+        let second = word(ring, self.head + 8).load(Ordering::Relaxed);
+        let (len, slot) = (second as u32 as u64, (second >> 32) as u32);
+        if len > max || entry_bytes(len as usize) > available {
+            return Err(RingError::Length { head: self.head, len, available, max });
+        }
+        if seq != self.seq + 1 {
+            return Err(RingError::Sequence { last: self.seq, got: seq });
+        }
+        let len = len as usize;
+        self.buffer.resize(len.next_multiple_of(8), 0);
+        let mut position = self.head + 16;
+        for chunk in self.buffer.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&word(ring, position).load(Ordering::Relaxed).to_le_bytes());
+            position += 8;
+        }
+        self.buffer.truncate(len);
+        Ok((seq, slot))
+    }
+
+    /// Tells the client of the room. A sleeping client is woken when a quarter of the ring is free,
+    /// so that a full ring does not cost a wake-up an entry.
+    fn publish_head(&self) {
+        let header = self.segment.header();
+        header.head.0.store(self.head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if header.producer_sleeps.0.load(Ordering::Relaxed) != 0 {
+            let used = header.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head);
+            if used <= (RING_BYTES - RING_BYTES / 4) as u64
+                && header.producer_sleeps.0.swap(0, Ordering::SeqCst) != 0
+            {
+                futex::wake(&header.producer_sleeps.0);
+            }
+        }
+    }
+
+    fn check(&self, seq: u64, slot: u32) -> Result<Incoming, RingError> {
+        let message = kedge_wire::decode::<Message>(&self.buffer)
+            .map_err(|source| RingError::Message { seq, source })?;
+        let reply_to = match slot {
+            NO_SLOT => None,
+            slot if (slot as usize) < SLOTS => Some(ReplyTo(slot)),
+            slot => return Err(RingError::NoSuchSlot { slot }),
+        };
+        match (&message, &reply_to) {
+            (Message::Post { .. }, None) | (Message::Call { .. }, Some(_)) => {
+                Ok(Incoming { seq, message, reply_to })
+            }
+            _ => Err(RingError::WrongSlot { seq, kind: message.name() }),
+        }
+    }
+
+    /// Returns when there is something to take: spins for `spin`, then sleeps.
+    pub(crate) fn wait(&self, spin: Duration) -> Result<(), RingError> {
+        let header = self.segment.header();
+        let ready = || header.tail.0.load(Ordering::Acquire) != self.head;
+        let mut spin = Spin::new(spin);
+        while !ready() {
+            if header.closed.0.load(Ordering::Relaxed) != 0 {
+                return Err(RingError::Closed);
+            }
+            if spin.again() {
+                continue;
+            }
+            header.consumer_sleeps.0.store(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if !ready() && header.closed.0.load(Ordering::SeqCst) == 0 {
+                futex::wait(&header.consumer_sleeps.0, 1, None);
+            }
+            header.consumer_sleeps.0.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

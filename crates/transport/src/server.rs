@@ -1,0 +1,89 @@
+//! The proxy's side of a connection.
+
+use crate::error::{AcceptError, RingError, SocketError};
+use crate::memory::{Segment, check_sealed};
+use crate::outbox::Outbox;
+use crate::ring::{Consumer, Incoming};
+use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
+use kedge_cuda_types::arena;
+use kedge_protocol::{Hello, PROTOCOL_VERSION, Welcome};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A client that has said hello and waits for its welcome.
+#[derive(Debug)]
+pub struct Accepted {
+    pub hello: Hello,
+    /// The shared arena: sealed, of the right size, not yet mapped.
+    pub shared: OwnedFd,
+    pub server: Server,
+    deadline: Deadline,
+}
+
+/// The consuming end of a client's ring.
+#[derive(Debug)]
+pub struct Server {
+    socket: OwnedFd,
+    consumer: Consumer,
+    outbox: Outbox,
+}
+
+impl Server {
+    /// Greets the client on `socket` and takes its hello. `timeout` covers the whole handshake.
+    pub fn accept(socket: OwnedFd, timeout: Duration) -> Result<Accepted, AcceptError> {
+        let deadline = Deadline::after(timeout);
+        let greeting =
+            Greeting { magic: GREETING_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
+        socket::send(socket.as_fd(), &greeting, &[], deadline)?;
+        let (hello, fds) = socket::receive::<Hello>(socket.as_fd(), deadline)?;
+        if hello.version != PROTOCOL_VERSION {
+            return Err(AcceptError::Version { client: hello.version, proxy: PROTOCOL_VERSION });
+        }
+        let is = socket::peer_pid(socket.as_fd()).map_err(SocketError::from)?;
+        if hello.pid != is {
+            return Err(AcceptError::WrongPid { said: hello.pid, is });
+        }
+        let count = fds.len();
+        let Ok([ring, shared]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(AcceptError::Descriptors { count });
+        };
+        let bad = |what| move |source| AcceptError::Segment { what, source };
+        check_sealed(shared.as_fd(), arena::SHARED_LEN).map_err(bad("shared arena"))?;
+        let segment = Segment::open(ring).map_err(bad("ring"))?;
+        Ok(Accepted { hello, shared, server: Server::new(socket, Arc::new(segment)), deadline })
+    }
+
+    pub(crate) fn new(socket: OwnedFd, segment: Arc<Segment>) -> Server {
+        let outbox = Outbox::new(segment.clone());
+        Server { socket, consumer: Consumer::new(segment), outbox }
+    }
+
+    /// The next message, if the client has sent one. An error means that the client is broken or
+    /// hostile, and no later message can be trusted.
+    pub fn try_next(&mut self) -> Result<Option<Incoming>, RingError> {
+        self.consumer.try_next()
+    }
+
+    /// Returns when there is a message: spins for `spin`, giving way to other threads, then sleeps.
+    pub fn wait(&self, spin: Duration) -> Result<(), RingError> {
+        self.consumer.wait(spin)
+    }
+
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// The socket, which reports hang-up once the client has ended.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Accepted {
+    /// Ends the handshake.
+    pub fn welcome(self, welcome: &Welcome) -> Result<Server, AcceptError> {
+        socket::send(self.server.socket.as_fd(), welcome, &[], self.deadline)?;
+        Ok(self.server)
+    }
+}
