@@ -8,8 +8,8 @@
 
 use kedge_cuda_types::CuError;
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, ModuleId, ModuleInfo,
-    OutputTarget, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, MemHandleId, ModuleId,
+    ModuleInfo, OutputTarget, StreamId, StreamOp, Texture,
 };
 
 /// Called once, from any thread, when what it waits for is over.
@@ -58,6 +58,23 @@ pub trait Backend: Send + Sync {
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;
     /// Makes a range of the shared arena valid for device access, or not.
     fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError>;
+
+    /// Zeroed physical memory that can be mapped at several addresses, out of quota (`cuMemCreate`).
+    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError>;
+    /// Ends a handle, which is mapped nowhere.
+    fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError>;
+    /// Makes [addr, addr+size) show the handle's bytes from `offset` on, without access as yet.
+    fn map_handle(
+        &self,
+        handle: MemHandleId,
+        addr: u64,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), CuError>;
+    /// Ends mappings, each as a whole.
+    fn unmap_handle(&self, addr: u64, size: u64) -> Result<(), CuError>;
+    /// What `device` may do with mapped memory: CUmemAccess_flags.
+    fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError>;
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError>;
     fn destroy_array(&self, array: ArrayId) -> Result<(), CuError>;

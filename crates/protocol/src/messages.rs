@@ -1,8 +1,8 @@
 //! Posts and calls.
 
 use crate::{
-    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, MemHandleId, ModuleId, ModuleImage, StreamId, StreamOp,
-    Texture,
+    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, MemHandleId, ModuleId, ModuleImage, StreamId,
+    StreamOp, Texture,
 };
 use kedge_wire::{Bytes, List, Wire, Writer, wire};
 
