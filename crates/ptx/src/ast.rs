@@ -41,7 +41,13 @@ impl Type {
         match self {
             Self::B8 | Self::U8 | Self::S8 | Self::Pred => 1,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
-            Self::B32 | Self::U32 | Self::S32 | Self::F16x2 | Self::Bf16x2 | Self::Tf32 | Self::F32 => 4,
+            Self::B32
+            | Self::U32
+            | Self::S32
+            | Self::F16x2
+            | Self::Bf16x2
+            | Self::Tf32
+            | Self::F32 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
             Self::B128 => 16,
             Self::TexRef | Self::SamplerRef | Self::SurfRef => 8,
@@ -119,6 +125,8 @@ pub struct Limits {
     pub required_cluster: [u32; 3],
     pub explicit_cluster: bool,
     pub max_cluster_rank: u32,
+    /// `.blocksareclusters`: a launch's grid counts clusters.
+    pub blocks_are_clusters: bool,
 }
 
 #[derive(Debug, Clone)]

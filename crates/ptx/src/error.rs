@@ -11,3 +11,16 @@ pub struct ParseError {
     /// The text that stands there, shortened.
     pub found: String,
 }
+
+/// Most of a token that a message repeats.
+const SHOWN: usize = 40;
+
+impl ParseError {
+    pub(crate) fn new(line: u32, what: impl Into<String>, found: &str) -> Self {
+        let mut shown: String = found.chars().take(SHOWN).collect();
+        if shown.len() < found.len() {
+            shown.push('…');
+        }
+        Self { line, what: what.into(), found: shown }
+    }
+}

@@ -113,9 +113,7 @@ pub fn container_len(header: &[u8]) -> Result<u64, FatbinError> {
 ///
 /// # Errors
 /// [`FatbinError`] where the image is of no known kind or does not end within the bound.
-pub fn image_len(
-    read: &mut dyn FnMut(u64, &mut [u8]) -> bool,
-) -> Result<(Kind, u64), FatbinError> {
+pub fn image_len(read: &mut dyn FnMut(u64, &mut [u8]) -> bool) -> Result<(Kind, u64), FatbinError> {
     let _ = read;
     Err(FatbinError::NotAContainer)
 }

@@ -5,6 +5,7 @@
 pub mod ast;
 mod error;
 pub mod fatbin;
+mod lexer;
 pub mod link;
 mod parse;
 
