@@ -1,0 +1,262 @@
+//! Physical memory that can be mapped at several addresses (`cuMemCreate`, `cuMemMap`).
+//!
+//! One sparse memfd holds every handle's bytes. A handle is a range of it that is never used again,
+//! and gives its pages back when it ends: offsets are 63 bits, so they do not run out. A mapping
+//! replaces pages of a device arena by pages of the memfd, so two mappings of one handle are the
+//! same memory, and a handle keeps its content from one mapping to the next.
+
+use super::arena::check_client_range;
+use super::tasks::lock;
+use crate::memory::Spans;
+use kedge_cuda_types::CuError;
+use kedge_protocol::MemHandleId;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Arc, Mutex};
+
+/// What handles, mappings and offsets are multiples of.
+const GRANULARITY: u64 = 2 << 20;
+
+/// All handles and mappings of one client.
+pub(super) struct Vmm {
+    spans: Arc<Spans>,
+    devices: usize,
+    memory: File,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    handles: HashMap<MemHandleId, Handle>,
+    /// Start → size.
+    mappings: BTreeMap<u64, u64>,
+    /// Length of the memfd: where the next handle goes.
+    end: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Handle {
+    /// In the memfd.
+    offset: u64,
+    size: u64,
+}
+
+impl Vmm {
+    pub(super) fn new(spans: Arc<Spans>, devices: usize) -> io::Result<Self> {
+        // SAFETY: the name is a NUL-terminated string.
+        let fd = unsafe { libc::memfd_create(c"kedge-vmm".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: memfd_create has just made this descriptor, and nobody else owns it.
+        let memory = unsafe { File::from_raw_fd(fd) };
+        Ok(Self { spans, devices, memory, table: Mutex::default() })
+    }
+
+    /// `size` zeroed bytes. The client's quota has paid for them.
+    pub(super) fn create(&self, id: MemHandleId, size: u64) -> Result<(), CuError> {
+        let mut table = lock(&self.table);
+        let offset = table.end;
+        let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        if size == 0 || !size.is_multiple_of(GRANULARITY) || table.handles.contains_key(&id) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.memory.set_len(end).map_err(|_| CuError::OUT_OF_MEMORY)?;
+        table.end = end;
+        table.handles.insert(id, Handle { offset, size });
+        Ok(())
+    }
+
+    /// Gives the handle's pages back.
+    pub(super) fn destroy(&self, id: MemHandleId) -> Result<(), CuError> {
+        let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, size) = (handle.offset as libc::off_t, handle.size as libc::off_t);
+        // SAFETY: a hole in our own memfd, in a range that only this handle used.
+        let rc = unsafe { libc::fallocate(self.memory.as_raw_fd(), mode, offset, size) };
+        if rc == 0 { Ok(()) } else { Err(CuError::OPERATING_SYSTEM) }
+    }
+
+    /// Shows the handle's bytes from `offset` on at [addr, addr+size), without access as yet.
+    pub(super) fn map(
+        &self,
+        id: MemHandleId,
+        addr: u64,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), CuError> {
+        check_client_range(addr, size, self.devices)?;
+        let mut table = lock(&self.table);
+        let handle = *table.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let inside = offset.checked_add(size).is_some_and(|end| end <= handle.size);
+        let aligned = (addr | size | offset).is_multiple_of(GRANULARITY);
+        if size == 0 || !inside || !aligned || table.overlaps(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let file = (self.memory.as_raw_fd(), handle.offset + offset);
+        replace_pages(addr, size, Some(file))?;
+        table.mappings.insert(addr, size);
+        Ok(())
+    }
+
+    /// Ends the mappings in [addr, addr+size), which holds each of them whole or not at all.
+    pub(super) fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let mut table = lock(&self.table);
+        table.whole(addr, size)?;
+        self.spans.remove(addr, size);
+        replace_pages(addr, size, None)?;
+        table.mappings.retain(|&start, _| start < addr || start >= addr + size);
+        Ok(())
+    }
+
+    /// What kernels may do with mapped memory: `CUmemAccess_flags`. Read-only memory can be written.
+    pub(super) fn set_access(&self, addr: u64, size: u64, access: u32) -> Result<(), CuError> {
+        let table = lock(&self.table);
+        if size == 0 || !table.covers(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        match access {
+            0 => self.spans.remove(addr, size),
+            _ => self.spans.insert(addr, size),
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// Mappings that share a byte with [addr, addr+size), from the last to the first.
+    fn overlapping(&self, addr: u64, size: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let end = addr.saturating_add(size);
+        let ordered = self.mappings.range(..end).rev().map(|(&start, &len)| (start, len));
+        ordered.take_while(move |&(start, len)| start + len > addr)
+    }
+
+    fn overlaps(&self, addr: u64, size: u64) -> bool {
+        self.overlapping(addr, size).next().is_some()
+    }
+
+    /// Whether every byte of the range is mapped.
+    fn covers(&self, addr: u64, size: u64) -> bool {
+        let Some(mut end) = addr.checked_add(size) else { return false };
+        for (start, len) in self.overlapping(addr, size) {
+            if start + len < end {
+                return false;
+            }
+            end = start;
+        }
+        end <= addr
+    }
+
+    /// Refuses a range that is not covered, or that cuts a mapping.
+    fn whole(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let end = addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        let cut = |(start, len): (u64, u64)| start < addr || start + len > end;
+        if size == 0 || !self.covers(addr, size) || self.overlapping(addr, size).any(cut) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}
+
+/// Backs [addr, addr+size) of a device arena by `file` (descriptor, offset), or by nothing.
+fn replace_pages(addr: u64, size: u64, file: Option<(i32, u64)>) -> Result<(), CuError> {
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let (flags, fd, offset) = match file {
+        Some((fd, offset)) => (libc::MAP_SHARED, fd, offset),
+        None => (private, -1, 0),
+    };
+    let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: the range lies in a device arena's client part (checked by the caller), which this
+    // process has mapped and which nothing of Rust's refers to.
+    let got = unsafe {
+        libc::mmap(at, size as usize, access, flags | libc::MAP_FIXED, fd, offset as libc::off_t)
+    };
+    if got == libc::MAP_FAILED { Err(CuError::MAP_FAILED) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, MAX_DEVICES, device_base};
+
+    const STEP: u64 = GRANULARITY;
+
+    /// Addresses that no other test of this crate maps.
+    fn arena(index: u64) -> u64 {
+        device_base(MAX_DEVICES - 1) + DEVICE_CLIENT_LEN - (index + 1) * 64 * STEP
+    }
+
+    fn vmm() -> Vmm {
+        Vmm::new(Arc::default(), MAX_DEVICES as usize).unwrap()
+    }
+
+    fn word(addr: u64) -> *mut u64 {
+        addr as usize as *mut u64
+    }
+
+    #[test]
+    fn two_mappings_of_one_handle_are_the_same_memory() {
+        let (vmm, base, id) = (vmm(), arena(0), MemHandleId(1));
+        vmm.create(id, 2 * STEP).unwrap();
+        vmm.map(id, base, 2 * STEP, 0).unwrap();
+        vmm.map(id, base + 8 * STEP, STEP, STEP).unwrap();
+        // SAFETY: both addresses were mapped just now, readable and writable.
+        unsafe {
+            word(base + STEP).write_volatile(42);
+            assert_eq!(word(base + 8 * STEP).read_volatile(), 42);
+            assert_eq!(word(base).read_volatile(), 0);
+        }
+        vmm.unmap(base, 2 * STEP).unwrap();
+        vmm.map(id, base + 16 * STEP, 2 * STEP, 0).unwrap();
+        // SAFETY: as above; the unmapped range is anonymous memory.
+        unsafe {
+            assert_eq!(word(base + 17 * STEP).read_volatile(), 42, "content outlives a mapping");
+            assert_eq!(word(base + STEP).read_volatile(), 0, "nothing stays where it was");
+        }
+    }
+
+    #[test]
+    fn access_follows_set_access_and_unmap() {
+        let (vmm, base, id) = (vmm(), arena(1), MemHandleId(1));
+        vmm.create(id, STEP).unwrap();
+        assert_eq!(vmm.set_access(base, STEP, 3), Err(CuError::INVALID_VALUE));
+        vmm.map(id, base, STEP, 0).unwrap();
+        vmm.map(id, base + STEP, STEP, 0).unwrap();
+        assert!(!vmm.spans.covers(base, 1));
+        vmm.set_access(base, 2 * STEP, 3).unwrap();
+        assert!(vmm.spans.covers(base, 2 * STEP));
+        vmm.unmap(base, STEP).unwrap();
+        assert!(!vmm.spans.covers(base, 1) && vmm.spans.covers(base + STEP, STEP));
+        vmm.set_access(base + STEP, STEP, 0).unwrap();
+        assert!(!vmm.spans.covers(base + STEP, 1));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let (vmm, base, id) = (vmm(), arena(2), MemHandleId(1));
+        assert_eq!(vmm.map(id, base, STEP, 0), Err(CuError::INVALID_HANDLE));
+        assert_eq!(vmm.destroy(id), Err(CuError::INVALID_HANDLE));
+        assert_eq!(vmm.create(id, STEP + 1), Err(CuError::INVALID_VALUE));
+        vmm.create(id, 2 * STEP).unwrap();
+        assert_eq!(vmm.create(id, STEP), Err(CuError::INVALID_VALUE));
+        for (addr, size, offset) in [
+            (base, 4 * STEP, 0),
+            (base, 2 * STEP, STEP),
+            (base, STEP, u64::MAX - STEP + 1),
+            (base + 512, STEP, 0),
+            (u64::MAX - STEP + 1, 2 * STEP, 0),
+            (0x1000 * STEP, STEP, 0),
+        ] {
+            assert_eq!(vmm.map(id, addr, size, offset), Err(CuError::INVALID_VALUE));
+        }
+        vmm.map(id, base, 2 * STEP, 0).unwrap();
+        assert_eq!(vmm.map(id, base + STEP, STEP, 0), Err(CuError::INVALID_VALUE));
+        assert_eq!(vmm.unmap(base, STEP), Err(CuError::INVALID_VALUE), "half a mapping");
+        assert_eq!(vmm.unmap(base, 4 * STEP), Err(CuError::INVALID_VALUE));
+        assert_eq!(vmm.unmap(base, u64::MAX), Err(CuError::INVALID_VALUE));
+        vmm.unmap(base, 2 * STEP).unwrap();
+        vmm.destroy(id).unwrap();
+    }
+}
