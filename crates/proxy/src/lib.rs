@@ -1,1 +1,19 @@
-//! proxy
+//! The process that owns a client's devices: one per client, ended with it.
+//!
+//! [`serve`] shakes hands, builds the backend and dispatches: the ring's messages become calls of
+//! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
+//! time answers later, through a [`kedge_device::Done`].
+
+pub mod backend;
+mod client_memory;
+mod dispatch;
+mod faults;
+mod host;
+mod host_fns;
+pub mod joblog;
+pub mod options;
+mod output;
+mod serve;
+mod watch;
+
+pub use serve::serve;

@@ -1,1 +1,66 @@
-fn main() {}
+//! `kedge-proxy`: started by `kedge run` with a client's socket.
+
+use kedge_proxy::joblog::JobLog;
+use kedge_proxy::options::Options;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args_os().skip(1)) {
+        Ok(options) => options,
+        Err(error) => return fail(&error.to_string()),
+    };
+    let Some(socket) = only_socket(options.fd) else {
+        return fail(&format!("descriptor {} is not open", options.fd));
+    };
+    ignore_signals();
+    // Keeps no directory busy.
+    let _ = std::env::set_current_dir("/");
+    let log = match &options.log {
+        None => JobLog::none(),
+        Some(path) => match JobLog::open(path, format!("proxy[{}]", std::process::id())) {
+            Ok(log) => log,
+            Err(error) => return fail(&format!("{}: {error}", path.display())),
+        },
+    };
+    let log = Arc::new(log);
+    match kedge_proxy::serve(socket, &options, log.clone()) {
+        Ok(never) => match never {},
+        Err(error) => {
+            log.line(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn fail(message: &str) -> ExitCode {
+    eprintln!("kedge-proxy: {message}");
+    ExitCode::from(2)
+}
+
+/// Takes the socket, and closes whatever else the supervisor's shell left open: a pipe held here
+/// would keep its reader waiting.
+fn only_socket(fd: RawFd) -> Option<OwnedFd> {
+    // SAFETY: plain calls; F_GETFD tells whether the number is a descriptor at all. Called first
+    // thing in main, so no other descriptor above stderr is in use.
+    unsafe {
+        if fd < 3 || libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) < 0 {
+            return None;
+        }
+        if fd > 3 {
+            libc::syscall(libc::SYS_close_range, 3, fd - 1, 0);
+        }
+        libc::syscall(libc::SYS_close_range, fd + 1, libc::c_uint::MAX, 0);
+        Some(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The proxy ends when its client ends, and not before because of a key that was pressed or a
+/// signal that was meant for the job.
+fn ignore_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
+        // SAFETY: ignoring a signal installs no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}

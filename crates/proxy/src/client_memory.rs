@@ -1,0 +1,124 @@
+//! The client's private memory, and our own view of the shared arena.
+
+use kedge_cuda_types::{CuError, arena};
+use std::io;
+
+/// The client's address space.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientMemory {
+    pid: libc::pid_t,
+}
+
+impl ClientMemory {
+    pub(crate) fn new(pid: u32) -> ClientMemory {
+        ClientMemory { pid: pid as libc::pid_t }
+    }
+
+    /// Fills `out` from the client's memory at `addr`.
+    pub(crate) fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let (base, len) = (out.as_mut_ptr(), out.len());
+        transfer(addr, len, |done| {
+            let local =
+                libc::iovec { iov_base: base.wrapping_add(done).cast(), iov_len: len - done };
+            let remote = remote(addr, done, len);
+            // SAFETY: the kernel writes within `out`, of which `done < len` bytes are filled, and
+            // checks the remote range against the client's mappings.
+            unsafe { libc::process_vm_readv(self.pid, &local, 1, &remote, 1, 0) }
+        })
+    }
+
+    /// Stores `bytes` in the client's memory at `addr`.
+    pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let (base, len) = (bytes.as_ptr(), bytes.len());
+        transfer(addr, len, |done| {
+            let local = libc::iovec {
+                iov_base: base.wrapping_add(done).cast_mut().cast(),
+                iov_len: len - done,
+            };
+            let remote = remote(addr, done, len);
+            // SAFETY: the kernel reads within `bytes` and checks the remote range, protection
+            // included, against the client's mappings.
+            unsafe { libc::process_vm_writev(self.pid, &local, 1, &remote, 1, 0) }
+        })
+    }
+
+    /// Whether the client's memory can be reached here: `addr` must hold `value`.
+    pub(crate) fn probe(&self, addr: u64, value: u64) -> bool {
+        let mut word = [0; 8];
+        self.read(addr, &mut word).is_ok() && u64::from_le_bytes(word) == value
+    }
+}
+
+fn remote(addr: u64, done: usize, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: addr.wrapping_add(done as u64) as *mut _, iov_len: len - done }
+}
+
+/// Repeats `step`, which is told how many bytes are done, until all `len` are.
+fn transfer(addr: u64, len: usize, step: impl Fn(usize) -> isize) -> Result<(), CuError> {
+    if addr.checked_add(len as u64).is_none() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let mut done = 0;
+    while done < len {
+        match step(done) {
+            n @ 1.. => done += n as usize,
+            0 => return Err(CuError::INVALID_VALUE),
+            _ => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EPERM) => return Err(CuError::NOT_PERMITTED),
+                _ => return Err(CuError::INVALID_VALUE),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Whether [addr, addr+len) lies in the shared arena, which this process maps as well.
+pub(crate) fn in_shared_arena(addr: u64, len: u64) -> bool {
+    addr.checked_add(len).is_some_and(|end| {
+        addr >= arena::SHARED_BASE && end <= arena::SHARED_BASE + arena::SHARED_LEN
+    })
+}
+
+/// Copies out of the shared arena, which must be mapped; the range has been checked.
+pub(crate) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+    if !in_shared_arena(addr, out.len() as u64) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: the whole arena is mapped readable before the first message is dispatched, and its
+    // memfd is sealed against shrinking. The client may write it meanwhile; the copy then holds
+    // some mix of bytes, which the caller treats as untrusted anyway.
+    unsafe {
+        std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_memory_reads_and_writes() {
+        let memory = ClientMemory::new(std::process::id());
+        let word = 0x1234_5678_9abc_def0_u64;
+        assert!(memory.probe(&raw const word as u64, word));
+        assert!(!memory.probe(&raw const word as u64, word + 1));
+        let source: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
+        let mut target = vec![0; source.len()];
+        memory.write(target.as_mut_ptr() as u64, &source).unwrap();
+        assert_eq!(target, source);
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let memory = ClientMemory::new(std::process::id());
+        let mut out = [0; 16];
+        for addr in [0, 0x1000, u64::MAX - 4, arena::DEVICE_BASE] {
+            assert!(memory.read(addr, &mut out).is_err(), "{addr:#x}");
+            assert!(memory.write(addr, &out).is_err(), "{addr:#x}");
+        }
+        assert!(!in_shared_arena(arena::SHARED_BASE + arena::SHARED_LEN - 8, 9));
+        assert!(read_shared(arena::SHARED_BASE - 1, &mut out).is_err());
+    }
+}

@@ -1,0 +1,43 @@
+//! Sticky errors: which contexts are broken, for replies and for the client's shared table.
+
+use kedge_cuda_types::CuError;
+use kedge_protocol::CtxId;
+use kedge_transport::Outbox;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    any: AtomicBool,
+    by_context: Mutex<HashMap<CtxId, CuError>>,
+}
+
+impl Faults {
+    /// Sets the context's error unless it has one: the first fault is the one that sticks. Whether
+    /// it was the first.
+    pub(crate) fn set(&self, outbox: &Outbox, ctx: CtxId, error: CuError) -> bool {
+        let mut map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
+        if map.contains_key(&ctx) {
+            return false;
+        }
+        map.insert(ctx, error);
+        outbox.set_sticky(ctx, error);
+        self.any.store(true, Ordering::Release);
+        true
+    }
+
+    pub(crate) fn clear(&self, outbox: &Outbox, ctx: CtxId) {
+        let mut map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
+        if map.remove(&ctx).is_some() {
+            outbox.clear_sticky(ctx);
+        }
+    }
+
+    /// The context's sticky error, as a result.
+    pub(crate) fn check(&self, ctx: Option<CtxId>) -> Result<(), CuError> {
+        let (true, Some(ctx)) = (self.any.load(Ordering::Acquire), ctx) else { return Ok(()) };
+        let map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
+        map.get(&ctx).map_or(Ok(()), |error| Err(*error))
+    }
+}

@@ -1,0 +1,116 @@
+//! This process, as its backend sees it.
+
+use crate::client_memory::{self, ClientMemory};
+use crate::faults::Faults;
+use crate::host_fns::HostFns;
+use crate::joblog::JobLog;
+use crate::output::OutputBuffer;
+use kedge_cuda_types::CuError;
+use kedge_device::{Backend, Done, Host};
+use kedge_protocol::{CtxId, Output, OutputTarget};
+use kedge_transport::Outbox;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+pub(crate) struct ProxyHost {
+    pub(crate) outbox: Outbox,
+    pub(crate) log: Arc<JobLog>,
+    pub(crate) faults: Faults,
+    pub(crate) host_fns: HostFns,
+    memory: ClientMemory,
+    output: Mutex<OutputBuffer>,
+    /// Sequence number of the newest message whose backend call has returned.
+    dispatched: AtomicU64,
+    backend: OnceLock<Weak<dyn Backend>>,
+}
+
+impl ProxyHost {
+    pub(crate) fn new(outbox: Outbox, memory: ClientMemory, log: Arc<JobLog>) -> ProxyHost {
+        ProxyHost {
+            outbox,
+            log,
+            memory,
+            faults: Faults::default(),
+            host_fns: HostFns::default(),
+            output: Mutex::default(),
+            dispatched: AtomicU64::new(0),
+            backend: OnceLock::new(),
+        }
+    }
+
+    /// Tells the host whom it hosts; once.
+    pub(crate) fn set_backend(&self, backend: &Arc<dyn Backend>) {
+        let _ = self.backend.set(Arc::downgrade(backend));
+    }
+
+    /// The backend has taken everything up to message `seq`.
+    pub(crate) fn set_dispatched(&self, seq: u64) {
+        self.dispatched.store(seq, Ordering::Release);
+    }
+
+    /// Tells the client how far everything is complete, if the device is idle. `dispatched` is read
+    /// before the device is asked: what it counts was submitted by then, so an idle device has
+    /// finished it, whatever is submitted meanwhile.
+    pub(crate) fn publish_progress(&self) {
+        let dispatched = self.dispatched.load(Ordering::Acquire);
+        if self.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle()) {
+            self.outbox.set_completed(dispatched);
+        }
+    }
+
+    pub(crate) fn take_output(&self) -> Output {
+        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = output.take();
+        self.outbox.set_output_pending(!output.is_empty());
+        taken
+    }
+
+    /// Bytes that the client points at, in its private memory or in the shared arena.
+    pub(crate) fn read_bytes(&self, addr: u64, len: usize) -> Result<Vec<u8>, CuError> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| CuError::OUT_OF_MEMORY)?;
+        bytes.resize(len, 0);
+        if client_memory::in_shared_arena(addr, len as u64) {
+            client_memory::read_shared(addr, &mut bytes)?;
+        } else {
+            self.memory.read(addr, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Host for ProxyHost {
+    fn read_client(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        self.memory.read(addr, out)
+    }
+
+    fn write_client(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+        self.memory.write(addr, bytes)
+    }
+
+    fn host_function(&self, token: u64, done: Done) {
+        self.host_fns.ask(&self.outbox, token, done);
+    }
+
+    fn output(&self, target: OutputTarget, bytes: &[u8]) {
+        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        if !output.append(target, bytes) {
+            self.log.line("device output exceeds its buffer before the program synchronised: cut");
+        }
+        self.outbox.set_output_pending(!output.is_empty());
+    }
+
+    fn fault(&self, ctx: CtxId, error: CuError) {
+        if self.faults.set(&self.outbox, ctx, error) {
+            self.log.line(&format!("context {} is broken from now on: {error}", ctx.0));
+        }
+    }
+
+    fn idle(&self) {
+        self.publish_progress();
+    }
+
+    fn log(&self, line: &str) {
+        self.log.line(line);
+    }
+}

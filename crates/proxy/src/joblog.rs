@@ -1,0 +1,115 @@
+//! The job's log: what kedge has to say goes here and never to the program's terminal.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Longest line, bytes; the rest is cut.
+const MAX_LINE: usize = 8 << 10;
+/// What one process may write, bytes, so that a program that fails in a loop cannot fill the disk.
+const MAX_TOTAL: u64 = 16 << 20;
+
+/// A log that several processes append to, one write a line. A full disk loses lines, no more.
+#[derive(Debug)]
+pub struct JobLog {
+    file: Option<File>,
+    who: String,
+    written: AtomicU64,
+}
+
+impl JobLog {
+    /// `who` begins each line, such as `proxy[1234]`.
+    pub fn open(path: &Path, who: String) -> io::Result<JobLog> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        Ok(JobLog { file: Some(file), who, written: AtomicU64::new(0) })
+    }
+
+    /// Keeps nothing.
+    pub fn none() -> JobLog {
+        JobLog { file: None, who: String::new(), written: AtomicU64::new(0) }
+    }
+
+    /// Appends one line. Control characters become spaces: a client's text forges no line.
+    pub fn line(&self, text: &str) {
+        let Some(mut file) = self.file.as_ref() else { return };
+        let mut line = format!("{} {}: ", timestamp(SystemTime::now()), self.who);
+        line.extend(text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }));
+        if line.len() > MAX_LINE {
+            let mut end = MAX_LINE;
+            while !line.is_char_boundary(end) {
+                end -= 1;
+            }
+            line.truncate(end);
+            line.push('…');
+        }
+        line.push('\n');
+        let before = self.written.fetch_add(line.len() as u64, Ordering::Relaxed);
+        if before > MAX_TOTAL {
+            return;
+        }
+        if before + line.len() as u64 > MAX_TOTAL {
+            line = format!("{}: this process has said enough; later lines are dropped\n", self.who);
+        }
+        // A log that cannot be written must not stop the program that it speaks of.
+        let _ = file.write_all(line.as_bytes());
+    }
+}
+
+/// `2026-11-20T19:35:00.123Z`.
+pub fn timestamp(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
+    let (year, month, day) = civil(days);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        second / 3600,
+        second / 60 % 60,
+        second % 60,
+        since.subsec_millis()
+    )
+}
+
+/// Year, month and day of a day since 1970-01-01, counting years from March so that the leap day
+/// comes last.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn dates_are_the_calendar_s() {
+        let at = |secs| timestamp(UNIX_EPOCH + Duration::from_secs(secs));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.000Z");
+        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.000Z");
+        assert_eq!(at(4_102_444_800), "2100-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn a_client_s_text_forges_no_line() {
+        let path = std::env::temp_dir().join(format!("kedge-joblog-{}", std::process::id()));
+        let log = JobLog::open(&path, "test".into()).unwrap();
+        log.line("one\n2026 forged\r\x1b[31m");
+        log.line(&"é".repeat(MAX_LINE));
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        assert!(!text.contains('\x1b'));
+        assert!(text.lines().all(|line| line.len() <= MAX_LINE + '…'.len_utf8()));
+    }
+}

@@ -1,0 +1,73 @@
+//! The proxy's command line, written by the supervisor and read here.
+
+use crate::backend::{BackendConfig, GpuSpec};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use thiserror::Error;
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The accepted socket.
+    pub fd: RawFd,
+    pub backend: BackendConfig,
+    pub log: Option<PathBuf>,
+    /// How long the dispatcher spins for messages before it sleeps.
+    pub spin: Duration,
+}
+
+#[derive(Debug, Error)]
+pub enum OptionsError {
+    #[error("unknown option {0:?}; kedge-proxy is started by `kedge run`")]
+    Unknown(OsString),
+    #[error("option {0} needs a value")]
+    NoValue(String),
+    #[error("option {option}: {value:?} is no proper value")]
+    BadValue { option: String, value: OsString },
+    #[error("--fd is missing; kedge-proxy is started by `kedge run`")]
+    NoFd,
+}
+
+impl Options {
+    /// Reads `--name value` pairs.
+    pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
+        let mut args = args.into_iter();
+        let mut fd = None;
+        let gpu = GpuSpec::Soft { devices: 1 };
+        let mut options = Options {
+            fd: -1,
+            backend: BackendConfig { gpu, soft_memory: None, workers: None },
+            log: None,
+            spin: Duration::from_micros(50),
+        };
+        while let Some(arg) = args.next() {
+            let name = arg.to_string_lossy().into_owned();
+            if !matches!(
+                &*name,
+                "--fd" | "--gpu" | "--soft-memory" | "--workers" | "--spin-us" | "--log"
+            ) {
+                return Err(OptionsError::Unknown(arg));
+            }
+            let value = args.next().ok_or_else(|| OptionsError::NoValue(name.clone()))?;
+            match &*name {
+                "--fd" => fd = Some(number(&name, &value)?),
+                "--gpu" => options.backend.gpu = number(&name, &value)?,
+                "--soft-memory" => options.backend.soft_memory = Some(number(&name, &value)?),
+                "--workers" => options.backend.workers = Some(number(&name, &value)?),
+                "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
+                _ => options.log = Some(value.into()),
+            }
+        }
+        options.fd = fd.ok_or(OptionsError::NoFd)?;
+        Ok(options)
+    }
+}
+
+fn number<T: FromStr>(option: &str, value: &OsStr) -> Result<T, OptionsError> {
+    value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| OptionsError::BadValue {
+        option: option.to_owned(),
+        value: value.to_owned(),
+    })
+}
