@@ -1,0 +1,104 @@
+//! The device heap: what a kernel's `malloc` and `free` use (CUDA programming guide, "Dynamic Global
+//! Memory Allocation and Operations").
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// As the programming guide promises.
+const ALIGN: u64 = 16;
+
+/// A best-fit allocator over one range. What it knows lies outside of the range, where no kernel can
+/// damage it.
+pub struct Heap {
+    state: Mutex<State>,
+}
+
+struct State {
+    free: BTreeMap<u64, u64>,
+    /// The same free ranges as (length, address).
+    by_size: BTreeSet<(u64, u64)>,
+    used: HashMap<u64, u64>,
+}
+
+impl Heap {
+    pub fn new(base: u64, size: u64) -> Self {
+        let mut state =
+            State { free: BTreeMap::new(), by_size: BTreeSet::new(), used: HashMap::new() };
+        let start = base.next_multiple_of(ALIGN);
+        state.insert_free(start, size.saturating_sub(start - base) / ALIGN * ALIGN);
+        Self { state: Mutex::new(state) }
+    }
+
+    /// The address of `bytes` new bytes; 0 where the heap has no such range.
+    pub fn malloc(&self, bytes: u64) -> u64 {
+        let Some(need) = bytes.max(1).checked_next_multiple_of(ALIGN) else { return 0 };
+        let mut state = self.lock();
+        let Some(&(len, addr)) = state.by_size.range((need, 0)..).next() else { return 0 };
+        state.remove_free(addr, len);
+        state.insert_free(addr + need, len - need);
+        state.used.insert(addr, need);
+        addr
+    }
+
+    /// False where `addr` is not what `malloc` gave, or was freed already.
+    pub fn free(&self, addr: u64) -> bool {
+        let mut state = self.lock();
+        let Some(mut len) = state.used.remove(&addr) else { return false };
+        let mut addr = addr;
+        if let Some(&next) = state.free.get(&(addr + len)) {
+            state.remove_free(addr + len, next);
+            len += next;
+        }
+        if let Some((&before, &size)) = state.free.range(..addr).next_back()
+            && before + size == addr
+        {
+            state.remove_free(before, size);
+            addr = before;
+            len += size;
+        }
+        state.insert_free(addr, len);
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn insert_free(&mut self, addr: u64, len: u64) {
+        if len > 0 {
+            self.free.insert(addr, len);
+            self.by_size.insert((len, addr));
+        }
+    }
+
+    fn remove_free(&mut self, addr: u64, len: u64) {
+        self.free.remove(&addr);
+        self.by_size.remove(&(len, addr));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gives_disjoint_aligned_ranges_and_takes_them_back() {
+        let heap = Heap::new(0x1008, 0x1000);
+        let (a, b, c) = (heap.malloc(1), heap.malloc(100), heap.malloc(0));
+        assert_eq!((a, b, c), (0x1010, 0x1020, 0x1090));
+        assert!(heap.free(b) && !heap.free(b) && !heap.free(0x1030));
+        assert_eq!(heap.malloc(112), b, "best fit takes the hole");
+        assert!(heap.free(a) && heap.free(b) && heap.free(c));
+        assert_eq!(heap.malloc(0xff0), 0x1010, "everything is one range again");
+        assert_eq!(heap.malloc(1), 0);
+    }
+
+    #[test]
+    fn refuses_what_cannot_fit() {
+        let heap = Heap::new(0x1000, 64);
+        assert_eq!((heap.malloc(65), heap.malloc(u64::MAX)), (0, 0));
+        assert_eq!(Heap::new(0x1001, 8).malloc(1), 0);
+    }
+}

@@ -1,0 +1,321 @@
+//! Device memory: address ranges of this process, a quota for each device, and the table of what
+//! programs may touch.
+
+use super::ranges::Ranges;
+use super::tasks::lock;
+use crate::memory::Spans;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{
+    self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN,
+};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+/// Granted memory is a multiple of this, while the device has it.
+const GRANT_UNIT: u64 = 2 << 20;
+/// Freed memory that may stay resident so that the next allocation need not fault it in.
+const RETAIN_LIMIT: u64 = 256 << 20;
+const PAGE: u64 = 4096;
+
+pub(super) struct Memory {
+    /// What programs may touch, on all devices and in the shared arena.
+    pub(super) spans: Arc<Spans>,
+    devices: Vec<Device>,
+    /// Freed ranges whose pages are still resident.
+    retained: Mutex<Ranges>,
+    /// The shared arena's upper part: managed variables.
+    managed: Mutex<Placer>,
+}
+
+struct Device {
+    total: u64,
+    used: Mutex<u64>,
+    /// The arena's upper part: module variables, device heaps.
+    own: Mutex<Placer>,
+}
+
+impl Memory {
+    /// Maps the arenas of `devices` devices. The shared arena is its host's to map.
+    pub(super) fn map(devices: u32, bytes_per_device: u64) -> io::Result<Self> {
+        let mut mapped = Vec::new();
+        for index in 0..devices {
+            map_arena(arena::device_base(index))?;
+            mapped.push(Device {
+                total: bytes_per_device,
+                used: Mutex::new(0),
+                own: Mutex::new(Placer::new(
+                    arena::device_base(index) + DEVICE_CLIENT_LEN,
+                    DEVICE_STRIDE - DEVICE_CLIENT_LEN,
+                )),
+            });
+        }
+        let managed = Placer::new(SHARED_BASE + SHARED_CLIENT_LEN, SHARED_LEN - SHARED_CLIENT_LEN);
+        Ok(Self {
+            spans: Arc::default(),
+            devices: mapped,
+            retained: Mutex::default(),
+            managed: Mutex::new(managed),
+        })
+    }
+
+    fn device(&self, index: u32) -> Result<&Device, CuError> {
+        self.devices.get(index as usize).ok_or(CuError::INVALID_DEVICE)
+    }
+
+    /// Takes at least `bytes` of the device's free memory.
+    pub(super) fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError> {
+        let device = self.device(device)?;
+        let mut used = lock(&device.used);
+        let free = device.total - *used;
+        if bytes > free {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let granted = bytes.next_multiple_of(GRANT_UNIT).min(free);
+        *used += granted;
+        Ok(granted)
+    }
+
+    pub(super) fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError> {
+        let mut used = lock(&self.device(device)?.used);
+        *used = used.checked_sub(bytes).ok_or(CuError::INVALID_VALUE)?;
+        Ok(())
+    }
+
+    pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
+        let device = self.device(device)?;
+        Ok(device.total - *lock(&device.used))
+    }
+
+    /// Keeps a range's pages from being given back: something uses them again.
+    pub(super) fn reuse(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_client_range(addr, size, self.devices.len())?;
+        lock(&self.retained).cut(addr, size);
+        Ok(())
+    }
+
+    /// Makes a range of the client's part of a device arena valid.
+    pub(super) fn open(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.reuse(addr, size)?;
+        self.spans.insert(addr, size);
+        Ok(())
+    }
+
+    pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_client_range(addr, size, self.devices.len())?;
+        self.spans.remove(addr, size);
+        let mut retained = lock(&self.retained);
+        retained.add(addr, size);
+        if retained.bytes() > RETAIN_LIMIT {
+            for (addr, size) in std::mem::take(&mut *retained).into_iter() {
+                discard(addr, size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the client's part of the shared arena valid, or not.
+    pub(super) fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError> {
+        let inside = addr >= SHARED_BASE
+            && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN);
+        if !inside {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if valid {
+            self.spans.insert(addr, size);
+        } else {
+            self.spans.remove(addr, size);
+        }
+        Ok(())
+    }
+
+    /// `size` zeroed bytes in the device's own part of its arena, valid for access.
+    pub(super) fn place(&self, device: u32, size: u64, align: u64) -> Result<Placed, CuError> {
+        let owner = self.device(device)?;
+        let bytes = size.max(1);
+        let mut used = lock(&owner.used);
+        if bytes > owner.total - *used {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let addr = lock(&owner.own).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?;
+        *used += bytes;
+        self.spans.insert(addr, bytes);
+        Ok(Placed { addr, size: bytes, device: Some(device) })
+    }
+
+    /// `size` zeroed bytes in the proxy's part of the shared arena, valid for access.
+    pub(super) fn place_managed(&self, size: u64, align: u64) -> Result<Placed, CuError> {
+        let bytes = size.max(1);
+        let addr = lock(&self.managed).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?;
+        self.spans.insert(addr, bytes);
+        Ok(Placed { addr, size: bytes, device: None })
+    }
+
+    /// Takes back what `place` or `place_managed` gave.
+    pub(super) fn unplace(&self, placed: Placed) {
+        self.spans.remove(placed.addr, placed.size);
+        match placed.device.and_then(|index| self.devices.get(index as usize)) {
+            Some(device) => {
+                discard(placed.addr, placed.size);
+                lock(&device.own).give_back(placed.addr, placed.size);
+                let mut used = lock(&device.used);
+                *used = used.saturating_sub(placed.size);
+            }
+            None => {
+                clear(placed.addr, placed.addr + placed.size);
+                lock(&self.managed).give_back(placed.addr, placed.size);
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        for index in 0..self.devices.len() as u32 {
+            let base = arena::device_base(index) as usize as *mut libc::c_void;
+            // SAFETY: the range was mapped by `map_arena` for this object alone, and whoever used it
+            // held this object.
+            unsafe { libc::munmap(base, DEVICE_STRIDE as usize) };
+        }
+    }
+}
+
+/// A range that the device placed itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed {
+    pub(super) addr: u64,
+    pub(super) size: u64,
+    /// `None`: in the shared arena.
+    device: Option<u32>,
+}
+
+/// # Errors
+/// INVALID_VALUE for a range outside of the client's part of every device's arena.
+pub(super) fn check_client_range(addr: u64, size: u64, devices: usize) -> Result<(), CuError> {
+    let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
+    let base = arena::device_base(device.ok_or(CuError::INVALID_VALUE)?);
+    let end = addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+    if end <= base + DEVICE_CLIENT_LEN { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+}
+
+/// Reserves and opens one device's range: pages appear as they are touched.
+fn map_arena(base: u64) -> io::Result<()> {
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let want = base as usize as *mut libc::c_void;
+    // SAFETY: a new anonymous mapping, which NOREPLACE keeps from touching what is already there.
+    let got = unsafe {
+        libc::mmap(want, DEVICE_STRIDE as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    };
+    if got == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    if got != want {
+        // A kernel older than 4.17 ignores the flag.
+        // SAFETY: the mapping was made just now and nobody knows of it.
+        unsafe { libc::munmap(got, DEVICE_STRIDE as usize) };
+        return Err(io::Error::other(format!("address {base:#x} is taken")));
+    }
+    // SAFETY: advice about our own mapping. A refusal costs only speed.
+    unsafe { libc::madvise(want, DEVICE_STRIDE as usize, libc::MADV_HUGEPAGE) };
+    Ok(())
+}
+
+/// Empties a range of a device arena that nobody uses: its whole pages go back to the system, and all
+/// of it reads as zero.
+fn discard(addr: u64, size: u64) {
+    let end = addr + size;
+    let (first, last) = (addr.next_multiple_of(PAGE), end / PAGE * PAGE);
+    if first >= last {
+        return clear(addr, end);
+    }
+    // The edges share their pages with neighbours.
+    clear(addr, first);
+    clear(last, end);
+    let pages = first as usize as *mut libc::c_void;
+    // SAFETY: whole pages inside of our own private anonymous mapping, not valid for any program.
+    unsafe { libc::madvise(pages, (last - first) as usize, libc::MADV_DONTNEED) };
+}
+
+fn clear(from: u64, to: u64) {
+    // SAFETY: part of a range of mapped memory that this object handed out and that is no longer
+    // valid for any program.
+    unsafe { std::ptr::write_bytes(from as usize as *mut u8, 0, (to - from) as usize) };
+}
+
+/// First-fit allocation of addresses, for the few ranges that a device places itself.
+struct Placer {
+    /// Free ranges: address → length.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Placer {
+    fn new(base: u64, len: u64) -> Self {
+        Self { free: BTreeMap::from([(base, len)]) }
+    }
+
+    fn take(&mut self, size: u64, align: u64) -> Option<u64> {
+        // 256, as cuMemAlloc aligns: vector accesses into variables then never split.
+        let align = align.max(256);
+        if !align.is_power_of_two() {
+            return None;
+        }
+        let size = size.checked_next_multiple_of(256)?;
+        let (base, len, addr) = self.free.iter().find_map(|(base, len)| {
+            let addr = base.checked_next_multiple_of(align)?;
+            (addr.checked_add(size)? <= base + len).then_some((*base, *len, addr))
+        })?;
+        self.free.remove(&base);
+        if addr > base {
+            self.free.insert(base, addr - base);
+        }
+        if addr + size < base + len {
+            self.free.insert(addr + size, base + len - addr - size);
+        }
+        Some(addr)
+    }
+
+    fn give_back(&mut self, addr: u64, size: u64) {
+        let (mut addr, mut size) = (addr, size.next_multiple_of(256));
+        if let Some(next) = self.free.remove(&(addr + size)) {
+            size += next;
+        }
+        if let Some((&before, &len)) = self.free.range(..addr).next_back()
+            && before + len == addr
+        {
+            addr = before;
+            size += len;
+        }
+        self.free.insert(addr, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placer_takes_first_fit_and_merges() {
+        let mut placer = Placer::new(0x1000, 0x1000);
+        let a = placer.take(100, 1).unwrap();
+        let b = placer.take(300, 4096);
+        assert_eq!((a, b), (0x1000, None));
+        let b = placer.take(300, 1).unwrap();
+        assert_eq!(b, 0x1100);
+        placer.give_back(a, 100);
+        placer.give_back(b, 300);
+        assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x1000)]));
+        assert_eq!(placer.take(0x1000, 1), Some(0x1000));
+        assert_eq!(placer.take(1, 1), None);
+    }
+
+    #[test]
+    fn client_ranges_stay_in_the_clients_part() {
+        let base = arena::device_base(0);
+        assert!(check_client_range(base, 4096, 1).is_ok());
+        assert!(check_client_range(base + DEVICE_CLIENT_LEN - 1, 2, 1).is_err());
+        assert!(check_client_range(arena::device_base(1), 1, 1).is_err());
+        assert!(check_client_range(base, u64::MAX, 1).is_err());
+        assert!(check_client_range(0x1000, 1, 1).is_err());
+    }
+}

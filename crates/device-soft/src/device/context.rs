@@ -1,0 +1,159 @@
+//! Contexts: the error that ends one, its limits, and what its kernels ask of the device.
+
+use super::arena::{Memory, Placed};
+use super::tasks::lock;
+use super::textures::TextureTable;
+use crate::builtin::heap::Heap;
+use crate::exec::texture::TextureView;
+use crate::launch::Services;
+use crate::memory::Spans;
+use crate::spec;
+use kedge_cuda_types::CuError;
+use kedge_device::Host;
+use kedge_protocol::{CtxId, OutputTarget};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// What the tasks of a context share.
+pub(super) struct Context {
+    pub(super) id: CtxId,
+    /// Device ordinal.
+    pub(super) device: u32,
+    /// The CUresult of the first execution fault; 0 while there is none.
+    sticky: AtomicU32,
+    limits: Mutex<Limits>,
+    /// Placed by the first kernel that asks for it, as large as the limit then says; `None` inside
+    /// where the device had no room.
+    heap: OnceLock<Option<(Placed, Heap)>>,
+    host: Arc<dyn Host>,
+    memory: Arc<Memory>,
+    textures: Arc<TextureTable>,
+}
+
+/// What cuCtxSetLimit sets, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Local memory that a thread's calls may use.
+    stack: u64,
+    malloc_heap: u64,
+}
+
+/// An interpreter's frames are not compacted as compiled ones are: a thread gets no less than this
+/// however small the program's limit is.
+const LEAST_STACK: u64 = 64 << 10;
+const DEFAULT_HEAP: u64 = 8 << 20;
+
+/// CUlimit values (CUDA Driver API reference).
+const LIMIT_STACK_SIZE: u32 = 0;
+const LIMIT_PRINTF_FIFO_SIZE: u32 = 1;
+const LIMIT_MALLOC_HEAP_SIZE: u32 = 2;
+
+impl Context {
+    pub(super) fn new(
+        id: CtxId,
+        device: u32,
+        host: Arc<dyn Host>,
+        memory: Arc<Memory>,
+        textures: Arc<TextureTable>,
+    ) -> Self {
+        let limits = Limits { stack: spec::DEFAULT_STACK.into(), malloc_heap: DEFAULT_HEAP };
+        Self {
+            id,
+            device,
+            sticky: AtomicU32::new(0),
+            limits: Mutex::new(limits),
+            heap: OnceLock::new(),
+            host,
+            memory,
+            textures,
+        }
+    }
+
+    pub(super) fn is_faulted(&self) -> bool {
+        self.sticky.load(Ordering::Acquire) != 0
+    }
+
+    /// The sticky error, if there is one.
+    pub(super) fn status(&self) -> Result<(), CuError> {
+        match self.sticky.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(CuError(code)),
+        }
+    }
+
+    /// Records an execution fault. The first one counts; work that is not yet running is dropped.
+    pub(super) fn fault(&self, error: CuError, what: &str) {
+        self.host.log(&format!("context {}: {error}: {what}", self.id.0));
+        if self.sticky.compare_exchange(0, error.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.host.fault(self.id, error);
+        }
+    }
+
+    /// Drops what the context has not yet run, without telling the client, who destroyed it.
+    pub(super) fn kill(&self) {
+        let destroyed = CuError::CONTEXT_IS_DESTROYED.0;
+        // A context that has faulted keeps its error.
+        let _ = self.sticky.compare_exchange(0, destroyed, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// # Errors
+    /// UNSUPPORTED_LIMIT for limits that this device does not have.
+    pub(super) fn set_limit(&self, limit: u32, value: u64) -> Result<(), CuError> {
+        let mut limits = lock(&self.limits);
+        match limit {
+            LIMIT_STACK_SIZE => limits.stack = value,
+            LIMIT_MALLOC_HEAP_SIZE => limits.malloc_heap = value,
+            // Output goes to the host at once, so no FIFO overflows.
+            LIMIT_PRINTF_FIFO_SIZE => {}
+            _ => return Err(CuError::UNSUPPORTED_LIMIT),
+        }
+        Ok(())
+    }
+
+    pub(super) fn spans(&self) -> Arc<Spans> {
+        Arc::clone(&self.memory.spans)
+    }
+
+    /// Bytes of local memory that a thread may use.
+    pub(super) fn stack_limit(&self) -> u32 {
+        let stack = lock(&self.limits).stack.max(LEAST_STACK);
+        u32::try_from(stack).unwrap_or(u32::MAX).min(spec::MAX_LOCAL)
+    }
+}
+
+impl Context {
+    fn heap(&self) -> Option<&Heap> {
+        let place = || {
+            let size = lock(&self.limits).malloc_heap;
+            let placed = self.memory.place(self.device, size, 256).ok()?;
+            Some((placed, Heap::new(placed.addr, placed.size)))
+        };
+        self.heap.get_or_init(place).as_ref().map(|(_, heap)| heap)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(Some((placed, _))) = self.heap.take() {
+            self.memory.unplace(placed);
+        }
+    }
+}
+
+impl Services for Context {
+    fn print(&self, target: OutputTarget, bytes: &[u8]) {
+        self.host.output(target, bytes);
+    }
+
+    fn malloc(&self, bytes: u64) -> u64 {
+        self.heap().map_or(0, |heap| heap.malloc(bytes))
+    }
+
+    fn free(&self, addr: u64) -> bool {
+        self.heap().is_some_and(|heap| heap.free(addr))
+    }
+
+    fn texture(&self, handle: u64) -> Option<Arc<TextureView>> {
+        self.textures.find(handle)
+    }
+}

@@ -1,0 +1,74 @@
+//! Events: what they recorded last, and when that was reached.
+
+use super::runtime::Runtime;
+use super::tasks::Task;
+use kedge_cuda_types::CuError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An event as the dispatcher keeps it.
+pub(super) struct Event {
+    pub(super) timing: bool,
+    /// The latest record submitted; `None` until there is one.
+    latest: Option<(Arc<Task>, Arc<Stamp>)>,
+}
+
+/// When a record was reached: nanoseconds of the runtime's clock, 0 until then.
+#[derive(Default)]
+pub(super) struct Stamp(AtomicU64);
+
+impl Stamp {
+    pub(super) fn set_now(&self, runtime: &Runtime) {
+        let nanos = runtime.epoch.elapsed().as_nanos() as u64;
+        self.0.store(nanos.max(1), Ordering::Release);
+    }
+
+    fn get(&self) -> Option<u64> {
+        match self.0.load(Ordering::Acquire) {
+            0 => None,
+            nanos => Some(nanos),
+        }
+    }
+}
+
+impl Event {
+    pub(super) fn new(timing: bool) -> Self {
+        Self { timing, latest: None }
+    }
+
+    /// `task` is now what the event stands for.
+    pub(super) fn record(&mut self, task: Arc<Task>, stamp: Arc<Stamp>) {
+        self.latest = Some((task, stamp));
+    }
+
+    /// The task that a waiter has to wait for; none where nothing is pending.
+    pub(super) fn pending(&self) -> Option<&Arc<Task>> {
+        self.latest.as_ref().map(|(task, _)| task).filter(|task| !task.is_done())
+    }
+
+    /// The context's sticky error, if the latest record's context has one.
+    pub(super) fn status(&self) -> Result<(), CuError> {
+        self.latest.as_ref().map_or(Ok(()), |(task, _)| task.ctx.status())
+    }
+
+    /// Milliseconds from `self`'s record to `end`'s.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE where one keeps no time or was never recorded; NOT_READY while one is pending.
+    pub(super) fn elapsed_ms(&self, end: &Event) -> Result<f32, CuError> {
+        let (from, to) = (self.reached()?, end.reached()?);
+        Ok((to as f64 - from as f64) as f32 / 1e6)
+    }
+
+    fn reached(&self) -> Result<u64, CuError> {
+        let (task, stamp) = self.latest.as_ref().ok_or(CuError::INVALID_HANDLE)?;
+        if !self.timing {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        task.ctx.status()?;
+        if !task.is_done() {
+            return Err(CuError::NOT_READY);
+        }
+        stamp.get().ok_or(CuError::NOT_READY)
+    }
+}

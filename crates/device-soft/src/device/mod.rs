@@ -1,0 +1,392 @@
+//! The software device as a [`Backend`].
+//!
+//! - [`tables`]: what the client has named; operations become tasks there.
+//! - [`streams`], [`events`], [`graphs`]: what runs after what.
+//! - [`tasks`], [`work`], [`engine`]: tasks in execution.
+//! - [`arena`], [`ranges`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`modules`]: from an image to a program. [`context`]: sticky errors, limits, kernels' services.
+//! - [`info`]: what the program is told of the device.
+
+mod arena;
+mod arrays;
+mod context;
+mod copies;
+mod engine;
+mod events;
+mod graphs;
+mod info;
+mod modules;
+mod ranges;
+mod runtime;
+mod streams;
+mod tables;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod textures;
+mod vmm;
+mod work;
+
+use crate::pool::Pool;
+use arena::Memory;
+use arrays::Array;
+use context::Context;
+use engine::Engines;
+use events::Event;
+use graphs::Graph;
+use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
+use kedge_device::{Backend, Done, Host, Query};
+use kedge_protocol::{
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, MemHandleId, ModuleId,
+    ModuleInfo, StreamId, StreamOp, Texture,
+};
+use kedge_wire::Text;
+use modules::Module;
+use runtime::Runtime;
+use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+use tables::Tables;
+use tasks::{Task, lock};
+use textures::TextureTable;
+use vmm::Vmm;
+use work::Work;
+
+/// How many devices of what size.
+#[derive(Debug, Clone, Copy)]
+pub struct SoftConfig {
+    pub devices: u32,
+    /// Bytes.
+    pub memory_per_device: u64,
+    /// Threads that execute kernels, shared by all devices; 0: one for each core.
+    pub workers: usize,
+}
+
+/// Why the software devices do not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{0} software devices were asked for; 1 to {MAX_DEVICES} are possible")]
+    Devices(u32),
+    #[error("cannot map the device address ranges: {0}")]
+    Memory(io::Error),
+    #[error("cannot start the worker threads: {0}")]
+    Threads(io::Error),
+}
+
+/// The software devices of one client.
+pub struct SoftBackend {
+    infos: Vec<DeviceInfo>,
+    runtime: Arc<Runtime>,
+    vmm: Vmm,
+    textures: Arc<TextureTable>,
+    tables: Mutex<Tables>,
+}
+
+impl SoftBackend {
+    /// Starts the devices. The shared arena is `host`'s to map, before any managed variable is loaded.
+    ///
+    /// # Errors
+    /// [`StartError`] where an address range is taken or the system refuses memory or threads.
+    pub fn new(config: SoftConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, StartError> {
+        if config.devices == 0 || config.devices > MAX_DEVICES {
+            return Err(StartError::Devices(config.devices));
+        }
+        let memory = Memory::map(config.devices, config.memory_per_device);
+        let memory = Arc::new(memory.map_err(StartError::Memory)?);
+        let vmm = Vmm::new(Arc::clone(&memory.spans), config.devices as usize);
+        let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
+        let describe = |index| info::describe(index, config.memory_per_device, pool.workers());
+        Ok(Arc::new(Self {
+            infos: (0..config.devices).map(describe).collect(),
+            vmm: vmm.map_err(StartError::Memory)?,
+            textures: Arc::default(),
+            tables: Mutex::default(),
+            runtime: Arc::new(Runtime {
+                host,
+                engines: Engines::start().map_err(StartError::Threads)?,
+                memory,
+                outstanding: AtomicUsize::new(0),
+                epoch: Instant::now(),
+                pool,
+            }),
+        }))
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        lock(&self.tables)
+    }
+
+    /// Calls `done` with the context's status once `pending` is over.
+    fn notify(&self, ctx: &Arc<Context>, pending: &[Arc<Task>], done: Done) {
+        if pending.is_empty() {
+            return done(ctx.status());
+        }
+        self.runtime.start(&Task::new(Arc::clone(ctx), Work::Notify(done), pending));
+    }
+}
+
+impl Backend for SoftBackend {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.infos.clone()
+    }
+
+    fn driver_version(&self) -> u32 {
+        info::DRIVER_VERSION
+    }
+
+    fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
+        if device as usize >= self.infos.len() {
+            return Err(CuError::INVALID_DEVICE);
+        }
+        let (host, memory) = (Arc::clone(&self.runtime.host), Arc::clone(&self.runtime.memory));
+        let context = Context::new(ctx, device, host, memory, Arc::clone(&self.textures));
+        self.tables().streams.add_context(Arc::new(context), legacy)
+    }
+
+    fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError> {
+        self.tables().destroy_context(&self.runtime, ctx)
+    }
+
+    fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError> {
+        self.tables().streams.context(ctx)?.set_limit(limit, value)
+    }
+
+    fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError> {
+        self.runtime.memory.grant(device, bytes)
+    }
+
+    fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError> {
+        self.runtime.memory.give_back(device, bytes)
+    }
+
+    fn free_memory(&self, device: u32) -> Result<u64, CuError> {
+        self.runtime.memory.free_memory(device)
+    }
+
+    fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        tables.streams.context(ctx)?;
+        self.runtime.memory.open(addr, size)?;
+        tables.allocations.entry(ctx).or_default().add(addr, size);
+        Ok(())
+    }
+
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.runtime.memory.close(addr, size)?;
+        self.tables().forget_allocation(addr, size)
+    }
+
+    fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError> {
+        self.runtime.memory.share(addr, size, valid)
+    }
+
+    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        if device as usize >= self.infos.len() {
+            return Err(CuError::INVALID_DEVICE);
+        }
+        self.vmm.create(handle, size)
+    }
+
+    fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
+        self.vmm.destroy(handle)
+    }
+
+    fn map_handle(
+        &self,
+        handle: MemHandleId,
+        addr: u64,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), CuError> {
+        self.runtime.memory.reuse(addr, size)?;
+        self.vmm.map(handle, addr, size, offset)
+    }
+
+    fn unmap_handle(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.vmm.unmap(addr, size)
+    }
+
+    fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError> {
+        if device as usize >= self.infos.len() {
+            return Err(CuError::INVALID_DEVICE);
+        }
+        self.vmm.set_access(addr, size, access)
+    }
+
+    fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        tables.streams.context(ctx)?;
+        if tables.arrays.contains_key(&array) {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        let storage = Array::new(&self.runtime.memory, desc)?;
+        tables.arrays.insert(array, (ctx, Arc::new(storage)));
+        Ok(())
+    }
+
+    fn destroy_array(&self, array: ArrayId) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let (ctx, array) = tables.arrays.remove(&array).ok_or(CuError::INVALID_HANDLE)?;
+        tables.after_context(&self.runtime, ctx, move || drop(array));
+        Ok(())
+    }
+
+    fn create_texture(&self, texture: &Texture) -> Result<(), CuError> {
+        let tables = self.tables();
+        self.textures.create(texture, &self.runtime.memory.spans, |id| tables.array(id))
+    }
+
+    fn destroy_texture(&self, handle: u64) -> Result<(), CuError> {
+        self.textures.destroy(handle)
+    }
+
+    fn load_module(
+        &self,
+        ctx: CtxId,
+        module: ModuleId,
+        images: Vec<Vec<u8>>,
+    ) -> Result<ModuleInfo, LoadError> {
+        let refuse = |error: CuError, what: &str| LoadError {
+            code: error.0,
+            message: Text::truncated(what.to_owned()),
+        };
+        let mut tables = self.tables();
+        let device = match tables.streams.context(ctx) {
+            Ok(ctx) => ctx.device,
+            Err(error) => return Err(refuse(error, "the context does not exist")),
+        };
+        if tables.modules.contains_key(&module) {
+            return Err(refuse(CuError::INVALID_HANDLE, "the module's id is in use"));
+        }
+        let (loaded, info) = Module::load(ctx, device, &self.runtime.memory, &images)?;
+        tables.modules.insert(module, loaded);
+        Ok(info)
+    }
+
+    fn unload_module(&self, module: ModuleId) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let module = tables.modules.remove(&module).ok_or(CuError::INVALID_HANDLE)?;
+        tables.after_context(&self.runtime, module.ctx, move || drop(module));
+        Ok(())
+    }
+
+    fn create_stream(
+        &self,
+        stream: StreamId,
+        ctx: CtxId,
+        blocking: bool,
+        _priority: i32,
+    ) -> Result<(), CuError> {
+        self.tables().streams.add(stream, ctx, blocking)
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError> {
+        self.tables().streams.remove(stream)
+    }
+
+    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        tables.streams.context(ctx)?;
+        if tables.events.contains_key(&event) {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        tables.events.insert(event, (ctx, Event::new(timing)));
+        Ok(())
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), CuError> {
+        self.tables().events.remove(&event).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError> {
+        self.tables().enqueue(&self.runtime, stream, op)
+    }
+
+    fn when_stream_idle(&self, stream: StreamId, done: Done) {
+        let pending = self.tables().streams.pending(stream);
+        match pending {
+            Ok((ctx, pending)) => self.notify(&ctx, &pending, done),
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    fn when_context_idle(&self, ctx: CtxId, done: Done) {
+        let mut tables = self.tables();
+        let found = tables.streams.context(ctx).cloned();
+        let pending = tables.streams.pending_in_context(ctx);
+        drop(tables);
+        match (found, pending) {
+            (Ok(ctx), Ok(pending)) => self.notify(&ctx, &pending, done),
+            _ => done(Err(CuError::INVALID_CONTEXT)),
+        }
+    }
+
+    fn when_event_done(&self, event: EventId, done: Done) {
+        let tables = self.tables();
+        let Some((_, event)) = tables.events.get(&event) else {
+            drop(tables);
+            return done(Err(CuError::INVALID_HANDLE));
+        };
+        let (status, pending) = (event.status(), event.pending().cloned());
+        drop(tables);
+        match pending {
+            Some(task) => self.notify(&task.ctx, std::slice::from_ref(&task), done),
+            None => done(status),
+        }
+    }
+
+    fn query_stream(&self, stream: StreamId) -> Query {
+        let (ctx, pending) = self.tables().streams.pending(stream)?;
+        ctx.status()?;
+        if pending.is_empty() { Ok(()) } else { Err(CuError::NOT_READY) }
+    }
+
+    fn query_event(&self, event: EventId) -> Query {
+        let tables = self.tables();
+        let (_, event) = tables.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
+        event.status()?;
+        if event.pending().is_none() { Ok(()) } else { Err(CuError::NOT_READY) }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.runtime.is_idle()
+    }
+
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError> {
+        let tables = self.tables();
+        let (_, start) = tables.events.get(&start).ok_or(CuError::INVALID_HANDLE)?;
+        let (_, end) = tables.events.get(&end).ok_or(CuError::INVALID_HANDLE)?;
+        start.elapsed_ms(end)
+    }
+
+    fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        tables.streams.context(ctx)?;
+        if tables.graphs.contains_key(&exec) {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        tables.graphs.insert(exec, Graph::new(ctx));
+        Ok(())
+    }
+
+    fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
+        self.tables().graph(exec)?.add_node(op)
+    }
+
+    fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
+        self.tables().graph(exec)?.add_edges(edges)
+    }
+
+    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError> {
+        self.tables().graph(exec)?.ready()
+    }
+
+    fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
+        self.tables().graph(exec)?.update(node, op)
+    }
+
+    fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
+        self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+}

@@ -1,0 +1,184 @@
+//! Modules: from an image's bytes to a program with its variables in memory.
+
+use super::arena::{Memory, Placed};
+use crate::code::{PlaceKind, Placement, Program};
+use crate::{lower, spec};
+use kedge_cuda_types::CuError;
+use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ModuleInfo, ParamInfo};
+use kedge_ptx::fatbin::{self, ImageKind};
+use kedge_ptx::{ast, link};
+use kedge_wire::{List, Text};
+use std::sync::Arc;
+
+pub(super) struct Module {
+    pub(super) ctx: CtxId,
+    pub(super) program: Arc<Program>,
+    /// Where its variables lie; they go with the module.
+    _variables: Variables,
+}
+
+impl Module {
+    /// Loads one image, or links several.
+    ///
+    /// # Errors
+    /// What cuModuleLoadData returns, with a message that names the image, the line, the remedy.
+    pub(super) fn load(
+        ctx: CtxId,
+        device: u32,
+        memory: &Arc<Memory>,
+        images: &[Vec<u8>],
+    ) -> Result<(Self, ModuleInfo), LoadError> {
+        let units = images.iter().map(|image| parse(image)).collect::<Result<Vec<_>, _>>()?;
+        let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
+        let memory = Arc::clone(memory);
+        let mut variables = Variables { memory, device, placed: Vec::new() };
+        let program =
+            lower::build(&linked.module, &mut variables).map_err(|e| error(e.code, e.message))?;
+        let info = describe(&program)?;
+        Ok((Self { ctx, program: Arc::new(program), _variables: variables }, info))
+    }
+}
+
+fn error(code: CuError, message: String) -> LoadError {
+    LoadError { code: code.0, message: Text::truncated(message) }
+}
+
+/// One image as a PTX module.
+fn parse(image: &[u8]) -> Result<ast::Module, LoadError> {
+    let text = ptx_text(image)?;
+    kedge_ptx::parse(&text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
+}
+
+/// The PTX of an image: of a fatbin, the newest that this device's compute capability can run.
+fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
+    match fatbin::classify(image) {
+        fatbin::Kind::Ptx => {
+            let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
+            String::from_utf8(image[..end].to_vec())
+                .map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
+        }
+        fatbin::Kind::Fatbin => {
+            let damaged = |e: fatbin::FatbinError| error(CuError::INVALID_IMAGE, e.to_string());
+            let images = fatbin::images(image).map_err(damaged)?;
+            match fatbin::select_ptx(&images, spec::SM) {
+                Some(entry) => entry.text().map_err(damaged),
+                None => Err(no_ptx(&images)),
+            }
+        }
+        fatbin::Kind::Elf => Err(only_machine_code("the image is a cubin")),
+        fatbin::Kind::NvvmOrLto => {
+            Err(error(CuError::NOT_SUPPORTED, "the image is NVVM or LTO code, not PTX".to_owned()))
+        }
+        fatbin::Kind::Unknown => {
+            let what = "the image is no fatbin, cubin or PTX text";
+            Err(error(CuError::INVALID_IMAGE, what.to_owned()))
+        }
+    }
+}
+
+fn no_ptx(images: &[fatbin::Image<'_>]) -> LoadError {
+    let newest = images.iter().filter(|image| image.kind == ImageKind::Ptx).map(|i| i.sm).min();
+    only_machine_code(&match newest {
+        Some(sm) => format!("the fatbin's PTX is for sm_{sm} or newer"),
+        None => "the fatbin holds machine code and no PTX".to_owned(),
+    })
+}
+
+fn only_machine_code(what: &str) -> LoadError {
+    let sm = spec::SM;
+    let remedy = format!(
+        "{what}; the software device runs PTX up to sm_{sm}: \
+         compile with -gencode arch=compute_{sm},code=compute_{sm}"
+    );
+    error(CuError::NO_BINARY_FOR_GPU, remedy)
+}
+
+/// Places a module's variables, and takes their memory back when the module goes.
+struct Variables {
+    memory: Arc<Memory>,
+    device: u32,
+    placed: Vec<Placed>,
+}
+
+impl Placement for Variables {
+    fn place(
+        &mut self,
+        _name: &str,
+        size: u64,
+        align: u64,
+        kind: PlaceKind,
+    ) -> Result<u64, CuError> {
+        let placed = match kind {
+            PlaceKind::Managed => self.memory.place_managed(size, align)?,
+            PlaceKind::Global | PlaceKind::Constant => {
+                self.memory.place(self.device, size, align)?
+            }
+        };
+        self.placed.push(placed);
+        Ok(placed.addr)
+    }
+}
+
+impl Drop for Variables {
+    fn drop(&mut self) {
+        for placed in self.placed.drain(..) {
+            self.memory.unplace(placed);
+        }
+    }
+}
+
+/// What the client learns of a program.
+fn describe(program: &Program) -> Result<ModuleInfo, LoadError> {
+    let too_large = |what: &str| error(CuError::INVALID_IMAGE, format!("{what} is too long"));
+    let mut kernels = Vec::with_capacity(program.kernels.len());
+    for kernel in &program.kernels {
+        let params = kernel.params.iter().map(|&(offset, size)| ParamInfo { offset, size });
+        kernels.push(KernelInfo {
+            name: Text::new(kernel.name.clone()).map_err(|_| too_large("a kernel's name"))?,
+            params: List::new(params.collect()).map_err(|_| too_large("a parameter list"))?,
+            registers: kernel.registers,
+            shared_bytes: kernel.shared_bytes,
+            local_bytes: kernel.local_bytes,
+            const_bytes: kernel.const_bytes,
+            max_threads_per_block: kernel.max_threads,
+            required_cluster: kernel.required_cluster,
+            ptx_version: kernel.ptx_version,
+            binary_version: spec::SM,
+        });
+    }
+    let mut globals = Vec::with_capacity(program.globals.len());
+    for global in &program.globals {
+        globals.push(GlobalInfo {
+            name: Text::new(global.name.clone()).map_err(|_| too_large("a variable's name"))?,
+            addr: global.addr,
+            size: global.size,
+            constant: global.constant,
+            managed: global.managed,
+        });
+    }
+    Ok(ModuleInfo {
+        kernels: List::new(kernels).map_err(|_| too_large("the kernel list"))?,
+        globals: List::new(globals).map_err(|_| too_large("the variable list"))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_without_ptx_are_refused_by_name() {
+        let elf = parse(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0").unwrap_err();
+        assert_eq!(elf.code, CuError::NO_BINARY_FOR_GPU.0);
+        assert!(elf.message.contains("-gencode arch=compute_90,code=compute_90"));
+        assert_eq!(parse(b"\0\0\0\0rubbish").unwrap_err().code, CuError::INVALID_IMAGE.0);
+    }
+
+    #[test]
+    fn a_syntax_error_names_its_line() {
+        let text = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k( {\n\0";
+        let refused = parse(text).unwrap_err();
+        assert_eq!(refused.code, CuError::INVALID_PTX.0);
+        assert!(refused.message.contains('4'), "{}", &*refused.message);
+    }
+}

@@ -1,0 +1,20 @@
+//! What every task can reach.
+
+use super::arena::Memory;
+use super::engine::Engines;
+use crate::pool::Pool;
+use kedge_device::Host;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+pub(super) struct Runtime {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) engines: Engines,
+    pub(super) memory: Arc<Memory>,
+    /// The client's operations that are not over.
+    pub(super) outstanding: AtomicUsize,
+    /// Event time stamps count from here.
+    pub(super) epoch: Instant,
+}

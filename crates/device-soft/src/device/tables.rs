@@ -1,0 +1,247 @@
+//! What the client has named, and how its operations become tasks. Only the dispatcher's thread comes
+//! here.
+
+use super::arrays::Array;
+use super::context::Context;
+use super::copies::{Fill, Transfer};
+use super::events::{Event, Stamp};
+use super::graphs::Graph;
+use super::modules::Module;
+use super::ranges::Ranges;
+use super::runtime::Runtime;
+use super::streams::Streams;
+use super::tasks::Task;
+use super::work::{Condition, Work};
+use crate::launch::GridSpec;
+use kedge_cuda_types::CuError;
+use kedge_protocol::{
+    ArrayId, CtxId, Dim3, EventId, GraphExecId, Launch, ModuleId, StreamId, StreamOp,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) streams: Streams,
+    pub(super) events: HashMap<EventId, (CtxId, Event)>,
+    pub(super) modules: HashMap<ModuleId, Module>,
+    pub(super) arrays: HashMap<ArrayId, (CtxId, Arc<Array>)>,
+    pub(super) graphs: HashMap<GraphExecId, Graph>,
+    /// What each context has allocated, to be taken back when it goes.
+    pub(super) allocations: HashMap<CtxId, Ranges>,
+}
+
+impl Tables {
+    /// Appends `op` to a stream.
+    pub(super) fn enqueue(
+        &mut self,
+        runtime: &Arc<Runtime>,
+        stream: StreamId,
+        op: StreamOp,
+    ) -> Result<(), CuError> {
+        let (ctx, after) = self.streams.order(stream)?;
+        let last = match op {
+            StreamOp::GraphLaunch { exec } => self.launch_graph(runtime, &ctx, after, exec),
+            op => self.task(&ctx, op, after).inspect(|task| runtime.start(task)),
+        };
+        match last {
+            Ok(task) => self.streams.set_last(stream, &task),
+            Err(error) => {
+                ctx.fault(error, "an operation could not be submitted");
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A task, not yet started, that does `op` after the tasks in `after`.
+    fn task(
+        &mut self,
+        ctx: &Arc<Context>,
+        op: StreamOp,
+        mut after: Vec<Arc<Task>>,
+    ) -> Result<Arc<Task>, CuError> {
+        let mut recorded = None;
+        let work = match op {
+            StreamOp::Empty {} => Work::Nothing,
+            StreamOp::Launch { launch } => Work::Launch(self.grid(ctx, launch)?),
+            StreamOp::Copy { copy } => Work::Copy(Transfer::new(&copy, |id| self.array(id))?),
+            StreamOp::CopyInline { dst, bytes } => {
+                Work::CopyInline { dst, bytes: bytes.into_inner() }
+            }
+            StreamOp::Memset { dst, pitch, value, element, width, height } => {
+                Work::Fill(Fill { dst, pitch, value, element, width, height })
+            }
+            StreamOp::EventRecord { event } => {
+                let stamp = Arc::<Stamp>::default();
+                recorded = Some((event, Arc::clone(&stamp)));
+                Work::Stamp(stamp)
+            }
+            StreamOp::EventWait { event } => {
+                let (_, event) = self.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
+                after.extend(event.pending().cloned());
+                Work::Nothing
+            }
+            StreamOp::HostFn { token } => Work::HostFn(token),
+            StreamOp::WriteValue { addr, value, wide } => Work::WriteValue { addr, value, wide },
+            StreamOp::WaitValue { addr, value, wide, mode } => {
+                Work::WaitValue(Condition { addr, value, wide, mode })
+            }
+            StreamOp::MemAlloc { addr, size } => {
+                addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+                self.allocations.entry(ctx.id).or_default().add(addr, size);
+                Work::Open { addr, size }
+            }
+            StreamOp::MemFree { addr, size } => {
+                self.forget_allocation(addr, size)?;
+                Work::Close { addr, size }
+            }
+            StreamOp::GraphLaunch { .. } => return Err(CuError::NOT_SUPPORTED),
+        };
+        let task = Task::new(Arc::clone(ctx), work, &after);
+        if let Some((id, stamp)) = recorded {
+            let (_, event) = self.events.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
+            event.record(Arc::clone(&task), stamp);
+        }
+        Ok(task)
+    }
+
+    fn grid(&self, ctx: &Arc<Context>, launch: Launch) -> Result<Box<GridSpec>, CuError> {
+        let module = self.modules.get(&launch.kernel.module).ok_or(CuError::INVALID_HANDLE)?;
+        let program = Arc::clone(&module.program);
+        let index = launch.kernel.index;
+        let kernel = program.kernels.get(index as usize).ok_or(CuError::INVALID_HANDLE)?;
+        if let Some(missing) = &kernel.unsupported {
+            ctx.fault(CuError::NOT_SUPPORTED, &format!("kernel {}: {missing}", kernel.name));
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        let (grid, block) = (dims(launch.grid), dims(launch.block));
+        if grid.contains(&0) || block.contains(&0) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(Box::new(GridSpec {
+            program,
+            kernel: index,
+            grid,
+            block,
+            cluster: dims(launch.cluster).map(|blocks| blocks.max(1)),
+            shared_bytes: launch.shared_bytes,
+            cooperative: launch.cooperative,
+            params: launch.params.into_inner(),
+            stack_limit: ctx.stack_limit(),
+            spans: ctx.spans(),
+            services: Arc::clone(ctx) as _,
+        }))
+    }
+
+    pub(super) fn graph(&mut self, exec: GraphExecId) -> Result<&mut Graph, CuError> {
+        self.graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    pub(super) fn array(&self, id: ArrayId) -> Result<Arc<Array>, CuError> {
+        self.arrays.get(&id).map(|(_, array)| Arc::clone(array)).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// Starts every node of a graph after `after`; gives the task that ends it.
+    fn launch_graph(
+        &mut self,
+        runtime: &Arc<Runtime>,
+        ctx: &Arc<Context>,
+        after: Vec<Arc<Task>>,
+        exec: GraphExecId,
+    ) -> Result<Arc<Task>, CuError> {
+        // Out of the table, so that its nodes can look things up there.
+        let mut graph = self.graphs.remove(&exec).ok_or(CuError::INVALID_HANDLE)?;
+        let launched = self.graph_tasks(ctx, after, &graph);
+        if let Ok((tasks, end)) = &launched {
+            graph.last = Some(Arc::clone(end));
+            for task in tasks {
+                runtime.start(task);
+            }
+            runtime.start(end);
+        }
+        self.graphs.insert(exec, graph);
+        launched.map(|(_, end)| end)
+    }
+
+    /// The tasks of a launch in an order in which they may start, and the one that ends it.
+    fn graph_tasks(
+        &mut self,
+        ctx: &Arc<Context>,
+        mut after: Vec<Arc<Task>>,
+        graph: &Graph,
+    ) -> Result<(Vec<Arc<Task>>, Arc<Task>), CuError> {
+        let plan = graph.plan()?;
+        after.extend(graph.last.iter().filter(|task| !task.is_done()).cloned());
+        let mut tasks = Vec::with_capacity(plan.order.len());
+        let mut by_node: Vec<Option<Arc<Task>>> = vec![None; plan.order.len()];
+        let find = |by_node: &[Option<Arc<Task>>], nodes: &[u32]| -> Vec<Arc<Task>> {
+            nodes.iter().filter_map(|node| by_node[*node as usize].clone()).collect()
+        };
+        for &node in &plan.order {
+            let before = match &plan.predecessors[node as usize] {
+                none if none.is_empty() => after.clone(),
+                nodes => find(&by_node, nodes),
+            };
+            let task = self.task(ctx, graph.nodes[node as usize].clone(), before)?;
+            by_node[node as usize] = Some(Arc::clone(&task));
+            tasks.push(task);
+        }
+        let leaves = if tasks.is_empty() { after } else { find(&by_node, &plan.leaves) };
+        Ok((tasks, Task::new(Arc::clone(ctx), Work::Nothing, &leaves)))
+    }
+
+    pub(super) fn forget_allocation(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        for ranges in self.allocations.values_mut() {
+            ranges.cut(addr, size);
+        }
+        Ok(())
+    }
+
+    /// Calls `release` once everything that is pending in `ctx` is over.
+    pub(super) fn after_context(
+        &mut self,
+        runtime: &Arc<Runtime>,
+        ctx: CtxId,
+        release: impl FnOnce() + Send + 'static,
+    ) {
+        let pending = self.streams.pending_in_context(ctx).unwrap_or_default();
+        match self.streams.context(ctx) {
+            Ok(ctx) if !pending.is_empty() => {
+                let work = Work::Release(Box::new(release));
+                runtime.start(&Task::new(Arc::clone(ctx), work, &pending));
+            }
+            _ => release(),
+        }
+    }
+
+    /// Forgets a context and all that belongs to it; its memory goes when nothing runs there any more.
+    pub(super) fn destroy_context(
+        &mut self,
+        runtime: &Arc<Runtime>,
+        id: CtxId,
+    ) -> Result<(), CuError> {
+        let (ctx, pending) = self.streams.remove_context(id)?;
+        ctx.kill();
+        self.events.retain(|_, (owner, _)| *owner != id);
+        self.graphs.retain(|_, graph| graph.ctx != id);
+        let modules: Vec<_> = self.modules.extract_if(|_, module| module.ctx == id).collect();
+        let arrays: Vec<_> = self.arrays.extract_if(|_, (owner, _)| *owner == id).collect();
+        let allocations = self.allocations.remove(&id).unwrap_or_default();
+        let memory = Arc::clone(&runtime.memory);
+        let release = Work::Release(Box::new(move || {
+            drop((modules, arrays));
+            for (addr, size) in allocations.into_iter() {
+                // The range was checked when it was allocated.
+                let _ = memory.close(addr, size);
+            }
+        }));
+        runtime.start(&Task::new(ctx, release, &pending));
+        Ok(())
+    }
+}
+
+fn dims(dim: Dim3) -> [u32; 3] {
+    [dim.x, dim.y, dim.z]
+}

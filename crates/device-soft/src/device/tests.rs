@@ -1,0 +1,1 @@
+//! The backend against a host that is this process.
