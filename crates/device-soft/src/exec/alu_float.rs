@@ -1,42 +1,232 @@
 //! Floating-point arithmetic on f32 and f64.
 
-use super::{Arg, Flow, Isa, Op, Query, Selected, Warp, map2, map3};
-use crate::code::Inst;
+use super::lanewise::{Parts, lane_fns, lanes, lanes_f32, lanes_scalar};
+use super::{Query, Selected};
+use crate::math::float::{self, canonical};
+use crate::math::soft::Rounding;
+use crate::math::{approx, directed};
 use kedge_ptx::ast::Type;
 
-/// `add{.rn}.f32`.
-struct AddF32;
+lane_fns! {
+    AddF32(a: f32, b: f32) -> f32 { canonical(a + b) }
+    SubF32(a: f32, b: f32) -> f32 { canonical(a - b) }
+    MulF32(a: f32, b: f32) -> f32 { canonical(a * b) }
+    FmaF32(a: f32, b: f32, c: f32) -> f32 { canonical(a.mul_add(b, c)) }
+    DivF32(a: f32, b: f32) -> f32 { canonical(a / b) }
+    RcpF32(a: f32) -> f32 { canonical(1.0 / a) }
+    SqrtF32(a: f32) -> f32 { canonical(a.sqrt()) }
+    RsqrtF32(a: f32) -> f32 { canonical(approx::rsqrt(a)) }
+    SinF32(a: f32) -> f32 { canonical(approx::sin(a)) }
+    CosF32(a: f32) -> f32 { canonical(approx::cos(a)) }
+    Ex2F32(a: f32) -> f32 { canonical(approx::ex2(a)) }
+    Lg2F32(a: f32) -> f32 { canonical(approx::lg2(a)) }
+    TanhF32(a: f32) -> f32 { canonical(approx::tanh(a)) }
+    AbsF32(a: f32) -> f32 { a.abs() }
+    NegF32(a: f32) -> f32 { -a }
+    MinF32(a: f32, b: f32) -> f32 { float::min(a, b) }
+    MaxF32(a: f32, b: f32) -> f32 { float::max(a, b) }
+    MinNanF32(a: f32, b: f32) -> f32 { float::min_nan(a, b) }
+    MaxNanF32(a: f32, b: f32) -> f32 { float::max_nan(a, b) }
+    MinXorF32(a: f32, b: f32) -> f32 { float::xorsign_abs(a, b, float::min) }
+    MaxXorF32(a: f32, b: f32) -> f32 { float::xorsign_abs(a, b, float::max) }
+    MinNanXorF32(a: f32, b: f32) -> f32 { float::xorsign_abs(a, b, float::min_nan) }
+    MaxNanXorF32(a: f32, b: f32) -> f32 { float::xorsign_abs(a, b, float::max_nan) }
+    Min3F32(a: f32, b: f32, c: f32) -> f32 { float::min(float::min(a, b), c) }
+    Max3F32(a: f32, b: f32, c: f32) -> f32 { float::max(float::max(a, b), c) }
+    Min3NanF32(a: f32, b: f32, c: f32) -> f32 { float::min_nan(float::min_nan(a, b), c) }
+    Max3NanF32(a: f32, b: f32, c: f32) -> f32 { float::max_nan(float::max_nan(a, b), c) }
+    /// The sign of `a` on the magnitude of `b`.
+    CopysignF32(a: f32, b: f32) -> f32 { b.copysign(a) }
 
-impl Op for AddF32 {
-    #[inline(always)]
-    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        // SAFETY: the selector gave the operands' types.
-        unsafe { map2(warp, inst, mask, |a: f32, b: f32| a + b) }
-    }
+    AddF64(a: f64, b: f64) -> f64 { a + b }
+    SubF64(a: f64, b: f64) -> f64 { a - b }
+    MulF64(a: f64, b: f64) -> f64 { a * b }
+    FmaF64(a: f64, b: f64, c: f64) -> f64 { a.mul_add(b, c) }
+    DivF64(a: f64, b: f64) -> f64 { a / b }
+    RcpF64(a: f64) -> f64 { 1.0 / a }
+    SqrtF64(a: f64) -> f64 { a.sqrt() }
+    RsqrtF64(a: f64) -> f64 { 1.0 / a.sqrt() }
+    AbsF64(a: f64) -> f64 { a.abs() }
+    NegF64(a: f64) -> f64 { -a }
+    MinF64(a: f64, b: f64) -> f64 { float::min(a, b) }
+    MaxF64(a: f64, b: f64) -> f64 { float::max(a, b) }
+    CopysignF64(a: f64, b: f64) -> f64 { b.copysign(a) }
 }
 
-/// `fma.rn.f32`.
-struct FmaF32;
+/// The directed forms of one operation: a lane function for each rounding.
+macro_rules! directed {
+    ($($ty:ident $add:ident $sub:ident $mul:ident $fma:ident $div:ident $rcp:ident $sqrt:ident:
+        $rounding:ident, $addf:ident $mulf:ident $fmaf:ident $divf:ident $sqrtf:ident;)*) => {
+        lane_fns! {$(
+            $add(a: $ty, b: $ty) -> $ty { directed::$addf(a, b, Rounding::$rounding) }
+            $sub(a: $ty, b: $ty) -> $ty { directed::$addf(a, -b, Rounding::$rounding) }
+            $mul(a: $ty, b: $ty) -> $ty { directed::$mulf(a, b, Rounding::$rounding) }
+            $fma(a: $ty, b: $ty, c: $ty) -> $ty { directed::$fmaf(a, b, c, Rounding::$rounding) }
+            $div(a: $ty, b: $ty) -> $ty { directed::$divf(a, b, Rounding::$rounding) }
+            $rcp(a: $ty) -> $ty { directed::$divf(1.0, a, Rounding::$rounding) }
+            $sqrt(a: $ty) -> $ty { directed::$sqrtf(a, Rounding::$rounding) }
+        )*}
+    };
+}
 
-impl Op for FmaF32 {
-    #[inline(always)]
-    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        // SAFETY: the selector gave the operands' types.
-        unsafe { map3(warp, inst, mask, |a: f32, b: f32, c: f32| a.mul_add(b, c)) }
-    }
+directed! {
+    f32 AddF32Z SubF32Z MulF32Z FmaF32Z DivF32Z RcpF32Z SqrtF32Z:
+        Zero, add_f32 mul_f32 fma_f32 div_f32 sqrt_f32;
+    f32 AddF32D SubF32D MulF32D FmaF32D DivF32D RcpF32D SqrtF32D:
+        Down, add_f32 mul_f32 fma_f32 div_f32 sqrt_f32;
+    f32 AddF32U SubF32U MulF32U FmaF32U DivF32U RcpF32U SqrtF32U:
+        Up, add_f32 mul_f32 fma_f32 div_f32 sqrt_f32;
+    f64 AddF64Z SubF64Z MulF64Z FmaF64Z DivF64Z RcpF64Z SqrtF64Z:
+        Zero, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
+    f64 AddF64D SubF64D MulF64D FmaF64D DivF64D RcpF64D SqrtF64D:
+        Down, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
+    f64 AddF64U SubF64U MulF64U FmaF64U DivF64U RcpF64U SqrtF64U:
+        Up, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
 }
 
 /// This family's selector.
-pub fn select(query: &Query<'_>) -> Option<Selected> {
-    use Arg::{Dst, Src};
-    let ty = query.ty(0)?;
-    match (query.part(0), query.part(1), ty) {
-        ("add", "f32" | "rn", Type::F32) => {
-            Some(Selected::new::<AddF32>([Dst(ty), Src(ty), Src(ty)]))
-        }
-        ("fma", "rn", Type::F32) if query.name.len() == 3 => {
-            Some(Selected::new::<FmaF32>([Dst(ty), Src(ty), Src(ty), Src(ty)]))
-        }
+pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
+    let opcode = query.part(0);
+    let mut parts = Parts::of(query);
+    let ty = parts.take_type()?;
+    match ty {
+        Type::F32 => select_f32(opcode, &mut parts, query),
+        Type::F64 => select_f64(opcode, &mut parts),
         _ => None,
     }
+}
+
+fn select_f32(opcode: &str, parts: &mut Parts<'_>, query: &Query<'_>) -> Option<Selected> {
+    let ftz = parts.take("ftz");
+    let sat = parts.take("sat");
+    if matches!(opcode, "min" | "max") && !sat {
+        let three = query.instruction.operands.len() == 4;
+        return extreme_f32(opcode == "min", parts, ftz, three);
+    }
+    let rounding = parts.rounding();
+    let approximate = parts.take("approx") || parts.take("full");
+    if !parts.done() {
+        return None;
+    }
+    use Rounding::{Down, Nearest, Up, Zero};
+    let nearest = rounding.is_none() || rounding == Some(Nearest);
+    let selected = match opcode {
+        "add" if nearest => lanes_f32::<AddF32>(ftz, sat),
+        "sub" if nearest => lanes_f32::<SubF32>(ftz, sat),
+        "mul" if nearest => lanes_f32::<MulF32>(ftz, sat),
+        // `mad` has been a fused operation since sm_20.
+        "fma" | "mad" if nearest => lanes_f32::<FmaF32>(ftz, sat),
+        "div" if nearest && !sat => lanes_f32::<DivF32>(ftz, sat),
+        "rcp" if nearest && !sat => lanes_f32::<RcpF32>(ftz, sat),
+        "sqrt" if nearest && !sat => lanes_f32::<SqrtF32>(ftz, sat),
+        "rsqrt" if approximate && !sat => lanes_f32::<RsqrtF32>(ftz, sat),
+        "sin" if approximate && !sat => lanes_f32::<SinF32>(ftz, sat),
+        "cos" if approximate && !sat => lanes_f32::<CosF32>(ftz, sat),
+        "ex2" if approximate && !sat => lanes_f32::<Ex2F32>(ftz, sat),
+        "lg2" if approximate && !sat => lanes_f32::<Lg2F32>(ftz, sat),
+        "tanh" if approximate && !sat => lanes_f32::<TanhF32>(ftz, sat),
+        "abs" if rounding.is_none() && !sat => lanes_f32::<AbsF32>(ftz, sat),
+        "neg" if rounding.is_none() && !sat => lanes_f32::<NegF32>(ftz, sat),
+        "copysign" if rounding.is_none() && !ftz && !sat => lanes::<CopysignF32>(),
+        _ => match (opcode, rounding?) {
+            ("add", Zero) => lanes_f32::<AddF32Z>(ftz, sat),
+            ("add", Down) => lanes_f32::<AddF32D>(ftz, sat),
+            ("add", Up) => lanes_f32::<AddF32U>(ftz, sat),
+            ("sub", Zero) => lanes_f32::<SubF32Z>(ftz, sat),
+            ("sub", Down) => lanes_f32::<SubF32D>(ftz, sat),
+            ("sub", Up) => lanes_f32::<SubF32U>(ftz, sat),
+            ("mul", Zero) => lanes_f32::<MulF32Z>(ftz, sat),
+            ("mul", Down) => lanes_f32::<MulF32D>(ftz, sat),
+            ("mul", Up) => lanes_f32::<MulF32U>(ftz, sat),
+            ("fma" | "mad", Zero) => lanes_f32::<FmaF32Z>(ftz, sat),
+            ("fma" | "mad", Down) => lanes_f32::<FmaF32D>(ftz, sat),
+            ("fma" | "mad", Up) => lanes_f32::<FmaF32U>(ftz, sat),
+            ("div", Zero) => lanes_f32::<DivF32Z>(ftz, sat),
+            ("div", Down) => lanes_f32::<DivF32D>(ftz, sat),
+            ("div", Up) => lanes_f32::<DivF32U>(ftz, sat),
+            ("rcp", Zero) => lanes_f32::<RcpF32Z>(ftz, sat),
+            ("rcp", Down) => lanes_f32::<RcpF32D>(ftz, sat),
+            ("rcp", Up) => lanes_f32::<RcpF32U>(ftz, sat),
+            ("sqrt", Zero) => lanes_f32::<SqrtF32Z>(ftz, sat),
+            ("sqrt", Down) => lanes_f32::<SqrtF32D>(ftz, sat),
+            ("sqrt", Up) => lanes_f32::<SqrtF32U>(ftz, sat),
+            _ => return None,
+        },
+    };
+    Some(selected)
+}
+
+/// `min` and `max` with `.NaN`, `.xorsign.abs` or a third operand.
+fn extreme_f32(min: bool, parts: &mut Parts<'_>, ftz: bool, three: bool) -> Option<Selected> {
+    let nan = parts.take("NaN");
+    let xorsign = parts.take("xorsign");
+    if xorsign != parts.take("abs") || !parts.done() {
+        return None;
+    }
+    Some(match (min, nan, xorsign, three) {
+        (true, false, false, false) => lanes_f32::<MinF32>(ftz, false),
+        (false, false, false, false) => lanes_f32::<MaxF32>(ftz, false),
+        (true, true, false, false) => lanes_f32::<MinNanF32>(ftz, false),
+        (false, true, false, false) => lanes_f32::<MaxNanF32>(ftz, false),
+        (true, false, true, false) => lanes_f32::<MinXorF32>(ftz, false),
+        (false, false, true, false) => lanes_f32::<MaxXorF32>(ftz, false),
+        (true, true, true, false) => lanes_f32::<MinNanXorF32>(ftz, false),
+        (false, true, true, false) => lanes_f32::<MaxNanXorF32>(ftz, false),
+        (true, false, false, true) => lanes_f32::<Min3F32>(ftz, false),
+        (false, false, false, true) => lanes_f32::<Max3F32>(ftz, false),
+        (true, true, false, true) => lanes_f32::<Min3NanF32>(ftz, false),
+        (false, true, false, true) => lanes_f32::<Max3NanF32>(ftz, false),
+        _ => return None,
+    })
+}
+
+fn select_f64(opcode: &str, parts: &mut Parts<'_>) -> Option<Selected> {
+    let rounding = parts.rounding();
+    // The approximate forms exist only with `.ftz`, whose flushing to 20 bits ours outdo.
+    let approximate = parts.take("approx") && (parts.take("ftz") || opcode == "rsqrt");
+    if !parts.done() {
+        return None;
+    }
+    use Rounding::{Down, Nearest, Up, Zero};
+    let nearest = rounding.is_none() || rounding == Some(Nearest);
+    let selected = match opcode {
+        "add" if nearest => lanes::<AddF64>(),
+        "sub" if nearest => lanes::<SubF64>(),
+        "mul" if nearest => lanes::<MulF64>(),
+        "fma" | "mad" if nearest => lanes::<FmaF64>(),
+        "div" if nearest => lanes::<DivF64>(),
+        "rcp" if nearest => lanes::<RcpF64>(),
+        "sqrt" if nearest => lanes::<SqrtF64>(),
+        "rsqrt" if approximate => lanes::<RsqrtF64>(),
+        "abs" if rounding.is_none() => lanes::<AbsF64>(),
+        "neg" if rounding.is_none() => lanes::<NegF64>(),
+        "min" if rounding.is_none() => lanes::<MinF64>(),
+        "max" if rounding.is_none() => lanes::<MaxF64>(),
+        "copysign" if rounding.is_none() => lanes::<CopysignF64>(),
+        _ => match (opcode, rounding?) {
+            ("add", Zero) => lanes_scalar::<AddF64Z>(),
+            ("add", Down) => lanes_scalar::<AddF64D>(),
+            ("add", Up) => lanes_scalar::<AddF64U>(),
+            ("sub", Zero) => lanes_scalar::<SubF64Z>(),
+            ("sub", Down) => lanes_scalar::<SubF64D>(),
+            ("sub", Up) => lanes_scalar::<SubF64U>(),
+            ("mul", Zero) => lanes_scalar::<MulF64Z>(),
+            ("mul", Down) => lanes_scalar::<MulF64D>(),
+            ("mul", Up) => lanes_scalar::<MulF64U>(),
+            ("fma" | "mad", Zero) => lanes_scalar::<FmaF64Z>(),
+            ("fma" | "mad", Down) => lanes_scalar::<FmaF64D>(),
+            ("fma" | "mad", Up) => lanes_scalar::<FmaF64U>(),
+            ("div", Zero) => lanes_scalar::<DivF64Z>(),
+            ("div", Down) => lanes_scalar::<DivF64D>(),
+            ("div", Up) => lanes_scalar::<DivF64U>(),
+            ("rcp", Zero) => lanes_scalar::<RcpF64Z>(),
+            ("rcp", Down) => lanes_scalar::<RcpF64D>(),
+            ("rcp", Up) => lanes_scalar::<RcpF64U>(),
+            ("sqrt", Zero) => lanes_scalar::<SqrtF64Z>(),
+            ("sqrt", Down) => lanes_scalar::<SqrtF64D>(),
+            ("sqrt", Up) => lanes_scalar::<SqrtF64U>(),
+            _ => return None,
+        },
+    };
+    Some(selected)
 }

@@ -4,9 +4,14 @@
 //! [`Handlers::of`]. A *selector* maps an instruction's name to its handler and operand list
 //! ([`Selected`]); lowering asks each family's selector in turn.
 
-pub mod alu_float;
+pub(crate) mod alu_float;
+pub(crate) mod alu_int;
+pub mod families;
 pub mod isa;
 pub mod lane;
+pub(crate) mod load_store;
+pub(crate) mod run;
+pub(crate) mod lanewise;
 pub mod select;
 pub mod texture;
 pub mod warp;
@@ -24,8 +29,11 @@ pub enum Flow {
     Next,
     /// The active lanes of the mask jump to `imm`.
     Branch,
-    /// The warp's fragments changed: the loop picks one anew.
+    /// The current fragment's `pc` or frame changed, or others did: the loop picks one anew.
     Reschedule,
+    /// The instruction wants all lanes of its fragment, but its guard leaves only some: the others
+    /// become a fragment of their own, and it runs again.
+    Split,
     /// The fragment waits at this instruction until another fragment or warp lets it go on.
     Wait,
     /// Go on with the next instruction, but let other blocks run soon (`nanosleep`).
