@@ -1,0 +1,161 @@
+use crate::device::{SoftBackend, SoftConfig, StartError};
+use kedge_cuda_types::{CuError, arena};
+use kedge_device::{Backend, Done, Host};
+use kedge_protocol::{Copy3d, CtxId, OutputTarget, Place, StreamId, StreamOp};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+pub(super) const CTX: CtxId = CtxId(1);
+pub(super) const LEGACY: StreamId = StreamId(1);
+/// Blocking streams.
+pub(super) const A: StreamId = StreamId(2);
+pub(super) const B: StreamId = StreamId(3);
+/// A stream that ignores the legacy one.
+pub(super) const FREE: StreamId = StreamId(4);
+
+/// The device arenas have fixed addresses, so one backend lives at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// One device of 64 MiB with a context, a legacy stream and three more.
+pub(super) struct Fixture {
+    pub(super) backend: Arc<SoftBackend>,
+    pub(super) host: Arc<FakeHost>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Fixture {
+    pub(super) fn new() -> Self {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = Arc::new(FakeHost::default());
+        let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 2 };
+        let backend = start(config, &host);
+        backend.create_context(CTX, 0, LEGACY).unwrap();
+        for (stream, blocking) in [(A, true), (B, true), (FREE, false)] {
+            backend.create_stream(stream, CTX, blocking, 0).unwrap();
+        }
+        Self { backend, host, _alone: alone }
+    }
+
+    /// Valid device memory at `offset` of the arena.
+    pub(super) fn alloc(&self, offset: u64, size: u64) -> u64 {
+        let addr = arena::device_base(0) + offset;
+        self.backend.map(CTX, addr, size).unwrap();
+        addr
+    }
+
+    pub(super) fn submit(&self, stream: StreamId, op: StreamOp) {
+        self.backend.submit(stream, op).unwrap();
+    }
+
+    /// Holds the stream until `word` is not 0.
+    pub(super) fn hold(&self, stream: StreamId, word: u64) {
+        self.submit(stream, StreamOp::WaitValue { addr: word, value: 1, wide: false, mode: 0 });
+    }
+
+    /// Stores 1 at `word`, in stream order.
+    pub(super) fn set(&self, stream: StreamId, word: u64) {
+        self.submit(stream, StreamOp::WriteValue { addr: word, value: 1, wide: false });
+    }
+
+    pub(super) fn sync(&self, stream: StreamId) -> Result<(), CuError> {
+        let (sender, receiver) = mpsc::channel();
+        let done: Done = Box::new(move |result| sender.send(result).unwrap());
+        self.backend.when_stream_idle(stream, done);
+        wait(&receiver)
+    }
+
+    pub(super) fn sync_context(&self) -> Result<(), CuError> {
+        let (sender, receiver) = mpsc::channel();
+        self.backend.when_context_idle(CTX, Box::new(move |result| sender.send(result).unwrap()));
+        wait(&receiver)
+    }
+}
+
+/// A thread of the backend before may be about to let go of the addresses.
+fn start(config: SoftConfig, host: &Arc<FakeHost>) -> Arc<SoftBackend> {
+    for _ in 0..1000 {
+        match SoftBackend::new(config, Arc::clone(host) as _) {
+            Ok(backend) => return backend,
+            Err(StartError::Memory(_)) => thread::sleep(Duration::from_millis(2)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the device's addresses stay taken");
+}
+
+impl Drop for Fixture {
+    /// The next test maps the same addresses, so whatever runs has to end first.
+    fn drop(&mut self) {
+        let _ = self.sync_context();
+    }
+}
+
+pub(super) fn wait<T>(receiver: &Receiver<T>) -> T {
+    receiver.recv_timeout(Duration::from_secs(20)).expect("the device does not answer")
+}
+
+/// The word at a device address.
+pub(super) fn word(addr: u64) -> u32 {
+    // SAFETY: tests pass addresses of memory that they have mapped.
+    unsafe { (addr as *const u32).read_volatile() }
+}
+
+pub(super) fn mapped(addr: u64, pitch: u64, slice: u64) -> Place {
+    Place::Mapped { addr, pitch, slice }
+}
+
+pub(super) fn client(bytes: &[u8], pitch: u64, slice: u64) -> Place {
+    Place::Client { addr: bytes.as_ptr() as u64, pitch, slice }
+}
+
+pub(super) fn copy(src: Place, dst: Place, extent: [u64; 3]) -> StreamOp {
+    let [width, height, depth] = extent;
+    StreamOp::Copy { copy: Copy3d { src, dst, width, height, depth } }
+}
+
+/// This process as the client.
+#[derive(Default)]
+pub(super) struct FakeHost {
+    pub(super) faults: Mutex<Vec<(CtxId, CuError)>>,
+    pub(super) log: Mutex<Vec<String>>,
+    pub(super) printed: Mutex<Vec<u8>>,
+    /// Host functions that are not over yet.
+    pub(super) functions: Mutex<Vec<(u64, Done)>>,
+}
+
+impl Host for FakeHost {
+    fn read_client(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        if addr < 4096 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: tests pass addresses of their own buffers.
+        unsafe { std::ptr::copy(addr as *const u8, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    fn write_client(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+        // SAFETY: tests pass addresses of their own buffers.
+        unsafe { std::ptr::copy(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn host_function(&self, token: u64, done: Done) {
+        self.functions.lock().unwrap().push((token, done));
+    }
+
+    fn output(&self, _target: OutputTarget, bytes: &[u8]) {
+        self.printed.lock().unwrap().extend_from_slice(bytes);
+    }
+
+    fn fault(&self, ctx: CtxId, error: CuError) {
+        self.faults.lock().unwrap().push((ctx, error));
+    }
+
+    fn idle(&self) {}
+
+    fn log(&self, line: &str) {
+        self.log.lock().unwrap().push(line.to_owned());
+    }
+}
