@@ -1,6 +1,6 @@
 //! Compiling a program with stock nvcc, once for each state of its sources.
 
-use crate::{Program, root};
+use crate::{Program, kedge, root};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +21,8 @@ pub enum BuildError {
 pub struct Toolchain {
     nvcc: PathBuf,
     out: PathBuf,
+    /// Arguments that `{cuda}` stands for.
+    cuda: Vec<String>,
 }
 
 impl Toolchain {
@@ -34,7 +36,22 @@ impl Toolchain {
         }
         std::fs::create_dir_all(out)
             .map_err(|source| BuildError::Io { what: out.display().to_string(), source })?;
-        Ok(Self { nvcc, out: out.to_owned() })
+        let cuda = driver_library(out)?;
+        Ok(Self { nvcc, out: out.to_owned(), cuda })
+    }
+
+    /// nvcc's further arguments, with what stands for the toolkit and the driver filled in.
+    fn arguments(&self, program: &Program) -> Vec<String> {
+        let toolkit = self.nvcc.parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local/cuda"));
+        let mut arguments = Vec::new();
+        for word in &program.build {
+            if word == "{cuda}" {
+                arguments.extend(self.cuda.iter().cloned());
+            } else {
+                arguments.push(word.replace("{toolkit}", &toolkit.to_string_lossy()));
+            }
+        }
+        arguments
     }
 
     /// The compiled program; a second call with unchanged sources compiles nothing.
@@ -51,7 +68,7 @@ impl Toolchain {
             .arg(&binary)
             .args(flags.split_whitespace())
             .arg(&program.source)
-            .args(&program.build)
+            .args(self.arguments(program))
             .output()
             .map_err(|source| BuildError::Io { what: self.nvcc.display().to_string(), source })?;
         if !output.status.success() {
@@ -87,4 +104,23 @@ impl Toolchain {
         }
         Ok(hasher.finish())
     }
+}
+
+/// How to link the driver library: as `CUDA_LIBS` says, else kedge's, by the name that ld looks for.
+fn driver_library(out: &Path) -> Result<Vec<String>, BuildError> {
+    if let Ok(libs) = std::env::var("CUDA_LIBS") {
+        return Ok(libs.split_whitespace().map(str::to_owned).collect());
+    }
+    let folder = out.join("lib");
+    let link = folder.join("libcuda.so");
+    let io = |source| BuildError::Io { what: link.display().to_string(), source };
+    std::fs::create_dir_all(&folder).map_err(io)?;
+    if let Err(error) = std::fs::remove_file(&link)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(io(error));
+    }
+    let library = kedge().with_file_name("libkedge_cuda.so");
+    std::os::unix::fs::symlink(library, &link).map_err(io)?;
+    Ok(vec!["-lcuda".to_owned(), format!("-L{}", folder.display())])
 }

@@ -1,12 +1,15 @@
 //! What a program's leading comment asks of the runner.
 //!
 //! ```text
-//! // build: -rdc=true {dir}/rdc_device.cu -lcudadevrt
+//! // build: -rdc=true {dir}/_rdc_device.cu -lcudadevrt
 //! // devices: 2
 //! // args: 1000
 //! // stderr: assertion
 //! // seconds: 60
 //! ```
+//!
+//! In `build`, `{dir}` is the program's folder, `{toolkit}` the CUDA toolkit's, and `{cuda}` what links
+//! the driver library (kedge's own where there is no other).
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;

@@ -1,0 +1,39 @@
+// Kernels that launch kernels: recursion over a range, and a parent that ends after its children.
+// build: -rdc=true -lcudadevrt
+#include "check.h"
+
+__global__ void fill(int *p, int from, int to, int depth)
+{
+    if (to - from <= 16) {
+        for (int i = from + threadIdx.x; i < to; i += blockDim.x) p[i] = i * 10 + depth;
+        return;
+    }
+    if (threadIdx.x == 0) {
+        int middle = (from + to) / 2;
+        fill<<<1, 8>>>(p, from, middle, depth + 1);
+        fill<<<1, 8>>>(p, middle, to, depth + 1);
+    }
+}
+
+__global__ void each(int *p, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) p[i] += 1; }
+
+__global__ void parent(int *p, int n)
+{
+    if (threadIdx.x == 0) {
+        for (int r = 0; r < 5; r++) each<<<(n + 63) / 64, 64>>>(p, n);
+    }
+}
+
+int main()
+{
+    const int n = 256;
+    Device<int> d(n);
+    CUDA(cudaMemset(d, 0, n * 4));
+    fill<<<1, 8>>>(d, 0, n, 0);
+    CUDA(cudaGetLastError());
+    parent<<<1, 32>>>(d, n);
+    CUDA(cudaDeviceSynchronize());
+    auto got = d.host();
+    for (int i = 0; i < n; i++) REQUIRE(got[i] == i * 10 + 4 + 5);
+    OK("%d leaves", n / 16);
+}

@@ -1,0 +1,53 @@
+// Two devices: separate memory, peer access, peer copies, events across devices.
+// devices: 2
+#include "check.h"
+
+__global__ void fill(int *p, int n, int base)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) p[i] = base + i;
+}
+
+__global__ void add(int *p, const int *other, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) p[i] += other[i];
+}
+
+int main()
+{
+    const int n = 50000, blocks = (n + 255) / 256;
+    int devices;
+    CUDA(cudaGetDeviceCount(&devices));
+    REQUIRE(devices == 2);
+    int *a, *b, can;
+    cudaStream_t sa, sb;
+    cudaEvent_t done;
+    CUDA(cudaSetDevice(0));
+    CUDA(cudaMalloc(&a, n * 4));
+    CUDA(cudaStreamCreate(&sa));
+    CUDA(cudaEventCreate(&done));
+    fill<<<blocks, 256, 0, sa>>>(a, n, 1000);
+    CUDA(cudaEventRecord(done, sa));
+    CUDA(cudaSetDevice(1));
+    CUDA(cudaMalloc(&b, n * 4));
+    CUDA(cudaStreamCreate(&sb));
+    CUDA(cudaStreamWaitEvent(sb, done, 0));
+    CUDA(cudaMemcpyPeerAsync(b, 1, a, 0, n * 4, sb));
+    CUDA(cudaDeviceCanAccessPeer(&can, 1, 0));
+    REQUIRE(can);
+    CUDA(cudaDeviceEnablePeerAccess(0, 0));
+    EXPECT(cudaErrorPeerAccessAlreadyEnabled, cudaDeviceEnablePeerAccess(0, 0));
+    (void)cudaGetLastError();
+    add<<<blocks, 256, 0, sb>>>(b, a, n);
+    std::vector<int> got(n);
+    CUDA(cudaMemcpyAsync(got.data(), b, n * 4, cudaMemcpyDeviceToHost, sb));
+    CUDA(cudaStreamSynchronize(sb));
+    for (int i = 0; i < n; i++) REQUIRE(got[i] == 2 * (1000 + i));
+    cudaPointerAttributes attributes;
+    CUDA(cudaPointerGetAttributes(&attributes, b));
+    REQUIRE(attributes.device == 1 && attributes.type == cudaMemoryTypeDevice);
+    CUDA(cudaFree(b));
+    CUDA(cudaFree(a));
+    OK("%d ints over", n);
+}
