@@ -1,27 +1,12 @@
 //! CUDA arrays: opaque images that textures and surfaces read, and that only copies reach.
 
 use super::arena::Memory;
+use crate::exec::texture::{ArrayView, Format};
 use kedge_cuda_types::CuError;
 use kedge_protocol::ArrayDesc;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// `CUarray_format` values (CUDA Driver API reference).
-pub(super) mod format {
-    pub(crate) const U8: u32 = 0x01;
-    pub(crate) const U16: u32 = 0x02;
-    pub(crate) const U32: u32 = 0x03;
-    pub(crate) const S8: u32 = 0x08;
-    pub(crate) const S16: u32 = 0x09;
-    pub(crate) const S32: u32 = 0x0a;
-    pub(crate) const F16: u32 = 0x10;
-    pub(crate) const F32: u32 = 0x20;
-}
-
-/// CUDA_ARRAY3D_* flags.
-const LAYERED: u32 = 1;
-const CUBEMAP: u32 = 4;
 
 /// An array's storage: rows without gaps, planes (or layers) of rows.
 pub(super) struct Array {
@@ -45,25 +30,14 @@ unsafe impl Send for Array {}
 // SAFETY: as above.
 unsafe impl Sync for Array {}
 
-/// Bytes of one channel.
-///
-/// # Errors
-/// NOT_SUPPORTED for formats that this device does not read (planar video, block compression).
-pub(super) fn channel_bytes(format: u32) -> Result<u64, CuError> {
-    match format {
-        format::U8 | format::S8 => Ok(1),
-        format::U16 | format::S16 | format::F16 => Ok(2),
-        format::U32 | format::S32 | format::F32 => Ok(4),
-        _ => Err(CuError::NOT_SUPPORTED),
-    }
-}
-
 impl Array {
     pub(super) fn new(memory: &Arc<Memory>, desc: &ArrayDesc) -> Result<Self, CuError> {
-        if desc.width == 0 || !matches!(desc.channels, 1 | 2 | 4) {
+        if desc.width == 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let element = channel_bytes(desc.format)? * u64::from(desc.channels);
+        // Planar video and block compression are not read by this device.
+        let format = Format::new(desc.format, desc.channels).ok_or(CuError::NOT_SUPPORTED)?;
+        let element = u64::from(format.bytes());
         let pitch = desc.width.checked_mul(element).ok_or(CuError::INVALID_VALUE)?;
         let (rows, planes) = (desc.height.max(1), desc.depth.max(1));
         let bytes = pitch.checked_mul(rows).and_then(|plane| plane.checked_mul(planes));
@@ -89,12 +63,10 @@ impl Array {
         self.pitch * self.rows
     }
 
-    pub(super) fn is_layered(&self) -> bool {
-        self.desc.flags & LAYERED != 0
-    }
-
-    pub(super) fn is_cubemap(&self) -> bool {
-        self.desc.flags & CUBEMAP != 0
+    /// The array as textures and surfaces see it, which keeps it alive.
+    pub(super) fn view(self: &Arc<Self>) -> Result<ArrayView, CuError> {
+        let owner = Arc::clone(self) as _;
+        ArrayView::array(self.address(), &self.desc, self.pitch, self.plane_bytes(), Some(owner))
     }
 
     /// The address of byte `x` of row `y` of plane `z`, from where `width` bytes of `height` rows of

@@ -2,7 +2,7 @@
 
 use super::arrays::Array;
 use super::tasks::lock;
-use crate::exec::texture::TextureView;
+use crate::exec::texture::{ArrayView, TextureView};
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayId, Texture, TextureSource};
@@ -12,44 +12,56 @@ use std::sync::{Arc, Mutex};
 /// What kernels look handles up in. A handle means the same on all devices of a client.
 #[derive(Default)]
 pub(super) struct TextureTable {
-    entries: Mutex<HashMap<u64, Entry>>,
-}
-
-struct Entry {
-    view: Arc<TextureView>,
-    /// What the view's addresses point into.
-    _arrays: Vec<Arc<Array>>,
+    views: Mutex<HashMap<u64, Arc<TextureView>>>,
 }
 
 impl TextureTable {
     pub(super) fn find(&self, handle: u64) -> Option<Arc<TextureView>> {
-        lock(&self.entries).get(&handle).map(|entry| Arc::clone(&entry.view))
+        lock(&self.views).get(&handle).cloned()
     }
 
     /// # Errors
-    /// INVALID_HANDLE for an unknown array, INVALID_VALUE for a source that cannot be read.
+    /// INVALID_HANDLE for an unknown array, INVALID_VALUE for memory that is not valid or a format
+    /// that cannot be read.
     pub(super) fn create(
         &self,
         texture: &Texture,
-        _spans: &Spans,
+        spans: &Spans,
         array: impl Fn(ArrayId) -> Result<Arc<Array>, CuError>,
     ) -> Result<(), CuError> {
-        let arrays: Vec<Arc<Array>> = match &texture.source {
-            TextureSource::Array { array: id } => vec![array(*id)?],
+        let levels = match &texture.source {
+            TextureSource::Array { array: id } => vec![array(*id)?.view()?],
             TextureSource::Mipmap { levels } => {
-                levels.iter().map(|id| array(*id)).collect::<Result<_, _>>()?
+                levels.iter().map(|id| array(*id)?.view()).collect::<Result<_, CuError>>()?
             }
-            TextureSource::Linear { .. } | TextureSource::Pitch2d { .. } => Vec::new(),
+            &TextureSource::Linear { addr, format, channels, bytes } => {
+                check(spans, addr, Some(bytes))?;
+                vec![ArrayView::linear(addr, format, channels, bytes)?]
+            }
+            &TextureSource::Pitch2d { addr, format, channels, width, height, pitch } => {
+                let view = ArrayView::pitched(addr, format, channels, width, height, pitch)?;
+                // The last row may end where its elements do.
+                let row = width.checked_mul(u64::from(view.format.bytes()));
+                let rows = pitch.checked_mul(height.max(1) - 1);
+                check(spans, addr, row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)))?;
+                vec![view]
+            }
         };
-        let view = Arc::new(TextureView {});
-        lock(&self.entries).insert(texture.handle, Entry { view, _arrays: arrays });
+        let view = TextureView::new(texture, levels)?;
+        lock(&self.views).insert(texture.handle, Arc::new(view));
         Ok(())
     }
 
     pub(super) fn destroy(&self, handle: u64) -> Result<(), CuError> {
-        match lock(&self.entries).remove(&handle) {
-            Some(_) => Ok(()),
-            None => Err(CuError::INVALID_HANDLE),
-        }
+        lock(&self.views).remove(&handle).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+}
+
+/// # Errors
+/// INVALID_VALUE where a byte of the range is not valid, or its length overflowed.
+fn check(spans: &Spans, addr: u64, size: Option<u64>) -> Result<(), CuError> {
+    match size {
+        Some(size) if spans.covers(addr, size) => Ok(()),
+        _ => Err(CuError::INVALID_VALUE),
     }
 }
