@@ -1,0 +1,272 @@
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, log, socket, lib/}` in a folder private to the user.
+//!
+//! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
+//! ended, however it ended. The log and the facts of the latest jobs are kept.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+
+/// Finished jobs that are kept.
+const KEPT: usize = 50;
+
+#[derive(Debug, Error)]
+pub(crate) enum JobError {
+    #[error("{path}: {source}; set XDG_RUNTIME_DIR to a folder that you can write to")]
+    Io { path: PathBuf, source: io::Error },
+    #[error(
+        "{path} is not a folder of yours that others cannot enter: remove it, or set XDG_RUNTIME_DIR"
+    )]
+    NotPrivate { path: PathBuf },
+    #[error("a job named {name} is running: choose another name, or end it first")]
+    InUse { name: JobName },
+    #[error(
+        "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
+    )]
+    BadName(String),
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {
+    move |source| JobError::Io { path: path.to_owned(), source }
+}
+
+/// A name that is safe as a folder's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct JobName(String);
+
+impl FromStr for JobName {
+    type Err = JobError;
+    fn from_str(text: &str) -> Result<JobName, JobError> {
+        let proper = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if text.len() > 64
+            || !text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            || !text.chars().all(proper)
+        {
+            return Err(JobError::BadName(text.to_owned()));
+        }
+        Ok(JobName(text.to_owned()))
+    }
+}
+
+impl std::fmt::Display for JobName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl JobName {
+    /// A name for a job that was given none: the program's, and the supervisor's process id.
+    pub(crate) fn generated(program: &Path) -> JobName {
+        let base = program.file_name().unwrap_or_default().to_string_lossy();
+        let base: String = base.chars().filter(char::is_ascii_alphanumeric).take(40).collect();
+        let base = if base.is_empty() { "job" } else { &base };
+        JobName(format!("{base}-{}", std::process::id()))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    Running,
+    /// With this status.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+/// What `meta.json` says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub(crate) name: String,
+    /// The supervisor's process id.
+    pub(crate) supervisor: u32,
+    /// The program's.
+    pub(crate) pid: Option<u32>,
+    pub(crate) command: Vec<String>,
+    pub(crate) gpu: String,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+    pub(crate) ended: Option<u64>,
+    pub(crate) state: State,
+}
+
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The user's jobs.
+#[derive(Debug, Clone)]
+pub(crate) struct Jobs {
+    dir: PathBuf,
+}
+
+impl Jobs {
+    /// Opens, or makes, the user's folder: `$XDG_RUNTIME_DIR/kedge`, else `/tmp/kedge-UID`.
+    pub(crate) fn open() -> Result<Jobs, JobError> {
+        // SAFETY: a plain call.
+        let uid = unsafe { libc::geteuid() };
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let base = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
+            Some(dir) => dir.join("kedge"),
+            None => PathBuf::from(format!("/tmp/kedge-{uid}")),
+        };
+        private_dir(&base, uid)?;
+        let dir = base.join("jobs");
+        private_dir(&dir, uid)?;
+        Ok(Jobs { dir })
+    }
+
+    fn job_dir(&self, name: &JobName) -> PathBuf {
+        self.dir.join(&name.0)
+    }
+
+    /// Takes `name` for a job of this process. What an ended job of that name has left goes.
+    pub(crate) fn create(&self, name: &JobName) -> Result<JobDir, JobError> {
+        let dir = self.job_dir(name);
+        loop {
+            match DirBuilder::new().mode(0o700).create(&dir) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(io_error(&dir)(e));
+                }
+                _ => {}
+            }
+            let path = dir.join("lock");
+            let options =
+                OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).clone();
+            let lock = match options.open(&path) {
+                // Another supervisor removed the folder in between.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                other => other.map_err(io_error(&path))?,
+            };
+            if !try_lock(&lock) {
+                return Err(JobError::InUse { name: name.clone() });
+            }
+            // The lock counts only if it is still the one that others would open.
+            let same = fs::metadata(&path)
+                .is_ok_and(|now| lock.metadata().is_ok_and(|ours| ours.ino() == now.ino()));
+            if !same {
+                continue;
+            }
+            for left in ["socket", "log", "meta.json"] {
+                let _ = fs::remove_file(dir.join(left));
+            }
+            let _ = fs::remove_dir_all(dir.join("lib"));
+            return Ok(JobDir { dir, _lock: lock });
+        }
+    }
+
+    /// All jobs, the newest first, with their state as it is now. A job whose supervisor died
+    /// without a word counts as killed.
+    pub(crate) fn list(&self) -> Result<Vec<Meta>, JobError> {
+        let mut metas = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(io_error(&self.dir))?.flatten() {
+            let dir = entry.path();
+            if let Some(mut meta) = read_meta(&dir) {
+                if meta.state == State::Running && !is_locked(&dir) {
+                    meta.state = State::Killed(libc::SIGKILL);
+                }
+                metas.push(meta);
+            }
+        }
+        metas.sort_by_key(|meta| std::cmp::Reverse((meta.started, meta.supervisor)));
+        Ok(metas)
+    }
+
+    /// Where the log of job `name` lies.
+    pub(crate) fn log_path(&self, name: &JobName) -> PathBuf {
+        self.job_dir(name).join("log")
+    }
+
+    /// Removes all but the latest ended jobs.
+    pub(crate) fn prune(&self) {
+        let ended =
+            self.list().unwrap_or_default().into_iter().filter(|m| m.state != State::Running);
+        for meta in ended.skip(KEPT) {
+            let Ok(name) = meta.name.parse::<JobName>() else { continue };
+            let dir = self.job_dir(&name);
+            // Under the lock, so that a new job of the same name is not taken for the old one.
+            let lock = File::open(dir.join("lock"));
+            if lock.is_ok_and(|lock| try_lock(&lock)) {
+                let _ = fs::remove_dir_all(&dir);
+            }
+        }
+    }
+}
+
+/// A running job's folder, locked while this lives.
+#[derive(Debug)]
+pub(crate) struct JobDir {
+    dir: PathBuf,
+    _lock: File,
+}
+
+impl JobDir {
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("socket")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    pub(crate) fn lib(&self) -> PathBuf {
+        self.dir.join("lib")
+    }
+
+    /// Makes `lib/` with the names under which programs look for the driver.
+    pub(crate) fn link_driver(&self, shim: &Path) -> Result<(), JobError> {
+        let lib = self.lib();
+        fs::create_dir(&lib).map_err(io_error(&lib))?;
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            let link = lib.join(name);
+            std::os::unix::fs::symlink(shim, &link).map_err(io_error(&link))?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `meta.json` as a whole.
+    pub(crate) fn write_meta(&self, meta: &Meta) -> Result<(), JobError> {
+        let (path, new) = (self.dir.join("meta.json"), self.dir.join("meta.json.new"));
+        let text = serde_json::to_vec_pretty(meta).map_err(|e| io_error(&path)(e.into()))?;
+        fs::write(&new, text).map_err(io_error(&new))?;
+        fs::rename(&new, &path).map_err(io_error(&path))
+    }
+
+    /// Removes what only a running job needs.
+    pub(crate) fn retire(&self) {
+        let _ = fs::remove_file(self.socket());
+        let _ = fs::remove_dir_all(self.lib());
+    }
+}
+
+/// Makes `path` if need be, and refuses it unless it is a folder of `uid` that only it can enter.
+fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(path)(e)),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(path).map_err(io_error(path))?;
+    if !meta.is_dir() || meta.uid() != uid || meta.permissions().mode() & 0o077 != 0 {
+        return Err(JobError::NotPrivate { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+fn try_lock(file: &File) -> bool {
+    // SAFETY: a plain call on a live descriptor.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+fn is_locked(dir: &Path) -> bool {
+    File::open(dir.join("lock")).is_ok_and(|lock| !try_lock(&lock))
+}
+
+fn read_meta(dir: &Path) -> Option<Meta> {
+    serde_json::from_slice(&fs::read(dir.join("meta.json")).ok()?).ok()
+}

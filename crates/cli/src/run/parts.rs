@@ -1,0 +1,48 @@
+//! Where kedge's other parts lie.
+
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The shim and the proxy that belong to this `kedge`.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) shim: PathBuf,
+    pub(crate) proxy: PathBuf,
+}
+
+const SHIM: &str = "libkedge_cuda.so";
+const PROXY: &str = "kedge-proxy";
+
+#[derive(Debug, Error)]
+pub(crate) enum PartsError {
+    #[error("{file} is not in {places}: run `make build`, or set KEDGE_LIB_DIR to its folder")]
+    NotFound { file: &'static str, places: String },
+}
+
+impl Parts {
+    /// In `KEDGE_LIB_DIR`, else beside this executable, else in `lib/kedge` or `lib` next to its
+    /// folder.
+    pub(crate) fn find() -> Result<Parts, PartsError> {
+        let places = places();
+        Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)? })
+    }
+}
+
+fn places() -> Vec<PathBuf> {
+    if let Some(dir) = std::env::var_os("KEDGE_LIB_DIR") {
+        return vec![PathBuf::from(dir)];
+    }
+    let exe = std::env::current_exe().and_then(|exe| exe.canonicalize()).unwrap_or_default();
+    let bin = exe.parent().unwrap_or(Path::new("/")).to_owned();
+    let prefix = bin.parent().unwrap_or(Path::new("/")).to_owned();
+    vec![bin, prefix.join("lib/kedge"), prefix.join("lib")]
+}
+
+fn find_in(places: &[PathBuf], file: &'static str) -> Result<PathBuf, PartsError> {
+    // Absolute, because links to it lie elsewhere.
+    let found = places.iter().find_map(|dir| dir.join(file).canonicalize().ok());
+    found.ok_or_else(|| {
+        let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
+        PartsError::NotFound { file, places: places.join(", ") }
+    })
+}

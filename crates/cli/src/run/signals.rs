@@ -1,0 +1,98 @@
+//! Signals: the program's are its own; the supervisor only passes on what was sent to it.
+
+use std::mem::MaybeUninit;
+
+/// What the supervisor passes on. Stop and continue signals are left alone: the terminal sends
+/// them to the whole foreground group, and a stopped program should have a stopped supervisor.
+const FORWARDED: [libc::c_int; 9] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGWINCH,
+    libc::SIGIO,
+];
+
+/// Blocked signals, taken one by one with [`Signals::next`].
+pub(crate) struct Signals {
+    taken: libc::sigset_t,
+    /// The mask that this process was started with, for the program.
+    original: libc::sigset_t,
+}
+
+/// A signal that arrived.
+pub(crate) enum Signal {
+    /// Some child has changed its state.
+    Child,
+    /// To be passed on to the program.
+    Forward(libc::c_int),
+}
+
+impl Signals {
+    pub(crate) fn block() -> Signals {
+        let mut taken = MaybeUninit::uninit();
+        let mut original = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises `taken`, sigaddset gets valid signal numbers, and
+        // pthread_sigmask fills `original`.
+        unsafe {
+            libc::sigemptyset(taken.as_mut_ptr());
+            libc::sigaddset(taken.as_mut_ptr(), libc::SIGCHLD);
+            for signal in FORWARDED {
+                libc::sigaddset(taken.as_mut_ptr(), signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, taken.as_ptr(), original.as_mut_ptr());
+            Signals { taken: taken.assume_init(), original: original.assume_init() }
+        }
+    }
+
+    /// Waits for the next signal.
+    pub(crate) fn next(&self) -> Signal {
+        loop {
+            let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+            // SAFETY: the set is initialised; sigwaitinfo fills `info`, which is plain data anyway.
+            let (signal, info) = unsafe {
+                let signal = libc::sigwaitinfo(&self.taken, info.as_mut_ptr());
+                (signal, info.assume_init())
+            };
+            if signal == libc::SIGCHLD {
+                return Signal::Child;
+            }
+            // What the terminal sends (code above 0, from the kernel) has reached the program too:
+            // it is in the same group.
+            if signal > 0 && info.si_code <= 0 {
+                return Signal::Forward(signal);
+            }
+        }
+    }
+
+    /// The mask for the program, to be set between fork and exec.
+    pub(crate) fn original(&self) -> libc::sigset_t {
+        self.original
+    }
+}
+
+/// Orphans of the job become this process's children: they stay part of the job.
+pub(crate) fn become_subreaper() {
+    // SAFETY: a plain call.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+}
+
+/// Ends this process by `signal`, as the program was ended; without a second core dump.
+pub(crate) fn die_of(signal: libc::c_int) -> ! {
+    // SAFETY: plain calls on locals; the default action of a signal that kills ends the process.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+        libc::raise(signal);
+    }
+    // A signal whose default is not to kill cannot have killed the program; as shells count it.
+    std::process::exit(128 + signal)
+}
