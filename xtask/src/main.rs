@@ -1,1 +1,50 @@
-fn main() {}
+//! Tasks of the repository: `cargo xtask help`.
+
+mod codegen;
+mod implement;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask codegen [--check]
+    Writes what is generated from api/: the shim's exports and cuGetProcAddress table,
+    docs/support.md and api/conformance.txt. --check fails where a file is stale instead.
+cargo xtask implement CLASS GATE SYMBOL...
+    Sets the class (local, post, call, custom, unsupported) and gate (none, init, healthy) of
+    symbols in api/functions.txt, then generates.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args.as_slice() {
+        ["codegen"] => codegen::write(&root()),
+        ["codegen", "--check"] => codegen::check(&root()),
+        ["implement", class, gate, symbols @ ..] if !symbols.is_empty() => {
+            implement::run(&root(), class, gate, symbols).and_then(|()| codegen::write(&root()))
+        }
+        ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root: this package lies directly in it.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_owned()
+}

@@ -1,5 +1,26 @@
-//! shim
+//! kedge's libcuda.so.1: the CUDA driver API of an unmodified program.
+//!
+//! A call enters through [`entry`] at an export that is generated from `api/functions.txt`, runs in
+//! the module of its subject, and reaches the proxy, if it must, through [`session`]. All semantics
+//! that need no device live here: handles, contexts, capture, graphs, address allocation, queries.
+#![allow(
+    non_snake_case,
+    clippy::missing_safety_doc,
+    reason = "implementations carry their C symbol's name, and its safety contract"
+)]
 #![allow(dead_code, reason = "the parts are published before what calls them")]
 
 mod capture;
+mod context;
+mod entry;
+mod ffi;
+pub mod generated;
+mod handle;
+mod init;
+mod log;
+mod module;
+#[cfg(feature = "private-tables")]
+mod private_tables;
+mod procaddress;
+mod session;
 mod stream;

@@ -1,0 +1,125 @@
+//! This process's connection to its proxy, made by cuInit.
+
+use crate::{entry, log};
+use kedge_cuda_types::CuError;
+use kedge_protocol::{Call, Post, Welcome};
+use kedge_transport::{Client, Dead};
+use kedge_wire::Wire;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+mod device;
+pub(crate) use device::Device;
+
+/// What cuInit made. Lives as long as the process.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    pub(crate) driver_version: u32,
+    /// Whether the proxy reaches this process's private memory.
+    pub(crate) client_memory: bool,
+    pub(crate) devices: Vec<Device>,
+}
+
+const FRESH: u8 = 0;
+const READY: u8 = 1;
+/// A child of fork(): the ring belongs to the parent.
+const FORKED: u8 = 2;
+
+static PHASE: AtomicU8 = AtomicU8::new(FRESH);
+static SESSION: OnceLock<Session> = OnceLock::new();
+
+/// NOT_INITIALIZED before cuInit has succeeded in this process.
+#[inline]
+pub(crate) fn ready() -> Result<(), CuError> {
+    if PHASE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(CuError::NOT_INITIALIZED) }
+}
+
+/// The session, or NOT_INITIALIZED.
+#[inline]
+pub(crate) fn get() -> Result<&'static Session, CuError> {
+    ready()?;
+    SESSION.get().ok_or(CuError::NOT_INITIALIZED)
+}
+
+/// Connects, once. NO_DEVICE where there is no proxy; the log says why.
+pub(crate) fn init() -> Result<(), CuError> {
+    static CONNECTING: Mutex<()> = Mutex::new(());
+    match PHASE.load(Ordering::Acquire) {
+        READY => return Ok(()),
+        FORKED => return Err(CuError::NOT_INITIALIZED),
+        _ => {}
+    }
+    let _one_at_a_time = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if SESSION.get().is_some() {
+        return ready();
+    }
+    if std::env::var_os("KEDGE_TRACE").is_some_and(|v| v == "1") {
+        entry::enable_tracing();
+    }
+    let session = connect()?;
+    // SAFETY: the handler only stores to an atomic, which is allowed after fork().
+    unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
+    if SESSION.set(session).is_ok() {
+        PHASE.store(READY, Ordering::Release);
+    }
+    Ok(())
+}
+
+extern "C" fn in_forked_child() {
+    PHASE.store(FORKED, Ordering::Release);
+}
+
+fn connect() -> Result<Session, CuError> {
+    let Some(socket) = std::env::var_os("KEDGE_SOCKET") else {
+        log::line("cuInit: KEDGE_SOCKET is not set; start the program with `kedge run`");
+        return Err(CuError::NO_DEVICE);
+    };
+    let program = std::env::args().next().unwrap_or_default();
+    let (client, welcome) = Client::connect(Path::new(&socket), &program).map_err(|error| {
+        log::line(&format!("cuInit: {error}"));
+        CuError::NO_DEVICE
+    })?;
+    let Welcome { driver_version, client_memory, devices } = welcome;
+    if devices.is_empty() {
+        log::line("cuInit: the proxy has no device for this program");
+        return Err(CuError::NO_DEVICE);
+    }
+    let devices = devices.into_inner().into_iter().map(Device::new).collect();
+    Ok(Session { client, driver_version, client_memory, devices })
+}
+
+impl Session {
+    /// Appends a one-way message. DEVICE_UNAVAILABLE when the proxy is gone.
+    #[inline]
+    pub(crate) fn post(&self, post: &Post) -> Result<(), CuError> {
+        self.client.post(post).map_err(gone)
+    }
+
+    /// Appends `call` and waits for its reply. DEVICE_UNAVAILABLE when the proxy is gone.
+    pub(crate) fn call<T: Wire>(&self, call: &Call) -> Result<T, CuError> {
+        self.client.call(call).map_err(gone)
+    }
+
+    /// A call whose reply is a `Status`.
+    pub(crate) fn call_status(&self, call: &Call) -> Result<(), CuError> {
+        self.call::<Result<(), u32>>(call)?.map_err(CuError)
+    }
+
+    /// The device of that ordinal, or INVALID_DEVICE.
+    #[inline]
+    pub(crate) fn device(&self, ordinal: i32) -> Result<&Device, CuError> {
+        let index = usize::try_from(ordinal).map_err(|_| CuError::INVALID_DEVICE)?;
+        self.devices.get(index).ok_or(CuError::INVALID_DEVICE)
+    }
+}
+
+/// What every call returns once the proxy is gone.
+#[cold]
+pub(crate) fn gone(_: Dead) -> CuError {
+    entry::log_once("proxy gone", || {
+        "the proxy is gone; CUDA calls return CUDA_ERROR_DEVICE_UNAVAILABLE from now on".to_owned()
+    });
+    CuError::DEVICE_UNAVAILABLE
+}
