@@ -49,8 +49,15 @@ impl Client {
         Client::handshake(stream.into(), shared, program)
     }
 
-    /// The handshake alone, over a connected socket.
-    pub(crate) fn handshake(
+    /// The handshake alone, over a connected socket and without arenas: for tests.
+    #[doc(hidden)]
+    pub fn connect_bare(socket: OwnedFd, program: &str) -> Result<(Client, Welcome), ConnectError> {
+        let shared = memory::create_shared_arena()
+            .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;
+        Client::handshake(socket, shared, program)
+    }
+
+    fn handshake(
         socket: OwnedFd,
         shared: OwnedFd,
         program: &str,

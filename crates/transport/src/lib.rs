@@ -13,6 +13,8 @@ mod layout;
 mod memory;
 mod outbox;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod server;
 mod slots;
 mod socket;
