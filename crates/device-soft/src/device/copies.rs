@@ -13,6 +13,10 @@ use std::sync::Arc;
 /// Rows of client memory are read together up to this many bytes, gaps included.
 const BATCH: usize = 1 << 20;
 
+/// Copies from this many bytes on are moved by both engines.
+const SPLIT: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+
 /// A copy whose places have been resolved.
 pub(super) struct Transfer {
     src: Side,
@@ -22,6 +26,7 @@ pub(super) struct Transfer {
     depth: u64,
 }
 
+#[derive(Clone)]
 struct Side {
     reach: Reach,
     addr: u64,
@@ -29,6 +34,7 @@ struct Side {
     slice: u64,
 }
 
+#[derive(Clone)]
 enum Reach {
     /// Device or shared arena: checked against the valid ranges when the copy runs.
     Mapped,
@@ -91,6 +97,24 @@ impl Transfer {
 
     pub(super) fn bytes(&self) -> u64 {
         self.width.saturating_mul(self.height).saturating_mul(self.depth)
+    }
+
+    /// Parts that may move at the same time: halves, where the copy is long and of one piece.
+    pub(super) fn split(self) -> Vec<Self> {
+        let (src, dst) = (self.src.addr, self.dst.addr);
+        let apart = self.src.is_client() != self.dst.is_client()
+            || src.saturating_add(self.width) <= dst
+            || dst.saturating_add(self.width) <= src;
+        if self.width < SPLIT || self.height * self.depth != 1 || !apart {
+            return vec![self];
+        }
+        let half = (self.width / 2).next_multiple_of(PAGE);
+        let part = |offset: u64, width: u64| {
+            // One row: only the address counts.
+            let side = |side: &Side| Side { addr: side.addr.wrapping_add(offset), ..side.clone() };
+            Self { src: side(&self.src), dst: side(&self.dst), width, ..self }
+        };
+        vec![part(0, half), part(half, self.width - half)]
     }
 
     /// Moves the bytes. On an error part of them may have moved.

@@ -259,7 +259,10 @@ impl Backend for SoftBackend {
         if tables.modules.contains_key(&module) {
             return Err(refuse(CuError::INVALID_HANDLE, "the module's id is in use"));
         }
-        let (loaded, info) = Module::load(ctx, device, &self.runtime.memory, &images)?;
+        let (loaded, info) = {
+            let log = |line: &str| self.runtime.host.log(line);
+            Module::load(ctx, device, &self.runtime.memory, &images, log)?
+        };
         tables.modules.insert(module, loaded);
         Ok(info)
     }

@@ -27,8 +27,9 @@ impl Module {
         device: u32,
         memory: &Arc<Memory>,
         images: &[Vec<u8>],
+        log: impl Fn(&str),
     ) -> Result<(Self, ModuleInfo), LoadError> {
-        let units = images.iter().map(|image| parse(image)).collect::<Result<Vec<_>, _>>()?;
+        let units = parse_all(images, log)?;
         let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
         let memory = Arc::clone(memory);
         let mut variables = Variables { memory, device, placed: Vec::new() };
@@ -43,10 +44,32 @@ fn error(code: CuError, message: String) -> LoadError {
     LoadError { code: code.0, message: Text::truncated(message) }
 }
 
-/// One image as a PTX module.
-fn parse(image: &[u8]) -> Result<ast::Module, LoadError> {
-    let text = ptx_text(image)?;
-    kedge_ptx::parse(&text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
+/// Every image as a PTX module. One of several may lack PTX, if what the others need is not in it:
+/// libcudadevrt is such an image, and its functions are this device's own.
+fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Vec<ast::Module>, LoadError> {
+    let mut units = Vec::with_capacity(images.len());
+    let mut lacking = None;
+    for (index, image) in images.iter().enumerate() {
+        match ptx_text(image) {
+            Ok(text) => units.push(parse(&text)?),
+            Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
+                if images.len() > 1 {
+                    let count = images.len();
+                    log(&format!("image {index} of {count} is left out: {}", &*refusal.message));
+                }
+                lacking.get_or_insert(refusal);
+            }
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    match lacking {
+        Some(refusal) if units.is_empty() => Err(refusal),
+        _ => Ok(units),
+    }
+}
+
+fn parse(text: &str) -> Result<ast::Module, LoadError> {
+    kedge_ptx::parse(text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
 }
 
 /// The PTX of an image: of a fatbin, the newest that this device's compute capability can run.
@@ -166,18 +189,35 @@ fn describe(program: &Program) -> Result<ModuleInfo, LoadError> {
 mod tests {
     use super::*;
 
+    fn refusal(images: &[&[u8]]) -> LoadError {
+        let images: Vec<Vec<u8>> = images.iter().map(|image| image.to_vec()).collect();
+        parse_all(&images, |_| ()).unwrap_err()
+    }
+
+    const CUBIN: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
+    const PTX: &[u8] = b".version 8.0\n.target sm_80\n.address_size 64\n\0";
+
     #[test]
     fn images_without_ptx_are_refused_by_name() {
-        let elf = parse(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0").unwrap_err();
-        assert_eq!(elf.code, CuError::NO_BINARY_FOR_GPU.0);
-        assert!(elf.message.contains("-gencode arch=compute_90,code=compute_90"));
-        assert_eq!(parse(b"\0\0\0\0rubbish").unwrap_err().code, CuError::INVALID_IMAGE.0);
+        let cubin = refusal(&[CUBIN]);
+        assert_eq!(cubin.code, CuError::NO_BINARY_FOR_GPU.0);
+        assert!(cubin.message.contains("-gencode arch=compute_90,code=compute_90"));
+        assert_eq!(refusal(&[b"\0\0\0\0rubbish"]).code, CuError::INVALID_IMAGE.0);
+    }
+
+    #[test]
+    fn one_of_several_images_may_lack_ptx() {
+        let logged = std::cell::RefCell::new(Vec::new());
+        let log = |line: &str| logged.borrow_mut().push(line.to_owned());
+        let units = parse_all(&[CUBIN.to_vec(), PTX.to_vec()], log).unwrap();
+        assert_eq!(units.len(), 1);
+        assert!(logged.borrow()[0].starts_with("image 0 of 2 is left out"));
+        assert_eq!(refusal(&[CUBIN, CUBIN]).code, CuError::NO_BINARY_FOR_GPU.0);
     }
 
     #[test]
     fn a_syntax_error_names_its_line() {
-        let text = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k( {\n\0";
-        let refused = parse(text).unwrap_err();
+        let refused = refusal(&[b".version 8.0\n.target sm_80\n.address_size 64\n.entry k( {\n"]);
         assert_eq!(refused.code, CuError::INVALID_PTX.0);
         assert!(refused.message.contains('4'), "{}", &*refused.message);
     }

@@ -9,7 +9,7 @@ use crate::launch::GridSpec;
 use kedge_cuda_types::CuError;
 use kedge_device::Done;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Copies and fills up to this many bytes run where the task became ready; more goes to an engine.
 const INLINE_BYTES: u64 = 256 << 10;
@@ -86,14 +86,16 @@ impl Work {
             }
             Self::Copy(transfer) => {
                 let bytes = transfer.bytes();
-                return sized(runtime, task, bytes, "copy", move |runtime| {
-                    transfer.run(&runtime.memory, &*runtime.host)
-                });
+                let parts = transfer
+                    .split()
+                    .into_iter()
+                    .map(|part| move |runtime: &Runtime| part.run(&runtime.memory, &*runtime.host));
+                return sized(runtime, task, bytes, "copy", parts.collect());
             }
             Self::Fill(fill) => {
                 let bytes = fill.bytes();
                 let run = move |runtime: &Runtime| fill.run(&runtime.memory);
-                return sized(runtime, task, bytes, "memset", run);
+                return sized(runtime, task, bytes, "memset", vec![run]);
             }
             Self::CopyInline { dst, bytes } => copy_inline(runtime, dst, &bytes),
             Self::HostFn(token) => {
@@ -122,29 +124,38 @@ impl Work {
     }
 }
 
-/// Runs `work` here where it is small, else on an engine.
-fn sized(
+/// Runs `parts` here where the whole is small, else on the engines.
+fn sized<W>(
     runtime: &Arc<Runtime>,
     task: &Arc<Task>,
     bytes: u64,
     what: &'static str,
-    work: impl FnOnce(&Runtime) -> Result<(), CuError> + Send + 'static,
-) -> Progress {
-    let run = move |runtime: &Runtime, task: &Task| {
-        if let Err(error) = work(runtime) {
+    parts: Vec<W>,
+) -> Progress
+where
+    W: FnOnce(&Runtime) -> Result<(), CuError> + Send + 'static,
+{
+    let run = move |part: W, runtime: &Runtime, task: &Task| {
+        if let Err(error) = part(runtime) {
             let what = format!("{what} of {bytes} bytes reaches memory that is not valid");
             task.ctx.fault(error, &what);
         }
     };
     if bytes <= INLINE_BYTES {
-        run(runtime, task);
+        parts.into_iter().for_each(|part| run(part, runtime, task));
         return Progress::Done;
     }
-    let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
-    runtime.engines.spawn(move || {
-        run(&runtime_then, &task);
-        runtime_then.complete(&task);
-    });
+    let unfinished = Arc::new(AtomicUsize::new(parts.len()));
+    for part in parts {
+        let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
+        let unfinished = Arc::clone(&unfinished);
+        runtime.engines.spawn(move || {
+            run(part, &runtime_then, &task);
+            if unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+                runtime_then.complete(&task);
+            }
+        });
+    }
     Progress::Running
 }
 
