@@ -8,6 +8,7 @@
 //! against what is allocated.
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod device_info;
 mod messages;
 mod module;

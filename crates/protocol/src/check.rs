@@ -1,0 +1,29 @@
+//! The property that the fuzz target and the mutation test share.
+
+use crate::{Call, Elapsed, Hello, LoadError, Message, ModuleInfo, Output, Post, Welcome};
+use kedge_wire::{Wire, decode, encode};
+
+/// Decodes `bytes` as every type that crosses the boundary. Decoding must not panic, and what it
+/// accepts must have exactly one encoding: these bytes.
+///
+/// # Panics
+/// Where a decoded value encodes to other bytes.
+pub fn check_bytes(bytes: &[u8]) {
+    one::<Message>(bytes);
+    one::<Post>(bytes);
+    one::<Call>(bytes);
+    one::<Hello>(bytes);
+    one::<Welcome>(bytes);
+    one::<Result<ModuleInfo, LoadError>>(bytes);
+    one::<Output>(bytes);
+    one::<Result<(), u32>>(bytes);
+    one::<Result<Elapsed, u32>>(bytes);
+}
+
+fn one<T: Wire>(bytes: &[u8]) {
+    if let Ok(value) = decode::<T>(bytes) {
+        let mut again = Vec::with_capacity(bytes.len());
+        encode(&value, &mut again);
+        assert!(again == bytes, "{} has two encodings", std::any::type_name::<T>());
+    }
+}

@@ -1,0 +1,197 @@
+//! The fuzz target's property on the committed corpus and on mutations of it, the same each time.
+
+use kedge_protocol::check::check_bytes;
+use kedge_protocol::*;
+use kedge_wire::{Bytes, List, Text, Wire, encode};
+use std::path::PathBuf;
+
+fn corpus_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/wire")
+}
+
+fn encoded<T: Wire>(value: &T) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode(value, &mut out);
+    out
+}
+
+fn post(post: Post) -> Vec<u8> {
+    encoded(&Message::Post { post })
+}
+
+fn call(call: Call) -> Vec<u8> {
+    encoded(&Message::Call { call })
+}
+
+fn enqueue(op: StreamOp) -> Vec<u8> {
+    post(Post::Enqueue { stream: StreamId(3), op })
+}
+
+/// Small messages of every shape: nested enums, lists, text, floats, options.
+fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let one = Dim3 { x: 1, y: 2, z: 3 };
+    let launch = Launch {
+        kernel: KernelRef { module: ModuleId(1), index: 2 },
+        grid: one,
+        block: one,
+        cluster: one,
+        shared_bytes: 48,
+        cooperative: true,
+        params: Bytes::new(vec![9; 20]).unwrap(),
+    };
+    let copy = Copy3d {
+        src: Place::Mapped { addr: 1 << 45, pitch: 512, slice: 0 },
+        dst: Place::Array { array: ArrayId(4), x_bytes: 4, y: 5, z: 6 },
+        width: 7,
+        height: 8,
+        depth: 9,
+    };
+    let texture = Texture {
+        handle: 77,
+        surface: false,
+        source: TextureSource::Mipmap { levels: List::new(vec![ArrayId(1), ArrayId(2)]).unwrap() },
+        address: [0, 1, 2],
+        filter: 1,
+        flags: 2,
+        border: [0.5, f32::NAN, -0.0, 1.0],
+        mipmap_filter: 1,
+        mipmap_bias: 0.25,
+        mipmap_clamp: [0.0, 4.0],
+        view_format: 0,
+    };
+    let image = ModuleImage { addr: 4096, len: 100 };
+    let kernel = KernelInfo {
+        name: Text::new("_Z3addPf".into()).unwrap(),
+        params: List::new(vec![ParamInfo { offset: 0, size: 8 }]).unwrap(),
+        registers: 16,
+        shared_bytes: 0,
+        local_bytes: 0,
+        const_bytes: 0,
+        max_threads_per_block: 1024,
+        required_cluster: [0; 3],
+        ptx_version: 75,
+        binary_version: 75,
+    };
+    let global = GlobalInfo {
+        name: Text::new("table".into()).unwrap(),
+        addr: 1 << 46,
+        size: 64,
+        constant: true,
+        managed: false,
+    };
+    let info = ModuleInfo {
+        kernels: List::new(vec![kernel]).unwrap(),
+        globals: List::new(vec![global]).unwrap(),
+    };
+    let load_error = LoadError { code: 218, message: Text::new("line 3".into()).unwrap() };
+    let device = DeviceInfo {
+        name: Text::new("kedge software device".into()).unwrap(),
+        uuid: [7; 16],
+        pci: [0, 1, 0],
+        total_memory: 1 << 30,
+        attributes: List::new(vec![(1, 1024), (2, -1)]).unwrap(),
+    };
+    let parts = vec![(OutputTarget::Stderr {}, Bytes::new(b"assert".to_vec()).unwrap())];
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        pid: 12,
+        probe_addr: 1,
+        probe_value: 2,
+        program: Text::new("a.out".into()).unwrap(),
+    };
+    vec![
+        ("launch", enqueue(StreamOp::Launch { launch })),
+        ("copy", enqueue(StreamOp::Copy { copy })),
+        (
+            "copy-inline",
+            enqueue(StreamOp::CopyInline { dst: 8, bytes: Bytes::new(vec![1, 2, 3]).unwrap() }),
+        ),
+        ("texture", post(Post::TextureCreate { texture })),
+        (
+            "graph-edges",
+            post(Post::GraphExecEdges {
+                exec: GraphExecId(1),
+                edges: List::new(vec![(0, 1), (1, 2)]).unwrap(),
+            }),
+        ),
+        (
+            "module-link",
+            call(Call::ModuleLink {
+                ctx: CtxId(1),
+                module: ModuleId(2),
+                images: List::new(vec![image.clone(), image]).unwrap(),
+            }),
+        ),
+        ("stream-sync", call(Call::StreamSync { stream: StreamId(1) })),
+        ("module-info", encoded(&Ok::<_, LoadError>(info))),
+        ("load-error", encoded(&Err::<ModuleInfo, _>(load_error))),
+        (
+            "welcome",
+            encoded(&Welcome {
+                driver_version: 13000,
+                client_memory: true,
+                devices: List::new(vec![device]).unwrap(),
+            }),
+        ),
+        ("hello", encoded(&hello)),
+        ("output", encoded(&Output { parts: List::new(parts).unwrap(), more: true })),
+    ]
+}
+
+#[test]
+fn the_corpus_is_what_the_messages_encode_to() {
+    let bless = std::env::var_os("KEDGE_BLESS").is_some();
+    for (name, bytes) in samples() {
+        check_bytes(&bytes);
+        let path = corpus_dir().join(name);
+        if bless {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_default();
+        assert_eq!(kept, bytes, "{name}: the encoding changed; KEDGE_BLESS=1 accepts it");
+    }
+}
+
+#[test]
+fn mutated_messages_are_refused_or_have_one_encoding() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    };
+    let mut files = 0;
+    for entry in std::fs::read_dir(corpus_dir()).unwrap() {
+        let original = std::fs::read(entry.unwrap().path()).unwrap();
+        files += 1;
+        for _ in 0..4000 {
+            let mut bytes = original.clone();
+            for _ in 0..=random() % 4 {
+                mutate(&mut bytes, &mut random);
+            }
+            check_bytes(&bytes);
+        }
+    }
+    assert!(files >= samples().len());
+}
+
+fn mutate(bytes: &mut Vec<u8>, random: &mut impl FnMut() -> u64) {
+    if bytes.is_empty() {
+        bytes.push(random() as u8);
+        return;
+    }
+    let at = random() as usize % bytes.len();
+    match random() % 6 {
+        0 => bytes[at] ^= 1 << (random() % 8),
+        1 => bytes[at] = random() as u8,
+        2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random() as usize % 5],
+        3 => bytes.truncate(at),
+        4 => bytes.insert(at, random() as u8),
+        // A whole length field at its extremes.
+        _ => {
+            let end = (at + 4).min(bytes.len());
+            bytes[at..end].fill(0xff);
+        }
+    }
+}
