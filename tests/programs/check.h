@@ -38,6 +38,13 @@
         }                                                                                      \
     } while (0)
 
+// Loads a kernel now: a lazy load waits for the device, which another kernel may keep busy.
+#define PRELOAD(kernel)                                                                        \
+    do {                                                                                       \
+        cudaFuncAttributes attributes_;                                                        \
+        CUDA(cudaFuncGetAttributes(&attributes_, kernel));                                     \
+    } while (0)
+
 // A condition that must hold.
 #define REQUIRE(condition)                                                                     \
     do {                                                                                       \

@@ -17,7 +17,7 @@ template <int Tile> __global__ void matmul(const float *a, const float *b, float
     c[row * n + col] = sum;
 }
 
-static std::vector<double> apply(const std::vector<float> &m, const std::vector<double> &x)
+static std::vector<double> product(const std::vector<float> &m, const std::vector<double> &x)
 {
     size_t n = x.size();
     std::vector<double> y(n, 0.0);
@@ -42,7 +42,7 @@ int main()
         auto c = dc.host();
         std::vector<double> x(n);
         for (auto &v : x) v = random.uniform() - 0.5;
-        auto got = apply(c, x), want = apply(a, apply(b, x));
+        auto got = product(c, x), want = product(a, product(b, x));
         for (int i = 0; i < n; i++) REQUIRE(close(got[i], want[i], 1e-4));
     }
     OK("n %d, tiles 16 and 32", n);

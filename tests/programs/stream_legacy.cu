@@ -17,6 +17,8 @@ int main()
     CUDA(cudaHostAlloc((void **)&cell, 64, cudaHostAllocMapped));
     *gate = 0;
     for (int i = 0; i < 8; i++) cell[i] = 0;
+    PRELOAD(wait_then_set);
+    PRELOAD(copy);
     cudaStream_t blocking, free;
     CUDA(cudaStreamCreate(&blocking));
     CUDA(cudaStreamCreateWithFlags(&free, cudaStreamNonBlocking));

@@ -11,6 +11,8 @@ int main()
     volatile int *gate;
     CUDA(cudaHostAlloc((void **)&gate, 64, cudaHostAllocMapped));
     *gate = 0;
+    PRELOAD(wait_for);
+    PRELOAD(store);
     Device<int> d(8);
     wait_for<<<1, 1>>>(gate); // this thread's stream is busy
     std::thread([&] {

@@ -12,6 +12,8 @@ int main()
     volatile int *flag;
     CUDA(cudaHostAlloc((void **)&flag, 64, cudaHostAllocMapped));
     *flag = 0;
+    PRELOAD(wait_for);
+    PRELOAD(raise);
     cudaStream_t a, b;
     CUDA(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
     CUDA(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
