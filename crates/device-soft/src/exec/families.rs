@@ -1,10 +1,19 @@
 //! The instruction families that compute: what lowering asks for a handler.
 
 use super::select::{Query, Selected, Selector};
-use super::{alu_float, alu_int};
+use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, mov};
 
 /// Every computing family's selector.
-const FAMILIES: &[Selector] = &[alu_float::select, alu_int::select];
+const FAMILIES: &[Selector] = &[
+    alu_float::select,
+    alu_int::select,
+    bitwise::select,
+    compare::select,
+    mov::select,
+    cvt::select,
+    half::select,
+    carry::select,
+];
 
 /// The handler of a computing instruction; None where this device lacks it.
 pub fn select(query: &Query<'_>) -> Option<Selected> {

@@ -11,7 +11,7 @@ use kedge_ptx::ast::Type;
 use std::marker::PhantomData;
 
 /// A lane type and the PTX type whose register bank it lives in.
-pub(crate) trait Typed: Lane {
+pub(crate) trait Typed: Lane + 'static {
     const TYPE: Type;
 }
 

@@ -41,7 +41,8 @@ impl ArrayView {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Self, CuError> {
         let format = Format::new(desc.format, desc.channels).ok_or(CuError::INVALID_VALUE)?;
-        let extent = |elements: u64| u32::try_from(elements.max(1)).map_err(|_| CuError::INVALID_VALUE);
+        let extent =
+            |elements: u64| u32::try_from(elements.max(1)).map_err(|_| CuError::INVALID_VALUE);
         Ok(Self {
             base,
             size: [extent(desc.width)?, extent(desc.height)?, extent(desc.depth)?],

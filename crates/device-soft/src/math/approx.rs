@@ -151,7 +151,10 @@ mod tests {
     #[test]
     fn special_values() {
         assert_eq!((ex2(f32::NEG_INFINITY), ex2(f32::INFINITY)), (0.0, f32::INFINITY));
-        assert_eq!((ex2(0.0), ex2(-0.0), ex2(10.0), ex2(-126.0)), (1.0, 1.0, 1024.0, 2f32.powi(-126)));
+        assert_eq!(
+            (ex2(0.0), ex2(-0.0), ex2(10.0), ex2(-126.0)),
+            (1.0, 1.0, 1024.0, 2f32.powi(-126))
+        );
         assert_eq!((lg2(0.0), lg2(-0.0)), (f32::NEG_INFINITY, f32::NEG_INFINITY));
         assert_eq!((lg2(1.0), lg2(8.0), lg2(0.25)), (0.0, 3.0, -2.0));
         assert!(lg2(-1.0).is_nan() && ex2(f32::NAN).is_nan() && sin(f32::INFINITY).is_nan());

@@ -65,11 +65,8 @@ pub(crate) fn bfind_u64(a: u64) -> u32 {
 /// `bmsk`: `width` ones from bit `position` up.
 #[inline(always)]
 pub(crate) fn bmsk(position: u32, width: u32, clamp: bool) -> u32 {
-    let (from, count) = if clamp {
-        (position.min(32), width.min(32))
-    } else {
-        (position & 31, width & 31)
-    };
+    let (from, count) =
+        if clamp { (position.min(32), width.min(32)) } else { (position & 31, width & 31) };
     let ones = (1u64 << count) - 1;
     (ones << from) as u32
 }
@@ -98,7 +95,8 @@ pub(crate) fn fns(mask: u32, base: u32, offset: i32) -> u32 {
     if offset == 0 {
         return if mask >> base & 1 == 1 { base } else { u32::MAX };
     }
-    let mut left = if offset > 0 { mask >> base << base } else { mask << (31 - base) >> (31 - base) };
+    let mut left =
+        if offset > 0 { mask >> base << base } else { mask << (31 - base) >> (31 - base) };
     for _ in 1..offset.unsigned_abs().min(33) {
         let lowest = left & left.wrapping_neg();
         let highest = 0x8000_0000u32.checked_shr(left.leading_zeros()).unwrap_or(0);
@@ -171,8 +169,7 @@ mod tests {
     /// The ISA reference's bit-by-bit definition.
     fn bfe_reference(a: u64, position: u32, length: u32, msb: u32, signed: bool) -> u64 {
         let bit = |i: u32| a >> i & 1;
-        let sign =
-            if !signed || length == 0 { 0 } else { bit((position + length - 1).min(msb)) };
+        let sign = if !signed || length == 0 { 0 } else { bit((position + length - 1).min(msb)) };
         (0..=msb).fold(0, |d, i| {
             let inside = i < length && position + i <= msb;
             d | (if inside { bit(position + i) } else { sign }) << i
@@ -188,12 +185,16 @@ mod tests {
             let at = |msb, signed| bfe_reference(a, position, length, msb, signed);
             let low = a as u32;
             assert_eq!(u64::from(bfe_u32(low, position, length)), at(31, false));
-            assert_eq!(u64::from(bfe_s32(low, position, length)), at(31, true), "{position} {length}");
+            assert_eq!(
+                u64::from(bfe_s32(low, position, length)),
+                at(31, true),
+                "{position} {length}"
+            );
             assert_eq!(bfe_u64(a, position, length), at(63, false));
             assert_eq!(bfe_s64(a, position, length), at(63, true), "{position} {length}");
-            let inserted = (0..length).take_while(|i| position + i < 64).fold(b, |f, i| {
-                f & !(1 << (position + i)) | (a >> i & 1) << (position + i)
-            });
+            let inserted = (0..length)
+                .take_while(|i| position + i < 64)
+                .fold(b, |f, i| f & !(1 << (position + i)) | (a >> i & 1) << (position + i));
             let inserted = if length > 64 { bfi_b64(a, b, position, length) } else { inserted };
             assert_eq!(bfi_b64(a, b, position, length), inserted);
         }

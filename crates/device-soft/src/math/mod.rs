@@ -14,7 +14,7 @@ pub(crate) mod fragment;
 pub(crate) mod int;
 pub(crate) mod narrow;
 pub(crate) mod soft;
-pub(crate) mod texel;
-pub(crate) mod video;
 #[cfg(test)]
 pub(crate) mod testing;
+pub(crate) mod texel;
+pub(crate) mod video;

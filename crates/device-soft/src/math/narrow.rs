@@ -127,6 +127,12 @@ impl Narrow for Half {
     fn narrow(value: f32) -> u16 {
         f32_to_f16(value)
     }
+
+    /// The product is exact in single precision already.
+    #[inline(always)]
+    fn mul(a: u16, b: u16) -> u16 {
+        f32_to_f16(f16_to_f32(a) * f16_to_f32(b))
+    }
 }
 
 impl Narrow for Brain {

@@ -207,16 +207,11 @@ fn sum(a: Number, b: Number, rounding: Rounding) -> Number {
         (false, false) => {}
     }
     let (a, b) = (normalised(a), normalised(b));
-    let (big, small) = if (b.exponent, b.significand) > (a.exponent, a.significand) {
-        (b, a)
-    } else {
-        (a, b)
-    };
+    let (big, small) =
+        if (b.exponent, b.significand) > (a.exponent, a.significand) { (b, a) } else { (a, b) };
     let distance = (big.exponent - small.exponent) as u32;
     let (aligned, lost) = match distance {
-        0..=127 => {
-            (small.significand >> distance, small.significand & ((1 << distance) - 1) != 0)
-        }
+        0..=127 => (small.significand >> distance, small.significand & ((1 << distance) - 1) != 0),
         _ => (0, true),
     };
     let significand = if big.negative == small.negative {
@@ -260,11 +255,9 @@ pub(crate) fn div(a: u64, b: u64, format: Format, rounding: Rounding) -> u64 {
     let quotient = match (unpack(a, format), unpack(b, format)) {
         (Nan, _) | (_, Nan) | (Infinite { .. }, Infinite { .. }) => Nan,
         (Infinite { negative }, Finite(b)) => Infinite { negative: sign(negative, b.negative) },
-        (Finite(a), Infinite { negative }) => Finite(Exact {
-            negative: sign(a.negative, negative),
-            significand: 0,
-            ..a
-        }),
+        (Finite(a), Infinite { negative }) => {
+            Finite(Exact { negative: sign(a.negative, negative), significand: 0, ..a })
+        }
         (Finite(a), Finite(b)) => match (a.significand == 0, b.significand == 0) {
             (true, true) => Nan,
             (false, true) => Infinite { negative: sign(a.negative, b.negative) },

@@ -1,0 +1,419 @@
+//! `cvt`: conversions.
+
+use super::lanewise::{LaneFn, Parts, Typed, lane_fns, lanes, lanes_f32, lanes_scalar};
+use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use crate::code::Inst;
+use crate::math::convert::{Conversion, FromFloat, Integral, Rmi, Rni, Rpi, Rzi, Scalar};
+use crate::math::float::{canonical, flush};
+use crate::math::narrow::{Brain, Half, Narrow};
+use crate::math::soft::Rounding;
+use crate::spec::WARP;
+use kedge_ptx::ast::Type;
+use std::marker::PhantomData;
+
+/// `A as D`, for types that convert as Rust's `as` does: all between integers (truncation, or
+/// extension by A's sign), and integers and floats to floats (to nearest).
+struct Cast<A, D>(PhantomData<(A, D)>);
+
+macro_rules! casts {
+    ($($from:ident: $($to:ident)*;)*) => {$($(
+        impl LaneFn for Cast<$from, $to> {
+            type In = ($from,);
+            type Out = $to;
+            #[inline(always)]
+            fn apply((a,): ($from,)) -> $to {
+                a as $to
+            }
+        }
+    )*)*};
+}
+
+casts! {
+    u8: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    u16: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    u32: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    u64: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    i8: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    i16: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    i32: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    i64: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    f32: f64;
+}
+
+/// `Cast<A, D>`'s handler, for A and D by PTX type.
+fn cast(to: Type, from: Type) -> Option<Selected> {
+    macro_rules! row {
+        ($from:ident) => {
+            match to {
+                Type::U8 => lanes::<Cast<$from, u8>>(),
+                Type::U16 => lanes::<Cast<$from, u16>>(),
+                Type::U32 => lanes::<Cast<$from, u32>>(),
+                Type::U64 => lanes::<Cast<$from, u64>>(),
+                Type::S8 => lanes::<Cast<$from, i8>>(),
+                Type::S16 => lanes::<Cast<$from, i16>>(),
+                Type::S32 => lanes::<Cast<$from, i32>>(),
+                Type::S64 => lanes::<Cast<$from, i64>>(),
+                Type::F32 => lanes::<Cast<$from, f32>>(),
+                Type::F64 => lanes::<Cast<$from, f64>>(),
+                _ => return None,
+            }
+        };
+    }
+    Some(match from {
+        Type::U8 => row!(u8),
+        Type::U16 => row!(u16),
+        Type::U32 => row!(u32),
+        Type::U64 => row!(u64),
+        Type::S8 => row!(i8),
+        Type::S16 => row!(i16),
+        Type::S32 => row!(i32),
+        Type::S64 => row!(i64),
+        _ => return None,
+    })
+}
+
+/// A float that is rounded to an integral value and stored as an integer.
+struct ToInt<R, A, D>(PhantomData<(R, A, D)>);
+
+impl<R: Integral, D: Typed + FromFloat + 'static> LaneFn for ToInt<R, f32, D> {
+    type In = (f32,);
+    type Out = D;
+    #[inline(always)]
+    fn apply((a,): (f32,)) -> D {
+        D::from_f32(R::f32(a))
+    }
+}
+
+impl<R: Integral, D: Typed + FromFloat + 'static> LaneFn for ToInt<R, f64, D> {
+    type In = (f64,);
+    type Out = D;
+    #[inline(always)]
+    fn apply((a,): (f64,)) -> D {
+        D::from_f64(R::f64(a))
+    }
+}
+
+/// The common targets; others go through [`General`].
+fn to_int(to: Type, from: Type, rounding: Rounding) -> Option<Selected> {
+    macro_rules! targets {
+        ($r:ident, $a:ident) => {
+            match to {
+                Type::U32 => lanes::<ToInt<$r, $a, u32>>(),
+                Type::S32 => lanes::<ToInt<$r, $a, i32>>(),
+                Type::U64 => lanes::<ToInt<$r, $a, u64>>(),
+                Type::S64 => lanes::<ToInt<$r, $a, i64>>(),
+                _ => return None,
+            }
+        };
+    }
+    Some(match (from, rounding) {
+        (Type::F32, Rounding::Nearest) => targets!(Rni, f32),
+        (Type::F32, Rounding::Zero) => targets!(Rzi, f32),
+        (Type::F32, Rounding::Down) => targets!(Rmi, f32),
+        (Type::F32, Rounding::Up) => targets!(Rpi, f32),
+        (Type::F64, Rounding::Nearest) => targets!(Rni, f64),
+        (Type::F64, Rounding::Zero) => targets!(Rzi, f64),
+        (Type::F64, Rounding::Down) => targets!(Rmi, f64),
+        (Type::F64, Rounding::Up) => targets!(Rpi, f64),
+        _ => return None,
+    })
+}
+
+/// A float rounded to an integral float.
+struct Round<R, F>(PhantomData<(R, F)>);
+
+impl<R: Integral> LaneFn for Round<R, f32> {
+    type In = (f32,);
+    type Out = f32;
+    #[inline(always)]
+    fn apply((a,): (f32,)) -> f32 {
+        canonical(R::f32(a))
+    }
+}
+
+impl<R: Integral> LaneFn for Round<R, f64> {
+    type In = (f64,);
+    type Out = f64;
+    #[inline(always)]
+    fn apply((a,): (f64,)) -> f64 {
+        R::f64(a)
+    }
+}
+
+lane_fns! {
+    Same32(a: f32) -> f32 { canonical(a) }
+    F64ToF32(a: f64) -> f32 { canonical(a as f32) }
+    F64ToF32Ftz(a: f64) -> f32 { flush(canonical(a as f32)) }
+    F32FtzToF64(a: f32) -> f64 { f64::from(flush(a)) }
+    F16ToF32(a: u16) -> f32 { canonical(Half::widen(a)) }
+    F32ToF16(a: f32) -> u16 { Half::narrow(a) }
+    Bf16ToF32(a: u16) -> f32 { canonical(Brain::widen(a)) }
+    F32ToBf16(a: f32) -> u16 { Brain::narrow(a) }
+    F16ToF64(a: u16) -> f64 { f64::from(Half::widen(a)) }
+    /// The first operand goes to the upper half.
+    PackF16(a: f32, b: f32) -> u32 { u32::from(Half::narrow(a)) << 16 | u32::from(Half::narrow(b)) }
+    PackBf16(a: f32, b: f32) -> u32 {
+        u32::from(Brain::narrow(a)) << 16 | u32::from(Brain::narrow(b))
+    }
+}
+
+/// Float to float without a general form.
+fn float_to_float(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
+    if let Some(rounding) = cvt.integral {
+        return match (to, from, rounding) {
+            (Type::F32, Type::F32, Rounding::Nearest) => {
+                Some(lanes_f32::<Round<Rni, f32>>(cvt.ftz, cvt.sat))
+            }
+            (Type::F32, Type::F32, Rounding::Zero) => {
+                Some(lanes_f32::<Round<Rzi, f32>>(cvt.ftz, cvt.sat))
+            }
+            (Type::F32, Type::F32, Rounding::Down) => {
+                Some(lanes_f32::<Round<Rmi, f32>>(cvt.ftz, cvt.sat))
+            }
+            (Type::F32, Type::F32, Rounding::Up) => {
+                Some(lanes_f32::<Round<Rpi, f32>>(cvt.ftz, cvt.sat))
+            }
+            (Type::F64, Type::F64, Rounding::Nearest) if !cvt.sat => {
+                Some(lanes::<Round<Rni, f64>>())
+            }
+            (Type::F64, Type::F64, Rounding::Zero) if !cvt.sat => Some(lanes::<Round<Rzi, f64>>()),
+            (Type::F64, Type::F64, Rounding::Down) if !cvt.sat => Some(lanes::<Round<Rmi, f64>>()),
+            (Type::F64, Type::F64, Rounding::Up) if !cvt.sat => Some(lanes::<Round<Rpi, f64>>()),
+            _ => None,
+        };
+    }
+    if cvt.rounding != Rounding::Nearest {
+        return None;
+    }
+    match (to, from, cvt.ftz, cvt.sat) {
+        (Type::F32, Type::F32, ftz, sat) => Some(lanes_f32::<Same32>(ftz, sat)),
+        (_, _, _, true) => None,
+        (Type::F32, Type::F64, false, _) => Some(lanes::<F64ToF32>()),
+        (Type::F32, Type::F64, true, _) => Some(lanes::<F64ToF32Ftz>()),
+        (Type::F64, Type::F32, false, _) => Some(lanes::<Cast<f32, f64>>()),
+        (Type::F64, Type::F32, true, _) => Some(lanes::<F32FtzToF64>()),
+        (Type::F32, Type::F16, false, _) => Some(lanes::<F16ToF32>()),
+        (Type::F16, Type::F32, false, _) => Some(lanes::<F32ToF16>()),
+        (Type::F32, Type::Bf16, false, _) => Some(lanes::<Bf16ToF32>()),
+        (Type::Bf16, Type::F32, false, _) => Some(lanes::<F32ToBf16>()),
+        (Type::F64, Type::F16, false, _) => Some(lanes::<F16ToF64>()),
+        _ => None,
+    }
+}
+
+/// Any conversion: `imm` is the encoded [`Conversion`]. A and D are the unsigned words that hold the
+/// source and the destination.
+struct General<A, D>(PhantomData<(A, D)>);
+
+impl<A: Typed + Into<u64>, D: Typed + TryFrom<u64>> Op for General<A, D> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let cvt = Conversion::decode(inst.imm);
+        let width = u64::MAX >> (64 - 8 * size_of::<D>());
+        // SAFETY: op = [d, a] (the selector).
+        unsafe {
+            let a = A::read(warp, inst.op[1]);
+            let mut out = [D::default(); WARP];
+            for lane in 0..WARP {
+                out[lane] = D::try_from(cvt.apply(a[lane].into()) & width).unwrap_or_default();
+            }
+            D::write(warp, inst.op[0], &out, mask);
+        }
+        Flow::Next
+    }
+}
+
+fn general(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
+    let args = [Arg::Dst(to), Arg::Src(from)];
+    // A narrow signed result is sign-extended in its 32-bit register.
+    let wide = |ty: Type| ty.size() == 8;
+    let selected = match (wide(from), wide(to)) {
+        (false, false) => Selected::scalar::<General<u32, u32>>(args),
+        (false, true) => Selected::scalar::<General<u32, u64>>(args),
+        (true, false) => Selected::scalar::<General<u64, u32>>(args),
+        (true, true) => Selected::scalar::<General<u64, u64>>(args),
+    };
+    Some(selected.imm(cvt.encode()))
+}
+
+fn scalar(ty: Type) -> Option<Scalar> {
+    Some(match ty {
+        Type::U8 => Scalar::U8,
+        Type::U16 => Scalar::U16,
+        Type::U32 => Scalar::U32,
+        Type::U64 => Scalar::U64,
+        Type::S8 => Scalar::S8,
+        Type::S16 => Scalar::S16,
+        Type::S32 => Scalar::S32,
+        Type::S64 => Scalar::S64,
+        Type::F16 => Scalar::F16,
+        Type::Bf16 => Scalar::Bf16,
+        Type::Tf32 => Scalar::Tf32,
+        Type::F32 => Scalar::F32,
+        Type::F64 => Scalar::F64,
+        _ => return None,
+    })
+}
+
+fn is_float(ty: Type) -> bool {
+    matches!(ty, Type::F16 | Type::Bf16 | Type::Tf32 | Type::F32 | Type::F64)
+}
+
+/// Two conversions into, or out of, one register: `aux` 0: d = {cvt a, cvt b} of two f32; 1: of the
+/// halves of a (fp8 pairs and f16 pairs). The narrow elements have `imm >> 48` bits in d and
+/// `imm >> 56` in a.
+struct Pairs;
+
+/// `aux` of [`Pairs`]: the source is a pair in one register.
+const FROM_PAIR: u32 = 1;
+
+impl Op for Pairs {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let cvt = Conversion::decode(inst.imm);
+        let (to, from) = (inst.imm >> 48 & 0xFF, inst.imm >> 56);
+        // SAFETY: op = [d, a] or [d, a, b], 32-bit slots (the selector).
+        unsafe {
+            let a = u32::read(warp, inst.op[1]);
+            let b = if inst.aux == FROM_PAIR { a } else { u32::read(warp, inst.op[2]) };
+            let mut out = [0u32; WARP];
+            for lane in 0..WARP {
+                let (high, low) = if inst.aux == FROM_PAIR {
+                    (u64::from(a[lane]) >> from, u64::from(a[lane]) & ((1 << from) - 1))
+                } else {
+                    (u64::from(a[lane]), u64::from(b[lane]))
+                };
+                out[lane] = (cvt.apply(high) << to | cvt.apply(low)) as u32;
+            }
+            u32::write(warp, inst.op[0], &out, mask);
+        }
+        Flow::Next
+    }
+}
+
+/// The element of a pair type, and its bits.
+fn pair(part: &str) -> Option<(Scalar, u64)> {
+    Some(match part {
+        "f16x2" => (Scalar::F16, 16),
+        "bf16x2" => (Scalar::Bf16, 16),
+        "e4m3x2" => (Scalar::E4m3, 8),
+        "e5m2x2" => (Scalar::E5m2, 8),
+        _ => return None,
+    })
+}
+
+fn pairs(query: &Query<'_>) -> Option<Selected> {
+    let mut parts = Parts::of(query);
+    let (to, to_bits) = parts.take_map(pair)?;
+    let source = parts.take_map(pair);
+    let (from, from_bits) = match source {
+        Some(source) => source,
+        None if parts.take("f32") => (Scalar::F32, 32),
+        None => return None,
+    };
+    let rounding = parts.rounding()?;
+    let (relu, satfinite) = (parts.take("relu"), parts.take("satfinite"));
+    if !parts.done() {
+        return None;
+    }
+    if source.is_none() && rounding == Rounding::Nearest && !relu && !satfinite {
+        match to {
+            Scalar::F16 => return Some(lanes::<PackF16>()),
+            Scalar::Bf16 => return Some(lanes::<PackBf16>()),
+            _ => {}
+        }
+    }
+    let cvt =
+        Conversion { to, from, rounding, integral: None, ftz: false, sat: false, relu, satfinite };
+    let imm = cvt.encode() | to_bits << 48 | from_bits << 56;
+    let dst = Arg::Dst(if to_bits == 16 { Type::B32 } else { Type::B16 });
+    Some(match source {
+        None => {
+            let args = [dst, Arg::Src(Type::F32), Arg::Src(Type::F32)];
+            Selected::scalar::<Pairs>(args).imm(imm)
+        }
+        Some(_) => {
+            let src = Arg::Src(if from_bits == 16 { Type::B32 } else { Type::B16 });
+            Selected::scalar::<Pairs>([dst, src]).imm(imm).aux(FROM_PAIR)
+        }
+    })
+}
+
+lane_fns! {
+    PackU16(a: i32, b: i32) -> u32 {
+        let half = |x: i32| x.clamp(0, 0xFFFF) as u32;
+        half(a) << 16 | half(b)
+    }
+    PackS16(a: i32, b: i32) -> u32 {
+        let half = |x: i32| x.clamp(-0x8000, 0x7FFF) as u32 & 0xFFFF;
+        half(a) << 16 | half(b)
+    }
+    PackU8(a: i32, b: i32, c: u32) -> u32 {
+        let byte = |x: i32| x.clamp(0, 0xFF) as u32;
+        c << 16 | byte(a) << 8 | byte(b)
+    }
+    PackS8(a: i32, b: i32, c: u32) -> u32 {
+        let byte = |x: i32| x.clamp(-0x80, 0x7F) as u32 & 0xFF;
+        c << 16 | byte(a) << 8 | byte(b)
+    }
+}
+
+/// `cvt.pack.sat.u16.s32 d, a, b`, `cvt.pack.sat.u8.s32.b32 d, a, b, c`.
+fn pack(query: &Query<'_>) -> Option<Selected> {
+    let names: Vec<&str> = query.name[1..].iter().map(String::as_str).collect();
+    Some(match names[..] {
+        ["pack", "sat", "u16", "s32"] => lanes_scalar::<PackU16>(),
+        ["pack", "sat", "s16", "s32"] => lanes_scalar::<PackS16>(),
+        ["pack", "sat", "u8", "s32", "b32"] => lanes_scalar::<PackU8>(),
+        ["pack", "sat", "s8", "s32", "b32"] => lanes_scalar::<PackS8>(),
+        _ => return None,
+    })
+}
+
+/// This family's selector.
+pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
+    if query.part(0) != "cvt" {
+        return None;
+    }
+    if query.part(1) == "pack" {
+        return pack(query);
+    }
+    if let Some(selected) = pairs(query) {
+        return Some(selected);
+    }
+    let mut parts = Parts::of(query);
+    let from = parts.take_type()?;
+    let to = parts.take_type()?;
+    let integral = parts.take_map(|part| {
+        Some(match part {
+            "rni" => Rounding::Nearest,
+            "rzi" => Rounding::Zero,
+            "rmi" => Rounding::Down,
+            "rpi" => Rounding::Up,
+            _ => return None,
+        })
+    });
+    let cvt = Conversion {
+        to: scalar(to)?,
+        from: scalar(from)?,
+        integral,
+        rounding: parts.rounding().unwrap_or(Rounding::Nearest),
+        ftz: parts.take("ftz"),
+        sat: parts.take("sat"),
+        relu: parts.take("relu"),
+        satfinite: parts.take("satfinite"),
+    };
+    if !parts.done() {
+        return None;
+    }
+    let fast = match (is_float(to), is_float(from)) {
+        _ if cvt.relu || cvt.satfinite => None,
+        (false, false) if !cvt.sat => cast(to, from),
+        (true, false) if !cvt.sat && cvt.rounding == Rounding::Nearest => cast(to, from),
+        // Floats are clamped to the integer's range in any case.
+        (false, true) if !cvt.ftz => to_int(to, from, cvt.integral?),
+        (true, true) => float_to_float(to, from, &cvt),
+        _ => None,
+    };
+    fast.or_else(|| general(to, from, &cvt))
+}

@@ -1,0 +1,185 @@
+//! Arithmetic on f16 and bf16, one in a register or two.
+
+use super::lanewise::Parts;
+use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use crate::code::Inst;
+use crate::math::narrow::{Brain, Half, NAN, Narrow};
+use crate::math::{approx, float};
+use crate::spec::WARP;
+use kedge_ptx::ast::Type;
+use std::marker::PhantomData;
+
+/// A function of up to three halves; a shorter one ignores the rest.
+trait HalfFn: 'static {
+    const ARITY: usize;
+    fn apply<N: Narrow>(x: [u16; 3]) -> u16;
+}
+
+macro_rules! half_fns {
+    ($($name:ident $arity:literal |$x:ident: $n:ident| $body:expr;)*) => {$(
+        struct $name;
+        impl HalfFn for $name {
+            const ARITY: usize = $arity;
+            #[inline(always)]
+            fn apply<$n: Narrow>($x: [u16; 3]) -> u16 {
+                $body
+            }
+        }
+    )*};
+}
+
+half_fns! {
+    Add 2 |x: N| N::add(x[0], x[1]);
+    Sub 2 |x: N| N::sub(x[0], x[1]);
+    Mul 2 |x: N| N::mul(x[0], x[1]);
+    Fma 3 |x: N| N::fma(x[0], x[1], x[2]);
+    Neg 1 |x: N| x[0] ^ 0x8000;
+    Abs 1 |x: N| x[0] & 0x7FFF;
+    Min 2 |x: N| extreme::<N>(x, float::min);
+    Max 2 |x: N| extreme::<N>(x, float::max);
+    MinNan 2 |x: N| extreme::<N>(x, float::min_nan);
+    MaxNan 2 |x: N| extreme::<N>(x, float::max_nan);
+    MinXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::min));
+    MaxXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::max));
+    MinNanXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::min_nan));
+    MaxNanXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::max_nan));
+    Ex2 1 |x: N| N::narrow(approx::ex2(N::widen(x[0])));
+    Tanh 1 |x: N| N::narrow(approx::tanh(N::widen(x[0])));
+}
+
+#[inline(always)]
+fn extreme<N: Narrow>(x: [u16; 3], f: impl Fn(f32, f32) -> f32) -> u16 {
+    N::narrow(f(N::widen(x[0]), N::widen(x[1])))
+}
+
+/// Modifiers, as bits of `MODS`.
+const FTZ: u8 = 1;
+const SAT: u8 = 2;
+const RELU: u8 = 4;
+
+/// F on each half of a register (`X2`), or on its low half.
+struct HalfMap<N, F, const X2: bool, const MODS: u8>(PhantomData<(N, F)>);
+
+impl<N: Narrow, F: HalfFn, const X2: bool, const MODS: u8> HalfMap<N, F, X2, MODS> {
+    #[inline(always)]
+    fn one(mut x: [u16; 3]) -> u16 {
+        if MODS & FTZ != 0 {
+            x = x.map(flush::<N>);
+        }
+        let mut y = F::apply::<N>(x);
+        if MODS & FTZ != 0 {
+            y = flush::<N>(y);
+        }
+        if MODS & SAT != 0 {
+            y = N::narrow(float::saturate(N::widen(y)));
+        }
+        // NaN passes `.relu`, as the canonical one.
+        if MODS & RELU != 0 && y & 0x8000 != 0 {
+            y = if N::widen(y).is_nan() { NAN } else { 0 };
+        }
+        y
+    }
+}
+
+/// Subnormals become zeros of their sign.
+#[inline(always)]
+fn flush<N: Narrow>(x: u16) -> u16 {
+    let least_normal = N::narrow(if N::FORMAT == crate::math::soft::F16 {
+        6.103_515_6e-5
+    } else {
+        f32::MIN_POSITIVE
+    });
+    if x & 0x7FFF < least_normal { x & 0x8000 } else { x }
+}
+
+impl<N: Narrow, F: HalfFn, const X2: bool, const MODS: u8> Op for HalfMap<N, F, X2, MODS> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [d, a, …], as many 32-bit slots as F has arguments (the selector).
+        unsafe {
+            let mut rows = [[0u32; WARP]; 3];
+            for (index, row) in rows.iter_mut().enumerate().take(F::ARITY) {
+                *row = u32::read(warp, inst.op[1 + index]);
+            }
+            let mut out = [0u32; WARP];
+            for lane in 0..WARP {
+                let half = |shift: u32| {
+                    Self::one([0, 1, 2].map(|index: usize| (rows[index][lane] >> shift) as u16))
+                };
+                let low = u32::from(half(0));
+                out[lane] = if X2 { low | u32::from(half(16)) << 16 } else { low };
+            }
+            u32::write(warp, inst.op[0], &out, mask);
+        }
+        Flow::Next
+    }
+}
+
+/// The handler of F for an operand type and modifiers.
+fn make<F: HalfFn>(ty: Type, mods: u8) -> Option<Selected> {
+    match ty {
+        Type::F16 => with_mods::<Half, F, false>(ty, mods),
+        Type::F16x2 => with_mods::<Half, F, true>(ty, mods),
+        Type::Bf16 => with_mods::<Brain, F, false>(ty, mods),
+        Type::Bf16x2 => with_mods::<Brain, F, true>(ty, mods),
+        _ => None,
+    }
+}
+
+fn with_mods<N: Narrow, F: HalfFn, const X2: bool>(ty: Type, mods: u8) -> Option<Selected> {
+    let mut args = vec![Arg::Dst(ty)];
+    args.extend((0..F::ARITY).map(|_| Arg::Src(ty)));
+    Some(match mods {
+        0 => Selected::new::<HalfMap<N, F, X2, 0>>(args),
+        FTZ => Selected::scalar::<HalfMap<N, F, X2, FTZ>>(args),
+        SAT => Selected::scalar::<HalfMap<N, F, X2, SAT>>(args),
+        RELU => Selected::scalar::<HalfMap<N, F, X2, RELU>>(args),
+        3 => Selected::scalar::<HalfMap<N, F, X2, { FTZ | SAT }>>(args),
+        5 => Selected::scalar::<HalfMap<N, F, X2, { FTZ | RELU }>>(args),
+        _ => return None,
+    })
+}
+
+/// Without modifiers other than `.ftz`.
+fn plain<F: HalfFn>(ty: Type, mods: u8) -> Option<Selected> {
+    if mods & !FTZ == 0 { make::<F>(ty, mods) } else { None }
+}
+
+/// This family's selector.
+pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
+    let mut parts = Parts::of(query);
+    let ty = parts.take_type()?;
+    if !matches!(ty, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2) {
+        return None;
+    }
+    let mut mods = 0;
+    for (name, bit) in [("ftz", FTZ), ("sat", SAT), ("relu", RELU)] {
+        mods |= if parts.take(name) { bit } else { 0 };
+    }
+    let _nearest = parts.take("rn");
+    let approximate = parts.take("approx");
+    let nan = parts.take("NaN");
+    let xorsign = parts.take("xorsign");
+    if xorsign != parts.take("abs") || !parts.done() {
+        return None;
+    }
+    match (query.part(0), nan, xorsign) {
+        ("add", false, false) => make::<Add>(ty, mods),
+        ("sub", false, false) => make::<Sub>(ty, mods),
+        ("mul", false, false) => make::<Mul>(ty, mods),
+        ("fma", false, false) => make::<Fma>(ty, mods),
+        ("neg", false, false) => plain::<Neg>(ty, mods),
+        ("abs", false, false) => plain::<Abs>(ty, mods),
+        ("min", false, false) => plain::<Min>(ty, mods),
+        ("max", false, false) => plain::<Max>(ty, mods),
+        ("min", true, false) => plain::<MinNan>(ty, mods),
+        ("max", true, false) => plain::<MaxNan>(ty, mods),
+        ("min", false, true) => plain::<MinXor>(ty, mods),
+        ("max", false, true) => plain::<MaxXor>(ty, mods),
+        ("min", true, true) => plain::<MinNanXor>(ty, mods),
+        ("max", true, true) => plain::<MaxNanXor>(ty, mods),
+        ("ex2", false, false) if approximate => plain::<Ex2>(ty, mods),
+        ("tanh", false, false) if approximate => plain::<Tanh>(ty, mods),
+        _ => None,
+    }
+}
