@@ -7,6 +7,10 @@
 pub mod backend;
 mod client_memory;
 mod dispatch;
+#[cfg(test)]
+mod dispatch_tests;
+#[cfg(test)]
+mod fake;
 mod faults;
 mod host;
 mod host_fns;

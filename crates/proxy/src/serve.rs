@@ -83,7 +83,8 @@ fn serve_accepted(
     Err(dispatch_all(server, Dispatcher::new(backend, host.clone()), &host, options.spin).into())
 }
 
-fn dispatch_all(
+/// Dispatches messages until the ring is of no more use.
+pub(crate) fn dispatch_all(
     mut server: Server,
     mut dispatcher: Dispatcher,
     host: &ProxyHost,

@@ -1,0 +1,176 @@
+//! A client and a dispatcher over a real ring, with a backend that is none.
+
+use crate::client_memory::ClientMemory;
+use crate::dispatch::Dispatcher;
+use crate::fake::Fake;
+use crate::host::ProxyHost;
+use crate::joblog::JobLog;
+use crate::serve::dispatch_all;
+use kedge_cuda_types::CuError;
+use kedge_device::Backend;
+use kedge_protocol::*;
+use kedge_transport::Client;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const CTX: CtxId = CtxId(1);
+const STREAM: StreamId = StreamId(2);
+
+/// A connected client with one context and one stream; the counter of operations that have run.
+fn connected() -> (Client, Arc<AtomicU64>) {
+    let (client, server) = kedge_transport::pair().unwrap();
+    let memory = ClientMemory::new(std::process::id());
+    let log = Arc::new(JobLog::none());
+    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log));
+    let fake = Fake::new(host.clone());
+    let ran = fake.ran.clone();
+    let backend: Arc<dyn Backend> = fake;
+    host.set_backend(&backend);
+    thread::spawn(move || {
+        let dispatcher = Dispatcher::new(backend, host.clone());
+        dispatch_all(server, dispatcher, &host, Duration::from_micros(20))
+    });
+    client.post(&Post::CtxCreate { ctx: CTX, device: 0, legacy: StreamId(1) }).unwrap();
+    let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };
+    client.post(&stream).unwrap();
+    (client, ran)
+}
+
+fn enqueue(client: &Client, op: StreamOp) {
+    client.post(&Post::Enqueue { stream: STREAM, op }).unwrap();
+}
+
+fn fault(client: &Client, code: u32) {
+    let (dst, pitch, element, width, height) = (0, 0, 1, 1, 1);
+    enqueue(client, StreamOp::Memset { dst, pitch, value: code, element, width, height });
+}
+
+fn sync(client: &Client) -> Status {
+    client.call(&Call::StreamSync { stream: STREAM }).unwrap()
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10), "never {what}");
+        thread::yield_now();
+    }
+}
+
+/// The promise behind local synchronisation: a client that sees itself idle has no work left. The
+/// rounds sweep the moment at which a post meets the device falling idle.
+#[test]
+fn an_idle_client_has_nothing_unfinished() {
+    let (client, ran) = connected();
+    let mut posted = 0;
+    for round in 0..20_000u32 {
+        for _ in 0..=round % 3 {
+            enqueue(&client, StreamOp::Empty {});
+            posted += 1;
+        }
+        for _ in 0..round % 400 {
+            std::hint::spin_loop();
+        }
+        if client.is_idle() {
+            assert_eq!(ran.load(Ordering::SeqCst), posted, "round {round}");
+        }
+    }
+    // And it becomes idle without being asked to.
+    until("idle", || client.is_idle());
+    assert_eq!(ran.load(Ordering::SeqCst), posted);
+    client.post(&Post::SharedValid { addr: 0, size: 0, valid: true }).unwrap();
+    until("idle after a post that enqueues nothing", || client.is_idle());
+}
+
+#[test]
+fn a_synchronised_client_is_idle() {
+    let (client, _) = connected();
+    for _ in 0..1000 {
+        enqueue(&client, StreamOp::Empty {});
+        assert_eq!(sync(&client), Ok(()));
+    }
+    until("idle", || client.is_idle());
+}
+
+#[test]
+fn the_first_fault_sticks_to_its_context() {
+    let (client, _) = connected();
+    let other = CtxId(5);
+    client.post(&Post::CtxCreate { ctx: other, device: 0, legacy: StreamId(9) }).unwrap();
+    assert_eq!(sync(&client), Ok(()));
+    fault(&client, 700);
+    fault(&client, 719);
+    assert_eq!(sync(&client), Err(700));
+    assert_eq!(client.sticky(CTX), Some(CuError::ILLEGAL_ADDRESS));
+    assert_eq!(client.call::<Status>(&Call::CtxSync { ctx: CTX }), Ok(Err(700)));
+    assert_eq!(client.call::<Status>(&Call::StreamQuery { stream: STREAM }), Ok(Err(700)));
+    assert_eq!(client.sticky(other), None);
+    assert_eq!(client.call::<Status>(&Call::CtxSync { ctx: other }), Ok(Ok(())));
+    client.post(&Post::CtxDestroy { ctx: CTX }).unwrap();
+    assert_eq!(client.call::<Status>(&Call::Ping {}), Ok(Ok(())));
+    assert_eq!(client.sticky(CTX), None);
+}
+
+#[test]
+fn a_failed_post_breaks_its_context() {
+    let (client, _) = connected();
+    let exec = GraphExecId(3);
+    client.post(&Post::GraphExecBegin { exec, ctx: CTX }).unwrap();
+    client.post(&Post::GraphExecNode { exec, op: StreamOp::Empty {} }).unwrap();
+    assert_eq!(sync(&client), Err(CuError::INVALID_PTX.0));
+    assert_eq!(client.sticky(CTX), Some(CuError::INVALID_PTX));
+}
+
+#[test]
+fn calls_that_fail_do_not_stick() {
+    let (client, _) = connected();
+    let grant = |bytes| client.call::<Result<u64, u32>>(&Call::Grant { device: 0, bytes }).unwrap();
+    assert_eq!(grant(1000), Err(CuError::OUT_OF_MEMORY.0));
+    assert_eq!(grant(10), Ok(100));
+    let image = [7u8; 100];
+    let image = |len| ModuleImage { addr: image.as_ptr() as u64, len };
+    let load = |image| {
+        let call = Call::ModuleLoad { ctx: CTX, module: ModuleId(1), image };
+        client.call::<Result<ModuleInfo, LoadError>>(&call).unwrap().unwrap_err()
+    };
+    assert_eq!(&*load(image(100)).message, "[100]");
+    assert_eq!(load(image(u64::MAX)).code, CuError::INVALID_IMAGE.0);
+    assert_eq!(load(ModuleImage { addr: 16, len: 8 }).code, CuError::INVALID_IMAGE.0);
+    let elapsed = Call::EventElapsed { start: EventId(1), end: EventId(2) };
+    let elapsed = client.call::<Result<Elapsed, u32>>(&elapsed).unwrap();
+    assert_eq!(elapsed, Ok(Elapsed { milliseconds: 1.5 }));
+    assert_eq!(client.sticky(CTX), None);
+}
+
+#[test]
+fn host_functions_run_in_the_client_and_the_stream_waits() {
+    let (client, ran) = connected();
+    enqueue(&client, StreamOp::HostFn { token: 42 });
+    enqueue(&client, StreamOp::Empty {});
+    assert_eq!(client.next_host_fn(), Ok(42));
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
+    assert!(!client.is_idle());
+    // A thread that waits for the stream does not keep this one from ending the function.
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| sync(&client));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        client.post(&Post::HostFnDone { token: 42 }).unwrap();
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    });
+    assert_eq!(ran.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn device_output_waits_for_the_client() {
+    let (client, _) = connected();
+    assert!(!client.output_pending());
+    enqueue(&client, StreamOp::WriteValue { addr: 0, value: 10, wide: false });
+    assert_eq!(sync(&client), Ok(()));
+    assert!(client.output_pending());
+    let output = client.call::<Output>(&Call::TakeOutput {}).unwrap();
+    assert_eq!(output.parts.iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), 10);
+    assert!(!output.more && !client.output_pending());
+}
