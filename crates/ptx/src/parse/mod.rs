@@ -11,6 +11,8 @@ mod initialiser;
 mod number;
 mod operand;
 mod scope;
+#[cfg(test)]
+mod tests;
 mod types;
 mod variable;
 
