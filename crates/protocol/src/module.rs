@@ -42,6 +42,9 @@ wire! {
         /// 10 × major + minor.
         pub ptx_version: u32,
         pub binary_version: u32,
+        /// Why a launch fails with NOT_SUPPORTED: the instruction that the device lacks, and its line.
+        /// Empty: it runs.
+        pub unsupported: Text<1024>,
     }
 
     #[derive(Debug, Clone, PartialEq)]

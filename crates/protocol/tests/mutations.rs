@@ -71,6 +71,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         required_cluster: [0; 3],
         ptx_version: 75,
         binary_version: 75,
+        unsupported: Text::default(),
     };
     let global = GlobalInfo {
         name: Text::new("table".into()).unwrap(),

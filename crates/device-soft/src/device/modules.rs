@@ -167,6 +167,7 @@ fn describe(program: &Program) -> Result<ModuleInfo, LoadError> {
             required_cluster: kernel.required_cluster,
             ptx_version: kernel.ptx_version,
             binary_version: spec::SM,
+            unsupported: Text::truncated(kernel.unsupported.clone().unwrap_or_default()),
         });
     }
     let mut globals = Vec::with_capacity(program.globals.len());
