@@ -2,6 +2,7 @@
 
 mod codegen;
 mod implement;
+mod layering;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ cargo xtask codegen [--check]
 cargo xtask implement CLASS GATE SYMBOL...
     Sets the class (local, post, call, custom, unsupported) and gate (none, init, healthy) of
     symbols in api/functions.txt, then generates.
+cargo xtask layering
+    Checks the crates' dependencies against the layers of ARCHITECTURE.md.
 ";
 
 fn main() -> ExitCode {
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
         ["implement", class, gate, symbols @ ..] if !symbols.is_empty() => {
             implement::run(&root(), class, gate, symbols).and_then(|()| codegen::write(&root()))
         }
+        ["layering"] => layering::check(&root()).map_err(Into::into),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

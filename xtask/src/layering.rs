@@ -1,0 +1,111 @@
+//! `cargo xtask layering`: the crates' dependencies against the layers that ARCHITECTURE.md draws,
+//! and the crates that must be free of unsafe code.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Codecs, parsers, contracts and the command line.
+const WITHOUT_UNSAFE: [&str; 6] = ["cli", "device", "protocol", "ptx", "tests", "wire"];
+
+/// Fails with every arrow that points up or sideways, and every crate that has no layer.
+pub(crate) fn check(root: &Path) -> Result<(), String> {
+    let read = |path: &str| {
+        std::fs::read_to_string(root.join(path)).map_err(|error| format!("{path}: {error}"))
+    };
+    let layers = layers(&read("ARCHITECTURE.md")?);
+    let mut wrong = String::new();
+    for (name, folder) in packages(root)? {
+        let Some(own) = layers.get(name.as_str()) else {
+            let _ = writeln!(wrong, "{name} has no row in ARCHITECTURE.md's table of layers");
+            continue;
+        };
+        for needed in dependencies(&read(&format!("{folder}/Cargo.toml"))?) {
+            match layers.get(needed.as_str()) {
+                Some(below) if below < own => {}
+                Some(below) => {
+                    let _ = writeln!(
+                        wrong,
+                        "{name} (layer {own}) depends on {needed} (layer {below})"
+                    );
+                }
+                None => {
+                    let _ = writeln!(wrong, "{name} depends on {needed}, which has no layer");
+                }
+            }
+        }
+        let forbids = |file: &str| {
+            read(&format!("{folder}/src/{file}"))
+                .is_ok_and(|text| text.contains("#![forbid(unsafe_code)]"))
+        };
+        if WITHOUT_UNSAFE.contains(&name.as_str()) && !forbids("lib.rs") && !forbids("main.rs") {
+            let _ = writeln!(wrong, "{name} lacks #![forbid(unsafe_code)]");
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(format!("layering:\n{wrong}")) }
+}
+
+/// Crate name → layer, from rows such as ``| 0 | `wire`, `cuda-types` | … |``.
+fn layers(architecture: &str) -> BTreeMap<String, u32> {
+    let mut layers = BTreeMap::new();
+    for line in architecture.lines() {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let (Some(layer), Some(names)) = (cells.next(), cells.next()) else { continue };
+        let Ok(layer) = layer.parse() else { continue };
+        for name in names.split(',') {
+            layers.insert(name.trim().trim_matches('`').to_owned(), layer);
+        }
+    }
+    layers
+}
+
+/// (name, folder) of every package but xtask.
+fn packages(root: &Path) -> Result<Vec<(String, String)>, String> {
+    let mut packages = vec![("tests".to_owned(), "tests".to_owned())];
+    let crates = root.join("crates");
+    let read = |error| format!("{}: {error}", crates.display());
+    for entry in std::fs::read_dir(&crates).map_err(read)? {
+        let name = entry.map_err(read)?.file_name().to_string_lossy().into_owned();
+        let folder = format!("crates/{name}");
+        packages.push((name, folder));
+    }
+    packages.sort();
+    Ok(packages)
+}
+
+/// kedge's own crates among a manifest's ordinary dependencies.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line.trim();
+        } else if section == "[dependencies]"
+            && let Some(rest) = line.strip_prefix("kedge-")
+            && let Some(end) = rest.find(|c: char| !(c.is_alphanumeric() || c == '-'))
+        {
+            found.push(rest[..end].to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_come_from_the_table() {
+        let layers = layers("| layer | crate |\n|---|---|\n| 4 | `shim` | x |\n| 0 | `wire`, `cuda-types` | y |\n");
+        assert_eq!(layers.get("shim"), Some(&4));
+        assert_eq!(layers.get("cuda-types"), Some(&0));
+        assert_eq!(layers.len(), 3);
+    }
+
+    #[test]
+    fn only_ordinary_dependencies_count() {
+        let manifest = "[dependencies]\nkedge-wire.workspace = true\nlibc.workspace = true\n\
+                        [dev-dependencies]\nkedge-proxy.workspace = true\n";
+        assert_eq!(dependencies(manifest), ["wire"]);
+    }
+}
