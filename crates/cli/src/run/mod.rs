@@ -54,8 +54,16 @@ pub(crate) enum RunError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
-    #[error("{program}: {source}")]
+    #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
+}
+
+fn start_error(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such program".into(),
+        io::ErrorKind::PermissionDenied => "not executable, or not yours to execute".into(),
+        _ => error.to_string(),
+    }
 }
 
 impl RunError {

@@ -1,0 +1,208 @@
+//! `kedge run` from outside: status, signals, descriptors, the job's folder. No device is used, so
+//! the shim and the proxy are empty files.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A private world: runtime folder and parts, removed at the end.
+struct World(PathBuf);
+
+impl World {
+    fn new(name: &str) -> World {
+        // Short, because socket paths are.
+        let dir = PathBuf::from(format!("/tmp/kedge-test-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("parts")).unwrap();
+        std::fs::create_dir_all(dir.join("run")).unwrap();
+        for part in ["libkedge_cuda.so", "kedge-proxy"] {
+            std::fs::write(dir.join("parts").join(part), "").unwrap();
+        }
+        World(dir)
+    }
+
+    fn kedge(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
+        command
+            .args(args)
+            .env("KEDGE_LIB_DIR", self.0.join("parts"))
+            .env("XDG_RUNTIME_DIR", self.0.join("run"))
+            .env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    /// Runs a shell script as the job `name`.
+    fn sh(&self, name: &str, script: &str) -> Output {
+        self.kedge(&["run", "--job", name, "--", "sh", "-c", script]).output().unwrap()
+    }
+
+    fn job(&self, name: &str) -> PathBuf {
+        self.0.join("run/kedge/jobs").join(name)
+    }
+
+    fn meta(&self, name: &str) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(self.job(name).join("meta.json")).unwrap()).unwrap()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn it_exits_as_the_program_does() {
+    let world = World::new("exit");
+    for code in [0, 1, 7, 125, 255] {
+        let output = world.sh("j", &format!("exit {code}"));
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(text(&output.stderr), "", "kedge has nothing to say");
+        assert_eq!(world.meta("j")["state"]["exited"], code);
+    }
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGSEGV, libc::SIGINT] {
+        let output = world.sh("j", &format!("kill -{signal} $$"));
+        assert_eq!(output.status.signal(), Some(signal));
+        assert_eq!(world.meta("j")["state"]["killed"], signal);
+    }
+}
+
+#[test]
+fn a_program_that_does_not_start_is_told_as_shells_do() {
+    let world = World::new("start");
+    let run = |program: &str| world.kedge(&["run", "--job", "j", program]).output().unwrap();
+    let missing = run("/no/such/program");
+    assert_eq!(missing.status.code(), Some(127));
+    assert_eq!(text(&missing.stderr), "kedge: /no/such/program: no such program\n");
+    let not_executable = run("/etc/passwd");
+    assert_eq!(not_executable.status.code(), Some(126));
+    assert!(text(&not_executable.stderr).contains("/etc/passwd"));
+    assert!(!world.job("j").join("socket").exists());
+}
+
+#[test]
+fn stdio_and_arguments_are_the_program_s() {
+    let world = World::new("stdio");
+    let mut child = world
+        .kedge(&["run", "cat", "-", "--"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"through").unwrap();
+    assert_eq!(text(&child.wait_with_output().unwrap().stdout), "through");
+    let output = world.kedge(&["run", "--", "echo", "--gpu", "--job", "x"]).output().unwrap();
+    assert_eq!(text(&output.stdout), "--gpu --job x\n");
+}
+
+#[test]
+fn the_program_finds_the_driver_and_the_job() {
+    let world = World::new("env");
+    let script = "echo $KEDGE_JOB; echo $KEDGE_SOCKET; echo $LD_LIBRARY_PATH; \
+                  readlink ${LD_LIBRARY_PATH%%:*}/libcuda.so.1; stat -c %a $KEDGE_SOCKET";
+    let mut command = world.kedge(&["run", "--job", "env", "--", "sh", "-c", script]);
+    let output = text(&command.env("LD_LIBRARY_PATH", "/x").output().unwrap().stdout);
+    let lines: Vec<&str> = output.lines().collect();
+    let job = world.job("env");
+    assert_eq!(lines[0], "env");
+    assert_eq!(Path::new(lines[1]), job.join("socket"));
+    assert_eq!(lines[2], format!("{}:/x", job.join("lib").display()));
+    assert_eq!(Path::new(lines[3]), world.0.join("parts/libkedge_cuda.so").canonicalize().unwrap());
+    assert_eq!(lines[4], "600");
+    // Nothing of it is left but what one may want to read.
+    assert!(!job.join("socket").exists() && !job.join("lib").exists());
+    assert!(job.join("log").exists() && job.join("meta.json").exists());
+}
+
+#[test]
+fn no_descriptor_of_kedge_reaches_the_program() {
+    let world = World::new("fds");
+    let script = "ls /proc/self/fd | wc -l";
+    let bare = Command::new("sh").args(["-c", script]).output().unwrap();
+    assert_eq!(text(&world.sh("fds", script).stdout), text(&bare.stdout));
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let world = World::new("signals");
+    for (name, signal) in [("TERM", libc::SIGTERM), ("USR1", libc::SIGUSR1), ("HUP", libc::SIGHUP)]
+    {
+        let script =
+            format!("trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.02; done");
+        let mut child = world
+            .kedge(&["run", "--job", "s", "--", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        // SAFETY: the child has not been reaped.
+        unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        assert_eq!(lines.next().unwrap().unwrap(), "got", "{name}");
+        assert_eq!(child.wait().unwrap().code(), Some(9), "{name}");
+    }
+}
+
+#[test]
+fn a_running_job_s_name_is_taken_and_an_ended_one_s_is_free() {
+    let world = World::new("names");
+    let kedge = env!("CARGO_BIN_EXE_kedge");
+    let output = world.sh("same", &format!("{kedge} run --job same true; echo $?"));
+    assert_eq!(text(&output.stdout).trim(), "125");
+    assert_eq!(
+        text(&output.stderr),
+        "kedge: a job named same is running: choose another name, or end it first\n"
+    );
+    assert!(world.sh("same", "true").status.success());
+    let bad = world.kedge(&["run", "--job", "../x", "true"]).output().unwrap();
+    assert_eq!(bad.status.code(), Some(2));
+}
+
+#[test]
+fn a_killed_supervisor_blocks_nothing() {
+    let world = World::new("killed");
+    let mut child = world
+        .kedge(&["run", "--job", "k", "--", "sh", "-c", "echo ready; sleep 0.3"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(world.sh("k", "true").status.success());
+}
+
+#[test]
+fn only_the_latest_ended_jobs_are_kept() {
+    let world = World::new("prune");
+    for n in 0..55 {
+        assert!(world.sh(&format!("j{n}"), "true").status.success());
+    }
+    assert_eq!(std::fs::read_dir(world.0.join("run/kedge/jobs")).unwrap().count(), 50);
+}
+
+#[test]
+fn kedge_s_own_failures_say_what_to_do() {
+    let world = World::new("failures");
+    let fail = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        let said = text(&output.stderr);
+        assert!(said.starts_with("kedge: ") && said.lines().count() == 1, "{said}");
+        said
+    };
+    let said = fail(world.kedge(&["run", "true"]).env("KEDGE_LIB_DIR", "/nonexistent"));
+    assert!(said.contains("libkedge_cuda.so") && said.contains("KEDGE_LIB_DIR"), "{said}");
+
+    let base = world.0.join("run/kedge");
+    std::fs::create_dir_all(&base).unwrap();
+    std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
+    let said = fail(&mut world.kedge(&["run", "true"]));
+    assert!(said.contains("others cannot enter"), "{said}");
+}
