@@ -172,7 +172,7 @@ impl Consumer {
             return Ok(None);
         }
         let available = tail.wrapping_sub(self.head);
-        if tail < self.head || available > RING_BYTES as u64 || available % 8 != 0 {
+        if tail < self.head || available > RING_BYTES as u64 || !available.is_multiple_of(8) {
             return Err(RingError::Positions { head: self.head, tail });
         }
         let (seq, slot) = self.copy_out(available)?;
