@@ -10,11 +10,16 @@
 )]
 #![allow(dead_code, reason = "the parts are published before what calls them")]
 
+mod callback;
 mod capture;
 mod context;
+mod device;
 mod entry;
+mod error;
+mod event;
 mod ffi;
 pub mod generated;
+mod graph;
 mod handle;
 mod init;
 mod log;
@@ -22,5 +27,6 @@ mod module;
 #[cfg(feature = "private-tables")]
 mod private_tables;
 mod procaddress;
+mod profiler;
 mod session;
 mod stream;

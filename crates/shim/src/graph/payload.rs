@@ -1,0 +1,141 @@
+//! What a graph's node does, as the program gave it and as the device gets it.
+
+use super::kernel::Kernel;
+use super::memory::{Allocation, Copied};
+use crate::callback::HostNode;
+use crate::{entry, event, stream};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::{
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_EMPTY, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_KERNEL,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_MEMCPY,
+    CU_GRAPH_NODE_TYPE_MEMSET, CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_STREAM_MEM_OP_WAIT_VALUE_32,
+    CU_STREAM_MEM_OP_WAIT_VALUE_64, CU_STREAM_MEM_OP_WRITE_VALUE_32,
+    CU_STREAM_MEM_OP_WRITE_VALUE_64, CUDA_MEMSET_NODE_PARAMS_v1, CUstreamBatchMemOpParams,
+};
+use kedge_cuda_types::handle::{CUdeviceptr, CUevent, CUgraph};
+use kedge_protocol::{EventId, StreamOp};
+use std::sync::Arc;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Payload {
+    Empty,
+    Kernel(Kernel),
+    Memcpy(Copied),
+    Memset(CUDA_MEMSET_NODE_PARAMS_v1),
+    Host(Arc<HostNode>),
+    /// A child graph, owned by the node.
+    Graph(CUgraph),
+    EventRecord(CUevent, EventId),
+    EventWait(CUevent, EventId),
+    MemAlloc(Arc<Allocation>),
+    MemFree(CUdeviceptr),
+    MemOps(Vec<CUstreamBatchMemOpParams>),
+}
+
+impl Payload {
+    /// The node that a captured operation becomes.
+    pub(crate) fn from_op(op: StreamOp) -> Result<Self, CuError> {
+        Ok(match op {
+            StreamOp::Empty {} => Self::Empty,
+            StreamOp::Launch { launch } => Self::Kernel(Kernel::from_launch(launch)),
+            StreamOp::Copy { .. } | StreamOp::CopyInline { .. } => {
+                Self::Memcpy(Copied { op, params: None })
+            }
+            StreamOp::Memset { dst, pitch, value, element, width, height } => {
+                Self::Memset(CUDA_MEMSET_NODE_PARAMS_v1 {
+                    dst,
+                    pitch: pitch as usize,
+                    value,
+                    elementSize: element,
+                    width: width as usize,
+                    height: height as usize,
+                })
+            }
+            StreamOp::WriteValue { addr, value, wide } => {
+                let narrow = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                let operation = if wide { CU_STREAM_MEM_OP_WRITE_VALUE_64 } else { narrow };
+                Self::MemOps(vec![value_op(operation, addr, value, 0)])
+            }
+            StreamOp::WaitValue { addr, value, wide, mode } => {
+                let narrow = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+                let operation = if wide { CU_STREAM_MEM_OP_WAIT_VALUE_64 } else { narrow };
+                Self::MemOps(vec![value_op(operation, addr, value, mode)])
+            }
+            StreamOp::EventRecord { .. }
+            | StreamOp::EventWait { .. }
+            | StreamOp::HostFn { .. }
+            | StreamOp::GraphLaunch { .. }
+            | StreamOp::MemAlloc { .. }
+            | StreamOp::MemFree { .. } => {
+                entry::log_once(op.name(), || {
+                    format!("capture of {} by its bare operation is not supported", op.name())
+                });
+                return Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
+            }
+        })
+    }
+
+    pub(crate) fn event_record(event: CUevent) -> Result<Self, CuError> {
+        Ok(Self::EventRecord(event, event::id(event)?))
+    }
+
+    pub(crate) fn event_wait(event: CUevent) -> Result<Self, CuError> {
+        Ok(Self::EventWait(event, event::id(event)?))
+    }
+
+    /// `CU_GRAPH_NODE_TYPE_*`.
+    pub(crate) fn node_type(&self) -> u32 {
+        match self {
+            Self::Empty => CU_GRAPH_NODE_TYPE_EMPTY,
+            Self::Kernel(_) => CU_GRAPH_NODE_TYPE_KERNEL,
+            Self::Memcpy(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
+            Self::Memset(_) => CU_GRAPH_NODE_TYPE_MEMSET,
+            Self::Host(_) => CU_GRAPH_NODE_TYPE_HOST,
+            Self::Graph(_) => CU_GRAPH_NODE_TYPE_GRAPH,
+            Self::EventRecord(..) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+            Self::EventWait(..) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+            Self::MemAlloc(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+            Self::MemFree(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Self::MemOps(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+        }
+    }
+
+    /// What the device does for this node, one after the other; at least one operation. A child
+    /// graph is a place to stand on only: its nodes are flattened by instantiation.
+    pub(crate) fn ops(&self) -> Result<Vec<StreamOp>, CuError> {
+        let op = match self {
+            Self::Kernel(kernel) => kernel.op(),
+            Self::Memcpy(copied) => copied.op.clone(),
+            Self::Memset(params) => memset_op(params),
+            Self::Host(host) => StreamOp::HostFn { token: host.token },
+            Self::EventRecord(_, event) => StreamOp::EventRecord { event: *event },
+            Self::EventWait(_, event) => StreamOp::EventWait { event: *event },
+            Self::MemOps(batch) => {
+                let ops = stream::mem_ops(batch)?;
+                return Ok(if ops.is_empty() { vec![StreamOp::Empty {}] } else { ops });
+            }
+            // A graph's memory is there for as long as the graph is: see `memory`.
+            Self::Empty | Self::Graph(_) | Self::MemAlloc(_) | Self::MemFree(_) => {
+                StreamOp::Empty {}
+            }
+        };
+        Ok(vec![op])
+    }
+}
+
+fn memset_op(params: &CUDA_MEMSET_NODE_PARAMS_v1) -> StreamOp {
+    StreamOp::Memset {
+        dst: params.dst,
+        pitch: params.pitch as u64,
+        value: params.value,
+        element: params.elementSize,
+        width: params.width as u64,
+        height: params.height as u64,
+    }
+}
+
+fn value_op(operation: u32, address: u64, value: u64, flags: u32) -> CUstreamBatchMemOpParams {
+    let value_flags = u64::from(flags);
+    CUstreamBatchMemOpParams { operation, address, value, value_flags, ..Default::default() }
+}

@@ -1,0 +1,224 @@
+//! Every graph of the process, its nodes' owners, and child graphs.
+
+use super::edges::{Edge, Nodes};
+use super::payload::Payload;
+use super::user_object::UserObjects;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+
+/// Handles look like aligned addresses, and a node's only grow: their order is that of creation.
+const FIRST_GRAPH: usize = 12 << 42;
+const FIRST_NODE: usize = 13 << 42;
+const STEP: usize = 16;
+
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    pub(crate) nodes: Nodes<Payload>,
+    /// A child graph belongs to a node and goes with it.
+    pub(crate) owned: bool,
+    pub(crate) user_objects: UserObjects,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Graphs {
+    graphs: HashMap<CUgraph, Graph>,
+    owner: HashMap<CUgraphNode, CUgraph>,
+    graphs_made: usize,
+    nodes_made: usize,
+}
+
+static GRAPHS: Mutex<Option<Graphs>> = Mutex::new(None);
+
+/// Works on the graphs. Nothing inside may call the program or wait.
+pub(crate) fn with<T>(f: impl FnOnce(&mut Graphs) -> T) -> T {
+    let mut guard = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
+    f(guard.get_or_insert_with(Graphs::default))
+}
+
+impl Graphs {
+    pub(crate) fn create(&mut self) -> CUgraph {
+        self.insert(Graph::default())
+    }
+
+    fn insert(&mut self, graph: Graph) -> CUgraph {
+        self.graphs_made += 1;
+        let handle = CUgraph(FIRST_GRAPH + STEP * self.graphs_made);
+        self.graphs.insert(handle, graph);
+        handle
+    }
+
+    pub(crate) fn get(&self, graph: CUgraph) -> Result<&Graph, CuError> {
+        self.graphs.get(&graph).ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub(crate) fn get_mut(&mut self, graph: CUgraph) -> Result<&mut Graph, CuError> {
+        self.graphs.get_mut(&graph).ok_or(CuError::INVALID_VALUE)
+    }
+
+    /// The graph that a node belongs to.
+    pub(crate) fn owner(&self, node: CUgraphNode) -> Result<CUgraph, CuError> {
+        self.owner.get(&node).copied().ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub(crate) fn payload(&self, node: CUgraphNode) -> Result<&Payload, CuError> {
+        Ok(&self.get(self.owner(node)?)?.nodes.get(node)?.payload)
+    }
+
+    pub(crate) fn payload_mut(&mut self, node: CUgraphNode) -> Result<&mut Payload, CuError> {
+        let owner = self.owner(node)?;
+        self.get_mut(owner)?.nodes.payload_mut(node)
+    }
+
+    pub(crate) fn add_node(
+        &mut self,
+        graph: CUgraph,
+        dependencies: &[Edge],
+        payload: Payload,
+    ) -> Result<CUgraphNode, CuError> {
+        let node = CUgraphNode(FIRST_NODE + STEP * (self.nodes_made + 1));
+        self.get_mut(graph)?.nodes.insert(node, payload, dependencies)?;
+        self.nodes_made += 1;
+        self.owner.insert(node, graph);
+        Ok(node)
+    }
+
+    /// Removes a node; a child graph goes with it. What it held is returned, to be dropped outside
+    /// of the lock.
+    pub(crate) fn remove_node(&mut self, node: CUgraphNode) -> Result<Vec<Graph>, CuError> {
+        let owner = self.owner(node)?;
+        let payload = self.get_mut(owner)?.nodes.remove(node)?;
+        self.owner.remove(&node);
+        let mut removed = Vec::new();
+        if let Payload::Graph(child) = payload {
+            self.take(child, &mut removed);
+        }
+        Ok(removed)
+    }
+
+    /// Destroys a graph that is nobody's child.
+    pub(crate) fn destroy(&mut self, graph: CUgraph) -> Result<Vec<Graph>, CuError> {
+        if self.get(graph)?.owned {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut removed = Vec::new();
+        self.take(graph, &mut removed);
+        Ok(removed)
+    }
+
+    fn take(&mut self, graph: CUgraph, removed: &mut Vec<Graph>) {
+        let Some(graph) = self.graphs.remove(&graph) else { return };
+        for (handle, node) in graph.nodes.iter() {
+            self.owner.remove(&handle);
+            if let Payload::Graph(child) = node.payload {
+                self.take(child, removed);
+            }
+        }
+        removed.push(graph);
+    }
+
+    /// A copy of a graph, its children included; each node remembers its original.
+    pub(crate) fn duplicate(&mut self, graph: CUgraph, owned: bool) -> Result<CUgraph, CuError> {
+        let original = self.get(graph)?;
+        let user_objects = original.user_objects.clone();
+        let mut made = self.nodes_made;
+        let nodes = original.nodes.renamed(|| {
+            made += 1;
+            CUgraphNode(FIRST_NODE + STEP * made)
+        });
+        self.nodes_made = made;
+        let handles: Vec<_> = nodes.iter().map(|(handle, _)| handle).collect();
+        let copy = self.insert(Graph { nodes, owned, user_objects });
+        for handle in handles {
+            self.owner.insert(handle, copy);
+            if let Payload::Graph(child) = *self.payload(handle)? {
+                let child = self.duplicate(child, true)?;
+                *self.payload_mut(handle)? = Payload::Graph(child);
+            }
+        }
+        Ok(copy)
+    }
+
+    /// The node of `copy`, or of one of its children, that was made of `original`.
+    pub(crate) fn find_copy(
+        &self,
+        original: CUgraphNode,
+        copy: CUgraph,
+    ) -> Result<CUgraphNode, CuError> {
+        self.search(original, copy).ok_or(CuError::INVALID_VALUE)
+    }
+
+    fn search(&self, original: CUgraphNode, graph: CUgraph) -> Option<CUgraphNode> {
+        let graph = self.graphs.get(&graph)?;
+        let direct = graph.nodes.iter().find(|(_, node)| node.origin == Some(original));
+        if let Some((handle, _)) = direct {
+            return Some(handle);
+        }
+        graph.nodes.iter().find_map(|(_, node)| match node.payload {
+            Payload::Graph(child) => self.search(original, child),
+            _ => None,
+        })
+    }
+
+    /// Every node that `seeds` depend on, themselves included.
+    pub(crate) fn ancestors(
+        &self,
+        graph: CUgraph,
+        seeds: Vec<CUgraphNode>,
+    ) -> HashSet<CUgraphNode> {
+        self.graphs.get(&graph).map_or_else(HashSet::new, |graph| graph.nodes.ancestors(seeds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A graph of two nodes, the second holding a child graph of one.
+    fn nested(graphs: &mut Graphs) -> (CUgraph, CUgraphNode, CUgraphNode) {
+        let graph = graphs.create();
+        let first = graphs.add_node(graph, &[], Payload::Empty).unwrap();
+        let child = graphs.create();
+        graphs.get_mut(child).unwrap().owned = true;
+        let inner = graphs.add_node(child, &[], Payload::Empty).unwrap();
+        graphs.add_node(graph, &[first.into()], Payload::Graph(child)).unwrap();
+        (graph, first, inner)
+    }
+
+    #[test]
+    fn a_copy_is_deep_and_finds_originals() {
+        let mut graphs = Graphs::default();
+        let (graph, first, inner) = nested(&mut graphs);
+        let copy = graphs.duplicate(graph, false).unwrap();
+        let found = graphs.find_copy(first, copy).unwrap();
+        assert!(found != first && graphs.owner(found) == Ok(copy));
+        let found = graphs.find_copy(inner, copy).unwrap();
+        assert!(found != inner && graphs.get(graphs.owner(found).unwrap()).unwrap().owned);
+        assert_eq!(graphs.find_copy(found, copy), Err(CuError::INVALID_VALUE));
+        graphs.destroy(graph).unwrap();
+        assert_eq!(graphs.get(copy).unwrap().nodes.edges().len(), 1, "the copy lives on");
+    }
+
+    #[test]
+    fn children_go_with_their_parents() {
+        let mut graphs = Graphs::default();
+        let (graph, first, inner) = nested(&mut graphs);
+        let child = graphs.owner(inner).unwrap();
+        assert!(graphs.destroy(child).is_err(), "a child is its node's");
+        assert_eq!(graphs.destroy(graph).unwrap().len(), 2);
+        for node in [first, inner] {
+            assert_eq!(graphs.owner(node), Err(CuError::INVALID_VALUE));
+        }
+        assert!(graphs.graphs.is_empty() && graphs.owner.is_empty());
+    }
+
+    #[test]
+    fn removing_a_node_removes_its_child() {
+        let mut graphs = Graphs::default();
+        let (graph, _, inner) = nested(&mut graphs);
+        let holder = graphs.get(graph).unwrap().nodes.iter().last().unwrap().0;
+        assert_eq!(graphs.remove_node(holder).unwrap().len(), 1);
+        assert!(graphs.owner(inner).is_err() && graphs.owner(holder).is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! cuStream* functions: creation, queries, waiting.
+
+use super::{STREAMS, Stream, StreamKind, find, flush_output, new_stream_id, wait};
+use crate::context::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::{callback, capture, event, ffi, session};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::{
+    CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+};
+use kedge_cuda_types::handle::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx, CUstream};
+use kedge_protocol::{Call, Post};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+pub(crate) unsafe fn cuStreamCreate(out: *mut CUstream, flags: u32) -> Result<(), CuError> {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { cuStreamCreateWithPriority(out, flags, 0) }
+}
+
+pub(crate) unsafe fn cuStreamCreateWithPriority(
+    out: *mut CUstream,
+    flags: u32,
+    priority: i32,
+) -> Result<(), CuError> {
+    if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    callback::check_not_inside()?;
+    let context = context::current()?;
+    let blocking = flags & CU_STREAM_NON_BLOCKING == 0;
+    let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
+    let id = new_stream_id();
+    let ctx = context.id();
+    // Before the handle exists, so that nothing can be enqueued to a stream the proxy does not know.
+    session::get()?.post(&Post::StreamCreate { stream: id, ctx, blocking, priority })?;
+    let stream = STREAMS.insert_with(|handle| Stream {
+        handle: CUstream(handle),
+        id,
+        ctx,
+        context: context.handle(),
+        device: context.ordinal(),
+        kind: if blocking { StreamKind::Blocking } else { StreamKind::NonBlocking },
+        priority,
+        attributes: Mutex::default(),
+        gone: AtomicBool::new(false),
+    });
+    let stream = stream.ok_or(CuError::OUT_OF_MEMORY)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(out, stream.handle) }
+}
+
+pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Result<(), CuError> {
+    callback::check_not_inside()?;
+    let stream = STREAMS.remove(stream.0).ok_or(CuError::INVALID_HANDLE)?;
+    capture::stream_destroyed(stream.id);
+    session::get()?.post(&Post::StreamDestroy { stream: stream.id })
+}
+
+pub(crate) unsafe fn cuStreamDestroy(stream: CUstream) -> Result<(), CuError> {
+    // SAFETY: it asks nothing of its caller.
+    unsafe { cuStreamDestroy_v2(stream) }
+}
+
+pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> Result<(), CuError> {
+    wait(stream)
+}
+
+/// NOT_READY while work is pending.
+pub(crate) unsafe fn cuStreamQuery(stream: CUstream) -> Result<(), CuError> {
+    callback::check_not_inside()?;
+    let stream = find(stream)?;
+    capture::check_wait(&stream)?;
+    let session = session::get()?;
+    if !session.client.is_idle() {
+        session.call_status(&Call::StreamQuery { stream: stream.id })?;
+    }
+    flush_output();
+    stream.check_sticky()
+}
+
+/// The flag `CU_EVENT_WAIT_EXTERNAL` makes a node of the wait where the stream captures.
+pub(crate) unsafe fn cuStreamWaitEvent(
+    stream: CUstream,
+    event: CUevent,
+    flags: u32,
+) -> Result<(), CuError> {
+    event::stream_wait(stream, event, flags)
+}
+
+pub(crate) unsafe fn cuStreamGetPriority(
+    stream: CUstream,
+    priority: *mut i32,
+) -> Result<(), CuError> {
+    let stream = find(stream)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(priority, stream.priority) }
+}
+
+pub(crate) unsafe fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) -> Result<(), CuError> {
+    let non_blocking = find(stream)?.kind == StreamKind::NonBlocking;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(flags, if non_blocking { CU_STREAM_NON_BLOCKING } else { 0 }) }
+}
+
+pub(crate) unsafe fn cuStreamGetId(stream: CUstream, id: *mut u64) -> Result<(), CuError> {
+    let stream = find(stream)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(id, u64::from(stream.id.0)) }
+}
+
+pub(crate) unsafe fn cuStreamGetDevice(
+    stream: CUstream,
+    device: *mut CUdevice,
+) -> Result<(), CuError> {
+    let stream = find(stream)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(device, stream.device as CUdevice) }
+}
+
+pub(crate) unsafe fn cuStreamGetCtx(
+    stream: CUstream,
+    context: *mut CUcontext,
+) -> Result<(), CuError> {
+    let stream = find(stream)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(context, stream.context) }
+}
+
+/// No stream belongs to a green context.
+pub(crate) unsafe fn cuStreamGetCtx_v2(
+    stream: CUstream,
+    context: *mut CUcontext,
+    green: *mut CUgreenCtx,
+) -> Result<(), CuError> {
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        ffi::write_optional(green, CUgreenCtx::NULL);
+        cuStreamGetCtx(stream, context)
+    }
+}
+
+pub(crate) unsafe fn cuStreamIsCapturing(
+    stream: CUstream,
+    status: *mut u32,
+) -> Result<(), CuError> {
+    if status.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let stream = find(stream)?;
+    let found = if !capture::any() {
+        CU_STREAM_CAPTURE_STATUS_NONE
+    } else {
+        if stream.is_legacy() {
+            capture::check_legacy(&stream)?;
+        }
+        match capture::info(stream.id) {
+            None => CU_STREAM_CAPTURE_STATUS_NONE,
+            Some(info) if info.valid => CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Some(_) => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        }
+    };
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(status, found) }
+}
+
+/// Managed memory is coherent at launches and synchronisations whatever it is attached to.
+pub(crate) unsafe fn cuStreamAttachMemAsync(
+    stream: CUstream,
+    pointer: CUdeviceptr,
+    _length: usize,
+    flags: u32,
+) -> Result<(), CuError> {
+    if pointer == 0 || !matches!(flags, 1 | 2 | 4) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    super::submit(stream, |_| Ok(()), || Err(CuError::STREAM_CAPTURE_UNSUPPORTED))
+}
