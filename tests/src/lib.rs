@@ -5,10 +5,12 @@
 
 mod build;
 mod directives;
+mod hosts;
 mod run;
 
 pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};
+pub use hosts::host;
 pub use run::{Outcome, Target, run, run_command};
 
 use std::path::{Path, PathBuf};
