@@ -1,7 +1,7 @@
 //! The instruction families that compute: what lowering asks for a handler.
 
 use super::select::{Query, Selected, Selector};
-use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, mov};
+use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, matrix, mov};
 
 /// Every computing family's selector.
 const FAMILIES: &[Selector] = &[
@@ -13,6 +13,7 @@ const FAMILIES: &[Selector] = &[
     cvt::select,
     half::select,
     carry::select,
+    matrix::select,
 ];
 
 /// The handler of a computing instruction; None where this device lacks it.

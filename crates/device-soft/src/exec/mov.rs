@@ -1,7 +1,7 @@
 //! `mov`: copies, and packing and unpacking of vectors.
 
 use super::lanewise::{Parts, Typed, lane_fns, lanes};
-use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use super::{Arg, Flow, Isa, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};

@@ -1,0 +1,129 @@
+//! `mma.sync`, with the fragment layouts of the reference.
+
+use super::{Params, slots, tile};
+use crate::code::Inst;
+use crate::exec::lanewise::Parts;
+use crate::exec::{Arg, Flow, Isa, Op, Query, Selected, Warp};
+use crate::math::fragment::{self, Element, Shape};
+use kedge_ptx::ast::Type;
+use std::marker::PhantomData;
+use tile::{Number, stored_k};
+
+/// `mma.sync` computed in T. The operand list is d, a, b, c.
+struct Mma<T>(PhantomData<T>);
+
+/// Registers of each operand: d, a, b, c.
+fn registers(params: &Params) -> [usize; 4] {
+    let Shape { m, n, .. } = params.shape;
+    let k = stored_k(params);
+    let of = |elements: usize, element: Element| elements / 32 / element.per_register();
+    [of(m * n, params.d), of(m * k, params.a), of(k * n, params.b), of(m * n, params.c)]
+}
+
+impl<T: Number> Op for Mma<T> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let params = Params::decode(inst.imm);
+        let Shape { m, n, .. } = params.shape;
+        let k = stored_k(&params);
+        let [d_len, a_len, b_len, c_len] = registers(&params);
+        // SAFETY: the operands are d, a, b, c, of the lengths above, each in the bank of its element
+        // (the selector).
+        unsafe {
+            let slots = slots(warp, inst, d_len + a_len + b_len + c_len);
+            let (d, slots) = slots.split_at(d_len);
+            let (a, slots) = slots.split_at(a_len);
+            let (b, c) = slots.split_at(b_len);
+            let a_per = params.a.per_register();
+            let a = tile::gather::<T>(warp, a, params.a, k, |register, lane, element| {
+                fragment::mma_a(m, a_per, register, lane, element)
+            });
+            let b_per = params.b.per_register();
+            let b = tile::gather::<T>(warp, b, params.b, n, |register, lane, element| {
+                fragment::mma_b(b_per, register, lane, element)
+            });
+            let place = |per: usize| {
+                move |register: usize, lane: usize, element: usize| {
+                    fragment::mma_c(register * per + element, lane)
+                }
+            };
+            let c_place = place(params.c.per_register());
+            let mut c = tile::gather::<T>(warp, c, params.c, n, c_place);
+            T::multiply(&params, &a[..m * k], &b[..k * n], &mut c[..m * n]);
+            let d_place = place(params.d.per_register());
+            tile::scatter::<T>(warp, d, params.d, n, &c, mask, d_place);
+        }
+        Flow::Next
+    }
+}
+
+/// The operand type of a register of `element`.
+pub(super) fn register_type(element: Element) -> Type {
+    match element {
+        Element::F64 => Type::F64,
+        Element::F32 => Type::F32,
+        _ => Type::B32,
+    }
+}
+
+/// Whether the hardware has this shape and these types.
+fn exists(params: &Params) -> bool {
+    use Element::{B1, Bf16, E4m3, E5m2, F16, F32, F64, S4, S8, S32, Tf32, U4, U8};
+    let Shape { m, n, k } = params.shape;
+    let wide = (m, n) == (16, 8);
+    let square = (m, n) == (8, 8);
+    let accumulator =
+        |allowed: &[Element]| allowed.contains(&params.c) && allowed.contains(&params.d);
+    match (params.a, params.b) {
+        (F16, F16) => wide && matches!(k, 8 | 16) && accumulator(&[F16, F32]),
+        (Bf16, Bf16) => wide && matches!(k, 8 | 16) && accumulator(&[F32]),
+        (Tf32, Tf32) => wide && matches!(k, 4 | 8) && accumulator(&[F32]),
+        (F64, F64) => (square && k == 4 || wide && matches!(k, 4 | 8 | 16)) && accumulator(&[F64]),
+        (S8 | U8, S8 | U8) => {
+            (square && k == 16 || wide && matches!(k, 16 | 32)) && accumulator(&[S32])
+        }
+        (S4 | U4, S4 | U4) => {
+            (square && k == 32 || wide && matches!(k, 32 | 64)) && accumulator(&[S32])
+        }
+        (B1, B1) => (square && k == 128 || wide && matches!(k, 128 | 256)) && accumulator(&[S32]),
+        (E4m3 | E5m2, E4m3 | E5m2) => wide && matches!(k, 16 | 32) && accumulator(&[F16, F32]),
+        _ => false,
+    }
+}
+
+/// `mma.sync.aligned.shape.row.col{.rnd}{.satfinite}.dtype.atype.btype.ctype{.op.popc}`.
+pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
+    let mut parts = Parts::of(query);
+    if !parts.take("sync") || !parts.take("aligned") || !parts.take("row") || !parts.take("col") {
+        return None;
+    }
+    let shape = parts.take_map(Shape::named)?;
+    let satfinite = parts.take("satfinite");
+    let _nearest = parts.take("rn");
+    let xor = parts.take("xor");
+    let and = parts.take("and");
+    if (xor || and) != parts.take("popc") {
+        return None;
+    }
+    let mut element = || parts.take_map(Element::named);
+    let (d, a, b, c) = (element()?, element()?, element()?, element()?);
+    let params = Params { shape, a, b, c, d, satfinite, xor };
+    if !parts.done() || !exists(&params) || (a == Element::B1) != (xor || and) {
+        return None;
+    }
+    let [d_len, a_len, b_len, c_len] = registers(&params);
+    let lengths = [0, 1, 2, 3].map(|index| query.lanes(index));
+    if lengths != [d_len, a_len, b_len, c_len] {
+        return None;
+    }
+    let mut args = vec![Arg::Dst(register_type(d)); d_len];
+    args.extend(vec![Arg::Src(register_type(a)); a_len]);
+    args.extend(vec![Arg::Src(register_type(b)); b_len]);
+    args.extend(vec![Arg::Src(register_type(c)); c_len]);
+    let selected = match d {
+        Element::F64 => Selected::new::<Mma<f64>>(args),
+        Element::S32 => Selected::new::<Mma<i32>>(args),
+        _ => Selected::new::<Mma<f32>>(args),
+    };
+    Some(selected.imm(params.encode()))
+}

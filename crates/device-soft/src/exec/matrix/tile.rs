@@ -1,0 +1,210 @@
+//! Tiles of matrices, gathered from and scattered to a warp's registers.
+
+use super::Params;
+use crate::exec::{Lane, Warp};
+use crate::math::fragment::{self, Element, Shape, TILE};
+use crate::spec::WARP;
+
+/// The type that a product is computed in.
+pub(super) trait Number: Copy + Default + 'static {
+    /// The element of each lane at `index` of the registers in `slot`.
+    ///
+    /// # Safety
+    /// `slot` is an operand of the frame, in the bank that holds `element`.
+    unsafe fn gather(warp: &Warp, slot: i32, element: Element, index: usize) -> [Self; WARP];
+    /// Stores elements `2·i` (and `2·i + 1` where a register holds two) of each lane.
+    ///
+    /// # Safety
+    /// As [`Self::gather`], of a destination.
+    unsafe fn scatter(
+        warp: &mut Warp,
+        slot: i32,
+        element: Element,
+        values: [&[Self; WARP]; 2],
+        mask: u32,
+    );
+    fn multiply(params: &Params, a: &[Self], b: &[Self], c: &mut [Self]);
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn gather(warp: &Warp, slot: i32, element: Element, index: usize) -> [f32; WARP] {
+        // SAFETY: the caller's contract.
+        let words = unsafe { u32::read(warp, slot) };
+        let mut out = [0.0; WARP];
+        // One loop for each type, so that each vectorises.
+        macro_rules! each {
+            ($($ty:ident)*) => {
+                match element {
+                    $(Element::$ty => {
+                        for lane in 0..WARP {
+                            out[lane] = Element::$ty.float(words[lane], index);
+                        }
+                    })*
+                    _ => {
+                        for lane in 0..WARP {
+                            out[lane] = f32::from_bits(words[lane]);
+                        }
+                    }
+                }
+            };
+        }
+        each!(F16 Bf16 Tf32 E4m3 E5m2);
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn scatter(
+        warp: &mut Warp,
+        slot: i32,
+        element: Element,
+        [low, high]: [&[f32; WARP]; 2],
+        mask: u32,
+    ) {
+        let mut words = [0u32; WARP];
+        for lane in 0..WARP {
+            words[lane] = element.register(low[lane], high[lane]);
+        }
+        // SAFETY: the caller's contract.
+        unsafe { u32::write(warp, slot, &words, mask) };
+    }
+
+    #[inline(always)]
+    fn multiply(params: &Params, a: &[f32], b: &[f32], c: &mut [f32]) {
+        fragment::multiply_f32(params.shape, a, b, c);
+    }
+}
+
+impl Number for f64 {
+    #[inline(always)]
+    unsafe fn gather(warp: &Warp, slot: i32, _: Element, _: usize) -> [f64; WARP] {
+        // SAFETY: the caller's contract.
+        unsafe { f64::read(warp, slot) }
+    }
+
+    #[inline(always)]
+    unsafe fn scatter(
+        warp: &mut Warp,
+        slot: i32,
+        _: Element,
+        [values, _]: [&[f64; WARP]; 2],
+        mask: u32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { f64::write(warp, slot, values, mask) };
+    }
+
+    #[inline(always)]
+    fn multiply(params: &Params, a: &[f64], b: &[f64], c: &mut [f64]) {
+        fragment::multiply_f64(params.shape, a, b, c);
+    }
+}
+
+impl Number for i32 {
+    #[inline(always)]
+    unsafe fn gather(warp: &Warp, slot: i32, element: Element, index: usize) -> [i32; WARP] {
+        // SAFETY: the caller's contract.
+        let words = unsafe { u32::read(warp, slot) };
+        let mut out = [0; WARP];
+        for lane in 0..WARP {
+            out[lane] = element.int(words[lane], index);
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn scatter(
+        warp: &mut Warp,
+        slot: i32,
+        _: Element,
+        [values, _]: [&[i32; WARP]; 2],
+        mask: u32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { i32::write(warp, slot, values, mask) };
+    }
+
+    /// Bits come as words, 32 to a column.
+    #[inline(always)]
+    fn multiply(params: &Params, a: &[i32], b: &[i32], c: &mut [i32]) {
+        let Shape { m, n, k } = params.shape;
+        if params.a == Element::B1 {
+            let words = k / 32;
+            for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                let ones = (0..words).map(|word| {
+                    let (a, b) = (a[row * words + word], b[word * n + column]);
+                    (if params.xor { a ^ b } else { a & b }).count_ones() as i32
+                });
+                c[row * n + column] = c[row * n + column].wrapping_add(ones.sum());
+            }
+        } else if params.satfinite {
+            for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                let products =
+                    (0..k).map(|i| i64::from(a[row * k + i]) * i64::from(b[i * n + column]));
+                let sum = i64::from(c[row * n + column]) + products.sum::<i64>();
+                c[row * n + column] = sum.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+            }
+        } else {
+            fragment::multiply_i32(params.shape, a, b, c);
+        }
+    }
+}
+
+/// Columns of A and rows of B that are stored: bits come 32 to a word.
+pub(super) fn stored_k(params: &Params) -> usize {
+    if params.a == Element::B1 { params.shape.k / 32 } else { params.shape.k }
+}
+
+/// Fills a tile with `columns` columns from `slots`; `place` maps (register, lane, element) to its row
+/// and column.
+///
+/// # Safety
+/// `slots` are operands of the frame, in the bank that holds `element`.
+#[inline(always)]
+pub(super) unsafe fn gather<T: Number>(
+    warp: &Warp,
+    slots: &[i32],
+    element: Element,
+    columns: usize,
+    place: impl Fn(usize, usize, usize) -> (usize, usize),
+) -> [T; TILE] {
+    let mut tile = [T::default(); TILE];
+    for (register, slot) in slots.iter().enumerate() {
+        for index in 0..element.per_register() {
+            // SAFETY: the caller's contract.
+            let values = unsafe { T::gather(warp, *slot, element, index) };
+            for (lane, value) in values.iter().enumerate() {
+                let (row, column) = place(register, lane, index);
+                tile[(row * columns + column) % TILE] = *value;
+            }
+        }
+    }
+    tile
+}
+
+/// Stores a tile's elements to registers; the inverse of [`gather`].
+///
+/// # Safety
+/// As [`gather`], of destinations.
+#[inline(always)]
+pub(super) unsafe fn scatter<T: Number>(
+    warp: &mut Warp,
+    slots: &[i32],
+    element: Element,
+    columns: usize,
+    tile: &[T; TILE],
+    mask: u32,
+    place: impl Fn(usize, usize, usize) -> (usize, usize),
+) {
+    for (register, slot) in slots.iter().enumerate() {
+        let mut values = [[T::default(); WARP]; 2];
+        for (index, values) in values.iter_mut().enumerate().take(element.per_register()) {
+            for (lane, value) in values.iter_mut().enumerate() {
+                let (row, column) = place(register, lane, index);
+                *value = tile[(row * columns + column) % TILE];
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { T::scatter(warp, *slot, element, [&values[0], &values[1]], mask) };
+    }
+}
