@@ -9,6 +9,8 @@ pub mod bench;
 mod client;
 mod error;
 mod futex;
+#[cfg(test)]
+mod handshake_tests;
 mod layout;
 mod memory;
 mod outbox;
