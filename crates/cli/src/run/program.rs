@@ -8,6 +8,10 @@ use kedge_proxy::joblog::JobLog;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A proxy needs some milliseconds to notice that its client has ended and to free its memory.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,10 +70,24 @@ pub(crate) fn wait(program: u32, signals: &Signals, proxies: &Proxies, log: &Job
             }
             Signal::Child => {
                 if let Some(outcome) = reap(program, proxies, log) {
+                    see_proxies_off(program, signals, proxies, log);
                     return outcome;
                 }
             }
         }
+    }
+}
+
+/// Waits a moment for the proxies of clients that ended with the program: their last lines are then
+/// in the log, and no zombie is left to an init that may not care.
+fn see_proxies_off(program: u32, signals: &Signals, proxies: &Proxies, log: &JobLog) {
+    let start = Instant::now();
+    while let Some(left) = FAREWELL.checked_sub(start.elapsed()) {
+        reap(program, proxies, log);
+        if proxies.none() {
+            return;
+        }
+        signals.child_within(left);
     }
 }
 

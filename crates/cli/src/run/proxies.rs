@@ -65,6 +65,11 @@ impl Proxies {
         Ok(Proxies { running })
     }
 
+    /// Whether no proxy runs.
+    pub(crate) fn none(&self) -> bool {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Whether `pid`, which has ended, was a proxy.
     pub(crate) fn ended(&self, pid: u32) -> bool {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid)

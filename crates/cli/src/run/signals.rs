@@ -1,6 +1,7 @@
 //! Signals: the program's are its own; the supervisor only passes on what was sent to it.
 
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// What the supervisor passes on. Stop and continue signals are left alone: the terminal sends
 /// them to the whole foreground group, and a stopped program should have a stopped supervisor.
@@ -65,6 +66,21 @@ impl Signals {
             if signal > 0 && info.si_code <= 0 {
                 return Signal::Forward(signal);
             }
+        }
+    }
+
+    /// Returns when a child has changed its state, or after `limit`.
+    pub(crate) fn child_within(&self, limit: Duration) {
+        let limit = libc::timespec {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_nsec: limit.subsec_nanos() as libc::c_long,
+        };
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set; no siginfo is asked for.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
+            libc::sigtimedwait(set.as_ptr(), std::ptr::null_mut(), &limit);
         }
     }
 
