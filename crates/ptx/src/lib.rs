@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ast;
+pub mod check;
 mod error;
 pub mod fatbin;
 mod lexer;
