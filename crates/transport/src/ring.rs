@@ -10,6 +10,7 @@ use crate::layout::{
     ENTRY_HEAD_WORDS, Header, MAX_MESSAGE, NO_SLOT, RING_BYTES, RING_WORDS, SLOTS,
 };
 use crate::memory::Segment;
+use crate::slots::LIVENESS_SLICE;
 use crate::spin::Spin;
 use kedge_protocol::Message;
 use std::sync::Arc;
@@ -108,15 +109,17 @@ impl Producer {
             if spin.again() {
                 continue;
             }
+            // Asked before each sleep, so that of many threads that queue for the ring of a dead
+            // proxy each finds out at once.
+            if !alive() {
+                return None;
+            }
             header.producer_sleeps.0.store(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             if room() {
                 return Some(());
             }
-            futex::wait(&header.producer_sleeps.0, 1, Some(Duration::from_millis(100)));
-            if !alive() {
-                return None;
-            }
+            futex::wait(&header.producer_sleeps.0, 1, Some(LIVENESS_SLICE));
         }
     }
 }

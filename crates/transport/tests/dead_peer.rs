@@ -126,7 +126,13 @@ fn while_the_ring_is_full() {
     let (proxy, client) = connect("deaf");
     let bytes = Bytes::new(vec![1; 60_000]).unwrap();
     let post = Post::Enqueue { stream: StreamId(1), op: StreamOp::CopyInline { dst: 0, bytes } };
-    let after = outlives(proxy, || while client.post(&post).is_ok() {});
+    let after = outlives(proxy, || {
+        thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| while client.post(&post).is_ok() {});
+            }
+        });
+    });
     assert!(after < LIMIT, "{after:?}");
 }
 
