@@ -19,7 +19,7 @@ pub(super) fn assertfail(call: &mut Call<'_>) -> Result<(), Flow> {
             "{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] \
              Assertion `{message}` failed.\n"
         );
-        call.services().print(OutputTarget::Stderr, printed.as_bytes());
+        call.services().print(OutputTarget::Stderr {}, printed.as_bytes());
         first.get_or_insert((lane, printed));
     }
     match first {

@@ -6,6 +6,7 @@
 mod assert;
 mod call;
 pub mod heap;
+pub mod launch;
 mod memory;
 pub mod printf;
 
@@ -24,6 +25,24 @@ type Body = fn(&mut Call<'_>) -> Result<(), Flow>;
 /// Sorted by name.
 const TABLE: &[(&str, Body)] = &[
     ("__assertfail", assert::assertfail),
+    ("__cudaCDP2Free", launch::free),
+    ("__cudaCDP2GetLastError", launch::succeed),
+    ("__cudaCDP2GetParameterBufferV2", launch::get_parameter_buffer),
+    ("__cudaCDP2LaunchDeviceV2", launch::launch_device),
+    ("__cudaCDP2LaunchDeviceV2_ptsz", launch::launch_device),
+    ("__cudaCDP2Malloc", launch::malloc),
+    ("__cudaCDP2PeekAtLastError", launch::succeed),
+    ("__cudaCDP2StreamCreateWithFlags", launch::stream_create),
+    ("__cudaCDP2StreamDestroy", launch::succeed),
+    ("cudaFree", launch::free),
+    ("cudaGetLastError", launch::succeed),
+    ("cudaGetParameterBufferV2", launch::get_parameter_buffer),
+    ("cudaLaunchDeviceV2", launch::launch_device),
+    ("cudaLaunchDeviceV2_ptsz", launch::launch_device),
+    ("cudaMalloc", launch::malloc),
+    ("cudaPeekAtLastError", launch::succeed),
+    ("cudaStreamCreateWithFlags", launch::stream_create),
+    ("cudaStreamDestroy", launch::succeed),
     ("free", memory::free),
     ("malloc", memory::malloc),
     ("vprintf", printf::vprintf),

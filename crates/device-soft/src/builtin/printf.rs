@@ -27,7 +27,7 @@ pub(super) fn vprintf(call: &mut Call<'_>) -> Result<(), Flow> {
         let text = format.as_ref().map_or(&[][..], |(_, text)| text);
         let mut source = LaneArguments { call, lane, next: arguments };
         let (out, count) = render(text, &mut source)?;
-        call.services().print(OutputTarget::Stdout, &out);
+        call.services().print(OutputTarget::Stdout {}, &out);
         call.set_result(lane, count.to_le_bytes());
     }
     Ok(())

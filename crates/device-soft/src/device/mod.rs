@@ -4,7 +4,7 @@
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
 //! - [`arena`], [`ranges`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
-//! - [`modules`]: from an image to a program. [`context`]: sticky errors, limits, kernels' services.
+//! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`]: what the program is told of the device.
 
 mod arena;
@@ -16,6 +16,7 @@ mod events;
 mod graphs;
 mod info;
 mod modules;
+mod nested;
 mod ranges;
 mod runtime;
 mod streams;

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub(super) struct Module {
     pub(super) ctx: CtxId,
     pub(super) program: Arc<Program>,
+    /// Kernels of it launch grids themselves.
+    pub(super) nests: bool,
     /// Where its variables lie; they go with the module.
     _variables: Variables,
 }
@@ -36,7 +38,8 @@ impl Module {
         let program =
             lower::build(&linked.module, &mut variables).map_err(|e| error(e.code, e.message))?;
         let info = describe(&program)?;
-        Ok((Self { ctx, program: Arc::new(program), _variables: variables }, info))
+        let nests = linked.unresolved.iter().any(|name| name.contains("LaunchDeviceV2"));
+        Ok((Self { ctx, program: Arc::new(program), nests, _variables: variables }, info))
     }
 }
 

@@ -64,7 +64,7 @@ impl Tables {
         let mut recorded = None;
         let work = match op {
             StreamOp::Empty {} => Work::Nothing,
-            StreamOp::Launch { launch } => Work::Launch(self.grid(ctx, launch)?),
+            StreamOp::Launch { launch } => self.grid(ctx, launch)?,
             StreamOp::Copy { copy } => Work::Copy(Transfer::new(&copy, |id| self.array(id))?),
             StreamOp::CopyInline { dst, bytes } => {
                 Work::CopyInline { dst, bytes: bytes.into_inner() }
@@ -106,7 +106,7 @@ impl Tables {
         Ok(task)
     }
 
-    fn grid(&self, ctx: &Arc<Context>, launch: Launch) -> Result<Box<GridSpec>, CuError> {
+    fn grid(&self, ctx: &Arc<Context>, launch: Launch) -> Result<Work, CuError> {
         let module = self.modules.get(&launch.kernel.module).ok_or(CuError::INVALID_HANDLE)?;
         let program = Arc::clone(&module.program);
         let index = launch.kernel.index;
@@ -119,7 +119,7 @@ impl Tables {
         if grid.contains(&0) || block.contains(&0) {
             return Err(CuError::INVALID_VALUE);
         }
-        Ok(Box::new(GridSpec {
+        let spec = Box::new(GridSpec {
             program,
             kernel: index,
             grid,
@@ -131,7 +131,8 @@ impl Tables {
             stack_limit: ctx.stack_limit(),
             spans: ctx.spans(),
             services: Arc::clone(ctx) as _,
-        }))
+        });
+        Ok(if module.nests { Work::LaunchNested(spec) } else { Work::Launch(spec) })
     }
 
     pub(super) fn graph(&mut self, exec: GraphExecId) -> Result<&mut Graph, CuError> {

@@ -2,6 +2,7 @@
 
 use super::copies::{Fill, Transfer};
 use super::events::Stamp;
+use super::nested::Nested;
 use super::runtime::Runtime;
 use super::tasks::Task;
 use crate::fault::Fault;
@@ -18,6 +19,8 @@ pub(super) enum Work {
     /// A marker: a graph's empty node, an event wait, a graph launch's end.
     Nothing,
     Launch(Box<GridSpec>),
+    /// A launch of a program whose kernels launch grids themselves.
+    LaunchNested(Box<GridSpec>),
     Copy(Transfer),
     CopyInline {
         dst: u64,
@@ -82,6 +85,10 @@ impl Work {
                 let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
                 let done = move |result| launch_over(&runtime_then, &task, result);
                 runtime.pool.launch(*spec, Box::new(done));
+                return Progress::Running;
+            }
+            Self::LaunchNested(spec) => {
+                Nested::run(runtime, task, *spec);
                 return Progress::Running;
             }
             Self::Copy(transfer) => {
