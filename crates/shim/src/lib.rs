@@ -23,6 +23,7 @@ mod graph;
 mod handle;
 mod init;
 mod log;
+mod memory;
 mod module;
 #[cfg(feature = "private-tables")]
 mod private_tables;

@@ -1,0 +1,173 @@
+//! Device memory: `cuMemAlloc` and its kin, and `cuMemFree` for every kind of memory.
+
+use super::link::{Proxy, ask, current, post, quiesce};
+use super::ranges::GRANULE;
+use super::table::{Allocation, Kind};
+use super::{MEMORY, array, give, host, managed, pool, texture};
+use crate::capture;
+use crate::session;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUdeviceptr;
+use kedge_cuda_types::memory::CU_MEMHOSTALLOC_PORTABLE;
+use kedge_protocol::{Call, CtxId, Post, Status};
+use std::sync::Arc;
+
+/// Takes device memory, and reclaims what pools keep before it gives up.
+pub(super) fn take_device_memory(device: u32, size: u64) -> Result<(u64, u64), CuError> {
+    let heap = MEMORY.heap(device)?;
+    match heap.take(size, &Proxy) {
+        Err(CuError::OUT_OF_MEMORY) if pool::reclaim(device)? => heap.take(size, &Proxy),
+        outcome => outcome,
+    }
+}
+
+fn alloc(size: u64) -> Result<u64, CuError> {
+    let current = current()?;
+    if size == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    capture::check_unsafe()?;
+    let (addr, taken) = take_device_memory(current.device, size)?;
+    MEMORY.record(&current, Kind::Device, addr, size, taken);
+    post(&Post::MemAlloc { ctx: current.ctx, addr, size })?;
+    Ok(addr)
+}
+
+pub(crate) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Result<(), CuError> {
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let addr = alloc(bytesize as u64)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+pub(crate) unsafe fn cuMemAllocPitch_v2(
+    dptr: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element_size: u32,
+) -> Result<(), CuError> {
+    let usable = matches!(element_size, 4 | 8 | 16) && width > 0 && height > 0;
+    if dptr.is_null() || pitch.is_null() || !usable {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let row = width.checked_next_multiple_of(GRANULE as usize).ok_or(CuError::OUT_OF_MEMORY)?;
+    let addr = alloc(row.checked_mul(height).ok_or(CuError::OUT_OF_MEMORY)? as u64)?;
+    // SAFETY: as the caller promised.
+    unsafe {
+        give(pitch, row)?;
+        give(dptr, addr)
+    }
+}
+
+/// Frees memory of any kind that the reference allows here. As CUDA does, it waits for all work
+/// that was submitted before.
+pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
+    if dptr == 0 {
+        return Ok(());
+    }
+    capture::check_unsafe()?;
+    let may_free = |found: &Allocation| {
+        matches!(found.kind, Kind::Device | Kind::Pool(_) | Kind::Managed { .. })
+    };
+    // Out of the table first: of two threads that free one pointer, one must fail.
+    let found = MEMORY.table_mut().remove(dptr, may_free).ok_or(CuError::INVALID_VALUE)?;
+    quiesce()?;
+    release(&found)
+}
+
+/// Gives back an allocation that no work uses any longer.
+pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
+    match found.kind {
+        Kind::Device | Kind::Graph => {
+            post(&Post::MemFree { addr: found.base, size: found.size })?;
+            MEMORY.heap(found.device)?.put(found.base, found.taken);
+            Ok(())
+        }
+        Kind::Pool(handle) => {
+            post(&Post::MemFree { addr: found.base, size: found.size })?;
+            pool::freed_for_all(handle, found)
+        }
+        Kind::Managed { .. } => {
+            managed::forget(found);
+            host::release(found)
+        }
+        Kind::Pinned { .. } => host::release(found),
+        Kind::Registered { .. } | Kind::Mapping(_) | Kind::Variable { .. } => Ok(()),
+    }
+}
+
+/// Frees what a context that is gone has allocated. Its modules' variables go with their modules.
+pub(crate) fn context_destroyed(ctx: CtxId) {
+    let portable = |flags: u32| flags & CU_MEMHOSTALLOC_PORTABLE != 0;
+    let dies = |found: &Allocation| match found.kind {
+        Kind::Device | Kind::Managed { .. } | Kind::Graph => true,
+        Kind::Pinned { flags } => !portable(flags),
+        _ => false,
+    };
+    // Nothing of the context may still run when its memory is used for something else.
+    let _ = ask::<Status>(&Call::CtxSync { ctx });
+    let mut table = MEMORY.table_mut();
+    let bases: Vec<u64> = table
+        .iter()
+        .filter(|found| found.ctx == ctx && dies(found))
+        .map(|found| found.base)
+        .collect();
+    let dead: Vec<_> = bases.iter().filter_map(|&base| table.remove(base, |_| true)).collect();
+    drop(table);
+    array::context_destroyed(ctx);
+    texture::context_destroyed(ctx);
+    for found in dead {
+        // Fails only where the proxy is gone, and then there is nothing left to free.
+        let _ = release(&found);
+    }
+}
+
+/// A module's variable has come to be at `addr`, and lives until [`variable_removed`].
+pub(crate) fn variable_added(addr: u64, size: u64, managed: bool) -> Result<(), CuError> {
+    let current = current()?;
+    MEMORY.record(&current, Kind::Variable { managed }, addr, size, size);
+    Ok(())
+}
+
+/// The variable's module is gone.
+pub(crate) fn variable_removed(addr: u64) {
+    MEMORY.table_mut().remove(addr, |_| true);
+}
+
+pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result<(), CuError> {
+    let device = current()?.device;
+    pool::trim_idle(device);
+    let spare = MEMORY.heap(device)?.spare();
+    let grantable = ask::<Result<u64, u32>>(&Call::MemFree { device })?.map_err(CuError)?;
+    // SAFETY: as the caller promised; NULL means not wanted.
+    unsafe {
+        if !free.is_null() {
+            give(free, (grantable + spare) as usize)?;
+        }
+        if !total.is_null() {
+            give(total, session::get()?.device(device as i32)?.total_memory as usize)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemGetAddressRange_v2(
+    base: *mut CUdeviceptr,
+    size: *mut usize,
+    dptr: CUdeviceptr,
+) -> Result<(), CuError> {
+    let found = MEMORY.table().find(dptr).cloned().ok_or(CuError::NOT_FOUND)?;
+    // SAFETY: as the caller promised; NULL means not wanted.
+    unsafe {
+        if !base.is_null() {
+            give(base, found.base)?;
+        }
+        if !size.is_null() {
+            give(size, found.size as usize)?;
+        }
+    }
+    Ok(())
+}

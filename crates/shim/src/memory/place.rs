@@ -1,0 +1,153 @@
+//! Where a pointer points, and whether a copy stays inside what is allocated there.
+
+use super::MEMORY;
+use super::table::Kind;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{
+    DEVICE_CLIENT_LEN, SHARED_BASE, SHARED_CLIENT_LEN, device_base, device_of, is_shared,
+};
+use kedge_protocol::Place;
+
+/// What kind of memory one side of a copy lies in: this decides who waits for whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Home {
+    /// A device's memory, or a CUDA array.
+    Device,
+    /// Pinned or registered host memory.
+    Pinned,
+    Managed,
+    /// The program's own memory, which the proxy does not map.
+    Private,
+}
+
+/// One side of a copy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Side {
+    pub(super) place: Place,
+    pub(super) home: Home,
+}
+
+impl Side {
+    /// The same bytes as rows and planes of a shape, without gaps.
+    pub(super) fn packed(self, shape: Shape) -> Self {
+        let (rows, planes) = (shape.width, shape.width * shape.height);
+        let place = match self.place {
+            Place::Mapped { addr, .. } => Place::Mapped { addr, pitch: rows, slice: planes },
+            Place::Client { addr, .. } => Place::Client { addr, pitch: rows, slice: planes },
+            array @ Place::Array { .. } => array,
+        };
+        Self { place, ..self }
+    }
+}
+
+/// What a copy moves: `width` bytes × `height` rows × `depth` planes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) width: u64,
+    pub(super) height: u64,
+    pub(super) depth: u64,
+}
+
+impl Shape {
+    pub(super) fn line(width: u64) -> Self {
+        Self { width, height: 1, depth: 1 }
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    /// Bytes in all; `None` beyond 64 bits.
+    pub(super) fn bytes(self) -> Option<u64> {
+        self.width.checked_mul(self.height)?.checked_mul(self.depth)
+    }
+
+    /// Bytes from the first to the last, with rows `pitch` and planes `slice` bytes apart.
+    fn reach(self, pitch: u64, slice: u64) -> Option<u64> {
+        let planes = slice.checked_mul(self.depth.checked_sub(1)?)?;
+        let rows = pitch.checked_mul(self.height.checked_sub(1)?)?;
+        planes.checked_add(rows)?.checked_add(self.width)
+    }
+}
+
+/// The side of a copy that begins at `addr`, an address of any kind. INVALID_VALUE where it leaves
+/// the device-accessible allocation that it begins in, or begins in none of an arena.
+pub(super) fn locate(addr: u64, pitch: u64, slice: u64, shape: Shape) -> Result<Side, CuError> {
+    let reach = shape.reach(pitch, slice).ok_or(CuError::INVALID_VALUE)?;
+    addr.checked_add(reach).ok_or(CuError::INVALID_VALUE)?;
+    let mapped = |addr| Place::Mapped { addr, pitch, slice };
+    if let Some(home) = home_of_arena(addr, reach)? {
+        return Ok(Side { place: mapped(addr), home });
+    }
+    let table = MEMORY.table();
+    match table.find_registered(addr) {
+        // A copy that leaves the registered range moves as private memory: the bytes are the same.
+        Some((found, offset)) if offset + reach <= found.size => {
+            Ok(Side { place: mapped(found.base + offset), home: Home::Pinned })
+        }
+        _ => Ok(Side { place: Place::Client { addr, pitch, slice }, home: Home::Private }),
+    }
+}
+
+/// As [`locate`], for an address that a device must be able to access.
+pub(super) fn locate_on_device(
+    addr: u64,
+    pitch: u64,
+    slice: u64,
+    shape: Shape,
+) -> Result<Side, CuError> {
+    let side = locate(addr, pitch, slice, shape)?;
+    if side.home == Home::Private { Err(CuError::INVALID_VALUE) } else { Ok(side) }
+}
+
+/// What lies at an arena's address; `None` for an address outside the arenas.
+fn home_of_arena(addr: u64, reach: u64) -> Result<Option<Home>, CuError> {
+    // What the proxy placed itself is not all known here; the device checks it.
+    let (proxys, unknown) = if let Some(device) = device_of(addr) {
+        (addr - device_base(device) >= DEVICE_CLIENT_LEN, Home::Device)
+    } else if is_shared(addr) {
+        (addr - SHARED_BASE >= SHARED_CLIENT_LEN, Home::Managed)
+    } else {
+        return Ok(None);
+    };
+    let table = MEMORY.table();
+    let Some(found) = table.find(addr) else {
+        return if proxys { Ok(Some(unknown)) } else { Err(CuError::INVALID_VALUE) };
+    };
+    if !table.covers(addr, reach) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(Some(match found.kind {
+        Kind::Pinned { .. } | Kind::Registered { .. } => Home::Pinned,
+        _ if found.managed() => Home::Managed,
+        _ => Home::Device,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reach_is_from_first_to_last_byte() {
+        let shape = Shape { width: 10, height: 3, depth: 2 };
+        assert_eq!(shape.reach(100, 1000), Some(1210));
+        assert_eq!(shape.bytes(), Some(60));
+        assert_eq!(Shape::line(7).reach(0, 0), Some(7));
+        assert_eq!(shape.reach(u64::MAX, 0), None);
+        assert_eq!(Shape { width: 1, height: 0, depth: 1 }.reach(0, 0), None);
+    }
+
+    #[test]
+    fn other_memory_is_private_and_free_addresses_are_invalid() {
+        let side = locate(0x7fff_0000_0000, 0, 0, Shape::line(8)).unwrap();
+        assert_eq!(side.home, Home::Private);
+        let free = device_base(3) + (1 << 30);
+        assert_eq!(locate(free, 0, 0, Shape::line(8)), Err(CuError::INVALID_VALUE));
+        assert_eq!(locate(u64::MAX, 0, 0, Shape::line(8)), Err(CuError::INVALID_VALUE));
+        let proxys = device_base(3) + DEVICE_CLIENT_LEN;
+        assert_eq!(locate(proxys, 0, 0, Shape::line(8)).map(|s| s.home), Ok(Home::Device));
+        let host = locate_on_device(0x7fff_0000_0000, 0, 0, Shape::line(8));
+        assert_eq!(host, Err(CuError::INVALID_VALUE));
+    }
+}

@@ -1,0 +1,127 @@
+//! A pool's attributes, and which devices may use its memory.
+
+use super::super::{give, read};
+use super::{Pool, by_handle};
+use crate::session;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUmemoryPool;
+use kedge_cuda_types::memory::*;
+use std::ffi::c_void;
+
+pub(crate) unsafe fn cuMemPoolSetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    // SAFETY: as the caller promised, of the attribute's type.
+    let word = |value: *mut c_void| unsafe { read(value.cast::<u64>()) };
+    match attribute {
+        CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+        | CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+        | CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
+            // SAFETY: as the caller promised, of the attribute's type.
+            let given = unsafe { read(value.cast::<u32>())? };
+            pool.state().reuse[attribute as usize - 1] = given;
+        }
+        CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => pool.state().release_threshold = word(value)?,
+        // The high watermarks can only be set back.
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | CU_MEMPOOL_ATTR_USED_MEM_HIGH if word(value)? != 0 => {
+            return Err(CuError::INVALID_VALUE);
+        }
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => {
+            let mut state = pool.state();
+            state.reserved_high = state.reserved();
+        }
+        CU_MEMPOOL_ATTR_USED_MEM_HIGH => {
+            let mut state = pool.state();
+            state.used_high = state.used;
+        }
+        _ => return Err(CuError::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolGetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    release_idle(&pool)?;
+    let state = pool.state();
+    let wide = match attribute {
+        CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => state.release_threshold,
+        CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => state.reserved(),
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => state.reserved_high,
+        CU_MEMPOOL_ATTR_USED_MEM_CURRENT => state.used,
+        CU_MEMPOOL_ATTR_USED_MEM_HIGH => state.used_high,
+        CU_MEMPOOL_ATTR_MAX_POOL_SIZE => pool.max_size,
+        _ => {
+            let narrow = match attribute {
+                1..=3 => state.reuse[attribute as usize - 1],
+                CU_MEMPOOL_ATTR_ALLOCATION_TYPE => CU_MEM_ALLOCATION_TYPE_PINNED,
+                CU_MEMPOOL_ATTR_LOCATION_ID => pool.device,
+                CU_MEMPOOL_ATTR_LOCATION_TYPE => CU_MEM_LOCATION_TYPE_DEVICE,
+                CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES | CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED => 0,
+                _ => return Err(CuError::INVALID_VALUE),
+            };
+            // SAFETY: as the caller promised, of the attribute's type.
+            return unsafe { give(value.cast::<u32>(), narrow) };
+        }
+    };
+    // SAFETY: as the caller promised, of the attribute's type.
+    unsafe { give(value.cast::<u64>(), wide) }
+}
+
+/// What the program's last synchronisation would have released is released before it is counted.
+fn release_idle(pool: &Pool) -> Result<(), CuError> {
+    let keep = pool.state().release_threshold;
+    pool.trim(keep).map(|_| ())
+}
+
+pub(crate) unsafe fn cuMemPoolSetAccess(
+    pool: CUmemoryPool,
+    map: *const CUmemAccessDesc,
+    count: usize,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    for index in 0..count {
+        // SAFETY: the array has `count` elements, the caller promises.
+        let desc = unsafe { read(map.wrapping_add(index))? };
+        let device = desc.location.id;
+        let known = matches!(
+            desc.flags,
+            CU_MEM_ACCESS_FLAGS_PROT_NONE | CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        );
+        if desc.location.type_ != CU_MEM_LOCATION_TYPE_DEVICE || !known {
+            return Err(CuError::INVALID_VALUE);
+        }
+        session::get()?.device(device)?;
+        if device == pool.device as i32 && desc.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE {
+            return Err(CuError::INVALID_VALUE);
+        }
+        pool.state().access.insert(device, desc.flags);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolGetAccess(
+    flags: *mut u32,
+    pool: CUmemoryPool,
+    location: *const CUmemLocation,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    // SAFETY: as the caller promised.
+    let at = unsafe { read(location)? };
+    if at.type_ != CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let access = match pool.state().access.get(&at.id) {
+        _ if at.id == pool.device as i32 => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        Some(&given) => given,
+        None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
+    };
+    // SAFETY: as the caller promised.
+    unsafe { give(flags, access) }
+}

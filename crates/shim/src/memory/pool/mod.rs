@@ -1,0 +1,413 @@
+//! Stream-ordered memory: `cuMemAllocAsync`, `cuMemFreeAsync` and the pools behind them.
+//!
+//! A pool's memory comes from its device's heap and stays with the pool when it is freed. The
+//! address is chosen at the call; that it may be used, and no longer, travels in stream order. A
+//! freed block goes to its own stream at once, and to others when the free is known to be complete.
+
+mod attribute;
+mod cache;
+
+pub(crate) use attribute::*;
+
+use super::alloc::take_device_memory;
+use super::link::{client, current, quiesce};
+use super::table::{Allocation, Kind};
+use super::{MEMORY, give, read};
+use crate::handle::{Kind as Handles, Table};
+use crate::{context, entry, session, stream};
+use cache::{Block, Cache};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
+use kedge_cuda_types::memory::*;
+use kedge_protocol::StreamOp;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A memory pool.
+#[derive(Debug)]
+pub(super) struct Pool {
+    handle: CUmemoryPool,
+    /// Device ordinal.
+    device: u32,
+    /// A device's own, which is never destroyed.
+    is_default: bool,
+    /// Bytes; 0: no limit of its own.
+    max_size: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cache: Cache,
+    /// Bytes in live allocations, and the most since that was reset.
+    used: u64,
+    used_high: u64,
+    reserved_high: u64,
+    /// Bytes that may stay cached when the program synchronises.
+    release_threshold: u64,
+    /// `CU_MEMPOOL_ATTR_REUSE_*`, remembered: reuse is always as safe as the strictest of them.
+    reuse: [u32; 3],
+    /// The handle's life has ended, and the last allocation ends the pool's.
+    destroyed: bool,
+    /// `CU_MEM_ACCESS_FLAGS_*` of other devices.
+    access: BTreeMap<i32, u32>,
+}
+
+static POOLS: Table<Pool> = Table::new(Handles::MemoryPool);
+
+impl Pool {
+    fn new(handle: usize, device: u32, is_default: bool, max_size: u64) -> Self {
+        let state = State { reuse: [1; 3], ..State::default() };
+        let handle = CUmemoryPool(handle);
+        Self { handle, device, is_default, max_size, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives cached memory that nothing uses back to the device's heap until the pool has no more
+    /// than `keep` bytes, used ones included. Whether there was anything to give.
+    fn trim(&self, keep: u64) -> Result<bool, CuError> {
+        self.trim_completed(keep, client()?.completed())
+    }
+
+    /// As `trim`, where everything up to `completed` is known to be over.
+    fn trim_completed(&self, keep: u64, completed: u64) -> Result<bool, CuError> {
+        let blocks = {
+            let mut state = self.state();
+            let cached = keep.saturating_sub(state.used);
+            state.cache.trim(cached, completed)
+        };
+        for block in &blocks {
+            MEMORY.heap(self.device)?.put(block.addr, block.size);
+        }
+        Ok(!blocks.is_empty())
+    }
+}
+
+impl State {
+    fn reserved(&self) -> u64 {
+        self.used + self.cache.bytes()
+    }
+
+    fn took(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+        self.reserved_high = self.reserved_high.max(self.reserved());
+    }
+}
+
+fn by_handle(handle: CUmemoryPool) -> Result<Arc<Pool>, CuError> {
+    let pool = POOLS.get(handle.0).ok_or(CuError::INVALID_VALUE)?;
+    if pool.state().destroyed { Err(CuError::INVALID_VALUE) } else { Ok(pool) }
+}
+
+/// Each device's own pool, and the one that `cuMemAllocAsync` uses.
+#[derive(Debug, Clone, Copy)]
+struct DevicePools {
+    default: CUmemoryPool,
+    current: CUmemoryPool,
+}
+
+fn device_pools<T>(
+    device: u32,
+    use_them: impl FnOnce(&mut DevicePools) -> T,
+) -> Result<T, CuError> {
+    static ALL: Mutex<BTreeMap<u32, DevicePools>> = Mutex::new(BTreeMap::new());
+    session::get()?.device(device as i32)?;
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    if !all.contains_key(&device) {
+        let made = POOLS.insert_with(|handle| Pool::new(handle, device, true, 0));
+        let default = made.ok_or(CuError::OUT_OF_MEMORY)?.handle;
+        all.insert(device, DevicePools { default, current: default });
+    }
+    all.get_mut(&device).map(use_them).ok_or(CuError::INVALID_DEVICE)
+}
+
+fn current_pool(device: u32) -> Result<Arc<Pool>, CuError> {
+    by_handle(device_pools(device, |pools| pools.current)?)
+}
+
+/// Allocates from a pool in `stream`'s order.
+fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
+    let current = current()?;
+    if size == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if stream::is_capturing(stream)? {
+        let addr = graph_alloc(size)?;
+        stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+        return Ok(addr);
+    }
+    let (addr, taken) = match take_cached(pool, size, stream)? {
+        Some(block) => (block.addr, block.size),
+        None => {
+            let reserved = pool.state().reserved();
+            let limit = if pool.max_size == 0 { u64::MAX } else { pool.max_size };
+            if reserved.saturating_add(size) > limit && !pool.trim(0)? {
+                return Err(CuError::OUT_OF_MEMORY);
+            }
+            take_device_memory(pool.device, size)?
+        }
+    };
+    pool.state().took(taken);
+    MEMORY.record(&current, Kind::Pool(pool.handle), addr, size, taken);
+    stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+    Ok(addr)
+}
+
+fn take_cached(pool: &Pool, size: u64, stream: CUstream) -> Result<Option<Block>, CuError> {
+    let id = stream::resolve(stream)?;
+    let completed = client()?.completed();
+    Ok(pool.state().cache.take(size, id, completed))
+}
+
+pub(crate) unsafe fn cuMemAllocAsync(
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    let pool = current_pool(context::current()?.device())?;
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let addr = alloc_from(&pool, bytesize as u64, stream)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let addr = alloc_from(&pool, bytesize as u64, stream)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Result<(), CuError> {
+    if dptr == 0 {
+        return Ok(());
+    }
+    let id = stream::resolve(stream)?;
+    let in_graph = stream::is_capturing(stream)?;
+    let found = MEMORY.table().find(dptr).cloned().filter(|found| found.base == dptr);
+    let found = found.ok_or(CuError::INVALID_VALUE)?;
+    let free = StreamOp::MemFree { addr: found.base, size: found.size };
+    match found.kind {
+        // The graph keeps the address for its next launch.
+        Kind::Graph => stream::enqueue(stream, free),
+        _ if in_graph => {
+            Err(entry::not_supported("freeing in a graph what was not allocated in one"))
+        }
+        Kind::Pool(_) | Kind::Device => {
+            let ours = |other: &Allocation| other.id == found.id;
+            MEMORY.table_mut().remove(dptr, ours).ok_or(CuError::INVALID_VALUE)?;
+            stream::enqueue(stream, free)?;
+            let freed_at = client()?.posted();
+            let (addr, size) = (found.base, found.taken);
+            keep(&found, Block { addr, size, stream: Some(id), freed_at })
+        }
+        _ => Err(CuError::INVALID_VALUE),
+    }
+}
+
+/// Puts a freed block where the next allocation finds it: in its pool, or in the device's own.
+fn keep(found: &Allocation, block: Block) -> Result<(), CuError> {
+    let own = match found.kind {
+        Kind::Pool(handle) => POOLS.get(handle.0),
+        _ => None,
+    };
+    let (pool, was_used) = match own {
+        Some(pool) => (pool, block.size),
+        None => {
+            (POOLS.get(device_pools(found.device, |p| p.default)?.0).ok_or(CuError::UNKNOWN)?, 0)
+        }
+    };
+    let last = {
+        let mut state = pool.state();
+        state.used -= was_used;
+        state.cache.put(block);
+        state.destroyed && state.used == 0
+    };
+    if last { end(&pool) } else { Ok(()) }
+}
+
+/// `cuMemFree` of pool memory: everything that used it is over.
+pub(super) fn freed_for_all(handle: CUmemoryPool, found: &Allocation) -> Result<(), CuError> {
+    debug_assert_eq!(found.kind, Kind::Pool(handle));
+    keep(found, Block { addr: found.base, size: found.taken, stream: None, freed_at: 0 })
+}
+
+/// Gives back what the device's pools keep, and waits for it. Whether there was anything.
+pub(super) fn reclaim(device: u32) -> Result<bool, CuError> {
+    let pools = POOLS.all();
+    let mut pools = pools.iter().filter(|pool| pool.device == device);
+    if !pools.clone().any(|pool| pool.state().cache.bytes() > 0) {
+        return Ok(false);
+    }
+    let posted = client()?.posted();
+    quiesce()?;
+    pools.try_fold(false, |any, pool| Ok(pool.trim_completed(0, posted)? || any))
+}
+
+/// Gives back what a synchronisation would have released by now, in all pools of a device.
+pub(super) fn trim_idle(device: u32) {
+    for pool in POOLS.all().iter().filter(|pool| pool.device == device) {
+        let keep = pool.state().release_threshold;
+        // Fails only where the proxy is gone.
+        let _ = pool.trim(keep);
+    }
+}
+
+/// Reserves memory for a graph's allocation node, for the graph's life; [`graph_release`] ends it.
+/// Launches make it valid and invalid by their `MemAlloc` and `MemFree` nodes.
+pub(crate) fn graph_alloc(size: u64) -> Result<u64, CuError> {
+    let current = current()?;
+    let (addr, taken) = take_device_memory(current.device, size)?;
+    MEMORY.record(&current, Kind::Graph, addr, size, taken);
+    Ok(addr)
+}
+
+/// The graph of an allocation node is gone.
+pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
+    let graphs = |found: &Allocation| found.kind == Kind::Graph;
+    match MEMORY.table_mut().remove(addr, graphs) {
+        Some(found) => {
+            quiesce()?;
+            super::alloc::release(&found)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Ends a destroyed pool without allocations.
+fn end(pool: &Pool) -> Result<(), CuError> {
+    let posted = client()?.posted();
+    quiesce()?;
+    pool.trim_completed(0, posted)?;
+    POOLS.remove(pool.handle.0);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemPoolCreate(
+    pool: *mut CUmemoryPool,
+    props: *const CUmemPoolProps,
+) -> Result<(), CuError> {
+    // SAFETY: as the caller promised.
+    let props = unsafe { read(props)? };
+    if pool.is_null() || props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if props.handleTypes != CU_MEM_HANDLE_TYPE_NONE {
+        return Err(entry::not_supported("a memory pool that other processes can open"));
+    }
+    if props.location.type_ != CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(entry::not_supported("a memory pool of host memory"));
+    }
+    session::get()?.device(props.location.id)?;
+    let (device, max_size) = (props.location.id as u32, props.maxSize as u64);
+    let made = POOLS.insert_with(|handle| Pool::new(handle, device, false, max_size));
+    // SAFETY: as the caller promised.
+    unsafe { give(pool, made.ok_or(CuError::OUT_OF_MEMORY)?.handle) }
+}
+
+pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    if pool.is_default {
+        return Err(CuError::INVALID_VALUE);
+    }
+    device_pools(pool.device, |pools| {
+        if pools.current == pool.handle {
+            pools.current = pools.default;
+        }
+    })?;
+    let last = {
+        let mut state = pool.state();
+        state.destroyed = true;
+        state.used == 0
+    };
+    if last { end(&pool) } else { Ok(()) }
+}
+
+pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    pool.trim(keep as u64).map(|_| ())
+}
+
+pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
+    pool: *mut CUmemoryPool,
+    device: CUdevice,
+) -> Result<(), CuError> {
+    session::get()?.device(device)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(pool, device_pools(device as u32, |pools| pools.default)?) }
+}
+
+pub(crate) unsafe fn cuDeviceGetMemPool(
+    pool: *mut CUmemoryPool,
+    device: CUdevice,
+) -> Result<(), CuError> {
+    session::get()?.device(device)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(pool, device_pools(device as u32, |pools| pools.current)?) }
+}
+
+pub(crate) unsafe fn cuDeviceSetMemPool(
+    device: CUdevice,
+    pool: CUmemoryPool,
+) -> Result<(), CuError> {
+    session::get()?.device(device)?;
+    let pool = by_handle(pool)?;
+    if pool.device != device as u32 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    device_pools(pool.device, |pools| pools.current = pool.handle)
+}
+
+/// The device of a location whose pool is asked for.
+///
+/// # Safety
+/// `location` is NULL or valid.
+unsafe fn device_at(location: *const CUmemLocation, kind: u32) -> Result<CUdevice, CuError> {
+    // SAFETY: as the caller promised.
+    let at = unsafe { read(location)? };
+    if at.type_ != CU_MEM_LOCATION_TYPE_DEVICE || kind != CU_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(entry::not_supported("a memory pool of host or managed memory"));
+    }
+    Ok(at.id)
+}
+
+pub(crate) unsafe fn cuMemGetDefaultMemPool(
+    pool: *mut CUmemoryPool,
+    location: *const CUmemLocation,
+    kind: u32,
+) -> Result<(), CuError> {
+    // SAFETY: as the caller promised.
+    unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, kind)?) }
+}
+
+pub(crate) unsafe fn cuMemGetMemPool(
+    pool: *mut CUmemoryPool,
+    location: *const CUmemLocation,
+    kind: u32,
+) -> Result<(), CuError> {
+    // SAFETY: as the caller promised.
+    unsafe { cuDeviceGetMemPool(pool, device_at(location, kind)?) }
+}
+
+pub(crate) unsafe fn cuMemSetMemPool(
+    location: *const CUmemLocation,
+    kind: u32,
+    pool: CUmemoryPool,
+) -> Result<(), CuError> {
+    // SAFETY: as the caller promised.
+    unsafe { cuDeviceSetMemPool(device_at(location, kind)?, pool) }
+}

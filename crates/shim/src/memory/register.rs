@@ -1,0 +1,249 @@
+//! Registered host memory: private memory of the program that moves into the shared arena in place.
+//!
+//! The pages are copied into the arena and the arena's pages are then mapped over them, so the
+//! program's address stays and the device sees the same memory at the arena's address, which
+//! `cuMemHostGetDevicePointer` gives. **A write by another thread between the copy and the mapping
+//! is lost**; a program that registers memory while it writes to it, or to what shares a page with
+//! it, is not safe here. (The driver pins the pages where they are.)
+
+use super::link::{client, current, post, quiesce};
+use super::shared::PAGE;
+use super::table::{Allocation, Kind};
+use super::{MEMORY, host};
+use crate::{capture, entry};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{self, SHARED_BASE};
+use kedge_cuda_types::memory::*;
+use kedge_protocol::Post;
+use std::ffi::c_void;
+use std::fs;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One registration or its end at a time: they read and change who uses which pages.
+static MOVING: Mutex<()> = Mutex::new(());
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    MOVING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const FLAGS: u32 = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+const REFUSED: u32 = CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+
+pub(crate) unsafe fn cuMemHostRegister_v2(
+    p: *mut c_void,
+    bytesize: usize,
+    flags: u32,
+) -> Result<(), CuError> {
+    let current = current()?;
+    let (host, size) = (p as u64, bytesize as u64);
+    let end = host.checked_add(size).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let (Some(end), true) = (end, host != 0 && size != 0) else {
+        return Err(CuError::INVALID_VALUE);
+    };
+    if flags & REFUSED != 0 {
+        return Err(entry::not_supported("cuMemHostRegister of I/O or read-only memory"));
+    }
+    if flags & !FLAGS != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    capture::check_unsafe()?;
+    let _guard = one_at_a_time();
+    check_new(host, size)?;
+    let pages = host / PAGE * PAGE..end;
+    let fresh = unmoved(&pages);
+    check_private(&fresh)?;
+    let alias = MEMORY
+        .shared
+        .enter_windows(&pages)?
+        .ok_or_else(|| entry::not_supported("cuMemHostRegister across distant registrations"))?;
+    if let Err(error) = move_in(&fresh, alias + (fresh.start - pages.start)) {
+        MEMORY.shared.leave_windows(&pages);
+        return Err(error);
+    }
+    let base = alias + (host - pages.start);
+    MEMORY.record(&current, Kind::Registered { flags, host }, base, size, size);
+    post(&Post::SharedValid { addr: base, size, valid: true })
+}
+
+pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Result<(), CuError> {
+    let host = p as u64;
+    capture::check_unsafe()?;
+    let _guard = one_at_a_time();
+    let base = match MEMORY.table().find_registered(host) {
+        Some((found, 0)) => found.base,
+        Some(_) => return Err(CuError::INVALID_VALUE),
+        None => return Err(CuError::HOST_MEMORY_NOT_REGISTERED),
+    };
+    quiesce()?;
+    let found = MEMORY.table_mut().remove(base, |_| true).ok_or(CuError::INVALID_VALUE)?;
+    release(&found, host)
+}
+
+/// Refuses memory that is registered already, or that CUDA itself allocated.
+fn check_new(host: u64, size: u64) -> Result<(), CuError> {
+    let table = MEMORY.table();
+    if table.overlaps_registered(host, size) || table.within(host, size).next().is_some() {
+        return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    if arena::is_shared(host) || arena::device_of(host).is_some() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// The pages that no other registration has moved. Only the first and the last can be shared.
+fn unmoved(pages: &Range<u64>) -> Range<u64> {
+    let table = MEMORY.table();
+    let moved = |page: u64| table.overlaps_registered(page, PAGE);
+    let start = if moved(pages.start) { pages.start + PAGE } else { pages.start };
+    let last = pages.end - PAGE;
+    let end = if last >= start && moved(last) { last } else { pages.end };
+    start..end.max(start)
+}
+
+/// Refuses pages that are not the process's own writable memory, and this thread's stack in use.
+fn check_private(pages: &Range<u64>) -> Result<(), CuError> {
+    let here = 0u8;
+    let stack = ptr::from_ref(&here) as u64;
+    // What this call's own frames write while they are copied would be lost.
+    if pages.start <= stack && stack < pages.end {
+        return Err(entry::not_supported("cuMemHostRegister of the calling thread's stack"));
+    }
+    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| CuError::OPERATING_SYSTEM)?;
+    let mut at = pages.start;
+    for line in maps.lines() {
+        let Some((range, access)) = parse_mapping(line) else { continue };
+        if at >= pages.end || range.start >= pages.end {
+            break;
+        }
+        if !range.contains(&at) {
+            continue;
+        }
+        match access.as_bytes() {
+            [b'r', b'w', b'-', b'p'] => at = range.end,
+            [b'r', b'w', ..] => {
+                return Err(entry::not_supported(
+                    "cuMemHostRegister of shared or executable memory",
+                ));
+            }
+            _ => {
+                return Err(entry::not_supported(
+                    "cuMemHostRegister of memory without write access",
+                ));
+            }
+        }
+    }
+    if at < pages.end { Err(CuError::INVALID_VALUE) } else { Ok(()) }
+}
+
+/// A line of /proc/self/maps: the addresses, and what may be done with them (`rw-p`).
+fn parse_mapping(line: &str) -> Option<(Range<u64>, &str)> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    Some((address(start)?..address(end)?, words.next()?))
+}
+
+/// Copies `pages` to the arena at `alias`, and maps the arena's pages over them.
+fn move_in(pages: &Range<u64>, alias: u64) -> Result<(), CuError> {
+    let len = (pages.end - pages.start) as usize;
+    if len == 0 {
+        return Ok(());
+    }
+    let fd = client()?.shared_fd().as_raw_fd();
+    let (at, offset) = (pages.start as usize as *mut c_void, (alias - SHARED_BASE) as libc::off_t);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: both ranges are mapped, readable and writable (`check_private`, the arena's own
+    // reservation), and do not overlap. The mapping replaces pages by pages with the same content.
+    let got = unsafe {
+        ptr::copy_nonoverlapping(at.cast::<u8>(), alias as usize as *mut u8, len);
+        libc::mmap(at, len, access, libc::MAP_SHARED | libc::MAP_FIXED, fd, offset)
+    };
+    if got == libc::MAP_FAILED { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
+}
+
+/// Puts pages back into private memory with the content that they have now.
+fn move_out(pages: &Range<u64>) -> Result<(), CuError> {
+    let len = (pages.end - pages.start) as usize;
+    if len == 0 {
+        return Ok(());
+    }
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let at = pages.start as usize as *mut c_void;
+    // SAFETY: the new mapping is ours alone until mremap puts it over the pages that it copies,
+    // which were moved into the arena by `move_in` and are readable.
+    unsafe {
+        let copy = libc::mmap(ptr::null_mut(), len, access, private, -1, 0);
+        if copy == libc::MAP_FAILED {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), len);
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        if libc::mremap(copy, len, len, fixed, at) == libc::MAP_FAILED {
+            libc::munmap(copy, len);
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+    }
+    Ok(())
+}
+
+/// Ends a registration that is no longer in the table.
+fn release(found: &Allocation, host: u64) -> Result<(), CuError> {
+    post(&Post::SharedValid { addr: found.base, size: found.size, valid: false })?;
+    let pages = host / PAGE * PAGE..(host + found.size).next_multiple_of(PAGE);
+    let alone = unmoved(&pages);
+    move_out(&alone)?;
+    let alias = found.base - (host - pages.start) + (alone.start - pages.start);
+    host::drop_pages(alias, alone.end - alone.start)?;
+    MEMORY.shared.leave_windows(&pages);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_mappings() {
+        let line = "7f0c1000-7f0c3000 rw-p 00000000 00:00 0                  [heap]";
+        assert_eq!(parse_mapping(line), Some((0x7f0c_1000..0x7f0c_3000, "rw-p")));
+        assert_eq!(parse_mapping("nonsense"), None);
+        assert_eq!(parse_mapping(""), None);
+    }
+
+    #[test]
+    fn only_writable_private_memory_can_move() {
+        let heap = vec![0u8; 4 * PAGE as usize];
+        let start = (heap.as_ptr() as u64).next_multiple_of(PAGE);
+        assert_eq!(check_private(&(start..start + 2 * PAGE)), Ok(()));
+        let code = check_private as *const () as u64 / PAGE * PAGE;
+        assert_eq!(check_private(&(code..code + PAGE)), Err(CuError::NOT_SUPPORTED));
+        assert_eq!(check_private(&(PAGE..2 * PAGE)), Err(CuError::INVALID_VALUE));
+        let local = ptr::from_ref(&start) as u64 / PAGE * PAGE;
+        let stack = local - 8 * PAGE..local + PAGE;
+        assert_eq!(check_private(&stack), Err(CuError::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn memory_moves_out_with_its_content() {
+        let len = 2 * PAGE as usize;
+        // SAFETY: a new anonymous shared mapping, used by this test only.
+        let at = unsafe {
+            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+            libc::mmap(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        let word = at.cast::<u64>();
+        // SAFETY: inside the mapping made above, which `move_out` keeps readable.
+        unsafe {
+            word.write(42);
+            move_out(&(at as u64..at as u64 + len as u64)).unwrap();
+            assert_eq!(word.read(), 42);
+            libc::munmap(at, len);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! One copy, from wherever to wherever: what travels, and who waits.
+//!
+//! As the reference's "API synchronization behavior" says, from the program's point of view:
+//! a source in private memory has been read when the call returns; a destination in private memory
+//! has been written; between pinned memory and a device only the synchronous functions wait;
+//! between devices nobody waits; between host memories everybody does.
+
+use super::link::post;
+use super::place::{Home, Shape, Side};
+use super::{MEMORY, host};
+use crate::{capture, session, stream};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUstream;
+use kedge_protocol::{Copy3d, MAX_INLINE_COPY, Place, Post, StreamOp};
+use kedge_wire::Bytes;
+use std::ptr;
+
+/// Whether the program expects the copy to be over when the call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finish {
+    /// `cuMemcpy…`.
+    Sync,
+    /// `cuMemcpy…Async`.
+    Async,
+}
+
+/// A buffer of the shared arena through which private memory travels where the proxy cannot reach
+/// it, in bytes.
+const STAGE: u64 = 4 << 20;
+
+/// Copies `shape` from `src` to `dst` in `stream`'s order.
+///
+/// # Safety
+/// Both places are valid for the shape, as the program promised: private memory is dereferenced.
+pub(super) unsafe fn run(
+    dst: Side,
+    src: Side,
+    shape: Shape,
+    stream: CUstream,
+    finish: Finish,
+) -> Result<(), CuError> {
+    if shape.is_empty() {
+        return Ok(());
+    }
+    let bytes = shape.bytes().ok_or(CuError::INVALID_VALUE)?;
+    if finish == Finish::Sync {
+        capture::check_unsafe()?;
+    }
+    if stream::is_capturing(stream)? {
+        return enqueue(dst.place, src.place, shape, stream);
+    }
+    let inline = bytes <= MAX_INLINE_COPY as u64;
+    match (src.home, dst.home) {
+        (Home::Private | Home::Pinned, Home::Private | Home::Pinned) => {
+            stream::wait(stream)?;
+            // SAFETY: valid, says the caller; the arena's pages are mapped in this process.
+            unsafe { copy_here(dst.place, src.place, shape) };
+            return Ok(());
+        }
+        (Home::Private, Home::Device | Home::Managed) if inline && contiguous(dst.place, shape) => {
+            // SAFETY: as above.
+            unsafe { copy_inline(dst.place, src.place, shape, stream)? };
+            // The host may look into managed memory as soon as the call returns.
+            let seen = finish == Finish::Sync && dst.home == Home::Managed;
+            return if seen { stream::wait(stream) } else { Ok(()) };
+        }
+        (Home::Private, _) | (_, Home::Private) if !session::get()?.client_memory => {
+            // SAFETY: as above.
+            return unsafe { staged(dst, src, shape, stream) };
+        }
+        _ => enqueue(dst.place, src.place, shape, stream)?,
+    }
+    let private = src.home == Home::Private || dst.home == Home::Private;
+    let between_devices = src.home == Home::Device && dst.home == Home::Device;
+    if private || (finish == Finish::Sync && !between_devices) {
+        stream::wait(stream)?;
+    }
+    Ok(())
+}
+
+fn enqueue(dst: Place, src: Place, shape: Shape, stream: CUstream) -> Result<(), CuError> {
+    let Shape { width, height, depth } = shape;
+    stream::enqueue(stream, StreamOp::Copy { copy: Copy3d { src, dst, width, height, depth } })
+}
+
+/// Whether a place's rows follow each other without gaps.
+fn contiguous(place: Place, shape: Shape) -> bool {
+    match place {
+        Place::Mapped { pitch, slice, .. } | Place::Client { pitch, slice, .. } => {
+            (shape.height == 1 || pitch == shape.width)
+                && (shape.depth == 1 || slice == shape.width * shape.height)
+        }
+        Place::Array { .. } => false,
+    }
+}
+
+/// The address of row `y` of plane `z` in memory that this process maps; 0 for an array.
+fn row(place: Place, y: u64, z: u64) -> u64 {
+    match place {
+        Place::Mapped { addr, pitch, slice } | Place::Client { addr, pitch, slice } => {
+            addr + y * pitch + z * slice
+        }
+        Place::Array { .. } => 0,
+    }
+}
+
+/// A place further on by `x` bytes, `y` rows and `z` planes.
+fn advanced(place: Place, x: u64, y: u64, z: u64) -> Place {
+    match place {
+        Place::Mapped { pitch, slice, .. } => {
+            Place::Mapped { addr: row(place, y, z) + x, pitch, slice }
+        }
+        Place::Client { pitch, slice, .. } => {
+            Place::Client { addr: row(place, y, z) + x, pitch, slice }
+        }
+        Place::Array { array, x_bytes, y: y0, z: z0 } => {
+            Place::Array { array, x_bytes: x_bytes + x, y: y0 + y, z: z0 + z }
+        }
+    }
+}
+
+/// Copies between memories of this process.
+///
+/// # Safety
+/// Neither place is an array; both are valid for the shape.
+unsafe fn copy_here(dst: Place, src: Place, shape: Shape) {
+    let all = contiguous(dst, shape) && contiguous(src, shape);
+    let (width, height, depth) = match all {
+        true => (shape.width * shape.height * shape.depth, 1, 1),
+        false => (shape.width, shape.height, shape.depth),
+    };
+    for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
+        let (to, from) = (row(dst, y, z) as usize as *mut u8, row(src, y, z) as usize as *const u8);
+        // SAFETY: inside the places, says the caller; they may overlap.
+        unsafe { ptr::copy(from, to, width as usize) };
+    }
+}
+
+/// Sends a small copy's bytes with the operation.
+///
+/// # Safety
+/// `src` is valid for the shape, which has at most `MAX_INLINE_COPY` bytes; `dst` is contiguous.
+unsafe fn copy_inline(
+    dst: Place,
+    src: Place,
+    shape: Shape,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    let len = (shape.width * shape.height * shape.depth) as usize;
+    let mut bytes = Vec::<u8>::with_capacity(len);
+    // SAFETY: the buffer has room for the shape's bytes, row after row, and all are written.
+    unsafe {
+        copy_here(packed(bytes.as_mut_ptr() as u64, shape), src, shape);
+        bytes.set_len(len);
+    }
+    let bytes = Bytes::new(bytes).map_err(|_| CuError::INVALID_VALUE)?;
+    stream::enqueue(stream, StreamOp::CopyInline { dst: row(dst, 0, 0), bytes })
+}
+
+/// Memory at `addr` that holds a shape without gaps.
+fn packed(addr: u64, shape: Shape) -> Place {
+    Place::Mapped { addr, pitch: shape.width, slice: shape.width * shape.height }
+}
+
+/// Copies from or to private memory that the proxy cannot reach: piece by piece through a buffer in
+/// the shared arena. It is over when this returns.
+///
+/// # Safety
+/// One side is private, and both are valid for the shape.
+unsafe fn staged(dst: Side, src: Side, shape: Shape, stream: CUstream) -> Result<(), CuError> {
+    let buffer = Stage::new()?;
+    for (x, y, z, part) in pieces(shape) {
+        let stage = packed(buffer.addr, part);
+        let (to, from) = (advanced(dst.place, x, y, z), advanced(src.place, x, y, z));
+        if src.home == Home::Private {
+            // SAFETY: a piece of the source; the buffer holds any piece.
+            unsafe { copy_here(stage, from, part) };
+            enqueue(to, stage, part, stream)?;
+            stream::wait(stream)?;
+        } else {
+            enqueue(stage, from, part, stream)?;
+            stream::wait(stream)?;
+            // SAFETY: a piece of the destination; the buffer holds any piece.
+            unsafe { copy_here(to, stage, part) };
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a shape into pieces of at most `STAGE` bytes: (x bytes, row, plane, piece).
+fn pieces(shape: Shape) -> impl Iterator<Item = (u64, u64, u64, Shape)> {
+    let width = shape.width.min(STAGE);
+    let rows = (STAGE / width).min(shape.height);
+    let (across, down) = (shape.width.div_ceil(width), shape.height.div_ceil(rows));
+    (0..across * down * shape.depth).map(move |index| {
+        let x = index % across * width;
+        let y = index / across % down * rows;
+        let part = Shape {
+            width: width.min(shape.width - x),
+            height: rows.min(shape.height - y),
+            depth: 1,
+        };
+        (x, y, index / across / down, part)
+    })
+}
+
+/// A buffer in the shared arena that devices can access while this lives.
+struct Stage {
+    addr: u64,
+    taken: u64,
+}
+
+impl Stage {
+    fn new() -> Result<Self, CuError> {
+        let (addr, taken) = MEMORY.shared.take(STAGE)?;
+        let stage = Self { addr, taken };
+        post(&Post::SharedValid { addr, size: STAGE, valid: true })?;
+        Ok(stage)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // Every piece has been waited for. Errors mean that the proxy is gone.
+        let _ = post(&Post::SharedValid { addr: self.addr, size: STAGE, valid: false });
+        let _ = host::drop_pages(self.addr, self.taken);
+        MEMORY.shared.put(self.addr, self.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(bytes: &[u8], pitch: u64, slice: u64) -> Place {
+        Place::Client { addr: bytes.as_ptr() as u64, pitch, slice }
+    }
+
+    #[test]
+    fn copies_rows_with_their_pitches() {
+        let src: Vec<u8> = (0..100).collect();
+        let mut dst = vec![0u8; 100];
+        let shape = Shape { width: 3, height: 2, depth: 2 };
+        let to = Place::Client { addr: dst.as_mut_ptr() as u64, pitch: 5, slice: 20 };
+        // SAFETY: both buffers hold the shape at these pitches.
+        unsafe { copy_here(to, client(&src, 10, 50), shape) };
+        assert_eq!(&dst[..10], [0, 1, 2, 0, 0, 10, 11, 12, 0, 0]);
+        assert_eq!(&dst[20..30], [50, 51, 52, 0, 0, 60, 61, 62, 0, 0]);
+    }
+
+    #[test]
+    fn knows_what_has_gaps() {
+        let shape = Shape { width: 4, height: 3, depth: 2 };
+        assert!(contiguous(client(&[], 4, 12), shape));
+        assert!(!contiguous(client(&[], 5, 15), shape) && !contiguous(client(&[], 4, 16), shape));
+        assert!(contiguous(client(&[], 0, 0), Shape::line(9)));
+    }
+
+    /// Every byte of a shape lies in exactly one piece.
+    #[test]
+    fn pieces_cover_a_shape_once() {
+        for (width, height, depth) in [(1, 1, 1), (STAGE + 5, 3, 2), (1000, 9000, 2), (7, 1, 3)] {
+            let shape = Shape { width, height, depth };
+            let mut total = 0;
+            let mut last = None;
+            for (x, y, z, part) in pieces(shape) {
+                assert!(part.bytes().unwrap() <= STAGE && !part.is_empty());
+                assert!(x + part.width <= width && y + part.height <= height && z < depth);
+                assert!(last < Some((z, y, x)), "in order");
+                last = Some((z, y, x));
+                total += part.bytes().unwrap();
+            }
+            assert_eq!(Some(total), shape.bytes());
+        }
+    }
+}
