@@ -1,7 +1,7 @@
 //! The instruction families that compute: what lowering asks for a handler.
 
 use super::select::{Query, Selected, Selector};
-use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, matrix, mov};
+use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, matrix, mov, texture};
 
 /// Every computing family's selector.
 const FAMILIES: &[Selector] = &[
@@ -14,6 +14,7 @@ const FAMILIES: &[Selector] = &[
     half::select,
     carry::select,
     matrix::select,
+    texture::select,
 ];
 
 /// The handler of a computing instruction; None where this device lacks it.

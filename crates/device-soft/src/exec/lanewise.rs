@@ -105,6 +105,19 @@ impl<F: LaneFn> Op for Map<F> {
     }
 }
 
+/// The `count` operands of an instruction.
+///
+/// # Safety
+/// `inst` was lowered with that many operands.
+#[inline(always)]
+pub(crate) unsafe fn slots<'a>(warp: &Warp, inst: &'a Inst, count: usize) -> &'a [i32] {
+    if count <= inst.op.len() {
+        return &inst.op[..count];
+    }
+    // SAFETY: more operands than fit the instruction were lowered as a list.
+    unsafe { warp.operands(inst) }
+}
+
 fn args<F: LaneFn>() -> Vec<Arg> {
     let sources = F::In::TYPES.iter().map(|ty| Arg::Src(*ty));
     std::iter::once(Arg::Dst(F::Out::TYPE)).chain(sources).collect()

@@ -1,10 +1,18 @@
 //! Textures and surfaces: what a handle names.
 
+mod fetch;
+mod lookup;
+mod query;
+mod sample;
+mod surface;
+
+use super::{Query, Selected};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayDesc, Texture};
 use std::any::Any;
 use std::sync::Arc;
 
+pub use crate::math::sampling::AddressMode;
 pub use crate::math::texel::Format;
 
 /// `CUDA_ARRAY3D_LAYERED`, `CUDA_ARRAY3D_CUBEMAP`.
@@ -81,15 +89,6 @@ impl ArrayView {
     }
 }
 
-/// What becomes of a coordinate outside a texture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddressMode {
-    Wrap,
-    Clamp,
-    Mirror,
-    Border,
-}
-
 /// How a texture object is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampler {
@@ -149,5 +148,15 @@ impl TextureView {
             mipmap_clamp: texture.mipmap_clamp,
         };
         Ok(Self { levels, sampler })
+    }
+}
+
+/// This family's selector.
+pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
+    match query.part(0) {
+        "tex" | "tld4" => fetch::select(query),
+        "txq" | "suq" => query::select(query),
+        "suld" | "sust" => surface::select(query),
+        _ => None,
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod float;
 pub(crate) mod fragment;
 pub(crate) mod int;
 pub(crate) mod narrow;
+pub(crate) mod sampling;
 pub(crate) mod soft;
 #[cfg(test)]
 pub(crate) mod testing;

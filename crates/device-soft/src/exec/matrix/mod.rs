@@ -8,8 +8,8 @@ mod tile;
 mod transfer;
 mod wmma;
 
-use super::{Query, Selected, Warp};
-use crate::code::Inst;
+use super::lanewise::slots;
+use super::{Query, Selected};
 use crate::math::fragment::{Element, Shape};
 use crate::memory::Space;
 
@@ -54,19 +54,6 @@ impl Params {
             xor: imm >> 57 & 1 != 0,
         }
     }
-}
-
-/// The `count` operands of an instruction.
-///
-/// # Safety
-/// `inst` was lowered with that many operands.
-#[inline(always)]
-unsafe fn slots<'a>(warp: &Warp, inst: &'a Inst, count: usize) -> &'a [i32] {
-    if count <= inst.op.len() {
-        return &inst.op[..count];
-    }
-    // SAFETY: more than fit the instruction were lowered as a list.
-    unsafe { warp.operands(inst) }
 }
 
 /// The state space that an instruction names, encoded for `Inst::aux`.

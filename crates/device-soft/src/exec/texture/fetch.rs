@@ -1,0 +1,202 @@
+//! `tex` and `tld4`.
+
+use super::lookup::each_view;
+use super::sample::{self, Geometry, Point};
+use crate::code::Inst;
+use crate::exec::lanewise::{Parts, slots};
+use crate::exec::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use crate::spec::WARP;
+use kedge_ptx::ast::{Operand, Type};
+
+/// A `tex` instruction, packed in `aux`.
+#[derive(Debug, Clone, Copy)]
+struct Fetch {
+    geometry: Geometry,
+    /// Coordinates are s32.
+    integral: bool,
+    detail: Detail,
+    /// Elements of the coordinate vector.
+    vector: usize,
+    /// `tld4`'s channel.
+    gather: Option<u32>,
+}
+
+/// What says how detailed a mipmap's level is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    Base,
+    Level,
+    /// Two vectors of derivatives, of this many elements each.
+    Gradient(usize),
+}
+
+impl Fetch {
+    fn encode(self) -> u32 {
+        let (detail, elements) = match self.detail {
+            Detail::Base => (0, 0),
+            Detail::Level => (1, 0),
+            Detail::Gradient(elements) => (2, elements as u32),
+        };
+        self.geometry as u32
+            | u32::from(self.integral) << 3
+            | detail << 4
+            | elements << 6
+            | (self.vector as u32) << 9
+            | self.gather.map_or(0, |channel| channel + 1) << 12
+    }
+
+    fn decode(aux: u32) -> Self {
+        Self {
+            geometry: Geometry::from_index(aux & 7),
+            integral: aux >> 3 & 1 != 0,
+            detail: match aux >> 4 & 3 {
+                0 => Detail::Base,
+                1 => Detail::Level,
+                _ => Detail::Gradient((aux >> 6 & 7) as usize),
+            },
+            vector: (aux >> 9 & 7) as usize,
+            gather: (aux >> 12 & 7).checked_sub(1),
+        }
+    }
+
+    /// Operands after the four results and the handle.
+    fn operands(&self) -> usize {
+        self.vector
+            + match self.detail {
+                Detail::Base => 0,
+                Detail::Level => 1,
+                Detail::Gradient(elements) => 2 * elements,
+            }
+    }
+}
+
+/// op = four results, handle, coordinates, then a level or two vectors of derivatives.
+struct Tex;
+
+impl Op for Tex {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let fetch = Fetch::decode(inst.aux);
+        // SAFETY: the operands are as the selector listed them: the handle in the 64-bit bank, all else
+        // in the 32-bit one.
+        let (slots, handles, operands) = unsafe {
+            let slots = slots(warp, inst, 5 + fetch.operands());
+            let mut operands = [[0u32; WARP]; 12];
+            for (row, slot) in operands.iter_mut().zip(&slots[5..]) {
+                *row = u32::read(warp, *slot);
+            }
+            (slots, u64::read(warp, slots[4]), operands)
+        };
+        let mut out = [[0u32; WARP]; 4];
+        let sampled = each_view(warp, inst, mask, &handles, |_, view, lanes| {
+            for lane in (0..WARP).filter(|lane| lanes >> lane & 1 != 0) {
+                let operand = |index: usize| operands[index][lane];
+                let first = usize::from(fetch.geometry.layered());
+                let mut at = [0; 3];
+                for (index, at) in at.iter_mut().enumerate().take(fetch.geometry.coordinates()) {
+                    *at = operand(first + index);
+                }
+                let lod = match fetch.detail {
+                    Detail::Base => 0.0,
+                    Detail::Level => f32::from_bits(operand(fetch.vector)),
+                    Detail::Gradient(elements) => {
+                        let derivative = |from: usize| {
+                            [0, 1, 2].map(|index: usize| {
+                                let inside = index < elements;
+                                if inside { f32::from_bits(operand(from + index)) } else { 0.0 }
+                            })
+                        };
+                        let dx = derivative(fetch.vector);
+                        let dy = derivative(fetch.vector + elements);
+                        sample::level_of_detail(view, fetch.geometry, dx, dy)
+                    }
+                };
+                let layer = if first == 1 { operand(0) } else { 0 };
+                let point = Point { layer, at, integral: fetch.integral, lod };
+                let texel = match fetch.gather {
+                    Some(channel) => sample::gather(view, fetch.geometry, &point, channel as usize),
+                    None => sample::sample(view, fetch.geometry, &point),
+                };
+                for (row, channel) in out.iter_mut().zip(texel) {
+                    row[lane] = channel;
+                }
+            }
+            Ok(())
+        });
+        if let Err(flow) = sampled {
+            return flow;
+        }
+        for (row, slot) in out.iter().zip(slots) {
+            // SAFETY: the first four operands are 32-bit destinations (the selector).
+            unsafe { u32::write(warp, *slot, row, mask) };
+        }
+        Flow::Next
+    }
+}
+
+/// Elements of a vector operand; 1 for a plain register.
+fn vector_len(operand: &Operand) -> usize {
+    match operand {
+        Operand::Vector(items) => items.len(),
+        _ => 1,
+    }
+}
+
+/// `tex{.base,.level,.grad}.geom.v4.dtype.ctype d, [a, c]…`, `tld4.comp.geom.v4.dtype.f32 d, [a, c]`.
+pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
+    let mut parts = Parts::of(query);
+    let coordinate = parts.take_type()?;
+    let result = parts.take_type()?;
+    let gather = query.part(0) == "tld4";
+    let channel = parts.take_map(|part| ["r", "g", "b", "a"].iter().position(|c| *c == part));
+    let level = parts.take("level");
+    let gradient = parts.take("grad");
+    let _base = parts.take("base");
+    let geometry = parts.take_map(Geometry::named)?;
+    if !parts.take("v4")
+        || !parts.done()
+        || gather != channel.is_some()
+        || !matches!(coordinate, Type::F32 | Type::S32)
+        || !matches!(result, Type::F32 | Type::S32 | Type::U32)
+        || query.lanes(0) != 4
+    {
+        return None;
+    }
+    let vector = match query.operand(1)? {
+        Operand::Bracket(items) if items.len() == 2 => vector_len(&items[1]),
+        _ => return None,
+    };
+    let detail = match (level, gradient) {
+        (false, false) => Detail::Base,
+        (true, false) => Detail::Level,
+        (false, true) => Detail::Gradient(vector_len(query.operand(2)?)),
+        (true, true) => return None,
+    };
+    let fetch = Fetch {
+        geometry,
+        integral: coordinate == Type::S32,
+        detail,
+        vector,
+        gather: channel.map(|channel| channel as u32),
+    };
+    let needed = geometry.coordinates() + usize::from(geometry.layered());
+    if !(needed..=4).contains(&vector) || fetch.operands() > 12 || gather && detail != Detail::Base
+    {
+        return None;
+    }
+    let mut args = vec![Arg::Dst(result); 4];
+    args.push(Arg::Src(Type::U64));
+    args.extend((0..vector).map(|index| {
+        let layer = index == 0 && geometry.layered();
+        Arg::Src(if layer { Type::U32 } else { coordinate })
+    }));
+    args.extend(vec![Arg::Src(Type::F32); fetch.operands() - vector]);
+    // An offset or a depth to compare with is not something CUDA's own functions emit.
+    let plain = query.instruction.operands.len()
+        == 2 + match detail {
+            Detail::Base => 0,
+            Detail::Level => 1,
+            Detail::Gradient(_) => 2,
+        };
+    plain.then(|| Selected::scalar::<Tex>(args).aux(fetch.encode()))
+}
