@@ -1,10 +1,11 @@
 //! What a module becomes: a flat list of pre-decoded instructions, and tables about it.
 
+use crate::exec::control::CallSite;
 use crate::exec::{Flow, Warp};
 use kedge_cuda_types::CuError;
 
 /// An instruction's body. `mask` holds the lanes that execute it (active, and guard true); it is
-/// never 0 unless the instruction has [`Inst::ALWAYS`].
+/// never 0.
 ///
 /// # Safety
 /// `inst` must come from a [`Program`] that was lowered for this warp's frame: its operands name
@@ -34,16 +35,15 @@ pub struct Inst {
     pub aux: u32,
     /// Number of the access's inline cache.
     pub cache: u32,
-    pub flags: u32,
 }
 
 impl Inst {
     pub const NO_GUARD: i32 = i32::MIN;
-    /// `flags`: runs even when no lane is left after the guard (control flow).
-    pub const ALWAYS: u32 = 1;
 }
 
 /// A module, ready to run. Built by [`crate::lower::build`].
+///
+/// Nothing in it changes once it is built, so any number of workers run it at once.
 pub struct Program {
     pub(crate) code: Vec<Inst>,
     /// Operand lists of instructions with more than six.
@@ -51,6 +51,11 @@ pub struct Program {
     pub(crate) pool32: Vec<crate::exec::Row32>,
     pub(crate) pool64: Vec<crate::exec::Row64>,
     pub(crate) functions: Vec<FunctionCode>,
+    pub(crate) calls: Vec<CallSite>,
+    /// Program counters of each `brx.idx` list.
+    pub(crate) branch_targets: Vec<Vec<u32>>,
+    /// What each unsupported instruction is.
+    pub(crate) complaints: Vec<String>,
     pub kernels: Vec<Kernel>,
     pub globals: Vec<Global>,
 }
@@ -68,7 +73,6 @@ pub(crate) struct FunctionCode {
     pub local: u32,
     /// Why it cannot run: the instruction that is missing.
     pub poison: Option<String>,
-    pub calls: Vec<u32>,
 }
 
 /// A kernel's metadata; its position in `Program::kernels` is its index.
@@ -86,6 +90,8 @@ pub struct Kernel {
     pub shared_bytes: u32,
     /// Local memory a thread, bytes.
     pub local_bytes: u32,
+    /// Recursion or an indirect call may need more: the stack limit comes on top.
+    pub unbounded_stack: bool,
     pub const_bytes: u32,
     pub max_threads: u32,
     pub required_cluster: [u32; 3],

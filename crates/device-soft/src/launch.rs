@@ -1,21 +1,33 @@
-//! Grids: what a launch asks for, and what it needs of its device.
+//! Grids: what a launch asks for, what it needs of its device, and how far it is.
 
-use crate::code::Program;
-use crate::fault::Fault;
+use crate::block::Block;
+use crate::builtin::launch::DeviceLaunch;
+use crate::code::{Kernel, Program};
+use crate::fault::{Fault, FaultKind};
 use crate::memory::Spans;
+use crate::spec::WARP;
+use kedge_cuda_types::CuError;
 use kedge_protocol::OutputTarget;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What running kernels ask of their device.
 pub trait Services: Send + Sync {
     /// Device `printf` (already formatted) to the program's stdout, `assert` messages to its stderr.
     fn print(&self, target: OutputTarget, bytes: &[u8]);
-    /// Device `malloc`: 16-byte aligned, 0 when the heap is exhausted. The range is in the spans.
+    /// Device `malloc`: 16-byte aligned, 0 when the heap is exhausted. The whole heap had better be
+    /// one span: a change of the spans makes every worker look its addresses up anew.
     fn malloc(&self, bytes: u64) -> u64;
     /// Device `free`; false where nothing was allocated at `addr`.
     fn free(&self, addr: u64) -> bool;
     /// A texture or surface object.
     fn texture(&self, handle: u64) -> Option<Arc<crate::exec::texture::TextureView>>;
+    /// A launch by a kernel, for programs that do that; a cudaError_t where it cannot be.
+    fn launch(&self, launch: DeviceLaunch) -> Result<(), u32> {
+        let _ = launch;
+        Err(CuError::NOT_SUPPORTED.0)
+    }
 }
 
 /// A kernel launch.
@@ -41,3 +53,182 @@ pub struct GridSpec {
 
 /// Called once, on a worker, when a grid is over.
 pub type GridDone = Box<dyn FnOnce(Result<(), Fault>) + Send>;
+
+/// Blocks of a grid that are resident at once, unless it is cooperative. A block that waits for a
+/// later one finds it running up to here; what a multiprocessor could hold is less.
+const MAX_RESIDENT: usize = 4096;
+
+/// A grid while it runs.
+pub(crate) struct Grid {
+    pub spec: GridSpec,
+    pub params: Vec<u8>,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Static and dynamic shared memory, bytes.
+    pub shared_len: u64,
+    /// Where dynamic shared memory starts.
+    pub dynamic_base: u32,
+    /// Local memory a thread, bytes.
+    pub local_len: u64,
+    pub id: u64,
+    total: u64,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    next: u64,
+    running: u32,
+    /// Started, and set aside.
+    parked: VecDeque<Box<Block>>,
+    fault: Option<Fault>,
+    done: Option<GridDone>,
+}
+
+/// A block to run.
+pub(crate) enum Unit {
+    New(u64),
+    Parked(Box<Block>),
+}
+
+impl Grid {
+    pub(crate) fn new(spec: GridSpec, done: GridDone) -> Arc<Grid> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let kernel = &spec.program.kernels[spec.kernel as usize];
+        let mut params = spec.params.clone();
+        params.resize(params.len().max(kernel.param_bytes as usize), 0);
+        let threads = spec.block.iter().product::<u32>();
+        let dynamic_base = kernel.shared_bytes.next_multiple_of(16);
+        // A kernel that only calls what is known at load needs no more than its own frames.
+        let local = if kernel.unbounded_stack {
+            u64::from(kernel.local_bytes) + u64::from(spec.stack_limit.max(1024))
+        } else {
+            u64::from(kernel.local_bytes)
+        };
+        let total = spec.grid.iter().map(|&n| u64::from(n)).product();
+        let progress = Progress { done: Some(done), ..Progress::default() };
+        Arc::new(Grid {
+            params,
+            threads,
+            shared_len: u64::from(dynamic_base) + u64::from(spec.shared_bytes),
+            dynamic_base,
+            local_len: local.next_multiple_of(16),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            total,
+            progress: Mutex::new(progress),
+            spec,
+        })
+    }
+
+    /// Why the grid cannot run at all.
+    pub(crate) fn refusal(&self) -> Option<Fault> {
+        let kernel = self.kernel();
+        let detail = match &kernel.unsupported {
+            Some(what) => what.clone(),
+            None if self.threads == 0 || self.threads > crate::spec::MAX_THREADS_PER_BLOCK => {
+                "a block has 1 to 1024 threads".into()
+            }
+            None => return None,
+        };
+        Some(Fault {
+            kind: FaultKind::NotSupported,
+            kernel: kernel.name.clone(),
+            block: [0; 3],
+            thread: [0; 3],
+            address: None,
+            line: 0,
+            detail,
+        })
+    }
+
+    pub(crate) fn kernel(&self) -> &Kernel {
+        &self.spec.program.kernels[self.spec.kernel as usize]
+    }
+
+    /// `%tid` of the block's thread `index`.
+    pub(crate) fn thread_of(&self, index: usize) -> [u32; 3] {
+        let [x, y, _] = self.spec.block;
+        let index = index as u32;
+        [index % x, index / x % y, index / x / y]
+    }
+
+    /// Warps of a block.
+    pub(crate) fn warps(&self) -> u32 {
+        self.threads.div_ceil(WARP as u32)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The next block to run, if one is not running yet.
+    pub(crate) fn take(&self) -> Option<Unit> {
+        let mut progress = self.lock();
+        if progress.fault.is_some() {
+            return None;
+        }
+        let resident = progress.running as usize + progress.parked.len();
+        let room = self.spec.cooperative || resident < MAX_RESIDENT;
+        let unit = if progress.next < self.total && room {
+            progress.next += 1;
+            Unit::New(progress.next - 1)
+        } else {
+            Unit::Parked(progress.parked.pop_front()?)
+        };
+        progress.running += 1;
+        Some(unit)
+    }
+
+    /// Whether `take` would give something.
+    pub(crate) fn has_work(&self) -> bool {
+        let progress = self.lock();
+        progress.fault.is_none() && (progress.next < self.total || !progress.parked.is_empty())
+    }
+
+    /// A block that is to run on later.
+    pub(crate) fn park(&self, block: Box<Block>) {
+        let mut progress = self.lock();
+        progress.running -= 1;
+        if progress.fault.is_none() {
+            progress.parked.push_back(block);
+        }
+        self.end_if_over(progress);
+    }
+
+    /// A block is over.
+    pub(crate) fn finish(&self, fault: Option<Fault>) {
+        let mut progress = self.lock();
+        progress.running -= 1;
+        if let Some(fault) = fault
+            && progress.fault.is_none()
+        {
+            progress.fault = Some(fault);
+        }
+        self.end_if_over(progress);
+    }
+
+    /// Ends the grid without running it.
+    pub(crate) fn refuse(&self, fault: Option<Fault>) {
+        let mut progress = self.lock();
+        progress.next = self.total;
+        progress.fault = fault;
+        self.end_if_over(progress);
+    }
+
+    fn end_if_over(&self, mut progress: MutexGuard<'_, Progress>) {
+        let parked = if progress.fault.is_some() {
+            std::mem::take(&mut progress.parked)
+        } else {
+            VecDeque::new()
+        };
+        let all = progress.next >= self.total && progress.parked.is_empty();
+        if progress.running > 0 || !(all || progress.fault.is_some()) {
+            return;
+        }
+        let Some(done) = progress.done.take() else { return };
+        let result = progress.fault.clone().map_or(Ok(()), Err);
+        drop(progress);
+        drop(parked);
+        done(result);
+    }
+}

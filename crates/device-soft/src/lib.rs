@@ -9,6 +9,7 @@
 //! - [`math`]: one lane's arithmetic, as pure functions.
 //! - [`device`]: the [`kedge_device::Backend`].
 
+mod block;
 pub mod builtin;
 pub mod code;
 pub mod device;
@@ -20,6 +21,8 @@ pub mod math;
 pub mod memory;
 pub mod pool;
 pub mod spec;
+#[cfg(test)]
+mod tests;
 
 pub use fault::{Fault, FaultKind};
 pub use launch::{GridSpec, Services};

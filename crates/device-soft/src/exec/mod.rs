@@ -4,15 +4,32 @@
 //! [`Handlers::of`]. A *selector* maps an instruction's name to its handler and operand list
 //! ([`Selected`]); lowering asks each family's selector in turn.
 
+pub(crate) mod access;
+pub(crate) mod adapt;
 pub(crate) mod alu_float;
 pub(crate) mod alu_int;
+pub(crate) mod async_copy;
+pub(crate) mod atomic;
+pub(crate) mod barrier;
+pub(crate) mod bitwise;
+pub(crate) mod carry;
+pub(crate) mod compare;
+pub(crate) mod control;
+pub(crate) mod cvt;
 pub mod families;
+pub(crate) mod fragment;
+pub(crate) mod half;
+pub(crate) mod hints;
 pub mod isa;
 pub mod lane;
-pub(crate) mod load_store;
-pub(crate) mod run;
 pub(crate) mod lanewise;
+pub(crate) mod load_store;
+pub(crate) mod matrix;
+pub(crate) mod mov;
+pub(crate) mod run;
 pub mod select;
+pub(crate) mod special;
+pub(crate) mod sync;
 pub mod texture;
 pub mod warp;
 
@@ -20,6 +37,10 @@ pub use isa::{Handlers, Isa, Level, Op};
 pub use lane::{Lane, map1, map2, map3};
 pub use select::{Arg, Query, Selected};
 pub use warp::{Row32, Row64, Warp};
+
+/// Selectors of the instructions that are not arithmetic.
+pub(crate) const CORE: &[select::Selector] =
+    &[sync::select, barrier::select, async_copy::select, hints::select];
 
 /// What the run loop does after a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

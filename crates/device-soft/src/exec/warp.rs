@@ -1,9 +1,14 @@
-//! A warp's registers.
+//! A warp: its registers, and all that it knows while it runs.
 
-use crate::code::Inst;
-use crate::launch::Services;
-use crate::memory::Space;
+use super::Flow;
+use super::access::SpanCache;
+use super::fragment::Fragment;
+use crate::block::BlockState;
+use crate::code::{Inst, Program};
+use crate::fault::FaultKind;
+use crate::launch::{Grid, Services};
 use crate::spec::WARP;
+use std::sync::Arc;
 
 /// A 32-bit register of all lanes.
 #[derive(Clone, Copy)]
@@ -15,7 +20,30 @@ pub struct Row32(pub [u32; WARP]);
 #[repr(C, align(64))]
 pub struct Row64(pub [u64; WARP]);
 
-/// A warp while it runs.
+/// The register banks of a warp: all frames of all its fragments.
+#[derive(Default)]
+pub(crate) struct Banks {
+    pub rows32: Vec<Row32>,
+    pub rows64: Vec<Row64>,
+    pub preds: Vec<u32>,
+}
+
+impl Banks {
+    /// Grows the banks to hold at least that many slots.
+    pub(crate) fn reserve(&mut self, slots32: usize, slots64: usize, preds: usize) {
+        if self.rows32.len() < slots32 {
+            self.rows32.resize(slots32, Row32([0; WARP]));
+        }
+        if self.rows64.len() < slots64 {
+            self.rows64.resize(slots64, Row64([0; WARP]));
+        }
+        if self.preds.len() < preds {
+            self.preds.resize(preds, 0);
+        }
+    }
+}
+
+/// A warp.
 ///
 /// Banks of 32-bit, 64-bit and predicate registers; the pointers are to the current frame's base.
 /// Lanes are columns, so fragments of the warp that are in different functions may share rows.
@@ -26,12 +54,55 @@ pub struct Warp {
     /// One past the last constant of the program's pools.
     pub(crate) pool32: *const Row32,
     pub(crate) pool64: *const Row64,
-    pub(crate) operands: *const i32,
-    pub(crate) services: *const dyn Services,
     /// Lanes of the running fragment.
     pub(crate) active: u32,
     /// The carry flag (`add.cc`) of each lane.
     pub carry: u32,
+    /// The program counter at which the running fragment meets another.
+    pub(crate) stop: u32,
+    /// Instructions until the warp is set aside; loops and polling draw on it.
+    pub(crate) fuel: i64,
+    /// The block's shared memory, as long as this block may use.
+    pub(crate) shared: *mut u8,
+    pub(crate) shared_len: u64,
+    /// Local memory of lane 0; lane `i`'s is `i * local_len` further.
+    pub(crate) local: *mut u8,
+    pub(crate) local_len: u64,
+    pub(crate) cache: *mut SpanCache,
+    pub(crate) grid: *const Grid,
+    pub(crate) block: *mut BlockState,
+    pub(crate) operands: *const i32,
+    pub(crate) code: *const Inst,
+
+    pub(crate) current: Fragment,
+    pub(crate) others: Vec<Fragment>,
+    /// Lanes that have not exited.
+    pub(crate) live: u32,
+    pub(crate) slices: u64,
+    /// The cluster barrier's generation at the last arrival.
+    pub(crate) cluster_generation: u32,
+    /// Let another fragment run, though this one would be first.
+    pub(crate) rotate: bool,
+    /// The warp asked to be set aside soon (`nanosleep`, a long spin).
+    pub(crate) yielded: bool,
+    /// The grid whose `%tid` values the warp holds.
+    pub(crate) shape: u64,
+    /// Number of the warp in its block.
+    pub(crate) index: u32,
+    /// `%tid`, by dimension.
+    pub(crate) tid: [Row32; 3],
+    pub(crate) banks: Banks,
+    pub(crate) fault: Option<Box<FaultRecord>>,
+}
+
+/// What went wrong, before it is a [`crate::Fault`].
+#[derive(Debug, Clone)]
+pub(crate) struct FaultRecord {
+    pub kind: FaultKind,
+    pub lane: usize,
+    pub address: Option<u64>,
+    pub line: u32,
+    pub detail: String,
 }
 
 impl Warp {
@@ -123,25 +194,48 @@ impl Warp {
         }
     }
 
-    /// The memory behind one lane's access of `size` bytes at `addr` of `space`. Where there is none,
-    /// or `addr` is not a multiple of `align`, records the fault: the handler returns
-    /// [`Flow::Fault`](super::Flow::Fault). Slow path: for handlers whose work dwarfs it.
-    pub fn resolve(
+    /// The device's services: textures, printing, the heap.
+    pub fn services(&self) -> &dyn Services {
+        self.grid().spec.services.as_ref()
+    }
+
+    pub(crate) fn grid(&self) -> &Grid {
+        // SAFETY: the grid outlives the warp's run.
+        unsafe { &*self.grid }
+    }
+
+    /// The program, for a lifetime of the caller's choice.
+    ///
+    /// # Safety
+    /// The reference must not outlive the warp's run.
+    pub(crate) unsafe fn program<'p>(&self) -> &'p Program {
+        // SAFETY: the grid keeps the program for the whole run.
+        unsafe { &*Arc::as_ptr(&self.grid().spec.program) }
+    }
+
+    /// The place of `inst` in the program's code.
+    pub(crate) fn pc_of(&self, inst: &Inst) -> u32 {
+        let bytes = std::ptr::from_ref(inst) as usize - self.code as usize;
+        (bytes / size_of::<Inst>()) as u32
+    }
+
+    /// Records a fault of `lane`; the handler returns what this returns.
+    #[cold]
+    pub fn fault(
         &mut self,
         inst: &Inst,
         lane: usize,
-        space: Space,
-        addr: u64,
-        size: u64,
-        align: u64,
-    ) -> Option<*mut u8> {
-        let _ = (inst, lane, space, addr, size, align);
-        None
-    }
-
-    /// The device's services: textures, printing, the heap.
-    pub fn services(&self) -> &dyn Services {
-        // SAFETY: the grid, and with it its services, outlives the warp's run.
-        unsafe { &*self.services }
+        kind: FaultKind,
+        address: Option<u64>,
+        detail: impl Into<String>,
+    ) -> Flow {
+        self.fault = Some(Box::new(FaultRecord {
+            kind,
+            lane,
+            address,
+            line: inst.line,
+            detail: detail.into(),
+        }));
+        Flow::Fault
     }
 }

@@ -1,14 +1,272 @@
 //! From a linked PTX module to a [`Program`].
 
-use crate::code::{BuildError, Placement, Program};
-use kedge_cuda_types::CuError;
+mod control;
+mod function;
+mod ir;
+mod liveness;
+mod memory;
+mod pool;
+mod symbols;
+
+use crate::code::{BuildError, FunctionCode, Inst, Kernel, Placement, Program};
+use crate::exec::Level;
+use function::FunctionLowering;
+use ir::{Node, NodeFlow};
 use kedge_ptx::ast;
+use liveness::{Allocation, allocate, slot_of};
+use pool::Pools;
+use std::collections::HashMap;
+use symbols::{CallGraph, ModuleContext, defined, signature_layout};
 
 /// Lowers every function of `module` and places its variables.
 ///
 /// Functions with an instruction that this device lacks make the kernels that reach them unusable
-/// ([`crate::code::Kernel::unsupported`]), and not the whole module.
+/// ([`Kernel::unsupported`]), and not the whole module.
+///
+/// # Errors
+/// INVALID_PTX where the module contradicts itself; what `placement` says where it has no room.
 pub fn build(module: &ast::Module, placement: &mut dyn Placement) -> Result<Program, BuildError> {
-    let _ = (module, placement);
-    Err(BuildError { code: CuError::NOT_SUPPORTED, message: "lowering is not there yet".into() })
+    build_at(module, placement, Level::detect())
+}
+
+/// As [`build`], for an instruction-set level that this machine has.
+pub fn build_at(
+    module: &ast::Module,
+    placement: &mut dyn Placement,
+    level: Level,
+) -> Result<Program, BuildError> {
+    let mut symbols = symbols::function_symbols(module);
+    let graph = CallGraph::of(module, &symbols);
+    let mut own_shared = HashMap::new();
+    let shared = symbols::place_shared(module, &graph, &mut symbols, &mut own_shared)?;
+    let globals = symbols::place_variables(module, &mut symbols, placement)?;
+    let signatures = signatures(module);
+    let mut context = ModuleContext {
+        module,
+        symbols,
+        signatures,
+        own_shared,
+        pools: Pools::default(),
+        operands: Vec::new(),
+        calls: Vec::new(),
+        branch_targets: Vec::new(),
+        complaints: Vec::new(),
+        caches: 0,
+    };
+    let mut code = Vec::new();
+    let mut functions = Vec::new();
+    for (index, function) in defined(module).enumerate() {
+        let Some(body) = &function.body else { continue };
+        functions.push(lower(&mut context, function, body, index as u32, level, &mut code));
+    }
+    let kernels = kernels(module, &graph, &functions, &shared, &globals);
+    let (pool32, pool64) = context.pools.rows();
+    Ok(Program {
+        code,
+        operands: context.operands,
+        pool32,
+        pool64,
+        functions,
+        calls: context.calls,
+        branch_targets: context.branch_targets,
+        complaints: context.complaints,
+        kernels,
+        globals,
+    })
+}
+
+/// Declarations and definitions by name; a definition counts where there are both.
+fn signatures(module: &ast::Module) -> HashMap<&str, &ast::Function> {
+    let mut signatures: HashMap<&str, &ast::Function> = HashMap::new();
+    for function in &module.functions {
+        let name = function.name.as_str();
+        if function.body.is_some() || !signatures.contains_key(name) {
+            signatures.insert(name, function);
+        }
+    }
+    for (name, target) in &module.aliases {
+        if let Some(&function) = signatures.get(target.as_str()) {
+            signatures.insert(name, function);
+        }
+    }
+    signatures
+}
+
+/// Lowers one function and appends its code.
+fn lower<'a>(
+    context: &mut ModuleContext<'a>,
+    function: &'a ast::Function,
+    body: &'a ast::Body,
+    index: u32,
+    level: Level,
+    code: &mut Vec<Inst>,
+) -> FunctionCode {
+    let mut lowering = FunctionLowering::new(context, function, body, index, level);
+    lowering.lower();
+    let FunctionLowering { nodes, banks, labels, tables, sites, poison, frame_local, .. } =
+        lowering;
+    let lists: HashMap<u32, Vec<ast::LabelId>> = tables.iter().cloned().collect();
+    let labels_of = |table: u32| lists.get(&table).cloned().unwrap_or_default();
+    let allocation = allocate(&nodes, &banks, &labels, labels_of);
+    let entry = code.len() as u32;
+    let local = frame_local.next_multiple_of(16);
+    for site in sites {
+        context.calls[site as usize].frame =
+            [allocation.frame32, allocation.frame64, allocation.frame_pred, local];
+    }
+    for (table, targets) in tables {
+        context.branch_targets[table as usize] =
+            targets.iter().map(|label| entry + labels[label.0 as usize]).collect();
+    }
+    for node in &nodes {
+        code.push(encode(context, node, &allocation, entry, &labels));
+    }
+    FunctionCode {
+        name: function.name.clone(),
+        entry,
+        frame32: allocation.frame32,
+        frame64: allocation.frame64,
+        frame_pred: allocation.frame_pred,
+        local,
+        poison,
+    }
+}
+
+fn encode(
+    context: &mut ModuleContext<'_>,
+    node: &Node,
+    allocation: &Allocation,
+    entry: u32,
+    labels: &[u32],
+) -> Inst {
+    let mut op = [0; 6];
+    let slots = node.operands.iter().map(|&operand| slot_of(operand, allocation));
+    if node.operands.len() <= op.len() {
+        for (to, slot) in op.iter_mut().zip(slots) {
+            *to = slot;
+        }
+    } else {
+        op[0] = context.operands.len() as i32;
+        op[1] = node.operands.len() as i32;
+        context.operands.extend(slots);
+    }
+    let (guard, guard_not) = match node.guard {
+        Some((register, negated)) => {
+            (allocation.slots[register.0 as usize], if negated { u32::MAX } else { 0 })
+        }
+        None => (Inst::NO_GUARD, 0),
+    };
+    let imm = match node.flow {
+        NodeFlow::Branch(label) => u64::from(entry + labels[label.0 as usize]),
+        _ => node.imm,
+    };
+    context.caches += u32::from(node.cached);
+    Inst {
+        run: node.run,
+        imm,
+        op,
+        guard,
+        guard_not,
+        line: node.line,
+        aux: node.aux,
+        cache: context.caches,
+    }
+}
+
+/// Metadata of every kernel.
+fn kernels(
+    module: &ast::Module,
+    graph: &CallGraph,
+    functions: &[FunctionCode],
+    shared: &[u32],
+    globals: &[crate::code::Global],
+) -> Vec<Kernel> {
+    let const_bytes = globals.iter().filter(|g| g.constant).map(|g| g.size).sum::<u64>();
+    let mut kernels = Vec::new();
+    for (index, function) in defined(module).enumerate() {
+        if !function.entry {
+            continue;
+        }
+        let reached = graph.reach(index as u32);
+        let unsupported = reached.iter().find_map(|&f| {
+            let code = &functions[f as usize];
+            code.poison.as_ref().map(|what| match f == index as u32 {
+                true => what.clone(),
+                false => format!("{what}, in function {}", code.name),
+            })
+        });
+        let (local_bytes, unbounded_stack) = stack(graph, functions, index as u32);
+        let (_, offsets, param_bytes) = signature_layout(&[], &function.params);
+        let sizes = function.params.iter().map(|param| param.size() as u32);
+        let code = &functions[index];
+        let limit = |dims: [u32; 3]| dims.iter().map(|&d| d.max(1)).product::<u32>();
+        let limits = function.limits;
+        let bounds = [limits.max_threads, limits.required_threads];
+        let max_threads = bounds
+            .into_iter()
+            .filter(|dims| dims[0] != 0)
+            .map(limit)
+            .fold(crate::spec::MAX_THREADS_PER_BLOCK, u32::min);
+        kernels.push(Kernel {
+            name: function.name.clone(),
+            function: index as u32,
+            params: offsets.into_iter().zip(sizes).collect(),
+            param_bytes,
+            registers: (code.frame32 + 2 * code.frame64).clamp(8, 255),
+            shared_bytes: shared[index],
+            local_bytes,
+            unbounded_stack,
+            const_bytes: const_bytes.min(u64::from(u32::MAX)) as u32,
+            max_threads,
+            required_cluster: limits.required_cluster,
+            ptx_version: module.version.0 * 10 + module.version.1,
+            unsupported,
+        });
+    }
+    kernels
+}
+
+/// Bytes of local memory on the deepest path of calls from `root`, and whether recursion or an
+/// indirect call may need more.
+fn stack(graph: &CallGraph, functions: &[FunctionCode], root: u32) -> (u32, bool) {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Mark {
+        New,
+        Open,
+        Done(u32),
+    }
+    let mut marks = vec![Mark::New; functions.len()];
+    let mut unbounded = false;
+    let mut work = vec![(root, 0usize)];
+    marks[root as usize] = Mark::Open;
+    while let Some((function, next)) = work.last_mut() {
+        let at = *function as usize;
+        unbounded |= graph.indirect[at];
+        match graph.calls[at].get(*next) {
+            Some(&callee) => {
+                *next += 1;
+                match marks[callee as usize] {
+                    Mark::New => {
+                        marks[callee as usize] = Mark::Open;
+                        work.push((callee, 0));
+                    }
+                    Mark::Open => unbounded = true,
+                    Mark::Done(_) => {}
+                }
+            }
+            None => {
+                let deepest = graph.calls[at].iter().filter_map(|&c| match marks[c as usize] {
+                    Mark::Done(bytes) => Some(bytes),
+                    _ => None,
+                });
+                let total = functions[at].local.saturating_add(deepest.max().unwrap_or(0));
+                marks[at] = Mark::Done(total);
+                work.pop();
+            }
+        }
+    }
+    match marks[root as usize] {
+        Mark::Done(bytes) => (bytes, unbounded),
+        _ => (0, unbounded),
+    }
 }

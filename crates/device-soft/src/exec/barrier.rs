@@ -1,0 +1,158 @@
+//! Block barriers (`bar`, `barrier.cta`), cluster barriers and fences.
+
+use super::fragment::State;
+use super::select::{Arg, Query, Selected};
+use super::{Flow, Isa, Op, Warp};
+use crate::code::Inst;
+use crate::fault::FaultKind;
+use crate::spec::{BARRIERS, WARP};
+use kedge_ptx::ast::{Operand, Type};
+use std::sync::atomic::{Ordering, fence};
+
+/// `Inst::aux`: how many sources a barrier has, and what it does.
+const COUNTED: u32 = 1 << 4;
+const ARRIVE: u32 = 1 << 5;
+const REDUCE: u32 = 1 << 6;
+const POPC: u32 = 1 << 7;
+const AND: u32 = 1 << 8;
+
+/// This family's selector.
+pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
+    match query.part(0) {
+        "bar" if query.part(1) == "warp" => None,
+        "bar" => block_barrier(query, 1),
+        "barrier" if query.part(1) == "cluster" => {
+            let wait = query.part(2) == "wait";
+            // Barrier 0 may be in use, so the cluster, of one block, has a barrier of its own.
+            Some(Selected::scalar::<ClusterBarrier>([]).aux(u32::from(wait)))
+        }
+        "barrier" if query.part(1) == "cta" => block_barrier(query, 2),
+        "barrier" => block_barrier(query, 1),
+        "membar" | "fence" => Some(Selected::scalar::<Fence>([])),
+        _ => None,
+    }
+}
+
+fn block_barrier(query: &Query<'_>, at: usize) -> Option<Selected> {
+    let operands = query.instruction.operands.as_slice();
+    let u32s = |n: usize| vec![Arg::Src(Type::U32); n];
+    let selected = |args: Vec<Arg>, aux: u32| Some(Selected::scalar::<BlockBarrier>(args).aux(aux));
+    match query.part(at) {
+        "sync" | "" => match operands.len() {
+            1 => selected(u32s(1), 0),
+            2 => selected(u32s(2), COUNTED),
+            _ => None,
+        },
+        "arrive" if operands.len() == 2 => selected(u32s(2), COUNTED | ARRIVE),
+        "red" => {
+            let operation = query.part(at + 1);
+            let operation = if operation == "aligned" { query.part(at + 2) } else { operation };
+            let aux = REDUCE
+                | match operation {
+                    "popc" => POPC,
+                    "and" => AND,
+                    "or" => 0,
+                    _ => return None,
+                };
+            let result = if operation == "popc" { Type::U32 } else { Type::Pred };
+            let mut args = vec![Arg::Dst(result)];
+            args.extend(u32s(operands.len().checked_sub(2)?));
+            args.push(Arg::Src(Type::Pred));
+            let counted = if operands.len() == 4 { COUNTED } else { 0 };
+            matches!(operands.last()?, Operand::Register(_) | Operand::NotRegister(_))
+                .then(|| selected(args, aux | counted))?
+        }
+        _ => None,
+    }
+}
+
+/// op = [destination (red)], barrier, [count], [predicate (red)].
+struct BlockBarrier;
+
+impl Op for BlockBarrier {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        if mask != warp.active {
+            return Flow::Split;
+        }
+        let reduce = inst.aux & REDUCE != 0;
+        let counted = inst.aux & COUNTED != 0;
+        let first = usize::from(reduce);
+        let lane = mask.trailing_zeros() as usize;
+        // SAFETY: the selector gave the operands in this order.
+        let (id, count, true_lanes) = unsafe {
+            let id = warp.row32(inst.op[first])[lane];
+            let count = if counted { warp.row32(inst.op[first + 1])[lane] } else { 0 };
+            let predicate = inst.op[first + 1 + usize::from(counted)];
+            (id, count, if reduce { warp.pred(predicate) & mask } else { 0 })
+        };
+        if id as usize >= BARRIERS || (counted && !(1..=1024).contains(&count)) {
+            let detail = format!("barrier {id} with {count} threads");
+            return warp.fault(inst, lane, FaultKind::IllegalInstruction, None, detail);
+        }
+        // SAFETY: the block outlives the warp's run, and only this warp runs.
+        let block = unsafe { &mut *warp.block };
+        if !std::mem::take(&mut warp.current.resumed) {
+            let threads = mask.count_ones();
+            let generation = block.arrive(id as usize, threads, true_lanes.count_ones(), count);
+            if inst.aux & ARRIVE != 0 {
+                return Flow::Next;
+            }
+            if block.barriers[id as usize].generation == generation {
+                warp.current.state = State::Barrier { id, generation };
+                return Flow::Wait;
+            }
+        }
+        if reduce {
+            let (trues, arrived) = block.barriers[id as usize].result;
+            // SAFETY: op[0] is the destination, of the type that the selector said.
+            unsafe {
+                if inst.aux & POPC != 0 {
+                    warp.set32(inst.op[0], &[trues; WARP], mask);
+                } else {
+                    let value = if inst.aux & AND != 0 { trues == arrived } else { trues > 0 };
+                    warp.set_pred(inst.op[0], if value { u32::MAX } else { 0 }, mask);
+                }
+            }
+        }
+        Flow::Next
+    }
+}
+
+/// `barrier.cluster.arrive` (aux 0) and `.wait` (aux 1), in a cluster of one block.
+struct ClusterBarrier;
+
+impl Op for ClusterBarrier {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        if mask != warp.active {
+            return Flow::Split;
+        }
+        // SAFETY: the block outlives the warp's run, and only this warp runs.
+        let block = unsafe { &mut *warp.block };
+        if inst.aux == 0 {
+            let generation = block.arrive(CLUSTER_BARRIER, mask.count_ones(), 0, 0);
+            warp.cluster_generation = generation;
+            return Flow::Next;
+        }
+        let generation = warp.cluster_generation;
+        if std::mem::take(&mut warp.current.resumed)
+            || block.barriers[CLUSTER_BARRIER].generation != generation
+        {
+            return Flow::Next;
+        }
+        warp.current.state = State::Barrier { id: CLUSTER_BARRIER as u32, generation };
+        Flow::Wait
+    }
+}
+
+/// The cluster's barrier among the block's.
+pub(crate) const CLUSTER_BARRIER: usize = BARRIERS;
+
+/// `membar` and `fence`: blocks run on several OS threads.
+struct Fence;
+
+impl Op for Fence {
+    unsafe fn run<I: Isa>(_: &mut Warp, _: &Inst, _: u32) -> Flow {
+        fence(Ordering::SeqCst);
+        Flow::Next
+    }
+}

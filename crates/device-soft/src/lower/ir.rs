@@ -1,0 +1,65 @@
+//! Instructions on virtual registers: what a function is between its syntax tree and its code.
+
+use crate::code::Handler;
+use kedge_ptx::ast::{LabelId, Type};
+
+/// A register bank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bank {
+    /// 32 bits or fewer.
+    B32,
+    B64,
+    /// Two neighbouring 64-bit slots.
+    B128,
+    Pred,
+}
+
+impl Bank {
+    pub(super) fn of(ty: Type) -> Bank {
+        match ty {
+            Type::Pred => Bank::Pred,
+            _ if ty.size() == 16 => Bank::B128,
+            _ if ty.size() == 8 => Bank::B64,
+            _ => Bank::B32,
+        }
+    }
+}
+
+/// A virtual register: an index into the function's list of banks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct VReg(pub u32);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opnd {
+    Def(VReg),
+    Use(VReg),
+    /// A pool constant's slot, or a constant predicate.
+    Fixed(i32),
+}
+
+/// An instruction.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub run: Handler,
+    pub imm: u64,
+    pub operands: Vec<Opnd>,
+    /// Register, and whether it is negated.
+    pub guard: Option<(VReg, bool)>,
+    pub line: u32,
+    pub aux: u32,
+    /// It accesses memory, and gets an inline cache.
+    pub cached: bool,
+    pub flow: NodeFlow,
+}
+
+/// How control leaves an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NodeFlow {
+    Next,
+    /// To the label (which becomes `imm`), and on to the next instruction if guarded.
+    Branch(LabelId),
+    /// To every label of the program's target list with this number.
+    Table(u32),
+    /// Nowhere in this function, unless guarded.
+    End,
+}
