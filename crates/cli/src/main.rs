@@ -1,14 +1,11 @@
 //! `kedge`: runs CUDA programs on virtual GPUs.
+#![forbid(unsafe_code)]
 
-mod jobs;
 mod run;
 mod size;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-
-/// What `kedge` itself exits with when it, and not the program, has failed.
-const EXIT_KEDGE_FAILED: u8 = 125;
 
 #[derive(Debug, Parser)]
 #[command(name = "kedge", version, about = "Run unmodified CUDA programs on virtual GPUs")]
@@ -25,7 +22,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Run(args) => run::run(&args).map_err(|error| (error.exit_code(), error.into())),
+        Command::Run(args) => run::run(args).map_err(|error| (error.exit_code(), error.into())),
     };
     result.unwrap_or_else(|(code, error): (u8, Box<dyn std::error::Error>)| {
         eprintln!("kedge: {error}");

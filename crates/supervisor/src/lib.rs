@@ -1,51 +1,44 @@
-//! `kedge run`: the supervisor of one job.
+//! The supervisor of one job, and the folders of all.
 //!
-//! It makes the job's folder, listens on its socket, starts the program, gives each process of the
-//! job that connects a proxy of its own, and exits as the program does.
+//! [`run`] makes the job's folder, listens on its socket, starts the program, gives each process of
+//! the job that connects a proxy of its own, and ends when the program does.
 
+pub mod jobs;
 mod parts;
 mod program;
 mod proxies;
 mod signals;
 
-use crate::EXIT_KEDGE_FAILED;
-use crate::jobs::{self, JobDir, JobError, JobName, Jobs, Meta, State};
-use crate::size::Size;
-use clap::Args;
+use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
-use parts::{Parts, PartsError};
-use program::Outcome;
+pub use parts::{Parts, PartsError};
+pub use program::Outcome;
+pub use signals::die_of;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use thiserror::Error;
 
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    /// Devices that the program sees: soft, or soft:N for N software devices
-    #[arg(long, value_name = "SPEC", default_value = "soft")]
-    gpu: GpuSpec,
-    /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
-    #[arg(long, value_name = "SIZE")]
-    soft_memory: Option<Size>,
-    /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
-    #[arg(long, value_name = "NAME")]
-    job: Option<JobName>,
-    /// The program and its arguments
-    #[arg(
-        value_name = "CMD",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    command: Vec<OsString>,
+/// What to run, and on what.
+#[derive(Debug, Clone)]
+pub struct JobSpec {
+    /// Devices that the program sees.
+    pub gpu: GpuSpec,
+    /// Bytes of each software device; `None`: the proxy's own choice.
+    pub soft_memory: Option<u64>,
+    /// `None`: made from the program's name.
+    pub name: Option<JobName>,
+    pub program: OsString,
+    pub arguments: Vec<OsString>,
 }
 
+/// What `kedge` itself exits with when it, and not the program, has failed.
+pub const EXIT_KEDGE_FAILED: u8 = 125;
+
 #[derive(Debug, Error)]
-pub(crate) enum RunError {
+pub enum RunError {
     #[error(transparent)]
     Job(#[from] JobError),
     #[error(transparent)]
@@ -67,8 +60,9 @@ fn start_error(error: &io::Error) -> String {
 }
 
 impl RunError {
-    /// As shells do it: 127 where there is no such program, 126 where it cannot be executed.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// As shells do it: 127 where there is no such program, 126 where it cannot be executed; 125
+    /// where it is kedge that failed.
+    pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             RunError::Start { .. } => 126,
@@ -77,24 +71,21 @@ impl RunError {
     }
 }
 
-/// Runs the job. Does not return where a signal ended the program: that ends this process too.
-pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, RunError> {
+/// Runs the job to its end. Takes this process's signals and children over.
+pub fn run(spec: &JobSpec) -> Result<Outcome, RunError> {
     let parts = Parts::find()?;
     let jobs = Jobs::open()?;
-    let program = Path::new(&args.command[0]);
-    let name = args.job.clone().unwrap_or_else(|| JobName::generated(program));
+    let name = spec.name.clone();
+    let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
     let dir = jobs.create(&name)?;
-    let outcome = supervise(args, &name, &dir, &parts);
+    let outcome = supervise(spec, &name, &dir, &parts);
     dir.retire();
     jobs.prune();
-    match outcome? {
-        Outcome::Exited(code) => Ok(ExitCode::from(code)),
-        Outcome::Killed(signal) => signals::die_of(signal),
-    }
+    outcome
 }
 
 fn supervise(
-    args: &RunArgs,
+    spec: &JobSpec,
     name: &JobName,
     dir: &JobDir,
     parts: &Parts,
@@ -103,14 +94,14 @@ fn supervise(
     let log = log.map_err(|source| JobError::Io { path: dir.log(), source })?;
     let log = Arc::new(log);
     dir.link_driver(&parts.shim)?;
-    let mut meta = first_meta(args, name);
+    let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
 
     // Blocked before any thread starts, so that only the waiting below sees them.
     let signals = signals::Signals::block();
-    let proxies = proxies::Proxies::listen(dir, parts, args, log.clone())?;
+    let proxies = proxies::Proxies::listen(dir, parts, spec, log.clone())?;
     signals::become_subreaper();
-    let child = program::start(args, name, dir, &signals);
+    let child = program::start(spec, name, dir, &signals);
     let child = match child {
         Ok(child) => child,
         Err(error) => {
@@ -135,13 +126,14 @@ fn supervise(
     Ok(outcome)
 }
 
-fn first_meta(args: &RunArgs, name: &JobName) -> Meta {
+fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
+    let words = std::iter::once(&spec.program).chain(&spec.arguments);
     Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
         pid: None,
-        command: args.command.iter().map(|arg| arg.to_string_lossy().into_owned()).collect(),
-        gpu: args.gpu.to_string(),
+        command: words.map(|word| word.to_string_lossy().into_owned()).collect(),
+        gpu: spec.gpu.to_string(),
         started: jobs::now(),
         ended: None,
         state: State::Running,

@@ -1,8 +1,8 @@
 //! The job's socket, and a proxy for each client that connects to it.
 
-use super::parts::Parts;
-use super::{RunArgs, RunError};
 use crate::jobs::JobDir;
+use crate::parts::Parts;
+use crate::{JobSpec, RunError};
 use kedge_proxy::joblog::JobLog;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -42,7 +42,7 @@ impl Proxies {
     pub(crate) fn listen(
         dir: &JobDir,
         parts: &Parts,
-        args: &RunArgs,
+        spec: &JobSpec,
         log: Arc<JobLog>,
     ) -> Result<Proxies, RunError> {
         let path = dir.socket();
@@ -53,7 +53,7 @@ impl Proxies {
         let running = Arc::<Mutex<HashSet<u32>>>::default();
         let starter = Starter {
             executable: parts.proxy.clone(),
-            arguments: arguments(args, dir),
+            arguments: arguments(spec, dir),
             log_path: dir.log(),
             log,
             running: running.clone(),
@@ -76,15 +76,15 @@ impl Proxies {
     }
 }
 
-fn arguments(args: &RunArgs, dir: &JobDir) -> Vec<OsString> {
+fn arguments(spec: &JobSpec, dir: &JobDir) -> Vec<OsString> {
     let mut list: Vec<OsString> = vec![
         "--fd".into(),
         PROXY_FD.to_string().into(),
         "--gpu".into(),
-        args.gpu.to_string().into(),
+        spec.gpu.to_string().into(),
     ];
-    if let Some(size) = args.soft_memory {
-        list.extend(["--soft-memory".into(), size.0.to_string().into()]);
+    if let Some(size) = spec.soft_memory {
+        list.extend(["--soft-memory".into(), size.to_string().into()]);
     }
     list.extend(["--log".into(), dir.log().into_os_string()]);
     list

@@ -97,7 +97,7 @@ pub(crate) fn become_subreaper() {
 }
 
 /// Ends this process by `signal`, as the program was ended; without a second core dump.
-pub(crate) fn die_of(signal: libc::c_int) -> ! {
+pub fn die_of(signal: libc::c_int) -> ! {
     // SAFETY: plain calls on locals; the default action of a signal that kills ends the process.
     unsafe {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -5,16 +5,16 @@ use thiserror::Error;
 
 /// The shim and the proxy that belong to this `kedge`.
 #[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) shim: PathBuf,
-    pub(crate) proxy: PathBuf,
+pub struct Parts {
+    pub shim: PathBuf,
+    pub proxy: PathBuf,
 }
 
 const SHIM: &str = "libkedge_cuda.so";
 const PROXY: &str = "kedge-proxy";
 
 #[derive(Debug, Error)]
-pub(crate) enum PartsError {
+pub enum PartsError {
     #[error("{file} is not in {places}: run `make build`, or set KEDGE_LIB_DIR to its folder")]
     NotFound { file: &'static str, places: String },
 }
@@ -22,7 +22,7 @@ pub(crate) enum PartsError {
 impl Parts {
     /// In `KEDGE_LIB_DIR`, else beside this executable, else in `lib/kedge` or `lib` next to its
     /// folder.
-    pub(crate) fn find() -> Result<Parts, PartsError> {
+    pub fn find() -> Result<Parts, PartsError> {
         let places = places();
         Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)? })
     }

@@ -1,9 +1,9 @@
 //! The job's program: started, waited for.
 
-use super::proxies::Proxies;
-use super::signals::{Signal, Signals};
-use super::{RunArgs, RunError};
 use crate::jobs::{JobDir, JobName};
+use crate::proxies::Proxies;
+use crate::signals::{Signal, Signals};
+use crate::{JobSpec, RunError};
 use kedge_proxy::joblog::JobLog;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -15,22 +15,22 @@ const FAREWELL: Duration = Duration::from_millis(500);
 
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     Exited(u8),
     Killed(libc::c_int),
 }
 
 /// Starts the program in this process's group, with its descriptors, and returns its process id.
 pub(crate) fn start(
-    args: &RunArgs,
+    spec: &JobSpec,
     name: &JobName,
     dir: &JobDir,
     signals: &Signals,
 ) -> Result<u32, RunError> {
     let mask = signals.original();
-    let mut command = Command::new(&args.command[0]);
+    let mut command = Command::new(&spec.program);
     command
-        .args(&args.command[1..])
+        .args(&spec.arguments)
         .env("LD_LIBRARY_PATH", library_path(dir))
         .env("KEDGE_SOCKET", dir.socket())
         .env("KEDGE_LOG", dir.log())
@@ -43,7 +43,7 @@ pub(crate) fn start(
         });
     }
     let child = command.spawn().map_err(|source| RunError::Start {
-        program: args.command[0].to_string_lossy().into_owned(),
+        program: spec.program.to_string_lossy().into_owned(),
         source,
     })?;
     // Not waited for through `Child`: the loop below reaps every child of this process.

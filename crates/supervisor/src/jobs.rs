@@ -17,7 +17,7 @@ use thiserror::Error;
 const KEPT: usize = 50;
 
 #[derive(Debug, Error)]
-pub(crate) enum JobError {
+pub enum JobError {
     #[error("{path}: {source}; set XDG_RUNTIME_DIR to a folder that you can write to")]
     Io { path: PathBuf, source: io::Error },
     #[error(
@@ -38,7 +38,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {
 
 /// A name that is safe as a folder's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct JobName(String);
+pub struct JobName(String);
 
 impl FromStr for JobName {
     type Err = JobError;
@@ -72,7 +72,7 @@ impl JobName {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub enum State {
     Running,
     /// With this status.
     Exited(i32),
@@ -82,33 +82,33 @@ pub(crate) enum State {
 
 /// What `meta.json` says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Meta {
-    pub(crate) name: String,
+pub struct Meta {
+    pub name: String,
     /// The supervisor's process id.
-    pub(crate) supervisor: u32,
+    pub supervisor: u32,
     /// The program's.
-    pub(crate) pid: Option<u32>,
-    pub(crate) command: Vec<String>,
-    pub(crate) gpu: String,
+    pub pid: Option<u32>,
+    pub command: Vec<String>,
+    pub gpu: String,
     /// Seconds since 1970.
-    pub(crate) started: u64,
-    pub(crate) ended: Option<u64>,
-    pub(crate) state: State,
+    pub started: u64,
+    pub ended: Option<u64>,
+    pub state: State,
 }
 
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// The user's jobs.
 #[derive(Debug, Clone)]
-pub(crate) struct Jobs {
+pub struct Jobs {
     dir: PathBuf,
 }
 
 impl Jobs {
     /// Opens, or makes, the user's folder: `$XDG_RUNTIME_DIR/kedge`, else `/tmp/kedge-UID`.
-    pub(crate) fn open() -> Result<Jobs, JobError> {
+    pub fn open() -> Result<Jobs, JobError> {
         // SAFETY: a plain call.
         let uid = unsafe { libc::geteuid() };
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -163,7 +163,7 @@ impl Jobs {
 
     /// All jobs, the newest first, with their state as it is now. A job whose supervisor died
     /// without a word counts as killed.
-    pub(crate) fn list(&self) -> Result<Vec<Meta>, JobError> {
+    pub fn list(&self) -> Result<Vec<Meta>, JobError> {
         let mut metas = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(io_error(&self.dir))?.flatten() {
             let dir = entry.path();
@@ -179,7 +179,7 @@ impl Jobs {
     }
 
     /// Where the log of job `name` lies.
-    pub(crate) fn log_path(&self, name: &JobName) -> PathBuf {
+    pub fn log_path(&self, name: &JobName) -> PathBuf {
         self.job_dir(name).join("log")
     }
 
