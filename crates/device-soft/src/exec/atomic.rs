@@ -381,17 +381,32 @@ unsafe fn update128(at: *mut u8, f: impl Fn(u128) -> u128) -> u128 {
     }
 }
 
+/// Never inlined: a caller without the feature would call a library function that is not there.
+///
 /// # Safety
-/// As [`update128`]'s.
+/// As [`update128`]'s, and the CPU has `cmpxchg16b`.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "cmpxchg16b")]
 unsafe fn update128_natively(at: *mut u128, f: impl Fn(u128) -> u128) -> u128 {
-    use std::arch::x86_64::cmpxchg16b;
     // SAFETY: the caller's contract. A torn first read only costs a round.
     unsafe {
         let mut old = at.read_volatile();
         loop {
-            let seen = cmpxchg16b(at, old, f(old), Ordering::SeqCst, Ordering::SeqCst);
+            let new = f(old);
+            let (mut low, mut high) = (old as u64, (old >> 64) as u64);
+            // In assembly: the intrinsic becomes a call into libatomic where it is inlined into a
+            // handler that is compiled without the feature. LLVM keeps rbx to itself.
+            std::arch::asm!(
+                "xchg rsi, rbx",
+                "lock cmpxchg16b [rdi]",
+                "mov rbx, rsi",
+                in("rdi") at,
+                inout("rsi") new as u64 => _,
+                in("rcx") (new >> 64) as u64,
+                inout("rax") low,
+                inout("rdx") high,
+                options(nostack),
+            );
+            let seen = u128::from(low) | u128::from(high) << 64;
             if seen == old {
                 return old;
             }
