@@ -42,6 +42,11 @@ pub(super) fn by_handle(handle: CUarray) -> Result<Arc<Array>, CuError> {
     ARRAYS.get(handle.0).ok_or(CuError::INVALID_HANDLE)
 }
 
+/// The handle of an array that an operation names; NULL once it is destroyed.
+pub(crate) fn array_handle(id: ArrayId) -> CUarray {
+    CUarray(ARRAYS.handle_where(|array| array.id == id).unwrap_or(0))
+}
+
 /// The mipmapped array that a handle names.
 pub(super) fn mipmapped_by_handle(handle: CUmipmappedArray) -> Result<Arc<Mipmapped>, CuError> {
     MIPMAPPED.get(handle.0).ok_or(CuError::INVALID_HANDLE)

@@ -68,6 +68,16 @@ pub(crate) unsafe fn cuMemHostRegister_v2(
     post(&Post::SharedValid { addr: base, size, valid: true })
 }
 
+/// The first version, with the same arguments.
+pub(crate) unsafe fn cuMemHostRegister(
+    p: *mut c_void,
+    bytesize: usize,
+    flags: u32,
+) -> Result<(), CuError> {
+    // SAFETY: as the caller promised.
+    unsafe { cuMemHostRegister_v2(p, bytesize, flags) }
+}
+
 pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Result<(), CuError> {
     let host = p as u64;
     capture::check_unsafe()?;

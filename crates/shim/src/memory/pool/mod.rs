@@ -276,6 +276,20 @@ pub(crate) fn graph_alloc(size: u64) -> Result<u64, CuError> {
     Ok(addr)
 }
 
+/// Bytes of the graph allocation at `addr`; INVALID_VALUE where there is none.
+pub(crate) fn graph_allocation(addr: u64) -> Result<u64, CuError> {
+    let table = MEMORY.table();
+    let found = table.find(addr).filter(|found| found.base == addr && found.kind == Kind::Graph);
+    found.map(|found| found.size).ok_or(CuError::INVALID_VALUE)
+}
+
+/// Bytes that graphs' allocation nodes hold on a device.
+pub(crate) fn graph_bytes(device: u32) -> u64 {
+    let table = MEMORY.table();
+    let held = table.iter().filter(|found| found.kind == Kind::Graph && found.device == device);
+    held.map(|found| found.taken).sum()
+}
+
 /// The graph of an allocation node is gone.
 pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
     let graphs = |found: &Allocation| found.kind == Kind::Graph;
