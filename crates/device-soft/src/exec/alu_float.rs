@@ -1,6 +1,9 @@
 //! Floating-point arithmetic on f32 and f64.
 
-use super::lanewise::{Parts, lane_fns, lanes, lanes_f32, lanes_scalar};
+use super::lanewise::{
+    Flush, Ftz, LaneFn, Parts, Sat, lane_fns, lanes, lanes_ftz, lanes_ftz_avx2, lanes_sat,
+    lanes_scalar,
+};
 use super::{Query, Selected};
 use crate::math::float::{self, canonical};
 use crate::math::soft::Rounding;
@@ -110,50 +113,83 @@ fn select_f32(opcode: &str, parts: &mut Parts<'_>, query: &Query<'_>) -> Option<
     }
     use Rounding::{Down, Nearest, Up, Zero};
     let nearest = rounding.is_none() || rounding == Some(Nearest);
-    let selected = match opcode {
-        "add" if nearest => lanes_f32::<AddF32>(ftz, sat),
-        "sub" if nearest => lanes_f32::<SubF32>(ftz, sat),
-        "mul" if nearest => lanes_f32::<MulF32>(ftz, sat),
-        // `mad` has been a fused operation since sm_20.
-        "fma" | "mad" if nearest => lanes_f32::<FmaF32>(ftz, sat),
-        "div" if nearest && !sat => lanes_f32::<DivF32>(ftz, sat),
-        "rcp" if nearest && !sat => lanes_f32::<RcpF32>(ftz, sat),
-        "sqrt" if nearest && !sat => lanes_f32::<SqrtF32>(ftz, sat),
-        "rsqrt" if approximate && !sat => lanes_f32::<RsqrtF32>(ftz, sat),
-        "sin" if approximate && !sat => lanes_f32::<SinF32>(ftz, sat),
-        "cos" if approximate && !sat => lanes_f32::<CosF32>(ftz, sat),
-        "ex2" if approximate && !sat => lanes_f32::<Ex2F32>(ftz, sat),
-        "lg2" if approximate && !sat => lanes_f32::<Lg2F32>(ftz, sat),
-        "tanh" if approximate && !sat => lanes_f32::<TanhF32>(ftz, sat),
-        "abs" if rounding.is_none() && !sat => lanes_f32::<AbsF32>(ftz, sat),
-        "neg" if rounding.is_none() && !sat => lanes_f32::<NegF32>(ftz, sat),
-        "copysign" if rounding.is_none() && !ftz && !sat => lanes::<CopysignF32>(),
-        _ => match (opcode, rounding?) {
-            ("add", Zero) => lanes_f32::<AddF32Z>(ftz, sat),
-            ("add", Down) => lanes_f32::<AddF32D>(ftz, sat),
-            ("add", Up) => lanes_f32::<AddF32U>(ftz, sat),
-            ("sub", Zero) => lanes_f32::<SubF32Z>(ftz, sat),
-            ("sub", Down) => lanes_f32::<SubF32D>(ftz, sat),
-            ("sub", Up) => lanes_f32::<SubF32U>(ftz, sat),
-            ("mul", Zero) => lanes_f32::<MulF32Z>(ftz, sat),
-            ("mul", Down) => lanes_f32::<MulF32D>(ftz, sat),
-            ("mul", Up) => lanes_f32::<MulF32U>(ftz, sat),
-            ("fma" | "mad", Zero) => lanes_f32::<FmaF32Z>(ftz, sat),
-            ("fma" | "mad", Down) => lanes_f32::<FmaF32D>(ftz, sat),
-            ("fma" | "mad", Up) => lanes_f32::<FmaF32U>(ftz, sat),
-            ("div", Zero) => lanes_f32::<DivF32Z>(ftz, sat),
-            ("div", Down) => lanes_f32::<DivF32D>(ftz, sat),
-            ("div", Up) => lanes_f32::<DivF32U>(ftz, sat),
-            ("rcp", Zero) => lanes_f32::<RcpF32Z>(ftz, sat),
-            ("rcp", Down) => lanes_f32::<RcpF32D>(ftz, sat),
-            ("rcp", Up) => lanes_f32::<RcpF32U>(ftz, sat),
-            ("sqrt", Zero) => lanes_f32::<SqrtF32Z>(ftz, sat),
-            ("sqrt", Down) => lanes_f32::<SqrtF32D>(ftz, sat),
-            ("sqrt", Up) => lanes_f32::<SqrtF32U>(ftz, sat),
-            _ => return None,
-        },
-    };
-    Some(selected)
+    if nearest {
+        match opcode {
+            "add" => return Some(lanes_sat::<AddF32>(ftz, sat)),
+            "sub" => return Some(lanes_sat::<SubF32>(ftz, sat)),
+            "mul" => return Some(lanes_sat::<MulF32>(ftz, sat)),
+            // `mad` has been a fused operation since sm_20.
+            "fma" | "mad" => return Some(lanes_sat::<FmaF32>(ftz, sat)),
+            _ if sat => return None,
+            "div" => return Some(lanes_ftz::<DivF32>(ftz)),
+            "rcp" => return Some(lanes_ftz::<RcpF32>(ftz)),
+            "sqrt" => return Some(lanes_ftz::<SqrtF32>(ftz)),
+            _ => {}
+        }
+    }
+    let Some(rounding) = rounding else { return unary_f32(opcode, ftz, sat, approximate) };
+    Some(match (opcode, rounding) {
+        ("add", Zero) => directed_f32::<AddF32Z>(ftz, sat),
+        ("add", Down) => directed_f32::<AddF32D>(ftz, sat),
+        ("add", Up) => directed_f32::<AddF32U>(ftz, sat),
+        ("sub", Zero) => directed_f32::<SubF32Z>(ftz, sat),
+        ("sub", Down) => directed_f32::<SubF32D>(ftz, sat),
+        ("sub", Up) => directed_f32::<SubF32U>(ftz, sat),
+        ("mul", Zero) => directed_f32::<MulF32Z>(ftz, sat),
+        ("mul", Down) => directed_f32::<MulF32D>(ftz, sat),
+        ("mul", Up) => directed_f32::<MulF32U>(ftz, sat),
+        ("fma" | "mad", Zero) => directed_f32::<FmaF32Z>(ftz, sat),
+        ("fma" | "mad", Down) => directed_f32::<FmaF32D>(ftz, sat),
+        ("fma" | "mad", Up) => directed_f32::<FmaF32U>(ftz, sat),
+        _ if sat => return None,
+        ("div", Zero) => rare_f32::<DivF32Z>(ftz),
+        ("div", Down) => rare_f32::<DivF32D>(ftz),
+        ("div", Up) => rare_f32::<DivF32U>(ftz),
+        ("rcp", Zero) => rare_f32::<RcpF32Z>(ftz),
+        ("rcp", Down) => rare_f32::<RcpF32D>(ftz),
+        ("rcp", Up) => rare_f32::<RcpF32U>(ftz),
+        ("sqrt", Zero) => rare_f32::<SqrtF32Z>(ftz),
+        ("sqrt", Down) => rare_f32::<SqrtF32D>(ftz),
+        ("sqrt", Up) => rare_f32::<SqrtF32U>(ftz),
+        _ => return None,
+    })
+}
+
+/// A directed form that works through double precision.
+fn directed_f32<F: LaneFn<Out = f32>>(ftz: bool, sat: bool) -> Selected
+where
+    F::In: Flush,
+{
+    match (ftz, sat) {
+        (_, false) => lanes_ftz_avx2::<F>(ftz),
+        (false, true) => lanes_scalar::<Sat<F>>(),
+        (true, true) => lanes_scalar::<Sat<Ftz<F>>>(),
+    }
+}
+
+/// A directed form that works in integers, lane by lane.
+fn rare_f32<F: LaneFn<Out = f32>>(ftz: bool) -> Selected
+where
+    F::In: Flush,
+{
+    if ftz { lanes_scalar::<Ftz<F>>() } else { lanes_scalar::<F>() }
+}
+
+/// Functions of one operand, and `copysign`.
+fn unary_f32(opcode: &str, ftz: bool, sat: bool, approximate: bool) -> Option<Selected> {
+    Some(match (opcode, approximate) {
+        _ if sat => return None,
+        ("rsqrt", true) => lanes_ftz::<RsqrtF32>(ftz),
+        ("sin", true) => lanes_ftz::<SinF32>(ftz),
+        ("cos", true) => lanes_ftz::<CosF32>(ftz),
+        ("ex2", true) => lanes_ftz::<Ex2F32>(ftz),
+        ("lg2", true) => lanes_ftz::<Lg2F32>(ftz),
+        ("tanh", true) => lanes_ftz_avx2::<TanhF32>(ftz),
+        ("abs", false) => lanes_ftz::<AbsF32>(ftz),
+        ("neg", false) => lanes_ftz::<NegF32>(ftz),
+        ("copysign", false) if !ftz => lanes::<CopysignF32>(),
+        _ => return None,
+    })
 }
 
 /// `min` and `max` with `.NaN`, `.xorsign.abs` or a third operand.
@@ -164,18 +200,18 @@ fn extreme_f32(min: bool, parts: &mut Parts<'_>, ftz: bool, three: bool) -> Opti
         return None;
     }
     Some(match (min, nan, xorsign, three) {
-        (true, false, false, false) => lanes_f32::<MinF32>(ftz, false),
-        (false, false, false, false) => lanes_f32::<MaxF32>(ftz, false),
-        (true, true, false, false) => lanes_f32::<MinNanF32>(ftz, false),
-        (false, true, false, false) => lanes_f32::<MaxNanF32>(ftz, false),
-        (true, false, true, false) => lanes_f32::<MinXorF32>(ftz, false),
-        (false, false, true, false) => lanes_f32::<MaxXorF32>(ftz, false),
-        (true, true, true, false) => lanes_f32::<MinNanXorF32>(ftz, false),
-        (false, true, true, false) => lanes_f32::<MaxNanXorF32>(ftz, false),
-        (true, false, false, true) => lanes_f32::<Min3F32>(ftz, false),
-        (false, false, false, true) => lanes_f32::<Max3F32>(ftz, false),
-        (true, true, false, true) => lanes_f32::<Min3NanF32>(ftz, false),
-        (false, true, false, true) => lanes_f32::<Max3NanF32>(ftz, false),
+        (true, false, false, false) => lanes_ftz::<MinF32>(ftz),
+        (false, false, false, false) => lanes_ftz::<MaxF32>(ftz),
+        (true, true, false, false) => lanes_ftz_avx2::<MinNanF32>(ftz),
+        (false, true, false, false) => lanes_ftz_avx2::<MaxNanF32>(ftz),
+        (true, false, true, false) => lanes_ftz_avx2::<MinXorF32>(ftz),
+        (false, false, true, false) => lanes_ftz_avx2::<MaxXorF32>(ftz),
+        (true, true, true, false) => lanes_ftz_avx2::<MinNanXorF32>(ftz),
+        (false, true, true, false) => lanes_ftz_avx2::<MaxNanXorF32>(ftz),
+        (true, false, false, true) => lanes_ftz_avx2::<Min3F32>(ftz),
+        (false, false, false, true) => lanes_ftz_avx2::<Max3F32>(ftz),
+        (true, true, false, true) => lanes_ftz_avx2::<Min3NanF32>(ftz),
+        (false, true, false, true) => lanes_ftz_avx2::<Max3NanF32>(ftz),
         _ => return None,
     })
 }

@@ -1,6 +1,6 @@
 //! Integer arithmetic: sums, products, division, minimum, maximum, dot products.
 
-use super::lanewise::{Parts, by_int, by_type, lane_fns, lanes, lanes_scalar};
+use super::lanewise::{Parts, by_bits, by_int, by_type, lane_fns, lanes, lanes_avx2, lanes_scalar};
 use super::{Query, Selected};
 use crate::math::int::{self, Int};
 use kedge_ptx::ast::Type;
@@ -97,11 +97,11 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         return None;
     }
     match (query.part(0), half, sat, relu) {
-        ("add", None, false, false) => by_int!(ty, Add),
-        ("sub", None, false, false) => by_int!(ty, Sub),
-        ("sad", None, false, false) => by_int!(ty, Sad),
-        ("div", None, false, false) => by_int!(ty, Div),
-        ("rem", None, false, false) => by_int!(ty, Rem),
+        ("add", None, false, false) => by_bits!(ty, Add),
+        ("sub", None, false, false) => by_bits!(ty, Sub),
+        ("sad", None, false, false) => by_int!(ty, Sad, lanes_scalar),
+        ("div", None, false, false) => by_int!(ty, Div, lanes_scalar),
+        ("rem", None, false, false) => by_int!(ty, Rem, lanes_scalar),
         ("abs", None, false, false) => by_type!(ty, Abs: S16 => i16, S32 => i32, S64 => i64),
         ("neg", None, false, false) => by_type!(ty, Neg: S16 => i16, S32 => i32, S64 => i64),
         ("min", None, false, false) => by_int!(ty, Min),
@@ -124,26 +124,26 @@ fn product(opcode: &str, half: &str, ty: Type, sat: bool) -> Option<Selected> {
         };
     }
     match (opcode, half, ty) {
-        ("mul", "lo", _) => by_int!(ty, MulLo),
+        ("mul", "lo", _) => by_bits!(ty, MulLo),
         ("mul", "hi", _) => by_int!(ty, MulHi),
-        ("mad", "lo", _) => by_int!(ty, MadLo),
-        ("mad", "hi", _) => by_int!(ty, MadHi),
-        ("mul", "wide", Type::U16) => Some(lanes::<MulWideU16>()),
-        ("mul", "wide", Type::S16) => Some(lanes::<MulWideS16>()),
+        ("mad", "lo", _) => by_bits!(ty, MadLo),
+        ("mad", "hi", _) => by_int!(ty, MadHi, lanes_scalar),
+        ("mul", "wide", Type::U16) => Some(lanes_avx2::<MulWideU16>()),
+        ("mul", "wide", Type::S16) => Some(lanes_avx2::<MulWideS16>()),
         ("mul", "wide", Type::U32) => Some(lanes::<MulWideU32>()),
         ("mul", "wide", Type::S32) => Some(lanes::<MulWideS32>()),
-        ("mad", "wide", Type::U16) => Some(lanes::<MadWideU16>()),
-        ("mad", "wide", Type::S16) => Some(lanes::<MadWideS16>()),
+        ("mad", "wide", Type::U16) => Some(lanes_avx2::<MadWideU16>()),
+        ("mad", "wide", Type::S16) => Some(lanes_avx2::<MadWideS16>()),
         ("mad", "wide", Type::U32) => Some(lanes::<MadWideU32>()),
         ("mad", "wide", Type::S32) => Some(lanes::<MadWideS32>()),
-        ("mul24", "lo", Type::U32) => Some(lanes::<Mul24LoU>()),
-        ("mul24", "lo", Type::S32) => Some(lanes::<Mul24LoS>()),
-        ("mul24", "hi", Type::U32) => Some(lanes::<Mul24HiU>()),
-        ("mul24", "hi", Type::S32) => Some(lanes::<Mul24HiS>()),
-        ("mad24", "lo", Type::U32) => Some(lanes::<Mad24LoU>()),
-        ("mad24", "lo", Type::S32) => Some(lanes::<Mad24LoS>()),
-        ("mad24", "hi", Type::U32) => Some(lanes::<Mad24HiU>()),
-        ("mad24", "hi", Type::S32) => Some(lanes::<Mad24HiS>()),
+        ("mul24", "lo", Type::U32) => Some(lanes_avx2::<Mul24LoU>()),
+        ("mul24", "lo", Type::S32) => Some(lanes_avx2::<Mul24LoS>()),
+        ("mul24", "hi", Type::U32) => Some(lanes_avx2::<Mul24HiU>()),
+        ("mul24", "hi", Type::S32) => Some(lanes_avx2::<Mul24HiS>()),
+        ("mad24", "lo", Type::U32) => Some(lanes_avx2::<Mad24LoU>()),
+        ("mad24", "lo", Type::S32) => Some(lanes_avx2::<Mad24LoS>()),
+        ("mad24", "hi", Type::U32) => Some(lanes_avx2::<Mad24HiU>()),
+        ("mad24", "hi", Type::S32) => Some(lanes_avx2::<Mad24HiS>()),
         _ => None,
     }
 }
@@ -160,13 +160,13 @@ fn packed(query: &Query<'_>) -> Option<Selected> {
         return None;
     }
     match (query.part(0), signed, relu) {
-        ("add", _, false) => Some(lanes::<AddS16x2>()),
-        ("min", true, false) => Some(lanes::<MinS16x2>()),
-        ("max", true, false) => Some(lanes::<MaxS16x2>()),
-        ("min", false, false) => Some(lanes::<MinU16x2>()),
-        ("max", false, false) => Some(lanes::<MaxU16x2>()),
-        ("min", true, true) => Some(lanes::<MinReluS16x2>()),
-        ("max", true, true) => Some(lanes::<MaxReluS16x2>()),
+        ("add", _, false) => Some(lanes_avx2::<AddS16x2>()),
+        ("min", true, false) => Some(lanes_avx2::<MinS16x2>()),
+        ("max", true, false) => Some(lanes_avx2::<MaxS16x2>()),
+        ("min", false, false) => Some(lanes_avx2::<MinU16x2>()),
+        ("max", false, false) => Some(lanes_avx2::<MaxU16x2>()),
+        ("min", true, true) => Some(lanes_avx2::<MinReluS16x2>()),
+        ("max", true, true) => Some(lanes_avx2::<MaxReluS16x2>()),
         _ => None,
     }
 }
@@ -190,14 +190,14 @@ fn dot_product(query: &Query<'_>) -> Option<Selected> {
         ("dp4a", None, false, true) => Some(lanes::<Dp4aUS>()),
         ("dp4a", None, true, false) => Some(lanes::<Dp4aSU>()),
         ("dp4a", None, true, true) => Some(lanes::<Dp4aSS>()),
-        ("dp2a", Some("lo"), false, false) => Some(lanes::<Dp2aUULo>()),
-        ("dp2a", Some("lo"), false, true) => Some(lanes::<Dp2aUSLo>()),
-        ("dp2a", Some("lo"), true, false) => Some(lanes::<Dp2aSULo>()),
-        ("dp2a", Some("lo"), true, true) => Some(lanes::<Dp2aSSLo>()),
-        ("dp2a", Some("hi"), false, false) => Some(lanes::<Dp2aUUHi>()),
-        ("dp2a", Some("hi"), false, true) => Some(lanes::<Dp2aUSHi>()),
-        ("dp2a", Some("hi"), true, false) => Some(lanes::<Dp2aSUHi>()),
-        ("dp2a", Some("hi"), true, true) => Some(lanes::<Dp2aSSHi>()),
+        ("dp2a", Some("lo"), false, false) => Some(lanes_avx2::<Dp2aUULo>()),
+        ("dp2a", Some("lo"), false, true) => Some(lanes_avx2::<Dp2aUSLo>()),
+        ("dp2a", Some("lo"), true, false) => Some(lanes_avx2::<Dp2aSULo>()),
+        ("dp2a", Some("lo"), true, true) => Some(lanes_avx2::<Dp2aSSLo>()),
+        ("dp2a", Some("hi"), false, false) => Some(lanes_avx2::<Dp2aUUHi>()),
+        ("dp2a", Some("hi"), false, true) => Some(lanes_avx2::<Dp2aUSHi>()),
+        ("dp2a", Some("hi"), true, false) => Some(lanes_avx2::<Dp2aSUHi>()),
+        ("dp2a", Some("hi"), true, true) => Some(lanes_avx2::<Dp2aSSHi>()),
         _ => None,
     }
 }

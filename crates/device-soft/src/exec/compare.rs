@@ -1,7 +1,7 @@
 //! Comparison and selection: `setp`, `set`, `selp`, `slct`, `testp`.
 
 use super::lanewise::{Parts, Typed, by_bits, lane_fns};
-use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use super::{Arg, Flow, Handlers, Isa, Lane, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::math::float::flush;
 use crate::math::narrow::{Brain, Half, Narrow};
@@ -48,15 +48,32 @@ relations! {
 pub(crate) trait Comparand: 'static {
     type Lane: Typed;
     type Key: PartialOrd;
+    /// Whether comparisons are common enough for an AVX-512 form.
+    const COMMON: bool;
     fn key(lane: Self::Lane) -> Self::Key;
+
+    fn selected<R: Relation>(args: Vec<Arg>) -> Selected
+    where
+        Self: Sized,
+    {
+        let handlers = const {
+            if Self::COMMON {
+                Handlers::of::<Compare<Self, R>>()
+            } else {
+                Handlers::avx2::<Compare<Self, R>>()
+            }
+        };
+        Selected { handlers, args, imm: 0, aux: 0 }
+    }
 }
 
 macro_rules! comparands {
-    ($($name:ident $lane:ident -> $key:ident, $of:expr;)*) => {$(
+    ($($name:ident $lane:ident -> $key:ident, $common:literal, $of:expr;)*) => {$(
         pub(crate) struct $name;
         impl Comparand for $name {
             type Lane = $lane;
             type Key = $key;
+            const COMMON: bool = $common;
             #[inline(always)]
             fn key(lane: $lane) -> $key {
                 let of: fn($lane) -> $key = $of;
@@ -67,17 +84,17 @@ macro_rules! comparands {
 }
 
 comparands! {
-    U16 u16 -> u16, |a| a;
-    S16 i16 -> i16, |a| a;
-    U32 u32 -> u32, |a| a;
-    S32 i32 -> i32, |a| a;
-    U64 u64 -> u64, |a| a;
-    S64 i64 -> i64, |a| a;
-    F32 f32 -> f32, |a| a;
-    F32Ftz f32 -> f32, flush;
-    F64 f64 -> f64, |a| a;
-    F16 u16 -> f32, Half::widen;
-    Bf16 u16 -> f32, Brain::widen;
+    U16 u16 -> u16, false, |a| a;
+    S16 i16 -> i16, false, |a| a;
+    U32 u32 -> u32, true, |a| a;
+    S32 i32 -> i32, true, |a| a;
+    U64 u64 -> u64, true, |a| a;
+    S64 i64 -> i64, true, |a| a;
+    F32 f32 -> f32, true, |a| a;
+    F32Ftz f32 -> f32, false, flush;
+    F64 f64 -> f64, true, |a| a;
+    F16 u16 -> f32, false, Half::widen;
+    Bf16 u16 -> f32, false, Brain::widen;
 }
 
 /// Bit `lane` is `holds(lane)`.
@@ -111,6 +128,8 @@ fn movemask(bytes: &[u8; WARP]) -> u32 {
 const COMBINE: u32 = 3;
 /// `aux` of `setp`: there is a second destination.
 const DUAL: u32 = 4;
+/// `aux` of `set`: the destination is a register.
+const TO_REGISTER: u32 = 16;
 
 /// (result, its complement combined the same way).
 #[inline(always)]
@@ -135,18 +154,22 @@ unsafe fn compare<I: Isa, C: Comparand, R: Relation>(warp: &Warp, a: i32, b: i32
     lane_mask::<I>(|lane| R::holds(&C::key(a[lane]), &C::key(b[lane])))
 }
 
-/// `setp p{|q}, a, b{, c}`.
-struct Setp<C, R>(PhantomData<(C, R)>);
+/// `setp p{|q}, a, b{, c}`, and `set.dtype d, a, b{, c}`: `imm` where it holds, else 0.
+struct Compare<C, R>(PhantomData<(C, R)>);
 
-impl<C: Comparand, R: Relation> Op for Setp<C, R> {
+impl<C: Comparand, R: Relation> Op for Compare<C, R> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let dual = inst.aux & DUAL != 0;
         let first = if dual { 2 } else { 1 };
-        // SAFETY: op = [p, a, b, c] or [p, q, a, b, c] (the selector).
+        // SAFETY: op = [p, a, b, c], [p, q, a, b, c] or [d, a, b, c] (the selector).
         unsafe {
             let holds = compare::<I, C, R>(warp, inst.op[first], inst.op[first + 1]);
             let (p, q) = combined(warp, inst.aux, inst.op[first + 2], holds);
+            if inst.aux & TO_REGISTER != 0 {
+                set_register(warp, inst, mask, p);
+                return Flow::Next;
+            }
             warp.set_pred(inst.op[0], p, mask);
             if dual {
                 warp.set_pred(inst.op[1], q, mask);
@@ -156,33 +179,21 @@ impl<C: Comparand, R: Relation> Op for Setp<C, R> {
     }
 }
 
-/// `set.dtype d, a, b{, c}`: `imm` where it holds, else 0. D is the destination's lane.
-struct Set<C, R, D>(PhantomData<(C, R, D)>);
-
-impl<C: Comparand, R: Relation, D: Typed + TryFrom<u64>> Op for Set<C, R, D> {
-    #[inline(always)]
-    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        let yes = D::try_from(inst.imm).unwrap_or_default();
-        // SAFETY: op = [d, a, b, c] (the selector).
-        unsafe {
-            let holds = compare::<I, C, R>(warp, inst.op[1], inst.op[2]);
-            let (holds, _) = combined(warp, inst.aux, inst.op[3], holds);
-            let mut out = [D::default(); WARP];
-            for lane in 0..WARP {
-                out[lane] = if holds >> lane & 1 != 0 { yes } else { D::default() };
-            }
-            D::write(warp, inst.op[0], &out, mask);
-        }
-        Flow::Next
-    }
+/// `set`'s result. Every destination is in the 32-bit bank.
+///
+/// # Safety
+/// op[0] is a destination there.
+#[inline(never)]
+unsafe fn set_register(warp: &mut Warp, inst: &Inst, mask: u32, holds: u32) {
+    let out: [u32; WARP] =
+        std::array::from_fn(|lane| 0u32.wrapping_sub(holds >> lane & 1) & inst.imm as u32);
+    // SAFETY: the caller's contract.
+    unsafe { u32::write(warp, inst.op[0], &out, mask) };
 }
 
 /// Two halves a lane: `setp.f16x2 p|q` (one predicate for each half), `set.f16x2.f16x2` (`imm`: the
 /// pattern of a half where it holds; `aux` bit 4 tells it from `setp`).
 struct Halves<N, R>(PhantomData<(N, R)>);
-
-/// `aux` of [`Halves`]: the destination is a register.
-const TO_REGISTER: u32 = 16;
 
 impl<N: Narrow, R: Relation> Op for Halves<N, R> {
     #[inline(always)]
@@ -287,22 +298,17 @@ impl<C: Comparand> Visitor for Build<C> {
         let Some(dst) = self.dst else {
             let args = self.args(source, self.pred_dst());
             let dual = if self.dual { DUAL } else { 0 };
-            return Selected::new::<Setp<C, R>>(args).aux(self.combine | dual);
+            return C::selected::<R>(args).aux(self.combine | dual);
         };
         let args = self.args(source, &[Arg::Dst(dst)]);
-        let (narrow, yes) = match dst {
-            Type::F32 => (false, u64::from(1f32.to_bits())),
-            Type::F16 => (true, 0x3C00),
-            Type::Bf16 => (true, 0x3F80),
-            Type::U16 | Type::S16 => (true, 0xFFFF),
-            _ => (false, 0xFFFF_FFFF),
+        let yes = match dst {
+            Type::F32 => u64::from(1f32.to_bits()),
+            Type::F16 => 0x3C00,
+            Type::Bf16 => 0x3F80,
+            Type::U16 | Type::S16 => 0xFFFF,
+            _ => 0xFFFF_FFFF,
         };
-        let selected = if narrow {
-            Selected::scalar::<Set<C, R, u16>>(args)
-        } else {
-            Selected::scalar::<Set<C, R, u32>>(args)
-        };
-        selected.imm(yes).aux(self.combine)
+        C::selected::<R>(args).imm(yes).aux(self.combine | TO_REGISTER)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `cvt`: conversions.
 
-use super::lanewise::{LaneFn, Parts, Typed, lane_fns, lanes, lanes_f32, lanes_scalar};
+use super::lanewise::{LaneFn, Parts, Typed, lane_fns, lanes, lanes_avx2, lanes_sat, lanes_scalar};
 use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::math::convert::{Conversion, FromFloat, Integral, Rmi, Rni, Rpi, Rzi, Scalar};
@@ -29,45 +29,71 @@ macro_rules! casts {
 }
 
 casts! {
-    u8: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    u16: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    u32: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    u64: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    i8: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    i16: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    i32: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
-    i64: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64;
+    u8: u8 u32 u64 f32 f64;
+    u16: u16 u32 u64 f32 f64;
+    u32: u32 u64 f32 f64;
+    u64: u8 u16 u32 u64 i8 i16 f32 f64;
+    i8: u16 i8 i32 i64 f32 f64;
+    i16: i16 i32 i64 f32 f64;
+    i32: i64 f32 f64;
+    i64: f32 f64;
     f32: f64;
 }
 
-/// `Cast<A, D>`'s handler, for A and D by PTX type.
-fn cast(to: Type, from: Type) -> Option<Selected> {
-    macro_rules! row {
-        ($from:ident) => {
-            match to {
-                Type::U8 => lanes::<Cast<$from, u8>>(),
-                Type::U16 => lanes::<Cast<$from, u16>>(),
-                Type::U32 => lanes::<Cast<$from, u32>>(),
-                Type::U64 => lanes::<Cast<$from, u64>>(),
-                Type::S8 => lanes::<Cast<$from, i8>>(),
-                Type::S16 => lanes::<Cast<$from, i16>>(),
-                Type::S32 => lanes::<Cast<$from, i32>>(),
-                Type::S64 => lanes::<Cast<$from, i64>>(),
-                Type::F32 => lanes::<Cast<$from, f32>>(),
-                Type::F64 => lanes::<Cast<$from, f64>>(),
-                _ => return None,
-            }
-        };
-    }
-    Some(match from {
-        Type::U8 => row!(u8),
-        Type::U16 => row!(u16),
-        Type::U32 => row!(u32),
-        Type::U64 => row!(u64),
-        Type::S8 => row!(i8),
-        Type::S16 => row!(i16),
-        Type::S32 => row!(i32),
-        Type::S64 => row!(i64),
+/// Integer to integer. What only differs in the reading of the same bits shares a handler.
+fn int_to_int(to: Type, from: Type) -> Option<Selected> {
+    use Type::{S8, S16, S32, S64, U8, U16, U32, U64};
+    // A narrower result is the low bits, as the narrower type.
+    let from = if from.size() < 8 && to.size() <= from.size() { to } else { from };
+    let mut selected = match (to, from) {
+        (U8, U8) => lanes::<Cast<u8, u8>>(),
+        (S8, S8) => lanes::<Cast<i8, i8>>(),
+        (U16, U16) => lanes::<Cast<u16, u16>>(),
+        (S16, S16) => lanes::<Cast<i16, i16>>(),
+        (U32 | S32, U32 | S32) => lanes::<Cast<u32, u32>>(),
+        (U16 | S16 | U32 | S32, U8) => lanes::<Cast<u8, u32>>(),
+        (U16, S8) => lanes_avx2::<Cast<i8, u16>>(),
+        (S16 | U32 | S32, S8) => lanes::<Cast<i8, i32>>(),
+        (U32 | S32, U16) => lanes::<Cast<u16, u32>>(),
+        (U32 | S32, S16) => lanes::<Cast<i16, i32>>(),
+        (U64 | S64, U8) => lanes::<Cast<u8, u64>>(),
+        (U64 | S64, U16) => lanes::<Cast<u16, u64>>(),
+        (U64 | S64, U32) => lanes::<Cast<u32, u64>>(),
+        (U64 | S64, S8) => lanes::<Cast<i8, i64>>(),
+        (U64 | S64, S16) => lanes::<Cast<i16, i64>>(),
+        (U64 | S64, S32) => lanes::<Cast<i32, i64>>(),
+        (U64 | S64, U64 | S64) => lanes::<Cast<u64, u64>>(),
+        (U8, U64 | S64) => lanes_avx2::<Cast<u64, u8>>(),
+        (S8, U64 | S64) => lanes_avx2::<Cast<u64, i8>>(),
+        (U16, U64 | S64) => lanes_avx2::<Cast<u64, u16>>(),
+        (S16, U64 | S64) => lanes_avx2::<Cast<u64, i16>>(),
+        (U32 | S32, U64 | S64) => lanes::<Cast<u64, u32>>(),
+        _ => return None,
+    };
+    // Wider registers are extended by the type that the program names.
+    selected.args = vec![Arg::Dst(to), Arg::Src(from)];
+    Some(selected)
+}
+
+/// Integer to float, to nearest.
+fn int_to_float(to: Type, from: Type) -> Option<Selected> {
+    Some(match (to, from) {
+        (Type::F32, Type::U8) => lanes_avx2::<Cast<u8, f32>>(),
+        (Type::F32, Type::U16) => lanes_avx2::<Cast<u16, f32>>(),
+        (Type::F32, Type::U32) => lanes::<Cast<u32, f32>>(),
+        (Type::F32, Type::U64) => lanes::<Cast<u64, f32>>(),
+        (Type::F32, Type::S8) => lanes_avx2::<Cast<i8, f32>>(),
+        (Type::F32, Type::S16) => lanes_avx2::<Cast<i16, f32>>(),
+        (Type::F32, Type::S32) => lanes::<Cast<i32, f32>>(),
+        (Type::F32, Type::S64) => lanes::<Cast<i64, f32>>(),
+        (Type::F64, Type::U8) => lanes_avx2::<Cast<u8, f64>>(),
+        (Type::F64, Type::U16) => lanes_avx2::<Cast<u16, f64>>(),
+        (Type::F64, Type::U32) => lanes::<Cast<u32, f64>>(),
+        (Type::F64, Type::U64) => lanes::<Cast<u64, f64>>(),
+        (Type::F64, Type::S8) => lanes_avx2::<Cast<i8, f64>>(),
+        (Type::F64, Type::S16) => lanes_avx2::<Cast<i16, f64>>(),
+        (Type::F64, Type::S32) => lanes::<Cast<i32, f64>>(),
+        (Type::F64, Type::S64) => lanes::<Cast<i64, f64>>(),
         _ => return None,
     })
 }
@@ -162,16 +188,16 @@ fn float_to_float(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
     if let Some(rounding) = cvt.integral {
         return match (to, from, rounding) {
             (Type::F32, Type::F32, Rounding::Nearest) => {
-                Some(lanes_f32::<Round<Rni, f32>>(cvt.ftz, cvt.sat))
+                Some(lanes_sat::<Round<Rni, f32>>(cvt.ftz, cvt.sat))
             }
             (Type::F32, Type::F32, Rounding::Zero) => {
-                Some(lanes_f32::<Round<Rzi, f32>>(cvt.ftz, cvt.sat))
+                Some(lanes_sat::<Round<Rzi, f32>>(cvt.ftz, cvt.sat))
             }
             (Type::F32, Type::F32, Rounding::Down) => {
-                Some(lanes_f32::<Round<Rmi, f32>>(cvt.ftz, cvt.sat))
+                Some(lanes_sat::<Round<Rmi, f32>>(cvt.ftz, cvt.sat))
             }
             (Type::F32, Type::F32, Rounding::Up) => {
-                Some(lanes_f32::<Round<Rpi, f32>>(cvt.ftz, cvt.sat))
+                Some(lanes_sat::<Round<Rpi, f32>>(cvt.ftz, cvt.sat))
             }
             (Type::F64, Type::F64, Rounding::Nearest) if !cvt.sat => {
                 Some(lanes::<Round<Rni, f64>>())
@@ -186,7 +212,7 @@ fn float_to_float(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
         return None;
     }
     match (to, from, cvt.ftz, cvt.sat) {
-        (Type::F32, Type::F32, ftz, sat) => Some(lanes_f32::<Same32>(ftz, sat)),
+        (Type::F32, Type::F32, ftz, sat) => Some(lanes_sat::<Same32>(ftz, sat)),
         (_, _, _, true) => None,
         (Type::F32, Type::F64, false, _) => Some(lanes::<F64ToF32>()),
         (Type::F32, Type::F64, true, _) => Some(lanes::<F64ToF32Ftz>()),
@@ -408,8 +434,8 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
     }
     let fast = match (is_float(to), is_float(from)) {
         _ if cvt.relu || cvt.satfinite => None,
-        (false, false) if !cvt.sat => cast(to, from),
-        (true, false) if !cvt.sat && cvt.rounding == Rounding::Nearest => cast(to, from),
+        (false, false) if !cvt.sat => int_to_int(to, from),
+        (true, false) if !cvt.sat && cvt.rounding == Rounding::Nearest => int_to_float(to, from),
         // Floats are clamped to the integer's range in any case.
         (false, true) if !cvt.ftz => to_int(to, from, cvt.integral?),
         (true, true) => float_to_float(to, from, &cvt),

@@ -1,7 +1,7 @@
 //! Arithmetic on f16 and bf16, one in a register or two.
 
 use super::lanewise::Parts;
-use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use super::{Arg, Flow, Handlers, Isa, Lane, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::math::narrow::{Brain, Half, NAN, Narrow};
 use crate::math::{approx, float};
@@ -115,34 +115,58 @@ impl<N: Narrow, F: HalfFn, const X2: bool, const MODS: u8> Op for HalfMap<N, F, 
     }
 }
 
-/// The handler of F for an operand type and modifiers.
-fn make<F: HalfFn>(ty: Type, mods: u8) -> Option<Selected> {
-    match ty {
-        Type::F16 => with_mods::<Half, F, false>(ty, mods),
-        Type::F16x2 => with_mods::<Half, F, true>(ty, mods),
-        Type::Bf16 => with_mods::<Brain, F, false>(ty, mods),
-        Type::Bf16x2 => with_mods::<Brain, F, true>(ty, mods),
+/// The operand list of F.
+fn args<F: HalfFn>(ty: Type) -> Vec<Arg> {
+    let mut args = vec![Arg::Dst(ty)];
+    args.extend((0..F::ARITY).map(|_| Arg::Src(ty)));
+    args
+}
+
+/// [`HalfMap`] for an operand type and constant modifiers, made by one of `Selected`'s functions.
+macro_rules! by_format {
+    ($make:ident, $f:ty, $mods:literal, $ty:expr) => {
+        match $ty {
+            Type::F16 => Some($make::<HalfMap<Half, $f, false, $mods>>(args::<$f>($ty))),
+            Type::F16x2 => Some($make::<HalfMap<Half, $f, true, $mods>>(args::<$f>($ty))),
+            Type::Bf16 => Some($make::<HalfMap<Brain, $f, false, $mods>>(args::<$f>($ty))),
+            Type::Bf16x2 => Some($make::<HalfMap<Brain, $f, true, $mods>>(args::<$f>($ty))),
+            _ => None,
+        }
+    };
+}
+
+fn fast<O: Op>(args: Vec<Arg>) -> Selected {
+    Selected::new::<O>(args)
+}
+
+fn avx2<O: Op>(args: Vec<Arg>) -> Selected {
+    Selected { handlers: Handlers::avx2::<O>(), args, imm: 0, aux: 0 }
+}
+
+fn scalar<O: Op>(args: Vec<Arg>) -> Selected {
+    Selected::scalar::<O>(args)
+}
+
+/// Arithmetic, with any modifiers.
+fn arithmetic<F: HalfFn>(ty: Type, mods: u8) -> Option<Selected> {
+    match mods {
+        0 => by_format!(fast, F, 0, ty),
+        FTZ => by_format!(scalar, F, 1, ty),
+        SAT => by_format!(scalar, F, 2, ty),
+        3 => by_format!(scalar, F, 3, ty),
+        RELU => by_format!(scalar, F, 4, ty),
+        5 => by_format!(scalar, F, 5, ty),
         _ => None,
     }
 }
 
-fn with_mods<N: Narrow, F: HalfFn, const X2: bool>(ty: Type, mods: u8) -> Option<Selected> {
-    let mut args = vec![Arg::Dst(ty)];
-    args.extend((0..F::ARITY).map(|_| Arg::Src(ty)));
-    Some(match mods {
-        0 => Selected::new::<HalfMap<N, F, X2, 0>>(args),
-        FTZ => Selected::scalar::<HalfMap<N, F, X2, FTZ>>(args),
-        SAT => Selected::scalar::<HalfMap<N, F, X2, SAT>>(args),
-        RELU => Selected::scalar::<HalfMap<N, F, X2, RELU>>(args),
-        3 => Selected::scalar::<HalfMap<N, F, X2, { FTZ | SAT }>>(args),
-        5 => Selected::scalar::<HalfMap<N, F, X2, { FTZ | RELU }>>(args),
-        _ => return None,
-    })
-}
-
 /// Without modifiers other than `.ftz`.
 fn plain<F: HalfFn>(ty: Type, mods: u8) -> Option<Selected> {
-    if mods & !FTZ == 0 { make::<F>(ty, mods) } else { None }
+    match mods {
+        0 => by_format!(avx2, F, 0, ty),
+        FTZ => by_format!(scalar, F, 1, ty),
+        _ => None,
+    }
 }
 
 /// This family's selector.
@@ -164,10 +188,10 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         return None;
     }
     match (query.part(0), nan, xorsign) {
-        ("add", false, false) => make::<Add>(ty, mods),
-        ("sub", false, false) => make::<Sub>(ty, mods),
-        ("mul", false, false) => make::<Mul>(ty, mods),
-        ("fma", false, false) => make::<Fma>(ty, mods),
+        ("add", false, false) => arithmetic::<Add>(ty, mods),
+        ("sub", false, false) => arithmetic::<Sub>(ty, mods),
+        ("mul", false, false) => arithmetic::<Mul>(ty, mods),
+        ("fma", false, false) => arithmetic::<Fma>(ty, mods),
         ("neg", false, false) => plain::<Neg>(ty, mods),
         ("abs", false, false) => plain::<Abs>(ty, mods),
         ("min", false, false) => plain::<Min>(ty, mods),

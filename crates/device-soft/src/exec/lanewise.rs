@@ -3,7 +3,7 @@
 //! A lane function is a type that implements [`LaneFn`]; [`lane_fns!`] declares them in bulk and
 //! [`lanes`] turns one into a [`Selected`], with the operand types read off its signature.
 
-use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use super::{Arg, Flow, Handlers, Isa, Lane, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::math::soft::Rounding;
 use crate::spec::WARP;
@@ -184,16 +184,36 @@ impl<F: LaneFn<Out = f32>> LaneFn for Sat<F> {
     }
 }
 
+/// A lane function's handler without an AVX-512 form of its own.
+pub(crate) fn lanes_avx2<F: LaneFn>() -> Selected {
+    Selected { handlers: Handlers::avx2::<Map<F>>(), args: args::<F>(), imm: 0, aux: 0 }
+}
+
+/// A single-precision lane function, perhaps with `.ftz`.
+pub(crate) fn lanes_ftz<F: LaneFn<Out = f32>>(ftz: bool) -> Selected
+where
+    F::In: Flush,
+{
+    if ftz { lanes::<Ftz<F>>() } else { lanes::<F>() }
+}
+
+/// A rare single-precision lane function, perhaps with `.ftz`.
+pub(crate) fn lanes_ftz_avx2<F: LaneFn<Out = f32>>(ftz: bool) -> Selected
+where
+    F::In: Flush,
+{
+    if ftz { lanes_avx2::<Ftz<F>>() } else { lanes_avx2::<F>() }
+}
+
 /// A single-precision lane function with its `.ftz` and `.sat`.
-pub(crate) fn lanes_f32<F: LaneFn<Out = f32>>(ftz: bool, sat: bool) -> Selected
+pub(crate) fn lanes_sat<F: LaneFn<Out = f32>>(ftz: bool, sat: bool) -> Selected
 where
     F::In: Flush,
 {
     match (ftz, sat) {
-        (false, false) => lanes::<F>(),
-        (true, false) => lanes::<Ftz<F>>(),
-        (false, true) => lanes_scalar::<Sat<F>>(),
-        (true, true) => lanes_scalar::<Sat<Ftz<F>>>(),
+        (_, false) => lanes_ftz::<F>(ftz),
+        (false, true) => lanes_avx2::<Sat<F>>(),
+        (true, true) => lanes_avx2::<Sat<Ftz<F>>>(),
     }
 }
 
@@ -259,7 +279,7 @@ impl<'a> Parts<'a> {
 
 /// `Some(lanes::<F<T>>())` with T by PTX type; returns None from the selector for other types.
 macro_rules! by_type {
-    ($ty:expr, $f:ident: $($variant:ident $(| $more:ident)* => $lane:ident),+ $(,)?) => {
+    ($ty:expr, $f:ident: $($variant:ident $(| $more:ident)* => $lane:ident),+) => {
         match $ty {
             $(Type::$variant $(| Type::$more)* => Some($crate::exec::lanewise::lanes::<$f<$lane>>()),)+
             _ => None,
@@ -271,8 +291,18 @@ pub(crate) use by_type;
 /// [`by_type!`] for every integer type of registers.
 macro_rules! by_int {
     ($ty:expr, $f:ident) => {
-        $crate::exec::lanewise::by_type!($ty, $f: U16 => u16, S16 => i16, U32 => u32, S32 => i32,
-            U64 => u64, S64 => i64)
+        $crate::exec::lanewise::by_int!($ty, $f, lanes)
+    };
+    ($ty:expr, $f:ident, $make:ident) => {
+        match $ty {
+            Type::U16 => Some($make::<$f<u16>>()),
+            Type::S16 => Some($make::<$f<i16>>()),
+            Type::U32 => Some($make::<$f<u32>>()),
+            Type::S32 => Some($make::<$f<i32>>()),
+            Type::U64 => Some($make::<$f<u64>>()),
+            Type::S64 => Some($make::<$f<i64>>()),
+            _ => None,
+        }
     };
 }
 pub(crate) use by_int;

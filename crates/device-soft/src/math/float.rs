@@ -23,20 +23,12 @@ pub(crate) fn saturate(x: f32) -> f32 {
     if x < 1.0 { x } else { 1.0 }
 }
 
-/// `.sat` in double precision (`cvt`).
-#[inline(always)]
-pub(crate) fn saturate_f64(x: f64) -> f64 {
-    let x = if x > 0.0 { x } else { 0.0 };
-    if x < 1.0 { x } else { 1.0 }
-}
-
 /// A floating type with what generic lane functions need.
 pub(crate) trait Float: Copy + PartialOrd + 'static {
     fn number(self) -> bool;
     fn negative(self) -> bool;
     fn nan() -> Self;
     fn magnitude(self) -> Self;
-    fn negated(self) -> Self;
     fn with_sign(self, negative: bool) -> Self;
 }
 
@@ -56,10 +48,6 @@ impl Float for f32 {
     #[inline(always)]
     fn magnitude(self) -> Self {
         self.abs()
-    }
-    #[inline(always)]
-    fn negated(self) -> Self {
-        -self
     }
     #[inline(always)]
     fn with_sign(self, negative: bool) -> Self {
@@ -83,10 +71,6 @@ impl Float for f64 {
     #[inline(always)]
     fn magnitude(self) -> Self {
         self.abs()
-    }
-    #[inline(always)]
-    fn negated(self) -> Self {
-        -self
     }
     #[inline(always)]
     fn with_sign(self, negative: bool) -> Self {

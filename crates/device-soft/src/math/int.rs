@@ -4,14 +4,11 @@
 pub(crate) trait Int: Copy + Ord + Default + 'static {
     /// Twice as wide, for products.
     type Wide: Copy + 'static;
-    const BITS: u32;
-    const SIGNED: bool;
 
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul_lo(self, other: Self) -> Self;
     fn mul_wide(self, other: Self) -> Self::Wide;
-    fn add_wide(product: Self::Wide, addend: Self::Wide) -> Self::Wide;
     /// The upper half of the product.
     fn mul_hi(self, other: Self) -> Self;
     /// Towards zero. By zero: all ones, as the hardware gives. The least by −1 wraps.
@@ -23,8 +20,6 @@ pub(crate) trait Int: Copy + Ord + Default + 'static {
     fn neg(self) -> Self;
     /// `|self - other|`, without overflow where the type can hold it.
     fn distance(self, other: Self) -> Self;
-    fn add_sat(self, other: Self) -> Self;
-    fn sub_sat(self, other: Self) -> Self;
     /// Left shift; by the width or more gives 0.
     fn shl(self, by: u32) -> Self;
     /// Right shift, arithmetic if signed; amounts are clamped to the width.
@@ -35,8 +30,6 @@ macro_rules! int {
     ($($ty:ident $wide:ident $signed:literal $abs:expr;)*) => {$(
         impl Int for $ty {
             type Wide = $wide;
-            const BITS: u32 = $ty::BITS;
-            const SIGNED: bool = $signed;
 
             #[inline(always)]
             fn add(self, other: Self) -> Self {
@@ -54,10 +47,6 @@ macro_rules! int {
             fn mul_wide(self, other: Self) -> $wide {
                 // Two factors of half the width cannot overflow.
                 $wide::from(self).wrapping_mul($wide::from(other))
-            }
-            #[inline(always)]
-            fn add_wide(product: $wide, addend: $wide) -> $wide {
-                product.wrapping_add(addend)
             }
             #[inline(always)]
             fn mul_hi(self, other: Self) -> Self {
@@ -83,14 +72,6 @@ macro_rules! int {
             #[inline(always)]
             fn distance(self, other: Self) -> Self {
                 if self > other { self.wrapping_sub(other) } else { other.wrapping_sub(self) }
-            }
-            #[inline(always)]
-            fn add_sat(self, other: Self) -> Self {
-                self.saturating_add(other)
-            }
-            #[inline(always)]
-            fn sub_sat(self, other: Self) -> Self {
-                self.saturating_sub(other)
             }
             #[inline(always)]
             fn shl(self, by: u32) -> Self {

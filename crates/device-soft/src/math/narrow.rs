@@ -4,7 +4,7 @@
 //! where two roundings would differ from one, the first rounds to odd (which keeps the information
 //! that the second needs, given two more bits of precision).
 
-use super::soft::{self, BF16, F16, F64, Rounding};
+use super::soft::{self, BF16, F16};
 
 /// The NaN that half-precision instructions generate, in both formats.
 pub(crate) const NAN: u16 = 0x7FFF;
@@ -149,15 +149,10 @@ impl Narrow for Brain {
     }
 }
 
-/// From f64 with any rounding.
-pub(crate) fn from_f64(value: f64, format: soft::Format, rounding: Rounding) -> u16 {
-    soft::convert(value.to_bits(), F64, format, rounding) as u16
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::math::soft::F32;
+    use crate::math::soft::{F32, Rounding};
     use crate::math::testing::{Random, interesting_f32};
 
     #[test]
