@@ -1,15 +1,15 @@
 //! Device memory: `cuMemAlloc` and its kin, and `cuMemFree` for every kind of memory.
 
-use super::link::{Proxy, ask, current, post, quiesce};
+use super::link::{Current, Proxy, ask, current, post, quiesce};
 use super::ranges::GRANULE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, array, give, host, managed, pool, texture};
-use crate::capture;
-use crate::session;
+use crate::context::Context;
+use crate::{capture, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdeviceptr;
 use kedge_cuda_types::memory::CU_MEMHOSTALLOC_PORTABLE;
-use kedge_protocol::{Call, CtxId, Post, Status};
+use kedge_protocol::{Call, CtxId, GlobalInfo, Post, Status};
 use std::sync::Arc;
 
 /// Takes device memory, and reclaims what pools keep before it gives up.
@@ -117,24 +117,30 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
         .collect();
     let dead: Vec<_> = bases.iter().filter_map(|&base| table.remove(base, |_| true)).collect();
     drop(table);
-    array::context_destroyed(ctx);
-    texture::context_destroyed(ctx);
+    array::forget_context(ctx);
+    texture::forget_context(ctx);
     for found in dead {
         // Fails only where the proxy is gone, and then there is nothing left to free.
         let _ = release(&found);
     }
 }
 
-/// A module's variable has come to be at `addr`, and lives until [`variable_removed`].
-pub(crate) fn variable_added(addr: u64, size: u64, managed: bool) -> Result<(), CuError> {
-    let current = current()?;
-    MEMORY.record(&current, Kind::Variable { managed }, addr, size, size);
-    Ok(())
+/// A module's variables can be copied to and asked about from now on.
+pub(crate) fn module_loaded(context: &Context, variables: &[GlobalInfo]) {
+    let (context, ctx, device) = (context.handle(), context.id(), context.device());
+    for variable in variables.iter().filter(|variable| variable.size > 0) {
+        let current = Current { context, ctx, device };
+        let kind = Kind::Variable { managed: variable.managed };
+        MEMORY.record(&current, kind, variable.addr, variable.size, variable.size);
+    }
 }
 
-/// The variable's module is gone.
-pub(crate) fn variable_removed(addr: u64) {
-    MEMORY.table_mut().remove(addr, |_| true);
+/// The module of these variables is gone.
+pub(crate) fn module_unloaded(variables: &[GlobalInfo]) {
+    let mut table = MEMORY.table_mut();
+    for variable in variables {
+        table.remove(variable.addr, |found| matches!(found.kind, Kind::Variable { .. }));
+    }
 }
 
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result<(), CuError> {

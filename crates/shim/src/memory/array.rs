@@ -300,7 +300,7 @@ pub(crate) unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> Res
 }
 
 /// Forgets the arrays of a context that is gone; the device has freed them with it.
-pub(super) fn context_destroyed(ctx: CtxId) {
+pub(super) fn forget_context(ctx: CtxId) {
     ARRAYS.remove_where(|array| array.ctx == ctx);
     MIPMAPPED.remove_where(|mipmapped| mipmapped.ctx == ctx);
 }

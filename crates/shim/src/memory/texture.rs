@@ -254,7 +254,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
 }
 
 /// Forgets the objects of a context that is gone, and the device's views of them.
-pub(super) fn context_destroyed(ctx: CtxId) {
+pub(super) fn forget_context(ctx: CtxId) {
     let mut objects = objects();
     let dead: Vec<u64> =
         objects.iter().filter(|(_, object)| object.ctx == ctx).map(|(&handle, _)| handle).collect();
