@@ -258,7 +258,8 @@ impl Types {
         let base = rest.trim_end_matches('*').trim();
         let stars = rest.matches('*').count();
         let (mut rust, opaque) = match self.0.get(base) {
-            Some(rust) => (rust.clone(), false),
+            // What a `void *` points to, the implementation knows.
+            Some(rust) => (rust.clone(), base == "void" && stars == 1),
             None if stars > 0 => ("c_void".to_owned(), true),
             None => return Err(format!("type `{base}` is passed by value and not in {TYPES}")),
         };

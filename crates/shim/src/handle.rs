@@ -125,6 +125,20 @@ impl<T> Table<T> {
         removed
     }
 
+    /// Every live object.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.all.iter().filter_map(|slot| slot.object.clone()).collect()
+    }
+
+    /// The handle of the first object that `wanted` accepts. Looks at all of them.
+    pub(crate) fn handle_where(&self, wanted: impl Fn(&T) -> bool) -> Option<usize> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let is_wanted = |slot: &Slot<T>| slot.object.as_deref().is_some_and(&wanted);
+        let index = slots.all.iter().position(is_wanted)?;
+        Some(self.word(index, slots.all[index].generation))
+    }
+
     fn word(&self, index: usize, generation: u16) -> usize {
         ((self.kind as usize) << KIND_SHIFT)
             | ((generation as usize) << GENERATION_SHIFT)

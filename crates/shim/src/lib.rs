@@ -18,14 +18,21 @@ mod entry;
 mod error;
 mod event;
 mod ffi;
+mod function;
 pub mod generated;
 mod graph;
 mod handle;
 mod init;
+mod launch;
+mod library;
 mod log;
 mod memory;
 mod module;
+mod occupancy;
 #[cfg(feature = "private-tables")]
+mod private_tables;
+#[cfg(not(feature = "private-tables"))]
+#[path = "private_tables_absent.rs"]
 mod private_tables;
 mod procaddress;
 mod profiler;

@@ -85,6 +85,7 @@ impl Context {
         #[cfg(feature = "private-tables")]
         self.storage.clear(self.handle);
         let ctx = self.id();
+        crate::memory::context_destroyed(ctx);
         crate::module::context_destroyed(ctx);
         crate::stream::context_destroyed(ctx);
         *self.settings() = Settings::default();
@@ -113,7 +114,13 @@ impl Context {
         self.device
     }
 
-    pub(crate) fn device(&self) -> Result<&'static Device, CuError> {
+    /// As [`Self::ordinal`].
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// What its device is.
+    pub(crate) fn info(&self) -> Result<&'static Device, CuError> {
         session::get()?.device(self.device as i32)
     }
 
@@ -144,6 +151,17 @@ pub(crate) fn by_handle(handle: CUcontext) -> Result<Arc<Context>, CuError> {
 /// The context that `handle` names, or the current one for NULL.
 pub(crate) fn by_handle_or_current(handle: CUcontext) -> Result<Arc<Context>, CuError> {
     if handle.is_null() { current() } else { by_handle(handle) }
+}
+
+/// Every active context.
+pub(crate) fn active() -> Vec<CtxId> {
+    let all = CONTEXTS.all();
+    all.iter().filter(|ctx| ctx.is_active()).map(|ctx| ctx.id()).collect()
+}
+
+/// The active context of that id.
+pub(crate) fn by_id(id: CtxId) -> Option<Arc<Context>> {
+    CONTEXTS.all().into_iter().find(|ctx| ctx.is_active() && ctx.id() == id)
 }
 
 /// The primary context of a device, active or not; its handle never changes.

@@ -116,7 +116,7 @@ pub(crate) unsafe fn cuCtxGetExecAffinity(
     if kind != SM_COUNT {
         return Err(CuError::INVALID_VALUE);
     }
-    let sm_count = current()?.device()?.limit(attr::MULTIPROCESSOR_COUNT, 1);
+    let sm_count = current()?.info()?.limit(attr::MULTIPROCESSOR_COUNT, 1);
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(affinity, ExecAffinity { kind, sm_count }) }
 }

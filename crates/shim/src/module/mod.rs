@@ -1,6 +1,27 @@
 //! Modules, and the kernels and globals in them.
 
+mod api;
+mod image;
+mod jit;
+mod link;
+mod loaded;
+
+pub(crate) use api::*;
+pub(crate) use image::Images;
+pub(crate) use link::*;
+pub(crate) use loaded::{Module, Owner, by_handle, function_of};
+
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUfunction, CUmodule};
 use kedge_protocol::CtxId;
 
 /// Forgets the modules of a destroyed context.
-pub(crate) fn context_destroyed(_ctx: CtxId) {}
+pub(crate) fn context_destroyed(ctx: CtxId) {
+    crate::library::context_destroyed(ctx);
+    loaded::context_destroyed(ctx);
+}
+
+/// Every function of a module.
+pub(crate) fn functions_of(module: CUmodule) -> Result<Vec<CUfunction>, CuError> {
+    by_handle(module)?.all_functions()
+}

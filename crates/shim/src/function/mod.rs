@@ -1,0 +1,126 @@
+//! Functions: a kernel in a context, and how it may be launched.
+
+mod api;
+mod attribute;
+
+pub(crate) use api::*;
+pub(crate) use attribute::{Settings, get as attribute, required_cluster, set as set_attribute};
+
+use crate::handle::{Kind, Table};
+use crate::module::{Module, Owner};
+use crate::session::{self, Device};
+use crate::{library, module};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::attribute as attr;
+use kedge_cuda_types::handle::{CUfunction, CUkernel};
+use kedge_protocol::{CtxId, KernelInfo, KernelRef};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Function {
+    handle: usize,
+    kernel: KernelRef,
+    ctx: CtxId,
+    info: Arc<KernelInfo>,
+    device: &'static Device,
+    module: Owner,
+    settings: Arc<Settings>,
+    /// Bytes of the parameter buffer.
+    param_bytes: u32,
+    /// Threads a block that registers, launch bounds and the device allow.
+    max_threads: u32,
+}
+
+static FUNCTIONS: Table<Function> = Table::new(Kind::Function);
+
+impl Function {
+    pub(crate) fn create(
+        kernel: KernelRef,
+        module: &Arc<Module>,
+        settings: Arc<Settings>,
+    ) -> Result<Arc<Self>, CuError> {
+        let info = module.kernels().get(kernel.index as usize).ok_or(CuError::NOT_FOUND)?.clone();
+        let device = session::get()?.device(module.device() as i32)?;
+        let end = |p: &kedge_protocol::ParamInfo| p.offset.saturating_add(p.size);
+        let param_bytes = info.params.iter().map(end).max().unwrap_or(0);
+        let made = FUNCTIONS.insert_with(|handle| Self {
+            handle,
+            kernel,
+            ctx: module.ctx(),
+            max_threads: max_threads(device, &info),
+            param_bytes,
+            info,
+            device,
+            module: Arc::downgrade(module),
+            settings,
+        });
+        made.ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    /// Ends the handle's life: the module is gone.
+    pub(crate) fn forget(&self) {
+        FUNCTIONS.remove(self.handle);
+    }
+
+    pub(crate) fn handle(&self) -> CUfunction {
+        CUfunction(self.handle)
+    }
+
+    pub(crate) fn kernel(&self) -> KernelRef {
+        self.kernel
+    }
+
+    pub(crate) fn ctx(&self) -> CtxId {
+        self.ctx
+    }
+
+    pub(crate) fn info(&self) -> &KernelInfo {
+        &self.info
+    }
+
+    pub(crate) fn device(&self) -> &'static Device {
+        self.device
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn param_bytes(&self) -> u32 {
+        self.param_bytes
+    }
+
+    pub(crate) fn max_threads(&self) -> u32 {
+        self.max_threads
+    }
+
+    /// Dynamic shared memory that a launch may ask for, bytes.
+    pub(crate) fn max_dynamic_shared(&self) -> u32 {
+        let default = self.device.limit(attr::MAX_SHARED_MEMORY_PER_BLOCK, 48 << 10);
+        self.settings.max_dynamic_shared().unwrap_or(default.saturating_sub(self.info.shared_bytes))
+    }
+}
+
+fn max_threads(device: &Device, info: &KernelInfo) -> u32 {
+    let limit = device.limit(attr::MAX_THREADS_PER_BLOCK, 1024);
+    let warp = device.limit(attr::WARP_SIZE, 32).max(1);
+    let registers = device.limit(attr::MAX_REGISTERS_PER_BLOCK, 65536);
+    let by_registers = registers / info.registers.max(1) / warp * warp;
+    let bounds = if info.max_threads_per_block == 0 { limit } else { info.max_threads_per_block };
+    limit.min(bounds).min(by_registers.max(warp))
+}
+
+/// The function that a handle launches: a CUfunction, or a CUkernel in the current context.
+/// INVALID_HANDLE for anything else.
+#[inline]
+pub(crate) fn resolve(function: CUfunction) -> Result<Arc<Function>, CuError> {
+    match FUNCTIONS.get(function.0) {
+        Some(function) => Ok(function),
+        None => library::function_in_current(CUkernel(function.0)),
+    }
+}
+
+/// The handle that launches a kernel; NULL once its module is unloaded.
+pub(crate) fn handle_of(kernel: KernelRef) -> CUfunction {
+    module::function_of(kernel).map_or(CUfunction::NULL, |function| function.handle())
+}

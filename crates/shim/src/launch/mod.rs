@@ -1,0 +1,60 @@
+//! Launches: parameters packed, limits checked here so that what cannot run is told at once, and
+//! one message posted.
+
+mod api;
+mod attribute;
+mod check;
+mod legacy;
+mod params;
+
+pub(crate) use api::*;
+pub(crate) use attribute::Attributes;
+pub(crate) use legacy::*;
+pub(crate) use params::Params;
+
+use crate::function::{self, Function};
+use crate::session;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUfunction;
+use kedge_protocol::{Dim3, Launch};
+use std::sync::Arc;
+
+/// A launch's shape, as the program gives it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) grid: Dim3,
+    pub(crate) block: Dim3,
+    /// Dynamic shared memory, bytes.
+    pub(crate) shared_bytes: u32,
+}
+
+/// Everything that a launch, now or in a graph, is made of; checked.
+///
+/// # Safety
+/// `params` are valid for the function's parameters.
+pub(crate) unsafe fn prepare(
+    function: CUfunction,
+    shape: Shape,
+    params: Params,
+    attributes: &Attributes,
+) -> Result<(Arc<Function>, Launch), CuError> {
+    let function = function::resolve(function)?;
+    let cluster = check::launch(&function, shape, attributes)?;
+    // SAFETY: as the caller promises.
+    let params = unsafe { params.pack(&function)? };
+    let launch = Launch {
+        kernel: function.kernel(),
+        grid: shape.grid,
+        block: shape.block,
+        cluster,
+        shared_bytes: shape.shared_bytes,
+        cooperative: attributes.cooperative,
+        params,
+    };
+    Ok((function, launch))
+}
+
+/// The sticky error of the context that a function belongs to.
+pub(crate) fn check_sticky(function: &Function) -> Result<(), CuError> {
+    session::get()?.client.sticky(function.ctx()).map_or(Ok(()), Err)
+}

@@ -1,0 +1,186 @@
+//! Libraries: images that are loaded into each context when they are first needed there, and their
+//! kernels, which need no context to be named.
+
+mod api;
+
+pub(crate) use api::*;
+
+use crate::context::{self, Context};
+use crate::function::{Function, Settings};
+use crate::handle::{Kind, Table};
+use crate::module::{Images, Module};
+use crate::session;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUkernel, CUlibrary};
+use kedge_protocol::CtxId;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+#[derive(Debug)]
+pub(crate) struct Library {
+    handle: usize,
+    images: Images,
+    state: Mutex<State>,
+    unloaded: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    modules: Vec<(CtxId, Arc<Module>)>,
+    kernels: HashMap<u32, Arc<Kernel>>,
+}
+
+/// A kernel of a library, in every context.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    handle: usize,
+    library: Arc<Library>,
+    /// Its place among the module's kernels, the same wherever the image is loaded.
+    index: u32,
+    /// One for each device.
+    settings: Vec<Arc<Settings>>,
+    /// Where it has been used: read by every launch.
+    functions: RwLock<Vec<(CtxId, Arc<Function>)>>,
+}
+
+static LIBRARIES: Table<Library> = Table::new(Kind::Library);
+static KERNELS: Table<Kernel> = Table::new(Kind::Kernel);
+
+impl Library {
+    fn create(images: Images) -> Result<Arc<Self>, CuError> {
+        let made = LIBRARIES.insert_with(|handle| Self {
+            handle,
+            images,
+            state: Mutex::default(),
+            unloaded: AtomicBool::new(false),
+        });
+        made.ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    fn handle(&self) -> CUlibrary {
+        CUlibrary(self.handle)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The library's module in `ctx`, loaded if it is not yet.
+    fn module_in(&self, ctx: &Context) -> Result<Arc<Module>, CuError> {
+        let mut state = self.state();
+        let id = ctx.id();
+        if let Some((_, module)) = state.modules.iter().find(|(at, _)| *at == id) {
+            return Ok(module.clone());
+        }
+        // Another thread that needs the same module waits here; one that only posts does not.
+        if self.unloaded.load(Ordering::Relaxed) {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        let module = Module::load(ctx, &self.images)?;
+        state.modules.push((id, module.clone()));
+        Ok(module)
+    }
+
+    /// The library's module wherever it is most easily had: to ask what is in it.
+    fn any_module(&self) -> Result<Arc<Module>, CuError> {
+        if let Ok(ctx) = context::current() {
+            return self.module_in(&ctx);
+        }
+        if let Some((_, module)) = self.state().modules.first() {
+            return Ok(module.clone());
+        }
+        let ctx = context::active().into_iter().find_map(context::by_id);
+        self.module_in(&*ctx.ok_or(CuError::INVALID_CONTEXT)?)
+    }
+
+    /// The kernel at `index`; the same object each time.
+    fn kernel(self: &Arc<Self>, index: u32) -> Result<Arc<Kernel>, CuError> {
+        let devices = session::get()?.devices.len();
+        let mut state = self.state();
+        if let Some(kernel) = state.kernels.get(&index) {
+            return Ok(kernel.clone());
+        }
+        let made = KERNELS.insert_with(|handle| Kernel {
+            handle,
+            library: self.clone(),
+            index,
+            settings: (0..devices).map(|_| Arc::default()).collect(),
+            functions: RwLock::default(),
+        });
+        let kernel = made.ok_or(CuError::OUT_OF_MEMORY)?;
+        state.kernels.insert(index, kernel.clone());
+        Ok(kernel)
+    }
+
+    fn unload(&self) -> Result<(), CuError> {
+        LIBRARIES.remove(self.handle).ok_or(CuError::INVALID_HANDLE)?;
+        self.unloaded.store(true, Ordering::Relaxed);
+        let State { modules, kernels } = std::mem::take(&mut *self.state());
+        for kernel in kernels.values() {
+            KERNELS.remove(kernel.handle);
+        }
+        modules.iter().try_for_each(|(_, module)| module.unload())
+    }
+}
+
+impl Kernel {
+    fn handle(&self) -> CUkernel {
+        CUkernel(self.handle)
+    }
+
+    /// The kernel's function in `ctx`, which loads the library there.
+    fn function_in(&self, ctx: &Context) -> Result<Arc<Function>, CuError> {
+        let id = ctx.id();
+        let known = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, function)) = known.iter().find(|(at, _)| *at == id) {
+            return Ok(function.clone());
+        }
+        drop(known);
+        let module = self.library.module_in(ctx)?;
+        let settings = self.settings.get(ctx.ordinal() as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let function = module.function_with(self.index, settings)?;
+        let mut known = self.functions.write().unwrap_or_else(PoisonError::into_inner);
+        if known.iter().all(|(at, _)| *at != id) {
+            known.push((id, function.clone()));
+        }
+        Ok(function)
+    }
+
+    /// The kernel's function on a device: in the current context if that is there, else in any.
+    fn function_on(&self, device: i32) -> Result<Arc<Function>, CuError> {
+        session::get()?.device(device)?;
+        let current = context::current().ok().filter(|ctx| ctx.ordinal() as i32 == device);
+        let ctx = current.or_else(|| {
+            let mut active = context::active().into_iter().filter_map(context::by_id);
+            active.find(|ctx| ctx.ordinal() as i32 == device)
+        });
+        self.function_in(&*ctx.ok_or(CuError::INVALID_CONTEXT)?)
+    }
+}
+
+fn library(handle: CUlibrary) -> Result<Arc<Library>, CuError> {
+    LIBRARIES.get(handle.0).ok_or(CuError::INVALID_HANDLE)
+}
+
+fn kernel(handle: CUkernel) -> Result<Arc<Kernel>, CuError> {
+    KERNELS.get(handle.0).ok_or(CuError::INVALID_HANDLE)
+}
+
+/// What launching `handle` in the current context launches.
+pub(crate) fn function_in_current(handle: CUkernel) -> Result<Arc<Function>, CuError> {
+    let kernel = kernel(handle)?;
+    let ctx = context::current()?;
+    kernel.function_in(&ctx)
+}
+
+/// Forgets the modules of a destroyed context; the libraries stay.
+pub(crate) fn context_destroyed(ctx: CtxId) {
+    for library in LIBRARIES.all() {
+        library.state().modules.retain(|(at, _)| *at != ctx);
+    }
+    for kernel in KERNELS.all() {
+        let mut known = kernel.functions.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(at, _)| *at != ctx);
+    }
+}

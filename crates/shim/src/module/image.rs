@@ -1,0 +1,379 @@
+//! What a module is made of: images in the program's memory, recognised and measured.
+//!
+//! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX text,
+//! at its NUL.
+
+use crate::ffi;
+use kedge_cuda_types::CuError;
+use kedge_protocol::ModuleImage;
+use std::ffi::c_void;
+
+/// `__fatBinC_Wrapper_t`.
+const WRAPPER_MAGIC: u32 = 0x4662_43b1;
+const CONTAINER_MAGIC: u32 = 0xBA55_ED50;
+const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
+/// What cuLinkComplete made: the images that were linked, to be linked again by the proxy.
+const LINKED_MAGIC: u32 = u32::from_le_bytes(*b"kLNK");
+
+/// No image is longer; a header that says so is corrupt.
+const MAX_IMAGE: u64 = 4 << 30;
+/// Images that one module may be linked from.
+pub(super) const MAX_IMAGES: usize = 4096;
+
+/// One image: where it lies, or a copy of it.
+#[derive(Debug, Clone)]
+enum Bytes {
+    /// The program keeps it in place.
+    Borrowed {
+        addr: u64,
+        len: u64,
+    },
+    Owned(Box<[u8]>),
+}
+
+/// All images of one module.
+#[derive(Debug, Clone)]
+pub(crate) struct Images {
+    images: Vec<Bytes>,
+    /// They must be linked, even a single one.
+    link: bool,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Wrapper {
+    magic: u32,
+    version: u32,
+    data: *const c_void,
+    /// Version 2: a NULL-terminated array of prelinked fatbins.
+    prelinked: *const *const c_void,
+}
+
+impl Images {
+    /// Recognises what `image` points to.
+    ///
+    /// # Safety
+    /// `image` points to an image of a kind that cuModuleLoadData takes, or is NULL.
+    pub(crate) unsafe fn recognise(image: *const c_void) -> Result<Self, CuError> {
+        // SAFETY: every image has at least a magic word, or is text whose NUL comes earlier: a
+        // string of up to three characters is no image, and reading it ends at its NUL.
+        let magic = unsafe { magic(image)? };
+        if magic == WRAPPER_MAGIC {
+            // SAFETY: the magic says that it is a wrapper.
+            return unsafe { from_wrapper(ffi::read(image.cast())?) };
+        }
+        if magic == LINKED_MAGIC {
+            // SAFETY: the magic says that cuLinkComplete made it.
+            return unsafe { from_linked(image) };
+        }
+        // SAFETY: as the caller promises.
+        let one = unsafe { measure(image)? };
+        Ok(Self { images: vec![one], link: false })
+    }
+
+    /// One image of a known length.
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
+        Self { images: vec![Bytes::Owned(bytes.into())], link: false }
+    }
+
+    /// All images of `parts`, to be linked into one module.
+    pub(super) fn linked(parts: impl IntoIterator<Item = Images>) -> Self {
+        Self { images: parts.into_iter().flat_map(|part| part.images).collect(), link: true }
+    }
+
+    /// Copies what still lies in the program's memory.
+    ///
+    /// # Safety
+    /// The images are where they were recognised.
+    pub(crate) unsafe fn keep(&mut self) {
+        for image in &mut self.images {
+            if let Bytes::Borrowed { addr, len } = *image {
+                // SAFETY: `measure` found that many bytes there.
+                let bytes = unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
+                *image = Bytes::Owned(bytes.into());
+            }
+        }
+    }
+
+    /// Where the images lie, for the proxy to read while this process waits.
+    pub(super) fn places(&self) -> Vec<ModuleImage> {
+        let place = |image: &Bytes| match image {
+            Bytes::Borrowed { addr, len } => ModuleImage { addr: *addr, len: *len },
+            Bytes::Owned(bytes) => {
+                ModuleImage { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
+            }
+        };
+        self.images.iter().map(place).collect()
+    }
+
+    pub(super) fn needs_linking(&self) -> bool {
+        self.link || self.images.len() > 1
+    }
+
+    /// One block of memory that [`Self::recognise`] takes for these images.
+    pub(super) fn pack(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(LINKED_MAGIC.to_le_bytes());
+        out.extend((self.images.len() as u32).to_le_bytes());
+        for place in self.places() {
+            out.extend(place.len.to_le_bytes());
+            // SAFETY: `places` names live memory of that length.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(place.addr as *const u8, place.len as usize) };
+            out.extend_from_slice(bytes);
+        }
+        out
+    }
+}
+
+/// # Safety
+/// As [`Images::recognise`].
+unsafe fn magic(image: *const c_void) -> Result<u32, CuError> {
+    if image.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let mut bytes = [0u8; 4];
+    for i in 0..bytes.len() {
+        // SAFETY: the bytes before were no text that ended, so the image goes on.
+        bytes[i] = unsafe { image.cast::<u8>().add(i).read() };
+        if bytes[i] == 0 && i < 3 && bytes_are_text(&bytes[..i]) {
+            return Err(CuError::INVALID_IMAGE);
+        }
+    }
+    Ok(u32::from_le_bytes(bytes))
+}
+
+fn bytes_are_text(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
+}
+
+/// # Safety
+/// The wrapper's pointers are what its magic promises.
+unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
+    let mut images = Vec::new();
+    if wrapper.version >= 2 && !wrapper.prelinked.is_null() {
+        for i in 0..MAX_IMAGES {
+            // SAFETY: the array ends with NULL, and no NULL came before.
+            let part = unsafe { wrapper.prelinked.add(i).read() };
+            if part.is_null() {
+                break;
+            }
+            // SAFETY: an element of the array is a fatbin.
+            images.push(unsafe { measure(part)? });
+        }
+    }
+    if !images.is_empty() {
+        return Ok(Images { images, link: true });
+    }
+    // SAFETY: the wrapper's data is a fatbin.
+    Ok(Images { images: vec![unsafe { measure(wrapper.data)? }], link: false })
+}
+
+/// # Safety
+/// `image` is what [`Images::pack`] made.
+unsafe fn from_linked(image: *const c_void) -> Result<Images, CuError> {
+    let base = image.cast::<u8>();
+    // SAFETY: `pack` wrote the count behind the magic.
+    let count = unsafe { base.add(4).cast::<u32>().read_unaligned() } as usize;
+    if count > MAX_IMAGES {
+        return Err(CuError::INVALID_IMAGE);
+    }
+    let mut images = Vec::with_capacity(count);
+    let mut at = 8;
+    for _ in 0..count {
+        // SAFETY: `pack` wrote each image's length before its bytes.
+        let len = unsafe { base.add(at).cast::<u64>().read_unaligned() };
+        if len > MAX_IMAGE {
+            return Err(CuError::INVALID_IMAGE);
+        }
+        at += 8;
+        images.push(Bytes::Borrowed { addr: base as u64 + at as u64, len });
+        at += len as usize;
+    }
+    Ok(Images { images, link: true })
+}
+
+/// Finds the length of a fatbin container, an ELF file or PTX text.
+///
+/// # Safety
+/// `image` points to one of them.
+unsafe fn measure(image: *const c_void) -> Result<Bytes, CuError> {
+    // SAFETY: as the caller promises.
+    let len = match unsafe { magic(image)? } {
+        // SAFETY: the magic says that a container's header follows.
+        CONTAINER_MAGIC => unsafe { container_len(image)? },
+        // SAFETY: the magic says that an ELF header follows.
+        ELF_MAGIC => unsafe { elf_len(image)? },
+        word if bytes_are_text(&word.to_le_bytes()) => {
+            // SAFETY: text ends with a NUL.
+            unsafe { libc::strlen(image.cast()) as u64 }
+        }
+        _ => return Err(CuError::INVALID_IMAGE),
+    };
+    if len > MAX_IMAGE {
+        return Err(CuError::INVALID_IMAGE);
+    }
+    Ok(Bytes::Borrowed { addr: image as u64, len })
+}
+
+/// Header: magic, u16 version, u16 header size, u64 size of what follows it.
+///
+/// # Safety
+/// A container's header lies at `image`.
+unsafe fn container_len(image: *const c_void) -> Result<u64, CuError> {
+    // SAFETY: the header is 16 bytes long.
+    let (header, size) = unsafe {
+        let header = image.byte_add(6).cast::<u16>().read_unaligned();
+        (u64::from(header), image.byte_add(8).cast::<u64>().read_unaligned())
+    };
+    if header < 16 {
+        return Err(CuError::INVALID_IMAGE);
+    }
+    header.checked_add(size).ok_or(CuError::INVALID_IMAGE)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ElfHeader {
+    ident: [u8; 16],
+    kind: u16,
+    machine: u16,
+    version: u32,
+    entry: u64,
+    program_headers: u64,
+    section_headers: u64,
+    flags: u32,
+    header_size: u16,
+    program_header_size: u16,
+    program_header_count: u16,
+    section_header_size: u16,
+    section_header_count: u16,
+    names: u16,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SectionHeader {
+    name: u32,
+    kind: u32,
+    flags: u64,
+    addr: u64,
+    offset: u64,
+    size: u64,
+    link: u32,
+    info: u32,
+    align: u64,
+    entry_size: u64,
+}
+
+/// The end of whatever lies last: a header table or a section.
+///
+/// # Safety
+/// An ELF file lies at `image`.
+unsafe fn elf_len(image: *const c_void) -> Result<u64, CuError> {
+    const CLASS_64: u8 = 2;
+    const EM_CUDA: u16 = 190;
+    const NO_BITS: u32 = 8;
+    // SAFETY: the file begins with its header.
+    let header = unsafe { image.cast::<ElfHeader>().read_unaligned() };
+    if header.ident[4] != CLASS_64 || header.machine != EM_CUDA {
+        return Err(CuError::INVALID_IMAGE);
+    }
+    let table = |at: u64, size: u16, count: u16| {
+        at.checked_add(u64::from(size) * u64::from(count)).filter(|end| *end <= MAX_IMAGE)
+    };
+    let invalid = CuError::INVALID_IMAGE;
+    let programs =
+        table(header.program_headers, header.program_header_size, header.program_header_count)
+            .ok_or(invalid)?;
+    let sections =
+        table(header.section_headers, header.section_header_size, header.section_header_count)
+            .ok_or(invalid)?;
+    let mut len = programs.max(sections).max(size_of::<ElfHeader>() as u64);
+    if usize::from(header.section_header_size) < size_of::<SectionHeader>() {
+        return Ok(len);
+    }
+    for i in 0..u64::from(header.section_header_count) {
+        let at = header.section_headers + i * u64::from(header.section_header_size);
+        // SAFETY: the header says that its section headers lie there.
+        let section =
+            unsafe { image.byte_add(at as usize).cast::<SectionHeader>().read_unaligned() };
+        if section.kind != NO_BITS {
+            len = len.max(section.offset.checked_add(section.size).ok_or(invalid)?);
+        }
+    }
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(image: &[u8]) -> Result<Vec<ModuleImage>, CuError> {
+        // SAFETY: the tests below pass images.
+        Ok(unsafe { Images::recognise(image.as_ptr().cast())? }.places())
+    }
+
+    fn container(payload: usize) -> Vec<u8> {
+        let mut bytes = CONTAINER_MAGIC.to_le_bytes().to_vec();
+        bytes.extend([1, 0, 16, 0]);
+        bytes.extend((payload as u64).to_le_bytes());
+        bytes.resize(16 + payload, 7);
+        bytes
+    }
+
+    #[test]
+    fn measures_text_and_containers() {
+        let text = b".version 8.0\n\0";
+        assert_eq!(places(text).unwrap()[0].len, 13);
+        assert_eq!(places(&container(40)).unwrap()[0].len, 56);
+    }
+
+    #[test]
+    fn follows_a_wrapper() {
+        let (a, b) = (container(8), container(24));
+        let wrapper = Wrapper {
+            magic: WRAPPER_MAGIC,
+            version: 1,
+            data: a.as_ptr().cast(),
+            prelinked: std::ptr::null(),
+        };
+        // SAFETY: a live wrapper around live containers.
+        let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
+        assert!(!images.needs_linking());
+        assert_eq!(images.places()[0].len, 24);
+        let array = [a.as_ptr().cast(), b.as_ptr().cast(), std::ptr::null()];
+        let wrapper = Wrapper { version: 2, prelinked: array.as_ptr(), ..wrapper };
+        // SAFETY: as above.
+        let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
+        assert!(images.needs_linking());
+        assert_eq!(images.places().iter().map(|p| p.len).collect::<Vec<_>>(), [24, 40]);
+    }
+
+    #[test]
+    fn reads_what_it_packed() {
+        let images = Images::linked([
+            Images::of_bytes(b".version 8.0\0".to_vec()),
+            Images::of_bytes(container(9)),
+        ]);
+        let packed = images.pack();
+        let places = places(&packed).unwrap();
+        assert_eq!(places.iter().map(|p| p.len).collect::<Vec<_>>(), [13, 25]);
+        assert_eq!(places[1].addr, packed.as_ptr() as u64 + 8 + 8 + 13 + 8);
+    }
+
+    #[test]
+    fn refuses_nonsense() {
+        let mut short = container(8);
+        short[6] = 3;
+        let mut long = container(8);
+        long[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        let garbage = [0xff, 0xfe, 0xfd, 0xfc, 0];
+        for image in [&b"\0"[..], b"ab\0", &garbage, &short, &long] {
+            assert_eq!(places(image).unwrap_err(), CuError::INVALID_IMAGE);
+        }
+        // SAFETY: NULL is allowed.
+        let null = unsafe { Images::recognise(std::ptr::null()) };
+        assert_eq!(null.unwrap_err(), CuError::INVALID_VALUE);
+    }
+}
