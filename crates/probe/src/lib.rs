@@ -1,0 +1,52 @@
+//! Small CUDA programs that need no compiler, for `kedge doctor` to start and `kedge bench` to time.
+//!
+//! They load the driver or a runtime by name as every program does, so they run natively, or as
+//! clients of the job that `kedge run` has set up. None of kedge's own crates is used here: what
+//! is measured is what a program gets.
+
+mod calls;
+mod copy;
+mod cpu;
+mod device;
+mod driver;
+mod kernels;
+mod runtime;
+mod soft;
+mod timing;
+
+pub use runtime::{RuntimeReport, start_runtime};
+pub use timing::{Series, Sink};
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum ProbeError {
+    #[error("{path}: {source}")]
+    Load { path: PathBuf, source: libloading::Error },
+    #[error("{function}: {} (CUDA error {code})", name.as_deref().unwrap_or("unknown error"))]
+    Cuda { function: &'static str, code: i32, name: Option<String> },
+    #[error("{what}: the result is wrong: {detail}")]
+    Wrong { what: &'static str, detail: String },
+}
+
+/// What `kedge bench` can measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bench {
+    /// The cost of driver calls to the application.
+    Calls,
+    /// The rate of copies.
+    Copy,
+    /// The rate at which the device executes instructions.
+    Soft,
+}
+
+/// Measures on device 0 of the driver that the loader finds; `sink` gets each series as it ends.
+pub fn bench(bench: Bench, sink: &mut Sink<'_>) -> Result<(), ProbeError> {
+    let device = device::Device::open()?;
+    match bench {
+        Bench::Calls => calls::measure(&device, sink),
+        Bench::Copy => copy::measure(&device, sink),
+        Bench::Soft => soft::measure(&device, sink),
+    }
+}
