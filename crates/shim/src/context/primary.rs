@@ -1,13 +1,13 @@
 //! cuDevicePrimaryCtx*: the context that the runtime API uses, one a device.
 
 use super::api::{check_flags, finish};
-use super::primary_of;
+use super::{Context, primary_of};
 use crate::{ffi, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdevice};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How often each device's primary context is retained; held while one comes or goes.
 fn retained() -> MutexGuard<'static, Vec<u32>> {
@@ -27,17 +27,23 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(
     pctx: *mut CUcontext,
     dev: CUdevice,
 ) -> Result<(), CuError> {
-    let ctx = primary_of(dev)?;
+    primary_of(dev)?;
     if pctx.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
+    // SAFETY: the caller's out pointer.
+    unsafe { ffi::write(pctx, retain(dev)?.handle()) }
+}
+
+/// The primary context of a device, retained once more.
+pub(crate) fn retain(dev: CUdevice) -> Result<Arc<Context>, CuError> {
+    let ctx = primary_of(dev)?;
     let mut counts = retained();
     if !ctx.is_active() {
         ctx.activate(session::get()?)?;
     }
     *count(&mut counts, ctx.ordinal()) += 1;
-    // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(pctx, ctx.handle()) }
+    Ok(ctx)
 }
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> Result<(), CuError> {

@@ -90,8 +90,11 @@ impl Library {
         if let Some((_, module)) = self.state().modules.first() {
             return Ok(module.clone());
         }
-        let ctx = context::active().into_iter().find_map(context::by_id);
-        self.module_in(&*ctx.ok_or(CuError::INVALID_CONTEXT)?)
+        // The runtime asks where managed variables are before it makes a context.
+        match context::active().into_iter().find_map(context::by_id) {
+            Some(ctx) => self.module_in(&ctx),
+            None => self.module_in(&*context::retain(0)?),
+        }
     }
 
     /// The kernel at `index`; the same object each time.
