@@ -64,7 +64,8 @@ impl Builtin {
         (index < TABLE.len() as u64).then_some(Self(index as u16))
     }
 
-    pub(crate) fn name(self) -> &'static str {
+    #[cfg(test)]
+    fn name(self) -> &'static str {
         TABLE[usize::from(self.0)].0
     }
 
