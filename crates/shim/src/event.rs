@@ -129,6 +129,13 @@ fn record(handle: CUevent, stream: CUstream, flags: u32) -> Result<(), CuError> 
     Ok(())
 }
 
+/// A graph that was just launched records the event.
+pub(crate) fn recorded_by_graph(handle: CUevent) {
+    if let (Ok(event), Ok(session)) = (find(handle), session::get()) {
+        *event.last() = Last::Device(session.client.posted());
+    }
+}
+
 /// `cuStreamWaitEvent`: on the device, or by joining the event's capture.
 pub(crate) fn stream_wait(stream: CUstream, handle: CUevent, flags: u32) -> Result<(), CuError> {
     if flags & !CU_EVENT_WAIT_EXTERNAL != 0 {

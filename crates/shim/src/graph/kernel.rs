@@ -1,19 +1,244 @@
 //! Kernel nodes.
 
-use kedge_protocol::{Launch, StreamOp};
+use super::{Payload, world};
+use crate::launch::{self, Attributes, Params, Shape};
+use crate::{ffi, function};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::{
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_IGNORE, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
+    CUlaunchAttributeValue,
+};
+use kedge_cuda_types::handle::{CUfunction, CUgraphNode};
+use kedge_protocol::{Dim3, Launch, StreamOp};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
 
 /// A kernel launch in a graph.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Kernel {
+    /// As the program gave it; None for a captured launch.
+    function: Option<CUfunction>,
     launch: Launch,
+    /// Attributes that only the program can see.
+    attributes: BTreeMap<u32, CUlaunchAttributeValue>,
+    /// Addresses of the parameters in `launch.params`, made when the program asks for them: words,
+    /// because the node is not bound to a thread.
+    pointers: Vec<usize>,
+}
+
+impl Clone for Kernel {
+    fn clone(&self) -> Self {
+        Self {
+            function: self.function,
+            launch: self.launch.clone(),
+            attributes: self.attributes.clone(),
+            // They point into the original's buffer.
+            pointers: Vec::new(),
+        }
+    }
+}
+
+/// The first form of a kernel node's parameters says all that the second does.
+pub(super) fn first_form(params: CUDA_KERNEL_NODE_PARAMS_v2) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+    let mut first = params.v1;
+    if first.func.is_null() {
+        first.func = CUfunction(params.kern.0);
+    }
+    first
 }
 
 impl Kernel {
     pub(crate) fn from_launch(launch: Launch) -> Self {
-        Self { launch }
+        Self { function: None, launch, attributes: BTreeMap::new(), pointers: Vec::new() }
+    }
+
+    /// Checks and packs a launch as `cuLaunchKernel` does.
+    ///
+    /// # Safety
+    /// `kernelParams` or `extra` are valid for the function's parameters.
+    pub(crate) unsafe fn from_params(params: &CUDA_KERNEL_NODE_PARAMS_v1) -> Result<Self, CuError> {
+        let shape = Shape {
+            grid: Dim3 { x: params.gridDimX, y: params.gridDimY, z: params.gridDimZ },
+            block: Dim3 { x: params.blockDimX, y: params.blockDimY, z: params.blockDimZ },
+            shared_bytes: params.sharedMemBytes,
+        };
+        let pointers = Params { kernel_params: params.kernelParams, extra: params.extra };
+        // SAFETY: the caller's promise.
+        let (_, launch) =
+            unsafe { launch::prepare(params.func, shape, pointers, &Attributes::default()) }?;
+        Ok(Self { function: Some(params.func), ..Self::from_launch(launch) })
     }
 
     pub(crate) fn op(&self) -> StreamOp {
         StreamOp::Launch { launch: self.launch.clone() }
+    }
+
+    pub(crate) fn launch(&self) -> &Launch {
+        &self.launch
+    }
+
+    /// What `cuGraphKernelNodeGetParams` tells. The parameters it points to are this node's.
+    pub(crate) fn params(&mut self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+        let func = self.function.unwrap_or_else(|| function::handle_of(self.launch.kernel));
+        if self.pointers.is_empty()
+            && let Ok(function) = function::resolve(func)
+        {
+            let base = self.launch.params.as_ptr() as usize;
+            let params = function.info().params.iter();
+            self.pointers = params.map(|param| base + param.offset as usize).collect();
+        }
+        let Launch { grid, block, .. } = self.launch;
+        let none = self.pointers.is_empty();
+        CUDA_KERNEL_NODE_PARAMS_v1 {
+            func,
+            gridDimX: grid.x,
+            gridDimY: grid.y,
+            gridDimZ: grid.z,
+            blockDimX: block.x,
+            blockDimY: block.y,
+            blockDimZ: block.z,
+            sharedMemBytes: self.launch.shared_bytes,
+            kernelParams: if none {
+                null_mut()
+            } else {
+                self.pointers.as_mut_ptr().cast::<*mut c_void>()
+            },
+            extra: null_mut(),
+        }
+    }
+
+    fn attribute(&self, id: u32) -> Result<CUlaunchAttributeValue, CuError> {
+        let Launch { cluster, cooperative, .. } = self.launch;
+        match id {
+            CU_LAUNCH_ATTRIBUTE_IGNORE => Err(CuError::INVALID_VALUE),
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => {
+                Ok(CUlaunchAttributeValue::from_words(&[cooperative.into()]))
+            }
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
+                Ok(CUlaunchAttributeValue::from_words(&[cluster.x, cluster.y, cluster.z]))
+            }
+            _ => {
+                Attributes::default().apply(id, &CUlaunchAttributeValue::ZERO)?;
+                Ok(self.attributes.get(&id).copied().unwrap_or(CUlaunchAttributeValue::ZERO))
+            }
+        }
+    }
+
+    fn set_attribute(&mut self, id: u32, value: CUlaunchAttributeValue) -> Result<(), CuError> {
+        match id {
+            // Zero, as it comes from a node without one, is none.
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION if value == CUlaunchAttributeValue::ZERO => {
+                self.launch.cluster = Dim3::default();
+                return Ok(());
+            }
+            CU_LAUNCH_ATTRIBUTE_IGNORE => return Err(CuError::INVALID_VALUE),
+            _ => {}
+        }
+        let mut asked = Attributes::default();
+        asked.apply(id, &value)?;
+        match id {
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => self.launch.cooperative = asked.cooperative,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
+                self.launch.cluster = asked.cluster.unwrap_or_default();
+            }
+            _ => {
+                self.attributes.insert(id, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over another node's attributes.
+    pub(crate) fn copy_attributes(&mut self, from: &Self) -> Result<(), CuError> {
+        self.launch.cooperative = from.launch.cooperative;
+        self.launch.cluster = from.launch.cluster;
+        self.attributes = from.attributes.clone();
+        Ok(())
+    }
+}
+
+fn with_kernel<T>(
+    node: CUgraphNode,
+    f: impl FnOnce(&mut Kernel) -> Result<T, CuError>,
+) -> Result<T, CuError> {
+    world::ask(|graphs| match graphs.payload_mut(node)? {
+        Payload::Kernel(kernel) => f(kernel),
+        _ => Err(CuError::INVALID_VALUE),
+    })
+}
+
+pub(crate) unsafe fn cuGraphKernelNodeGetAttribute(
+    node: CUgraphNode,
+    id: u32,
+    value: *mut CUlaunchAttributeValue,
+) -> Result<(), CuError> {
+    let found = with_kernel(node, |kernel| kernel.attribute(id))?;
+    // SAFETY: the caller's out pointer.
+    unsafe { ffi::write(value, found) }
+}
+
+pub(crate) unsafe fn cuGraphKernelNodeSetAttribute(
+    node: CUgraphNode,
+    id: u32,
+    value: *const CUlaunchAttributeValue,
+) -> Result<(), CuError> {
+    // SAFETY: the caller's value.
+    let value = unsafe { ffi::read(value) }?;
+    with_kernel(node, |kernel| kernel.set_attribute(id, value))
+}
+
+pub(crate) unsafe fn cuGraphKernelNodeCopyAttributes(
+    target: CUgraphNode,
+    source: CUgraphNode,
+) -> Result<(), CuError> {
+    let from = with_kernel(source, |kernel| Ok(kernel.clone()))?;
+    with_kernel(target, |kernel| kernel.copy_attributes(&from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_cuda_types::graph::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+    use kedge_protocol::{KernelRef, ModuleId};
+    use kedge_wire::Bytes;
+
+    fn kernel() -> Kernel {
+        let one = Dim3 { x: 1, y: 1, z: 1 };
+        Kernel::from_launch(Launch {
+            kernel: KernelRef { module: ModuleId(1), index: 0 },
+            grid: one,
+            block: one,
+            cluster: Dim3::default(),
+            shared_bytes: 0,
+            cooperative: false,
+            params: Bytes::default(),
+        })
+    }
+
+    #[test]
+    fn attributes_reach_the_launch_or_are_kept() {
+        let mut node = kernel();
+        let words = CUlaunchAttributeValue::from_words;
+        node.set_attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, words(&[2, 1, 1])).unwrap();
+        node.set_attribute(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, words(&[1])).unwrap();
+        node.set_attribute(CU_LAUNCH_ATTRIBUTE_PRIORITY, words(&[3])).unwrap();
+        assert_eq!(node.launch().cluster, Dim3 { x: 2, y: 1, z: 1 });
+        assert!(node.launch().cooperative);
+        let mut other = kernel();
+        other.copy_attributes(&node).unwrap();
+        assert_eq!(other.attribute(CU_LAUNCH_ATTRIBUTE_PRIORITY).unwrap().word(0), 3);
+        assert!(other.launch().cooperative);
+    }
+
+    #[test]
+    fn zero_attributes_can_be_written_back() {
+        let mut node = kernel();
+        for id in 1..=10 {
+            let value = node.attribute(id).unwrap();
+            node.set_attribute(id, value).unwrap();
+        }
+        assert_eq!(node.launch(), kernel().launch());
     }
 }

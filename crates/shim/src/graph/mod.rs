@@ -5,15 +5,31 @@
 //! - [`flatten`], [`exec`], [`update`]: executable graphs.
 //! - the others: the exported functions, by subject.
 
+mod create;
+mod device_memory;
+mod dot;
 mod edges;
+mod exec;
+mod flatten;
+mod instance;
 mod kernel;
 mod memory;
+mod params;
 mod payload;
+mod query;
+mod update;
 mod user_object;
 mod world;
 
+pub(crate) use create::*;
+pub(crate) use device_memory::*;
+pub(crate) use dot::*;
 pub(crate) use edges::Edge;
+pub(crate) use instance::*;
+pub(crate) use kernel::*;
+pub(crate) use params::*;
 pub(crate) use payload::Payload;
+pub(crate) use query::*;
 pub(crate) use user_object::*;
 
 use crate::{callback, ffi};
@@ -34,6 +50,13 @@ pub(crate) fn destroy(graph: CUgraph) -> Result<(), CuError> {
     drop(removed);
     callback::sweep();
     Ok(())
+}
+
+/// Throws away a child graph whose node could not be added.
+fn discard_child(child: CUgraph) {
+    let removed = world::with(|graphs| graphs.discard(child));
+    drop(removed);
+    callback::sweep();
 }
 
 /// Adds a node behind `dependencies`.

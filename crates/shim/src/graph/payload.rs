@@ -22,14 +22,20 @@ pub(crate) enum Payload {
     Empty,
     Kernel(Kernel),
     Memcpy(Copied),
-    Memset(CUDA_MEMSET_NODE_PARAMS_v1),
+    Memset {
+        params: CUDA_MEMSET_NODE_PARAMS_v1,
+        op: StreamOp,
+    },
     Host(Arc<HostNode>),
     /// A child graph, owned by the node.
     Graph(CUgraph),
     EventRecord(CUevent, EventId),
     EventWait(CUevent, EventId),
     MemAlloc(Arc<Allocation>),
-    MemFree(CUdeviceptr),
+    MemFree {
+        addr: CUdeviceptr,
+        size: u64,
+    },
     MemOps(Vec<CUstreamBatchMemOpParams>),
 }
 
@@ -40,18 +46,19 @@ impl Payload {
             StreamOp::Empty {} => Self::Empty,
             StreamOp::Launch { launch } => Self::Kernel(Kernel::from_launch(launch)),
             StreamOp::Copy { .. } | StreamOp::CopyInline { .. } => {
-                Self::Memcpy(Copied { op, params: None })
+                Self::Memcpy(Copied::captured(op))
             }
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
-                Self::Memset(CUDA_MEMSET_NODE_PARAMS_v1 {
-                    dst,
-                    pitch: pitch as usize,
-                    value,
-                    elementSize: element,
-                    width: width as usize,
-                    height: height as usize,
-                })
+                let (pitch, width, height) = (pitch as usize, width as usize, height as usize);
+                let elementSize = element;
+                let params =
+                    CUDA_MEMSET_NODE_PARAMS_v1 { dst, pitch, value, elementSize, width, height };
+                Self::Memset { params, op }
             }
+            StreamOp::MemAlloc { addr, size } => {
+                Self::MemAlloc(Arc::new(Allocation::captured(addr, size)))
+            }
+            StreamOp::MemFree { addr, size } => Self::MemFree { addr, size },
             StreamOp::WriteValue { addr, value, wide } => {
                 let narrow = CU_STREAM_MEM_OP_WRITE_VALUE_32;
                 let operation = if wide { CU_STREAM_MEM_OP_WRITE_VALUE_64 } else { narrow };
@@ -65,9 +72,7 @@ impl Payload {
             StreamOp::EventRecord { .. }
             | StreamOp::EventWait { .. }
             | StreamOp::HostFn { .. }
-            | StreamOp::GraphLaunch { .. }
-            | StreamOp::MemAlloc { .. }
-            | StreamOp::MemFree { .. } => {
+            | StreamOp::GraphLaunch { .. } => {
                 entry::log_once(op.name(), || {
                     format!("capture of {} by its bare operation is not supported", op.name())
                 });
@@ -90,13 +95,13 @@ impl Payload {
             Self::Empty => CU_GRAPH_NODE_TYPE_EMPTY,
             Self::Kernel(_) => CU_GRAPH_NODE_TYPE_KERNEL,
             Self::Memcpy(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
-            Self::Memset(_) => CU_GRAPH_NODE_TYPE_MEMSET,
+            Self::Memset { .. } => CU_GRAPH_NODE_TYPE_MEMSET,
             Self::Host(_) => CU_GRAPH_NODE_TYPE_HOST,
             Self::Graph(_) => CU_GRAPH_NODE_TYPE_GRAPH,
             Self::EventRecord(..) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Self::EventWait(..) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Self::MemAlloc(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-            Self::MemFree(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Self::MemFree { .. } => CU_GRAPH_NODE_TYPE_MEM_FREE,
             Self::MemOps(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
         }
     }
@@ -107,7 +112,7 @@ impl Payload {
         let op = match self {
             Self::Kernel(kernel) => kernel.op(),
             Self::Memcpy(copied) => copied.op.clone(),
-            Self::Memset(params) => memset_op(params),
+            Self::Memset { op, .. } => op.clone(),
             Self::Host(host) => StreamOp::HostFn { token: host.token },
             Self::EventRecord(_, event) => StreamOp::EventRecord { event: *event },
             Self::EventWait(_, event) => StreamOp::EventWait { event: *event },
@@ -116,22 +121,11 @@ impl Payload {
                 return Ok(if ops.is_empty() { vec![StreamOp::Empty {}] } else { ops });
             }
             // A graph's memory is there for as long as the graph is: see `memory`.
-            Self::Empty | Self::Graph(_) | Self::MemAlloc(_) | Self::MemFree(_) => {
+            Self::Empty | Self::Graph(_) | Self::MemAlloc(_) | Self::MemFree { .. } => {
                 StreamOp::Empty {}
             }
         };
         Ok(vec![op])
-    }
-}
-
-fn memset_op(params: &CUDA_MEMSET_NODE_PARAMS_v1) -> StreamOp {
-    StreamOp::Memset {
-        dst: params.dst,
-        pitch: params.pitch as u64,
-        value: params.value,
-        element: params.elementSize,
-        width: params.width as u64,
-        height: params.height as u64,
     }
 }
 

@@ -1,6 +1,6 @@
 //! User objects: a program's resources that live as long as the graphs that use them.
 
-use super::world::{self};
+use super::world;
 use crate::callback::{self, HostFn};
 use crate::ffi;
 use crate::handle::{Kind, Table};
@@ -121,7 +121,7 @@ pub(crate) unsafe fn cuGraphRetainUserObject(
         return Err(CuError::INVALID_VALUE);
     }
     let object = find(handle)?;
-    world::with(|graphs| {
+    world::ask(|graphs| {
         graphs.get_mut(graph)?.user_objects.retain(handle, object, count);
         Ok(())
     })?;
@@ -136,7 +136,7 @@ pub(crate) unsafe fn cuGraphReleaseUserObject(
     if count == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let last = world::with(|graphs| graphs.get_mut(graph)?.user_objects.release(handle, count))?;
+    let last = world::ask(|graphs| graphs.get_mut(graph)?.user_objects.release(handle, count))?;
     drop(last);
     callback::sweep();
     Ok(())

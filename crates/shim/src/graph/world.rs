@@ -37,6 +37,11 @@ pub(crate) fn with<T>(f: impl FnOnce(&mut Graphs) -> T) -> T {
     f(guard.get_or_insert_with(Graphs::default))
 }
 
+/// As [`with`], for what can fail.
+pub(crate) fn ask<T>(f: impl FnOnce(&mut Graphs) -> Result<T, CuError>) -> Result<T, CuError> {
+    with(f)
+}
+
 impl Graphs {
     pub(crate) fn create(&mut self) -> CUgraph {
         self.insert(Graph::default())
@@ -90,11 +95,10 @@ impl Graphs {
         let owner = self.owner(node)?;
         let payload = self.get_mut(owner)?.nodes.remove(node)?;
         self.owner.remove(&node);
-        let mut removed = Vec::new();
-        if let Payload::Graph(child) = payload {
-            self.take(child, &mut removed);
-        }
-        Ok(removed)
+        Ok(match payload {
+            Payload::Graph(child) => self.discard(child),
+            _ => Vec::new(),
+        })
     }
 
     /// Destroys a graph that is nobody's child.
@@ -102,9 +106,24 @@ impl Graphs {
         if self.get(graph)?.owned {
             return Err(CuError::INVALID_VALUE);
         }
+        Ok(self.discard(graph))
+    }
+
+    /// Destroys a graph whoever owns it.
+    pub(crate) fn discard(&mut self, graph: CUgraph) -> Vec<Graph> {
         let mut removed = Vec::new();
         self.take(graph, &mut removed);
-        Ok(removed)
+        removed
+    }
+
+    /// Whether a graph, or a child of it, allocates or frees memory.
+    pub(crate) fn allocates(&self, graph: CUgraph) -> bool {
+        let Some(graph) = self.graphs.get(&graph) else { return false };
+        graph.nodes.iter().any(|(_, node)| match node.payload {
+            Payload::MemAlloc(_) | Payload::MemFree { .. } => true,
+            Payload::Graph(child) => self.allocates(child),
+            _ => false,
+        })
     }
 
     fn take(&mut self, graph: CUgraph, removed: &mut Vec<Graph>) {

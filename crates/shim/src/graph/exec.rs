@@ -1,0 +1,243 @@
+//! Executable graphs: a private copy of a graph, and its operations in the proxy.
+
+use super::flatten::{Flat, Unfit, flatten};
+use super::update::compare;
+use super::{Payload, world};
+use crate::handle::{Kind, Table};
+use crate::{callback, context, entry, event, session, stream};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::{
+    CU_GRAPH_EXEC_UPDATE_ERROR, CU_GRAPH_EXEC_UPDATE_SUCCESS,
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH,
+    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+    CUgraphExecUpdateResultInfo,
+};
+use kedge_cuda_types::handle::{CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use kedge_protocol::{CtxId, GraphExecId, Post, StreamOp};
+use kedge_wire::List;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Edges of one message.
+const EDGES_PER_POST: usize = 4096;
+
+/// An executable graph.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    id: GraphExecId,
+    pub(crate) flags: u64,
+    /// The copy that it was made of, which the program cannot reach: what its nodes do now.
+    graph: CUgraph,
+    /// Which operations each node of the copy has become.
+    places: HashMap<CUgraphNode, Range<u32>>,
+    state: Mutex<State>,
+}
+
+/// Changes are posted under its lock, so that the proxy sees them in the order of their making.
+#[derive(Debug, Default)]
+struct State {
+    /// Nodes, of the copy, that do nothing for now.
+    disabled: HashSet<CUgraphNode>,
+    /// Events that a launch records.
+    events: Vec<CUevent>,
+}
+
+static EXECS: Table<Exec> = Table::new(Kind::GraphExec);
+
+pub(crate) fn find(exec: CUgraphExec) -> Result<Arc<Exec>, CuError> {
+    EXECS.get(exec.0).ok_or(CuError::INVALID_VALUE)
+}
+
+/// Makes an executable graph. What is wrong with the graph comes back with the node, if it is one's
+/// fault.
+pub(crate) fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec, Unfit> {
+    let plain = |error| Unfit { node: CUgraphNode::NULL, error, cycle: false };
+    let known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
+        | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+        | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+    if flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH != 0 {
+        return Err(plain(entry::not_supported("CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH")));
+    }
+    if flags & !known != 0 {
+        return Err(plain(CuError::INVALID_VALUE));
+    }
+    callback::check_not_inside().map_err(plain)?;
+    let ctx = context::current().map_err(plain)?.id();
+    let (copy, flat) = world::with(|graphs| {
+        // Of the original first, so that an error names a node that the program knows.
+        flatten(graphs, graph)?;
+        let copy = graphs.duplicate(graph, false).map_err(plain)?;
+        Ok((copy, flatten(graphs, copy)?))
+    })?;
+    make(ctx, copy, flat, flags).map_err(|error| {
+        let _ = super::destroy(copy);
+        plain(error)
+    })
+}
+
+fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExec, CuError> {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let id = GraphExecId(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+    let session = session::get()?;
+    session.post(&Post::GraphExecBegin { exec: id, ctx })?;
+    for op in flat.ops {
+        session.post(&Post::GraphExecNode { exec: id, op })?;
+    }
+    for edges in flat.edges.chunks(EDGES_PER_POST) {
+        let edges = List::new(edges.to_vec()).map_err(|_| CuError::UNKNOWN)?;
+        session.post(&Post::GraphExecEdges { exec: id, edges })?;
+    }
+    session.post(&Post::GraphExecReady { exec: id })?;
+    let exec = Exec { id, flags, graph, places: flat.places, state: Mutex::default() };
+    exec.state().events = exec.recorded_events();
+    EXECS.insert(exec).map(CUgraphExec).ok_or(CuError::OUT_OF_MEMORY)
+}
+
+/// Launches that run or wait are still carried out.
+pub(crate) fn destroy(exec: CUgraphExec) -> Result<(), CuError> {
+    let exec = EXECS.remove(exec.0).ok_or(CuError::INVALID_VALUE)?;
+    session::get()?.post(&Post::GraphExecDestroy { exec: exec.id })?;
+    super::destroy(exec.graph)
+}
+
+pub(crate) fn launch(exec: CUgraphExec, handle: CUstream) -> Result<(), CuError> {
+    let exec = find(exec)?;
+    let stream = stream::open(handle)?;
+    if crate::capture::intercepts(&stream)? {
+        let child = world::with(|graphs| graphs.duplicate(exec.graph, true))?;
+        let added = crate::capture::append(&stream, Payload::Graph(child));
+        return added.map(drop).inspect_err(|_| super::discard_child(child));
+    }
+    stream.post(StreamOp::GraphLaunch { exec: exec.id })?;
+    exec.state().events.iter().for_each(|&event| event::recorded_by_graph(event));
+    Ok(())
+}
+
+impl Exec {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node of the copy that stands for `node` of the graph that was instantiated.
+    fn node(&self, node: CUgraphNode) -> Result<CUgraphNode, CuError> {
+        world::with(|graphs| graphs.find_copy(node, self.graph))
+    }
+
+    fn recorded_events(&self) -> Vec<CUevent> {
+        let event = |payload: &Payload| match payload {
+            Payload::EventRecord(event, _) => Some(*event),
+            _ => None,
+        };
+        world::with(|graphs| {
+            let payloads = self.places.keys().filter_map(|&node| graphs.payload(node).ok());
+            payloads.filter_map(event).collect()
+        })
+    }
+
+    /// What `node` does in later launches; it must keep its type.
+    pub(crate) fn set(&self, node: CUgraphNode, payload: Payload) -> Result<(), CuError> {
+        let node = self.node(node)?;
+        let mut state = self.state();
+        self.replace(&state, node, payload)?;
+        state.events = self.recorded_events();
+        Ok(())
+    }
+
+    /// Puts a child graph's new parameters in the place of the old ones.
+    pub(crate) fn set_child(&self, node: CUgraphNode, graph: CUgraph) -> Result<(), CuError> {
+        let node = self.node(node)?;
+        let changes = world::ask(|graphs| match *graphs.payload(node)? {
+            Payload::Graph(child) => {
+                compare(graphs, child, graph).map_err(|_| CuError::INVALID_VALUE)
+            }
+            _ => Err(CuError::INVALID_VALUE),
+        })?;
+        self.apply(changes)
+    }
+
+    /// Takes over what `graph`, of the same shape, does.
+    pub(crate) fn update(
+        &self,
+        graph: CUgraph,
+    ) -> Result<(), (CuError, CUgraphExecUpdateResultInfo)> {
+        let changes = world::with(|graphs| {
+            graphs.get(graph).map_err(|error| (error, failed()))?;
+            compare(graphs, self.graph, graph)
+                .map_err(|refused| (CuError::GRAPH_EXEC_UPDATE_FAILURE, refused))
+        })?;
+        self.apply(changes).map_err(|error| (error, failed()))
+    }
+
+    fn apply(&self, changes: Vec<(CUgraphNode, Payload)>) -> Result<(), CuError> {
+        let mut state = self.state();
+        for (node, payload) in changes {
+            self.replace(&state, node, payload)?;
+        }
+        state.events = self.recorded_events();
+        Ok(())
+    }
+
+    fn replace(&self, state: &State, node: CUgraphNode, payload: Payload) -> Result<(), CuError> {
+        let place = self.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
+        let ops = payload.ops()?;
+        if ops.len() != place.len() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let old = world::ask(|graphs| {
+            let slot = graphs.payload_mut(node)?;
+            if slot.node_type() != payload.node_type() {
+                return Err(CuError::INVALID_VALUE);
+            }
+            Ok(std::mem::replace(slot, payload))
+        })?;
+        // Outside of the lock.
+        drop(old);
+        if state.disabled.contains(&node) { Ok(()) } else { self.post(place, ops) }
+    }
+
+    fn post(&self, place: &Range<u32>, ops: Vec<StreamOp>) -> Result<(), CuError> {
+        let session = session::get()?;
+        for (node, op) in place.clone().zip(ops) {
+            session.post(&Post::GraphExecUpdate { exec: self.id, node, op })?;
+        }
+        Ok(())
+    }
+
+    /// A disabled node does nothing but keep its place. Only kernels, copies and fills can be.
+    pub(crate) fn set_enabled(&self, node: CUgraphNode, enabled: bool) -> Result<(), CuError> {
+        let node = self.node(node)?;
+        let place = self.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
+        let mut state = self.state();
+        let ops = world::ask(|graphs| match graphs.payload(node)? {
+            payload @ (Payload::Kernel(_) | Payload::Memcpy(_) | Payload::Memset { .. }) => {
+                payload.ops()
+            }
+            _ => Err(CuError::INVALID_VALUE),
+        })?;
+        let changed =
+            if enabled { state.disabled.remove(&node) } else { state.disabled.insert(node) };
+        match (changed, enabled) {
+            (false, _) => Ok(()),
+            (true, true) => self.post(place, ops),
+            (true, false) => self.post(place, vec![StreamOp::Empty {}; place.len()]),
+        }
+    }
+
+    pub(crate) fn is_enabled(&self, node: CUgraphNode) -> Result<bool, CuError> {
+        let node = self.node(node)?;
+        Ok(!self.state().disabled.contains(&node))
+    }
+}
+
+fn failed() -> CUgraphExecUpdateResultInfo {
+    CUgraphExecUpdateResultInfo { result: CU_GRAPH_EXEC_UPDATE_ERROR, ..Default::default() }
+}
+
+/// What `cuGraphExecUpdate` reports of a success.
+pub(crate) const UPDATED: CUgraphExecUpdateResultInfo = CUgraphExecUpdateResultInfo {
+    result: CU_GRAPH_EXEC_UPDATE_SUCCESS,
+    errorNode: CUgraphNode::NULL,
+    errorFromNode: CUgraphNode::NULL,
+};

@@ -1,0 +1,225 @@
+//! From a graph to what the proxy executes: numbered operations and the edges between them, child
+//! graphs dissolved.
+
+use super::world::Graphs;
+use crate::graph::Payload;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
+use kedge_protocol::StreamOp;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// An executable graph's operations. A node's operations run one after the other.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Flat {
+    pub(crate) ops: Vec<StreamOp>,
+    /// (from, to), as numbers of operations.
+    pub(crate) edges: Vec<(u32, u32)>,
+    /// Which operations a node has become; child graphs' nodes included.
+    pub(crate) places: HashMap<CUgraphNode, Range<u32>>,
+}
+
+/// Why a graph cannot be executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    pub(crate) node: CUgraphNode,
+    pub(crate) error: CuError,
+    /// The dependencies form a cycle.
+    pub(crate) cycle: bool,
+}
+
+/// Where a node begins and where it ends.
+#[derive(Clone, Copy)]
+struct Ends {
+    first: u32,
+    last: u32,
+}
+
+pub(crate) fn flatten(graphs: &Graphs, graph: CUgraph) -> Result<Flat, Unfit> {
+    let mut flat = Flat::default();
+    flat.add_graph(graphs, graph)?;
+    Ok(flat)
+}
+
+impl Flat {
+    /// Adds a graph's nodes and edges; the ends of all nodes come back with whether something
+    /// inside the graph precedes or follows them.
+    fn add_graph(&mut self, graphs: &Graphs, graph: CUgraph) -> Result<Vec<Inner>, Unfit> {
+        let missing = |error| Unfit { node: CUgraphNode::NULL, error, cycle: false };
+        let nodes = &graphs.get(graph).map_err(missing)?.nodes;
+        let order = nodes.topological_order().map_err(|node| Unfit {
+            node,
+            error: CuError::INVALID_VALUE,
+            cycle: true,
+        })?;
+        let mut ends: HashMap<CUgraphNode, Ends> = HashMap::new();
+        let mut inner = Vec::new();
+        for handle in order {
+            let unfit = |error| Unfit { node: handle, error, cycle: false };
+            let node = nodes.get(handle).map_err(unfit)?;
+            let here = self.add_node(graphs, handle, &node.payload)?;
+            for edge in node.dependencies() {
+                if let Some(from) = ends.get(&edge.node) {
+                    self.edges.push((from.last, here.first));
+                }
+            }
+            ends.insert(handle, here);
+            let (root, leaf) = (node.dependencies().is_empty(), node.dependents().is_empty());
+            inner.push(Inner { ends: here, root, leaf });
+        }
+        Ok(inner)
+    }
+
+    fn add_node(
+        &mut self,
+        graphs: &Graphs,
+        node: CUgraphNode,
+        payload: &Payload,
+    ) -> Result<Ends, Unfit> {
+        let unfit = |error| Unfit { node, error, cycle: false };
+        if let Payload::Graph(child) = payload {
+            return self.add_child(graphs, *child);
+        }
+        let ops = payload.ops().map_err(unfit)?;
+        let first = self.ops.len() as u32;
+        self.ops.extend(ops);
+        let end = self.ops.len() as u32;
+        self.edges.extend((first + 1..end).map(|op| (op - 1, op)));
+        self.places.insert(node, first..end);
+        Ok(Ends { first, last: end - 1 })
+    }
+
+    /// A child graph stands between two empty operations, so that its m roots and n leaves need
+    /// m + n edges, whatever it depends on.
+    fn add_child(&mut self, graphs: &Graphs, child: CUgraph) -> Result<Ends, Unfit> {
+        let first = self.push_empty();
+        let inner = self.add_graph(graphs, child)?;
+        let last = self.push_empty();
+        if inner.is_empty() {
+            self.edges.push((first, last));
+        }
+        for node in inner {
+            if node.root {
+                self.edges.push((first, node.ends.first));
+            }
+            if node.leaf {
+                self.edges.push((node.ends.last, last));
+            }
+        }
+        Ok(Ends { first, last })
+    }
+
+    fn push_empty(&mut self) -> u32 {
+        self.ops.push(StreamOp::Empty {});
+        self.ops.len() as u32 - 1
+    }
+}
+
+/// A node of a graph that is being added.
+struct Inner {
+    ends: Ends,
+    root: bool,
+    leaf: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_cuda_types::graph::{
+        CU_STREAM_MEM_OP_WRITE_VALUE_32, CUgraphEdgeData, CUstreamBatchMemOpParams,
+    };
+
+    fn memset(dst: u64) -> Payload {
+        let (value, element, width, height) = (0, 1, 1, 1);
+        let op = StreamOp::Memset { dst, pitch: 0, value, element, width, height };
+        Payload::from_op(op).unwrap()
+    }
+
+    fn dst(op: &StreamOp) -> u64 {
+        match op {
+            StreamOp::Memset { dst, .. } => *dst,
+            StreamOp::WriteValue { value, .. } => *value,
+            _ => 0,
+        }
+    }
+
+    /// What must be over before what, as pairs of destinations, empty operations seen through.
+    fn orders(flat: &Flat) -> Vec<(u64, u64)> {
+        let reaches = |from: u32| {
+            let mut seen = vec![from];
+            let mut at = 0;
+            while let Some(&op) = seen.get(at) {
+                let next = flat.edges.iter().filter(|(a, _)| *a == op).map(|(_, b)| *b);
+                let new: Vec<u32> = next.filter(|b| !seen.contains(b)).collect();
+                seen.extend(new);
+                at += 1;
+            }
+            seen.into_iter().skip(1).map(|op| dst(&flat.ops[op as usize])).collect::<Vec<_>>()
+        };
+        let mut all = Vec::new();
+        for (index, op) in flat.ops.iter().enumerate().filter(|(_, op)| dst(op) != 0) {
+            let after = reaches(index as u32).into_iter().filter(|&d| d != 0);
+            all.extend(after.map(|d| (dst(op), d)));
+        }
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn a_child_graph_keeps_its_place() {
+        let mut graphs = Graphs::default();
+        let child = graphs.create();
+        let two = graphs.add_node(child, &[], memset(2)).unwrap();
+        graphs.add_node(child, &[two.into()], memset(3)).unwrap();
+        graphs.add_node(child, &[two.into()], memset(4)).unwrap();
+        let graph = graphs.create();
+        let one = graphs.add_node(graph, &[], memset(1)).unwrap();
+        let middle = graphs.add_node(graph, &[one.into()], Payload::Graph(child)).unwrap();
+        graphs.add_node(graph, &[middle.into()], memset(5)).unwrap();
+        let flat = flatten(&graphs, graph).unwrap();
+        let expected =
+            [(1, 2), (1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5), (3, 5), (4, 5)].to_vec();
+        assert_eq!(orders(&flat), expected);
+        assert!(flat.places.contains_key(&two) && !flat.places.contains_key(&middle));
+    }
+
+    #[test]
+    fn an_empty_child_still_orders() {
+        let mut graphs = Graphs::default();
+        let (graph, child) = (graphs.create(), graphs.create());
+        let one = graphs.add_node(graph, &[], memset(1)).unwrap();
+        let middle = graphs.add_node(graph, &[one.into()], Payload::Graph(child)).unwrap();
+        graphs.add_node(graph, &[middle.into()], memset(2)).unwrap();
+        assert_eq!(orders(&flatten(&graphs, graph).unwrap()), [(1, 2)]);
+    }
+
+    #[test]
+    fn a_batch_runs_in_order() {
+        let mut graphs = Graphs::default();
+        let graph = graphs.create();
+        let write = |value| CUstreamBatchMemOpParams {
+            operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address: 64,
+            value,
+            ..Default::default()
+        };
+        let batch = Payload::MemOps(vec![write(1), write(2)]);
+        let node = graphs.add_node(graph, &[], batch).unwrap();
+        graphs.add_node(graph, &[node.into()], memset(3)).unwrap();
+        let flat = flatten(&graphs, graph).unwrap();
+        assert_eq!(orders(&flat), [(1, 2), (1, 3), (2, 3)]);
+        assert_eq!(flat.places[&node], 0..2);
+    }
+
+    #[test]
+    fn a_cycle_names_a_node_of_it() {
+        let mut graphs = Graphs::default();
+        let graph = graphs.create();
+        let a = graphs.add_node(graph, &[], memset(1)).unwrap();
+        let b = graphs.add_node(graph, &[a.into()], memset(2)).unwrap();
+        let nodes = &mut graphs.get_mut(graph).unwrap().nodes;
+        nodes.connect(b, a, CUgraphEdgeData::default()).unwrap();
+        let unfit = flatten(&graphs, graph).unwrap_err();
+        assert!(unfit.cycle && (unfit.node == a || unfit.node == b));
+    }
+}
