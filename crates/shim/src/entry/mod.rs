@@ -132,7 +132,7 @@ pub(crate) fn trace(name: &str, args: &[(&str, &dyn fmt::Debug)], outcome: CUres
     let mut line = format!("trace: {name}(");
     for (index, (arg, value)) in args.iter().enumerate() {
         let comma = if index == 0 { "" } else { ", " };
-        let _ = write!(line, "{comma}{arg}={value:?}");
+        let _ = write!(line, "{comma}{arg}={value:x?}");
     }
     let _ = match outcome {
         0 => write!(line, ") = 0"),
