@@ -1,7 +1,9 @@
 //! From the addresses of a memory instruction to pointers of this process, checked.
 
 use super::warp::Warp;
-use super::{Flow, Isa};
+#[cfg(target_arch = "x86_64")]
+use super::wide;
+use super::{Flow, Isa, Level};
 use crate::code::Inst;
 use crate::fault::FaultKind;
 use crate::memory::{
@@ -88,7 +90,7 @@ impl Place {
 pub(crate) trait Pointers {
     fn at(&self, lane: usize) -> *mut u8;
     /// The first pointer, if lane `i`'s is `i * bytes` further.
-    fn contiguous(&self, bytes: u64) -> Option<*mut u8>;
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8>;
     /// # Safety
     /// Every pointer is valid for reading 4 bytes.
     unsafe fn gather32<I: Isa>(&self) -> [u32; WARP];
@@ -107,7 +109,12 @@ impl Pointers for Wide {
     }
 
     #[inline(always)]
-    fn contiguous(&self, bytes: u64) -> Option<*mut u8> {
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the handler is compiled for this level.
+            return unsafe { wide::steps64(&self.0, bytes) }.then_some(self.0[0] as *mut u8);
+        }
         let mut difference = 0;
         for lane in 0..WARP {
             difference |= self.0[lane] ^ self.0[0].wrapping_add(lane as u64 * bytes);
@@ -119,7 +126,7 @@ impl Pointers for Wide {
     unsafe fn gather32<I: Isa>(&self) -> [u32; WARP] {
         let mut out = [0; WARP];
         #[cfg(target_arch = "x86_64")]
-        if I::LEVEL == super::Level::Avx512 {
+        if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..4 {
                 // SAFETY: the handler is compiled for this level; the caller vouches for the pointers.
@@ -142,7 +149,7 @@ impl Pointers for Wide {
     unsafe fn gather64<I: Isa>(&self) -> [u64; WARP] {
         let mut out = [0; WARP];
         #[cfg(target_arch = "x86_64")]
-        if I::LEVEL == super::Level::Avx512 {
+        if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..4 {
                 // SAFETY: as in `gather32`.
@@ -175,7 +182,12 @@ impl Pointers for Near {
     }
 
     #[inline(always)]
-    fn contiguous(&self, bytes: u64) -> Option<*mut u8> {
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the handler is compiled for this level.
+            return unsafe { wide::steps32(&self.offset, bytes as u32) }.then(|| self.at(0));
+        }
         let mut difference = 0;
         for lane in 0..WARP {
             difference |=
@@ -188,7 +200,7 @@ impl Pointers for Near {
     unsafe fn gather32<I: Isa>(&self) -> [u32; WARP] {
         let mut out = [0; WARP];
         #[cfg(target_arch = "x86_64")]
-        if I::LEVEL == super::Level::Avx512 {
+        if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..2 {
                 // SAFETY: the handler is compiled for this level; offsets are below 2^31 (shared and
@@ -226,7 +238,7 @@ pub(crate) trait Locate {
     ///
     /// # Safety
     /// `slot` is an operand of the place's bank.
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
@@ -242,7 +254,7 @@ impl Locate for AnyGlobal {
     type Out = Wide;
 
     #[inline(always)]
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
@@ -251,8 +263,19 @@ impl Locate for AnyGlobal {
     ) -> Result<Wide, Flow> {
         // SAFETY: the caller's contract; the cache belongs to this worker.
         let (base, span) = unsafe { (warp.row64(slot), (*warp.cache).entry(inst.cache)) };
-        let addr = offset64(base, inst.imm, mask);
         let room = (span.hi - span.lo).wrapping_sub(bytes);
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            let mut addr = [0; WARP];
+            // SAFETY: the handler is compiled for this level.
+            let good =
+                unsafe { wide::addresses64(base, inst.imm, mask, span.lo, room, bytes, &mut addr) };
+            if !good || span.hi - span.lo < bytes {
+                return warp.locate_slowly(inst, addr, mask, bytes);
+            }
+            return Ok(Wide(addr));
+        }
+        let addr = offset64(base, inst.imm, mask);
         let mut bad = u64::from(span.hi - span.lo < bytes);
         let mut low = 0;
         for lane in 0..WARP {
@@ -273,7 +296,7 @@ impl Locate for Shared32 {
     type Out = Near;
 
     #[inline(always)]
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
@@ -282,6 +305,18 @@ impl Locate for Shared32 {
     ) -> Result<Near, Flow> {
         // SAFETY: the caller's contract.
         let base = unsafe { warp.row32(slot) };
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            let mut offset = [0; WARP];
+            let room = warp.shared_len.saturating_sub(bytes) as u32;
+            let (imm, align) = (inst.imm as u32, bytes as u32);
+            // SAFETY: the handler is compiled for this level.
+            let good = unsafe { wide::offsets32(base, imm, mask, room, align, &mut offset) };
+            if !good || warp.shared_len < bytes {
+                return Err(warp.shared_fault(inst, offset.map(u64::from), mask, bytes));
+            }
+            return Ok(Near { base: warp.shared, offset });
+        }
         let offset = offset32(base, inst.imm as u32, mask);
         let mut top = 0;
         let mut low = 0;
@@ -304,7 +339,7 @@ impl Locate for Shared64 {
     type Out = Near;
 
     #[inline(always)]
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
@@ -336,7 +371,7 @@ impl Locate for Local64 {
     type Out = Near;
 
     #[inline(always)]
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
@@ -368,7 +403,7 @@ impl Locate for FrameLocal {
     type Out = Near;
 
     #[inline(always)]
-    unsafe fn locate(
+    unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         _: i32,

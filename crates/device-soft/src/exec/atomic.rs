@@ -5,6 +5,7 @@
 //! the worker that runs the block. Lanes take their turns in lane order.
 
 use super::access::{AnyGlobal, Locate, PLACE_SHIFT, Place, Pointers, Shared32, Shared64};
+use super::isa::Portable;
 use super::load_store::operand_list;
 use super::run::POLL_COST;
 use super::{Flow, Handlers, Isa, Lane, Op, Warp};
@@ -258,15 +259,15 @@ pub(crate) unsafe fn locate_any(
     unsafe {
         match place {
             Place::Generic | Place::Global => {
-                let found = AnyGlobal::locate(warp, inst, slot, mask, bytes)?;
+                let found = AnyGlobal::locate::<Portable>(warp, inst, slot, mask, bytes)?;
                 Ok(std::array::from_fn(|lane| found.at(lane)))
             }
             Place::Shared32 => {
-                let found = Shared32::locate(warp, inst, slot, mask, bytes)?;
+                let found = Shared32::locate::<Portable>(warp, inst, slot, mask, bytes)?;
                 Ok(std::array::from_fn(|lane| found.at(lane)))
             }
             Place::Shared64 => {
-                let found = Shared64::locate(warp, inst, slot, mask, bytes)?;
+                let found = Shared64::locate::<Portable>(warp, inst, slot, mask, bytes)?;
                 Ok(std::array::from_fn(|lane| found.at(lane)))
             }
             _ => {

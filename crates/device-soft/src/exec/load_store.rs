@@ -167,12 +167,12 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
         let bytes = (N * size_of::<T>()) as u64;
         // SAFETY: lowering put the base after the destinations; `locate` checked the pointers.
         unsafe {
-            let pointers = match P::locate(warp, inst, inst.op[N], mask, bytes) {
+            let pointers = match P::locate::<I>(warp, inst, inst.op[N], mask, bytes) {
                 Ok(pointers) => pointers,
                 Err(flow) => return flow,
             };
             let mut rows = [[T::default(); WARP]; N];
-            if let Some(first) = pointers.contiguous(bytes) {
+            if let Some(first) = pointers.contiguous::<I>(bytes) {
                 let first = first.cast::<[[T; N]; WARP]>().read_unaligned();
                 for lane in 0..WARP {
                     for item in 0..N {
@@ -206,7 +206,7 @@ impl<P: Locate, T: Element, const N: usize> Op for Store<P, T, N> {
         let bytes = (N * size_of::<T>()) as u64;
         // SAFETY: lowering put the sources after the base; `locate` checked the pointers.
         unsafe {
-            let pointers = match P::locate(warp, inst, inst.op[0], mask, bytes) {
+            let pointers = match P::locate::<I>(warp, inst, inst.op[0], mask, bytes) {
                 Ok(pointers) => pointers,
                 Err(flow) => return flow,
             };
@@ -215,7 +215,7 @@ impl<P: Locate, T: Element, const N: usize> Op for Store<P, T, N> {
                 rows[item] = T::get(warp, inst.op[1 + item]);
             }
             if mask == u32::MAX
-                && let Some(first) = pointers.contiguous(bytes)
+                && let Some(first) = pointers.contiguous::<I>(bytes)
             {
                 let mut block = [[T::default(); N]; WARP];
                 for lane in 0..WARP {

@@ -32,6 +32,8 @@ pub(crate) mod special;
 pub(crate) mod sync;
 pub mod texture;
 pub mod warp;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod wide;
 
 pub use isa::{Handlers, Isa, Level, Op};
 pub use lane::{Lane, map1, map2, map3};

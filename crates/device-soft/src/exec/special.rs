@@ -57,6 +57,8 @@ pub(crate) enum Special {
     TotalSmemSize,
     ReservedSmem,
     GridId,
+    WorkspaceLo,
+    WorkspaceHi,
     Zero,
     Zero64,
     WarpSize,
@@ -113,6 +115,9 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         "%gridid" => GridId,
         "WARP_SZ" => WarpSize,
         _ if name.starts_with("%reserved_smem") => ReservedSmem,
+        // Cooperative groups find the grid's workspace there.
+        "%envreg1" => WorkspaceHi,
+        "%envreg2" => WorkspaceLo,
         _ if name.starts_with("%envreg") => Zero,
         _ if name.starts_with("%pm") && name.ends_with("_64") => Zero64,
         _ if name.starts_with("%pm") => Zero,
@@ -187,6 +192,8 @@ impl Special {
             Special::GlobalTimerHi => (global_timer() >> 32) as u32,
             Special::DynamicSmemSize => spec.shared_bytes,
             Special::TotalSmemSize => grid.shared_len as u32,
+            Special::WorkspaceLo => grid.workspace as u32,
+            Special::WorkspaceHi => (grid.workspace >> 32) as u32,
             Special::WarpSize => WARP as u32,
             _ => 0,
         }
