@@ -69,6 +69,11 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
         return Ok(());
     }
     capture::check_unsafe()?;
+    if let Some(found) = graphs_own(dptr) {
+        // The graph keeps the address for its next launch.
+        quiesce()?;
+        return post(&Post::MemFree { addr: found.base, size: found.size });
+    }
     let may_free = |found: &Allocation| {
         matches!(found.kind, Kind::Device | Kind::Pool(_) | Kind::Managed { .. })
     };
@@ -76,6 +81,19 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
     let found = MEMORY.table_mut().remove(dptr, may_free).ok_or(CuError::INVALID_VALUE)?;
     quiesce()?;
     release(&found)
+}
+
+/// The graph's allocation that begins at `base`.
+fn graphs_own(base: u64) -> Option<Arc<Allocation>> {
+    let found = MEMORY.table().find(base).cloned()?;
+    (found.base == base && found.kind == Kind::Graph).then_some(found)
+}
+
+/// Gives the device all memory back that this process holds in reserve, for what the device places
+/// itself: CUDA arrays, modules.
+pub(crate) fn surrender_reserve(device: u32) -> Result<(), CuError> {
+    pool::reclaim(device)?;
+    MEMORY.heap(device)?.surrender(&Proxy)
 }
 
 /// Gives back an allocation that no work uses any longer.

@@ -1,8 +1,9 @@
 //! CUDA arrays: their storage is the device's, their shape is kept here.
 
-use super::link::{Current, Proxy, call, current, post, quiesce};
+use super::alloc::surrender_reserve;
+use super::link::{Current, call, current, post, quiesce};
 use super::place::{Home, Shape, Side};
-use super::{MEMORY, give, pool, read};
+use super::{give, read};
 use crate::handle::{Kind, Table};
 use crate::{capture, entry};
 use kedge_cuda_types::CuError;
@@ -148,8 +149,7 @@ fn create(
     match ask() {
         Err(CuError::OUT_OF_MEMORY) => {
             // What this process holds in reserve may be what the device lacks.
-            pool::reclaim(current.device)?;
-            MEMORY.heap(current.device)?.surrender(&Proxy)?;
+            surrender_reserve(current.device)?;
             ask()?;
         }
         outcome => outcome?,

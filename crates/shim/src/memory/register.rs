@@ -122,28 +122,36 @@ fn check_private(pages: &Range<u64>) -> Result<(), CuError> {
     if pages.start <= stack && stack < pages.end {
         return Err(entry::not_supported("cuMemHostRegister of the calling thread's stack"));
     }
+    every_mapping(pages, |access| match access.as_bytes() {
+        [b'r', b'w', b'-', b'p'] => Ok(()),
+        [b'r', b'w', ..] => {
+            Err(entry::not_supported("cuMemHostRegister of shared or executable memory"))
+        }
+        _ => Err(entry::not_supported("cuMemHostRegister of memory without write access")),
+    })
+}
+
+/// Whether pages that were moved into the arena are still there: a program may have unmapped them.
+fn still_moved(pages: &Range<u64>) -> bool {
+    let shared =
+        |access: &str| if access.ends_with('s') { Ok(()) } else { Err(CuError::NOT_FOUND) };
+    every_mapping(pages, shared).is_ok()
+}
+
+/// Shows `check` the access (`rw-p`) of each mapping in `pages`; INVALID_VALUE where some have none.
+fn every_mapping(
+    pages: &Range<u64>,
+    check: impl Fn(&str) -> Result<(), CuError>,
+) -> Result<(), CuError> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|_| CuError::OPERATING_SYSTEM)?;
     let mut at = pages.start;
-    for line in maps.lines() {
-        let Some((range, access)) = parse_mapping(line) else { continue };
-        if at >= pages.end || range.start >= pages.end {
+    for (range, access) in maps.lines().filter_map(parse_mapping) {
+        if at >= pages.end {
             break;
         }
-        if !range.contains(&at) {
-            continue;
-        }
-        match access.as_bytes() {
-            [b'r', b'w', b'-', b'p'] => at = range.end,
-            [b'r', b'w', ..] => {
-                return Err(entry::not_supported(
-                    "cuMemHostRegister of shared or executable memory",
-                ));
-            }
-            _ => {
-                return Err(entry::not_supported(
-                    "cuMemHostRegister of memory without write access",
-                ));
-            }
+        if range.contains(&at) {
+            check(access)?;
+            at = range.end;
         }
     }
     if at < pages.end { Err(CuError::INVALID_VALUE) } else { Ok(()) }
@@ -206,7 +214,9 @@ fn release(found: &Allocation, host: u64) -> Result<(), CuError> {
     post(&Post::SharedValid { addr: found.base, size: found.size, valid: false })?;
     let pages = host / PAGE * PAGE..(host + found.size).next_multiple_of(PAGE);
     let alone = unmoved(&pages);
-    move_out(&alone)?;
+    if still_moved(&alone) {
+        move_out(&alone)?;
+    }
     let alias = found.base - (host - pages.start) + (alone.start - pages.start);
     host::drop_pages(alias, alone.end - alone.start)?;
     MEMORY.shared.leave_windows(&pages);
@@ -251,7 +261,10 @@ mod tests {
         // SAFETY: inside the mapping made above, which `move_out` keeps readable.
         unsafe {
             word.write(42);
-            move_out(&(at as u64..at as u64 + len as u64)).unwrap();
+            let pages = at as u64..at as u64 + len as u64;
+            assert!(still_moved(&pages));
+            move_out(&pages).unwrap();
+            assert!(!still_moved(&pages));
             assert_eq!(word.read(), 42);
             libc::munmap(at, len);
         }

@@ -66,8 +66,13 @@ impl Module {
                 Call::ModuleLink { ctx: ctx.id(), module, images }
             }
         };
-        let info = session
-            .call::<Result<ModuleInfo, LoadError>>(&call)?
+        let mut outcome = session.call::<Result<ModuleInfo, LoadError>>(&call)?;
+        if outcome.as_ref().is_err_and(|error| CuError(error.code) == CuError::OUT_OF_MEMORY) {
+            // What this process holds in reserve may be what the module needs.
+            memory::surrender_reserve(ctx.ordinal())?;
+            outcome = session.call(&call)?;
+        }
+        let info = outcome
             .map_err(|LoadError { code, message }| refused(CuError(code), message.into_inner()))?;
         let made = MODULES.insert_with(|handle| Self::new(handle, module, ctx, info));
         made.ok_or_else(|| CuError::OUT_OF_MEMORY.into())
