@@ -71,6 +71,9 @@ pub(crate) struct Grid {
     /// Local memory a thread, bytes.
     pub local_len: u64,
     pub id: u64,
+    /// Where a cooperative grid's blocks synchronise (`%envreg1`, `%envreg2`): device memory that is
+    /// zero at first. 0 for other grids.
+    pub workspace: u64,
     total: u64,
     progress: Mutex<Progress>,
 }
@@ -107,6 +110,7 @@ impl Grid {
         };
         let total = spec.grid.iter().map(|&n| u64::from(n)).product();
         let progress = Progress { done: Some(done), ..Progress::default() };
+        let workspace = if spec.cooperative { new_workspace(&*spec.services) } else { 0 };
         Arc::new(Grid {
             params,
             threads,
@@ -114,6 +118,7 @@ impl Grid {
             dynamic_base,
             local_len: local.next_multiple_of(16),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            workspace,
             total,
             progress: Mutex::new(progress),
             spec,
@@ -229,6 +234,22 @@ impl Grid {
         let result = progress.fault.clone().map_or(Ok(()), Err);
         drop(progress);
         drop(parked);
+        if self.workspace != 0 {
+            self.spec.services.free(self.workspace);
+        }
         done(result);
     }
+}
+
+/// What a cooperative grid's barrier needs; 8 bytes are used.
+const WORKSPACE_BYTES: usize = 64;
+
+/// Zeroed device memory; 0 where there is none, which the grid's first barrier finds.
+fn new_workspace(services: &dyn Services) -> u64 {
+    let workspace = services.malloc(WORKSPACE_BYTES as u64);
+    if workspace != 0 {
+        // SAFETY: the heap has just given this memory of this process to the grid alone.
+        unsafe { std::ptr::write_bytes(workspace as *mut u8, 0, WORKSPACE_BYTES) };
+    }
+    workspace
 }
