@@ -1,6 +1,7 @@
 //! Device memory: address ranges of this process, a quota for each device, and the table of what
 //! programs may touch.
 
+use super::alias::Aliases;
 use super::ranges::Ranges;
 use super::tasks::lock;
 use crate::memory::Spans;
@@ -22,6 +23,8 @@ pub(super) struct Memory {
     /// What programs may touch, on all devices and in the shared arena.
     pub(super) spans: Arc<Spans>,
     devices: Vec<Device>,
+    /// Where the shared arena's pages appear a second time.
+    pub(super) aliases: Aliases,
     /// Freed ranges whose pages are still resident.
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
@@ -54,6 +57,7 @@ impl Memory {
         Ok(Self {
             spans: Arc::default(),
             devices: mapped,
+            aliases: Aliases::default(),
             retained: Mutex::default(),
             managed: Mutex::new(managed),
         })
@@ -114,11 +118,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a range of the client's part of the shared arena valid, or not.
+    /// Makes a range of the client's part of the shared arena, or of an alias, valid, or not.
     pub(super) fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError> {
-        let inside = addr >= SHARED_BASE
-            && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN);
-        if !inside {
+        if !in_clients_share(addr, size) && !self.aliases.holds(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
         if valid {
@@ -191,6 +193,12 @@ pub(super) struct Placed {
 
 /// # Errors
 /// INVALID_VALUE for a range outside of the client's part of every device's arena.
+/// Whether a range lies in the client's part of the shared arena.
+pub(super) fn in_clients_share(addr: u64, size: u64) -> bool {
+    addr >= SHARED_BASE
+        && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN)
+}
+
 pub(super) fn check_client_range(addr: u64, size: u64, devices: usize) -> Result<(), CuError> {
     let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
     let base = arena::device_base(device.ok_or(CuError::INVALID_VALUE)?);

@@ -120,7 +120,7 @@ pub(super) fn copy(src: Place, dst: Place, extent: [u64; 3]) -> StreamOp {
 pub(super) struct FakeHost {
     pub(super) faults: Mutex<Vec<(CtxId, CuError)>>,
     pub(super) log: Mutex<Vec<String>>,
-    pub(super) printed: Mutex<Vec<u8>>,
+    pub(super) printed: Mutex<Vec<(OutputTarget, String)>>,
     /// Host functions that are not over yet.
     pub(super) functions: Mutex<Vec<(u64, Done)>>,
 }
@@ -145,8 +145,9 @@ impl Host for FakeHost {
         self.functions.lock().unwrap().push((token, done));
     }
 
-    fn output(&self, _target: OutputTarget, bytes: &[u8]) {
-        self.printed.lock().unwrap().extend_from_slice(bytes);
+    fn output(&self, target: OutputTarget, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        self.printed.lock().unwrap().push((target, text));
     }
 
     fn fault(&self, ctx: CtxId, error: CuError) {

@@ -57,12 +57,18 @@ const COUNT: &str = "
 }
 ";
 
-fn load(f: &Fixture, texts: &[&str]) -> ModuleInfo {
+pub(super) fn load(f: &Fixture, texts: &[&str]) -> ModuleInfo {
     let images = texts.iter().map(|text| [HEADER, text, "\0"].concat().into_bytes()).collect();
     f.backend.load_module(CTX, MODULE, images).unwrap_or_else(|e| panic!("{}", &*e.message))
 }
 
-fn launch(info: &ModuleInfo, name: &str, grid: u32, block: u32, params: Vec<u8>) -> StreamOp {
+pub(super) fn launch(
+    info: &ModuleInfo,
+    name: &str,
+    grid: u32,
+    block: u32,
+    params: Vec<u8>,
+) -> StreamOp {
     let index = info.kernels.iter().position(|kernel| &*kernel.name == name).unwrap() as u32;
     let line = |x| Dim3 { x, y: 1, z: 1 };
     let launch = Launch {

@@ -1,5 +1,6 @@
 //! The backend against a host that is this process.
 
+mod builtins;
 mod fixture;
 mod kernels;
 mod memory;
