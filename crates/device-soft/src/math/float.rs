@@ -13,7 +13,9 @@ pub(crate) fn flush(x: f32) -> f32 {
 /// Any NaN as the hardware's.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(NAN_F32) } else { x }
+    // In integers: LLVM may replace one NaN by another where it sees floats.
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { NAN_F32 } else { bits })
 }
 
 /// `.sat`: into [0, 1]; NaN and −0 become +0.

@@ -2,6 +2,7 @@
 
 mod basics;
 mod divergence;
+mod instructions;
 
 use crate::code::{PlaceKind, Placement, Program};
 use crate::exec::Level;
