@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuLibraryLoadData(
     let preserved = options.contains(&BINARY_IS_PRESERVED);
     if !preserved {
         // SAFETY: the images were just recognised where they are.
-        unsafe { images.keep() };
+        unsafe { images.keep()? };
     }
     // SAFETY: the caller's out pointer.
     unsafe { publish(out, Library::create(images)?, !preserved) }

@@ -3,7 +3,7 @@
 //! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX text,
 //! at its NUL.
 
-use crate::ffi;
+use super::peek;
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
 use std::ffi::c_void;
@@ -44,9 +44,9 @@ pub(crate) struct Images {
 struct Wrapper {
     magic: u32,
     version: u32,
-    data: *const c_void,
+    data: u64,
     /// Version 2: a NULL-terminated array of prelinked fatbins.
-    prelinked: *const *const c_void,
+    prelinked: u64,
 }
 
 impl Images {
@@ -55,20 +55,16 @@ impl Images {
     /// # Safety
     /// `image` points to an image of a kind that cuModuleLoadData takes, or is NULL.
     pub(crate) unsafe fn recognise(image: *const c_void) -> Result<Self, CuError> {
-        // SAFETY: every image has at least a magic word, or is text whose NUL comes earlier: a
-        // string of up to three characters is no image, and reading it ends at its NUL.
-        let magic = unsafe { magic(image)? };
-        if magic == WRAPPER_MAGIC {
-            // SAFETY: the magic says that it is a wrapper.
-            return unsafe { from_wrapper(ffi::read(image.cast())?) };
-        }
-        if magic == LINKED_MAGIC {
-            // SAFETY: the magic says that cuLinkComplete made it.
-            return unsafe { from_linked(image) };
-        }
+        let addr = image as u64;
         // SAFETY: as the caller promises.
-        let one = unsafe { measure(image)? };
-        Ok(Self { images: vec![one], link: false })
+        match unsafe { magic(addr)? } {
+            // SAFETY: the magic says that it is a wrapper.
+            WRAPPER_MAGIC => unsafe { from_wrapper(peek::value(addr)?) },
+            // SAFETY: the magic says that cuLinkComplete made it.
+            LINKED_MAGIC => unsafe { from_linked(addr) },
+            // SAFETY: as the caller promises.
+            _ => Ok(Self { images: vec![unsafe { measure(addr)? }], link: false }),
+        }
     }
 
     /// One image of a known length.
@@ -85,14 +81,16 @@ impl Images {
     ///
     /// # Safety
     /// The images are where they were recognised.
-    pub(crate) unsafe fn keep(&mut self) {
+    pub(crate) unsafe fn keep(&mut self) -> Result<(), CuError> {
         for image in &mut self.images {
             if let Bytes::Borrowed { addr, len } = *image {
-                // SAFETY: `measure` found that many bytes there.
-                let bytes = unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
+                let mut bytes = vec![0; len as usize];
+                // SAFETY: as the caller promises.
+                unsafe { peek::bytes(addr, &mut bytes)? };
                 *image = Bytes::Owned(bytes.into());
             }
         }
+        Ok(())
     }
 
     /// Where the images lie, for the proxy to read while this process waits.
@@ -128,34 +126,27 @@ impl Images {
 
 /// # Safety
 /// As [`Images::recognise`].
-unsafe fn magic(image: *const c_void) -> Result<u32, CuError> {
-    if image.is_null() {
+unsafe fn magic(addr: u64) -> Result<u32, CuError> {
+    if addr == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let mut bytes = [0u8; 4];
-    for i in 0..bytes.len() {
-        // SAFETY: the bytes before were no text that ended, so the image goes on.
-        bytes[i] = unsafe { image.cast::<u8>().add(i).read() };
-        if bytes[i] == 0 && i < 3 && bytes_are_text(&bytes[..i]) {
-            return Err(CuError::INVALID_IMAGE);
-        }
-    }
-    Ok(u32::from_le_bytes(bytes))
+    // SAFETY: every image is longer than its magic word.
+    unsafe { peek::value(addr) }
 }
 
-fn bytes_are_text(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
+fn is_text(word: u32) -> bool {
+    word.to_le_bytes().iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
 }
 
 /// # Safety
 /// The wrapper's pointers are what its magic promises.
 unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
     let mut images = Vec::new();
-    if wrapper.version >= 2 && !wrapper.prelinked.is_null() {
-        for i in 0..MAX_IMAGES {
+    if wrapper.version >= 2 && wrapper.prelinked != 0 {
+        for i in 0..MAX_IMAGES as u64 {
             // SAFETY: the array ends with NULL, and no NULL came before.
-            let part = unsafe { wrapper.prelinked.add(i).read() };
-            if part.is_null() {
+            let part: u64 = unsafe { peek::value(wrapper.prelinked.wrapping_add(8 * i))? };
+            if part == 0 {
                 break;
             }
             // SAFETY: an element of the array is a fatbin.
@@ -171,24 +162,22 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
 
 /// # Safety
 /// `image` is what [`Images::pack`] made.
-unsafe fn from_linked(image: *const c_void) -> Result<Images, CuError> {
-    let base = image.cast::<u8>();
+unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
     // SAFETY: `pack` wrote the count behind the magic.
-    let count = unsafe { base.add(4).cast::<u32>().read_unaligned() } as usize;
-    if count > MAX_IMAGES {
+    let count: u32 = unsafe { peek::value(image + 4)? };
+    if count as usize > MAX_IMAGES {
         return Err(CuError::INVALID_IMAGE);
     }
-    let mut images = Vec::with_capacity(count);
-    let mut at = 8;
+    let mut images = Vec::with_capacity(count as usize);
+    let mut at = image + 8;
     for _ in 0..count {
         // SAFETY: `pack` wrote each image's length before its bytes.
-        let len = unsafe { base.add(at).cast::<u64>().read_unaligned() };
+        let len: u64 = unsafe { peek::value(at)? };
         if len > MAX_IMAGE {
             return Err(CuError::INVALID_IMAGE);
         }
-        at += 8;
-        images.push(Bytes::Borrowed { addr: base as u64 + at as u64, len });
-        at += len as usize;
+        images.push(Bytes::Borrowed { addr: at + 8, len });
+        at += 8 + len;
     }
     Ok(Images { images, link: true })
 }
@@ -196,40 +185,44 @@ unsafe fn from_linked(image: *const c_void) -> Result<Images, CuError> {
 /// Finds the length of a fatbin container, an ELF file or PTX text.
 ///
 /// # Safety
-/// `image` points to one of them.
-unsafe fn measure(image: *const c_void) -> Result<Bytes, CuError> {
+/// `addr` is that of one of them.
+unsafe fn measure(addr: u64) -> Result<Bytes, CuError> {
     // SAFETY: as the caller promises.
-    let len = match unsafe { magic(image)? } {
+    let len = match unsafe { magic(addr)? } {
         // SAFETY: the magic says that a container's header follows.
-        CONTAINER_MAGIC => unsafe { container_len(image)? },
+        CONTAINER_MAGIC => unsafe { container_len(addr)? },
         // SAFETY: the magic says that an ELF header follows.
-        ELF_MAGIC => unsafe { elf_len(image)? },
-        word if bytes_are_text(&word.to_le_bytes()) => {
-            // SAFETY: text ends with a NUL.
-            unsafe { libc::strlen(image.cast()) as u64 }
-        }
+        ELF_MAGIC => unsafe { elf_len(addr)? },
+        // SAFETY: text ends with a NUL.
+        word if is_text(word) => unsafe { peek::text_len(addr, MAX_IMAGE)? },
         _ => return Err(CuError::INVALID_IMAGE),
     };
     if len > MAX_IMAGE {
         return Err(CuError::INVALID_IMAGE);
     }
-    Ok(Bytes::Borrowed { addr: image as u64, len })
+    Ok(Bytes::Borrowed { addr, len })
 }
 
-/// Header: magic, u16 version, u16 header size, u64 size of what follows it.
-///
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ContainerHeader {
+    magic: u32,
+    version: u16,
+    /// Bytes of this header.
+    header: u16,
+    /// Bytes that follow it.
+    size: u64,
+}
+
 /// # Safety
-/// A container's header lies at `image`.
-unsafe fn container_len(image: *const c_void) -> Result<u64, CuError> {
-    // SAFETY: the header is 16 bytes long.
-    let (header, size) = unsafe {
-        let header = image.byte_add(6).cast::<u16>().read_unaligned();
-        (u64::from(header), image.byte_add(8).cast::<u64>().read_unaligned())
-    };
-    if header < 16 {
+/// A container's header lies at `addr`.
+unsafe fn container_len(addr: u64) -> Result<u64, CuError> {
+    // SAFETY: as the caller promises.
+    let ContainerHeader { header, size, .. } = unsafe { peek::value(addr)? };
+    if usize::from(header) < size_of::<ContainerHeader>() {
         return Err(CuError::INVALID_IMAGE);
     }
-    header.checked_add(size).ok_or(CuError::INVALID_IMAGE)
+    u64::from(header).checked_add(size).ok_or(CuError::INVALID_IMAGE)
 }
 
 #[repr(C)]
@@ -270,12 +263,12 @@ struct SectionHeader {
 ///
 /// # Safety
 /// An ELF file lies at `image`.
-unsafe fn elf_len(image: *const c_void) -> Result<u64, CuError> {
+unsafe fn elf_len(image: u64) -> Result<u64, CuError> {
     const CLASS_64: u8 = 2;
     const EM_CUDA: u16 = 190;
     const NO_BITS: u32 = 8;
     // SAFETY: the file begins with its header.
-    let header = unsafe { image.cast::<ElfHeader>().read_unaligned() };
+    let header: ElfHeader = unsafe { peek::value(image)? };
     if header.ident[4] != CLASS_64 || header.machine != EM_CUDA {
         return Err(CuError::INVALID_IMAGE);
     }
@@ -296,8 +289,7 @@ unsafe fn elf_len(image: *const c_void) -> Result<u64, CuError> {
     for i in 0..u64::from(header.section_header_count) {
         let at = header.section_headers + i * u64::from(header.section_header_size);
         // SAFETY: the header says that its section headers lie there.
-        let section =
-            unsafe { image.byte_add(at as usize).cast::<SectionHeader>().read_unaligned() };
+        let section: SectionHeader = unsafe { peek::value(image + at)? };
         if section.kind != NO_BITS {
             len = len.max(section.offset.checked_add(section.size).ok_or(invalid)?);
         }
@@ -332,18 +324,14 @@ mod tests {
     #[test]
     fn follows_a_wrapper() {
         let (a, b) = (container(8), container(24));
-        let wrapper = Wrapper {
-            magic: WRAPPER_MAGIC,
-            version: 1,
-            data: a.as_ptr().cast(),
-            prelinked: std::ptr::null(),
-        };
+        let wrapper =
+            Wrapper { magic: WRAPPER_MAGIC, version: 1, data: a.as_ptr() as u64, prelinked: 0 };
         // SAFETY: a live wrapper around live containers.
         let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
         assert!(!images.needs_linking());
         assert_eq!(images.places()[0].len, 24);
-        let array = [a.as_ptr().cast(), b.as_ptr().cast(), std::ptr::null()];
-        let wrapper = Wrapper { version: 2, prelinked: array.as_ptr(), ..wrapper };
+        let array = [a.as_ptr() as u64, b.as_ptr() as u64, 0];
+        let wrapper = Wrapper { version: 2, prelinked: array.as_ptr() as u64, ..wrapper };
         // SAFETY: as above.
         let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
         assert!(images.needs_linking());
@@ -369,7 +357,7 @@ mod tests {
         let mut long = container(8);
         long[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         let garbage = [0xff, 0xfe, 0xfd, 0xfc, 0];
-        for image in [&b"\0"[..], b"ab\0", &garbage, &short, &long] {
+        for image in [&b"\0\0\0\0"[..], b"ab\0\0", &garbage, &short, &long] {
             assert_eq!(places(image).unwrap_err(), CuError::INVALID_IMAGE);
         }
         // SAFETY: NULL is allowed.

@@ -8,10 +8,12 @@ use crate::{log, memory, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUfunction, CUmodule};
 use kedge_protocol::{
-    Call, CtxId, GlobalInfo, KernelInfo, KernelRef, LoadError, ModuleId, ModuleInfo, Post,
+    Call, CtxId, GlobalInfo, KernelInfo, KernelRef, LoadError, ModuleId, ModuleImage, ModuleInfo,
+    Post,
 };
 use kedge_wire::List;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -56,6 +58,12 @@ impl Module {
         let session = session::get()?;
         let module = ModuleId(NEXT.fetch_add(1, Ordering::Relaxed));
         let mut places = images.places();
+        // Where the proxy cannot read this process's own memory, the images are lent to it in the
+        // shared arena.
+        let _staged = match session.client_memory {
+            true => Vec::new(),
+            false => stage(&mut places)?,
+        };
         let link = images.needs_linking();
         let call = match places.pop() {
             Some(image) if !link => Call::ModuleLoad { ctx: ctx.id(), module, image },
@@ -171,6 +179,39 @@ impl Module {
             function.forget();
         }
     }
+}
+
+/// A copy of an image in the shared arena.
+#[derive(Debug)]
+struct Staged(*mut c_void);
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // SAFETY: `stage` allocated it, and the proxy has read it. An error means that the proxy is
+        // gone.
+        let _ = unsafe { memory::cuMemFreeHost(self.0) };
+    }
+}
+
+/// Copies images into the shared arena and tells where they are now.
+fn stage(places: &mut [ModuleImage]) -> Result<Vec<Staged>, CuError> {
+    let mut staged = Vec::with_capacity(places.len());
+    for place in places {
+        let mut copy = std::ptr::null_mut();
+        // SAFETY: a live out pointer.
+        unsafe { memory::cuMemHostAlloc(&mut copy, place.len as usize, 0)? };
+        staged.push(Staged(copy));
+        // SAFETY: the image was measured where it lies; its copy has as many bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                place.addr as *const u8,
+                copy.cast::<u8>(),
+                place.len as usize,
+            );
+        }
+        place.addr = copy as u64;
+    }
+    Ok(staged)
 }
 
 #[cold]

@@ -5,6 +5,7 @@ mod image;
 mod jit;
 mod link;
 mod loaded;
+mod peek;
 
 pub(crate) use api::*;
 pub(crate) use image::Images;
