@@ -1,10 +1,156 @@
-//! Asynchronous copies and `mbarrier`. A copy is complete when its instruction is: the hardware may
-//! be that fast, too.
+//! Asynchronous copies: `cp.async` and `cp.async.bulk`.
+//!
+//! A copy is complete when its instruction is: hardware may be that fast, too. What remains is to
+//! tell the mbarriers of it.
 
-use super::select::{Query, Selected};
+use super::access::Place;
+use super::control::Nop;
+use super::mbarrier;
+use super::select::{Arg, Query, Selected};
+use super::{Flow, Isa, Op, Warp};
+use crate::code::Inst;
+use crate::memory::Space;
+use crate::spec::WARP;
+use kedge_ptx::ast::{Operand, Type};
 
 /// This family's selector.
 pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
-    let _ = query;
-    None
+    match (query.part(0), query.part(1), query.part(2)) {
+        ("cp", "async", "mbarrier") => mbarrier::select_copied(query),
+        // Copies are complete already.
+        ("cp", "async", "commit_group" | "wait_group" | "wait_all") => nothing(query),
+        ("cp", "async", "bulk") => match query.part(3) {
+            "commit_group" | "wait_group" => nothing(query),
+            "prefetch" if query.part(4) != "tensor" => {
+                Some(Selected::scalar::<Nop>([Arg::Pointer(Space::Global), Arg::Src(Type::U32)]))
+            }
+            "tensor" | "prefetch" => None,
+            _ => bulk(query),
+        },
+        ("cp", "async", _) => copy(query),
+        ("mbarrier", ..) => mbarrier::select(query),
+        _ => None,
+    }
+}
+
+fn nothing(query: &Query<'_>) -> Option<Selected> {
+    Some(Selected::scalar::<Nop>(vec![Arg::Imm; query.instruction.operands.len()]))
+}
+
+/// What `cp.async`'s fourth operand says.
+const SOURCE_BYTES: u32 = 1 << 8;
+const IGNORE: u32 = 1 << 9;
+
+/// `cp.async.ca.shared.global [dst], [src], bytes{, source bytes | ignore}{, policy}`.
+fn copy(query: &Query<'_>) -> Option<Selected> {
+    let operands = query.instruction.operands.as_slice();
+    let Operand::Int(bytes @ (4 | 8 | 16)) = operands.get(2)? else { return None };
+    let mut args = vec![Arg::Pointer(Space::Shared), Arg::Pointer(Space::Global), Arg::Imm];
+    let mut aux = *bytes as u32;
+    for (index, operand) in operands.iter().enumerate().skip(3) {
+        // A 64-bit operand is a cache policy.
+        let ty = query.register_type(operand).unwrap_or(Type::U32);
+        args.push(Arg::Src(ty));
+        if index == 3 && ty == Type::Pred {
+            aux |= IGNORE;
+        } else if index == 3 && ty.size() <= 4 {
+            aux |= SOURCE_BYTES;
+        }
+    }
+    Some(Selected::scalar::<Copy>(args).aux(aux))
+}
+
+/// `cp.async`: op = [to, from, [source bytes or ignore]], generic addresses.
+struct Copy;
+
+impl Op for Copy {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let bytes = u64::from(inst.aux & 255);
+        // SAFETY: the selector gave the operands in this order; `pointer` checks the addresses.
+        unsafe {
+            let (to, from) = (*warp.row64(inst.op[0]), *warp.row64(inst.op[1]));
+            let mut taken = [bytes; WARP];
+            if inst.aux & SOURCE_BYTES != 0 {
+                taken = warp.row32(inst.op[2]).map(|n| u64::from(n).min(bytes));
+            } else if inst.aux & IGNORE != 0 {
+                let ignored = warp.pred(inst.op[2]);
+                taken =
+                    std::array::from_fn(|lane| if ignored >> lane & 1 != 0 { 0 } else { bytes });
+            }
+            for lane in (0..WARP).filter(|lane| mask >> lane & 1 != 0) {
+                let mut value = [0u8; 16];
+                if taken[lane] > 0 {
+                    let place = Place::Generic;
+                    match warp.pointer(inst, lane, place, from[lane], taken[lane], bytes) {
+                        Ok(from) => std::ptr::copy_nonoverlapping(
+                            from,
+                            value.as_mut_ptr(),
+                            taken[lane] as usize,
+                        ),
+                        Err(flow) => return flow,
+                    }
+                }
+                match warp.pointer(inst, lane, Place::Generic, to[lane], bytes, bytes) {
+                    Ok(to) => {
+                        std::ptr::copy_nonoverlapping(value.as_ptr(), to, bytes as usize);
+                    }
+                    Err(flow) => return flow,
+                }
+            }
+        }
+        Flow::Next
+    }
+}
+
+/// `cp.async.bulk.DST.SRC.… [dst], [src], size{, [mbarrier]}{, policy}`.
+fn bulk(query: &Query<'_>) -> Option<Selected> {
+    let space = |part: &str| match part {
+        "global" => Some(Space::Global),
+        "shared::cta" | "shared::cluster" => Some(Space::Shared),
+        _ => None,
+    };
+    if query.name.iter().any(|part| part.starts_with("multicast") || part == "cp_mask") {
+        return None;
+    }
+    let (to, from) = (space(query.part(3))?, space(query.part(4))?);
+    let mut args = vec![Arg::Pointer(to), Arg::Pointer(from), Arg::Src(Type::U32)];
+    let tells = query.has("mbarrier::complete_tx::bytes");
+    if tells {
+        args.push(Arg::Pointer(Space::Shared));
+    }
+    let policies = query.instruction.operands.len().checked_sub(args.len())?;
+    args.extend(vec![Arg::Src(Type::U64); policies]);
+    Some(Selected::scalar::<Bulk>(args).aux(u32::from(tells)))
+}
+
+/// `cp.async.bulk`: op = [to, from, size, [mbarrier]], generic addresses.
+struct Bulk;
+
+impl Op for Bulk {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: the selector gave the operands in this order; `pointer` checks the addresses.
+        unsafe {
+            let (to, from) = (*warp.row64(inst.op[0]), *warp.row64(inst.op[1]));
+            let size = *warp.row32(inst.op[2]);
+            let barrier = if inst.aux != 0 { *warp.row64(inst.op[3]) } else { [0; WARP] };
+            for lane in (0..WARP).filter(|lane| mask >> lane & 1 != 0) {
+                let bytes = u64::from(size[lane]);
+                let place = Place::Generic;
+                let (from, to) = match (
+                    warp.pointer(inst, lane, place, from[lane], bytes, 16),
+                    warp.pointer(inst, lane, place, to[lane], bytes, 16),
+                ) {
+                    (Ok(from), Ok(to)) => (from, to),
+                    (Err(flow), _) | (_, Err(flow)) => return flow,
+                };
+                std::ptr::copy(from, to, bytes as usize);
+                if inst.aux != 0
+                    && let Err(flow) = mbarrier::complete(warp, inst, lane, barrier[lane], bytes)
+                {
+                    return flow;
+                }
+            }
+        }
+        Flow::Next
+    }
 }

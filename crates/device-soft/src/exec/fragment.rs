@@ -32,10 +32,6 @@ pub(crate) enum State {
         id: u32,
         generation: u32,
     },
-    /// At a cluster barrier.
-    Cluster {
-        generation: u32,
-    },
 }
 
 #[derive(Debug, Clone)]

@@ -25,6 +25,7 @@ pub mod lane;
 pub(crate) mod lanewise;
 pub(crate) mod load_store;
 pub(crate) mod matrix;
+pub(crate) mod mbarrier;
 pub(crate) mod mov;
 pub(crate) mod run;
 pub mod select;

@@ -1,6 +1,7 @@
 //! How lowering asks an instruction family for a handler.
 
 use super::Handlers;
+use crate::memory::Space;
 use kedge_ptx::ast::{Instruction, Operand, Register, Type};
 
 /// An instruction that lowering wants a handler for.
@@ -62,6 +63,8 @@ pub enum Arg {
     Src(Type),
     /// `[base+offset]`: one slot in the 64-bit bank, with the offset added to it.
     Address,
+    /// `[base+offset]` in this space: one slot in the 64-bit bank, with the whole generic address.
+    Pointer(Space),
     /// An integer constant, which goes to `Inst::imm` and takes no operand slot.
     Imm,
 }

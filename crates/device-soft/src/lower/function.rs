@@ -8,7 +8,7 @@ use crate::exec::control::function_address;
 use crate::exec::run::Unsupported;
 use crate::exec::select::{Arg, Query, Selected};
 use crate::exec::{CORE, Handlers, Level, Op, adapt, families, special};
-use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW};
+use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space as MemorySpace};
 use kedge_ptx::ast::{self, AddressBase, Instruction, Operand, RegId, Space, Statement, Type};
 use std::collections::HashMap;
 
@@ -210,6 +210,19 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                     let (base, offset) = self.base64(operand)?;
                     imm = imm.wrapping_add(offset);
                     operands.push(base);
+                    cached = true;
+                }
+                Arg::Pointer(space) => {
+                    let (base, offset) = self.base64(operand)?;
+                    let window = match space {
+                        MemorySpace::Shared => SHARED_WINDOW,
+                        MemorySpace::Local => LOCAL_WINDOW,
+                        _ => 0,
+                    };
+                    let pointer = self.temporary(Bank::B64);
+                    let step = vec![Opnd::Def(pointer), base];
+                    self.push_before::<adapt::AddImm64>(step, offset.wrapping_add(window), 0);
+                    operands.push(Opnd::Use(pointer));
                     cached = true;
                 }
                 Arg::Imm => match operand {

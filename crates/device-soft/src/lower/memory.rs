@@ -18,9 +18,7 @@ pub(super) fn lower(
     match instruction.name.first().map_or("", String::as_str) {
         "ld" | "ldu" => load(lowering, instruction)?,
         "st" => store(lowering, instruction)?,
-        "atom" | "red" if !instruction.name.iter().any(|part| part == "async") => {
-            atomic(lowering, instruction)?;
-        }
+        "atom" | "red" => atomic(lowering, instruction)?,
         "cvta" => cvta(lowering, instruction)?,
         _ => return Ok(false),
     }
@@ -53,12 +51,26 @@ fn parse_name(instruction: &Instruction) -> Result<Name, Complaint> {
             "v2" => name.count = 2,
             "v4" => name.count = 4,
             "v8" => name.count = 8,
-            // Scopes, cache hints and levels: nothing that this device tells apart.
-            part => ty = type_named(part).or(ty),
+            part if is_hint(part) => {}
+            part => {
+                let found = type_named(part);
+                ty =
+                    Some(found.ok_or_else(|| format!("{} is not supported", dotted(instruction)))?);
+            }
         }
     }
     name.ty = ty.ok_or_else(|| format!("{} has no type", dotted(instruction)))?;
     Ok(name)
+}
+
+/// Operations of `atom`, and what this device does not tell apart: scopes, cache levels and policies.
+fn is_hint(part: &str) -> bool {
+    const HINTS: &[&str] = &[
+        "cta", "cluster", "gpu", "sys", "weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
+        "noftz", "unified", "acq_rel", "level", "add", "min", "max", "and", "or", "xor", "exch",
+        "cas", "inc", "dec",
+    ];
+    HINTS.contains(&part) || part.starts_with("L1::") || part.starts_with("L2::")
 }
 
 /// An address operand: place, base (for places with one), offset.
@@ -205,6 +217,9 @@ fn store(
     let [to, from, ..] = instruction.operands.as_slice() else {
         return Err(format!("{} wants an address and a value", dotted(instruction)));
     };
+    if name.space == Space::Const {
+        return Err("constants cannot be stored to".into());
+    }
     let from = items(from);
     if from.len() != name.count as usize {
         return Err(format!("{}: {} sources", dotted(instruction), from.len()));

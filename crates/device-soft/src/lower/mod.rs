@@ -42,7 +42,6 @@ pub fn build_at(
     let globals = symbols::place_variables(module, &mut symbols, placement)?;
     let signatures = signatures(module);
     let mut context = ModuleContext {
-        module,
         symbols,
         signatures,
         own_shared,

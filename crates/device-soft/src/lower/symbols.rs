@@ -31,7 +31,6 @@ pub(super) enum Symbol {
 
 /// Everything about the module that functions share while they are lowered.
 pub(super) struct ModuleContext<'a> {
-    pub module: &'a ast::Module,
     pub symbols: HashMap<&'a str, Symbol>,
     pub signatures: HashMap<&'a str, &'a ast::Function>,
     /// Function-scope shared variables: (function, name).
