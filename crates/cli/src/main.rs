@@ -1,14 +1,51 @@
 //! `kedge`: runs CUDA programs on virtual GPUs.
 #![forbid(unsafe_code)]
 
+mod bench;
+mod child;
+mod devices;
+mod doctor;
+mod failure;
+mod logs;
+mod manual;
+mod output;
+mod probe;
+mod ps;
 mod run;
 mod size;
 
 use clap::{Parser, Subcommand};
+use failure::Failure;
 use std::process::ExitCode;
 
+const AFTER_HELP: &str = "\
+Exit status:
+  what the program's was, for `kedge run` (a signal that ends the program ends kedge too)
+  0    done
+  1    `kedge doctor` found something that kedge needs and that is missing
+  2    the command line was not understood
+  125  kedge itself failed; stderr says why and what to do
+  126  the program could not be executed
+  127  there is no such program
+
+Environment:
+  XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ [default: /tmp/kedge-UID]
+  KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
+  NO_COLOR         no colours
+
+Examples:
+  kedge run -- ./vector_add        run a program on one software device
+  kedge run --gpu soft:2 -- ./p2p  on two
+  kedge logs                       what kedge had to say about the latest job
+  kedge doctor                     what this machine offers, and what is missing";
+
+/// Run unmodified CUDA programs on virtual GPUs
+///
+/// A program that `kedge run` starts finds kedge's driver where it looks for NVIDIA's, and with it the
+/// devices that --gpu asks for. The program need not be recompiled, and no GPU is needed for
+/// software devices.
 #[derive(Debug, Parser)]
-#[command(name = "kedge", version, about = "Run unmodified CUDA programs on virtual GPUs")]
+#[command(name = "kedge", version, after_help = AFTER_HELP, propagate_version = false)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -16,16 +53,54 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a program on virtual GPUs; exits as the program does
     Run(run::RunArgs),
+    /// List the devices that a program would see
+    Devices(devices::DevicesArgs),
+    /// List running jobs
+    Ps(ps::PsArgs),
+    /// Print what kedge had to say about a job
+    ///
+    /// The job's log has kedge's own messages: why a device faulted, which function is not
+    /// supported, how a proxy ended. The program's own output is not in it.
+    Logs(logs::LogsArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
+    /// Print completions for a shell
+    ///
+    /// For bash: kedge completions bash > ~/.local/share/bash-completion/completions/kedge
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page
+    ///
+    /// To read it: kedge man | man -l -
+    Man(manual::ManArgs),
+    /// A small CUDA program: what doctor starts and bench times
+    #[command(hide = true)]
+    Probe(probe::ProbeArgs),
 }
 
 fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse().command {
-        Command::Run(args) => run::run(args).map_err(|error| (error.exit_code(), error.into())),
+        Command::Run(args) => run::run(args),
+        Command::Devices(args) => devices::run(&args).map(done),
+        Command::Ps(args) => ps::run(&args).map(done),
+        Command::Logs(args) => logs::run(&args).map(done),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args).map(done),
+        Command::Completions(args) => manual::completions(&args).map(done),
+        Command::Man(args) => manual::man(&args).map(done),
+        Command::Probe(args) => probe::run(&args).map(done),
     };
-    result.unwrap_or_else(|(code, error): (u8, Box<dyn std::error::Error>)| {
-        eprintln!("kedge: {error}");
-        ExitCode::from(code)
-    })
+    result.unwrap_or_else(|failure| failure.report())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
 }

@@ -1,14 +1,26 @@
 //! `kedge run`.
 
+use crate::Failure;
 use crate::size::Size;
 use clap::Args;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
-use kedge_supervisor::{JobSpec, Outcome, RunError, die_of};
+use kedge_supervisor::{JobSpec, Outcome, die_of};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+const AFTER_HELP: &str = "\
+Examples:
+  kedge run -- ./program --its-own --arguments
+  kedge run --gpu soft:2 --soft-memory 2G -- ./program
+  kedge run --job nightly -- make check     every program that make starts runs on the device";
+
+/// Run a program on virtual GPUs; exits as the program does
+///
+/// The program and all that it starts find kedge's driver through LD_LIBRARY_PATH. Its descriptors,
+/// its terminal and its signals are its own; kedge writes to the job's log only (`kedge logs`).
 #[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
     /// Devices that the program sees: soft, or soft:N for N software devices
     #[arg(long, value_name = "SPEC", default_value = "soft")]
@@ -30,7 +42,7 @@ pub(crate) struct RunArgs {
 }
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
-pub(crate) fn run(args: RunArgs) -> Result<ExitCode, RunError> {
+pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let mut words = args.command.into_iter();
     let spec = JobSpec {
         gpu: args.gpu,
@@ -39,7 +51,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, RunError> {
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
     };
-    match kedge_supervisor::run(&spec)? {
+    match kedge_supervisor::run(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),
     }

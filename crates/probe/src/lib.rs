@@ -41,6 +41,11 @@ pub enum Bench {
     Soft,
 }
 
+/// Runs a kernel on device 0 of the driver that the loader finds, and checks its result.
+pub fn check_kernel() -> Result<(), ProbeError> {
+    soft::check(&device::Device::open()?)
+}
+
 /// Measures on device 0 of the driver that the loader finds; `sink` gets each series as it ends.
 pub fn bench(bench: Bench, sink: &mut Sink<'_>) -> Result<(), ProbeError> {
     let device = device::Device::open()?;

@@ -1,7 +1,7 @@
 //! How many instructions the device executes: thread-instructions a second for each of its cores.
 
 use crate::ProbeError;
-use crate::device::{Device, Kernel};
+use crate::device::{Buffer, Device, Kernel};
 use crate::kernels::{self, Source, TILE};
 use crate::timing::{Sink, nothing, rate, repetitions, sample};
 use std::time::{Duration, Instant};
@@ -19,6 +19,28 @@ pub(crate) fn measure(device: &Device, sink: &mut Sink<'_>) -> Result<(), ProbeE
     bench.tiled_matmul(sink)?;
     bench.integer_alu(sink)?;
     bench.copy(sink)
+}
+
+/// Runs one kernel of one block.
+pub(crate) fn check(device: &Device) -> Result<(), ProbeError> {
+    const TURNS: u32 = 3;
+    let source = kernels::integer_alu();
+    let kernel = device.kernel(&source.ptx, source.name)?;
+    let out = device.alloc((BLOCK * 4) as usize)?;
+    device.launch(kernel, [1, 1], [BLOCK, 1], &[out.address, u64::from(TURNS)])?;
+    device.synchronize()?;
+    check_integers(&out, TURNS)
+}
+
+fn check_integers(out: &Buffer<'_>, turns: u32) -> Result<(), ProbeError> {
+    for (index, found) in out.floats()?.into_iter().enumerate().step_by(101) {
+        let expected = kernels::integer_alu_result(index as u32, turns);
+        if found.to_bits() != expected {
+            let detail = format!("{:#x}, not {expected:#x}", found.to_bits());
+            return Err(ProbeError::Wrong { what: "integer loop", detail });
+        }
+    }
+    Ok(())
 }
 
 struct Soft<'d> {
@@ -77,13 +99,7 @@ impl Soft<'_> {
         let parameters = [out.address, u64::from(TURNS)];
         let launch = || self.device.launch(kernel, [blocks, 1], [BLOCK, 1], &parameters);
         let seconds = self.time(launch)?;
-        for (index, found) in out.floats()?.into_iter().enumerate().step_by(101) {
-            let expected = kernels::integer_alu_result(index as u32, TURNS);
-            if found.to_bits() != expected {
-                let detail = format!("{:#x}, not {expected:#x}", found.to_bits());
-                return Err(ProbeError::Wrong { what: "integer loop", detail });
-            }
-        }
+        check_integers(&out, TURNS)?;
         let executed = u64::from(blocks * BLOCK) * u64::from(TURNS) * source.per_turn;
         self.report("integer ALU loop", executed, seconds, sink);
         Ok(())

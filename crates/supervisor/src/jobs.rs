@@ -164,18 +164,29 @@ impl Jobs {
     /// All jobs, the newest first, with their state as it is now. A job whose supervisor died
     /// without a word counts as killed.
     pub fn list(&self) -> Result<Vec<Meta>, JobError> {
-        let mut metas = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(io_error(&self.dir))?.flatten() {
-            let dir = entry.path();
-            if let Some(mut meta) = read_meta(&dir) {
-                if meta.state == State::Running && !is_locked(&dir) {
-                    meta.state = State::Killed(libc::SIGKILL);
-                }
-                metas.push(meta);
-            }
-        }
+        let entries = fs::read_dir(&self.dir).map_err(io_error(&self.dir))?;
+        let mut metas: Vec<Meta> = entries.flatten().filter_map(|e| current(&e.path())).collect();
         metas.sort_by_key(|meta| std::cmp::Reverse((meta.started, meta.supervisor)));
         Ok(metas)
+    }
+
+    /// The job `name`, as [`Jobs::list`] shows it.
+    pub fn find(&self, name: &JobName) -> Option<Meta> {
+        current(&self.job_dir(name))
+    }
+
+    /// Forgets the job `name`, unless it runs.
+    pub fn remove(&self, name: &JobName) {
+        let dir = self.job_dir(name);
+        // Under the lock, so that a new job of the same name is not taken for the old one.
+        if File::open(dir.join("lock")).is_ok_and(|lock| try_lock(&lock)) {
+            let _ = fs::remove_dir_all(&dir);
+        }
+    }
+
+    /// The folder of all jobs.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where the log of job `name` lies.
@@ -188,12 +199,8 @@ impl Jobs {
         let ended =
             self.list().unwrap_or_default().into_iter().filter(|m| m.state != State::Running);
         for meta in ended.skip(KEPT) {
-            let Ok(name) = meta.name.parse::<JobName>() else { continue };
-            let dir = self.job_dir(&name);
-            // Under the lock, so that a new job of the same name is not taken for the old one.
-            let lock = File::open(dir.join("lock"));
-            if lock.is_ok_and(|lock| try_lock(&lock)) {
-                let _ = fs::remove_dir_all(&dir);
+            if let Ok(name) = meta.name.parse() {
+                self.remove(&name);
             }
         }
     }
@@ -265,6 +272,15 @@ fn try_lock(file: &File) -> bool {
 
 fn is_locked(dir: &Path) -> bool {
     File::open(dir.join("lock")).is_ok_and(|lock| !try_lock(&lock))
+}
+
+/// What the job in `dir` says of itself, and whether its supervisor still lives.
+fn current(dir: &Path) -> Option<Meta> {
+    let mut meta = read_meta(dir)?;
+    if meta.state == State::Running && !is_locked(dir) {
+        meta.state = State::Killed(libc::SIGKILL);
+    }
+    Some(meta)
 }
 
 fn read_meta(dir: &Path) -> Option<Meta> {

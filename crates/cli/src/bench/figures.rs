@@ -1,0 +1,119 @@
+//! What each figure should be, and what others reach.
+
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Better {
+    Lower,
+    Higher,
+}
+
+impl Better {
+    pub(super) fn reaches(self, value: f64, target: f64) -> bool {
+        match self {
+            Better::Lower => value <= target,
+            Better::Higher => value >= target,
+        }
+    }
+
+    pub(super) fn sign(self) -> &'static str {
+        match self {
+            Better::Lower => "≤",
+            Better::Higher => "≥",
+        }
+    }
+}
+
+/// Somebody else's figure, in the same unit.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Reference {
+    pub(super) value: f64,
+    pub(super) what: &'static str,
+    pub(super) source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Known {
+    pub(super) better: Better,
+    pub(super) target: Option<f64>,
+    pub(super) reference: Option<Reference>,
+}
+
+const NATIVE: &str = "native, H200";
+const H200: &str = "one H200, driver 580.159.04, measured 2026-11-20";
+const LUPINE: &str = "natively beside LUPINE 7fbd364 on an H200, measured 2026-11-20";
+const GIB: f64 = 1.073_741_824;
+
+/// What is known of the figure `name`, measured in `unit`.
+pub(super) fn known(name: &str, unit: &str) -> Known {
+    let better = if unit.contains("/s") { Better::Higher } else { Better::Lower };
+    let target = target(name);
+    let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
+    Known { better, target, reference }
+}
+
+fn target(name: &str) -> Option<f64> {
+    Some(match name {
+        "post a launch" => 0.3,
+        "local query (cuCtxGetDevice)" => 0.1,
+        "round trip (cuMemGetInfo)" => 3.0,
+        "idle job, share of a core" => 1.0,
+        "fp32 ALU loop" | "tiled matrix product" => 1.0,
+        _ => return None,
+    })
+}
+
+fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
+    if let Some(found) = copy_reference(name) {
+        return Some((found, NATIVE, H200));
+    }
+    Some(match name {
+        "post a launch" => (3.76, NATIVE, H200),
+        "local query (cuCtxGetDevice)" => (0.022, NATIVE, H200),
+        "launch and synchronize" => (8.9, NATIVE, H200),
+        "synchronize when idle" => (0.5, NATIVE, LUPINE),
+        "record an event" => (0.35, NATIVE, LUPINE),
+        "allocate and free 1 MiB" => (3.0, NATIVE, LUPINE),
+        // The floor of any call that another process answers.
+        "round trip (cuMemGetInfo)" => {
+            (0.43, "bare shared-memory round trip", "two processes spinning on 2 cores, 2026-11-20")
+        }
+        _ => return None,
+    })
+}
+
+/// GB/s of large copies; small ones have no published figure.
+fn copy_reference(name: &str) -> Option<f64> {
+    let gib_per_second = match name.strip_suffix(" 256 MiB")? {
+        "host to device, pinned" => 50.7,
+        "device to host, pinned" => 51.5,
+        "host to device, pageable" => 6.6,
+        "device to host, pageable" => 13.0,
+        "device to device" => 2008.0,
+        _ => return None,
+    };
+    Some(gib_per_second * GIB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_better_higher_and_times_lower() {
+        assert_eq!(known("post a launch", "µs").better, Better::Lower);
+        assert_eq!(
+            known("fp32 ALU loop", "1e9 thread-instructions/s per core").better,
+            Better::Higher
+        );
+        assert!(Better::Lower.reaches(0.2, 0.3) && !Better::Higher.reaches(0.2, 0.3));
+    }
+
+    #[test]
+    fn large_copies_have_a_reference() {
+        let known = known("device to host, pinned 256 MiB", "GB/s");
+        assert!(known.reference.is_some_and(|r| r.value > 55.0));
+        assert_eq!(super::known("memcpy 4 KiB", "GB/s").reference, None);
+    }
+}

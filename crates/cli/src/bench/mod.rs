@@ -1,0 +1,213 @@
+//! `kedge bench`: figures, beside what they should be and what others reach.
+
+mod figures;
+
+use crate::Failure;
+use crate::child::{self, Place};
+use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table, styled};
+use clap::{Args, ValueEnum};
+use figures::Better;
+use kedge_probe::Series;
+use kedge_proxy::backend::GpuSpec;
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+const AFTER_HELP: &str = "\
+With --json, one list of objects:
+  name, unit
+  value       the median
+  min, max
+  better      \"lower\" or \"higher\"
+  target      what kedge means to reach, or null
+  reference   native, or the best peer: {value, what, source}, or null
+
+Run it on a machine that does nothing else: kedge's two processes want a core each.";
+
+/// Nothing takes longer than this between two results.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Measure what kedge costs and how fast its devices are
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    what: What,
+    /// The device: soft
+    #[arg(long, value_name = "SPEC", default_value = "soft", conflicts_with = "native")]
+    gpu: GpuSpec,
+    /// Measure this machine's own driver and GPU instead, without kedge
+    #[arg(long)]
+    native: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// What driver calls cost the program, in microseconds
+    Calls,
+    /// Copies to, from and on the device, beside this machine's memcpy
+    Copy,
+    /// Instructions that each core of the device executes, from kernels that need no compiler
+    Soft,
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::Calls => "calls",
+            What::Copy => "copy",
+            What::Soft => "soft",
+        }
+    }
+}
+
+/// One figure of the list.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: String,
+    unit: String,
+    value: f64,
+    min: f64,
+    max: f64,
+    better: Better,
+    target: Option<f64>,
+    reference: Option<figures::Reference>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let place = if args.native { Place::Native } else { Place::Job(args.gpu) };
+    let progress = Progress::new();
+    let mut series = Vec::new();
+    let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
+        if let Ok(one) = serde_json::from_str::<Series>(line) {
+            progress.show(series.len() + 1, &one.name);
+            series.push(one);
+        }
+    });
+    progress.clear();
+    let figures: Vec<Figure> = series.into_iter().filter_map(figure).collect();
+    // What was measured before a failure is still worth reading, but not as the whole list.
+    if args.json && result.is_ok() {
+        output::json(&figures)?;
+    } else if !args.json {
+        output::print(&render(&figures))?;
+    }
+    result.map_err(|said| Failure::new(format!("bench {}: {said}", args.what.name())))
+}
+
+/// Median, extremes and what is known of a series; `None` without samples.
+fn figure(series: Series) -> Option<Figure> {
+    let mut samples = series.samples;
+    samples.retain(|sample| sample.is_finite());
+    samples.sort_by(f64::total_cmp);
+    let (min, max) = (*samples.first()?, *samples.last()?);
+    let middle = samples.len() / 2;
+    let value = match samples.len() % 2 {
+        1 => samples[middle],
+        _ => f64::midpoint(samples[middle - 1], samples[middle]),
+    };
+    let known = figures::known(&series.name, &series.unit);
+    Some(Figure {
+        name: series.name,
+        unit: series.unit,
+        value,
+        min,
+        max,
+        better: known.better,
+        target: known.target,
+        reference: known.reference,
+    })
+}
+
+fn render(figures: &[Figure]) -> String {
+    let headings = ["WHAT", "MEDIAN", "MIN", "MAX", "TARGET", "UNIT", "REFERENCE"];
+    let mut table = Table::new(&headings, &[1, 2, 3, 4]);
+    for figure in figures {
+        let style = match figure.target {
+            None => PLAIN,
+            Some(target) if figure.better.reaches(figure.value, target) => GOOD,
+            Some(_) => FAIR,
+        };
+        let target =
+            figure.target.map(|target| format!("{} {}", figure.better.sign(), short(target)));
+        let reference = figure.reference.as_ref().map(|r| format!("{} {}", short(r.value), r.what));
+        table.row([
+            (PLAIN, figure.name.clone()),
+            (style, short(figure.value)),
+            (PLAIN, short(figure.min)),
+            (PLAIN, short(figure.max)),
+            (PLAIN, target.unwrap_or_default()),
+            (PLAIN, figure.unit.clone()),
+            (DIM, reference.unwrap_or_default()),
+        ]);
+    }
+    table.render()
+}
+
+/// Three digits that count.
+fn short(value: f64) -> String {
+    let digits = match value.abs() {
+        x if x >= 100.0 => 0,
+        x if x >= 10.0 => 1,
+        x if x >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+/// A line on the terminal that says what has been measured.
+struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let progress = Progress { shown: std::io::stderr().is_terminal() };
+        progress.write("measuring…");
+        progress
+    }
+
+    fn show(&self, count: usize, name: &str) {
+        self.write(&format!("measuring… {count}: {name}"));
+    }
+
+    fn clear(&self) {
+        self.write("");
+    }
+
+    fn write(&self, text: &str) {
+        if self.shown {
+            let mut err = anstream::stderr().lock();
+            let _ = write!(err, "\r\x1b[K{}", styled(DIM, text));
+            let _ = err.flush();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(samples: &[f64]) -> Option<Figure> {
+        figure(Series { name: "x".into(), unit: "µs".into(), samples: samples.to_vec() })
+    }
+
+    #[test]
+    fn figures_are_medians() {
+        let figure = of(&[3.0, 1.0, f64::NAN, 2.0]).unwrap();
+        assert_eq!((figure.value, figure.min, figure.max), (2.0, 1.0, 3.0));
+        assert_eq!(of(&[4.0, 1.0]).unwrap().value, 2.5);
+        assert!(of(&[]).is_none());
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in [(0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (123.4, "123")] {
+            assert_eq!(short(value), text);
+        }
+    }
+}

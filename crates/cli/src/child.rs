@@ -1,0 +1,151 @@
+//! Running `kedge probe` as a job of its own, and as a program without kedge.
+
+use kedge_proxy::backend::GpuSpec;
+use kedge_supervisor::jobs::{JobName, Jobs};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Where a probe runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    /// Under `kedge run`, on these devices.
+    Job(GpuSpec),
+    /// As any program, on this machine's own driver.
+    Native,
+}
+
+/// Runs `kedge probe ARGUMENTS` and hands over each line that it prints. Fails with what the probe,
+/// or else the job's log, said; also when it says nothing for `patience`.
+pub(crate) fn probe(
+    place: Place,
+    arguments: &[OsString],
+    patience: Duration,
+    mut line: impl FnMut(&str),
+) -> Result<(), String> {
+    let (mut command, name) = command(place, arguments)?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("cannot start kedge: {error}"))?;
+    let lines = read_lines(&mut child);
+    let complaints = read_stderr(&mut child);
+    let timed_out = loop {
+        match lines.recv_timeout(patience) {
+            Ok(text) => line(&text),
+            Err(RecvTimeoutError::Disconnected) => break false,
+            Err(RecvTimeoutError::Timeout) => break true,
+        }
+    };
+    if timed_out {
+        end(&mut child);
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    let log = name.map(last_words).unwrap_or_default();
+    if timed_out {
+        return Err(format!("no answer within {} s", patience.as_secs()));
+    }
+    if status.success() {
+        return Ok(());
+    }
+    let said = complaints.recv().unwrap_or_default();
+    Err(reason(&said, &log, status))
+}
+
+/// The most telling of what was said.
+fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
+    let last = |text: &str| text.lines().last().map(|line| crate::output::harmless(line.trim()));
+    match (last(stderr), last(log)) {
+        (Some(said), _) => said.strip_prefix("kedge: ").unwrap_or(&said).to_owned(),
+        (None, Some(logged)) => format!("{status}: {logged}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobName>), String> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
+    let mut command = Command::new(&kedge);
+    let mut name = None;
+    if let Place::Job(gpu) = place {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let job = format!("kedge-probe-{}-{count}", std::process::id());
+        command.args(["run", "--gpu", &gpu.to_string(), "--job", &job, "--"]).arg(&kedge);
+        name = job.parse().ok();
+    }
+    command.arg("probe").args(arguments);
+    Ok((command, name))
+}
+
+/// The child's lines, as they come.
+fn read_lines(child: &mut Child) -> mpsc::Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    receive
+}
+
+/// All that the child complains of, once it has ended.
+fn read_stderr(child: &mut Child) -> mpsc::Receiver<String> {
+    const MOST: u64 = 64 << 10;
+    let (send, receive) = mpsc::channel();
+    if let Some(stderr) = child.stderr.take() {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stderr.take(MOST).read_to_end(&mut bytes);
+            let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
+        });
+    }
+    receive
+}
+
+/// Ends a job that does not answer: asks first, because its supervisor then ends what it started.
+fn end(child: &mut Child) {
+    let asked = Instant::now();
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    while asked.elapsed() < Duration::from_secs(2) {
+        if child.try_wait().is_ok_and(|status| status.is_some()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+}
+
+/// The log of a probe's job, which nobody needs afterwards.
+fn last_words(name: JobName) -> String {
+    let Ok(jobs) = Jobs::open() else { return String::new() };
+    let log = fs::read(jobs.log_path(&name)).unwrap_or_default();
+    jobs.remove(&name);
+    String::from_utf8_lossy(&log).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn the_most_telling_words_are_kept() {
+        let killed = ExitStatus::from_raw(9);
+        assert_eq!(reason("x\nkedge: cuInit: no\n", "log", killed), "cuInit: no");
+        assert_eq!(reason("", "a\nb\n", killed), "signal: 9 (SIGKILL): b");
+        assert_eq!(reason("", "", killed), "signal: 9 (SIGKILL)");
+    }
+}

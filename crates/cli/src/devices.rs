@@ -1,0 +1,129 @@
+//! `kedge devices`: what a program would see.
+
+use crate::Failure;
+use crate::output::{self, PLAIN, Table};
+use crate::size::Size;
+use clap::Args;
+use kedge_cuda_types::{CuError, attribute};
+use kedge_device::{Done, Host};
+use kedge_protocol::{CtxId, DeviceInfo, OutputTarget};
+use kedge_proxy::backend::{BackendConfig, GpuSpec, build};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Devices as `kedge run` would give them: soft, or soft:N for N software devices
+    #[arg(long, value_name = "SPEC", default_value = "soft")]
+    gpu: GpuSpec,
+    /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
+    #[arg(long, value_name = "SIZE")]
+    soft_memory: Option<Size>,
+    /// Print a JSON list of objects: index, name, uuid, pci_bus_id, compute_capability,
+    /// total_memory (bytes), multiprocessors, driver_version, attributes (by their names in cuda.h)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    index: usize,
+    name: String,
+    uuid: String,
+    pci_bus_id: String,
+    compute_capability: String,
+    total_memory: u64,
+    multiprocessors: i32,
+    driver_version: String,
+    attributes: BTreeMap<&'static str, i32>,
+}
+
+pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
+    let config = BackendConfig {
+        gpu: args.gpu,
+        soft_memory: args.soft_memory.map(|size| size.0),
+        workers: None,
+    };
+    let backend = build(&config, Arc::new(Nobody))?;
+    let driver = backend.driver_version();
+    let infos = backend.devices();
+    let devices: Vec<Device> =
+        infos.iter().enumerate().map(|(index, info)| describe(index, info, driver)).collect();
+    if args.json {
+        return Ok(output::json(&devices)?);
+    }
+    let headings = ["DEVICE", "NAME", "COMPUTE", "MEMORY", "CORES", "DRIVER", "UUID"];
+    let mut table = Table::new(&headings, &[0, 2, 3, 4, 5]);
+    for device in devices {
+        table.row([
+            (PLAIN, device.index.to_string()),
+            (PLAIN, device.name),
+            (PLAIN, device.compute_capability),
+            (PLAIN, Size(device.total_memory).to_string()),
+            (PLAIN, device.multiprocessors.to_string()),
+            (PLAIN, device.driver_version),
+            (PLAIN, device.uuid),
+        ]);
+    }
+    Ok(output::print(&table.render())?)
+}
+
+fn describe(index: usize, info: &DeviceInfo, driver: u32) -> Device {
+    let value = |wanted| {
+        let found = info.attributes.iter().find(|(attribute, _)| *attribute == wanted);
+        found.map_or(0, |(_, value)| *value)
+    };
+    let [domain, bus, device] = info.pci;
+    let (major, minor) =
+        (value(attribute::COMPUTE_CAPABILITY_MAJOR), value(attribute::COMPUTE_CAPABILITY_MINOR));
+    let named = |(id, value): &(u32, i32)| Some((attribute::name(*id)?, *value));
+    Device {
+        index,
+        name: info.name.to_string(),
+        uuid: uuid(&info.uuid),
+        pci_bus_id: format!("{domain:04x}:{bus:02x}:{device:02x}.0"),
+        compute_capability: format!("{major}.{minor}"),
+        total_memory: info.total_memory,
+        multiprocessors: value(attribute::MULTIPROCESSOR_COUNT),
+        driver_version: format!("{}.{}", driver / 1000, driver % 1000 / 10),
+        attributes: info.attributes.iter().filter_map(named).collect(),
+    }
+}
+
+/// As CUDA_VISIBLE_DEVICES takes it.
+fn uuid(bytes: &[u8; 16]) -> String {
+    let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let groups = [&hex[..4], &hex[4..6], &hex[6..8], &hex[8..10], &hex[10..]];
+    format!("GPU-{}", groups.map(|group| group.concat()).join("-"))
+}
+
+/// A host without a client: devices are only looked at.
+struct Nobody;
+
+impl Host for Nobody {
+    fn read_client(&self, _: u64, _: &mut [u8]) -> Result<(), CuError> {
+        Err(CuError::INVALID_VALUE)
+    }
+    fn write_client(&self, _: u64, _: &[u8]) -> Result<(), CuError> {
+        Err(CuError::INVALID_VALUE)
+    }
+    fn host_function(&self, _: u64, done: Done) {
+        done(Err(CuError::INVALID_VALUE));
+    }
+    fn output(&self, _: OutputTarget, _: &[u8]) {}
+    fn fault(&self, _: CtxId, _: CuError) {}
+    fn idle(&self) {}
+    fn log(&self, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_look_like_a_gpu_s() {
+        let text = uuid(b"kedge-soft\0\0\0\0\0\x01");
+        assert_eq!(text, "GPU-6b656467-652d-736f-6674-000000000001");
+    }
+}

@@ -1,0 +1,155 @@
+//! `kedge doctor`: what this machine offers, and for what is missing the command that mends it.
+
+mod installation;
+mod machine;
+mod native;
+mod runtimes;
+
+use crate::Failure;
+use crate::output::{self, BAD, DIM, FAIR, GOOD, HEADING, PLAIN, styled};
+use anstyle::Style;
+use clap::Args;
+use kedge_proxy::backend::GpuSpec;
+use serde::Serialize;
+use std::fmt::Write;
+use std::process::ExitCode;
+
+const AFTER_HELP: &str = "\
+With --json, one list of objects:
+  group   \"machine\", \"kedge\", \"runtimes\" or \"native\"
+  name    what was looked at
+  status  \"ok\", \"note\" (works, but worth knowing) or \"missing\" (kedge needs it)
+  value   what was found
+  mend    the command that mends it, or null
+
+Exits with 1 if anything is missing.";
+
+/// Look at this machine: what kedge needs, every CUDA runtime and whether it starts
+///
+/// Each CUDA runtime (libcudart) that is found is really started, in a job of its own on the software
+/// device. For what is missing, doctor prints the command that mends it.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct DoctorArgs {
+    /// The devices on which runtimes are started
+    #[arg(long, value_name = "SPEC", default_value = "soft")]
+    gpu: GpuSpec,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Note,
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, Serialize)]
+struct Check {
+    group: &'static str,
+    name: String,
+    status: Status,
+    value: String,
+    mend: Option<String>,
+}
+
+impl Check {
+    fn new(group: &'static str, name: impl Into<String>, status: Status, value: String) -> Check {
+        Check { group, name: name.into(), status, value, mend: None }
+    }
+
+    fn mend(self, how: impl Into<String>) -> Check {
+        Check { mend: Some(how.into()), ..self }
+    }
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
+    let mut report = Report { json: args.json, group: "", checks: Vec::new() };
+    for check in machine::checks() {
+        report.add(check)?;
+    }
+    let (checks, works) = installation::checks(args.gpu);
+    for check in checks {
+        report.add(check)?;
+    }
+    for path in runtimes::find() {
+        report.add(runtimes::start(&path, args.gpu, works))?;
+    }
+    if !report.checks.iter().any(|check| check.group == runtimes::GROUP) {
+        report.add(runtimes::none())?;
+    }
+    for check in native::checks() {
+        report.add(check)?;
+    }
+    report.end()
+}
+
+/// Shows checks as they come, or all at once as JSON.
+struct Report {
+    json: bool,
+    /// The one that the last check belonged to.
+    group: &'static str,
+    checks: Vec<Check>,
+}
+
+impl Report {
+    fn add(&mut self, check: Check) -> Result<(), Failure> {
+        if !self.json {
+            let mut text = String::new();
+            if check.group != self.group {
+                let gap = if self.group.is_empty() { "" } else { "\n" };
+                let _ = writeln!(text, "{gap}{}", styled(HEADING, check.group));
+                self.group = check.group;
+            }
+            text.push_str(&render(&check));
+            output::print(&text)?;
+        }
+        self.checks.push(check);
+        Ok(())
+    }
+
+    fn end(self) -> Result<ExitCode, Failure> {
+        let missing = self.checks.iter().filter(|check| check.status == Status::Missing).count();
+        if self.json {
+            output::json(&self.checks)?;
+        } else if missing > 0 {
+            output::print(&styled(BAD, &format!("\n{missing} missing: see → above\n")))?;
+        }
+        Ok(if missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn render(check: &Check) -> String {
+    const WIDTH: usize = 18;
+    let (style, mark): (Style, &str) = match check.status {
+        Status::Ok => (GOOD, "ok  "),
+        Status::Note => (FAIR, "note"),
+        Status::Missing => (BAD, "MISS"),
+    };
+    let (name, value) = (output::harmless(&check.name), output::harmless(&check.value));
+    let gap = " ".repeat(WIDTH.saturating_sub(name.chars().count()).max(1));
+    let mut text = format!("  {} {name}{gap}{value}\n", styled(style, mark));
+    if let Some(mend) = &check.mend {
+        let style = if check.status == Status::Missing { PLAIN } else { DIM };
+        let _ =
+            writeln!(text, "       {}", styled(style, &format!("→ {}", output::harmless(mend))));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_is_a_line_and_its_mend_another() {
+        let check =
+            Check::new("machine", "memory", Status::Missing, "little".into()).mend("buy some");
+        let text = anstream::adapter::strip_str(&render(&check)).to_string();
+        assert_eq!(text, "  MISS memory            little\n       → buy some\n");
+    }
+}

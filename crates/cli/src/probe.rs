@@ -1,0 +1,48 @@
+//! `kedge probe`, hidden: runs one of kedge's own small CUDA programs in this process and prints
+//! what it finds as JSON, one object a line.
+
+use crate::Failure;
+use crate::output;
+use clap::{Args, Subcommand};
+use kedge_probe::Bench;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Start the CUDA runtime at PATH
+    Runtime { path: PathBuf },
+    /// Run a kernel through the driver
+    Kernel,
+    /// Time calls
+    Calls,
+    /// Time copies
+    Copy,
+    /// Time kernels
+    Soft,
+}
+
+pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
+    match &args.what {
+        What::Runtime { path } => line(&kedge_probe::start_runtime(path)?),
+        What::Kernel => Ok(kedge_probe::check_kernel()?),
+        What::Calls => bench(Bench::Calls),
+        What::Copy => bench(Bench::Copy),
+        What::Soft => bench(Bench::Soft),
+    }
+}
+
+fn bench(what: Bench) -> Result<(), Failure> {
+    let mut lost = None;
+    kedge_probe::bench(what, &mut |series| lost = lost.take().or(line(&series).err()))?;
+    lost.map_or(Ok(()), Err)
+}
+
+fn line(value: &impl serde::Serialize) -> Result<(), Failure> {
+    Ok(output::print(&format!("{}\n", serde_json::to_string(value)?))?)
+}

@@ -1,0 +1,125 @@
+//! `kedge ps`: the user's jobs.
+
+use crate::Failure;
+use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
+use clap::Args;
+use kedge_supervisor::jobs::{self, Jobs, Meta, State};
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Ended jobs too: the latest 50 are kept
+    #[arg(long, short)]
+    all: bool,
+    /// Print a JSON list of objects: name, state ("running", "exited", "killed"), status, signal, pid,
+    /// supervisor, gpu, command, started and ended (seconds since 1970), log
+    #[arg(long)]
+    json: bool,
+}
+
+/// A job, flat, as scripts like it.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    state: &'static str,
+    /// What the program exited with.
+    status: Option<i32>,
+    /// What killed it.
+    signal: Option<i32>,
+    pid: Option<u32>,
+    supervisor: u32,
+    gpu: String,
+    command: Vec<String>,
+    started: u64,
+    ended: Option<u64>,
+    log: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
+    let jobs = Jobs::open()?;
+    let metas = jobs.list()?.into_iter().filter(|m| args.all || m.state == State::Running);
+    if args.json {
+        let rows: Vec<Row> = metas.map(|meta| row(&jobs, meta)).collect();
+        return Ok(output::json(&rows)?);
+    }
+    let mut table = Table::new(&["JOB", "STATE", "PID", "GPU", "TIME", "COMMAND"], &[2, 4]);
+    let now = jobs::now();
+    for meta in metas {
+        let (style, state) = match meta.state {
+            State::Running => (GOOD, "running".to_owned()),
+            State::Exited(0) => (DIM, "exited 0".to_owned()),
+            State::Exited(status) => (BAD, format!("exited {status}")),
+            State::Killed(signal) => (BAD, format!("killed {signal}")),
+        };
+        let time = meta.ended.unwrap_or(now).saturating_sub(meta.started);
+        table.row([
+            (PLAIN, meta.name),
+            (style, state),
+            (PLAIN, meta.pid.map(|pid| pid.to_string()).unwrap_or_default()),
+            (PLAIN, meta.gpu),
+            (PLAIN, clock(time)),
+            (PLAIN, output::harmless(&shown(&meta.command))),
+        ]);
+    }
+    Ok(output::print(&table.render())?)
+}
+
+fn row(jobs: &Jobs, meta: Meta) -> Row {
+    let (state, status, signal) = match meta.state {
+        State::Running => ("running", None, None),
+        State::Exited(status) => ("exited", Some(status), None),
+        State::Killed(signal) => ("killed", None, Some(signal)),
+    };
+    Row {
+        state,
+        status,
+        signal,
+        log: meta.name.parse().ok().map(|name| jobs.log_path(&name)),
+        name: meta.name,
+        pid: meta.pid,
+        supervisor: meta.supervisor,
+        gpu: meta.gpu,
+        command: meta.command,
+        started: meta.started,
+        ended: meta.ended,
+    }
+}
+
+/// A command's words, cut where a terminal's line ends anyway.
+fn shown(command: &[String]) -> String {
+    const MOST: usize = 60;
+    let text = command.join(" ");
+    match text.char_indices().nth(MOST) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// `1:02:03`, or `2:03`.
+fn clock(seconds: u64) -> String {
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_read_like_a_clock() {
+        assert_eq!(clock(0), "0:00");
+        assert_eq!(clock(125), "2:05");
+        assert_eq!(clock(3600 + 62), "1:01:02");
+    }
+
+    #[test]
+    fn long_commands_are_cut_between_characters() {
+        assert_eq!(shown(&["a".into(), "b".into()]), "a b");
+        assert_eq!(shown(&["é".repeat(61)]), format!("{}…", "é".repeat(60)));
+    }
+}

@@ -1,0 +1,406 @@
+//! The `kedge` command from outside, with its real driver and proxy: what it prints, how it ends, what
+//! it leaves, and what it bears.
+#![forbid(unsafe_code)]
+
+use kedge_tests::kedge;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const COMMANDS: [&str; 8] =
+    ["run", "devices", "ps", "logs", "doctor", "bench", "completions", "man"];
+
+/// A private folder for jobs, gone at the end.
+struct World(PathBuf);
+
+impl World {
+    fn new(name: &str) -> World {
+        // Short, because socket paths are.
+        let dir = PathBuf::from(format!("/tmp/kcli-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("run")).expect("a folder under /tmp");
+        World(dir)
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    fn job(&self, name: &str) -> PathBuf {
+        self.runtime().join("kedge/jobs").join(name)
+    }
+
+    fn kedge(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(kedge());
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime()).env_remove("NO_COLOR");
+        command
+    }
+
+    fn output(&self, arguments: &[&str]) -> Output {
+        self.kedge(arguments).output().expect("kedge: build it first (cargo build --release)")
+    }
+
+    /// What kedge printed, where it is done without a complaint.
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    fn json(&self, arguments: &[&str]) -> Vec<Value> {
+        match serde_json::from_str(&self.text(arguments)) {
+            Ok(Value::Array(list)) => list,
+            other => panic!("{arguments:?}: not a JSON list: {other:?}"),
+        }
+    }
+
+    /// Processes that work for this world's jobs.
+    fn processes(&self) -> Vec<String> {
+        let mark = self.0.display().to_string();
+        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+        let lines = entries.filter_map(|e| std::fs::read(e.path().join("cmdline")).ok());
+        lines
+            .map(|l| String::from_utf8_lossy(&l).into_owned())
+            .filter(|l| l.contains(&mark))
+            .collect()
+    }
+
+    /// Copies of kedge's parts that any user can run.
+    fn parts(&self) -> PathBuf {
+        let bin = self.0.join("bin");
+        std::fs::create_dir_all(&bin).expect("a folder");
+        for part in ["kedge", "kedge-proxy", "libkedge_cuda.so"] {
+            std::fs::copy(kedge().with_file_name(part), bin.join(part)).expect("kedge's parts");
+        }
+        bin.join("kedge")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// kedge's own failure: 125 and one line, which is given back.
+fn failure(output: &Output) -> String {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.starts_with("kedge: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+fn has_fields(objects: &[Value], fields: &[&str]) {
+    assert!(!objects.is_empty());
+    for object in objects {
+        for field in fields {
+            assert!(object.get(field).is_some(), "no {field} in {object}");
+        }
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
+}
+
+/// The kernel that needs no compiler, run and checked.
+fn probe() -> [String; 3] {
+    [kedge().display().to_string(), "probe".into(), "kernel".into()]
+}
+
+#[test]
+fn help_completions_and_manual_cover_every_command() {
+    let world = World::new("help");
+    let help = world.text(&["--help"]);
+    let bash = world.text(&["completions", "bash"]);
+    let manual = world.text(&["man"]);
+    for word in ["125", "126", "127", "XDG_RUNTIME_DIR", "Examples"] {
+        assert!(help.contains(word), "{word} is not in the help");
+    }
+    for command in COMMANDS {
+        assert!(help.contains(command) && bash.contains(command) && manual.contains(command));
+        assert!(world.text(&[command, "--help"]).contains("Usage: kedge"), "{command}");
+        assert!(world.text(&["man", command]).starts_with(".ie"), "{command}: no page");
+    }
+    assert!(!help.contains("probe") && !manual.contains("probe"), "what is hidden shows");
+    for shell in ["zsh", "fish"] {
+        assert!(world.text(&["completions", shell]).contains("doctor"), "{shell}");
+    }
+    assert!(!help.contains('\x1b'), "colours in a pipe");
+    assert_eq!(world.output(&["nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn devices_are_told_to_people_and_scripts() {
+    let world = World::new("devices");
+    let devices = world.json(&["devices", "--gpu", "soft:2", "--soft-memory", "512M", "--json"]);
+    assert_eq!(devices.len(), 2);
+    has_fields(
+        &devices,
+        &["index", "name", "uuid", "pci_bus_id", "compute_capability", "driver_version"],
+    );
+    assert_eq!(devices[1]["name"], "kedge software device");
+    assert_eq!(devices[1]["total_memory"], 512 << 20);
+    assert_eq!(devices[1]["attributes"]["WARP_SIZE"], 32);
+    assert_eq!(world.text(&["devices"]).lines().count(), 2);
+    assert_eq!(world.output(&["devices", "--gpu", "soft:99"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_kernel_runs_and_statuses_pass_through() {
+    let world = World::new("run");
+    let [kedge, probe, kernel] = probe();
+    let output = world.output(&["run", "--", &kedge, &probe, &kernel]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((output.stdout.len(), stderr(&output)), (0, String::new()));
+    let sh = |script: &str| world.output(&["run", "--job", "j", "--", "sh", "-c", script]).status;
+    assert_eq!(sh("exit 7").code(), Some(7));
+    assert_eq!(sh("kill -TERM $$").signal(), Some(15));
+    assert_eq!(world.output(&["run", "/no/such/program"]).status.code(), Some(127));
+    assert_eq!(world.output(&["run", "/etc/passwd"]).status.code(), Some(126));
+    assert_eq!(world.processes(), [] as [String; 0]);
+}
+
+#[test]
+fn stdin_and_stdout_are_the_program_s() {
+    let world = World::new("stdio");
+    let mut child = world
+        .kedge(&["run", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kedge");
+    child.stdin.take().expect("a pipe").write_all(b"through\0and through").expect("written");
+    assert_eq!(child.wait_with_output().expect("ended").stdout, b"through\0and through");
+}
+
+#[test]
+fn jobs_are_listed_while_they_run_and_after() {
+    let world = World::new("ps");
+    let mut running = world
+        .kedge(&["run", "--job", "runs", "--", "sh", "-c", "echo ready; cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kedge");
+    let mut line = String::new();
+    BufReader::new(running.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    world.output(&["run", "--job", "ends", "--", "sh", "-c", "exit 3"]);
+    world.output(&["run", "--job", "dies", "--", "sh", "-c", "kill -KILL $$"]);
+
+    let now = world.json(&["ps", "--json"]);
+    has_fields(&now, &["name", "state", "status", "signal", "pid", "gpu", "command", "log"]);
+    assert_eq!(now.len(), 1);
+    assert_eq!((&now[0]["name"], &now[0]["state"]), (&"runs".into(), &"running".into()));
+    assert!(world.text(&["ps"]).contains("runs"));
+
+    let all = world.json(&["ps", "--all", "--json"]);
+    let find = |name| all.iter().find(|job| job["name"] == name).expect("a job");
+    assert_eq!((&find("ends")["state"], &find("ends")["status"]), (&"exited".into(), &3.into()));
+    assert_eq!((&find("dies")["state"], &find("dies")["signal"]), (&"killed".into(), &9.into()));
+
+    // A name in use is refused, with what to do.
+    let said = failure(&world.output(&["run", "--job", "runs", "true"]));
+    assert!(said.contains("runs") && said.contains("another name"), "{said}");
+
+    // A supervisor that is killed leaves a job that is known to be dead.
+    running.kill().expect("killed");
+    running.wait().expect("reaped");
+    let all = world.json(&["ps", "--all", "--json"]);
+    let killed = all.iter().find(|job| job["name"] == "runs").expect("the job");
+    assert_eq!(killed["state"], "killed");
+}
+
+#[test]
+fn logs_are_the_job_s_and_the_latest_by_default() {
+    let world = World::new("logs");
+    let said = failure(&world.output(&["logs"]));
+    assert!(said.contains("kedge run"), "{said}");
+    let write = |job: &str, text: &str| {
+        let script = format!("printf '{text}' >> $KEDGE_LOG");
+        assert!(world.output(&["run", "--job", job, "--", "sh", "-c", &script]).status.success());
+    };
+    write("first", "one\\ntwo\\n\\033[31mthree\\n");
+    assert_eq!(world.text(&["logs"]), "one\ntwo\n [31mthree\n");
+    assert_eq!(world.text(&["logs", "first", "-n", "1"]), " [31mthree\n");
+    assert_eq!(world.text(&["logs", "--follow", "first"]).lines().count(), 3);
+    let lines = world.json(&["logs", "--json"]);
+    has_fields(&lines, &["time", "process", "text"]);
+    let said = failure(&world.output(&["logs", "nobody"]));
+    assert!(said.contains("nobody") && said.contains("kedge ps --all"), "{said}");
+}
+
+#[test]
+fn doctor_starts_a_kernel_and_every_runtime() {
+    let world = World::new("doctor");
+    let output = world.output(&["doctor", "--json"]);
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a JSON list");
+    has_fields(&checks, &["group", "name", "status", "value", "mend"]);
+    for check in &checks {
+        assert_ne!(check["status"], "missing", "{check}");
+    }
+    assert!(output.status.success());
+    assert!(checks.iter().any(|check| check["name"] == "kernel on soft"));
+    // Its own jobs are not the user's.
+    assert_eq!(world.text(&["ps", "--all", "--json"]), "[]\n");
+
+    // Without its parts, doctor still looks at the rest, and says how to mend it.
+    let mut broken = world.kedge(&["doctor", "--json"]);
+    let output = broken.env("KEDGE_LIB_DIR", "/nonexistent").output().expect("kedge");
+    assert_eq!(output.status.code(), Some(1));
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a JSON list");
+    let parts = checks.iter().find(|check| check["name"] == "parts").expect("the parts");
+    assert!(parts["mend"].as_str().is_some_and(|mend| mend.contains("make build")));
+}
+
+#[test]
+fn benches_print_what_they_promise() {
+    let world = World::new("bench");
+    for what in ["calls", "soft"] {
+        let figures = world.json(&["bench", what, "--json"]);
+        let fields = ["name", "unit", "value", "min", "max", "better", "target", "reference"];
+        has_fields(&figures, &fields);
+        assert!(figures.iter().any(|figure| figure["target"].is_number()), "{what}");
+        for figure in figures {
+            let number = |field: &str| figure[field].as_f64().expect("a number");
+            assert!(number("min") <= number("value") && number("value") <= number("max"));
+            assert!(["lower", "higher"].contains(&figure["better"].as_str().expect("a word")));
+        }
+    }
+}
+
+#[test]
+fn an_ordinary_user_needs_no_more() {
+    if !is_root() {
+        return println!("skipped: not root, so every other test is this one");
+    }
+    let world = World::new("user");
+    let kedge = world.parts();
+    let home = world.0.join("home");
+    let made = Command::new("install").args(["-d", "-o", "65534", "-g", "65534", "-m", "700"]);
+    let mut made = { made }.arg(&home).spawn().expect("install");
+    assert!(made.wait().expect("install").success());
+    let as_user = |arguments: &[&str]| {
+        let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let mut command = Command::new("setpriv");
+        command.args(user).arg(&kedge).args(arguments).current_dir("/");
+        command.env("HOME", &home).env("XDG_RUNTIME_DIR", &home).output().expect("setpriv")
+    };
+    let kernel = [&kedge.display().to_string(), "probe", "kernel"];
+    let output = as_user(&[&["run", "--job", "mine", "--"], &kernel[..]].concat());
+    assert!(output.status.success(), "{output:?}");
+    assert!(home.join("kedge/jobs/mine/log").exists());
+
+    // A folder that it cannot write to is named, with the remedy.
+    let status = Command::new("chmod").arg("555").arg(&home).status().expect("chmod");
+    assert!(status.success() && std::fs::remove_dir_all(home.join("kedge")).is_ok());
+    let said = failure(&as_user(&["run", "true"]));
+    assert!(said.contains("XDG_RUNTIME_DIR") && said.contains("home/kedge"), "{said}");
+}
+
+/// Runs `script` in a mount namespace of its own where the runtime folder is a disk of 256 KiB; `$K` is
+/// kedge, `$D` the folder.
+fn on_a_small_disk(world: &World, script: &str) -> Output {
+    let script = format!("mount -t tmpfs -o size=256k none $D || exit 77\n{script}");
+    Command::new("unshare")
+        .args(["-m", "sh", "-c", &script])
+        .env("K", kedge())
+        .env("D", world.runtime())
+        .env("XDG_RUNTIME_DIR", world.runtime())
+        .output()
+        .expect("unshare")
+}
+
+#[test]
+fn a_full_disk_is_named_or_borne() {
+    let world = World::new("full");
+    if !is_root() || on_a_small_disk(&world, "exit 0").status.code() != Some(0) {
+        return println!("skipped: mounting a small disk needs root");
+    }
+    let fill = "dd if=/dev/zero of=$D/fill bs=1k 2>/dev/null";
+    // Full before: kedge says so.
+    let said = failure(&on_a_small_disk(&world, &format!("{fill}; exec $K run -- true")));
+    assert!(said.contains("No space left"), "{said}");
+    // Full while it runs: the program does not notice.
+    let program = format!("{fill}; echo lost >> $KEDGE_LOG; $K probe kernel && exit 5");
+    let output = on_a_small_disk(&world, &format!("exec $K run -- sh -c '{program}'"));
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+}
+
+#[test]
+fn random_bytes_on_the_job_s_socket_harm_nobody() {
+    let world = World::new("bytes");
+    let mut child = world
+        .kedge(&["run", "--job", "b", "--"])
+        .arg(kedge())
+        .args(["probe", "calls"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("kedge");
+    let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut lines = String::new();
+    output.read_line(&mut lines).expect("the first figure");
+    // A fixed sequence: the same bytes in every run.
+    let mut state = 0x5eed_u64;
+    for length in (0..24).map(|round| 1_usize << (round % 17)) {
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        };
+        let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+        let mut stream = UnixStream::connect(world.job("b").join("socket")).expect("connected");
+        // The proxy may hang up before it has read all of it.
+        let _ = stream.write_all(&bytes);
+    }
+    output.read_to_string(&mut lines).expect("the other figures");
+    assert!(child.wait().expect("ended").success());
+    assert!(lines.lines().count() >= 7, "{lines}");
+    nobody_is_left(&world);
+}
+
+#[test]
+fn ctrl_c_leaves_no_process_and_no_socket() {
+    let world = World::new("ctrlc");
+    let mut child = world
+        .kedge(&["run", "--job", "c", "--"])
+        .arg(kedge())
+        .args(["probe", "calls"])
+        .stdout(Stdio::piped())
+        // A group of its own, as a shell gives to what it starts.
+        .process_group(0)
+        .spawn()
+        .expect("kedge");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a figure");
+    let group = format!("-{}", child.id());
+    let status = Command::new("kill").args(["-s", "INT", "--", &group]).status();
+    assert!(status.is_ok_and(|status| status.success()));
+    assert_eq!(child.wait().expect("ended").signal(), Some(2), "kedge ends as its program did");
+    nobody_is_left(&world);
+    let mut left = names(&world.job("c"));
+    left.sort();
+    assert_eq!(left, ["lock", "log", "meta.json"]);
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("a folder").flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// A proxy has a second to notice that its client is gone.
+fn nobody_is_left(world: &World) {
+    let start = Instant::now();
+    while !world.processes().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(1), "left: {:?}", world.processes());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
