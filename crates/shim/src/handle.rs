@@ -21,8 +21,6 @@ pub(crate) enum Kind {
     Array = 9,
     MipmappedArray = 10,
     TexRef = 11,
-    Graph = 12,
-    GraphNode = 13,
     GraphExec = 14,
     UserObject = 15,
     MemoryPool = 16,

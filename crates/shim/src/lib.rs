@@ -8,7 +8,6 @@
     clippy::missing_safety_doc,
     reason = "implementations carry their C symbol's name, and its safety contract"
 )]
-#![allow(dead_code, reason = "the parts are published before what calls them")]
 
 mod callback;
 mod capture;

@@ -181,9 +181,9 @@ pub(crate) unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> Re
 
 /// Waits for all work of a context and writes out what its kernels printed.
 pub(super) fn synchronize(ctx: &Context) -> Result<(), CuError> {
-    crate::capture::check_unsafe()?;
     let session = session::get()?;
     let ctx = ctx.id();
+    crate::capture::check_wait_context(ctx)?;
     // An idle device is known without asking it.
     let result = match session.client.is_idle() && session.client.alive() {
         true => session.client.sticky(ctx).map_or(Ok(()), Err),

@@ -124,10 +124,6 @@ impl Context {
         session::get()?.device(self.device as i32)
     }
 
-    pub(crate) fn is_primary(&self) -> bool {
-        self.primary
-    }
-
     /// Created, or retained, and not destroyed or reset since.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {

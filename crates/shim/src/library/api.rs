@@ -3,7 +3,7 @@
 use super::{Library, kernel, library};
 use crate::function::{self, lasting_name};
 use crate::module::{Images, read_file};
-use crate::{context, entry, ffi};
+use crate::{context, ffi};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 use std::ffi::{c_char, c_int, c_void};
@@ -165,15 +165,6 @@ pub(crate) unsafe fn cuLibraryGetManaged(
         ffi::write_optional(bytes, global.size as usize);
     }
     Ok(())
-}
-
-pub(crate) unsafe fn cuLibraryGetUnifiedFunction(
-    _out: *mut *mut c_void,
-    handle: CUlibrary,
-    _symbol: *const c_char,
-) -> Result<(), CuError> {
-    library(handle)?;
-    Err(entry::not_supported("cuLibraryGetUnifiedFunction"))
 }
 
 pub(crate) unsafe fn cuKernelGetFunction(

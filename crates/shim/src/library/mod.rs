@@ -12,7 +12,7 @@ use crate::module::{Images, Module};
 use crate::session;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUkernel, CUlibrary};
-use kedge_protocol::CtxId;
+use kedge_protocol::{CtxId, KernelRef};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -175,6 +175,15 @@ pub(crate) fn function_in_current(handle: CUkernel) -> Result<Arc<Function>, CuE
     let kernel = kernel(handle)?;
     let ctx = context::current()?;
     kernel.function_in(&ctx)
+}
+
+/// The library's kernel that a launch named, for graphs; NULL if a module's function was launched.
+pub(crate) fn kernel_of(launched: KernelRef) -> CUkernel {
+    let is_it = |kernel: &Kernel| {
+        let known = kernel.functions.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().any(|(_, function)| function.kernel() == launched)
+    };
+    CUkernel(KERNELS.handle_where(is_it).unwrap_or(0))
 }
 
 /// Forgets the modules of a destroyed context; the libraries stay.

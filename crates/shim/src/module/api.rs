@@ -3,9 +3,9 @@
 use super::image::Images;
 use super::jit::Options;
 use super::{Module, by_handle};
-use crate::{context, entry, ffi};
+use crate::{context, ffi};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUdeviceptr, CUfunction, CUmodule, CUsurfref, CUtexref};
+use kedge_cuda_types::handle::{CUdeviceptr, CUfunction, CUmodule};
 use std::ffi::{c_char, c_void};
 
 /// Loads into the current context, with the error log where the program wants it.
@@ -148,23 +148,4 @@ pub(crate) unsafe fn cuModuleGetGlobal_v2(
         ffi::write_optional(bytes, global.size as usize);
     }
     Ok(())
-}
-
-/// Texture references ended with CUDA 12: no compiler makes them any more.
-pub(crate) unsafe fn cuModuleGetTexRef(
-    _reference: *mut CUtexref,
-    module: CUmodule,
-    _name: *const c_char,
-) -> Result<(), CuError> {
-    by_handle(module)?;
-    Err(entry::not_supported("a texture reference of a module (cuModuleGetTexRef)"))
-}
-
-pub(crate) unsafe fn cuModuleGetSurfRef(
-    _reference: *mut CUsurfref,
-    module: CUmodule,
-    _name: *const c_char,
-) -> Result<(), CuError> {
-    by_handle(module)?;
-    Err(entry::not_supported("a surface reference of a module (cuModuleGetSurfRef)"))
 }

@@ -12,8 +12,6 @@ pub(crate) use image::Images;
 pub(crate) use link::*;
 pub(crate) use loaded::{Module, Owner, by_handle, function_of};
 
-use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUfunction, CUmodule};
 use kedge_protocol::CtxId;
 
 /// Forgets the modules of a destroyed context.
@@ -23,6 +21,9 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
 }
 
 /// Every function of a module.
-pub(crate) fn functions_of(module: CUmodule) -> Result<Vec<CUfunction>, CuError> {
+#[cfg(feature = "private-tables")]
+pub(crate) fn functions_of(
+    module: kedge_cuda_types::handle::CUmodule,
+) -> Result<Vec<kedge_cuda_types::handle::CUfunction>, kedge_cuda_types::CuError> {
     by_handle(module)?.all_functions()
 }
