@@ -56,8 +56,17 @@ pub trait Backend: Send + Sync {
     /// Makes a range of a device arena valid for access.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;
-    /// Makes a range of the shared arena valid for device access, or not.
+    /// Makes a range of the shared arena, or of an alias of it, valid for device access, or not.
     fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError>;
+    /// Makes shared-arena pages appear at `alias` as well; MAP_FAILED where that address is taken.
+    /// A device that cannot says NOT_SUPPORTED.
+    fn alias(&self, _alias: u64, _addr: u64, _size: u64) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// Ends an alias, or a part of one.
+    fn unalias(&self, _alias: u64, _size: u64) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
 
     /// Zeroed physical memory that can be mapped at several addresses, out of quota (`cuMemCreate`).
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError>;

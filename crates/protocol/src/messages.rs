@@ -47,7 +47,7 @@ wire! {
         /// CUlimit values that the device needs: 0 stack size, 1 printf fifo size, 2 malloc heap size.
         SetLimit = 21 { ctx: CtxId, limit: u32, value: u64 },
         /// Shared-arena bytes [addr, addr+size) are, or are no longer, valid for device access
-        /// (pinned, registered and managed host memory).
+        /// (pinned, registered and managed host memory), or bytes of an alias of it.
         SharedValid = 22 { addr: u64, size: u64, valid: bool },
         /// Physical memory of a device (`cuMemCreate`), zeroed, out of quota.
         HandleCreate = 23 { handle: MemHandleId, device: u32, size: u64 },
@@ -60,6 +60,8 @@ wire! {
         HandleUnmap = 26 { addr: u64, size: u64 },
         /// What `device` may do with mapped memory: CUmemAccess_flags (0 none, 1 read, 3 all).
         HandleAccess = 27 { addr: u64, size: u64, device: u32, access: u32 },
+        /// Ends what `Call::Alias` made of [alias, alias+size).
+        Unalias = 28 { alias: u64, size: u64 },
     }
 
     /// Answered by one reply; the comment gives its type.
@@ -92,6 +94,9 @@ wire! {
         TakeOutput = 13 {},
         /// A round trip → `Status`.
         Ping = 14 {},
+        /// Shared-arena pages [addr, addr+size) are wanted at `alias` as well, where the client has
+        /// them (registered host memory) → `Status`: MAP_FAILED where the proxy has something else.
+        Alias = 15 { alias: u64, addr: u64, size: u64 },
     }
 
     /// What travels in the ring.

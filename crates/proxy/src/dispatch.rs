@@ -108,6 +108,7 @@ impl Dispatcher {
             },
             Post::SetLimit { ctx, limit, value } => backend.set_limit(ctx, limit, value),
             Post::SharedValid { addr, size, valid } => backend.share(addr, size, valid),
+            Post::Unalias { alias, size } => backend.unalias(alias, size),
             Post::HandleCreate { handle, device, size } => {
                 backend.create_handle(handle, device, size)
             }
@@ -148,6 +149,7 @@ impl Dispatcher {
             | Post::TextureDestroy { .. }
             | Post::HostFnDone { .. }
             | Post::SharedValid { .. }
+            | Post::Unalias { .. }
             | Post::HandleCreate { .. }
             | Post::HandleDestroy { .. }
             | Post::HandleMap { .. }
@@ -226,6 +228,9 @@ impl Dispatcher {
                 self.answer(to, &status(backend.create_array(ctx, array, &desc)));
             }
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
+            Call::Alias { alias, addr, size } => {
+                self.answer(to, &status(backend.alias(alias, addr, size)));
+            }
             Call::Ping {} => self.answer::<Status>(to, &Ok(())),
         }
     }

@@ -31,20 +31,13 @@ impl Aliases {
         Ok(())
     }
 
-    /// Unmaps [alias, alias+size), which lies in one aliased range.
+    /// Unmaps [alias, alias+size), which is aliased whole.
     pub(super) fn end(&self, alias: u64, size: u64) -> Result<(), CuError> {
-        if size == 0 || !(alias | size).is_multiple_of(PAGE) {
+        let mut all = lock(&self.0);
+        if size == 0 || !(alias | size).is_multiple_of(PAGE) || !covers(&all, alias, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        let mut all = lock(&self.0);
-        let (start, len) = holding(&all, alias, size).ok_or(CuError::INVALID_VALUE)?;
-        all.remove(&start);
-        if start < alias {
-            all.insert(start, alias - start);
-        }
-        if alias + size < start + len {
-            all.insert(alias + size, start + len - (alias + size));
-        }
+        cut(&mut all, alias, size);
         // SAFETY: pages that `map` put there, in a table that no other code changes.
         let rc = unsafe { libc::munmap(alias as usize as *mut libc::c_void, size as usize) };
         if rc == 0 { Ok(()) } else { Err(CuError::UNMAP_FAILED) }
@@ -52,23 +45,43 @@ impl Aliases {
 
     /// Whether every byte of the range is aliased; ranges that touch count as one.
     pub(super) fn holds(&self, addr: u64, size: u64) -> bool {
-        let Some(end) = addr.checked_add(size) else { return false };
-        let all = lock(&self.0);
-        let mut at = addr;
-        while at < end {
-            match holding(&all, at, 1) {
-                Some((start, len)) => at = start + len,
-                None => return false,
-            }
-        }
-        true
+        covers(&lock(&self.0), addr, size)
     }
 }
 
-/// The aliased range that holds all of a range.
-fn holding(all: &BTreeMap<u64, u64>, addr: u64, size: u64) -> Option<(u64, u64)> {
+/// The range that holds an address.
+fn holding(all: &BTreeMap<u64, u64>, addr: u64) -> Option<(u64, u64)> {
     let (&start, &len) = all.range(..=addr).next_back()?;
-    (addr.checked_add(size)? <= start + len).then_some((start, len))
+    (addr < start + len).then_some((start, len))
+}
+
+fn covers(all: &BTreeMap<u64, u64>, addr: u64, size: u64) -> bool {
+    let Some(end) = addr.checked_add(size) else { return false };
+    let mut at = addr;
+    while at < end {
+        match holding(all, at) {
+            Some((start, len)) => at = start + len,
+            None => return false,
+        }
+    }
+    true
+}
+
+/// Takes a range that is covered out of the table.
+fn cut(all: &mut BTreeMap<u64, u64>, addr: u64, size: u64) {
+    let end = addr + size;
+    let first = holding(all, addr).map_or(addr, |(start, _)| start);
+    let touched: Vec<(u64, u64)> =
+        all.range(first..end).map(|(&start, &len)| (start, len)).collect();
+    for (start, len) in touched {
+        all.remove(&start);
+        if start < addr {
+            all.insert(start, addr - start);
+        }
+        if end < start + len {
+            all.insert(end, start + len - end);
+        }
+    }
 }
 
 fn map(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
@@ -107,7 +120,11 @@ mod tests {
         let aliases = Aliases(Mutex::new(BTreeMap::from([(0x1000, 0x3000), (0x4000, 0x1000)])));
         assert!(aliases.holds(0x1800, 0x3000) && !aliases.holds(0x4800, 0x1000));
         assert!(!aliases.holds(0xfff, 2) && !aliases.holds(u64::MAX, 2));
-        assert_eq!(holding(&lock(&aliases.0), 0x3800, 0x1000), None, "two ranges are not one");
+        let mut all = lock(&aliases.0);
+        cut(&mut all, 0x3000, 0x1800);
+        assert_eq!(*all, BTreeMap::from([(0x1000, 0x2000), (0x4800, 0x800)]));
+        cut(&mut all, 0x1800, 0x800);
+        assert_eq!(*all, BTreeMap::from([(0x1000, 0x800), (0x2000, 0x1000), (0x4800, 0x800)]));
     }
 
     #[test]

@@ -299,10 +299,13 @@ pub(crate) unsafe fn cuMipmappedArrayDestroy(mipmapped: CUmipmappedArray) -> Res
     destroy_levels(&found)
 }
 
-/// Forgets the arrays of a context that is gone; the device has freed them with it.
+/// Destroys the arrays of a context that goes; its work is over.
 pub(super) fn forget_context(ctx: CtxId) {
-    ARRAYS.remove_where(|array| array.ctx == ctx);
     MIPMAPPED.remove_where(|mipmapped| mipmapped.ctx == ctx);
+    for array in ARRAYS.remove_where(|array| array.ctx == ctx) {
+        // Fails only where the proxy is gone.
+        let _ = post(&Post::ArrayDestroy { array: array.id });
+    }
 }
 
 #[cfg(test)]

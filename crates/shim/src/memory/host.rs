@@ -97,7 +97,7 @@ pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
         return Err(CuError::INVALID_VALUE);
     }
     // SAFETY: as the caller promised.
-    unsafe { give(pdptr, addr) }
+    unsafe { give(pdptr, found.kernel_address(addr)) }
 }
 
 pub(crate) unsafe fn cuMemHostGetFlags(flags: *mut u32, p: *mut c_void) -> Result<(), CuError> {

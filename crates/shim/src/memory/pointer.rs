@@ -72,7 +72,7 @@ fn value(found: &Allocation, addr: u64, attribute: u32) -> Result<Value, CuError
             let on_host = host != 0 && !found.managed();
             Value::Word(if on_host { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE })
         }
-        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Wide(addr),
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Wide(found.kernel_address(addr)),
         CU_POINTER_ATTRIBUTE_HOST_POINTER if host == 0 => return Err(CuError::INVALID_VALUE),
         CU_POINTER_ATTRIBUTE_HOST_POINTER => Value::Wide(host + (addr - base)),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => {
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn registered_memory_tells_both_addresses() {
-        let found = allocation(Kind::Registered { flags: 0, host: 0x40 });
+        let found = allocation(Kind::Registered { flags: 0, host: 0x40, aliased: false });
         let ask = |attribute| value(&found, 0x9010, attribute).unwrap();
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_HOST_POINTER), Value::Wide(0x50));
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_DEVICE_POINTER), Value::Wide(0x9010));

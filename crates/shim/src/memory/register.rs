@@ -1,12 +1,13 @@
 //! Registered host memory: private memory of the program that moves into the shared arena in place.
 //!
 //! The pages are copied into the arena and the arena's pages are then mapped over them, so the
-//! program's address stays and the device sees the same memory at the arena's address, which
-//! `cuMemHostGetDevicePointer` gives. **A write by another thread between the copy and the mapping
+//! program's address stays and the device sees the same memory at the arena's address. Where the
+//! proxy has nothing else at the program's address, devices see the memory there too, and kernels
+//! can be given that address; `cuMemHostGetDevicePointer` tells which it is. **A write by another thread between the copy and the mapping
 //! is lost**; a program that registers memory while it writes to it, or to what shares a page with
 //! it, is not safe here. (The driver pins the pages where they are.)
 
-use super::link::{client, current, post, quiesce};
+use super::link::{call, client, current, post, quiesce};
 use super::shared::PAGE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, host};
@@ -14,7 +15,7 @@ use crate::{capture, entry};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{self, SHARED_BASE};
 use kedge_cuda_types::memory::*;
-use kedge_protocol::Post;
+use kedge_protocol::{Call, Post};
 use std::ffi::c_void;
 use std::fs;
 use std::ops::Range;
@@ -64,8 +65,38 @@ pub(crate) unsafe fn cuMemHostRegister_v2(
         return Err(error);
     }
     let base = alias + (host - pages.start);
-    MEMORY.record(&current, Kind::Registered { flags, host }, base, size, size);
-    post(&Post::SharedValid { addr: base, size, valid: true })
+    let aliased = make_alias(&pages, &fresh, alias)?;
+    MEMORY.record(&current, Kind::Registered { flags, host, aliased }, base, size, size);
+    set_valid(base, aliased.then_some(host), size, true)
+}
+
+/// Lets devices use the program's addresses of the pages that have just moved. Whether they now can
+/// for all of `pages`.
+fn make_alias(pages: &Range<u64>, fresh: &Range<u64>, arena: u64) -> Result<bool, CuError> {
+    let neighbours_aliased = {
+        let table = MEMORY.table();
+        let neighbours = [pages.start, pages.end - PAGE];
+        let mut neighbours = neighbours.iter().filter(|page| !fresh.contains(page));
+        neighbours.all(|&page| {
+            let found = table.overlapping_registered(page, PAGE).map(|found| found.kind);
+            matches!(found, Some(Kind::Registered { aliased: true, .. }))
+        })
+    };
+    if fresh.is_empty() || !neighbours_aliased {
+        return Ok(neighbours_aliased);
+    }
+    let (addr, size) = (arena + (fresh.start - pages.start), fresh.end - fresh.start);
+    match call(&Call::Alias { alias: fresh.start, addr, size }) {
+        Ok(()) => Ok(true),
+        Err(CuError::MAP_FAILED | CuError::NOT_SUPPORTED) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tells devices that they may use registered memory, or no longer, under both addresses.
+fn set_valid(base: u64, host: Option<u64>, size: u64, valid: bool) -> Result<(), CuError> {
+    post(&Post::SharedValid { addr: base, size, valid })?;
+    host.map_or(Ok(()), |addr| post(&Post::SharedValid { addr, size, valid }))
 }
 
 /// The first version, with the same arguments.
@@ -89,13 +120,15 @@ pub(crate) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Result<(), CuError> 
     };
     quiesce()?;
     let found = MEMORY.table_mut().remove(base, |_| true).ok_or(CuError::INVALID_VALUE)?;
-    release(&found, host)
+    release(&found)
 }
 
 /// Refuses memory that is registered already, or that CUDA itself allocated.
 fn check_new(host: u64, size: u64) -> Result<(), CuError> {
     let table = MEMORY.table();
-    if table.overlaps_registered(host, size) || table.within(host, size).next().is_some() {
+    if table.overlapping_registered(host, size).is_some()
+        || table.within(host, size).next().is_some()
+    {
         return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
     }
     if arena::is_shared(host) || arena::device_of(host).is_some() {
@@ -107,7 +140,7 @@ fn check_new(host: u64, size: u64) -> Result<(), CuError> {
 /// The pages that no other registration has moved. Only the first and the last can be shared.
 fn unmoved(pages: &Range<u64>) -> Range<u64> {
     let table = MEMORY.table();
-    let moved = |page: u64| table.overlaps_registered(page, PAGE);
+    let moved = |page: u64| table.overlapping_registered(page, PAGE).is_some();
     let start = if moved(pages.start) { pages.start + PAGE } else { pages.start };
     let last = pages.end - PAGE;
     let end = if last >= start && moved(last) { last } else { pages.end };
@@ -210,10 +243,14 @@ fn move_out(pages: &Range<u64>) -> Result<(), CuError> {
 }
 
 /// Ends a registration that is no longer in the table.
-fn release(found: &Allocation, host: u64) -> Result<(), CuError> {
-    post(&Post::SharedValid { addr: found.base, size: found.size, valid: false })?;
+fn release(found: &Allocation) -> Result<(), CuError> {
+    let Kind::Registered { host, aliased, .. } = found.kind else { return Ok(()) };
+    set_valid(found.base, aliased.then_some(host), found.size, false)?;
     let pages = host / PAGE * PAGE..(host + found.size).next_multiple_of(PAGE);
     let alone = unmoved(&pages);
+    if aliased && !alone.is_empty() {
+        post(&Post::Unalias { alias: alone.start, size: alone.end - alone.start })?;
+    }
     if still_moved(&alone) {
         move_out(&alone)?;
     }

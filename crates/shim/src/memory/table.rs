@@ -21,8 +21,9 @@ pub(crate) enum Kind {
     Mapping(MemHandleId),
     /// `cuMemHostAlloc`, with its flags.
     Pinned { flags: u32 },
-    /// `cuMemHostRegister`, with its flags; `host` is the program's address of it.
-    Registered { flags: u32, host: u64 },
+    /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices can
+    /// use as well where `aliased`.
+    Registered { flags: u32, host: u64, aliased: bool },
     /// `cuMemAllocManaged`, with its flags.
     Managed { flags: u32 },
 }
@@ -57,6 +58,15 @@ impl Allocation {
             }
             Kind::Registered { host, .. } => host,
             _ => 0,
+        }
+    }
+
+    /// What a kernel is to be given for device address `addr` of this allocation: the program's own
+    /// address where devices know that.
+    pub(crate) fn kernel_address(&self, addr: u64) -> u64 {
+        match self.kind {
+            Kind::Registered { host, aliased: true, .. } => host + (addr - self.base),
+            _ => addr,
         }
     }
 
@@ -122,11 +132,9 @@ impl Table {
     }
 
     /// A registered allocation that shares a byte with host range [host, host+size).
-    pub(crate) fn overlaps_registered(&self, host: u64, size: u64) -> bool {
-        let end = host.saturating_add(size);
-        self.by_host.range(..end).next_back().is_some_and(|(start, base)| {
-            self.by_addr.get(base).is_some_and(|allocation| start + allocation.size > host)
-        })
+    pub(crate) fn overlapping_registered(&self, host: u64, size: u64) -> Option<&Arc<Allocation>> {
+        let (start, base) = self.by_host.range(..host.saturating_add(size)).next_back()?;
+        self.by_addr.get(base).filter(|allocation| start + allocation.size > host)
     }
 
     /// The allocation that holds an address of either kind, and the device's address of it.
@@ -212,12 +220,16 @@ mod tests {
     #[test]
     fn registered_memory_has_two_addresses() {
         let mut table = Table::default();
-        table.insert(allocation(0x9000, 0x100, Kind::Registered { flags: 0, host: 0x40 }));
+        table.insert(allocation(
+            0x9000,
+            0x100,
+            Kind::Registered { flags: 0, host: 0x40, aliased: false },
+        ));
         assert_eq!(table.resolve(0x50).map(|(a, at)| (a.base, at)), Some((0x9000, 0x9010)));
         assert_eq!(table.resolve(0x9010).map(|(_, at)| at), Some(0x9010));
         assert!(table.resolve(0x140).is_none());
-        assert!(table.overlaps_registered(0x100, 0x100) && !table.overlaps_registered(0x140, 1));
-        assert!(!table.overlaps_registered(0, 0x40));
+        let overlaps = |host, size| table.overlapping_registered(host, size).is_some();
+        assert!(overlaps(0x100, 0x100) && !overlaps(0x140, 1) && !overlaps(0, 0x40));
         table.remove(0x9000, |_| true);
         assert!(table.resolve(0x50).is_none());
     }

@@ -5,7 +5,7 @@
 //! has been written; between pinned memory and a device only the synchronous functions wait;
 //! between devices nobody waits; between host memories everybody does.
 
-use super::link::post;
+use super::link::{client, post};
 use super::place::{Home, Shape, Side};
 use super::{MEMORY, host};
 use crate::{capture, session, stream};
@@ -23,6 +23,10 @@ pub(super) enum Finish {
     /// `cuMemcpy…Async`.
     Async,
 }
+
+/// Above this many bytes, a copy that has nothing to wait for is read in place rather than sent with
+/// its message.
+const SMALL: u64 = 8 << 10;
 
 /// A buffer of the shared arena through which private memory travels where the proxy cannot reach
 /// it, in bytes.
@@ -49,7 +53,7 @@ pub(super) unsafe fn run(
     if stream::is_capturing(stream)? {
         return enqueue(dst.place, src.place, shape, stream);
     }
-    let inline = bytes <= MAX_INLINE_COPY as u64;
+    let inline = bytes <= MAX_INLINE_COPY as u64 && (bytes <= SMALL || !client()?.is_idle());
     match (src.home, dst.home) {
         (Home::Private | Home::Pinned, Home::Private | Home::Pinned) => {
             stream::wait(stream)?;
