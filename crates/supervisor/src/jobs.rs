@@ -241,12 +241,19 @@ impl JobDir {
     pub(crate) fn write_meta(&self, meta: &Meta) -> Result<(), JobError> {
         let (path, new) = (self.dir.join("meta.json"), self.dir.join("meta.json.new"));
         let text = serde_json::to_vec_pretty(meta).map_err(|e| io_error(&path)(e.into()))?;
-        fs::write(&new, text).map_err(io_error(&new))?;
-        fs::rename(&new, &path).map_err(io_error(&path))
+        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &path));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&new);
+            io_error(&path)(error)
+        })
     }
 
-    /// Removes what only a running job needs.
+    /// Removes what only a running job needs; everything, of a job that never came to be.
     pub(crate) fn retire(&self) {
+        if !self.dir.join("meta.json").exists() {
+            let _ = fs::remove_dir_all(&self.dir);
+            return;
+        }
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_dir_all(self.lib());
     }
