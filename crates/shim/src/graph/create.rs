@@ -1,6 +1,6 @@
 //! Adding nodes.
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, second_form};
 use super::memory::{Allocation, Copied};
 use super::{Payload, add_node, discard_child, read_edges, world};
 use crate::callback::{HostFn, HostNode};
@@ -96,7 +96,7 @@ pub(crate) unsafe fn cuGraphAddKernelNode(
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure and arrays.
     unsafe {
-        let kernel = Kernel::from_params(&ffi::read(params)?)?;
+        let kernel = Kernel::from_params(&second_form(ffi::read(params)?))?;
         add(out, graph, dependencies, count, Payload::Kernel(kernel))
     }
 }
@@ -110,7 +110,7 @@ pub(crate) unsafe fn cuGraphAddKernelNode_v2(
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure and arrays.
     unsafe {
-        let kernel = Kernel::from_params(&super::kernel::first_form(ffi::read(params)?))?;
+        let kernel = Kernel::from_params(&ffi::read(params)?)?;
         add(out, graph, dependencies, count, Payload::Kernel(kernel))
     }
 }
@@ -298,10 +298,7 @@ pub(super) unsafe fn from_params(params: &CUgraphNodeParams) -> Result<Payload, 
     // SAFETY: the type says which member is set, by the caller's promise.
     unsafe {
         Ok(match params.type_ {
-            CU_GRAPH_NODE_TYPE_KERNEL => {
-                let params = super::kernel::first_form(value.kernel);
-                Payload::Kernel(Kernel::from_params(&params)?)
-            }
+            CU_GRAPH_NODE_TYPE_KERNEL => Payload::Kernel(Kernel::from_params(&value.kernel)?),
             CU_GRAPH_NODE_TYPE_MEMCPY => memcpy(value.memcpy.copyParams)?,
             CU_GRAPH_NODE_TYPE_MEMSET => memset(value.memset.v1)?,
             CU_GRAPH_NODE_TYPE_HOST => host(value.host.v1)?,

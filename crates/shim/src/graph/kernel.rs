@@ -2,14 +2,14 @@
 
 use super::{Payload, world};
 use crate::launch::{self, Attributes, Params, Shape};
-use crate::{ffi, function};
+use crate::{ffi, function, library};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
     CU_LAUNCH_ATTRIBUTE_IGNORE, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
     CUlaunchAttributeValue,
 };
-use kedge_cuda_types::handle::{CUfunction, CUgraphNode};
+use kedge_cuda_types::handle::{CUcontext, CUfunction, CUgraphNode, CUkernel};
 use kedge_protocol::{Dim3, Launch, StreamOp};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -18,8 +18,8 @@ use std::ptr::null_mut;
 /// A kernel launch in a graph.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// As the program gave it; None for a captured launch.
-    function: Option<CUfunction>,
+    /// As the program named it: one of the two is NULL. None for a captured launch.
+    given: Option<(CUfunction, CUkernel)>,
     launch: Launch,
     /// Attributes that only the program can see.
     attributes: BTreeMap<u32, CUlaunchAttributeValue>,
@@ -31,7 +31,7 @@ pub(crate) struct Kernel {
 impl Clone for Kernel {
     fn clone(&self) -> Self {
         Self {
-            function: self.function,
+            given: self.given,
             launch: self.launch.clone(),
             attributes: self.attributes.clone(),
             // They point into the original's buffer.
@@ -40,35 +40,33 @@ impl Clone for Kernel {
     }
 }
 
-/// The first form of a kernel node's parameters says all that the second does.
-pub(super) fn first_form(params: CUDA_KERNEL_NODE_PARAMS_v2) -> CUDA_KERNEL_NODE_PARAMS_v1 {
-    let mut first = params.v1;
-    if first.func.is_null() {
-        first.func = CUfunction(params.kern.0);
-    }
-    first
+/// The second form of a kernel node's parameters says all that the first does.
+pub(super) fn second_form(v1: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+    CUDA_KERNEL_NODE_PARAMS_v2 { v1, kern: CUkernel::NULL, ctx: CUcontext::NULL }
 }
 
 impl Kernel {
     pub(crate) fn from_launch(launch: Launch) -> Self {
-        Self { function: None, launch, attributes: BTreeMap::new(), pointers: Vec::new() }
+        Self { given: None, launch, attributes: BTreeMap::new(), pointers: Vec::new() }
     }
 
     /// Checks and packs a launch as `cuLaunchKernel` does.
     ///
     /// # Safety
     /// `kernelParams` or `extra` are valid for the function's parameters.
-    pub(crate) unsafe fn from_params(params: &CUDA_KERNEL_NODE_PARAMS_v1) -> Result<Self, CuError> {
+    pub(crate) unsafe fn from_params(params: &CUDA_KERNEL_NODE_PARAMS_v2) -> Result<Self, CuError> {
+        let CUDA_KERNEL_NODE_PARAMS_v2 { v1, kern, .. } = params;
         let shape = Shape {
-            grid: Dim3 { x: params.gridDimX, y: params.gridDimY, z: params.gridDimZ },
-            block: Dim3 { x: params.blockDimX, y: params.blockDimY, z: params.blockDimZ },
-            shared_bytes: params.sharedMemBytes,
+            grid: Dim3 { x: v1.gridDimX, y: v1.gridDimY, z: v1.gridDimZ },
+            block: Dim3 { x: v1.blockDimX, y: v1.blockDimY, z: v1.blockDimZ },
+            shared_bytes: v1.sharedMemBytes,
         };
-        let pointers = Params { kernel_params: params.kernelParams, extra: params.extra };
+        let pointers = Params { kernel_params: v1.kernelParams, extra: v1.extra };
+        let function = if v1.func.is_null() { CUfunction(kern.0) } else { v1.func };
         // SAFETY: the caller's promise.
         let (_, launch) =
-            unsafe { launch::prepare(params.func, shape, pointers, &Attributes::default()) }?;
-        Ok(Self { function: Some(params.func), ..Self::from_launch(launch) })
+            unsafe { launch::prepare(function, shape, pointers, &Attributes::default()) }?;
+        Ok(Self { given: Some((v1.func, *kern)), ..Self::from_launch(launch) })
     }
 
     pub(crate) fn op(&self) -> StreamOp {
@@ -80,10 +78,11 @@ impl Kernel {
     }
 
     /// What `cuGraphKernelNodeGetParams` tells. The parameters it points to are this node's.
-    pub(crate) fn params(&mut self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
-        let func = self.function.unwrap_or_else(|| function::handle_of(self.launch.kernel));
+    pub(crate) fn params(&mut self) -> CUDA_KERNEL_NODE_PARAMS_v2 {
+        let own = function::handle_of(self.launch.kernel);
+        let (func, kern) = self.given.unwrap_or((own, library::kernel_of(self.launch.kernel)));
         if self.pointers.is_empty()
-            && let Ok(function) = function::resolve(func)
+            && let Ok(function) = function::resolve(own)
         {
             let base = self.launch.params.as_ptr() as usize;
             let params = function.info().params.iter();
@@ -91,7 +90,7 @@ impl Kernel {
         }
         let Launch { grid, block, .. } = self.launch;
         let none = self.pointers.is_empty();
-        CUDA_KERNEL_NODE_PARAMS_v1 {
+        let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
             func,
             gridDimX: grid.x,
             gridDimY: grid.y,
@@ -106,7 +105,8 @@ impl Kernel {
                 self.pointers.as_mut_ptr().cast::<*mut c_void>()
             },
             extra: null_mut(),
-        }
+        };
+        CUDA_KERNEL_NODE_PARAMS_v2 { v1, kern, ctx: CUcontext::NULL }
     }
 
     fn attribute(&self, id: u32) -> Result<CUlaunchAttributeValue, CuError> {

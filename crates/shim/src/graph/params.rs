@@ -1,13 +1,13 @@
 //! What nodes do: asked, changed in a graph, changed in an executable graph.
 
 use super::create::{batch, check_context, from_params, host, memcpy, memset};
-use super::kernel::{Kernel, first_form};
+use super::kernel::{Kernel, second_form};
 use super::{Payload, exec, world};
 use crate::{entry, ffi};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::*;
 use kedge_cuda_types::handle::{
-    CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUkernel,
+    CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
 };
 use kedge_cuda_types::memory::CUDA_MEMCPY3D;
 
@@ -36,31 +36,32 @@ fn exec_set(exec: CUgraphExec, node: CUgraphNode, payload: Payload) -> Result<()
 
 // Kernels.
 
+fn kernel_params(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS_v2, CuError> {
+    get(node, |payload| match payload {
+        Payload::Kernel(kernel) => Some(kernel.params()),
+        _ => None,
+    })
+}
+
 /// The arguments that `kernelParams` points to are the node's, and live until it is changed.
 pub(crate) unsafe fn cuGraphKernelNodeGetParams(
     node: CUgraphNode,
     params: *mut CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
-    let found = get(node, |payload| match payload {
-        Payload::Kernel(kernel) => Some(kernel.params()),
-        _ => None,
-    })?;
+    let CUDA_KERNEL_NODE_PARAMS_v2 { mut v1, kern, .. } = kernel_params(node)?;
+    if v1.func.is_null() {
+        v1.func = CUfunction(kern.0);
+    }
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(params, found) }
+    unsafe { ffi::write(params, v1) }
 }
 
 pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(
     node: CUgraphNode,
     params: *mut CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
-    let found = get(node, |payload| match payload {
-        Payload::Kernel(kernel) => Some(kernel.params()),
-        _ => None,
-    })?;
-    let found =
-        CUDA_KERNEL_NODE_PARAMS_v2 { v1: found, kern: CUkernel::NULL, ctx: CUcontext::NULL };
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(params, found) }
+    unsafe { ffi::write(params, kernel_params(node)?) }
 }
 
 /// A kernel node's new content keeps the attributes of the old.
@@ -69,7 +70,7 @@ pub(crate) unsafe fn cuGraphKernelNodeGetParams_v2(
 /// As [`Kernel::from_params`].
 unsafe fn kernel(
     attributes_of: CUgraphNode,
-    params: &CUDA_KERNEL_NODE_PARAMS_v1,
+    params: &CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<Payload, CuError> {
     // SAFETY: the caller's promise.
     let mut new = unsafe { Kernel::from_params(params) }?;
@@ -85,7 +86,7 @@ pub(crate) unsafe fn cuGraphKernelNodeSetParams(
     params: *const CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure.
-    set(node, unsafe { kernel(node, &ffi::read(params)?) }?)
+    set(node, unsafe { kernel(node, &second_form(ffi::read(params)?)) }?)
 }
 
 pub(crate) unsafe fn cuGraphKernelNodeSetParams_v2(
@@ -93,7 +94,7 @@ pub(crate) unsafe fn cuGraphKernelNodeSetParams_v2(
     params: *const CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure.
-    set(node, unsafe { kernel(node, &first_form(ffi::read(params)?)) }?)
+    set(node, unsafe { kernel(node, &ffi::read(params)?) }?)
 }
 
 pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
@@ -102,7 +103,7 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams(
     params: *const CUDA_KERNEL_NODE_PARAMS_v1,
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure.
-    exec_set(exec, node, unsafe { kernel(node, &ffi::read(params)?) }?)
+    exec_set(exec, node, unsafe { kernel(node, &second_form(ffi::read(params)?)) }?)
 }
 
 pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
@@ -111,7 +112,7 @@ pub(crate) unsafe fn cuGraphExecKernelNodeSetParams_v2(
     params: *const CUDA_KERNEL_NODE_PARAMS_v2,
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure.
-    exec_set(exec, node, unsafe { kernel(node, &first_form(ffi::read(params)?)) }?)
+    exec_set(exec, node, unsafe { kernel(node, &ffi::read(params)?) }?)
 }
 
 // Copies and fills.
@@ -359,7 +360,7 @@ unsafe fn any(node: CUgraphNode, params: *const CUgraphNodeParams) -> Result<Pay
     unsafe {
         let params = ffi::read(params)?;
         match params.type_ {
-            CU_GRAPH_NODE_TYPE_KERNEL => kernel(node, &first_form(params.value.kernel)),
+            CU_GRAPH_NODE_TYPE_KERNEL => kernel(node, &params.value.kernel),
             CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE => {
                 Err(entry::not_supported("changing a graph's allocation node"))
             }

@@ -120,10 +120,9 @@ impl Payload {
                 let ops = stream::mem_ops(batch)?;
                 return Ok(if ops.is_empty() { vec![StreamOp::Empty {}] } else { ops });
             }
-            // A graph's memory is there for as long as the graph is: see `memory`.
-            Self::Empty | Self::Graph(_) | Self::MemAlloc(_) | Self::MemFree { .. } => {
-                StreamOp::Empty {}
-            }
+            Self::MemAlloc(allocation) => allocation.op(),
+            Self::MemFree { addr, size } => StreamOp::MemFree { addr: *addr, size: *size },
+            Self::Empty | Self::Graph(_) => StreamOp::Empty {},
         };
         Ok(vec![op])
     }
