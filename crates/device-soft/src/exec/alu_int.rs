@@ -89,9 +89,10 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
     if let Some(selected) = packed(query) {
         return Some(selected);
     }
-    let ty = parts.take_type()?;
     let sat = parts.take("sat");
+    // nvcc writes `max.s32.relu`, the reference `max.relu.s32`.
     let relu = parts.take("relu");
+    let ty = parts.take_type()?;
     let half = parts.take_first();
     if !parts.done() {
         return None;

@@ -1,7 +1,7 @@
 //! The instruction families that compute: what lowering asks for a handler.
 
 use super::select::{Query, Selected, Selector};
-use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, matrix, mov, texture};
+use super::{alu_float, alu_int, bitwise, carry, compare, cvt, half, matrix, mov, texture, video};
 
 /// Every computing family's selector.
 const FAMILIES: &[Selector] = &[
@@ -15,6 +15,7 @@ const FAMILIES: &[Selector] = &[
     carry::select,
     matrix::select,
     texture::select,
+    video::select,
 ];
 
 /// The handler of a computing instruction; None where this device lacks it.

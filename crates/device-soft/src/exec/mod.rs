@@ -32,6 +32,7 @@ pub mod select;
 pub(crate) mod special;
 pub(crate) mod sync;
 pub mod texture;
+pub(crate) mod video;
 pub mod warp;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod wide;

@@ -3,13 +3,14 @@
 //! nvcc's `expf` uses `fma.rm.f32`, so this must not be slow; double precision's directed forms are
 //! rare and go through [`soft`].
 
+use super::float::canonical;
 use super::narrow::add_odd;
 use super::soft::{self, F32, F64, Rounding};
 
 /// Rounds an f64 to f32 in direction `rounding`.
 #[inline(always)]
 pub(crate) fn f64_to_f32(value: f64, rounding: Rounding) -> f32 {
-    let nearest = value as f32;
+    let nearest = canonical(value as f32);
     let back = f64::from(nearest);
     let wrong = match rounding {
         Rounding::Zero => back.abs() > value.abs(),

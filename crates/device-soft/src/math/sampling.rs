@@ -30,8 +30,13 @@ pub(crate) struct Axis {
 
 impl Axis {
     /// The element at an integer coordinate.
+    #[inline]
     pub(crate) fn element(&self, index: i64) -> Option<u32> {
         let size = i64::from(self.size);
+        // Every mode keeps what is inside; the rest divides.
+        if (0..size).contains(&index) {
+            return Some(index as u32);
+        }
         let inside = match self.mode {
             AddressMode::Clamp => index.clamp(0, size - 1),
             AddressMode::Wrap => index.rem_euclid(size),
@@ -39,23 +44,23 @@ impl Axis {
                 let within = index.rem_euclid(2 * size);
                 within.min(2 * size - 1 - within)
             }
-            AddressMode::Border if (0..size).contains(&index) => index,
             AddressMode::Border => return None,
         };
         Some(inside as u32)
     }
 
     /// The coordinate in elements. Repeating modes fold it first, in the coordinate's own precision.
+    #[inline]
     fn position(&self, coordinate: f32) -> f32 {
         let size = self.size as f32;
         if !self.normalised {
             return coordinate;
         }
         let folded = match self.mode {
-            AddressMode::Wrap => coordinate - coordinate.floor(),
+            AddressMode::Wrap => coordinate - floor(coordinate),
             AddressMode::Mirror => {
-                let fraction = coordinate - coordinate.floor();
-                let odd = coordinate.floor().rem_euclid(2.0) == 1.0;
+                let fraction = coordinate - floor(coordinate);
+                let odd = floor(coordinate).rem_euclid(2.0) == 1.0;
                 if odd { 1.0 - fraction } else { fraction }
             }
             AddressMode::Clamp | AddressMode::Border => coordinate,
@@ -64,23 +69,36 @@ impl Axis {
     }
 
     /// The nearest element to `coordinate`, moved by `offset` elements.
+    #[inline]
     pub(crate) fn nearest(&self, coordinate: f32) -> Taps {
         // `as` clamps, and takes NaN to 0.
-        let index = self.element(self.position(coordinate).floor() as i64);
+        let index = self.element(floor(self.position(coordinate)) as i64);
         Taps { index: [index, None], weight: 0.0 }
     }
 
     /// The two elements around `coordinate`. Their weight has 8 bits of fraction, as the hardware's.
+    #[inline]
     pub(crate) fn linear(&self, coordinate: f32) -> Taps {
         let position = self.position(coordinate) - 0.5;
-        let floor = position.floor();
-        let weight = ((position - floor) * 256.0 + 0.5).floor() / 256.0;
-        let first = floor as i64;
+        let below = floor(position);
+        let weight = floor((position - below) * 256.0 + 0.5) / 256.0;
+        let first = below as i64;
         Taps {
             index: [self.element(first), self.element(first.saturating_add(1))],
             weight: if weight.is_finite() { weight } else { 0.0 },
         }
     }
+}
+
+/// `f32::floor`, which the baseline instruction set calls as a function.
+#[inline(always)]
+fn floor(x: f32) -> f32 {
+    /// From here on every f32 is an integer.
+    const INTEGERS: f32 = 8_388_608.0;
+    let cut = x as i32 as f32;
+    let below = if cut > x { cut - 1.0 } else { cut };
+    // Not a number fails the comparison and stays.
+    if x.abs() < INTEGERS { below } else { x }
 }
 
 /// A cube's face, and the coordinates on it, both in [0, 1].
@@ -138,6 +156,15 @@ mod tests {
         let wrap = axis(4, AddressMode::Wrap, true);
         assert_eq!(wrap.linear(0.0).index, [Some(3), Some(0)]);
         assert_eq!(clamp.linear(f32::INFINITY).index, [Some(3), Some(3)]);
+    }
+
+    #[test]
+    fn floors_are_the_library_s() {
+        let values = [0.0, 0.5, 1.0, -0.5, -1.0, -1.5, 8e6, -8e6, 1e9, -3e30, 0.999_999_94];
+        for x in values {
+            assert_eq!(floor(x), x.floor(), "{x}");
+        }
+        assert!(floor(f32::NAN).is_nan() && floor(f32::INFINITY) == f32::INFINITY);
     }
 
     #[test]

@@ -80,6 +80,27 @@ impl Format {
         normalised: bool,
         srgb: bool,
     ) -> [u32; 4] {
+        let word = |index: usize| {
+            let at = 4 * index;
+            u32::from_le_bytes([element[at], element[at + 1], element[at + 2], element[at + 3]])
+        };
+        // The commonest formats first, without a loop over odd sizes.
+        match (self.channel, self.channels) {
+            (Channel::F32 | Channel::U32 | Channel::S32, 1) => {
+                return [word(0), 0, 0, self.one(false)];
+            }
+            (Channel::F32 | Channel::U32 | Channel::S32, 4) => {
+                return [word(0), word(1), word(2), word(3)];
+            }
+            (Channel::U8, 4) if normalised && !srgb => {
+                return [0, 1, 2, 3].map(|i: usize| (f32::from(element[i]) / 255.0).to_bits());
+            }
+            (Channel::U8, 1) if normalised && !srgb => {
+                let value = f32::from(element[0]) / 255.0;
+                return [value.to_bits(), 0, 0, 1f32.to_bits()];
+            }
+            _ => {}
+        }
         let normalised = normalised && self.normalises();
         let mut out = [0, 0, 0, self.one(normalised)];
         let size = self.channel_bytes() as usize;

@@ -120,6 +120,11 @@ fn integers() {
         let high = (a as u32 >> 16).max(b as u32 >> 16) << 16;
         (high | (a as u32 & 0xFFFF).max(b as u32 & 0xFFFF)) as i32
     });
+    r("max.s32.relu %r9, %r0, %r1;", |a, b, _| a.max(b).max(0));
+    r("vabsdiff4.u32.u32.u32.add %r9, %r0, %r1, %r2;", |a, b, c| {
+        let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
+        a.iter().zip(b).fold(c, |sum, (a, b)| sum.wrapping_add(a.abs_diff(b).into()))
+    });
     check(&bench, "mul.wide.u32 %rd9, %r0, %r1;", any, |[a, b, ..]| u(a) as u64 * u(b) as u64);
     check(&bench, "mad.wide.s32 %rd9, %r0, %r1, %rd2;", any, |[a, b, c, _]| {
         (s(a) as i64 * s(b) as i64).wrapping_add(c as i64) as u64

@@ -151,6 +151,7 @@ impl Level<'_> {
     }
 
     /// The layer, and the elements along each dimension.
+    #[inline]
     fn taps(&self, point: &Point, linear: bool) -> (u32, [Taps; 3]) {
         let mut layer = point.layer;
         let mut at = point.at.map(f32::from_bits);
@@ -183,6 +184,7 @@ impl Level<'_> {
         Axis { size: self.array.size[dimension], mode, normalised: false }.element(at.into())
     }
 
+    #[inline]
     fn sample(&self, point: &Point) -> [u32; 4] {
         let linear = self.sampler.linear && self.is_float() && !point.integral;
         let (layer, taps) = self.taps(point, linear);
@@ -210,6 +212,7 @@ impl Level<'_> {
     }
 
     /// The channels of one element; the border where a coordinate is outside.
+    #[inline]
     fn element(&self, [x, y, z]: [Option<u32>; 3], layer: u32) -> [u32; 4] {
         let (Some(x), Some(y), Some(z)) = (x, y, z) else { return self.border() };
         let z = match self.geometry {
@@ -245,6 +248,7 @@ impl ArrayView {
     }
 
     /// An element's bytes.
+    #[inline]
     fn read(&self, [x, y, z]: [u32; 3]) -> [u8; MAX_BYTES] {
         debug_assert!(x < self.size[0] && y < self.size[1] && z < self.size[2]);
         let size = self.format.bytes() as usize;
@@ -252,7 +256,18 @@ impl ArrayView {
         let mut bytes = [0; MAX_BYTES];
         // SAFETY: the coordinates are inside (they come from `Axis`, or are clamped), and the whole view
         // is memory: its owner keeps it, or `lookup` found it valid. An element is at most 16 bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size.min(MAX_BYTES)) };
+        // The sizes are told apart so that none becomes a call of memcpy.
+        unsafe {
+            let to = bytes.as_mut_ptr();
+            match size {
+                1 => to.write(from.read()),
+                2 => to.cast::<[u8; 2]>().write(from.cast::<[u8; 2]>().read()),
+                4 => to.cast::<[u8; 4]>().write(from.cast::<[u8; 4]>().read()),
+                8 => to.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read()),
+                16 => to.cast::<[u8; 16]>().write(from.cast::<[u8; 16]>().read()),
+                _ => std::ptr::copy_nonoverlapping(from, to, size.min(MAX_BYTES)),
+            }
+        }
         bytes
     }
 }
