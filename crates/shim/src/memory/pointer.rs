@@ -10,10 +10,10 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An attribute's value, in the width in which the reference gives it.
+/// An attribute's value, in the width in which callers take it: the reference's booleans are 32 bits
+/// wide, for the runtime passes variables that it has not cleared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
-    Byte(u8),
     Word(u32),
     Wide(u64),
 }
@@ -25,7 +25,6 @@ impl Value {
         // SAFETY: as the caller promised.
         unsafe {
             match self {
-                Self::Byte(value) => give(out.cast::<u8>(), value),
                 Self::Word(value) => give(out.cast::<u32>(), value),
                 Self::Wide(value) => give(out.cast::<u64>(), value),
             }
@@ -47,14 +46,15 @@ fn nothing(attribute: u32) -> Result<Value, CuError> {
         | CU_POINTER_ATTRIBUTE_MAPPING_SIZE
         | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR
         | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => Value::Wide(0),
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Word(0),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Word(CU_DEVICE_INVALID as u32),
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS
+        | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
         | CU_POINTER_ATTRIBUTE_IS_MANAGED
         | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
         | CU_POINTER_ATTRIBUTE_MAPPED
         | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Byte(0),
+        | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Word(0),
         CU_POINTER_ATTRIBUTE_P2P_TOKENS => {
             return Err(entry::not_supported("CU_POINTER_ATTRIBUTE_P2P_TOKENS"));
         }
@@ -76,18 +76,18 @@ fn value(found: &Allocation, addr: u64, attribute: u32) -> Result<Value, CuError
         CU_POINTER_ATTRIBUTE_HOST_POINTER if host == 0 => return Err(CuError::INVALID_VALUE),
         CU_POINTER_ATTRIBUTE_HOST_POINTER => Value::Wide(host + (addr - base)),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => {
-            Value::Byte(found.sync_memops.load(Ordering::Relaxed).into())
+            Value::Word(found.sync_memops.load(Ordering::Relaxed).into())
         }
         CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
             Value::Wide(found.id)
         }
-        CU_POINTER_ATTRIBUTE_IS_MANAGED => Value::Byte(found.managed().into()),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => Value::Word(found.managed().into()),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Word(found.device),
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => {
             Value::Wide(base)
         }
         CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => Value::Wide(size),
-        CU_POINTER_ATTRIBUTE_MAPPED => Value::Byte(1),
+        CU_POINTER_ATTRIBUTE_MAPPED => Value::Word(1),
         CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Word(CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
         CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => match found.kind {
             Kind::Pool(CUmemoryPool(handle)) => Value::Wide(handle as u64),
@@ -196,7 +196,7 @@ mod tests {
         let ask = |attribute| value(&found, 0x9010, attribute);
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_HOST_POINTER), Err(CuError::INVALID_VALUE));
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL), Ok(Value::Word(2)));
-        assert_eq!(ask(CU_POINTER_ATTRIBUTE_IS_MANAGED), Ok(Value::Byte(0)));
+        assert_eq!(ask(CU_POINTER_ATTRIBUTE_IS_MANAGED), Ok(Value::Word(0)));
         assert_eq!(ask(99), Err(CuError::INVALID_VALUE));
     }
 
