@@ -1,5 +1,6 @@
 //! Running `kedge probe` as a job of its own, and as a program without kedge.
 
+use crate::size::Size;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::{JobName, Jobs};
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,9 +16,16 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     /// Under `kedge run`, on these devices.
-    Job(GpuSpec),
+    Job { gpu: GpuSpec, soft_memory: Option<Size> },
     /// As any program, on this machine's own driver.
     Native,
+}
+
+impl Place {
+    /// A job on devices of the usual size.
+    pub(crate) fn job(gpu: GpuSpec) -> Place {
+        Place::Job { gpu, soft_memory: None }
+    }
 }
 
 /// Runs `kedge probe ARGUMENTS` and hands over each line that it prints. Fails with what the probe,
@@ -74,10 +82,14 @@ fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobN
     let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
     let mut command = Command::new(&kedge);
     let mut name = None;
-    if let Place::Job(gpu) = place {
+    if let Place::Job { gpu, soft_memory } = place {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let job = format!("kedge-probe-{}-{count}", std::process::id());
-        command.args(["run", "--gpu", &gpu.to_string(), "--job", &job, "--"]).arg(&kedge);
+        command.args(["run", "--gpu", &gpu.to_string(), "--job", &job]);
+        if let Some(Size(bytes)) = soft_memory {
+            command.args(["--soft-memory", &bytes.to_string()]);
+        }
+        command.arg("--").arg(&kedge);
         name = job.parse().ok();
     }
     command.arg("probe").args(arguments);

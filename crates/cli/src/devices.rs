@@ -1,22 +1,28 @@
 //! `kedge devices`: what a program would see.
 
 use crate::Failure;
+use crate::child::{self, Place};
 use crate::output::{self, PLAIN, Table};
 use crate::size::Size;
 use clap::Args;
-use kedge_cuda_types::{CuError, attribute};
-use kedge_device::{Done, Host};
-use kedge_protocol::{CtxId, DeviceInfo, OutputTarget};
-use kedge_proxy::backend::{BackendConfig, GpuSpec, build};
+use kedge_cuda_types::attribute;
+use kedge_probe::DeviceReport;
+use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::time::Duration;
+
+/// Starting a job takes some milliseconds; a busy machine more.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
     /// Devices as `kedge run` would give them: soft, or soft:N for N software devices
     #[arg(long, value_name = "SPEC", default_value = "soft")]
     gpu: GpuSpec,
+    /// This machine's own devices, as a program sees them without kedge
+    #[arg(long, conflicts_with = "gpu")]
+    native: bool,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
@@ -40,16 +46,17 @@ struct Device {
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
-    let config = BackendConfig {
-        gpu: args.gpu,
-        soft_memory: args.soft_memory.map(|size| size.0),
-        workers: None,
+    let place = match args.native {
+        true => Place::Native,
+        false => Place::Job { gpu: args.gpu, soft_memory: args.soft_memory },
     };
-    let backend = build(&config, Arc::new(Nobody))?;
-    let driver = backend.driver_version();
-    let infos = backend.devices();
+    let mut reports = Vec::new();
+    child::probe(place, &["devices".into()], PATIENCE, |line| {
+        reports.extend(serde_json::from_str::<DeviceReport>(line));
+    })
+    .map_err(Failure::new)?;
     let devices: Vec<Device> =
-        infos.iter().enumerate().map(|(index, info)| describe(index, info, driver)).collect();
+        reports.iter().enumerate().map(|(index, report)| describe(index, report)).collect();
     if args.json {
         return Ok(output::json(&devices)?);
     }
@@ -69,25 +76,25 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     Ok(output::print(&table.render())?)
 }
 
-fn describe(index: usize, info: &DeviceInfo, driver: u32) -> Device {
+fn describe(index: usize, report: &DeviceReport) -> Device {
     let value = |wanted| {
-        let found = info.attributes.iter().find(|(attribute, _)| *attribute == wanted);
+        let found = report.attributes.iter().find(|(attribute, _)| *attribute == wanted);
         found.map_or(0, |(_, value)| *value)
     };
-    let [domain, bus, device] = info.pci;
     let (major, minor) =
         (value(attribute::COMPUTE_CAPABILITY_MAJOR), value(attribute::COMPUTE_CAPABILITY_MINOR));
     let named = |(id, value): &(u32, i32)| Some((attribute::name(*id)?, *value));
+    let driver = report.driver_version;
     Device {
         index,
-        name: info.name.to_string(),
-        uuid: uuid(&info.uuid),
-        pci_bus_id: format!("{domain:04x}:{bus:02x}:{device:02x}.0"),
+        name: report.name.clone(),
+        uuid: uuid(&report.uuid),
+        pci_bus_id: report.pci_bus_id.clone(),
         compute_capability: format!("{major}.{minor}"),
-        total_memory: info.total_memory,
+        total_memory: report.total_memory,
         multiprocessors: value(attribute::MULTIPROCESSOR_COUNT),
         driver_version: format!("{}.{}", driver / 1000, driver % 1000 / 10),
-        attributes: info.attributes.iter().filter_map(named).collect(),
+        attributes: report.attributes.iter().filter_map(named).collect(),
     }
 }
 
@@ -96,25 +103,6 @@ fn uuid(bytes: &[u8; 16]) -> String {
     let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let groups = [&hex[..4], &hex[4..6], &hex[6..8], &hex[8..10], &hex[10..]];
     format!("GPU-{}", groups.map(|group| group.concat()).join("-"))
-}
-
-/// A host without a client: devices are only looked at.
-struct Nobody;
-
-impl Host for Nobody {
-    fn read_client(&self, _: u64, _: &mut [u8]) -> Result<(), CuError> {
-        Err(CuError::INVALID_VALUE)
-    }
-    fn write_client(&self, _: u64, _: &[u8]) -> Result<(), CuError> {
-        Err(CuError::INVALID_VALUE)
-    }
-    fn host_function(&self, _: u64, done: Done) {
-        done(Err(CuError::INVALID_VALUE));
-    }
-    fn output(&self, _: OutputTarget, _: &[u8]) {}
-    fn fault(&self, _: CtxId, _: CuError) {}
-    fn idle(&self) {}
-    fn log(&self, _: &str) {}
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub(crate) struct ProbeArgs {
 enum What {
     /// Start the CUDA runtime at PATH
     Runtime { path: PathBuf },
+    /// Describe the devices
+    Devices,
     /// Run a kernel through the driver
     Kernel,
     /// Time calls
@@ -30,6 +32,9 @@ enum What {
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
     match &args.what {
         What::Runtime { path } => line(&kedge_probe::start_runtime(path)?),
+        What::Devices => {
+            kedge_probe::devices(kedge_cuda_types::attribute::ALL)?.iter().try_for_each(line)
+        }
         What::Kernel => Ok(kedge_probe::check_kernel()?),
         What::Calls => bench(Bench::Calls),
         What::Copy => bench(Bench::Copy),

@@ -44,7 +44,7 @@ impl fmt::Display for Size {
             None => write!(f, "{} B", self.0),
             Some((name, shift)) => {
                 let value = self.0 as f64 / (1u64 << shift) as f64;
-                let digits = usize::from(value < 10.0 && self.0 % (1 << shift) != 0);
+                let digits = usize::from(value < 10.0 && !self.0.is_multiple_of(1 << shift));
                 write!(f, "{value:.digits$} {name}iB")
             }
         }

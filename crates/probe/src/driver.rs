@@ -35,8 +35,14 @@ macro_rules! driver {
 
 driver! {
     init = "cuInit"(u32);
+    driver_version = "cuDriverGetVersion"(*mut i32);
     error_name = "cuGetErrorName"(Code, *mut *const c_char);
+    device_count = "cuDeviceGetCount"(*mut i32);
     device_get = "cuDeviceGet"(*mut i32, i32);
+    device_name = "cuDeviceGetName"(*mut c_char, i32, i32);
+    device_uuid = "cuDeviceGetUuid_v2"(*mut [u8; 16], i32);
+    device_pci_bus_id = "cuDeviceGetPCIBusId"(*mut c_char, i32, i32);
+    device_total_memory = "cuDeviceTotalMem_v2"(*mut usize, i32);
     device_attribute = "cuDeviceGetAttribute"(*mut i32, i32, i32);
     primary_retain = "cuDevicePrimaryCtxRetain"(*mut *mut c_void, i32);
     ctx_set_current = "cuCtxSetCurrent"(*mut c_void);

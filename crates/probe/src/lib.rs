@@ -8,12 +8,14 @@ mod calls;
 mod copy;
 mod cpu;
 mod device;
+mod devices;
 mod driver;
 mod kernels;
 mod runtime;
 mod soft;
 mod timing;
 
+pub use devices::{DeviceReport, devices};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};
 

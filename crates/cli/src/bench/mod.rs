@@ -79,7 +79,7 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let place = if args.native { Place::Native } else { Place::Job(args.gpu) };
+    let place = if args.native { Place::Native } else { Place::job(args.gpu) };
     let progress = Progress::new();
     let mut series = Vec::new();
     let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {

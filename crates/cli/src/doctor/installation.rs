@@ -68,7 +68,7 @@ fn folder() -> Check {
 /// Runs a kernel and checks what it computed.
 fn kernel(gpu: GpuSpec) -> Check {
     let start = Instant::now();
-    let result = probe(Place::Job(gpu), &["kernel".into()], Duration::from_secs(30), |_| {});
+    let result = probe(Place::job(gpu), &["kernel".into()], Duration::from_secs(30), |_| {});
     let name = format!("kernel on {gpu}");
     match result {
         Ok(()) => {

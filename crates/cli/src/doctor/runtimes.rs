@@ -28,7 +28,7 @@ pub(super) fn start(path: &Path, gpu: GpuSpec, works: bool) -> Check {
     }
     let mut report = None;
     let arguments = ["runtime".into(), path.as_os_str().to_owned()];
-    let result = probe(Place::Job(gpu), &arguments, PATIENCE, |line| {
+    let result = probe(Place::job(gpu), &arguments, PATIENCE, |line| {
         report = serde_json::from_str::<RuntimeReport>(line).ok();
     });
     match (result, report) {
