@@ -279,15 +279,14 @@ impl Captures {
         if refused { Err(CuError::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
-    /// The stream is gone: its capture can no longer be joined.
+    /// The stream is gone. A branch's nodes stay, and must be joined as before; a capture whose
+    /// origin is gone can never end, so it goes too, and gives up its graph.
     pub(crate) fn stream_destroyed(&mut self, stream: StreamId) -> Option<CUgraph> {
         let id = self.by_stream.remove(&stream)?;
-        let capture = self.captures.get_mut(&id)?;
-        capture.valid = false;
-        capture.branches.remove(&stream);
-        if !capture.branches.is_empty() {
+        if self.captures.get(&id)?.origin != stream {
             return None;
         }
+        self.by_stream.retain(|_, capture| *capture != id);
         let capture = self.captures.remove(&id)?;
         (!capture.begin.borrowed).then_some(capture.begin.graph)
     }

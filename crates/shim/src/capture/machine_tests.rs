@@ -163,10 +163,30 @@ fn waiting_for_a_capturing_stream_spoils_its_capture() {
 }
 
 #[test]
-fn destroying_the_last_stream_gives_the_graph_back() {
+fn destroying_the_origin_gives_the_graph_back() {
     let mut captures = Captures::default();
     begin(&mut captures, A, Mode::Global);
+    let fork = captures.mark(StreamId(A)).unwrap();
+    captures.wait(member(B), Some(&fork)).unwrap();
     assert_eq!(captures.stream_destroyed(StreamId(A)), Some(CUgraph(90)));
-    assert_eq!(captures.len(), 0);
+    assert!(captures.len() == 0 && !captures.is_capturing(StreamId(B)));
     assert_eq!(captures.stream_destroyed(StreamId(A)), None);
+}
+
+#[test]
+fn a_branch_may_go_once_it_is_joined() {
+    for joined in [true, false] {
+        let mut captures = Captures::default();
+        begin(&mut captures, A, Mode::Global);
+        let fork = captures.mark(StreamId(A)).unwrap();
+        captures.wait(member(B), Some(&fork)).unwrap();
+        work(&mut captures, B, 2).unwrap();
+        if joined {
+            let join = captures.mark(StreamId(B)).unwrap();
+            captures.wait(member(A), Some(&join)).unwrap();
+        }
+        assert_eq!(captures.stream_destroyed(StreamId(B)), None);
+        let expected = if joined { Ok(()) } else { Err(CuError::STREAM_CAPTURE_UNJOINED) };
+        assert_eq!(end(&mut captures, A, if joined { &[2] } else { &[] }), expected);
+    }
 }

@@ -8,7 +8,7 @@ use kedge_cuda_types::graph::{
     CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED,
     CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
 };
-use kedge_cuda_types::handle::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUgreenCtx, CUstream};
+use kedge_cuda_types::handle::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream};
 use kedge_protocol::{Call, Post};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -162,17 +162,4 @@ pub(crate) unsafe fn cuStreamIsCapturing(
     };
     // SAFETY: the caller's promise is passed on.
     unsafe { ffi::write(status, found) }
-}
-
-/// Managed memory is coherent at launches and synchronisations whatever it is attached to.
-pub(crate) unsafe fn cuStreamAttachMemAsync(
-    stream: CUstream,
-    pointer: CUdeviceptr,
-    _length: usize,
-    flags: u32,
-) -> Result<(), CuError> {
-    if pointer == 0 || !matches!(flags, 1 | 2 | 4) {
-        return Err(CuError::INVALID_VALUE);
-    }
-    super::submit(stream, |_| Ok(()), || Err(CuError::STREAM_CAPTURE_UNSUPPORTED))
 }

@@ -10,6 +10,7 @@ mod default;
 mod mem_op;
 mod output;
 
+pub(crate) use crate::memory::cuStreamAttachMemAsync;
 pub(crate) use api::*;
 pub(crate) use attribute::*;
 pub(crate) use mem_op::*;

@@ -168,7 +168,7 @@ pub(crate) unsafe fn cuMemAllocAsync(
     bytesize: usize,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    let pool = current_pool(context::current()?.device())?;
+    let pool = current_pool(context::current()?.ordinal())?;
     if dptr.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -290,16 +290,11 @@ pub(crate) fn graph_bytes(device: u32) -> u64 {
     held.map(|found| found.taken).sum()
 }
 
-/// The graph of an allocation node is gone.
+/// The graph of an allocation node is gone, and no work uses its memory any longer.
 pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
     let graphs = |found: &Allocation| found.kind == Kind::Graph;
-    match MEMORY.table_mut().remove(addr, graphs) {
-        Some(found) => {
-            quiesce()?;
-            super::alloc::release(&found)
-        }
-        None => Ok(()),
-    }
+    let found = MEMORY.table_mut().remove(addr, graphs);
+    found.map_or(Ok(()), |found| super::alloc::release(&found))
 }
 
 /// Ends a destroyed pool without allocations.
