@@ -6,7 +6,8 @@
 #![allow(
     non_snake_case,
     clippy::missing_safety_doc,
-    reason = "implementations carry their C symbol's name, and its safety contract"
+    clippy::too_many_arguments,
+    reason = "implementations carry their C symbol's name, arguments and safety contract"
 )]
 
 mod callback;

@@ -114,11 +114,6 @@ impl Context {
         self.device
     }
 
-    /// As [`Self::ordinal`].
-    pub(crate) fn device(&self) -> u32 {
-        self.device
-    }
-
     /// What its device is.
     pub(crate) fn info(&self) -> Result<&'static Device, CuError> {
         session::get()?.device(self.device as i32)

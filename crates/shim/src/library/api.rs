@@ -47,11 +47,12 @@ unsafe fn publish(
     library: std::sync::Arc<Library>,
     eager: bool,
 ) -> Result<(), CuError> {
-    if eager && let Ok(ctx) = context::current() {
-        if let Err(error) = library.module_in(&ctx) {
-            library.unload()?;
-            return Err(error);
-        }
+    if eager
+        && let Ok(ctx) = context::current()
+        && let Err(error) = library.module_in(&ctx)
+    {
+        library.unload()?;
+        return Err(error);
     }
     // SAFETY: as the caller promises.
     unsafe { ffi::write(out, library.handle()) }

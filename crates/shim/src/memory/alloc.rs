@@ -145,7 +145,7 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
 
 /// A module's variables can be copied to and asked about from now on.
 pub(crate) fn module_loaded(context: &Context, variables: &[GlobalInfo]) {
-    let (context, ctx, device) = (context.handle(), context.id(), context.device());
+    let (context, ctx, device) = (context.handle(), context.id(), context.ordinal());
     for variable in variables.iter().filter(|variable| variable.size > 0) {
         let current = Current { context, ctx, device };
         let kind = Kind::Variable { managed: variable.managed };

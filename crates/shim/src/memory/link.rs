@@ -20,7 +20,7 @@ pub(super) struct Current {
 /// The current context; INVALID_CONTEXT where the thread has none.
 pub(super) fn current() -> Result<Current, CuError> {
     let context = context::current()?;
-    Ok(Current { context: context.handle(), ctx: context.id(), device: context.device() })
+    Ok(Current { context: context.handle(), ctx: context.id(), device: context.ordinal() })
 }
 
 /// The current context, or none, as the owner of something that lies on `device`.
