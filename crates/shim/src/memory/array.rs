@@ -27,7 +27,6 @@ pub(super) struct Array {
 #[derive(Debug)]
 pub(super) struct Mipmapped {
     ctx: CtxId,
-    pub(super) shape: CUDA_ARRAY3D_DESCRIPTOR,
     pub(super) levels: Vec<(CUarray, ArrayId)>,
 }
 
@@ -257,7 +256,7 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         return Err(CuError::INVALID_VALUE);
     }
     capture::check_unsafe()?;
-    let mut made = Mipmapped { ctx: current.ctx, shape, levels: Vec::new() };
+    let mut made = Mipmapped { ctx: current.ctx, levels: Vec::new() };
     for level in 0..levels.min(max_levels(&shape)) {
         match create(&current, level_shape(&shape, level), true) {
             Ok(level) => made.levels.push(level),

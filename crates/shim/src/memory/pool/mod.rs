@@ -21,6 +21,7 @@ use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
 use kedge_cuda_types::memory::*;
 use kedge_protocol::StreamOp;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A memory pool.
@@ -117,12 +118,15 @@ fn device_pools<T>(
     static ALL: Mutex<BTreeMap<u32, DevicePools>> = Mutex::new(BTreeMap::new());
     session::get()?.device(device as i32)?;
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    if !all.contains_key(&device) {
-        let made = POOLS.insert_with(|handle| Pool::new(handle, device, true, 0));
-        let default = made.ok_or(CuError::OUT_OF_MEMORY)?.handle;
-        all.insert(device, DevicePools { default, current: default });
-    }
-    all.get_mut(&device).map(use_them).ok_or(CuError::INVALID_DEVICE)
+    let pools = match all.entry(device) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(new) => {
+            let made = POOLS.insert_with(|handle| Pool::new(handle, device, true, 0));
+            let default = made.ok_or(CuError::OUT_OF_MEMORY)?.handle;
+            new.insert(DevicePools { default, current: default })
+        }
+    };
+    Ok(use_them(pools))
 }
 
 fn current_pool(device: u32) -> Result<Arc<Pool>, CuError> {
