@@ -313,6 +313,28 @@ mod tests {
     }
 
     #[test]
+    fn the_table_itself() {
+        let table = load(&crate::root()).unwrap();
+        assert_eq!(table.len(), 707, "what driver 580 exports");
+        assert!((1..).zip(&table).all(|(id, f)| f.id == id));
+        // A symbol is its base name with a version and a default stream behind it.
+        for f in &table {
+            let rest = f.implementation().strip_prefix(&f.base).unwrap();
+            assert!(rest.is_empty() || rest.starts_with("_v"), "{}", f.symbol);
+        }
+        // cuGetProcAddress must not have to choose between two of one version.
+        for a in &table {
+            let twin = |b: &&Function| {
+                b.id != a.id
+                    && b.base == a.base
+                    && b.version == a.version
+                    && (b.stream == Stream::Plain) == (a.stream == Stream::Plain)
+            };
+            assert!(a.version.is_none() || table.iter().find(twin).is_none(), "{}", a.symbol);
+        }
+    }
+
+    #[test]
     fn maps_types() {
         let types = Types(HashMap::from([
             ("char".to_owned(), "c_char".to_owned()),
