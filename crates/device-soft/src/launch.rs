@@ -5,7 +5,7 @@ use crate::builtin::launch::DeviceLaunch;
 use crate::code::{Kernel, Program};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Spans;
-use crate::spec::WARP;
+use crate::spec::{MAX_CLUSTER, WARP};
 use kedge_cuda_types::CuError;
 use kedge_protocol::OutputTarget;
 use std::collections::VecDeque;
@@ -74,6 +74,7 @@ pub(crate) struct Grid {
     /// Where a cooperative grid's blocks synchronise (`%envreg1`, `%envreg2`): device memory that is
     /// zero at first. 0 for other grids.
     pub workspace: u64,
+    /// Blocks, or clusters of them.
     total: u64,
     progress: Mutex<Progress>,
 }
@@ -84,6 +85,8 @@ struct Progress {
     running: u32,
     /// Started, and set aside.
     parked: VecDeque<Box<Block>>,
+    /// The block that was set aside last was waiting for something: for a later block, perhaps.
+    waiting: bool,
     fault: Option<Fault>,
     done: Option<GridDone>,
 }
@@ -95,7 +98,8 @@ pub(crate) enum Unit {
 }
 
 impl Grid {
-    pub(crate) fn new(spec: GridSpec, done: GridDone) -> Arc<Grid> {
+    pub(crate) fn new(mut spec: GridSpec, done: GridDone) -> Arc<Grid> {
+        spec.cluster = spec.cluster.map(|blocks| blocks.max(1));
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let kernel = &spec.program.kernels[spec.kernel as usize];
         let mut params = spec.params.clone();
@@ -108,7 +112,8 @@ impl Grid {
         } else {
             u64::from(kernel.local_bytes)
         };
-        let total = spec.grid.iter().map(|&n| u64::from(n)).product();
+        let shape = spec.grid.iter().zip(spec.cluster);
+        let total = shape.map(|(&blocks, cluster)| u64::from(blocks / cluster)).product();
         let progress = Progress { done: Some(done), ..Progress::default() };
         let workspace = if spec.cooperative { new_workspace(&*spec.services) } else { 0 };
         Arc::new(Grid {
@@ -133,6 +138,9 @@ impl Grid {
             None if self.threads == 0 || self.threads > crate::spec::MAX_THREADS_PER_BLOCK => {
                 "a block has 1 to 1024 threads".into()
             }
+            None if !self.clusters_fit() => {
+                format!("a cluster has 1 to {MAX_CLUSTER} blocks, and divides the grid")
+            }
             None => return None,
         };
         Some(Fault {
@@ -144,6 +152,12 @@ impl Grid {
             line: 0,
             detail,
         })
+    }
+
+    fn clusters_fit(&self) -> bool {
+        let GridSpec { grid, cluster, .. } = &self.spec;
+        let blocks = cluster.iter().map(|&n| u64::from(n)).product::<u64>();
+        blocks <= u64::from(MAX_CLUSTER) && grid.iter().zip(cluster).all(|(g, c)| g % c == 0)
     }
 
     pub(crate) fn kernel(&self) -> &Kernel {
@@ -174,7 +188,8 @@ impl Grid {
         }
         let resident = progress.running as usize + progress.parked.len();
         let room = self.spec.cooperative || resident < MAX_RESIDENT;
-        let unit = if progress.next < self.total && room {
+        let fresh = progress.parked.is_empty() || progress.waiting || self.spec.cooperative;
+        let unit = if progress.next < self.total && room && fresh {
             progress.next += 1;
             Unit::New(progress.next - 1)
         } else {
@@ -191,9 +206,10 @@ impl Grid {
     }
 
     /// A block that is to run on later.
-    pub(crate) fn park(&self, block: Box<Block>) {
+    pub(crate) fn park(&self, block: Box<Block>, waiting: bool) {
         let mut progress = self.lock();
         progress.running -= 1;
+        progress.waiting = waiting;
         if progress.fault.is_none() {
             progress.parked.push_back(block);
         }

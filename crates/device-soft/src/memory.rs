@@ -6,10 +6,11 @@
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Generic addresses of shared memory: the block's own from here, block `r` of a cluster at
-/// `r * SHARED_STRIDE` further.
+/// Generic addresses of shared memory: the block's own from here; of the cluster's block with rank
+/// `r` at `(r + 1) * SHARED_STRIDE` further.
 pub const SHARED_WINDOW: u64 = 0x2F00_0000_0000;
 pub const SHARED_STRIDE: u64 = 1 << 24;
+pub const SHARED_WINDOWS: u64 = 1 + crate::spec::MAX_CLUSTER as u64;
 /// Generic addresses of the executing thread's local memory.
 pub const LOCAL_WINDOW: u64 = 0x2F10_0000_0000;
 pub const LOCAL_WINDOW_LEN: u64 = 1 << 32;

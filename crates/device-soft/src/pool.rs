@@ -185,7 +185,7 @@ impl Worker {
                     // What it waits for may be on another thread of this machine.
                     std::thread::yield_now();
                 }
-                grid.park(block);
+                grid.park(block, spinning);
                 self.shared.offer(grid);
             }
             BlockPause::Fault(fault) => {

@@ -18,8 +18,8 @@ pub const SHARED_PER_SM: u32 = 228 << 10;
 pub const REGISTERS_PER_BLOCK: u32 = 65_536;
 pub const THREADS_PER_SM: u32 = 2048;
 pub const BLOCKS_PER_SM: u32 = 32;
-/// Blocks of a cluster.
-pub const MAX_CLUSTER: u32 = 8;
+/// Blocks of a cluster, portable or not.
+pub const MAX_CLUSTER: u32 = 16;
 /// Barriers of a block (`bar.sync 0` … `15`).
 pub const BARRIERS: usize = 16;
 /// CU_LIMIT_STACK_SIZE's default, bytes a thread.

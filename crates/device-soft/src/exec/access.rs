@@ -8,9 +8,9 @@ use crate::code::Inst;
 use crate::fault::FaultKind;
 use crate::memory::{
     LOCAL_WINDOW, LOCAL_WINDOW_LEN, PARAM_WINDOW, PARAM_WINDOW_LEN, SHARED_STRIDE, SHARED_WINDOW,
-    Space, Span, Spans,
+    SHARED_WINDOWS, Space, Span, Spans,
 };
-use crate::spec::{MAX_CLUSTER, WARP};
+use crate::spec::WARP;
 
 const CACHE_LEN: usize = 1024;
 
@@ -565,9 +565,9 @@ impl Warp {
         bytes: u64,
     ) -> Option<*mut u8> {
         let shared = addr.wrapping_sub(SHARED_WINDOW);
-        if shared < SHARED_STRIDE * u64::from(MAX_CLUSTER) {
+        if shared < SHARED_STRIDE * SHARED_WINDOWS {
             // SAFETY: the block outlives the warp's run.
-            let base = unsafe { (*self.block).shared_of_rank(shared / SHARED_STRIDE) }?;
+            let base = unsafe { (*self.block).shared_of_window(shared / SHARED_STRIDE) }?;
             return window(base, self.shared_len, shared % SHARED_STRIDE, bytes);
         }
         let local = addr.wrapping_sub(LOCAL_WINDOW);

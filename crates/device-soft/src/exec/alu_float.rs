@@ -4,10 +4,12 @@ use super::lanewise::{
     Flush, Ftz, LaneFn, Parts, Sat, lane_fns, lanes, lanes_ftz, lanes_ftz_avx2, lanes_sat,
     lanes_scalar,
 };
-use super::{Query, Selected};
+use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use crate::code::Inst;
 use crate::math::float::{self, canonical};
 use crate::math::soft::Rounding;
 use crate::math::{approx, directed};
+use crate::spec::WARP;
 use kedge_ptx::ast::Type;
 
 lane_fns! {
@@ -19,8 +21,6 @@ lane_fns! {
     RcpF32(a: f32) -> f32 { canonical(1.0 / a) }
     SqrtF32(a: f32) -> f32 { canonical(a.sqrt()) }
     RsqrtF32(a: f32) -> f32 { canonical(approx::rsqrt(a)) }
-    SinF32(a: f32) -> f32 { canonical(approx::sin(a)) }
-    CosF32(a: f32) -> f32 { canonical(approx::cos(a)) }
     Ex2F32(a: f32) -> f32 { canonical(approx::ex2(a)) }
     Lg2F32(a: f32) -> f32 { canonical(approx::lg2(a)) }
     TanhF32(a: f32) -> f32 { canonical(approx::tanh(a)) }
@@ -85,6 +85,39 @@ directed! {
         Down, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
     f64 AddF64U SubF64U MulF64U FmaF64U DivF64U RcpF64U SqrtF64U:
         Up, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
+}
+
+/// `sin.approx` and, with `COS`, `cos.approx`; `aux` 1: `.ftz`. Lanes with large arguments are done again.
+struct Wave<const COS: bool>;
+
+impl<const COS: bool> Op for Wave<COS> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [d, a], 32-bit slots (the selector).
+        unsafe {
+            let mut a = f32::read(warp, inst.op[1]);
+            if inst.aux != 0 {
+                a = a.map(float::flush);
+            }
+            let mut out = [0f32; WARP];
+            let mut far = false;
+            for lane in 0..WARP {
+                out[lane] =
+                    canonical(if COS { approx::cos(a[lane]) } else { approx::sin(a[lane]) });
+                far |= approx::is_far(a[lane]);
+            }
+            if far {
+                for (out, a) in out.iter_mut().zip(a).filter(|(_, a)| approx::is_far(*a)) {
+                    *out = canonical(if COS { approx::far_cos(a) } else { approx::far_sin(a) });
+                }
+            }
+            if inst.aux != 0 {
+                out = out.map(float::flush);
+            }
+            f32::write(warp, inst.op[0], &out, mask);
+        }
+        Flow::Next
+    }
 }
 
 /// This family's selector.
@@ -177,11 +210,12 @@ where
 
 /// Functions of one operand, and `copysign`.
 fn unary_f32(opcode: &str, ftz: bool, sat: bool, approximate: bool) -> Option<Selected> {
+    let unary = [Arg::Dst(Type::F32), Arg::Src(Type::F32)];
     Some(match (opcode, approximate) {
         _ if sat => return None,
         ("rsqrt", true) => lanes_ftz::<RsqrtF32>(ftz),
-        ("sin", true) => lanes_ftz::<SinF32>(ftz),
-        ("cos", true) => lanes_ftz::<CosF32>(ftz),
+        ("sin", true) => Selected::new::<Wave<false>>(unary).aux(ftz.into()),
+        ("cos", true) => Selected::new::<Wave<true>>(unary).aux(ftz.into()),
         ("ex2", true) => lanes_ftz::<Ex2F32>(ftz),
         ("lg2", true) => lanes_ftz::<Lg2F32>(ftz),
         ("tanh", true) => lanes_ftz_avx2::<TanhF32>(ftz),

@@ -22,6 +22,10 @@ lane_fns! {
     <T: Int> MinRelu(a: T, b: T) -> T { a.min(b).max(T::default()) }
     <T: Int> MaxRelu(a: T, b: T) -> T { a.max(b).max(T::default()) }
 
+    DivU32(a: u32, b: u32) -> u32 { int::div_u32(a, b) }
+    DivS32(a: i32, b: i32) -> i32 { int::div_s32(a, b) }
+    RemU32(a: u32, b: u32) -> u32 { int::rem_u32(a, b) }
+    RemS32(a: i32, b: i32) -> i32 { int::rem_s32(a, b) }
     AddSat(a: i32, b: i32) -> i32 { a.saturating_add(b) }
     SubSat(a: i32, b: i32) -> i32 { a.saturating_sub(b) }
     MadHiSat(a: i32, b: i32, c: i32) -> i32 { a.mul_hi(b).saturating_add(c) }
@@ -101,6 +105,10 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         ("add", None, false, false) => by_bits!(ty, Add),
         ("sub", None, false, false) => by_bits!(ty, Sub),
         ("sad", None, false, false) => by_int!(ty, Sad, lanes_scalar),
+        ("div", None, false, false) if ty == Type::U32 => Some(lanes::<DivU32>()),
+        ("div", None, false, false) if ty == Type::S32 => Some(lanes::<DivS32>()),
+        ("rem", None, false, false) if ty == Type::U32 => Some(lanes::<RemU32>()),
+        ("rem", None, false, false) if ty == Type::S32 => Some(lanes::<RemS32>()),
         ("div", None, false, false) => by_int!(ty, Div, lanes_scalar),
         ("rem", None, false, false) => by_int!(ty, Rem, lanes_scalar),
         ("abs", None, false, false) => by_type!(ty, Abs: S16 => i16, S32 => i32, S64 => i64),

@@ -7,7 +7,6 @@
 use super::access::{AnyGlobal, Locate, PLACE_SHIFT, Place, Pointers, Shared32, Shared64};
 use super::isa::Portable;
 use super::load_store::operand_list;
-use super::run::POLL_COST;
 use super::{Flow, Handlers, Isa, Lane, Op, Warp};
 use crate::code::Inst;
 use crate::math::narrow;
@@ -126,11 +125,15 @@ pub(crate) trait Word: Lane + Eq {
     /// # Safety
     /// `at` is valid and aligned.
     unsafe fn update(at: *mut u8, exclusive: bool, f: impl Fn(Self) -> Self) -> Self;
+    fn bits(self) -> u64;
 }
 
 macro_rules! word {
     ($($ty:ty, $atomic:ty;)*) => {
         $(impl Word for $ty {
+            fn bits(self) -> u64 {
+                u64::from(self)
+            }
             #[inline(always)]
             unsafe fn update(at: *mut u8, exclusive: bool, f: impl Fn($ty) -> $ty) -> $ty {
                 if exclusive {
@@ -318,11 +321,9 @@ impl<R: Rmw> Op for Atomic<R> {
                 }
                 if returns {
                     R::Bits::write(warp, ops[1 + item], &old, mask);
+                    warp.poll(inst, old[mask.trailing_zeros() as usize % WARP].bits());
                 }
             }
-        }
-        if returns {
-            warp.fuel -= POLL_COST;
         }
         Flow::Next
     }
@@ -354,9 +355,9 @@ impl<const CAS: bool> Op for Wide<CAS> {
             if returns {
                 warp.set64(inst.op[1], &low, mask);
                 warp.set64(inst.op[1] + 1, &high, mask);
+                warp.poll(inst, low[mask.trailing_zeros() as usize % WARP]);
             }
         }
-        warp.fuel -= POLL_COST;
         Flow::Next
     }
 }

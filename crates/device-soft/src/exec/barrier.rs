@@ -23,7 +23,6 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         "bar" => block_barrier(query, 1),
         "barrier" if query.part(1) == "cluster" => {
             let wait = query.part(2) == "wait";
-            // Barrier 0 may be in use, so the cluster, of one block, has a barrier of its own.
             Some(Selected::scalar::<ClusterBarrier>([]).aux(u32::from(wait)))
         }
         "barrier" if query.part(1) == "cta" => block_barrier(query, 2),
@@ -118,7 +117,7 @@ impl Op for BlockBarrier {
     }
 }
 
-/// `barrier.cluster.arrive` (aux 0) and `.wait` (aux 1), in a cluster of one block.
+/// `barrier.cluster.arrive` (aux 0) and `.wait` (aux 1).
 struct ClusterBarrier;
 
 impl Op for ClusterBarrier {
@@ -126,26 +125,21 @@ impl Op for ClusterBarrier {
         if mask != warp.active {
             return Flow::Split;
         }
-        // SAFETY: the block outlives the warp's run, and only this warp runs.
-        let block = unsafe { &mut *warp.block };
+        // SAFETY: block and cluster outlive the warp's run, and only this warp runs.
+        let cluster = unsafe { &mut *(*warp.block).cluster };
         if inst.aux == 0 {
-            let generation = block.arrive(CLUSTER_BARRIER, mask.count_ones(), 0, 0);
-            warp.cluster_generation = generation;
+            warp.cluster_generation = cluster.arrive(mask.count_ones());
             return Flow::Next;
         }
         let generation = warp.cluster_generation;
-        if std::mem::take(&mut warp.current.resumed)
-            || block.barriers[CLUSTER_BARRIER].generation != generation
-        {
+        let resumed = std::mem::take(&mut warp.current.resumed);
+        if resumed || cluster.barrier.generation != generation {
             return Flow::Next;
         }
-        warp.current.state = State::Barrier { id: CLUSTER_BARRIER as u32, generation };
+        warp.current.state = State::Cluster { generation };
         Flow::Wait
     }
 }
-
-/// The cluster's barrier among the block's.
-pub(crate) const CLUSTER_BARRIER: usize = BARRIERS;
 
 /// `membar` and `fence`: blocks run on several OS threads.
 struct Fence;

@@ -35,7 +35,7 @@ casts! {
     u64: u8 u16 u32 u64 i8 i16 f32 f64;
     i8: u16 i8 i32 i64 f32 f64;
     i16: i16 i32 i64 f32 f64;
-    i32: i64 f32 f64;
+    i32: f32 f64;
     i64: f32 f64;
     f32: f64;
 }
@@ -61,7 +61,7 @@ fn int_to_int(to: Type, from: Type) -> Option<Selected> {
         (U64 | S64, U32) => lanes::<Cast<u32, u64>>(),
         (U64 | S64, S8) => lanes::<Cast<i8, i64>>(),
         (U64 | S64, S16) => lanes::<Cast<i16, i64>>(),
-        (U64 | S64, S32) => lanes::<Cast<i32, i64>>(),
+        (U64 | S64, S32) => lanes::<SignExtend>(),
         (U64 | S64, U64 | S64) => lanes::<Cast<u64, u64>>(),
         (U8, U64 | S64) => lanes_avx2::<Cast<u64, u8>>(),
         (S8, U64 | S64) => lanes_avx2::<Cast<u64, i8>>(),
@@ -167,6 +167,8 @@ impl<R: Integral> LaneFn for Round<R, f64> {
 }
 
 lane_fns! {
+    /// `cvt.s64.s32`, in a form that LLVM does not tear apart.
+    SignExtend(a: u32) -> u64 { (u64::from(a) ^ 0x8000_0000).wrapping_sub(0x8000_0000) }
     Same32(a: f32) -> f32 { canonical(a) }
     F64ToF32(a: f64) -> f32 { canonical(a as f32) }
     F64ToF32Ftz(a: f64) -> f32 { flush(canonical(a as f32)) }

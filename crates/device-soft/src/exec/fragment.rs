@@ -32,6 +32,10 @@ pub(crate) enum State {
         id: u32,
         generation: u32,
     },
+    /// At the cluster's barrier.
+    Cluster {
+        generation: u32,
+    },
 }
 
 #[derive(Debug, Clone)]

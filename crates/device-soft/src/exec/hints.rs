@@ -6,8 +6,8 @@ use super::{Flow, Isa, Op, Warp, map1};
 use crate::code::Inst;
 use crate::memory::{
     LOCAL_WINDOW, LOCAL_WINDOW_LEN, PARAM_WINDOW, PARAM_WINDOW_LEN, SHARED_STRIDE, SHARED_WINDOW,
+    SHARED_WINDOWS,
 };
-use crate::spec::MAX_CLUSTER;
 use kedge_ptx::ast::{Operand, Type};
 
 /// This family's selector.
@@ -37,7 +37,7 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         "isspacep" => {
             let (base, len) = match query.part(1) {
                 "shared" | "shared::cta" => (SHARED_WINDOW, SHARED_STRIDE),
-                "shared::cluster" => (SHARED_WINDOW, SHARED_STRIDE * u64::from(MAX_CLUSTER)),
+                "shared::cluster" => (SHARED_WINDOW, SHARED_STRIDE * SHARED_WINDOWS),
                 "local" => (LOCAL_WINDOW, LOCAL_WINDOW_LEN),
                 "param" | "param::entry" => (PARAM_WINDOW, PARAM_WINDOW_LEN),
                 // Whatever is in no window is global; constants are there, too.
@@ -86,7 +86,7 @@ impl Op for InWindow {
             let inside = |base: u64, len: u64, addr: u64| addr.wrapping_sub(base) < len;
             let bits = lanes_where(mask, |lane| {
                 if inst.imm == 0 {
-                    let shared = SHARED_STRIDE * u64::from(MAX_CLUSTER);
+                    let shared = SHARED_STRIDE * SHARED_WINDOWS;
                     !inside(SHARED_WINDOW, shared, addr[lane])
                         && !inside(LOCAL_WINDOW, LOCAL_WINDOW_LEN, addr[lane])
                         && !inside(PARAM_WINDOW, PARAM_WINDOW_LEN, addr[lane])
@@ -109,8 +109,8 @@ impl Op for MapRank64 {
         unsafe {
             let (addr, rank) = (*warp.row64(inst.op[1]), *warp.row32(inst.op[2]));
             let out = std::array::from_fn(|lane| {
-                (addr[lane] & !(SHARED_STRIDE * u64::from(MAX_CLUSTER) - SHARED_STRIDE))
-                    .wrapping_add(u64::from(rank[lane]) * SHARED_STRIDE)
+                let offset = addr[lane].wrapping_sub(SHARED_WINDOW) % SHARED_STRIDE;
+                SHARED_WINDOW + (u64::from(rank[lane]) + 1) * SHARED_STRIDE + offset
             });
             warp.set64(inst.op[0], &out, mask);
         }
@@ -128,7 +128,8 @@ impl Op for MapRank32 {
             let (addr, rank) = (*warp.row32(inst.op[1]), *warp.row32(inst.op[2]));
             let stride = SHARED_STRIDE as u32;
             let out = std::array::from_fn(|lane| {
-                (addr[lane] & (stride - 1)).wrapping_add(rank[lane].wrapping_mul(stride))
+                let window = rank[lane].wrapping_add(1).wrapping_mul(stride);
+                (addr[lane] & (stride - 1)).wrapping_add(window)
             });
             warp.set32(inst.op[0], &out, mask);
         }
@@ -143,8 +144,10 @@ impl Op for RankOf64 {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         // SAFETY: the selector gave the operands' types.
         unsafe {
+            let own = (*warp.block).rank;
             map1(warp, inst, mask, |addr: u64| {
-                (addr.wrapping_sub(SHARED_WINDOW) / SHARED_STRIDE) as u32
+                let window = addr.wrapping_sub(SHARED_WINDOW) / SHARED_STRIDE;
+                window.checked_sub(1).map_or(own, |rank| rank as u32)
             })
         }
     }
@@ -156,6 +159,11 @@ struct RankOf32;
 impl Op for RankOf32 {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         // SAFETY: the selector gave the operands' types.
-        unsafe { map1(warp, inst, mask, |addr: u32| addr / SHARED_STRIDE as u32) }
+        unsafe {
+            let own = (*warp.block).rank;
+            map1(warp, inst, mask, |addr: u32| {
+                (addr / SHARED_STRIDE as u32).checked_sub(1).unwrap_or(own)
+            })
+        }
     }
 }

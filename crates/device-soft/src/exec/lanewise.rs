@@ -212,8 +212,8 @@ where
 {
     match (ftz, sat) {
         (_, false) => lanes_ftz::<F>(ftz),
-        (false, true) => lanes_avx2::<Sat<F>>(),
-        (true, true) => lanes_avx2::<Sat<Ftz<F>>>(),
+        (false, true) => lanes::<Sat<F>>(),
+        (true, true) => lanes::<Sat<Ftz<F>>>(),
     }
 }
 

@@ -7,7 +7,6 @@
 use super::access::{
     AnyGlobal, FrameLocal, Local64, Locate, PLACE_SHIFT, Place, Pointers, Shared32, Shared64,
 };
-use super::run::POLL_COST;
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
 use crate::code::Inst;
@@ -289,9 +288,6 @@ impl Op for LoadAny {
             let ops = operand_list(warp, inst, count + 1);
             let addr = warp.addresses(inst, access.place, ops[count]);
             let bytes = u64::from(access.count) << access.log2;
-            if access.strong {
-                warp.fuel -= POLL_COST;
-            }
             // All lanes are read before any register is written: the base may be a destination.
             let mut values = [[0u64; WARP]; 16];
             for lane in 0..WARP {
@@ -315,6 +311,9 @@ impl Op for LoadAny {
             }
             for item in 0..count {
                 put_item(warp, access, ops[item], &values, item, mask);
+            }
+            if access.strong {
+                warp.poll(inst, values[0][mask.trailing_zeros() as usize % WARP]);
             }
         }
         Flow::Next

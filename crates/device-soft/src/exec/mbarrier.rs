@@ -5,7 +5,6 @@
 //! completions may come before they are announced), and the parity of the current phase.
 
 use super::access::Place;
-use super::run::POLL_COST;
 use super::select::{Arg, Query, Selected};
 use super::{Flow, Isa, Op, Warp};
 use crate::code::Inst;
@@ -165,7 +164,7 @@ struct Barrier;
 
 impl Op for Barrier {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        let action = ACTIONS[inst.aux as usize % ACTIONS.len()];
+        let action = ACTIONS[(inst.aux & 255) as usize % ACTIONS.len()];
         let at = usize::from(inst.aux & RESULT != 0);
         let testing = matches!(action, Action::Test | Action::TestParity);
         let mut out = [0u64; WARP];
@@ -197,7 +196,7 @@ impl Op for Barrier {
             if testing {
                 let bits = (0..WARP).fold(0, |bits, lane| bits | (out[lane] as u32 & 1) << lane);
                 warp.set_pred(inst.op[0], bits, mask);
-                warp.fuel -= POLL_COST;
+                warp.poll(inst, u64::from(bits));
             } else if at == 1 {
                 warp.set64(inst.op[0], &out, mask);
             }

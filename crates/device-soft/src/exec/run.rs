@@ -20,8 +20,8 @@ pub(crate) enum Pause {
 
 /// Instructions of loops that a warp runs before another one gets its turn.
 pub(crate) const SLICE: i64 = 64 << 10;
-/// What one polling access (atomic, volatile, acquire) draws from the fuel.
-pub(crate) const POLL_COST: i64 = 64;
+/// What an access draws from the fuel that saw what it saw the last time: it polls.
+const POLL_COST: i64 = 1024;
 
 impl Warp {
     /// Runs the warp until it pauses.
@@ -77,9 +77,22 @@ impl Warp {
         if self.live == 0 { Pause::Done } else { Pause::Blocked }
     }
 
+    /// Tells apart work from waiting: `inst`, an access that other threads may answer (volatile,
+    /// acquire, atomic), has read `value`.
+    pub(crate) fn poll(&mut self, inst: &Inst, value: u64) {
+        let seen = (std::ptr::from_ref(inst) as usize, value);
+        if self.last_poll == seen {
+            self.fuel -= POLL_COST;
+            self.polls += 1;
+        }
+        self.last_poll = seen;
+    }
+
     #[cold]
     fn end_slice(&mut self) -> Pause {
         self.rotate = true;
+        // Mostly polling: what it waits for is perhaps done by another block.
+        self.yielded |= std::mem::take(&mut self.polls) > (SLICE / POLL_COST / 2) as u32;
         Pause::Slice
     }
 

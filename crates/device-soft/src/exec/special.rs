@@ -146,6 +146,22 @@ impl Special {
         unsafe { std::mem::transmute::<u32, Special>(imm as u32) }
     }
 
+    /// Whether it differs from lane to lane.
+    fn varies(self) -> bool {
+        matches!(
+            self,
+            Special::TidX
+                | Special::TidY
+                | Special::TidZ
+                | Special::LaneId
+                | Special::LanemaskEq
+                | Special::LanemaskLe
+                | Special::LanemaskLt
+                | Special::LanemaskGe
+                | Special::LanemaskGt
+        )
+    }
+
     /// Its value in a lane, for the 32-bit ones.
     fn value(self, warp: &Warp, lane: u32) -> u32 {
         let grid = warp.grid();
@@ -240,7 +256,11 @@ struct Read32;
 impl Op for Read32 {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let special = Special::from_imm(inst.imm);
-        let row = std::array::from_fn(|lane| special.value(warp, lane as u32));
+        let row = if special.varies() {
+            std::array::from_fn(|lane| special.value(warp, lane as u32))
+        } else {
+            [special.value(warp, 0); WARP]
+        };
         // SAFETY: op[0] is a 32-bit destination.
         unsafe { warp.set32(inst.op[0], &row, mask) };
         Flow::Next

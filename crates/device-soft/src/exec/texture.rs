@@ -2,6 +2,7 @@
 
 mod fetch;
 mod lookup;
+mod plane;
 mod query;
 mod sample;
 mod surface;

@@ -83,6 +83,9 @@ pub struct Warp {
     pub(crate) cluster_generation: u32,
     /// Let another fragment run, though this one would be first.
     pub(crate) rotate: bool,
+    /// Accesses in this slice that saw what they had seen before, and the last such access.
+    pub(crate) polls: u32,
+    pub(crate) last_poll: (usize, u64),
     /// The warp asked to be set aside soon (`nanosleep`, a long spin).
     pub(crate) yielded: bool,
     /// The grid whose `%tid` values the warp holds.

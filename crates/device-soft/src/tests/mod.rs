@@ -1,5 +1,6 @@
 //! Kernels in PTX, run by the pool: what the handlers' own tests cannot see.
 
+mod async_copy;
 mod basics;
 mod divergence;
 mod instructions;
@@ -55,13 +56,20 @@ impl Placement for Leaked {
 pub(crate) struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
+    pub cluster: [u32; 3],
     pub shared: u32,
     pub cooperative: bool,
 }
 
 impl Shape {
     pub(crate) fn new(grid: u32, block: u32) -> Shape {
-        Shape { grid: [grid, 1, 1], block: [block, 1, 1], shared: 0, cooperative: false }
+        Shape {
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            cluster: [1; 3],
+            shared: 0,
+            cooperative: false,
+        }
     }
 }
 
@@ -100,7 +108,7 @@ impl Bench {
             kernel: 0,
             grid: shape.grid,
             block: shape.block,
-            cluster: [1; 3],
+            cluster: shape.cluster,
             shared_bytes: shape.shared,
             cooperative: shape.cooperative,
             params: params.iter().flat_map(|p| p.to_le_bytes()).collect(),

@@ -1,12 +1,15 @@
 //! `tex` and `tld4`.
 
-use super::lookup::each_view;
+use super::TextureView;
+use super::lookup::{each_view, find};
+use super::plane::Plane;
 use super::sample::{self, Geometry, Point};
 use crate::code::Inst;
 use crate::exec::lanewise::{Parts, slots};
 use crate::exec::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
 use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};
+use std::sync::Arc;
 
 /// A `tex` instruction, packed in `aux`.
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +91,14 @@ impl Op for Tex {
             (slots, u64::read(warp, slots[4]), operands)
         };
         let mut out = [[0u32; WARP]; 4];
-        let sampled = each_view(warp, inst, mask, &handles, |_, view, lanes| {
+        // A warp usually reads one plain texture; what that leaves goes lane by lane.
+        let mut left = mask;
+        if let Some(view) = plain_view(warp, mask, &handles, &fetch)
+            && let Some(plane) = Plane::of(&view, fetch.geometry, fetch.integral)
+        {
+            left &= plane.sample([&operands[0], &operands[1]], &mut out);
+        }
+        let sampled = each_view(warp, inst, left, &handles, |_, view, lanes| {
             for lane in (0..WARP).filter(|lane| lanes >> lane & 1 != 0) {
                 let operand = |index: usize| operands[index][lane];
                 let first = usize::from(fetch.geometry.layered());
@@ -132,6 +142,19 @@ impl Op for Tex {
         }
         Flow::Next
     }
+}
+
+/// The view that all lanes read, where neither levels nor single channels are asked for.
+fn plain_view(
+    warp: &Warp,
+    mask: u32,
+    handles: &[u64; WARP],
+    fetch: &Fetch,
+) -> Option<Arc<TextureView>> {
+    let handle = handles[mask.trailing_zeros() as usize % WARP];
+    let same = (0..WARP).all(|lane| mask >> lane & 1 == 0 || handles[lane] == handle);
+    let plain = fetch.gather.is_none() && !matches!(fetch.detail, Detail::Gradient(_));
+    if same && plain { find(warp, handle) } else { None }
 }
 
 /// Elements of a vector operand; 1 for a plain register.

@@ -35,7 +35,8 @@ pub(super) fn each_view(
     Ok(())
 }
 
-fn find(warp: &Warp, handle: u64) -> Option<Arc<TextureView>> {
+/// The view that `handle` names, if all of its memory is valid.
+pub(super) fn find(warp: &Warp, handle: u64) -> Option<Arc<TextureView>> {
     let view = warp.services().texture(handle)?;
     // An array lives as long as its view; device memory can be freed under it.
     let spans = &warp.grid().spec.spans;

@@ -1,4 +1,6 @@
-//! A block: its shared memory, barriers and warps, run by one worker at a time.
+//! A block, or a cluster of blocks: shared memory, barriers and warps, run by one worker at a time.
+
+mod state;
 
 use crate::exec::Warp;
 use crate::exec::access::SpanCache;
@@ -7,100 +9,10 @@ use crate::exec::run::Pause;
 use crate::exec::warp::{Banks, FaultRecord, Row32};
 use crate::fault::Fault;
 use crate::launch::Grid;
-use crate::spec::{BARRIERS, WARP};
+use crate::spec::WARP;
+pub(crate) use state::BlockState;
+use state::Cluster;
 use std::sync::Arc;
-
-/// One of a block's barriers.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Barrier {
-    /// Counts completions: who waits remembers the one of its arrival.
-    pub generation: u32,
-    /// Threads that have arrived.
-    arrived: u32,
-    /// Threads that it waits for; 0: all that have not exited.
-    expected: u32,
-    /// Arrivals with a true predicate (`bar.red`).
-    trues: u32,
-    /// `trues` and `arrived` of the last completion.
-    pub result: (u32, u32),
-}
-
-/// What the warps of a block share.
-pub(crate) struct BlockState {
-    pub id: [u32; 3],
-    /// The last one is the cluster's.
-    pub barriers: [Barrier; BARRIERS + 1],
-    /// Threads that have not exited.
-    pub live: u32,
-    shared: Bytes,
-    local: Bytes,
-}
-
-impl BlockState {
-    /// `threads` threads arrive at barrier `id`, `trues` of them with a true predicate. Returns the
-    /// generation that they wait to see pass.
-    pub(crate) fn arrive(&mut self, id: usize, threads: u32, trues: u32, expected: u32) -> u32 {
-        let barrier = &mut self.barriers[id];
-        let generation = barrier.generation;
-        barrier.arrived += threads;
-        barrier.trues += trues;
-        barrier.expected = expected;
-        self.complete(id);
-        generation
-    }
-
-    /// Ends the barrier's phase if everyone is there.
-    fn complete(&mut self, id: usize) {
-        let live = self.live;
-        let barrier = &mut self.barriers[id];
-        let expected = if barrier.expected == 0 { live } else { barrier.expected };
-        if barrier.arrived > 0 && barrier.arrived >= expected {
-            barrier.result = (barrier.trues, barrier.arrived);
-            barrier.generation = barrier.generation.wrapping_add(1);
-            barrier.arrived = 0;
-            barrier.trues = 0;
-            barrier.expected = 0;
-        }
-    }
-
-    /// `threads` threads have exited: barriers do not wait for them.
-    pub(crate) fn exit(&mut self, threads: u32) {
-        self.live = self.live.saturating_sub(threads);
-        for id in 0..self.barriers.len() {
-            self.complete(id);
-        }
-    }
-
-    /// Shared memory of the cluster's block `rank`.
-    pub(crate) fn shared_of_rank(&mut self, rank: u64) -> Option<*mut u8> {
-        (rank == 0).then(|| self.shared.pointer())
-    }
-}
-
-/// Memory at a multiple of 128 bytes, so that no access is split by chance.
-#[derive(Default)]
-struct Bytes {
-    lines: Vec<Line>,
-}
-
-#[derive(Clone, Copy)]
-#[repr(C, align(128))]
-struct Line([u8; 128]);
-
-impl Bytes {
-    fn reserve(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if self.lines.len() < lines {
-            // A fresh vector of zeros takes untouched pages from the system.
-            self.lines = Vec::new();
-            self.lines = vec![Line([0; 128]); lines];
-        }
-    }
-
-    fn pointer(&mut self) -> *mut u8 {
-        self.lines.as_mut_ptr().cast()
-    }
-}
 
 /// Why a block stopped running.
 pub(crate) enum BlockPause {
@@ -112,10 +24,17 @@ pub(crate) enum BlockPause {
     Fault(Fault),
 }
 
-/// A resident block.
+/// A resident block, with the other blocks of its cluster.
 pub(crate) struct Block {
     /// None: nobody's, memory to be used again.
     grid: Option<Arc<Grid>>,
+    /// By rank.
+    members: Vec<Member>,
+    cluster: Box<Cluster>,
+}
+
+/// One block of a cluster.
+struct Member {
     state: Box<BlockState>,
     warps: Vec<Warp>,
 }
@@ -127,30 +46,88 @@ unsafe impl Send for Block {}
 impl Block {
     /// An empty block, to be set up for a grid.
     pub(crate) fn new() -> Box<Block> {
-        Box::new(Block {
-            grid: None,
-            state: Box::new(BlockState {
-                id: [0; 3],
-                barriers: [Barrier::default(); BARRIERS + 1],
-                live: 0,
-                shared: Bytes::default(),
-                local: Bytes::default(),
-            }),
-            warps: Vec::new(),
-        })
+        Box::new(Block { grid: None, members: Vec::new(), cluster: Box::default() })
     }
 
-    /// Makes this the block with linear index `index` of `grid`, keeping its memory.
+    /// Makes this the block, or the cluster, with linear index `index` of `grid`, keeping its memory.
     pub(crate) fn set_up(&mut self, grid: &Arc<Grid>, index: u64) {
         self.grid = Some(grid.clone());
         let spec = &grid.spec;
-        let [x, y, _] = spec.grid.map(u64::from);
+        let shape = spec.cluster;
+        let blocks = shape.iter().product::<u32>() as usize;
+        let [x, y] = [0, 1].map(|d: usize| u64::from(spec.grid[d] / shape[d]));
+        let cluster = [index % x, index / x % y, index / x / y];
+        self.members.truncate(blocks);
+        while self.members.len() < blocks {
+            self.members.push(Member { state: BlockState::new(), warps: Vec::new() });
+        }
+        *self.cluster = Cluster { live: grid.threads * blocks as u32, ..Cluster::default() };
+        for (rank, member) in self.members.iter_mut().enumerate() {
+            let rank = rank as u32;
+            let place = [rank % shape[0], rank / shape[0] % shape[1], rank / shape[0] / shape[1]];
+            let id = std::array::from_fn(|d| cluster[d] as u32 * shape[d] + place[d]);
+            member.set_up(grid, id, rank, &mut self.cluster);
+        }
+    }
+
+    /// Lets go of the grid, and keeps the memory.
+    pub(crate) fn release(&mut self) {
+        self.grid = None;
+    }
+
+    /// Runs the block for about `slices` warp slices.
+    pub(crate) fn run(&mut self, cache: &mut SpanCache, mut slices: u32) -> BlockPause {
+        let Some(grid) = self.grid.clone() else { return BlockPause::Done };
+        cache.refresh(&grid.spec.spans);
+        for warp in self.members.iter_mut().flat_map(|member| &mut member.warps) {
+            warp.cache = cache;
+        }
+        loop {
+            let mut round = Round { done: true, ..Round::default() };
+            for member in &mut self.members {
+                if let Err(fault) = member.run(&grid, &self.cluster, &mut round) {
+                    return BlockPause::Fault(fault);
+                }
+            }
+            if round.done {
+                return BlockPause::Done;
+            }
+            if !round.progress {
+                let waiting = self.members.iter().find(|member| member.state.live > 0);
+                let fault = waiting.or(self.members.first()).map(|member| member.deadlock(&grid));
+                return fault.map_or(BlockPause::Done, BlockPause::Fault);
+            }
+            slices = slices.saturating_sub(round.slices);
+            if slices == 0 || round.spinning {
+                return BlockPause::Share { spinning: round.spinning };
+            }
+        }
+    }
+}
+
+/// What became of one turn of every warp.
+#[derive(Default)]
+struct Round {
+    /// No warp is left.
+    done: bool,
+    /// Some warp ran.
+    progress: bool,
+    spinning: bool,
+    slices: u32,
+}
+
+impl Member {
+    fn set_up(&mut self, grid: &Arc<Grid>, id: [u32; 3], rank: u32, cluster: &mut Cluster) {
         let state = &mut *self.state;
-        state.id = [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32];
-        state.barriers = [Barrier::default(); BARRIERS + 1];
+        state.id = id;
+        state.rank = rank;
+        state.barriers = Default::default();
         state.live = grid.threads;
+        // Vector loads may begin at the last byte that is checked.
         state.shared.reserve(grid.shared_len as usize + 64);
-        let warps = (grid.threads as usize).div_ceil(WARP);
+        cluster.shared.push(state.shared.pointer());
+        state.cluster = cluster;
+        let warps = grid.warps() as usize;
         let local_of_warp = grid.local_len as usize * WARP;
         state.local.reserve(warps * local_of_warp);
         self.warps.truncate(warps);
@@ -165,52 +142,29 @@ impl Block {
         }
     }
 
-    /// Lets go of the grid, and keeps the memory.
-    pub(crate) fn release(&mut self) {
-        self.grid = None;
-    }
-
-    /// Runs the block for about `slices` warp slices.
-    pub(crate) fn run(&mut self, cache: &mut SpanCache, mut slices: u32) -> BlockPause {
-        let Some(grid) = self.grid.clone() else { return BlockPause::Done };
-        cache.refresh(&grid.spec.spans);
+    /// Gives every warp that can go on a turn.
+    fn run(&mut self, grid: &Grid, cluster: &Cluster, round: &mut Round) -> Result<(), Fault> {
         for warp in &mut self.warps {
-            warp.cache = cache;
-        }
-        loop {
-            let mut done = true;
-            let mut progress = false;
-            let mut spinning = false;
-            for warp in &mut self.warps {
-                if warp.live == 0 {
-                    continue;
-                }
-                done = false;
-                if !warp.wake(&self.state.barriers) {
-                    continue;
-                }
-                progress = true;
-                // SAFETY: `set_up` prepared the warp for this grid's program, and this worker alone
-                // has the block.
-                match unsafe { warp.run() } {
-                    Pause::Done | Pause::Blocked => {}
-                    Pause::Slice => {
-                        spinning |= std::mem::take(&mut warp.yielded);
-                        slices = slices.saturating_sub(1);
-                    }
-                    Pause::Fault => return BlockPause::Fault(self.fault(&grid)),
-                }
+            if warp.live == 0 {
+                continue;
             }
-            if done {
-                return BlockPause::Done;
+            round.done = false;
+            if !warp.wake(&self.state, cluster) {
+                continue;
             }
-            if !progress {
-                return BlockPause::Fault(self.deadlock(&grid));
-            }
-            if slices == 0 || spinning {
-                return BlockPause::Share { spinning };
+            round.progress = true;
+            // SAFETY: `set_up` prepared the warp for this grid's program, and this worker alone has
+            // the block.
+            match unsafe { warp.run() } {
+                Pause::Done | Pause::Blocked => {}
+                Pause::Slice => {
+                    round.spinning |= std::mem::take(&mut warp.yielded);
+                    round.slices += 1;
+                }
+                Pause::Fault => return Err(self.fault(grid)),
             }
         }
+        Ok(())
     }
 
     /// The fault that a warp recorded.
@@ -251,9 +205,8 @@ impl Block {
 impl Warp {
     /// A warp without a grid.
     fn idle() -> Warp {
-        let null = std::ptr::null_mut();
         Warp {
-            r32: null as *mut Row32,
+            r32: std::ptr::null_mut(),
             r64: std::ptr::null_mut(),
             preds: std::ptr::null_mut(),
             pool32: std::ptr::null(),
@@ -289,6 +242,8 @@ impl Warp {
             slices: 0,
             cluster_generation: 0,
             rotate: false,
+            polls: 0,
+            last_poll: (0, 0),
             yielded: false,
             shape: 0,
             index: 0,
@@ -320,6 +275,7 @@ impl Warp {
         self.slices = 0;
         self.rotate = false;
         self.yielded = false;
+        self.polls = 0;
         self.fault = None;
         self.others.clear();
         self.current.frames.clear();
@@ -348,12 +304,17 @@ impl Warp {
     }
 
     /// Lets fragments go on whose barrier has completed. Whether any fragment is ready.
-    fn wake(&mut self, barriers: &[Barrier; BARRIERS + 1]) -> bool {
+    fn wake(&mut self, block: &BlockState, cluster: &Cluster) -> bool {
         let mut ready = false;
         for fragment in self.others.iter_mut().chain([&mut self.current]) {
-            if let State::Barrier { id, generation } = fragment.state
-                && barriers[id as usize].generation != generation
-            {
+            let passed = match fragment.state {
+                State::Barrier { id, generation } => {
+                    block.barriers[id as usize].generation != generation
+                }
+                State::Cluster { generation } => cluster.barrier.generation != generation,
+                State::Ready | State::Sync(_) => false,
+            };
+            if passed {
                 fragment.state = State::Ready;
                 fragment.resumed = true;
             }

@@ -1,0 +1,139 @@
+//! What the warps of a block, and the blocks of a cluster, share.
+
+use crate::spec::BARRIERS;
+
+/// A barrier of a block, or a cluster's.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Barrier {
+    /// Counts completions: who waits remembers the one of its arrival.
+    pub generation: u32,
+    /// Threads that have arrived.
+    arrived: u32,
+    /// Threads that it waits for; 0: all that have not exited.
+    expected: u32,
+    /// Arrivals with a true predicate (`bar.red`).
+    trues: u32,
+    /// `trues` and `arrived` of the last completion.
+    pub result: (u32, u32),
+}
+
+impl Barrier {
+    /// `threads` threads arrive, `trues` of them with a true predicate; `live` have not exited.
+    /// Returns the generation that they wait to see pass.
+    fn arrive(&mut self, threads: u32, trues: u32, expected: u32, live: u32) -> u32 {
+        let generation = self.generation;
+        self.arrived += threads;
+        self.trues += trues;
+        self.expected = expected;
+        self.complete(live);
+        generation
+    }
+
+    /// Ends the phase if everyone is there.
+    fn complete(&mut self, live: u32) {
+        let expected = if self.expected == 0 { live } else { self.expected };
+        if self.arrived > 0 && self.arrived >= expected {
+            *self = Barrier {
+                generation: self.generation.wrapping_add(1),
+                result: (self.trues, self.arrived),
+                ..Barrier::default()
+            };
+        }
+    }
+}
+
+/// A cluster; a block without one is a cluster of its own.
+#[derive(Default)]
+pub(crate) struct Cluster {
+    pub barrier: Barrier,
+    /// Threads that have not exited.
+    pub live: u32,
+    /// Shared memory of each block, by rank.
+    pub shared: Vec<*mut u8>,
+}
+
+impl Cluster {
+    /// `threads` threads arrive at the cluster's barrier. Returns the generation to wait for.
+    pub(crate) fn arrive(&mut self, threads: u32) -> u32 {
+        self.barrier.arrive(threads, 0, 0, self.live)
+    }
+}
+
+/// What the warps of a block share.
+pub(crate) struct BlockState {
+    pub id: [u32; 3],
+    /// Rank of the block in its cluster.
+    pub rank: u32,
+    pub barriers: [Barrier; BARRIERS],
+    /// Threads that have not exited.
+    pub live: u32,
+    pub shared: Bytes,
+    pub local: Bytes,
+    /// The cluster, which lives as long as its blocks.
+    pub cluster: *mut Cluster,
+}
+
+impl BlockState {
+    pub(super) fn new() -> Box<BlockState> {
+        Box::new(BlockState {
+            id: [0; 3],
+            rank: 0,
+            barriers: [Barrier::default(); BARRIERS],
+            live: 0,
+            shared: Bytes::default(),
+            local: Bytes::default(),
+            cluster: std::ptr::null_mut(),
+        })
+    }
+
+    /// `threads` threads arrive at barrier `id`, `trues` of them with a true predicate. Returns the
+    /// generation that they wait to see pass.
+    pub(crate) fn arrive(&mut self, id: usize, threads: u32, trues: u32, expected: u32) -> u32 {
+        self.barriers[id].arrive(threads, trues, expected, self.live)
+    }
+
+    /// `threads` threads have exited: barriers do not wait for them.
+    pub(crate) fn exit(&mut self, threads: u32) {
+        self.live = self.live.saturating_sub(threads);
+        for barrier in &mut self.barriers {
+            barrier.complete(self.live);
+        }
+        // SAFETY: the cluster lives as long as the block, and one worker runs all of it.
+        let cluster = unsafe { &mut *self.cluster };
+        cluster.live = cluster.live.saturating_sub(threads);
+        cluster.barrier.complete(cluster.live);
+    }
+
+    /// The shared memory behind window `window` of the generic addresses: 0 is the block's own, and
+    /// the cluster's blocks follow by rank.
+    pub(crate) fn shared_of_window(&mut self, window: u64) -> Option<*mut u8> {
+        let Some(rank) = window.checked_sub(1) else { return Some(self.shared.pointer()) };
+        // SAFETY: the cluster lives as long as the block, and one worker runs all of it.
+        unsafe { (&(*self.cluster).shared).get(rank as usize).copied() }
+    }
+}
+
+/// Memory at a multiple of 128 bytes, so that no access is split by chance.
+#[derive(Default)]
+pub(crate) struct Bytes {
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(128))]
+struct Line([u8; 128]);
+
+impl Bytes {
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        let lines = bytes.div_ceil(size_of::<Line>());
+        if self.lines.len() < lines {
+            // A fresh vector of zeros takes untouched pages from the system.
+            self.lines = Vec::new();
+            self.lines = vec![Line([0; 128]); lines];
+        }
+    }
+
+    pub(super) fn pointer(&mut self) -> *mut u8 {
+        self.lines.as_mut_ptr().cast()
+    }
+}
