@@ -51,24 +51,32 @@ pub(crate) fn lg2(x: f32) -> f32 {
     (if x < 0.0 || x.is_nan() { f64::NAN } else { log }) as f32
 }
 
-/// Radians beyond which the two-part reduction below loses accuracy.
-const FAR: f32 = 1e8;
-
-/// sin x
+/// Whether sine and cosine of `x` take [`far_sin`] and [`far_cos`]: the reduction loses accuracy.
 #[inline(always)]
-pub(crate) fn sin(x: f32) -> f32 {
-    if x.abs() > FAR { far(x, f64::sin) } else { quadrant(x, 0) }
-}
-
-/// cos x
-#[inline(always)]
-pub(crate) fn cos(x: f32) -> f32 {
-    if x.abs() > FAR { far(x, f64::cos) } else { quadrant(x, 1) }
+pub(crate) fn is_far(x: f32) -> bool {
+    x.abs() > 1e8
 }
 
 #[cold]
-fn far(x: f32, function: fn(f64) -> f64) -> f32 {
-    function(f64::from(x)) as f32
+pub(crate) fn far_sin(x: f32) -> f32 {
+    f64::from(x).sin() as f32
+}
+
+#[cold]
+pub(crate) fn far_cos(x: f32) -> f32 {
+    f64::from(x).cos() as f32
+}
+
+/// sin x, for an x that is not [far](is_far).
+#[inline(always)]
+pub(crate) fn sin(x: f32) -> f32 {
+    quadrant(x, 0)
+}
+
+/// cos x, for an x that is not [far](is_far).
+#[inline(always)]
+pub(crate) fn cos(x: f32) -> f32 {
+    quadrant(x, 1)
 }
 
 /// sin(x + quarter·π/2)
@@ -108,10 +116,17 @@ pub(crate) fn tanh(x: f32) -> f32 {
     if x.is_nan() { x } else { tanh.copysign(x) }
 }
 
-/// 1/√x
+/// 1/√x, within one unit of the last place.
 #[inline(always)]
 pub(crate) fn rsqrt(x: f32) -> f32 {
-    (1.0 / f64::from(x).sqrt()) as f32
+    let rough = 1.0 / x.sqrt();
+    // One Newton step, with x·rough² held exactly in two parts.
+    let high = x * rough;
+    let low = x.mul_add(rough, -high);
+    let rest = (-high).mul_add(rough, 1.0) - low * rough;
+    let better = (0.5 * rough).mul_add(rest, rough);
+    // Infinite, zero and NaN results stay; a subnormal x would lose its low part.
+    if rest.abs() < 0.5 { better } else { rough }
 }
 
 #[cfg(test)]
@@ -144,7 +159,9 @@ mod tests {
             assert!(absolute < 1e-7 || angle.is_nan(), "sin {angle:e}");
             let absolute = (f64::from(cos(angle)) - f64::from(angle).cos()).abs();
             assert!(absolute < 1e-7 || angle.is_nan(), "cos {angle:e}");
-            assert!(!(sin(x).abs() > 1.0), "sin {x:e}");
+            let bounded = is_far(x) || !(sin(x).abs() > 1.0);
+            assert!(bounded, "sin {x:e}");
+            assert!(!is_far(x) || far_sin(x).abs() <= 1.0 || x.is_infinite());
         }
     }
 
@@ -157,7 +174,7 @@ mod tests {
         );
         assert_eq!((lg2(0.0), lg2(-0.0)), (f32::NEG_INFINITY, f32::NEG_INFINITY));
         assert_eq!((lg2(1.0), lg2(8.0), lg2(0.25)), (0.0, 3.0, -2.0));
-        assert!(lg2(-1.0).is_nan() && ex2(f32::NAN).is_nan() && sin(f32::INFINITY).is_nan());
+        assert!(lg2(-1.0).is_nan() && ex2(f32::NAN).is_nan() && far_cos(f32::INFINITY).is_nan());
         assert_eq!(sin(-0.0).to_bits(), 0x8000_0000);
         assert_eq!((rsqrt(0.0), rsqrt(-0.0)), (f32::INFINITY, f32::NEG_INFINITY));
         assert_eq!((tanh(f32::INFINITY), tanh(-1e30)), (1.0, -1.0));

@@ -267,30 +267,44 @@ pub(crate) trait FromFloat: Copy {
     fn from_f64(value: f64) -> Self;
 }
 
+/// `$value as $ty`, in comparisons and one conversion: Rust's own form does not vectorise. `$end` is the
+/// first float beyond the type, `$last` the last one inside.
+macro_rules! clamped {
+    ($value:expr, $ty:ident, $float:ident, $last:expr, $end:expr, $nan:expr) => {{
+        let value: $float = $value;
+        let least = $ty::MIN as $float;
+        // NaN fails both comparisons and becomes the least.
+        let above = if value > least { value } else { least };
+        let inside = if above < $end { above } else { $last };
+        // SAFETY: `inside` is a number from `least` to `$last`, which the type holds.
+        let converted = unsafe { inside.to_int_unchecked::<$ty>() };
+        let converted = if value >= $end { $ty::MAX } else { converted };
+        if value.is_nan() { $nan } else { converted }
+    }};
+}
+
 macro_rules! from_float {
-    ($($ty:ident: $nan32:expr, $nan64:expr;)*) => {$(
+    ($($ty:ident $last32:literal $last64:literal $end:literal: $nan32:expr, $nan64:expr;)*) => {$(
         impl FromFloat for $ty {
             #[inline(always)]
             fn from_f32(value: f32) -> Self {
-                if value.is_nan() { $nan32 } else { value as $ty }
+                clamped!(value, $ty, f32, $last32, $end, $nan32)
             }
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
-                if value.is_nan() { $nan64 } else { value as $ty }
+                clamped!(value, $ty, f64, $last64, $end, $nan64)
             }
         }
     )*};
 }
 
 from_float! {
-    u8: 0, 1 << 7;
-    i8: 0, i8::MIN;
-    u16: 0, 1 << 15;
-    i16: 0, i16::MIN;
-    u32: 0, 1 << 31;
-    i32: 0, i32::MIN;
-    u64: 1 << 63, 1 << 63;
-    i64: i64::MIN, i64::MIN;
+    u32 4_294_967_040.0 4_294_967_295.0 4_294_967_296.0: 0, 1 << 31;
+    i32 2_147_483_520.0 2_147_483_647.0 2_147_483_648.0: 0, i32::MIN;
+    u64 18_446_742_974_197_923_840.0 18_446_744_073_709_549_568.0 18_446_744_073_709_551_616.0:
+        1 << 63, 1 << 63;
+    i64 9_223_371_487_098_961_920.0 9_223_372_036_854_774_784.0 9_223_372_036_854_775_808.0:
+        i64::MIN, i64::MIN;
 }
 
 #[cfg(test)]
@@ -334,8 +348,10 @@ mod tests {
             let bits = u64::from(x.to_bits());
             let cvt = to_int(Scalar::S32, Scalar::F32);
             assert_eq!(i32::from_f32(Rzi::f32(x)), cvt.apply(bits) as i32, "{x:e}");
-            let cvt = to_int(Scalar::U8, Scalar::F32);
-            assert_eq!(u8::from_f32(Rzi::f32(x)), cvt.apply(bits) as u8, "{x:e}");
+            let cvt = to_int(Scalar::U32, Scalar::F32);
+            assert_eq!(u32::from_f32(Rzi::f32(x)), cvt.apply(bits) as u32, "{x:e}");
+            let cvt = to_int(Scalar::S64, Scalar::F32);
+            assert_eq!(i64::from_f32(Rzi::f32(x)), cvt.apply(bits) as i64, "{x:e}");
             let cvt = to_int(Scalar::U64, Scalar::F32);
             assert_eq!(u64::from_f32(Rzi::f32(x)), cvt.apply(bits), "{x:e}");
             let half = plain(Scalar::F16, Scalar::F32).apply(bits) as u16;
@@ -343,6 +359,10 @@ mod tests {
             let y = interesting_f64(&mut random);
             let cvt = to_int(Scalar::S64, Scalar::F64);
             assert_eq!(i64::from_f64(Rzi::f64(y)), cvt.apply(y.to_bits()) as i64, "{y:e}");
+            let cvt = to_int(Scalar::U64, Scalar::F64);
+            assert_eq!(u64::from_f64(Rzi::f64(y)), cvt.apply(y.to_bits()), "{y:e}");
+            let cvt = to_int(Scalar::S32, Scalar::F64);
+            assert_eq!(i32::from_f64(Rzi::f64(y)), cvt.apply(y.to_bits()) as i32, "{y:e}");
             let cvt = to_int(Scalar::U32, Scalar::F64);
             assert_eq!(u32::from_f64(Rzi::f64(y)), cvt.apply(y.to_bits()) as u32, "{y:e}");
         }

@@ -10,23 +10,21 @@ use super::soft::{self, F32, F64, Rounding};
 /// Rounds an f64 to f32 in direction `rounding`.
 #[inline(always)]
 pub(crate) fn f64_to_f32(value: f64, rounding: Rounding) -> f32 {
+    if rounding == Rounding::Away {
+        return away(value);
+    }
     let nearest = canonical(value as f32);
     let back = f64::from(nearest);
-    let wrong = match rounding {
-        Rounding::Zero => back.abs() > value.abs(),
-        Rounding::Down => back > value,
-        Rounding::Up => back < value,
-        Rounding::Nearest => false,
-        Rounding::Away => return away(value),
+    let bits = nearest.to_bits();
+    // One step towards zero, or (as a number of the other sign) away from it.
+    let (wrong, inwards) = match rounding {
+        Rounding::Zero => (back.abs() > value.abs(), true),
+        Rounding::Down => (back > value, bits >> 31 == 0),
+        Rounding::Up => (back < value, bits >> 31 == 1),
+        Rounding::Nearest | Rounding::Away => (false, false),
     };
-    if !wrong {
-        return nearest;
-    }
-    match rounding {
-        Rounding::Up => nearest.next_up(),
-        Rounding::Zero if value < 0.0 => nearest.next_up(),
-        _ => nearest.next_down(),
-    }
+    let step = if inwards { u32::MAX } else { 1 };
+    f32::from_bits(bits.wrapping_add(if wrong { step } else { 0 }))
 }
 
 fn away(value: f64) -> f32 {

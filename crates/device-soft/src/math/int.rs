@@ -100,6 +100,39 @@ int! {
     i64 i128 true i64::wrapping_abs;
 }
 
+/// `div.u32` without a division instruction for each lane: the quotient of two 32-bit numbers in double
+/// precision, cut to an integer, is exact.
+#[inline(always)]
+pub(crate) fn div_u32(a: u32, b: u32) -> u32 {
+    let quotient = f64::from(a) / f64::from(if b == 0 { 1 } else { b });
+    // SAFETY: the quotient is at most `a`, and not NaN.
+    let quotient = unsafe { quotient.to_int_unchecked::<u32>() };
+    if b == 0 { u32::MAX } else { quotient }
+}
+
+/// `rem.u32`, likewise.
+#[inline(always)]
+pub(crate) fn rem_u32(a: u32, b: u32) -> u32 {
+    let rest = a.wrapping_sub(div_u32(a, b).wrapping_mul(b));
+    if b == 0 { u32::MAX } else { rest }
+}
+
+/// `div.s32`, likewise.
+#[inline(always)]
+pub(crate) fn div_s32(a: i32, b: i32) -> i32 {
+    let quotient = div_u32(a.unsigned_abs(), b.unsigned_abs()) as i32;
+    let signed = if (a ^ b) < 0 { quotient.wrapping_neg() } else { quotient };
+    if b == 0 { -1 } else { signed }
+}
+
+/// `rem.s32`, likewise.
+#[inline(always)]
+pub(crate) fn rem_s32(a: i32, b: i32) -> i32 {
+    let rest = rem_u32(a.unsigned_abs(), b.unsigned_abs()) as i32;
+    let signed = if a < 0 { rest.wrapping_neg() } else { rest };
+    if b == 0 { -1 } else { signed }
+}
+
 /// `mul24.lo`: the low 32 bits of the product of two 24-bit numbers.
 #[inline(always)]
 pub(crate) fn mul24_lo_u32(a: u32, b: u32) -> u32 {
@@ -169,6 +202,23 @@ mod tests {
         assert_eq!(Int::div(i32::MIN, -1), i32::MIN);
         assert_eq!(Int::rem(i64::MIN, -1), 0);
         assert_eq!((-7i32).rem(3), -1);
+    }
+
+    #[test]
+    fn division_through_floats_is_exact() {
+        let edges = [0, 1, 2, 3, 7, 0x7FFF_FFFF, 0x8000_0000, 0x8000_0001, u32::MAX - 1, u32::MAX];
+        let mut random = crate::math::testing::Random::new(10);
+        let mut pairs: Vec<(u32, u32)> =
+            edges.iter().flat_map(|a| edges.iter().map(move |b| (*a, *b))).collect();
+        pairs.extend((0..200_000).map(|_| {
+            let (a, b) = (random.bits() as u32, random.bits() as u32 >> random.below(32));
+            (a, b)
+        }));
+        for (a, b) in pairs {
+            assert_eq!((div_u32(a, b), rem_u32(a, b)), (a.div(b), a.rem(b)), "{a} {b}");
+            let (a, b) = (a as i32, b as i32);
+            assert_eq!((div_s32(a, b), rem_s32(a, b)), (Int::div(a, b), Int::rem(a, b)), "{a} {b}");
+        }
     }
 
     #[test]

@@ -13,10 +13,12 @@ pub(crate) const NAN: u16 = 0x7FFF;
 #[inline(always)]
 pub(crate) fn f16_to_f32(half: u16) -> f32 {
     let magnitude = u32::from(half & 0x7FFF);
-    // 2^112 moves f16's exponent bias to f32's, and makes subnormals normal.
-    let scaled = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
-    let special = scaled | 0x7F80_0000;
-    let magnitude = if magnitude >= 0x7C00 { special } else { scaled };
+    // The exponent's bias grows from 15 to 127; infinity and NaN keep an exponent of all ones.
+    let bias = if magnitude >= 0x7C00 { 224 } else { 112 };
+    let normal = (magnitude << 13) + (bias << 23);
+    // Subnormals count steps of 2^-24. (Multiplying f32 subnormals would be slow on the host.)
+    let small = (magnitude as i32 as f32 * f32::from_bits(0x3380_0000)).to_bits();
+    let magnitude = if magnitude < 0x400 { small } else { normal };
     f32::from_bits(magnitude | (u32::from(half & 0x8000) << 16))
 }
 

@@ -92,7 +92,7 @@ impl Axis {
 
 /// `f32::floor`, which the baseline instruction set calls as a function.
 #[inline(always)]
-fn floor(x: f32) -> f32 {
+pub(crate) fn floor(x: f32) -> f32 {
     /// From here on every f32 is an integer.
     const INTEGERS: f32 = 8_388_608.0;
     let cut = x as i32 as f32;
