@@ -6,20 +6,23 @@
 
 mod attribute;
 mod cache;
+mod choice;
+mod graph;
+mod ordered;
 
 pub(crate) use attribute::*;
+pub(crate) use choice::*;
+pub(crate) use graph::*;
+pub(crate) use ordered::*;
 
-use super::alloc::take_device_memory;
-use super::link::{client, current, quiesce};
-use super::table::{Allocation, Kind};
+use super::link::{client, quiesce};
 use super::{MEMORY, give, read};
 use crate::handle::{Kind as Handles, Table};
-use crate::{context, entry, session, stream};
-use cache::{Block, Cache};
+use crate::{entry, session};
+use cache::Cache;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
+use kedge_cuda_types::handle::CUmemoryPool;
 use kedge_cuda_types::memory::*;
-use kedge_protocol::StreamOp;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,123 +136,6 @@ fn current_pool(device: u32) -> Result<Arc<Pool>, CuError> {
     by_handle(device_pools(device, |pools| pools.current)?)
 }
 
-/// Allocates from a pool in `stream`'s order.
-fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
-    let current = current()?;
-    if size == 0 {
-        return Err(CuError::INVALID_VALUE);
-    }
-    if stream::is_capturing(stream)? {
-        let addr = graph_alloc(size)?;
-        stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
-        return Ok(addr);
-    }
-    let (addr, taken) = match take_cached(pool, size, stream)? {
-        Some(block) => (block.addr, block.size),
-        None => {
-            let reserved = pool.state().reserved();
-            let limit = if pool.max_size == 0 { u64::MAX } else { pool.max_size };
-            if reserved.saturating_add(size) > limit && !pool.trim(0)? {
-                return Err(CuError::OUT_OF_MEMORY);
-            }
-            take_device_memory(pool.device, size)?
-        }
-    };
-    pool.state().took(taken);
-    MEMORY.record(&current, Kind::Pool(pool.handle), addr, size, taken);
-    stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
-    Ok(addr)
-}
-
-fn take_cached(pool: &Pool, size: u64, stream: CUstream) -> Result<Option<Block>, CuError> {
-    let id = stream::resolve(stream)?;
-    let completed = client()?.completed();
-    Ok(pool.state().cache.take(size, id, completed))
-}
-
-pub(crate) unsafe fn cuMemAllocAsync(
-    dptr: *mut CUdeviceptr,
-    bytesize: usize,
-    stream: CUstream,
-) -> Result<(), CuError> {
-    let pool = current_pool(context::current()?.ordinal())?;
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    let addr = alloc_from(&pool, bytesize as u64, stream)?;
-    // SAFETY: as the caller promised.
-    unsafe { give(dptr, addr) }
-}
-
-pub(crate) unsafe fn cuMemAllocFromPoolAsync(
-    dptr: *mut CUdeviceptr,
-    bytesize: usize,
-    pool: CUmemoryPool,
-    stream: CUstream,
-) -> Result<(), CuError> {
-    let pool = by_handle(pool)?;
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    let addr = alloc_from(&pool, bytesize as u64, stream)?;
-    // SAFETY: as the caller promised.
-    unsafe { give(dptr, addr) }
-}
-
-pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Result<(), CuError> {
-    if dptr == 0 {
-        return Ok(());
-    }
-    let id = stream::resolve(stream)?;
-    let in_graph = stream::is_capturing(stream)?;
-    let found = MEMORY.table().find(dptr).cloned().filter(|found| found.base == dptr);
-    let found = found.ok_or(CuError::INVALID_VALUE)?;
-    let free = StreamOp::MemFree { addr: found.base, size: found.size };
-    match found.kind {
-        // The graph keeps the address for its next launch.
-        Kind::Graph => stream::enqueue(stream, free),
-        _ if in_graph => {
-            Err(entry::not_supported("freeing in a graph what was not allocated in one"))
-        }
-        Kind::Pool(_) | Kind::Device => {
-            let ours = |other: &Allocation| other.id == found.id;
-            MEMORY.table_mut().remove(dptr, ours).ok_or(CuError::INVALID_VALUE)?;
-            stream::enqueue(stream, free)?;
-            let freed_at = client()?.posted();
-            let (addr, size) = (found.base, found.taken);
-            keep(&found, Block { addr, size, stream: Some(id), freed_at })
-        }
-        _ => Err(CuError::INVALID_VALUE),
-    }
-}
-
-/// Puts a freed block where the next allocation finds it: in its pool, or in the device's own.
-fn keep(found: &Allocation, block: Block) -> Result<(), CuError> {
-    let own = match found.kind {
-        Kind::Pool(handle) => POOLS.get(handle.0),
-        _ => None,
-    };
-    let (pool, was_used) = match own {
-        Some(pool) => (pool, block.size),
-        None => {
-            (POOLS.get(device_pools(found.device, |p| p.default)?.0).ok_or(CuError::UNKNOWN)?, 0)
-        }
-    };
-    let last = {
-        let mut state = pool.state();
-        state.used -= was_used;
-        state.cache.put(block);
-        state.destroyed && state.used == 0
-    };
-    if last { end(&pool) } else { Ok(()) }
-}
-
-/// `cuMemFree` of pool memory: everything that used it is over.
-pub(super) fn freed_for_all(handle: CUmemoryPool, found: &Allocation) -> Result<(), CuError> {
-    debug_assert_eq!(found.kind, Kind::Pool(handle));
-    keep(found, Block { addr: found.base, size: found.taken, stream: None, freed_at: 0 })
-}
-
 /// Gives back what the device's pools keep, and waits for it. Whether there was anything.
 pub(super) fn reclaim(device: u32) -> Result<bool, CuError> {
     let pools = POOLS.all();
@@ -269,36 +155,6 @@ pub(super) fn trim_idle(device: u32) {
         // Fails only where the proxy is gone.
         let _ = pool.trim(keep);
     }
-}
-
-/// Reserves memory for a graph's allocation node, for the graph's life; [`graph_release`] ends it.
-/// Launches make it valid and invalid by their `MemAlloc` and `MemFree` nodes.
-pub(crate) fn graph_alloc(size: u64) -> Result<u64, CuError> {
-    let current = current()?;
-    let (addr, taken) = take_device_memory(current.device, size)?;
-    MEMORY.record(&current, Kind::Graph, addr, size, taken);
-    Ok(addr)
-}
-
-/// Bytes of the graph allocation at `addr`; INVALID_VALUE where there is none.
-pub(crate) fn graph_allocation(addr: u64) -> Result<u64, CuError> {
-    let table = MEMORY.table();
-    let found = table.find(addr).filter(|found| found.base == addr && found.kind == Kind::Graph);
-    found.map(|found| found.size).ok_or(CuError::INVALID_VALUE)
-}
-
-/// Bytes that graphs' allocation nodes hold on a device.
-pub(crate) fn graph_bytes(device: u32) -> u64 {
-    let table = MEMORY.table();
-    let held = table.iter().filter(|found| found.kind == Kind::Graph && found.device == device);
-    held.map(|found| found.taken).sum()
-}
-
-/// The graph of an allocation node is gone, and no work uses its memory any longer.
-pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
-    let graphs = |found: &Allocation| found.kind == Kind::Graph;
-    let found = MEMORY.table_mut().remove(addr, graphs);
-    found.map_or(Ok(()), |found| super::alloc::release(&found))
 }
 
 /// Ends a destroyed pool without allocations.
@@ -353,74 +209,4 @@ pub(crate) unsafe fn cuMemPoolDestroy(pool: CUmemoryPool) -> Result<(), CuError>
 pub(crate) unsafe fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) -> Result<(), CuError> {
     let pool = by_handle(pool)?;
     pool.trim(keep as u64).map(|_| ())
-}
-
-pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
-    pool: *mut CUmemoryPool,
-    device: CUdevice,
-) -> Result<(), CuError> {
-    session::get()?.device(device)?;
-    // SAFETY: as the caller promised.
-    unsafe { give(pool, device_pools(device as u32, |pools| pools.default)?) }
-}
-
-pub(crate) unsafe fn cuDeviceGetMemPool(
-    pool: *mut CUmemoryPool,
-    device: CUdevice,
-) -> Result<(), CuError> {
-    session::get()?.device(device)?;
-    // SAFETY: as the caller promised.
-    unsafe { give(pool, device_pools(device as u32, |pools| pools.current)?) }
-}
-
-pub(crate) unsafe fn cuDeviceSetMemPool(
-    device: CUdevice,
-    pool: CUmemoryPool,
-) -> Result<(), CuError> {
-    session::get()?.device(device)?;
-    let pool = by_handle(pool)?;
-    if pool.device != device as u32 {
-        return Err(CuError::INVALID_VALUE);
-    }
-    device_pools(pool.device, |pools| pools.current = pool.handle)
-}
-
-/// The device of a location whose pool is asked for.
-///
-/// # Safety
-/// `location` is NULL or valid.
-unsafe fn device_at(location: *const CUmemLocation, kind: u32) -> Result<CUdevice, CuError> {
-    // SAFETY: as the caller promised.
-    let at = unsafe { read(location)? };
-    if at.type_ != CU_MEM_LOCATION_TYPE_DEVICE || kind != CU_MEM_ALLOCATION_TYPE_PINNED {
-        return Err(entry::not_supported("a memory pool of host or managed memory"));
-    }
-    Ok(at.id)
-}
-
-pub(crate) unsafe fn cuMemGetDefaultMemPool(
-    pool: *mut CUmemoryPool,
-    location: *const CUmemLocation,
-    kind: u32,
-) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
-    unsafe { cuDeviceGetDefaultMemPool(pool, device_at(location, kind)?) }
-}
-
-pub(crate) unsafe fn cuMemGetMemPool(
-    pool: *mut CUmemoryPool,
-    location: *const CUmemLocation,
-    kind: u32,
-) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
-    unsafe { cuDeviceGetMemPool(pool, device_at(location, kind)?) }
-}
-
-pub(crate) unsafe fn cuMemSetMemPool(
-    location: *const CUmemLocation,
-    kind: u32,
-    pool: CUmemoryPool,
-) -> Result<(), CuError> {
-    // SAFETY: as the caller promised.
-    unsafe { cuDeviceSetMemPool(device_at(location, kind)?, pool) }
 }

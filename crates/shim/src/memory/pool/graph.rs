@@ -1,0 +1,37 @@
+//! Memory of graphs' allocation nodes.
+
+use crate::memory::MEMORY;
+use crate::memory::alloc::{release, take_device_memory};
+use crate::memory::link::current;
+use crate::memory::table::{Allocation, Kind};
+use kedge_cuda_types::CuError;
+
+/// Reserves memory for a graph's allocation node, for the graph's life; [`graph_release`] ends it.
+/// Launches make it valid and invalid by their `MemAlloc` and `MemFree` nodes.
+pub(crate) fn graph_alloc(size: u64) -> Result<u64, CuError> {
+    let current = current()?;
+    let (addr, taken) = take_device_memory(current.device, size)?;
+    MEMORY.record(&current, Kind::Graph, addr, size, taken);
+    Ok(addr)
+}
+
+/// Bytes of the graph allocation at `addr`; INVALID_VALUE where there is none.
+pub(crate) fn graph_allocation(addr: u64) -> Result<u64, CuError> {
+    let table = MEMORY.table();
+    let found = table.find(addr).filter(|found| found.base == addr && found.kind == Kind::Graph);
+    found.map(|found| found.size).ok_or(CuError::INVALID_VALUE)
+}
+
+/// Bytes that graphs' allocation nodes hold on a device.
+pub(crate) fn graph_bytes(device: u32) -> u64 {
+    let table = MEMORY.table();
+    let held = table.iter().filter(|found| found.kind == Kind::Graph && found.device == device);
+    held.map(|found| found.taken).sum()
+}
+
+/// The graph of an allocation node is gone, and no work uses its memory any longer.
+pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
+    let graphs = |found: &Allocation| found.kind == Kind::Graph;
+    let found = MEMORY.table_mut().remove(addr, graphs);
+    found.map_or(Ok(()), |found| release(&found))
+}

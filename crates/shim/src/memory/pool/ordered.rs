@@ -1,0 +1,132 @@
+//! Allocating and freeing in a stream's order.
+
+use super::cache::Block;
+use super::{POOLS, Pool, by_handle, current_pool, device_pools, end, graph_alloc};
+use crate::memory::alloc::take_device_memory;
+use crate::memory::link::{client, current};
+use crate::memory::table::{Allocation, Kind};
+use crate::memory::{MEMORY, give};
+use crate::{context, entry, stream};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUdeviceptr, CUmemoryPool, CUstream};
+use kedge_protocol::StreamOp;
+
+/// Allocates from a pool in `stream`'s order.
+fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
+    let current = current()?;
+    if size == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if stream::is_capturing(stream)? {
+        let addr = graph_alloc(size)?;
+        stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+        return Ok(addr);
+    }
+    let (addr, taken) = match take_cached(pool, size, stream)? {
+        Some(block) => (block.addr, block.size),
+        None => {
+            let reserved = pool.state().reserved();
+            let limit = if pool.max_size == 0 { u64::MAX } else { pool.max_size };
+            if reserved.saturating_add(size) > limit && !pool.trim(0)? {
+                return Err(CuError::OUT_OF_MEMORY);
+            }
+            take_device_memory(pool.device, size)?
+        }
+    };
+    pool.state().took(taken);
+    MEMORY.record(&current, Kind::Pool(pool.handle), addr, size, taken);
+    stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+    Ok(addr)
+}
+
+fn take_cached(pool: &Pool, size: u64, stream: CUstream) -> Result<Option<Block>, CuError> {
+    let id = stream::resolve(stream)?;
+    let completed = client()?.completed();
+    Ok(pool.state().cache.take(size, id, completed))
+}
+
+pub(crate) unsafe fn cuMemAllocAsync(
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    let pool = current_pool(context::current()?.ordinal())?;
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let addr = alloc_from(&pool, bytesize as u64, stream)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    let pool = by_handle(pool)?;
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let addr = alloc_from(&pool, bytesize as u64, stream)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Result<(), CuError> {
+    if dptr == 0 {
+        return Ok(());
+    }
+    let id = stream::resolve(stream)?;
+    let in_graph = stream::is_capturing(stream)?;
+    let found = MEMORY.table().find(dptr).cloned().filter(|found| found.base == dptr);
+    let found = found.ok_or(CuError::INVALID_VALUE)?;
+    let free = StreamOp::MemFree { addr: found.base, size: found.size };
+    match found.kind {
+        // The graph keeps the address for its next launch.
+        Kind::Graph => stream::enqueue(stream, free),
+        _ if in_graph => {
+            Err(entry::not_supported("freeing in a graph what was not allocated in one"))
+        }
+        Kind::Pool(_) | Kind::Device => {
+            let ours = |other: &Allocation| other.id == found.id;
+            MEMORY.table_mut().remove(dptr, ours).ok_or(CuError::INVALID_VALUE)?;
+            stream::enqueue(stream, free)?;
+            let freed_at = client()?.posted();
+            let (addr, size) = (found.base, found.taken);
+            keep(&found, Block { addr, size, stream: Some(id), freed_at })
+        }
+        _ => Err(CuError::INVALID_VALUE),
+    }
+}
+
+/// Puts a freed block where the next allocation finds it: in its pool, or in the device's own.
+fn keep(found: &Allocation, block: Block) -> Result<(), CuError> {
+    let own = match found.kind {
+        Kind::Pool(handle) => POOLS.get(handle.0),
+        _ => None,
+    };
+    let (pool, was_used) = match own {
+        Some(pool) => (pool, block.size),
+        None => {
+            (POOLS.get(device_pools(found.device, |p| p.default)?.0).ok_or(CuError::UNKNOWN)?, 0)
+        }
+    };
+    let last = {
+        let mut state = pool.state();
+        state.used -= was_used;
+        state.cache.put(block);
+        state.destroyed && state.used == 0
+    };
+    if last { end(&pool) } else { Ok(()) }
+}
+
+/// `cuMemFree` of pool memory: everything that used it is over.
+pub(in crate::memory) fn freed_for_all(
+    handle: CUmemoryPool,
+    found: &Allocation,
+) -> Result<(), CuError> {
+    debug_assert_eq!(found.kind, Kind::Pool(handle));
+    keep(found, Block { addr: found.base, size: found.taken, stream: None, freed_at: 0 })
+}
