@@ -121,7 +121,7 @@ pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
 pub(crate) fn context_destroyed(ctx: CtxId) {
     let portable = |flags: u32| flags & CU_MEMHOSTALLOC_PORTABLE != 0;
     let dies = |found: &Allocation| match found.kind {
-        Kind::Device | Kind::Managed { .. } | Kind::Graph => true,
+        Kind::Device | Kind::Pool(_) | Kind::Managed { .. } | Kind::Graph => true,
         Kind::Pinned { flags } => !portable(flags),
         _ => false,
     };

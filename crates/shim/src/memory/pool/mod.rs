@@ -70,6 +70,18 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps the pool within its own limit when it takes `size` bytes more; OUT_OF_MEMORY if it cannot.
+    fn make_room(&self, size: u64) -> Result<(), CuError> {
+        if self.max_size == 0 {
+            return Ok(());
+        }
+        let before = self.max_size.checked_sub(size).ok_or(CuError::OUT_OF_MEMORY)?;
+        if self.state().reserved() > before {
+            self.trim(before)?;
+        }
+        if self.state().reserved() > before { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
+    }
+
     /// Gives cached memory that nothing uses back to the device's heap until the pool has no more
     /// than `keep` bytes, used ones included. Whether there was anything to give.
     fn trim(&self, keep: u64) -> Result<bool, CuError> {

@@ -25,11 +25,7 @@ fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> 
     let (addr, taken) = match take_cached(pool, size, stream)? {
         Some(block) => (block.addr, block.size),
         None => {
-            let reserved = pool.state().reserved();
-            let limit = if pool.max_size == 0 { u64::MAX } else { pool.max_size };
-            if reserved.saturating_add(size) > limit && !pool.trim(0)? {
-                return Err(CuError::OUT_OF_MEMORY);
-            }
+            pool.make_room(size)?;
             take_device_memory(pool.device, size)?
         }
     };
