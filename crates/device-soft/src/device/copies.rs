@@ -52,7 +52,7 @@ impl Transfer {
         copy: &Copy3d,
         array: impl Fn(kedge_protocol::ArrayId) -> Result<Arc<Array>, CuError>,
     ) -> Result<Self, CuError> {
-        let extent = [copy.width, copy.height.max(1), copy.depth.max(1)];
+        let extent = [copy.width, copy.height, copy.depth];
         let side = |place: &Place| -> Result<Side, CuError> {
             Ok(match *place {
                 Place::Mapped { addr, pitch, slice } => {
