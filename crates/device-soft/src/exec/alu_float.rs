@@ -171,9 +171,9 @@ fn select_f32(opcode: &str, parts: &mut Parts<'_>, query: &Query<'_>) -> Option<
         ("mul", Zero) => directed_f32::<MulF32Z>(ftz, sat),
         ("mul", Down) => directed_f32::<MulF32D>(ftz, sat),
         ("mul", Up) => directed_f32::<MulF32U>(ftz, sat),
-        ("fma" | "mad", Zero) => directed_f32::<FmaF32Z>(ftz, sat),
-        ("fma" | "mad", Down) => directed_f32::<FmaF32D>(ftz, sat),
-        ("fma" | "mad", Up) => directed_f32::<FmaF32U>(ftz, sat),
+        ("fma" | "mad", Zero) => directed_fma::<FmaF32Z>(ftz, sat),
+        ("fma" | "mad", Down) => directed_fma::<FmaF32D>(ftz, sat),
+        ("fma" | "mad", Up) => directed_fma::<FmaF32U>(ftz, sat),
         _ if sat => return None,
         ("div", Zero) => rare_f32::<DivF32Z>(ftz),
         ("div", Down) => rare_f32::<DivF32D>(ftz),
@@ -198,6 +198,14 @@ where
         (false, true) => lanes_scalar::<Sat<F>>(),
         (true, true) => lanes_scalar::<Sat<Ftz<F>>>(),
     }
+}
+
+/// [`directed_f32`] for `fma`, which `expf` uses.
+fn directed_fma<F: LaneFn<Out = f32>>(ftz: bool, sat: bool) -> Selected
+where
+    F::In: Flush,
+{
+    if sat { directed_f32::<F>(ftz, sat) } else { lanes_ftz::<F>(ftz) }
 }
 
 /// A directed form that works in integers, lane by lane.

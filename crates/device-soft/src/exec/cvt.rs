@@ -1,7 +1,7 @@
 //! `cvt`: conversions.
 
 use super::lanewise::{LaneFn, Parts, Typed, lane_fns, lanes, lanes_avx2, lanes_sat, lanes_scalar};
-use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use super::{Arg, Flow, Isa, Lane, Level, Op, Query, Selected, Warp};
 use crate::code::Inst;
 use crate::math::convert::{Conversion, FromFloat, Integral, Rmi, Rni, Rpi, Rzi, Scalar};
 use crate::math::float::{canonical, flush};
@@ -40,6 +40,43 @@ casts! {
     f32: f64;
 }
 
+/// `cvt.s64.s32`: the address arithmetic of every loop over an int. LLVM tears the plain loop apart.
+struct SignExtend;
+
+impl Op for SignExtend {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [d, a], a 64-bit and a 32-bit slot (the selector).
+        unsafe {
+            let a = i32::read(warp, inst.op[1]);
+            let mut out = [0i64; WARP];
+            sign_extend::<I>(&a, &mut out);
+            i64::write(warp, inst.op[0], &out, mask);
+        }
+        Flow::Next
+    }
+}
+
+#[inline(always)]
+fn sign_extend<I: Isa>(from: &[i32; WARP], to: &mut [i64; WARP]) {
+    #[cfg(target_arch = "x86_64")]
+    if I::LEVEL == Level::Avx512 {
+        use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtepi32_epi64, _mm512_storeu_si512};
+        for part in (0..WARP).step_by(8) {
+            // SAFETY: the handler is compiled for this level; eight lanes from `part` are in both rows.
+            unsafe {
+                let eight = _mm256_loadu_si256(from.as_ptr().add(part).cast());
+                let wide = _mm512_cvtepi32_epi64(eight);
+                _mm512_storeu_si512(to.as_mut_ptr().add(part).cast(), wide);
+            }
+        }
+        return;
+    }
+    for lane in 0..WARP {
+        to[lane] = from[lane].into();
+    }
+}
+
 /// Integer to integer. What only differs in the reading of the same bits shares a handler.
 fn int_to_int(to: Type, from: Type) -> Option<Selected> {
     use Type::{S8, S16, S32, S64, U8, U16, U32, U64};
@@ -61,7 +98,7 @@ fn int_to_int(to: Type, from: Type) -> Option<Selected> {
         (U64 | S64, U32) => lanes::<Cast<u32, u64>>(),
         (U64 | S64, S8) => lanes::<Cast<i8, i64>>(),
         (U64 | S64, S16) => lanes::<Cast<i16, i64>>(),
-        (U64 | S64, S32) => lanes::<SignExtend>(),
+        (U64 | S64, S32) => Selected::new::<SignExtend>([]),
         (U64 | S64, U64 | S64) => lanes::<Cast<u64, u64>>(),
         (U8, U64 | S64) => lanes_avx2::<Cast<u64, u8>>(),
         (S8, U64 | S64) => lanes_avx2::<Cast<u64, i8>>(),
@@ -167,8 +204,6 @@ impl<R: Integral> LaneFn for Round<R, f64> {
 }
 
 lane_fns! {
-    /// `cvt.s64.s32`, in a form that LLVM does not tear apart.
-    SignExtend(a: u32) -> u64 { (u64::from(a) ^ 0x8000_0000).wrapping_sub(0x8000_0000) }
     Same32(a: f32) -> f32 { canonical(a) }
     F64ToF32(a: f64) -> f32 { canonical(a as f32) }
     F64ToF32Ftz(a: f64) -> f32 { flush(canonical(a as f32)) }

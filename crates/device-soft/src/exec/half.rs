@@ -12,16 +12,16 @@ use std::marker::PhantomData;
 /// A function of up to three halves; a shorter one ignores the rest.
 trait HalfFn: 'static {
     const ARITY: usize;
-    fn apply<N: Narrow>(x: [u16; 3]) -> u16;
+    fn apply<N: Narrow>(a: u16, b: u16, c: u16) -> u16;
 }
 
 macro_rules! half_fns {
-    ($($name:ident $arity:literal |$x:ident: $n:ident| $body:expr;)*) => {$(
+    ($($name:ident $arity:literal <$n:ident>($a:ident, $b:ident, $c:ident) $body:expr;)*) => {$(
         struct $name;
         impl HalfFn for $name {
             const ARITY: usize = $arity;
             #[inline(always)]
-            fn apply<$n: Narrow>($x: [u16; 3]) -> u16 {
+            fn apply<$n: Narrow>($a: u16, $b: u16, $c: u16) -> u16 {
                 $body
             }
         }
@@ -29,27 +29,27 @@ macro_rules! half_fns {
 }
 
 half_fns! {
-    Add 2 |x: N| N::add(x[0], x[1]);
-    Sub 2 |x: N| N::sub(x[0], x[1]);
-    Mul 2 |x: N| N::mul(x[0], x[1]);
-    Fma 3 |x: N| N::fma(x[0], x[1], x[2]);
-    Neg 1 |x: N| x[0] ^ 0x8000;
-    Abs 1 |x: N| x[0] & 0x7FFF;
-    Min 2 |x: N| extreme::<N>(x, float::min);
-    Max 2 |x: N| extreme::<N>(x, float::max);
-    MinNan 2 |x: N| extreme::<N>(x, float::min_nan);
-    MaxNan 2 |x: N| extreme::<N>(x, float::max_nan);
-    MinXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::min));
-    MaxXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::max));
-    MinNanXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::min_nan));
-    MaxNanXor 2 |x: N| extreme::<N>(x, |a, b| float::xorsign_abs(a, b, float::max_nan));
-    Ex2 1 |x: N| N::narrow(approx::ex2(N::widen(x[0])));
-    Tanh 1 |x: N| N::narrow(approx::tanh(N::widen(x[0])));
+    Add 2 <N>(a, b, _c) N::add(a, b);
+    Sub 2 <N>(a, b, _c) N::sub(a, b);
+    Mul 2 <N>(a, b, _c) N::mul(a, b);
+    Fma 3 <N>(a, b, c) N::fma(a, b, c);
+    Neg 1 <N>(a, _b, _c) a ^ 0x8000;
+    Abs 1 <N>(a, _b, _c) a & 0x7FFF;
+    Min 2 <N>(a, b, _c) extreme::<N>(a, b, float::min);
+    Max 2 <N>(a, b, _c) extreme::<N>(a, b, float::max);
+    MinNan 2 <N>(a, b, _c) extreme::<N>(a, b, float::min_nan);
+    MaxNan 2 <N>(a, b, _c) extreme::<N>(a, b, float::max_nan);
+    MinXor 2 <N>(a, b, _c) extreme::<N>(a, b, |a, b| float::xorsign_abs(a, b, float::min));
+    MaxXor 2 <N>(a, b, _c) extreme::<N>(a, b, |a, b| float::xorsign_abs(a, b, float::max));
+    MinNanXor 2 <N>(a, b, _c) extreme::<N>(a, b, |a, b| float::xorsign_abs(a, b, float::min_nan));
+    MaxNanXor 2 <N>(a, b, _c) extreme::<N>(a, b, |a, b| float::xorsign_abs(a, b, float::max_nan));
+    Ex2 1 <N>(a, _b, _c) N::narrow(approx::ex2(N::widen(a)));
+    Tanh 1 <N>(a, _b, _c) N::narrow(approx::tanh(N::widen(a)));
 }
 
 #[inline(always)]
-fn extreme<N: Narrow>(x: [u16; 3], f: impl Fn(f32, f32) -> f32) -> u16 {
-    N::narrow(f(N::widen(x[0]), N::widen(x[1])))
+fn extreme<N: Narrow>(a: u16, b: u16, f: impl Fn(f32, f32) -> f32) -> u16 {
+    N::narrow(f(N::widen(a), N::widen(b)))
 }
 
 /// Modifiers, as bits of `MODS`.
@@ -62,14 +62,12 @@ struct HalfMap<N, F, const X2: bool, const MODS: u8>(PhantomData<(N, F)>);
 
 impl<N: Narrow, F: HalfFn, const X2: bool, const MODS: u8> HalfMap<N, F, X2, MODS> {
     #[inline(always)]
-    fn one(mut x: [u16; 3]) -> u16 {
-        if MODS & FTZ != 0 {
-            x = x.map(flush::<N>);
-        }
-        let mut y = F::apply::<N>(x);
-        if MODS & FTZ != 0 {
-            y = flush::<N>(y);
-        }
+    fn one(a: u16, b: u16, c: u16) -> u16 {
+        let mut y = if MODS & FTZ != 0 {
+            flush::<N>(F::apply::<N>(flush::<N>(a), flush::<N>(b), flush::<N>(c)))
+        } else {
+            F::apply::<N>(a, b, c)
+        };
         if MODS & SAT != 0 {
             y = N::narrow(float::saturate(N::widen(y)));
         }
@@ -97,17 +95,20 @@ impl<N: Narrow, F: HalfFn, const X2: bool, const MODS: u8> Op for HalfMap<N, F, 
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         // SAFETY: op = [d, a, …], as many 32-bit slots as F has arguments (the selector).
         unsafe {
-            let mut rows = [[0u32; WARP]; 3];
-            for (index, row) in rows.iter_mut().enumerate().take(F::ARITY) {
-                *row = u32::read(warp, inst.op[1 + index]);
-            }
+            // A function of fewer reads one of its operands again, in vain.
+            let a = u32::read(warp, inst.op[1]);
+            let b = u32::read(warp, inst.op[F::ARITY.min(2)]);
+            let c = u32::read(warp, inst.op[F::ARITY]);
             let mut out = [0u32; WARP];
             for lane in 0..WARP {
-                let half = |shift: u32| {
-                    Self::one([0, 1, 2].map(|index: usize| (rows[index][lane] >> shift) as u16))
-                };
-                let low = u32::from(half(0));
-                out[lane] = if X2 { low | u32::from(half(16)) << 16 } else { low };
+                out[lane] = Self::one(a[lane] as u16, b[lane] as u16, c[lane] as u16).into();
+            }
+            if X2 {
+                for lane in 0..WARP {
+                    let upper = |row: &[u32; WARP]| (row[lane] >> 16) as u16;
+                    let high = Self::one(upper(&a), upper(&b), upper(&c));
+                    out[lane] |= u32::from(high) << 16;
+                }
             }
             u32::write(warp, inst.op[0], &out, mask);
         }

@@ -76,6 +76,19 @@ pub(crate) fn add_odd(a: f64, b: f64) -> f64 {
     f64::from_bits(if adjust { toward } else { bits })
 }
 
+/// As [`add_odd`], in single precision.
+#[inline(always)]
+fn add_odd_f32(a: f32, b: f32) -> f32 {
+    let sum = a + b;
+    let b_part = sum - a;
+    let error = (a - (sum - b_part)) + (b - b_part);
+    let bits = sum.to_bits();
+    let away = (error > 0.0) == (sum > 0.0);
+    let toward = if away { bits | 1 } else { bits.wrapping_sub(1) };
+    let adjust = error != 0.0 && bits & 1 == 0 && sum.is_finite() && !error.is_nan();
+    f32::from_bits(if adjust { toward } else { bits })
+}
+
 /// A 16-bit format that computes through f32.
 pub(crate) trait Narrow: Copy + 'static {
     const FORMAT: soft::Format;
@@ -134,6 +147,11 @@ impl Narrow for Half {
     #[inline(always)]
     fn mul(a: u16, b: u16) -> u16 {
         f32_to_f16(f16_to_f32(a) * f16_to_f32(b))
+    }
+
+    #[inline(always)]
+    fn fma(a: u16, b: u16, c: u16) -> u16 {
+        f32_to_f16(add_odd_f32(f16_to_f32(a) * f16_to_f32(b), f16_to_f32(c)))
     }
 }
 
