@@ -18,13 +18,12 @@ macro_rules! driver {
 
         impl Driver {
             pub(crate) fn open() -> Result<Driver, ProbeError> {
-                let bad = |source| ProbeError::Load { path: "libcuda.so.1".into(), source };
                 // SAFETY: a driver's initialisers are safe to run, as in every CUDA program.
-                let library = unsafe { Library::new("libcuda.so.1") }.map_err(bad)?;
+                let library = unsafe { Library::new("libcuda.so.1") }?;
                 Ok(Driver {
                     $($field: {
                         // SAFETY: cuda.h gives this name this type.
-                        *unsafe { library.get($symbol.as_bytes()) }.map_err(bad)?
+                        *unsafe { library.get($symbol.as_bytes()) }?
                     },)*
                     _library: library,
                 })

@@ -19,13 +19,13 @@ pub use devices::{DeviceReport, devices};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};
 
-use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ProbeError {
-    #[error("{path}: {source}")]
-    Load { path: PathBuf, source: libloading::Error },
+    /// The loader's own words, which name the library.
+    #[error(transparent)]
+    Load(#[from] libloading::Error),
     #[error("{function}: {} (CUDA error {code})", name.as_deref().unwrap_or("unknown error"))]
     Cuda { function: &'static str, code: i32, name: Option<String> },
     #[error("{what}: the result is wrong: {detail}")]

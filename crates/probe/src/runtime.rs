@@ -19,20 +19,17 @@ type GetInt = unsafe extern "C" fn(*mut i32) -> i32;
 
 /// Loads the runtime at `path` and has it make its context on device 0.
 pub fn start_runtime(path: &Path) -> Result<RuntimeReport, ProbeError> {
-    let bad = |source| ProbeError::Load { path: path.to_owned(), source };
     // SAFETY: a runtime's initialisers are safe to run, as in every CUDA program.
-    let library = unsafe { Library::new(path) }.map_err(bad)?;
+    let library = unsafe { Library::new(path) }?;
     // SAFETY: cuda_runtime_api.h gives these names these types; the pointers do not outlive
     // `library`.
     let (runtime_version, driver_version, device_count, free, error_name) = unsafe {
         (
-            *library.get::<GetInt>(b"cudaRuntimeGetVersion").map_err(bad)?,
-            *library.get::<GetInt>(b"cudaDriverGetVersion").map_err(bad)?,
-            *library.get::<GetInt>(b"cudaGetDeviceCount").map_err(bad)?,
-            *library.get::<unsafe extern "C" fn(*mut c_void) -> i32>(b"cudaFree").map_err(bad)?,
-            *library
-                .get::<unsafe extern "C" fn(i32) -> *const c_char>(b"cudaGetErrorName")
-                .map_err(bad)?,
+            *library.get::<GetInt>(b"cudaRuntimeGetVersion")?,
+            *library.get::<GetInt>(b"cudaDriverGetVersion")?,
+            *library.get::<GetInt>(b"cudaGetDeviceCount")?,
+            *library.get::<unsafe extern "C" fn(*mut c_void) -> i32>(b"cudaFree")?,
+            *library.get::<unsafe extern "C" fn(i32) -> *const c_char>(b"cudaGetErrorName")?,
         )
     };
     let check = |function, code| {
