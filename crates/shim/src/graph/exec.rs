@@ -27,9 +27,12 @@ const EDGES_PER_POST: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Exec {
     id: GraphExecId,
+    ctx: CtxId,
     pub(crate) flags: u64,
     /// The copy that it was made of, which the program cannot reach: what its nodes do now.
     graph: CUgraph,
+    /// Which node of the copy stands for which node that the program knows.
+    copies: HashMap<CUgraphNode, CUgraphNode>,
     /// Which operations each node of the copy has become.
     places: HashMap<CUgraphNode, Range<u32>>,
     state: Mutex<State>,
@@ -90,7 +93,9 @@ fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExe
         session.post(&Post::GraphExecEdges { exec: id, edges })?;
     }
     session.post(&Post::GraphExecReady { exec: id })?;
-    let exec = Exec { id, flags, graph, places: flat.places, state: Mutex::default() };
+    let copies = world::with(|graphs| graphs.copies(graph));
+    let places = flat.places;
+    let exec = Exec { id, ctx, flags, graph, copies, places, state: Mutex::default() };
     exec.state().events = exec.recorded_events();
     EXECS.insert(exec).map(CUgraphExec).ok_or(CuError::OUT_OF_MEMORY)
 }
@@ -100,6 +105,14 @@ pub(crate) fn destroy(exec: CUgraphExec) -> Result<(), CuError> {
     let exec = EXECS.remove(exec.0).ok_or(CuError::INVALID_VALUE)?;
     session::get()?.post(&Post::GraphExecDestroy { exec: exec.id })?;
     super::destroy(exec.graph)
+}
+
+/// The executables of a destroyed context are gone from the proxy too.
+pub(crate) fn context_destroyed(ctx: CtxId) {
+    for exec in EXECS.remove_where(|exec| exec.ctx == ctx) {
+        // Fails only if it is no graph any more.
+        let _ = super::destroy(exec.graph);
+    }
 }
 
 pub(crate) fn launch(exec: CUgraphExec, handle: CUstream) -> Result<(), CuError> {
@@ -122,7 +135,7 @@ impl Exec {
 
     /// The node of the copy that stands for `node` of the graph that was instantiated.
     fn node(&self, node: CUgraphNode) -> Result<CUgraphNode, CuError> {
-        world::with(|graphs| graphs.find_copy(node, self.graph))
+        self.copies.get(&node).copied().ok_or(CuError::INVALID_VALUE)
     }
 
     fn recorded_events(&self) -> Vec<CUevent> {
@@ -139,9 +152,12 @@ impl Exec {
     /// What `node` does in later launches; it must keep its type.
     pub(crate) fn set(&self, node: CUgraphNode, payload: Payload) -> Result<(), CuError> {
         let node = self.node(node)?;
+        let records = matches!(payload, Payload::EventRecord(..));
         let mut state = self.state();
         self.replace(&state, node, payload)?;
-        state.events = self.recorded_events();
+        if records {
+            state.events = self.recorded_events();
+        }
         Ok(())
     }
 

@@ -25,6 +25,7 @@ pub(crate) use create::*;
 pub(crate) use device_memory::*;
 pub(crate) use dot::*;
 pub(crate) use edges::Edge;
+pub(crate) use exec::context_destroyed;
 pub(crate) use instance::*;
 pub(crate) use kernel::*;
 pub(crate) use params::*;

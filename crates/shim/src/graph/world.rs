@@ -180,6 +180,23 @@ impl Graphs {
         })
     }
 
+    /// Every original of a node of `copy`, or of a child of it, with the node that it has become.
+    pub(crate) fn copies(&self, copy: CUgraph) -> HashMap<CUgraphNode, CUgraphNode> {
+        let mut found = HashMap::new();
+        self.add_copies(copy, &mut found);
+        found
+    }
+
+    fn add_copies(&self, copy: CUgraph, found: &mut HashMap<CUgraphNode, CUgraphNode>) {
+        let Some(graph) = self.graphs.get(&copy) else { return };
+        for (handle, node) in graph.nodes.iter() {
+            found.extend(node.origin.map(|origin| (origin, handle)));
+            if let Payload::Graph(child) = node.payload {
+                self.add_copies(child, found);
+            }
+        }
+    }
+
     /// Every node that `seeds` depend on, themselves included.
     pub(crate) fn ancestors(
         &self,
@@ -213,6 +230,8 @@ mod tests {
         let found = graphs.find_copy(first, copy).unwrap();
         assert!(found != first && graphs.owner(found) == Ok(copy));
         let found = graphs.find_copy(inner, copy).unwrap();
+        let copies = graphs.copies(copy);
+        assert_eq!((copies.len(), copies[&inner]), (3, found));
         assert!(found != inner && graphs.get(graphs.owner(found).unwrap()).unwrap().owned);
         assert_eq!(graphs.find_copy(found, copy), Err(CuError::INVALID_VALUE));
         graphs.destroy(graph).unwrap();

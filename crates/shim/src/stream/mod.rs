@@ -177,4 +177,5 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
     }
     default::context_destroyed(ctx);
     crate::event::context_destroyed(ctx);
+    crate::graph::context_destroyed(ctx);
 }
