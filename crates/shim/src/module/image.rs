@@ -4,6 +4,7 @@
 //! at its NUL.
 
 use super::peek;
+use crate::private_tables;
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
 use std::ffi::c_void;
@@ -63,12 +64,21 @@ impl Images {
             // SAFETY: the magic says that cuLinkComplete made it.
             LINKED_MAGIC => unsafe { from_linked(addr) },
             // SAFETY: as the caller promises.
-            _ => Ok(Self { images: vec![unsafe { measure(addr)? }], link: false }),
+            magic => {
+                let image = unsafe { measure(addr)? };
+                let image = if magic == ELF_MAGIC { unsafe { with_source(image)? } } else { image };
+                Ok(Self { images: vec![image], link: false })
+            }
         }
     }
 
     /// One image of a known length.
-    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
+    pub(crate) fn of_bytes(mut bytes: Vec<u8>) -> Self {
+        if bytes.starts_with(&ELF_MAGIC.to_le_bytes())
+            && let Some(fatbin) = private_tables::with_source(&bytes)
+        {
+            bytes = fatbin;
+        }
         Self { images: vec![Bytes::Owned(bytes.into())], link: false }
     }
 
@@ -180,6 +190,21 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
         at += 8 + len;
     }
     Ok(Images { images, link: true })
+}
+
+/// A cubin together with the PTX that it was made from, if it was compiled in this process.
+///
+/// # Safety
+/// The image is where it was measured.
+unsafe fn with_source(image: Bytes) -> Result<Bytes, CuError> {
+    let Bytes::Borrowed { addr, len } = image else { return Ok(image) };
+    if !private_tables::knows_sources() {
+        return Ok(image);
+    }
+    let mut cubin = vec![0; len as usize];
+    // SAFETY: as the caller promises.
+    unsafe { peek::bytes(addr, &mut cubin)? };
+    Ok(private_tables::with_source(&cubin).map_or(image, |fatbin| Bytes::Owned(fatbin.into())))
 }
 
 /// Finds the length of a fatbin container, an ELF file or PTX text.

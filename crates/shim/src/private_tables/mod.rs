@@ -2,12 +2,14 @@
 //! them (docs/interoperability.md). Everything undocumented that kedge relies on is in this folder;
 //! without the feature `private-tables` it is left out.
 
+mod compile_cache;
 mod handshake;
 mod md2;
 mod slots;
 mod storage;
 mod tables;
 
+pub(crate) use compile_cache::{knows_sources, with_source};
 pub(crate) use storage::Storage;
 
 use crate::{ffi, log};

@@ -2,7 +2,7 @@
 //!
 //! A slot that nobody was seen to call reports itself and returns NOT_SUPPORTED.
 
-use super::{handshake, slots};
+use super::{compile_cache, handshake, slots};
 use crate::log;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::error::CUresult;
@@ -16,7 +16,7 @@ pub(super) struct Slot(*const ());
 unsafe impl Sync for Slot {}
 
 /// The tables, numbered for [`unknown`].
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 10] = [
     "CUDART_INTERFACE",
     "TOOLS_RUNTIME_CALLBACK_HOOKS",
     "TOOLS_TLS",
@@ -25,11 +25,13 @@ const NAMES: [&str; 8] = [
     "INTEGRITY_CHECK",
     "tools context (21318c60)",
     "half-precision products (1734dc26)",
+    "tools module (6e163fbe)",
+    "compile cache (da9151d3)",
 ];
 
 /// What stands in slot `SLOT` of table `TABLE` until somebody needs it.
 unsafe extern "C" fn unknown<const TABLE: usize, const SLOT: usize>() -> CUresult {
-    let table = NAMES.get(TABLE).unwrap_or(&"tools module (6e163fbe)");
+    let table = NAMES.get(TABLE).unwrap_or(&"?");
     log::line(&format!("private table {table}: slot {SLOT} is not known; the caller got 801"));
     CuError::NOT_SUPPORTED.0
 }
@@ -98,6 +100,16 @@ static HALF_PRODUCTS: [Slot; 17] = table(
 );
 static TOOLS_MODULE: [Slot; 16] = table(unknowns!(8), &[(7, slots::each_function as *const ())]);
 
+static COMPILE_CACHE: [Slot; 7] = table(
+    unknowns!(9),
+    &[
+        (1, compile_cache::open as *const ()),
+        (2, compile_cache::close as *const ()),
+        (3, compile_cache::look_up as *const ()),
+        (4, compile_cache::store as *const ()),
+    ],
+);
+
 /// A UUID as it is written, without dashes.
 pub(super) fn by_uuid(uuid: u128) -> Option<&'static [Slot]> {
     Some(match uuid {
@@ -110,6 +122,7 @@ pub(super) fn by_uuid(uuid: u128) -> Option<&'static [Slot]> {
         0x21318c60_9714_3248_8ca6_41ff7324c8f2 => &TOOLS_CONTEXT,
         0x1734dc26_800d_4745_8726_c0f1e7dd8bca => &HALF_PRODUCTS,
         0x6e163fbe_b958_444d_835c_e182aff1991e => &TOOLS_MODULE,
+        0xda9151d3_3ae6_cc41_a5c0_4f26d533e328 => &COMPILE_CACHE,
         _ => return None,
     })
 }
@@ -119,7 +132,6 @@ pub(super) fn known_absent(uuid: u128) -> bool {
     matches!(
         uuid,
         0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9 // asked for by every runtime, used by none
-            | 0xda9151d3_3ae6_cc41_a5c0_4f26d533e328 // NVRTC's compile cache
             | 0x69a28e9f_2449_8b47_b030_c5da330ea4e9 // NVML's own
     )
 }
