@@ -9,8 +9,9 @@ pub(crate) struct Spin {
     rounds: u32,
 }
 
-/// Pauses between two looks at the clock (some 50 ns each on current x86).
-const PAUSES: u32 = 64;
+/// Pauses before the first yield (some 50 ns each on current x86): three times a round trip between
+/// two cores, and no longer, for the case that both sides share one.
+const PAUSES: u32 = 32;
 
 impl Spin {
     pub(crate) fn new(limit: Duration) -> Spin {
