@@ -7,9 +7,7 @@ use crate::stream::{self, Stream};
 use crate::{callback, ffi};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
-    CU_STREAM_ADD_CAPTURE_DEPENDENCIES, CU_STREAM_CAPTURE_STATUS_ACTIVE,
-    CU_STREAM_CAPTURE_STATUS_INVALIDATED, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_SET_CAPTURE_DEPENDENCIES, CUgraphEdgeData,
+    CU_STREAM_ADD_CAPTURE_DEPENDENCIES, CU_STREAM_SET_CAPTURE_DEPENDENCIES, CUgraphEdgeData,
 };
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode, CUstream};
 use std::cell::RefCell;
@@ -111,13 +109,8 @@ impl InfoOut {
             return Err(CuError::INVALID_VALUE);
         }
         let stream = stream::find(stream)?;
-        super::check_legacy(&stream)?;
-        let info = super::info(stream.id());
-        let status = match &info {
-            None => CU_STREAM_CAPTURE_STATUS_NONE,
-            Some(info) if info.valid => CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            Some(_) => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
-        };
+        let info = super::info(&stream)?;
+        let status = super::status(info.as_ref());
         // SAFETY: valid for writes where not NULL, as the caller promises.
         unsafe { ffi::write(self.status, status) }?;
         let Some(info) = info.filter(|info| info.valid) else { return Ok(()) };

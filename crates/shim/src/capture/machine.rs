@@ -92,6 +92,13 @@ struct Capture {
     branches: HashMap<StreamId, Branch>,
 }
 
+impl Capture {
+    /// The legacy stream is ordered with blocking streams, so it cannot be used while one captures.
+    fn closes_legacy(&self, ctx: CtxId) -> bool {
+        self.branches.values().any(|b| b.member.blocking && b.member.ctx == ctx)
+    }
+}
+
 /// Every capture of the process.
 #[derive(Default)]
 pub(crate) struct Captures {
@@ -243,13 +250,16 @@ impl Captures {
         if refused { Err(CuError::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
+    /// Whether a use of `ctx`'s legacy stream would be refused now. Asking spoils nothing.
+    pub(crate) fn legacy_is_closed(&self, ctx: CtxId) -> bool {
+        self.captures.values().any(|capture| capture.closes_legacy(ctx))
+    }
+
     /// A use of `ctx`'s legacy stream, which would order itself with every blocking stream:
     /// refused while one of them captures.
     pub(crate) fn check_legacy(&mut self, ctx: CtxId) -> Result<(), CuError> {
-        let in_the_way =
-            |c: &Capture| c.branches.values().any(|b| b.member.blocking && b.member.ctx == ctx);
         let mut refused = false;
-        for capture in self.captures.values_mut().filter(|c| in_the_way(c)) {
+        for capture in self.captures.values_mut().filter(|c| c.closes_legacy(ctx)) {
             capture.valid = false;
             refused = true;
         }

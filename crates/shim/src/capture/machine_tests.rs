@@ -149,6 +149,7 @@ fn the_legacy_stream_is_closed_while_a_blocking_stream_captures() {
     assert_eq!(captures.check_legacy(CtxId(2)), Ok(()));
     let fork = captures.mark(StreamId(A)).unwrap();
     captures.wait(member(B), Some(&fork)).unwrap();
+    assert!(captures.legacy_is_closed(CTX) && captures.tips(StreamId(A)).is_ok());
     assert_eq!(captures.check_legacy(CTX), Err(CuError::STREAM_CAPTURE_IMPLICIT));
     assert_eq!(work(&mut captures, A, 1), Err(CuError::STREAM_CAPTURE_INVALIDATED));
 }

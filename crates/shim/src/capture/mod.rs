@@ -7,14 +7,18 @@ mod api;
 mod machine;
 
 pub(crate) use api::*;
-pub(crate) use machine::{Info, Mark, Member, Mode};
+pub(crate) use machine::{Info, Mark, Member};
 
 use crate::graph::{self, Edge, Payload};
 use crate::stream::Stream;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::{
+    CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+    CU_STREAM_CAPTURE_STATUS_NONE,
+};
 use kedge_cuda_types::handle::CUgraphNode;
 use kedge_protocol::{CtxId, StreamId};
-use machine::{Captures, Thread};
+use machine::{Captures, Mode, Thread};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -56,12 +60,32 @@ pub(crate) fn intercepts(stream: &Stream) -> Result<bool, CuError> {
     Ok(is_capturing(stream.id()))
 }
 
+/// Whether the stream takes part in a capture.
 pub(crate) fn is_capturing(stream: StreamId) -> bool {
     with(|captures| captures.is_capturing(stream))
 }
 
-pub(crate) fn info(stream: StreamId) -> Option<Info> {
-    with(|captures| captures.info(stream))
+/// The capture that `stream` takes part in. IMPLICIT for a legacy stream that is closed; a question
+/// spoils no capture.
+pub(crate) fn info(stream: &Stream) -> Result<Option<Info>, CuError> {
+    if !any() {
+        return Ok(None);
+    }
+    with(|captures| {
+        if stream.is_legacy() && captures.legacy_is_closed(stream.ctx()) {
+            return Err(CuError::STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(captures.info(stream.id()))
+    })
+}
+
+/// `CUstreamCaptureStatus`.
+pub(crate) fn status(info: Option<&Info>) -> u32 {
+    match info {
+        None => CU_STREAM_CAPTURE_STATUS_NONE,
+        Some(info) if info.valid => CU_STREAM_CAPTURE_STATUS_ACTIVE,
+        Some(_) => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+    }
 }
 
 /// Adds a node to the graph that `stream` captures, behind the stream's last one.
@@ -120,7 +144,7 @@ pub(crate) fn check_wait_context(ctx: CtxId) -> Result<(), CuError> {
 }
 
 /// The legacy stream is closed while a stream captures that is ordered with it.
-pub(crate) fn check_legacy(stream: &Stream) -> Result<(), CuError> {
+fn check_legacy(stream: &Stream) -> Result<(), CuError> {
     if !stream.is_legacy() {
         return Ok(());
     }

@@ -4,10 +4,7 @@ use super::{STREAMS, Stream, StreamKind, find, flush_output, new_stream_id, wait
 use crate::context::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::{callback, capture, event, ffi, session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::graph::{
-    CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED,
-    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
-};
+use kedge_cuda_types::graph::CU_STREAM_NON_BLOCKING;
 use kedge_cuda_types::handle::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream};
 use kedge_protocol::{Call, Post};
 use std::sync::Mutex;
@@ -144,22 +141,7 @@ pub(crate) unsafe fn cuStreamIsCapturing(
     stream: CUstream,
     status: *mut u32,
 ) -> Result<(), CuError> {
-    if status.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    let stream = find(stream)?;
-    let found = if !capture::any() {
-        CU_STREAM_CAPTURE_STATUS_NONE
-    } else {
-        if stream.is_legacy() {
-            capture::check_legacy(&stream)?;
-        }
-        match capture::info(stream.id) {
-            None => CU_STREAM_CAPTURE_STATUS_NONE,
-            Some(info) if info.valid => CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            Some(_) => CU_STREAM_CAPTURE_STATUS_INVALIDATED,
-        }
-    };
-    // SAFETY: the caller's promise is passed on.
-    unsafe { ffi::write(status, found) }
+    let info = capture::info(&*find(stream)?)?;
+    // SAFETY: the caller's out pointer.
+    unsafe { ffi::write(status, capture::status(info.as_ref())) }
 }
