@@ -61,7 +61,7 @@ impl Block {
         while self.members.len() < blocks {
             self.members.push(Member { state: BlockState::new(), warps: Vec::new() });
         }
-        *self.cluster = Cluster { live: grid.threads * blocks as u32, ..Cluster::default() };
+        self.cluster.restart(grid.threads * blocks as u32);
         for (rank, member) in self.members.iter_mut().enumerate() {
             let rank = rank as u32;
             let place = [rank % shape[0], rank / shape[0] % shape[1], rank / shape[0] / shape[1]];

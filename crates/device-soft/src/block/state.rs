@@ -53,6 +53,13 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
+    /// For a new cluster of `live` threads, whose blocks add their shared memory.
+    pub(super) fn restart(&mut self, live: u32) {
+        self.barrier = Barrier::default();
+        self.live = live;
+        self.shared.clear();
+    }
+
     /// `threads` threads arrive at the cluster's barrier. Returns the generation to wait for.
     pub(crate) fn arrive(&mut self, threads: u32) -> u32 {
         self.barrier.arrive(threads, 0, 0, self.live)

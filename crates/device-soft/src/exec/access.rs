@@ -89,7 +89,7 @@ impl Place {
 /// Pointers of all lanes; a lane that does not take part has another lane's.
 pub(crate) trait Pointers {
     fn at(&self, lane: usize) -> *mut u8;
-    /// The first pointer, if lane `i`'s is `i * bytes` further.
+    /// The first pointer, if lane `i`'s is `i * bytes` further; with 0, if all are the same.
     fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8>;
     /// # Safety
     /// Every pointer is valid for reading 4 bytes.

@@ -178,6 +178,12 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
                         rows[item][lane] = first[lane][item];
                     }
                 }
+            } else if let Some(common) = pointers.contiguous::<I>(0) {
+                // All lanes read one place: a row of a matrix, a field of a structure.
+                let items = common.cast::<[T; N]>().read_unaligned();
+                for item in 0..N {
+                    rows[item] = [items[item]; WARP];
+                }
             } else if N == 1 {
                 rows[0] = T::gather::<I, _>(&pointers);
             } else {

@@ -222,3 +222,58 @@ pub(super) fn slot_of(operand: Opnd, allocation: &Allocation) -> i32 {
         Opnd::Fixed(slot) => slot,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::control::Nop;
+    use crate::exec::{Handlers, Level};
+
+    fn node(operands: Vec<Opnd>, guard: Option<u32>, flow: NodeFlow) -> Node {
+        Node {
+            run: Handlers::scalar::<Nop>().at(Level::Portable),
+            imm: 0,
+            operands,
+            guard: guard.map(|register| (VReg(register), false)),
+            line: 0,
+            aux: 0,
+            cached: false,
+            flow,
+        }
+    }
+
+    fn step(defs: &[u32], uses: &[u32]) -> Node {
+        let defs = defs.iter().map(|&r| Opnd::Def(VReg(r)));
+        let operands = defs.chain(uses.iter().map(|&r| Opnd::Use(VReg(r)))).collect();
+        node(operands, None, NodeFlow::Next)
+    }
+
+    #[test]
+    fn values_that_never_meet_share_a_slot() {
+        let nodes = [step(&[0], &[]), step(&[1], &[0]), step(&[2], &[1]), step(&[], &[2])];
+        let allocation = allocate(&nodes, &[Bank::B32; 3], &[], |_| Vec::new());
+        assert_eq!(allocation.frame32, 2);
+        assert_eq!(allocation.slots[0], allocation.slots[2]);
+    }
+
+    #[test]
+    fn a_value_lives_around_the_loop_that_reads_it() {
+        // 0 is read at the top of a loop whose body writes 1 and 2 after that.
+        let mut nodes = vec![step(&[0], &[]), step(&[1], &[0]), step(&[2], &[1])];
+        nodes.push(node(vec![], Some(2), NodeFlow::Branch(LabelId(0))));
+        nodes.push(step(&[], &[1]));
+        let banks = [Bank::B32, Bank::B32, Bank::B32];
+        let allocation = allocate(&nodes, &banks, &[1], |_| Vec::new());
+        assert_eq!(allocation.frame32, 3, "all three live at the branch");
+    }
+
+    #[test]
+    fn a_guarded_write_keeps_the_old_value_alive() {
+        let mut nodes = vec![step(&[0], &[]), step(&[1], &[]), step(&[], &[1])];
+        nodes.push(node(vec![Opnd::Def(VReg(0))], Some(2), NodeFlow::Next));
+        nodes.push(step(&[], &[0]));
+        let banks = [Bank::B32, Bank::B32, Bank::Pred];
+        let allocation = allocate(&nodes, &banks, &[], |_| Vec::new());
+        assert_ne!(allocation.slots[0], allocation.slots[1]);
+    }
+}

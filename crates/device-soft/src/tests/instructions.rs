@@ -331,6 +331,17 @@ fn conversions() {
     });
     r("cvt.rzi.s32.f32 %r9, %f0;", single, |a| f(a) as i32 as u32 as u64);
     r("cvt.rni.ftz.u32.f32 %r9, %f0;", single, |a| f(a).round_ties_even() as u32 as u64);
+    r("cvt.rzi.ftz.s32.f32 %r9, %f0;", single, |a| f(a) as i32 as u32 as u64);
+    r("cvt.rmi.ftz.s32.f32 %r9, %f0;", single, |a| {
+        if f(a).is_subnormal() { 0 } else { f(a).floor() as i32 as u32 as u64 }
+    });
+    r("cvt.rzi.s16.f64 %r9, %d0;", double, |a| {
+        (if d(a).is_nan() { i16::MIN } else { d(a) as i16 }) as u32 as u64
+    });
+    r("cvt.rna.tf32.f32 %r9, %f0;", single, |a| {
+        let tie = (a as u32).wrapping_add(0x1000) & 0xFFFF_E000;
+        (if f(a).is_nan() { 0x7FFF_E000 } else { tie }).into()
+    });
     r("cvt.rmi.s64.f64 %rd9, %d0;", double, |a| {
         if d(a).is_nan() { 1 << 63 } else { d(a).floor() as i64 as u64 }
     });
