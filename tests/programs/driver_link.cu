@@ -74,6 +74,7 @@ static void link(CUdeviceptr out)
     for (unsigned i = 0; i < n; i++) REQUIRE(got[i] == 2 * i + 5);
     DRIVER(cuModuleUnload(module));
 
+    values[1] = (void *)sizeof log; // held what was written
     DRIVER(cuLinkCreate(2, names, values, &state));
     char bad[] = HEAD ".visible .entry bad( { ret; }";
     REQUIRE(cuLinkAddData(state, CU_JIT_INPUT_PTX, bad, sizeof bad, "bad", 0, nullptr, nullptr) != CUDA_SUCCESS
