@@ -15,8 +15,16 @@ pub(crate) struct CompletionsArgs {
 
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "kedge", &mut text);
+    clap_complete::generate(args.shell, &mut without_hidden(&Cli::command()), "kedge", &mut text);
     Ok(output::print(&String::from_utf8_lossy(&text))?)
+}
+
+/// `command` with only those commands that are told to people: shells would offer the others too.
+fn without_hidden(command: &clap::Command) -> clap::Command {
+    clap::Command::new(command.get_name().to_owned())
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(command.get_arguments().cloned())
+        .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned())
 }
 
 #[derive(Debug, Args)]
