@@ -4,9 +4,10 @@
 //! blocks on other OS threads take part, it runs in a compare-and-swap loop; shared memory belongs to
 //! the worker that runs the block. Lanes take their turns in lane order.
 
-use super::access::{AnyGlobal, Locate, PLACE_SHIFT, Place, Pointers, Shared32, Shared64};
+use super::access::{PLACE_SHIFT, Place};
 use super::isa::Portable;
 use super::load_store::operand_list;
+use super::locate::{AnyGlobal, Locate, Pointers, Shared32, Shared64};
 use super::{Flow, Handlers, Isa, Lane, Op, Warp};
 use crate::code::Inst;
 use crate::math::narrow;

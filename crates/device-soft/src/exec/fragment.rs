@@ -84,6 +84,7 @@ impl Warp {
     pub(crate) fn schedule(&mut self) -> bool {
         if self.others.is_empty() && self.current.mask != 0 {
             self.stop = u32::MAX;
+            self.rotate = false;
             self.enter_frame();
             return self.current.state == State::Ready;
         }

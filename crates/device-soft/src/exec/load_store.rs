@@ -4,9 +4,8 @@
 //! [`StoreAny`] do the rest, lane by lane, and everything that must be single-copy atomic. Places that
 //! need no base have an operand for it all the same, which nothing reads.
 
-use super::access::{
-    AnyGlobal, FrameLocal, Local64, Locate, PLACE_SHIFT, Place, Pointers, Shared32, Shared64,
-};
+use super::access::{PLACE_SHIFT, Place};
+use super::locate::{AnyGlobal, FrameLocal, Local64, Locate, Pointers, Shared32, Shared64};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
 use crate::code::Inst;

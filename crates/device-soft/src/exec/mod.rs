@@ -24,6 +24,7 @@ pub mod isa;
 pub mod lane;
 pub(crate) mod lanewise;
 pub(crate) mod load_store;
+pub(crate) mod locate;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod mov;

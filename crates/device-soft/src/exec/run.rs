@@ -117,6 +117,7 @@ impl Warp {
                 self.diverge(mask, pc - 1, pc);
                 Next::Go(pc - 1)
             }
+            Flow::Reschedule if self.fuel < 0 => Next::Pause(self.end_slice()),
             Flow::Reschedule => Next::Schedule,
             Flow::Wait => {
                 self.current.pc = pc - 1;

@@ -1,0 +1,379 @@
+//! From the registers of a memory instruction to checked pointers, a warp at a time.
+
+use super::warp::Warp;
+#[cfg(target_arch = "x86_64")]
+use super::wide;
+use super::{Flow, Isa, Level};
+use crate::code::Inst;
+use crate::spec::WARP;
+
+/// Pointers of all lanes; a lane that does not take part has another lane's.
+pub(crate) trait Pointers {
+    fn at(&self, lane: usize) -> *mut u8;
+    /// The first pointer, if lane `i`'s is `i * bytes` further; with 0, if all are the same.
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8>;
+    /// # Safety
+    /// Every pointer is valid for reading 4 bytes.
+    unsafe fn gather32<I: Isa>(&self) -> [u32; WARP];
+    /// # Safety
+    /// Every pointer is valid for reading 8 bytes.
+    unsafe fn gather64<I: Isa>(&self) -> [u64; WARP];
+}
+
+/// Pointers anywhere.
+pub(crate) struct Wide(pub [u64; WARP]);
+
+impl Pointers for Wide {
+    #[inline(always)]
+    fn at(&self, lane: usize) -> *mut u8 {
+        self.0[lane] as *mut u8
+    }
+
+    #[inline(always)]
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the handler is compiled for this level.
+            return unsafe { wide::steps64(&self.0, bytes) }.then_some(self.0[0] as *mut u8);
+        }
+        let mut difference = 0;
+        for lane in 0..WARP {
+            difference |= self.0[lane] ^ self.0[0].wrapping_add(lane as u64 * bytes);
+        }
+        (difference == 0).then_some(self.0[0] as *mut u8)
+    }
+
+    #[inline(always)]
+    unsafe fn gather32<I: Isa>(&self) -> [u32; WARP] {
+        let mut out = [0; WARP];
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            use std::arch::x86_64::*;
+            for part in 0..4 {
+                // SAFETY: the handler is compiled for this level; the caller vouches for the pointers.
+                unsafe {
+                    let index = _mm512_loadu_si512(self.0.as_ptr().add(part * 8).cast());
+                    let got = _mm512_i64gather_epi32::<1>(index, std::ptr::null());
+                    _mm256_storeu_si256(out.as_mut_ptr().add(part * 8).cast(), got);
+                }
+            }
+            return out;
+        }
+        for lane in 0..WARP {
+            // SAFETY: the caller vouches for the pointers.
+            out[lane] = unsafe { (self.0[lane] as *const u32).read_unaligned() };
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn gather64<I: Isa>(&self) -> [u64; WARP] {
+        let mut out = [0; WARP];
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            use std::arch::x86_64::*;
+            for part in 0..4 {
+                // SAFETY: as in `gather32`.
+                unsafe {
+                    let index = _mm512_loadu_si512(self.0.as_ptr().add(part * 8).cast());
+                    let got = _mm512_i64gather_epi64::<1>(index, std::ptr::null());
+                    _mm512_storeu_si512(out.as_mut_ptr().add(part * 8).cast(), got);
+                }
+            }
+            return out;
+        }
+        for lane in 0..WARP {
+            // SAFETY: the caller vouches for the pointers.
+            out[lane] = unsafe { (self.0[lane] as *const u64).read_unaligned() };
+        }
+        out
+    }
+}
+
+/// Offsets from one base: shared and local memory.
+pub(crate) struct Near {
+    pub base: *mut u8,
+    pub offset: [u32; WARP],
+}
+
+impl Pointers for Near {
+    #[inline(always)]
+    fn at(&self, lane: usize) -> *mut u8 {
+        self.base.wrapping_add(self.offset[lane] as usize)
+    }
+
+    #[inline(always)]
+    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the handler is compiled for this level.
+            return unsafe { wide::steps32(&self.offset, bytes as u32) }.then(|| self.at(0));
+        }
+        let mut difference = 0;
+        for lane in 0..WARP {
+            difference |=
+                self.offset[lane] ^ self.offset[0].wrapping_add(lane as u32 * bytes as u32);
+        }
+        (difference == 0).then(|| self.at(0))
+    }
+
+    #[inline(always)]
+    unsafe fn gather32<I: Isa>(&self) -> [u32; WARP] {
+        let mut out = [0; WARP];
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            use std::arch::x86_64::*;
+            for part in 0..2 {
+                // SAFETY: the handler is compiled for this level; offsets are below 2^31 (shared and
+                // local memory of a warp are smaller), and the caller vouches for the pointers.
+                unsafe {
+                    let index = _mm512_loadu_si512(self.offset.as_ptr().add(part * 16).cast());
+                    let got = _mm512_i32gather_epi32::<1>(index, self.base.cast());
+                    _mm512_storeu_si512(out.as_mut_ptr().add(part * 16).cast(), got);
+                }
+            }
+            return out;
+        }
+        for lane in 0..WARP {
+            // SAFETY: the caller vouches for the pointers.
+            out[lane] = unsafe { self.at(lane).cast::<u32>().read_unaligned() };
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn gather64<I: Isa>(&self) -> [u64; WARP] {
+        let mut out = [0; WARP];
+        for lane in 0..WARP {
+            // SAFETY: the caller vouches for the pointers.
+            out[lane] = unsafe { self.at(lane).cast::<u64>().read_unaligned() };
+        }
+        out
+    }
+}
+
+/// A place's address computation and check, for the handlers that are specialised by place.
+pub(crate) trait Locate {
+    type Out: Pointers;
+    /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
+    ///
+    /// # Safety
+    /// `slot` is an operand of the place's bank.
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Self::Out, Flow>;
+}
+
+/// Global and generic addresses.
+pub(crate) struct AnyGlobal;
+
+impl Locate for AnyGlobal {
+    type Out = Wide;
+
+    #[inline(always)]
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Wide, Flow> {
+        // SAFETY: the caller's contract; the cache belongs to this worker.
+        let (base, span) = unsafe { (warp.row64(slot), (*warp.cache).entry(inst.cache)) };
+        let room = (span.hi - span.lo).wrapping_sub(bytes);
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            let mut addr = [0; WARP];
+            // SAFETY: the handler is compiled for this level.
+            let good =
+                unsafe { wide::addresses64(base, inst.imm, mask, span.lo, room, bytes, &mut addr) };
+            if !good || span.hi - span.lo < bytes {
+                return warp.locate_slowly(inst, addr, mask, bytes);
+            }
+            return Ok(Wide(addr));
+        }
+        let addr = offset64(base, inst.imm, mask);
+        let mut bad = u64::from(span.hi - span.lo < bytes);
+        let mut low = 0;
+        for lane in 0..WARP {
+            bad |= u64::from(addr[lane].wrapping_sub(span.lo) > room);
+            low |= addr[lane];
+        }
+        if bad | (low & (bytes - 1)) != 0 {
+            return warp.locate_slowly(inst, addr, mask, bytes);
+        }
+        Ok(Wide(addr))
+    }
+}
+
+/// Shared memory with 32-bit addresses.
+pub(crate) struct Shared32;
+
+impl Locate for Shared32 {
+    type Out = Near;
+
+    #[inline(always)]
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Near, Flow> {
+        // SAFETY: the caller's contract.
+        let base = unsafe { warp.row32(slot) };
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            let mut offset = [0; WARP];
+            let room = warp.shared_len.saturating_sub(bytes) as u32;
+            let (imm, align) = (inst.imm as u32, bytes as u32);
+            // SAFETY: the handler is compiled for this level.
+            let good = unsafe { wide::offsets32(base, imm, mask, room, align, &mut offset) };
+            if !good || warp.shared_len < bytes {
+                return Err(warp.shared_fault(inst, offset.map(u64::from), mask, bytes));
+            }
+            return Ok(Near { base: warp.shared, offset });
+        }
+        let offset = offset32(base, inst.imm as u32, mask);
+        let mut top = 0;
+        let mut low = 0;
+        for lane in 0..WARP {
+            top = top.max(offset[lane]);
+            low |= offset[lane];
+        }
+        if u64::from(top) + bytes > warp.shared_len || u64::from(low) & (bytes - 1) != 0 {
+            let wide = offset.map(u64::from);
+            return Err(warp.shared_fault(inst, wide, mask, bytes));
+        }
+        Ok(Near { base: warp.shared, offset })
+    }
+}
+
+/// Shared memory with 64-bit addresses.
+pub(crate) struct Shared64;
+
+impl Locate for Shared64 {
+    type Out = Near;
+
+    #[inline(always)]
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Near, Flow> {
+        // SAFETY: the caller's contract.
+        let base = unsafe { warp.row64(slot) };
+        let wide = offset64(base, inst.imm, mask);
+        let mut offset = [0; WARP];
+        let mut all = 0;
+        let mut top = 0;
+        for lane in 0..WARP {
+            all |= wide[lane];
+            offset[lane] = wide[lane] as u32;
+            top = top.max(offset[lane]);
+        }
+        if all >> 32 != 0 || u64::from(top) + bytes > warp.shared_len || all & (bytes - 1) != 0 {
+            return Err(warp.shared_fault(inst, wide, mask, bytes));
+        }
+        Ok(Near { base: warp.shared, offset })
+    }
+}
+
+/// Local memory with 64-bit addresses.
+pub(crate) struct Local64;
+
+impl Locate for Local64 {
+    type Out = Near;
+
+    #[inline(always)]
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Near, Flow> {
+        // SAFETY: the caller's contract.
+        let base = unsafe { warp.row64(slot) };
+        let wide = offset64(base, inst.imm, mask);
+        let mut offset = [0; WARP];
+        let mut all = 0;
+        let mut top = 0;
+        for lane in 0..WARP {
+            all |= wide[lane];
+            top = top.max(wide[lane]);
+            offset[lane] = (wide[lane] as u32).wrapping_add(lane as u32 * warp.local_len as u32);
+        }
+        if top.saturating_add(bytes) > warp.local_len || all & (bytes - 1) != 0 {
+            return Err(warp.local_fault(inst, wide, mask, bytes));
+        }
+        Ok(Near { base: warp.local, offset })
+    }
+}
+
+/// The frame's own local memory: `imm` alone.
+pub(crate) struct FrameLocal;
+
+impl Locate for FrameLocal {
+    type Out = Near;
+
+    #[inline(always)]
+    unsafe fn locate<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        _: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Near, Flow> {
+        let at = inst.imm.wrapping_add(u64::from(warp.current.local));
+        if at.saturating_add(bytes) > warp.local_len || at & (bytes - 1) != 0 {
+            return Err(warp.local_fault(inst, [at; WARP], mask, bytes));
+        }
+        let mut offset = [0; WARP];
+        for lane in 0..WARP {
+            offset[lane] = at as u32 + lane as u32 * warp.local_len as u32;
+        }
+        Ok(Near { base: warp.local, offset })
+    }
+}
+
+/// `base + offset`, with the first active lane's for inactive lanes.
+#[inline(always)]
+pub(crate) fn offset64(base: &[u64; WARP], offset: u64, mask: u32) -> [u64; WARP] {
+    let mut out = [0; WARP];
+    if mask == u32::MAX {
+        for lane in 0..WARP {
+            out[lane] = base[lane].wrapping_add(offset);
+        }
+    } else {
+        let stand_in = base[mask.trailing_zeros() as usize % WARP];
+        for lane in 0..WARP {
+            let own = if mask >> lane & 1 != 0 { base[lane] } else { stand_in };
+            out[lane] = own.wrapping_add(offset);
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn offset32(base: &[u32; WARP], offset: u32, mask: u32) -> [u32; WARP] {
+    let mut out = [0; WARP];
+    if mask == u32::MAX {
+        for lane in 0..WARP {
+            out[lane] = base[lane].wrapping_add(offset);
+        }
+    } else {
+        let stand_in = base[mask.trailing_zeros() as usize % WARP];
+        for lane in 0..WARP {
+            let own = if mask >> lane & 1 != 0 { base[lane] } else { stand_in };
+            out[lane] = own.wrapping_add(offset);
+        }
+    }
+    out
+}
