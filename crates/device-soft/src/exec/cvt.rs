@@ -3,7 +3,9 @@
 use super::lanewise::{LaneFn, Parts, Typed, lane_fns, lanes, lanes_avx2, lanes_sat, lanes_scalar};
 use super::{Arg, Flow, Isa, Lane, Level, Op, Query, Selected, Warp};
 use crate::code::Inst;
-use crate::math::convert::{Conversion, FromFloat, Integral, Rmi, Rni, Rpi, Rzi, Scalar};
+use crate::math::convert::{
+    Conversion, FromFloat, Integral, Rmi, Rni, Rpi, Rzi, Scalar, f32_to_tf32,
+};
 use crate::math::float::{canonical, flush};
 use crate::math::narrow::{Brain, Half, Narrow};
 use crate::math::soft::Rounding;
@@ -156,7 +158,7 @@ impl<R: Integral, D: Typed + FromFloat + 'static> LaneFn for ToInt<R, f64, D> {
     }
 }
 
-/// The common targets; others go through [`General`].
+/// f16 and bf16 go through [`General`].
 fn to_int(to: Type, from: Type, rounding: Rounding) -> Option<Selected> {
     macro_rules! targets {
         ($r:ident, $a:ident) => {
@@ -165,6 +167,10 @@ fn to_int(to: Type, from: Type, rounding: Rounding) -> Option<Selected> {
                 Type::S32 => lanes::<ToInt<$r, $a, i32>>(),
                 Type::U64 => lanes::<ToInt<$r, $a, u64>>(),
                 Type::S64 => lanes::<ToInt<$r, $a, i64>>(),
+                Type::U8 => lanes_avx2::<ToInt<$r, $a, u8>>(),
+                Type::S8 => lanes_avx2::<ToInt<$r, $a, i8>>(),
+                Type::U16 => lanes_avx2::<ToInt<$r, $a, u16>>(),
+                Type::S16 => lanes_avx2::<ToInt<$r, $a, i16>>(),
                 _ => return None,
             }
         };
@@ -212,6 +218,8 @@ lane_fns! {
     F32ToF16(a: f32) -> u16 { Half::narrow(a) }
     Bf16ToF32(a: u16) -> f32 { canonical(Brain::widen(a)) }
     F32ToBf16(a: f32) -> u16 { Brain::narrow(a) }
+    ToTf32Away(a: f32) -> u32 { f32_to_tf32::<false>(a) }
+    ToTf32Even(a: f32) -> u32 { f32_to_tf32::<true>(a) }
     F16ToF64(a: u16) -> f64 { f64::from(Half::widen(a)) }
     /// The first operand goes to the upper half.
     PackF16(a: f32, b: f32) -> u32 { u32::from(Half::narrow(a)) << 16 | u32::from(Half::narrow(b)) }
@@ -245,8 +253,11 @@ fn float_to_float(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
             _ => None,
         };
     }
-    if cvt.rounding != Rounding::Nearest {
-        return None;
+    match (to, from, cvt.rounding) {
+        (Type::Tf32, Type::F32, Rounding::Away) => return Some(lanes_avx2::<ToTf32Away>()),
+        (Type::Tf32, Type::F32, Rounding::Nearest) => return Some(lanes_avx2::<ToTf32Even>()),
+        (_, _, Rounding::Nearest) => {}
+        _ => return None,
     }
     match (to, from, cvt.ftz, cvt.sat) {
         (Type::F32, Type::F32, ftz, sat) => Some(lanes_sat::<Same32>(ftz, sat)),
@@ -473,8 +484,11 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         _ if cvt.relu || cvt.satfinite => None,
         (false, false) if !cvt.sat => int_to_int(to, from),
         (true, false) if !cvt.sat && cvt.rounding == Rounding::Nearest => int_to_float(to, from),
-        // Floats are clamped to the integer's range in any case.
-        (false, true) if !cvt.ftz => to_int(to, from, cvt.integral?),
+        // Floats are clamped to the integer's range in any case, and subnormals are nearest to 0.
+        (false, true) => match cvt.integral? {
+            Rounding::Down | Rounding::Up if cvt.ftz => None,
+            rounding => to_int(to, from, rounding),
+        },
         (true, true) => float_to_float(to, from, &cvt),
         _ => None,
     };

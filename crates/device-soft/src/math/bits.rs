@@ -124,11 +124,11 @@ pub(crate) fn funnel_right(low: u32, high: u32, by: u32) -> u32 {
 /// `prmt`, default mode: four nibbles of `selector` each pick a byte of `b:a`, or its sign if bit 3 is set.
 #[inline(always)]
 pub(crate) fn prmt(a: u32, b: u32, selector: u32) -> u32 {
-    let bytes = u64::from(b) << 32 | u64::from(a);
     let mut result = 0;
     for i in 0..4 {
         let pick = selector >> (4 * i);
-        let byte = (bytes >> ((pick & 7) * 8)) as u32;
+        let word = if pick & 4 == 0 { a } else { b };
+        let byte = word >> ((pick & 3) * 8);
         let sign = ((byte << 24) as i32 >> 31) as u32;
         let byte = if pick & 8 != 0 { sign } else { byte };
         result |= (byte & 0xFF) << (8 * i);

@@ -299,12 +299,25 @@ macro_rules! from_float {
 }
 
 from_float! {
+    u8 255.0 255.0 256.0: 0, 1 << 7;
+    i8 127.0 127.0 128.0: 0, i8::MIN;
+    u16 65535.0 65535.0 65536.0: 0, 1 << 15;
+    i16 32767.0 32767.0 32768.0: 0, i16::MIN;
     u32 4_294_967_040.0 4_294_967_295.0 4_294_967_296.0: 0, 1 << 31;
     i32 2_147_483_520.0 2_147_483_647.0 2_147_483_648.0: 0, i32::MIN;
     u64 18_446_742_974_197_923_840.0 18_446_744_073_709_549_568.0 18_446_744_073_709_551_616.0:
         1 << 63, 1 << 63;
     i64 9_223_371_487_098_961_920.0 9_223_372_036_854_774_784.0 9_223_372_036_854_775_808.0:
         i64::MIN, i64::MIN;
+}
+
+/// f32 to tf32, to nearest with ties away from zero (`cvt.rna.tf32.f32`) or, with `EVEN`, to even.
+#[inline(always)]
+pub(crate) fn f32_to_tf32<const EVEN: bool>(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let half = if EVEN { 0xFFF + (bits >> 13 & 1) } else { 0x1000 };
+    let rounded = bits.wrapping_add(half) & 0xFFFF_E000;
+    if bits & 0x7FFF_FFFF > 0x7F80_0000 { 0x7FFF_E000 } else { rounded }
 }
 
 #[cfg(test)]
@@ -348,6 +361,14 @@ mod tests {
             let bits = u64::from(x.to_bits());
             let cvt = to_int(Scalar::S32, Scalar::F32);
             assert_eq!(i32::from_f32(Rzi::f32(x)), cvt.apply(bits) as i32, "{x:e}");
+            let cvt = to_int(Scalar::S8, Scalar::F32);
+            assert_eq!(i8::from_f32(Rzi::f32(x)), cvt.apply(bits) as i8, "{x:e}");
+            let cvt = to_int(Scalar::U16, Scalar::F32);
+            assert_eq!(u16::from_f32(Rzi::f32(x)), cvt.apply(bits) as u16, "{x:e}");
+            let even = plain(Scalar::Tf32, Scalar::F32);
+            assert_eq!(f32_to_tf32::<true>(x), even.apply(bits) as u32, "{x:e}");
+            let away = Conversion { rounding: Rounding::Away, ..even };
+            assert_eq!(f32_to_tf32::<false>(x), away.apply(bits) as u32, "{x:e}");
             let cvt = to_int(Scalar::U32, Scalar::F32);
             assert_eq!(u32::from_f32(Rzi::f32(x)), cvt.apply(bits) as u32, "{x:e}");
             let cvt = to_int(Scalar::S64, Scalar::F32);
