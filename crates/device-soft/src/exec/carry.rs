@@ -154,5 +154,5 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         ("mad", Some("hi"), Type::S64) => Selected::new::<Mad<u64, i64, true>>(three()),
         _ => return None,
     };
-    Some(selected.aux(u32::from(reads) * IN | u32::from(writes) * OUT))
+    Some(selected.aux((u32::from(reads) * IN) | (u32::from(writes) * OUT)))
 }

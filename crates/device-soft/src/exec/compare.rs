@@ -18,6 +18,12 @@ macro_rules! relations {
     ($($name:ident |$a:ident, $b:ident| $holds:expr;)*) => {$(
         pub(crate) struct $name;
         impl Relation for $name {
+            #[allow(
+                clippy::eq_op,
+                clippy::neg_cmp_op_on_partial_ord,
+                clippy::nonminimal_bool,
+                reason = "NaN: x == x fails, and a relation's denial is not its opposite"
+            )]
             #[inline(always)]
             fn holds<K: PartialOrd>($a: &K, $b: &K) -> bool {
                 $holds
@@ -99,7 +105,7 @@ comparands! {
 
 /// Bit `lane` is `holds(lane)`.
 #[inline(always)]
-pub(crate) fn lane_mask<I: Isa>(holds: impl Fn(usize) -> bool) -> u32 {
+pub(crate) fn lane_mask(holds: impl Fn(usize) -> bool) -> u32 {
     let mut bytes = [0u8; WARP];
     for lane in 0..WARP {
         bytes[lane] = if holds(lane) { 0xFF } else { 0 };
@@ -151,7 +157,7 @@ unsafe fn combined(warp: &Warp, aux: u32, slot: i32, holds: u32) -> (u32, u32) {
 unsafe fn compare<I: Isa, C: Comparand, R: Relation>(warp: &Warp, a: i32, b: i32) -> u32 {
     // SAFETY: both are operands in C's bank (the caller's contract).
     let (a, b) = unsafe { (C::Lane::read(warp, a), C::Lane::read(warp, b)) };
-    lane_mask::<I>(|lane| R::holds(&C::key(a[lane]), &C::key(b[lane])))
+    lane_mask(|lane| R::holds(&C::key(a[lane]), &C::key(b[lane])))
 }
 
 /// `setp p{|q}, a, b{, c}`, and `set.dtype d, a, b{, c}`: `imm` where it holds, else 0.
@@ -205,7 +211,7 @@ impl<N: Narrow, R: Relation> Op for Halves<N, R> {
             let a = u32::read(warp, inst.op[first]);
             let b = u32::read(warp, inst.op[first + 1]);
             let half = |shift: u32| {
-                lane_mask::<I>(|lane| {
+                lane_mask(|lane| {
                     let key = |row: &[u32; WARP]| N::widen((row[lane] >> shift) as u16);
                     R::holds(&key(&a), &key(&b))
                 })
@@ -448,7 +454,7 @@ impl<T: Typed + Into<f64>> Op for Testp<T> {
         // SAFETY: op = [p, a] (the selector).
         unsafe {
             let a = T::read(warp, inst.op[1]);
-            let holds = lane_mask::<I>(|lane| {
+            let holds = lane_mask(|lane| {
                 let value: f64 = a[lane].into();
                 let least = if single { f64::from(f32::MIN_POSITIVE) } else { f64::MIN_POSITIVE };
                 let tiny = value.abs() < least;
