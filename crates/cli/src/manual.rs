@@ -21,7 +21,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
 
 /// `command` with only those commands that are told to people: shells would offer the others too.
 fn without_hidden(command: &clap::Command) -> clap::Command {
-    clap::Command::new(command.get_name().to_owned())
+    clap::Command::new("kedge")
         .version(env!("CARGO_PKG_VERSION"))
         .args(command.get_arguments().cloned())
         .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned())
