@@ -42,7 +42,8 @@ impl Toolchain {
 
     /// nvcc's further arguments, with what stands for the toolkit and the driver filled in.
     fn arguments(&self, program: &Program) -> Vec<String> {
-        let toolkit = self.nvcc.parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local/cuda"));
+        let toolkit =
+            self.nvcc.parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local/cuda"));
         let mut arguments = Vec::new();
         for word in &program.build {
             if word == "{cuda}" {

@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn directives_are_read_from_the_leading_comment_only() {
-        let text = "// Sums: two vectors.\n// build: -rdc=true {dir}/_b.cu\n// devices: 2\n\n// args: 7\n";
+        let text =
+            "// Sums: two vectors.\n// build: -rdc=true {dir}/_b.cu\n// devices: 2\n\n// args: 7\n";
         let program = Program::parse(Path::new("x/a.cu"), text).unwrap();
         assert_eq!(program.build, ["-rdc=true", "x/_b.cu"]);
         assert_eq!((program.devices, program.args.len()), (2, 0));

@@ -91,12 +91,8 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
 }
 
 fn one(toolchain: &Toolchain, program: &Program, target: &Target, build_only: bool) -> Outcome {
-    let outcome = |failure| Outcome {
-        failure,
-        stdout: String::new(),
-        stderr: String::new(),
-        seconds: 0.0,
-    };
+    let outcome =
+        |failure| Outcome { failure, stdout: String::new(), stderr: String::new(), seconds: 0.0 };
     match toolchain.compile(program) {
         Err(error) => outcome(Some(error.to_string())),
         Ok(_) if build_only => outcome(None),

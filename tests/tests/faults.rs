@@ -103,8 +103,10 @@ fn a_killed_client_takes_its_proxy_along() {
 
 /// The byte range of an ELF file's section.
 fn section(elf: &[u8], name: &str) -> std::ops::Range<usize> {
-    let u64_at = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().expect("8 bytes")) as usize;
-    let u32_at = |at: usize| u32::from_le_bytes(elf[at..at + 4].try_into().expect("4 bytes")) as usize;
+    let u64_at =
+        |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().expect("8 bytes")) as usize;
+    let u32_at =
+        |at: usize| u32::from_le_bytes(elf[at..at + 4].try_into().expect("4 bytes")) as usize;
     let u16_at = |at: usize| usize::from(elf[at]) | usize::from(elf[at + 1]) << 8;
     let (table, size, count, names) = (u64_at(0x28), u16_at(0x3a), u16_at(0x3c), u16_at(0x3e));
     let strings = u64_at(table + names * size + 24);
@@ -154,7 +156,10 @@ fn a_corrupted_fatbin_is_an_error_of_the_program() {
             None => assert!(outcome.stdout.contains("ok "), "round {round}: {}", outcome.stdout),
             Some(failure) => {
                 refused += 1;
-                assert!(failure.contains("exit status: 1"), "round {round}: {failure}: {outcome:?}");
+                assert!(
+                    failure.contains("exit status: 1"),
+                    "round {round}: {failure}: {outcome:?}"
+                );
             }
         }
     }

@@ -24,10 +24,8 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
             match layers.get(needed.as_str()) {
                 Some(below) if below < own => {}
                 Some(below) => {
-                    let _ = writeln!(
-                        wrong,
-                        "{name} (layer {own}) depends on {needed} (layer {below})"
-                    );
+                    let _ =
+                        writeln!(wrong, "{name} (layer {own}) depends on {needed} (layer {below})");
                 }
                 None => {
                     let _ = writeln!(wrong, "{name} depends on {needed}, which has no layer");
@@ -96,7 +94,9 @@ mod tests {
 
     #[test]
     fn layers_come_from_the_table() {
-        let layers = layers("| layer | crate |\n|---|---|\n| 4 | `shim` | x |\n| 0 | `wire`, `cuda-types` | y |\n");
+        let layers = layers(
+            "| layer | crate |\n|---|---|\n| 4 | `shim` | x |\n| 0 | `wire`, `cuda-types` | y |\n",
+        );
         assert_eq!(layers.get("shim"), Some(&4));
         assert_eq!(layers.get("cuda-types"), Some(&0));
         assert_eq!(layers.len(), 3);

@@ -116,7 +116,8 @@ impl BlockState {
     pub(crate) fn shared_of_window(&mut self, window: u64) -> Option<*mut u8> {
         let Some(rank) = window.checked_sub(1) else { return Some(self.shared.pointer()) };
         // SAFETY: the cluster lives as long as the block, and one worker runs all of it.
-        unsafe { (&(*self.cluster).shared).get(rank as usize).copied() }
+        let cluster = unsafe { &*self.cluster };
+        cluster.shared.get(rank as usize).copied()
     }
 }
 

@@ -19,6 +19,7 @@ macro_rules! relations {
         pub(crate) struct $name;
         impl Relation for $name {
             #[allow(
+                clippy::double_comparisons,
                 clippy::eq_op,
                 clippy::neg_cmp_op_on_partial_ord,
                 clippy::nonminimal_bool,
@@ -154,7 +155,7 @@ unsafe fn combined(warp: &Warp, aux: u32, slot: i32, holds: u32) -> (u32, u32) {
 
 /// The lanes where R holds between the operands at `slots`.
 #[inline(always)]
-unsafe fn compare<I: Isa, C: Comparand, R: Relation>(warp: &Warp, a: i32, b: i32) -> u32 {
+unsafe fn compare<C: Comparand, R: Relation>(warp: &Warp, a: i32, b: i32) -> u32 {
     // SAFETY: both are operands in C's bank (the caller's contract).
     let (a, b) = unsafe { (C::Lane::read(warp, a), C::Lane::read(warp, b)) };
     lane_mask(|lane| R::holds(&C::key(a[lane]), &C::key(b[lane])))
@@ -170,7 +171,7 @@ impl<C: Comparand, R: Relation> Op for Compare<C, R> {
         let first = if dual { 2 } else { 1 };
         // SAFETY: op = [p, a, b, c], [p, q, a, b, c] or [d, a, b, c] (the selector).
         unsafe {
-            let holds = compare::<I, C, R>(warp, inst.op[first], inst.op[first + 1]);
+            let holds = compare::<C, R>(warp, inst.op[first], inst.op[first + 1]);
             let (p, q) = combined(warp, inst.aux, inst.op[first + 2], holds);
             if inst.aux & TO_REGISTER != 0 {
                 set_register(warp, inst, mask, p);

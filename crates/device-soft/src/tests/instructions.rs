@@ -158,7 +158,7 @@ fn carries() {
     let product = "mad.lo.cc.u64 %rd8, %rd0, %rd1, %rd2; madc.hi.u64 %rd9, %rd0, %rd1, %rd3;";
     check(&bench, product, any, |[a, b, c, e]| {
         let low = (a as u128 * b as u128) as u64 as u128 + c as u128;
-        ((a as u128 * b as u128 >> 64) as u64).wrapping_add(e).wrapping_add((low >> 64) as u64)
+        (((a as u128 * b as u128) >> 64) as u64).wrapping_add(e).wrapping_add((low >> 64) as u64)
     });
 }
 
@@ -282,7 +282,7 @@ fn comparisons() {
         |a, b, c| (a as i64 <= b as i64) != (c & 1 == 0),
         any,
     );
-    p("setp.ltu.f32 %p9, %f0, %f1;", |a, b, _| !(f(a) >= f(b)), single);
+    p("setp.ltu.f32 %p9, %f0, %f1;", |a, b, _| f(a).partial_cmp(&f(b)).is_none_or(|o| o.is_lt()), single);
     p("setp.ne.f32 %p9, %f0, %f1;", |a, b, _| f(a) < f(b) || f(a) > f(b), single);
     p("setp.nan.f64 %p9, %d0, %d1;", |a, b, _| d(a).is_nan() || d(b).is_nan(), double);
     p("testp.subnormal.f32 %p9, %f0;", |a, _, _| f(a).is_subnormal(), single);

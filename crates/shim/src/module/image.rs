@@ -63,10 +63,13 @@ impl Images {
             WRAPPER_MAGIC => unsafe { from_wrapper(peek::value(addr)?) },
             // SAFETY: the magic says that cuLinkComplete made it.
             LINKED_MAGIC => unsafe { from_linked(addr) },
-            // SAFETY: as the caller promises.
             magic => {
-                let image = unsafe { measure(addr)? };
-                let image = if magic == ELF_MAGIC { unsafe { with_source(image)? } } else { image };
+                // SAFETY: as the caller promises.
+                let mut image = unsafe { measure(addr)? };
+                if magic == ELF_MAGIC {
+                    // SAFETY: `measure` found all of it.
+                    image = unsafe { with_source(image)? };
+                }
                 Ok(Self { images: vec![image], link: false })
             }
         }

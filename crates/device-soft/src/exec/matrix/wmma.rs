@@ -340,7 +340,7 @@ fn transfer(query: &Query<'_>, mut parts: Parts<'_>, load: bool) -> Option<Selec
     let shape = parts.take_map(Shape::named)?;
     let space = space(&mut parts);
     let element = parts.take_map(Element::named)?;
-    if !parts.done() || !exists(shape, element) && !(role == 2 && exists(shape, Element::F32)) {
+    if !parts.done() || !(exists(shape, element) || role == 2 && exists(shape, Element::F32)) {
         return None;
     }
     let params = Params {
