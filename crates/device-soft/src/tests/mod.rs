@@ -4,6 +4,7 @@ mod async_copy;
 mod basics;
 mod divergence;
 mod instructions;
+mod matrix;
 mod memory;
 
 use crate::code::{PlaceKind, Placement, Program};
