@@ -282,7 +282,11 @@ fn comparisons() {
         |a, b, c| (a as i64 <= b as i64) != (c & 1 == 0),
         any,
     );
-    p("setp.ltu.f32 %p9, %f0, %f1;", |a, b, _| f(a).partial_cmp(&f(b)).is_none_or(|o| o.is_lt()), single);
+    p(
+        "setp.ltu.f32 %p9, %f0, %f1;",
+        |a, b, _| f(a).partial_cmp(&f(b)).is_none_or(|o| o.is_lt()),
+        single,
+    );
     p("setp.ne.f32 %p9, %f0, %f1;", |a, b, _| f(a) < f(b) || f(a) > f(b), single);
     p("setp.nan.f64 %p9, %d0, %d1;", |a, b, _| d(a).is_nan() || d(b).is_nan(), double);
     p("testp.subnormal.f32 %p9, %f0;", |a, _, _| f(a).is_subnormal(), single);
