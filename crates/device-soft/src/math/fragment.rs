@@ -2,9 +2,6 @@
 
 use super::narrow::{bf16_to_f32, f16_to_f32, f32_to_f16};
 
-/// Most elements of one operand tile: 16 × 64 four-bit ones.
-pub(crate) const TILE: usize = 1024;
-
 /// An element type of a matrix instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -133,32 +130,67 @@ fn e4m3_to_f32(byte: u8) -> f32 {
     if byte & 0x7F == 0x7F { f32::NAN } else { value }
 }
 
-/// (row, column) of element `element` of register `register` of lane `lane` in `mma`'s A, whose tile has
-/// 8 or 16 rows, with `per` elements in a register (PTX ISA, "Matrix Fragments for mma").
-#[inline(always)]
-pub(crate) fn mma_a(
-    rows: usize,
-    per: usize,
-    register: usize,
-    lane: usize,
+/// Where a fragment's elements are in a tile stored by rows: an element is at its lane's place plus an
+/// offset that depends on the register and the position in it.
+pub(crate) struct Layout {
+    pub(crate) lanes: [u16; 32],
+    /// Elements from a register's first to its next ones.
     element: usize,
-) -> (usize, usize) {
-    let (group, thread) = (lane / 4, lane % 4);
-    let (row, block) =
-        if rows == 16 { (group + 8 * (register & 1), register >> 1) } else { (group, register) };
-    (row, thread * per + element + 4 * per * block)
+    /// Offsets of registers, or of accumulators.
+    registers: [u16; 16],
 }
 
-/// As [`mma_a`], in B.
-#[inline(always)]
-pub(crate) fn mma_b(per: usize, register: usize, lane: usize, element: usize) -> (usize, usize) {
-    (lane % 4 * per + element + 4 * per * register, lane / 4)
-}
+impl Layout {
+    fn new(
+        lane: impl Fn(usize, usize) -> usize,
+        element: usize,
+        register: impl Fn(usize) -> usize,
+    ) -> Self {
+        Self {
+            lanes: std::array::from_fn(|at| lane(at / 4, at % 4) as u16),
+            element,
+            registers: std::array::from_fn(|at| register(at) as u16),
+        }
+    }
 
-/// (row, column) of accumulator `index` of lane `lane` in a tile eight columns wide.
-#[inline(always)]
-pub(crate) fn mma_c(index: usize, lane: usize) -> (usize, usize) {
-    (lane / 4 + 8 * (index >> 1), lane % 4 * 2 + (index & 1))
+    /// `mma`'s A, of 8 or 16 rows and `columns` columns, with `per` elements in a register (PTX ISA,
+    /// "Matrix Fragments for mma").
+    pub(crate) fn mma_a(rows: usize, columns: usize, per: usize) -> Self {
+        let lane = |group: usize, thread: usize| group * columns + thread * per;
+        Self::new(lane, 1, |register| match rows {
+            16 => 8 * (register & 1) * columns + 4 * per * (register >> 1),
+            _ => 4 * per * register,
+        })
+    }
+
+    /// `mma`'s B, of `columns` columns.
+    pub(crate) fn mma_b(columns: usize, per: usize) -> Self {
+        let lane = |group: usize, thread: usize| thread * per * columns + group;
+        Self::new(lane, columns, |register| 4 * per * register * columns)
+    }
+
+    /// Accumulators eight columns wide, `per` in a register; of a tile of 16 columns, the right half
+    /// follows the left.
+    pub(crate) fn accumulators(columns: usize, per: usize) -> Self {
+        let lane = |group: usize, thread: usize| group * columns + thread * 2;
+        Self::new(lane, 1, |register| {
+            let index = register * per;
+            8 * (index >> 1 & 1) * columns + (index & 1) + 8 * (index >> 2)
+        })
+    }
+
+    /// In the order of lanes, then of elements, then of registers: what is cheapest to store. Where the
+    /// tile has fewer elements they repeat; a tile is a multiple of `32 · per`, as all of `wmma`'s are.
+    pub(crate) fn linear(size: usize, per: usize) -> Self {
+        let lane = |group: usize, thread: usize| group * 4 + thread;
+        Self::new(lane, 32, |register| register * per * 32 % size)
+    }
+
+    /// The offset of an element of a register.
+    #[inline(always)]
+    pub(crate) fn offset(&self, register: usize, element: usize) -> usize {
+        usize::from(self.registers[register % 16]) + element * self.element
+    }
 }
 
 /// A shape m × n × k.
@@ -197,13 +229,44 @@ pub(crate) fn multiply_i32(shape: Shape, a: &[i32], b: &[i32], c: &mut [i32]) {
 }
 
 #[inline(always)]
-fn multiply<T: Copy>(shape: Shape, a: &[T], b: &[T], c: &mut [T], step: impl Fn(T, T, T) -> T) {
-    for (a, c) in a.chunks_exact(shape.k).zip(c.chunks_exact_mut(shape.n)).take(shape.m) {
-        for (a, b) in a.iter().zip(b.chunks_exact(shape.n)) {
-            for (c, b) in c.iter_mut().zip(b) {
-                *c = step(*a, *b, *c);
+fn multiply<T: Copy + Default>(
+    shape: Shape,
+    a: &[T],
+    b: &[T],
+    c: &mut [T],
+    step: impl Fn(T, T, T) -> T,
+) {
+    match shape.n {
+        8 => multiply_wide::<T, 8>(shape, a, b, c, step),
+        16 => multiply_wide::<T, 16>(shape, a, b, c, step),
+        32 => multiply_wide::<T, 32>(shape, a, b, c, step),
+        n => {
+            for (at, c) in c.iter_mut().enumerate() {
+                let (row, column) = (at / n, at % n);
+                *c = (0..shape.k).fold(*c, |c, i| step(a[row * shape.k + i], b[i * n + column], c));
             }
         }
+    }
+}
+
+/// With N columns: a row of accumulators stays in vector registers.
+#[inline(always)]
+fn multiply_wide<T: Copy + Default, const N: usize>(
+    shape: Shape,
+    a: &[T],
+    b: &[T],
+    c: &mut [T],
+    step: impl Fn(T, T, T) -> T,
+) {
+    for (a, c) in a.chunks_exact(shape.k).zip(c.chunks_exact_mut(N)) {
+        let mut sums = [T::default(); N];
+        sums.copy_from_slice(c);
+        for (a, b) in a.iter().zip(b.chunks_exact(N)) {
+            for at in 0..N {
+                sums[at] = step(*a, b[at], sums[at]);
+            }
+        }
+        c.copy_from_slice(&sums);
     }
 }
 
@@ -212,32 +275,44 @@ mod tests {
     use super::*;
     use crate::math::soft::{self, E4M3, F32, Rounding};
 
+    fn covers(layout: &Layout, size: usize, registers: usize, per: usize) {
+        let mut seen = vec![0; size];
+        for register in 0..registers {
+            for element in 0..per {
+                let offset = layout.offset(register, element);
+                layout.lanes.iter().for_each(|lane| seen[usize::from(*lane) + offset] += 1);
+            }
+        }
+        let times = registers * per * 32 / size;
+        assert!(seen.iter().all(|count| *count == times), "{seen:?}");
+    }
+
     #[test]
-    fn fragments_cover_their_tiles_once() {
+    fn fragments_cover_their_tiles() {
         for (rows, registers, per) in [(16, 4, 2), (16, 2, 2), (16, 4, 1), (16, 4, 4), (8, 1, 4)] {
             let columns = 4 * per * registers * 8 / rows;
-            let mut seen = vec![0; rows * columns];
-            for register in 0..registers {
-                for lane in 0..32 {
-                    for element in 0..per {
-                        let (row, column) = mma_a(rows, per, register, lane, element);
-                        seen[row * columns + column] += 1;
-                    }
-                }
-            }
-            assert!(seen.iter().all(|count| *count == 1), "{rows} {registers} {per}");
+            covers(&Layout::mma_a(rows, columns, per), rows * columns, registers, per);
         }
-        let mut seen = [0; 128];
-        for index in 0..4 {
-            for lane in 0..32 {
-                let (row, column) = mma_c(index, lane);
-                seen[row * 8 + column] += 1;
-            }
-        }
-        assert_eq!(seen, [1; 128]);
-        // From the reference's figures: m16n8k16 f16, lane 5.
-        assert_eq!((mma_a(16, 2, 0, 5, 1), mma_a(16, 2, 3, 5, 0)), ((1, 3), (9, 10)));
-        assert_eq!((mma_b(2, 1, 5, 1), mma_c(3, 5)), ((11, 1), (9, 3)));
+        covers(&Layout::mma_b(8, 2), 128, 2, 2);
+        covers(&Layout::mma_b(8, 4), 256, 2, 4);
+        covers(&Layout::accumulators(8, 1), 128, 4, 1);
+        covers(&Layout::accumulators(16, 2), 256, 4, 2);
+        covers(&Layout::linear(256, 2), 256, 8, 2);
+        covers(&Layout::linear(128, 2), 128, 8, 2);
+        covers(&Layout::linear(128, 4), 128, 1, 4);
+    }
+
+    #[test]
+    fn fragments_follow_the_reference() {
+        let at = |layout: &Layout, register, lane: usize, element| {
+            usize::from(layout.lanes[lane]) + layout.offset(register, element)
+        };
+        // m16n8k16 of f16, lane 5.
+        let a = Layout::mma_a(16, 16, 2);
+        assert_eq!((at(&a, 0, 5, 1), at(&a, 3, 5, 0)), (16 + 3, 9 * 16 + 10));
+        assert_eq!(at(&Layout::mma_b(8, 2), 1, 5, 1), 11 * 8 + 1);
+        assert_eq!(at(&Layout::accumulators(8, 1), 3, 5, 0), 9 * 8 + 3);
+        assert_eq!(at(&Layout::accumulators(8, 2), 1, 5, 1), 9 * 8 + 3);
     }
 
     #[test]

@@ -4,13 +4,13 @@ use super::{Params, slots, tile};
 use crate::code::Inst;
 use crate::exec::lanewise::Parts;
 use crate::exec::{Arg, Flow, Isa, Op, Query, Selected, Warp};
-use crate::math::fragment::{self, Element, Shape};
+use crate::math::fragment::{Element, Layout, Shape};
 use kedge_ptx::ast::Type;
 use std::marker::PhantomData;
 use tile::{Number, stored_k};
 
-/// `mma.sync` computed in T. The operand list is d, a, b, c.
-struct Mma<T>(PhantomData<T>);
+/// `mma.sync` computed in T, in tiles of at most N elements. The operand list is d, a, b, c.
+struct Mma<T, const N: usize>(PhantomData<T>);
 
 /// Registers of each operand: d, a, b, c.
 fn registers(params: &Params) -> [usize; 4] {
@@ -20,7 +20,7 @@ fn registers(params: &Params) -> [usize; 4] {
     [of(m * n, params.d), of(m * k, params.a), of(k * n, params.b), of(m * n, params.c)]
 }
 
-impl<T: Number> Op for Mma<T> {
+impl<T: Number, const N: usize> Op for Mma<T, N> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let params = Params::decode(inst.imm);
@@ -34,24 +34,15 @@ impl<T: Number> Op for Mma<T> {
             let (d, slots) = slots.split_at(d_len);
             let (a, slots) = slots.split_at(a_len);
             let (b, c) = slots.split_at(b_len);
-            let a_per = params.a.per_register();
-            let a = tile::gather::<T>(warp, a, params.a, k, |register, lane, element| {
-                fragment::mma_a(m, a_per, register, lane, element)
-            });
-            let b_per = params.b.per_register();
-            let b = tile::gather::<T>(warp, b, params.b, n, |register, lane, element| {
-                fragment::mma_b(b_per, register, lane, element)
-            });
-            let place = |per: usize| {
-                move |register: usize, lane: usize, element: usize| {
-                    fragment::mma_c(register * per + element, lane)
-                }
-            };
-            let c_place = place(params.c.per_register());
-            let mut c = tile::gather::<T>(warp, c, params.c, n, c_place);
+            let layout = Layout::mma_a(m, k, params.a.per_register());
+            let a = tile::gather::<T, N>(warp, a, params.a, &layout);
+            let layout = Layout::mma_b(n, params.b.per_register());
+            let b = tile::gather::<T, N>(warp, b, params.b, &layout);
+            let layout = Layout::accumulators(n, params.c.per_register());
+            let mut c = tile::gather::<T, N>(warp, c, params.c, &layout);
             T::multiply(&params, &a[..m * k], &b[..k * n], &mut c[..m * n]);
-            let d_place = place(params.d.per_register());
-            tile::scatter::<T>(warp, d, params.d, n, &c, mask, d_place);
+            let layout = Layout::accumulators(n, params.d.per_register());
+            tile::scatter::<T, N>(warp, d, params.d, &layout, &c, mask);
         }
         Flow::Next
     }
@@ -120,10 +111,14 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     args.extend(vec![Arg::Src(register_type(a)); a_len]);
     args.extend(vec![Arg::Src(register_type(b)); b_len]);
     args.extend(vec![Arg::Src(register_type(c)); c_len]);
-    let selected = match d {
-        Element::F64 => Selected::new::<Mma<f64>>(args),
-        Element::S32 => Selected::new::<Mma<i32>>(args),
-        _ => Selected::new::<Mma<f32>>(args),
+    let largest = shape.m * stored_k(&params);
+    let selected = match (d, largest) {
+        (Element::F64, ..=64) => Selected::new::<Mma<f64, 64>>(args),
+        (Element::F64, _) => Selected::new::<Mma<f64, 256>>(args),
+        (Element::S32, ..=512) => Selected::new::<Mma<i32, 512>>(args),
+        (Element::S32, _) => Selected::new::<Mma<i32, 1024>>(args),
+        (_, ..=256) => Selected::new::<Mma<f32, 256>>(args),
+        _ => Selected::new::<Mma<f32, 512>>(args),
     };
     Some(selected.imm(params.encode()))
 }

@@ -2,7 +2,7 @@
 
 use super::Params;
 use crate::exec::{Lane, Warp};
-use crate::math::fragment::{self, Element, Shape, TILE};
+use crate::math::fragment::{self, Element, Layout, Shape};
 use crate::spec::WARP;
 
 /// The type that a product is computed in.
@@ -155,27 +155,26 @@ pub(super) fn stored_k(params: &Params) -> usize {
     if params.a == Element::B1 { params.shape.k / 32 } else { params.shape.k }
 }
 
-/// Fills a tile with `columns` columns from `slots`; `place` maps (register, lane, element) to its row
-/// and column.
+/// Fills a tile of N elements, of which the operand may use fewer, from `slots`.
 ///
 /// # Safety
 /// `slots` are operands of the frame, in the bank that holds `element`.
 #[inline(always)]
-pub(super) unsafe fn gather<T: Number>(
+pub(super) unsafe fn gather<T: Number, const N: usize>(
     warp: &Warp,
     slots: &[i32],
     element: Element,
-    columns: usize,
-    place: impl Fn(usize, usize, usize) -> (usize, usize),
-) -> [T; TILE] {
-    let mut tile = [T::default(); TILE];
+    layout: &Layout,
+) -> [T; N] {
+    const { assert!(N.is_power_of_two()) };
+    let mut tile = [T::default(); N];
     for (register, slot) in slots.iter().enumerate() {
         for index in 0..element.per_register() {
             // SAFETY: the caller's contract.
             let values = unsafe { T::gather(warp, *slot, element, index) };
-            for (lane, value) in values.iter().enumerate() {
-                let (row, column) = place(register, lane, index);
-                tile[(row * columns + column) % TILE] = *value;
+            let offset = layout.offset(register, index);
+            for lane in 0..WARP {
+                tile[(usize::from(layout.lanes[lane]) + offset) % N] = values[lane];
             }
         }
     }
@@ -187,21 +186,20 @@ pub(super) unsafe fn gather<T: Number>(
 /// # Safety
 /// As [`gather`], of destinations.
 #[inline(always)]
-pub(super) unsafe fn scatter<T: Number>(
+pub(super) unsafe fn scatter<T: Number, const N: usize>(
     warp: &mut Warp,
     slots: &[i32],
     element: Element,
-    columns: usize,
-    tile: &[T; TILE],
+    layout: &Layout,
+    tile: &[T; N],
     mask: u32,
-    place: impl Fn(usize, usize, usize) -> (usize, usize),
 ) {
     for (register, slot) in slots.iter().enumerate() {
         let mut values = [[T::default(); WARP]; 2];
         for (index, values) in values.iter_mut().enumerate().take(element.per_register()) {
-            for (lane, value) in values.iter_mut().enumerate() {
-                let (row, column) = place(register, lane, index);
-                *value = tile[(row * columns + column) % TILE];
+            let offset = layout.offset(register, index);
+            for lane in 0..WARP {
+                values[lane] = tile[(usize::from(layout.lanes[lane]) + offset) % N];
             }
         }
         // SAFETY: the caller's contract.

@@ -8,11 +8,14 @@ use super::{Params, slots, space, space_of, tile};
 use crate::code::Inst;
 use crate::exec::lanewise::Parts;
 use crate::exec::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
-use crate::math::fragment::{self, Element, Shape, TILE};
+use crate::math::fragment::{Element, Layout, Shape};
 use crate::spec::WARP;
 use kedge_ptx::ast::Type;
 use std::marker::PhantomData;
 use tile::{Number, stored_k};
+
+/// Most elements of a tile: 32 × 16.
+const TILE: usize = 512;
 
 /// Which operand a fragment is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,29 +37,20 @@ fn extent(params: &Params, role: Role) -> (usize, usize) {
     }
 }
 
-/// Where element `element` of register `register` (of `registers`, with `per` elements each) of a lane is.
+/// How a fragment keeps its tile, with `per` elements in a register.
 #[inline(always)]
-fn place(
-    (rows, columns): (usize, usize),
-    role: Role,
-    registers: usize,
-    per: usize,
-) -> impl Fn(usize, usize, usize) -> (usize, usize) {
-    move |register, lane, element| {
-        let index = register * per + element;
-        if role == Role::Accumulator && (rows, columns) == (16, 16) {
-            let (row, column) = fragment::mma_c(index & 3, lane);
-            return (row, column + 8 * (index >> 2));
-        }
-        let linear = (lane * registers * per + index) % (rows * columns);
-        (linear / columns, linear % columns)
+fn layout((rows, columns): (usize, usize), role: Role, per: usize) -> Layout {
+    if role == Role::Accumulator && (rows, columns) == (16, 16) {
+        Layout::accumulators(16, per)
+    } else {
+        Layout::linear(rows * columns, per)
     }
 }
 
-/// `wmma.mma` computed in T. The operand list is d, a, b, c.
-struct Mma<T>(PhantomData<T>);
+/// `wmma.mma` computed in T, in tiles of at most N elements. The operand list is d, a, b, c.
+struct Mma<T, const N: usize>(PhantomData<T>);
 
-impl<T: Number> Op for Mma<T> {
+impl<T: Number, const N: usize> Op for Mma<T, N> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let params = Params::decode(inst.imm);
@@ -70,9 +64,8 @@ impl<T: Number> Op for Mma<T> {
             let (a, slots) = slots.split_at(a_len);
             let (b, c) = slots.split_at(b_len);
             let gather = |slots: &[i32], element: Element, role: Role| {
-                let extent = extent(&params, role);
-                let place = place(extent, role, slots.len(), element.per_register());
-                tile::gather::<T>(warp, slots, element, extent.1, place)
+                let layout = layout(extent(&params, role), role, element.per_register());
+                tile::gather::<T, N>(warp, slots, element, &layout)
             };
             let a = gather(a, params.a, Role::A);
             let b = gather(b, params.b, Role::B);
@@ -80,8 +73,8 @@ impl<T: Number> Op for Mma<T> {
             let Shape { m, n, .. } = params.shape;
             let k = stored_k(&params);
             T::multiply(&params, &a[..m * k], &b[..k * n], &mut c[..m * n]);
-            let place = place((m, n), Role::Accumulator, d_len, params.d.per_register());
-            tile::scatter::<T>(warp, d, params.d, n, &c, mask, place);
+            let layout = layout((m, n), Role::Accumulator, params.d.per_register());
+            tile::scatter::<T, N>(warp, d, params.d, &layout, &c, mask);
         }
         Flow::Next
     }
@@ -180,6 +173,20 @@ impl Transfer {
         true
     }
 
+    /// Calls `element` with each of a line's elements.
+    #[inline(always)]
+    fn each_element(&self, bytes: &[u8], len: usize, mut element: impl FnMut(usize, u64)) {
+        match self.bits() {
+            16 => {
+                for (at, pair) in bytes.chunks_exact(2).enumerate() {
+                    element(at, u16::from_le_bytes([pair[0], pair[1]]).into());
+                }
+            }
+            8 => bytes.iter().enumerate().for_each(|(at, byte)| element(at, (*byte).into())),
+            _ => (0..len).for_each(|at| element(at, self.get(bytes, at))),
+        }
+    }
+
     /// Element `at` of a line's bytes.
     fn get(&self, bytes: &[u8], at: usize) -> u64 {
         let width = self.bits();
@@ -220,22 +227,23 @@ impl Op for Load {
             let slots = slots(warp, inst, count + 1 + usize::from(transfer.stride));
             let len = transfer.lines().1;
             let read = transfer.each_line(warp, inst, mask, &slots[count..], |line, bytes| {
-                for at in 0..len {
-                    elements[transfer.index(line, at)] = transfer.get(bytes, at);
-                }
+                transfer.each_element(bytes, len, |at, value| {
+                    elements[transfer.index(line, at)] = value;
+                });
             });
             if !read {
                 return Flow::Fault;
             }
             let per = transfer.element.per_register();
-            let place = place(transfer.extent, transfer.role, count, per);
+            let layout = layout(transfer.extent, transfer.role, per);
             for (register, slot) in slots[..count].iter().enumerate() {
                 let mut words = [0u64; WARP];
-                for (lane, word) in words.iter_mut().enumerate() {
-                    for element in 0..per {
-                        let (row, column) = place(register, lane, element);
-                        let bits = elements[(row * transfer.extent.1 + column) % TILE];
-                        *word |= bits << (element * transfer.bits());
+                for element in 0..per {
+                    let (offset, shift) =
+                        (layout.offset(register, element), element * transfer.bits());
+                    for lane in 0..WARP {
+                        let at = (usize::from(layout.lanes[lane]) + offset) % TILE;
+                        words[lane] |= elements[at] << shift;
                     }
                 }
                 if transfer.element == Element::F64 {
@@ -262,7 +270,7 @@ impl Op for Store {
         unsafe {
             let slots = slots(warp, inst, count + 1 + usize::from(transfer.stride));
             let per = transfer.element.per_register();
-            let place = place(transfer.extent, transfer.role, count, per);
+            let layout = layout(transfer.extent, transfer.role, per);
             let part = u64::MAX >> (64 - transfer.bits());
             for (register, slot) in slots[1..=count].iter().enumerate() {
                 let words = if transfer.element == Element::F64 {
@@ -270,11 +278,12 @@ impl Op for Store {
                 } else {
                     u32::read(warp, *slot).map(u64::from)
                 };
-                for (lane, word) in words.iter().enumerate() {
-                    for element in 0..per {
-                        let (row, column) = place(register, lane, element);
-                        elements[(row * transfer.extent.1 + column) % TILE] =
-                            word >> (element * transfer.bits()) & part;
+                for element in 0..per {
+                    let (offset, shift) =
+                        (layout.offset(register, element), element * transfer.bits());
+                    for lane in 0..WARP {
+                        let at = (usize::from(layout.lanes[lane]) + offset) % TILE;
+                        elements[at] = words[lane] >> shift & part;
                     }
                 }
             }
@@ -412,10 +421,15 @@ fn multiply(query: &Query<'_>, mut parts: Parts<'_>) -> Option<Selected> {
         args.extend(vec![Arg::Src(register_type(element)); len]);
     }
     let selected = match (d, c) {
-        (Element::F64, Element::F64) => Selected::new::<Mma<f64>>(args),
-        (Element::S32, Element::S32) => Selected::new::<Mma<i32>>(args),
+        (Element::F64, Element::F64) => Selected::new::<Mma<f64, 64>>(args),
+        (Element::S32, Element::S32) => Selected::new::<Mma<i32, TILE>>(args),
+        (Element::F16 | Element::F32, Element::F16 | Element::F32)
+            if (shape.m, shape.n) == (16, 16) =>
+        {
+            Selected::new::<Mma<f32, 256>>(args)
+        }
         (Element::F16 | Element::F32, Element::F16 | Element::F32) => {
-            Selected::new::<Mma<f32>>(args)
+            Selected::new::<Mma<f32, TILE>>(args)
         }
         _ => return None,
     };
