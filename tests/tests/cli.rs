@@ -36,7 +36,9 @@ impl World {
     }
 
     fn kedge(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(kedge());
+        // A runner in the background or under nohup ignores signals, and children inherit that.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,QUIT").arg(kedge());
         command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime()).env_remove("NO_COLOR");
         command
     }

@@ -23,8 +23,10 @@ impl World {
     }
 
     fn kedge(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
+        // A runner in the background or under nohup ignores signals, and children inherit that.
+        let mut command = Command::new("env");
         command
+            .args(["--default-signal=HUP,INT,QUIT", env!("CARGO_BIN_EXE_kedge")])
             .args(args)
             .env("KEDGE_LIB_DIR", self.0.join("parts"))
             .env("XDG_RUNTIME_DIR", self.0.join("run"))
