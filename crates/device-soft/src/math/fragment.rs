@@ -133,11 +133,15 @@ fn e4m3_to_f32(byte: u8) -> f32 {
 /// Where a fragment's elements are in a tile stored by rows: an element is at its lane's place plus an
 /// offset that depends on the register and the position in it.
 pub(crate) struct Layout {
-    pub(crate) lanes: [u16; 32],
+    lanes: [u16; 32],
     /// Elements from a register's first to its next ones.
     element: usize,
     /// Offsets of registers, or of accumulators.
     registers: [u16; 16],
+    /// Registers after which the elements repeat.
+    distinct: usize,
+    /// The lanes' places are 0 to 31.
+    in_order: bool,
 }
 
 impl Layout {
@@ -150,6 +154,8 @@ impl Layout {
             lanes: std::array::from_fn(|at| lane(at / 4, at % 4) as u16),
             element,
             registers: std::array::from_fn(|at| register(at) as u16),
+            distinct: usize::MAX,
+            in_order: false,
         }
     }
 
@@ -183,7 +189,44 @@ impl Layout {
     /// tile has fewer elements they repeat; a tile is a multiple of `32 · per`, as all of `wmma`'s are.
     pub(crate) fn linear(size: usize, per: usize) -> Self {
         let lane = |group: usize, thread: usize| group * 4 + thread;
-        Self::new(lane, 32, |register| register * per * 32 % size)
+        let layout = Self::new(lane, 32, |register| register * per * 32 % size);
+        Self { distinct: size / (32 * per), in_order: true, ..layout }
+    }
+
+    /// Registers that hold something that those before them do not.
+    pub(crate) fn distinct<'a>(&self, registers: &'a [i32]) -> &'a [i32] {
+        &registers[..registers.len().min(self.distinct)]
+    }
+
+    /// Stores one element of each lane in a tile.
+    #[inline(always)]
+    pub(crate) fn store<T: Copy, const N: usize>(
+        &self,
+        tile: &mut [T; N],
+        offset: usize,
+        values: &[T; 32],
+    ) {
+        if self.in_order
+            && let Some(place) = tile.get_mut(offset..offset + 32)
+        {
+            place.copy_from_slice(values);
+            return;
+        }
+        for (lane, value) in self.lanes.iter().zip(values) {
+            tile[(usize::from(*lane) + offset) % N] = *value;
+        }
+    }
+
+    /// One element of each lane from a tile.
+    #[inline(always)]
+    pub(crate) fn load<T: Copy, const N: usize>(&self, tile: &[T; N], offset: usize) -> [T; 32] {
+        if self.in_order
+            && let Some(place) = tile.get(offset..offset + 32)
+            && let Ok(values) = place.try_into()
+        {
+            return values;
+        }
+        self.lanes.map(|lane| tile[(usize::from(lane) + offset) % N])
     }
 
     /// The offset of an element of a register.
@@ -280,7 +323,9 @@ mod tests {
         for register in 0..registers {
             for element in 0..per {
                 let offset = layout.offset(register, element);
-                layout.lanes.iter().for_each(|lane| seen[usize::from(*lane) + offset] += 1);
+                for lane in layout.lanes {
+                    seen[usize::from(lane) + offset] += 1;
+                }
             }
         }
         let times = registers * per * 32 / size;

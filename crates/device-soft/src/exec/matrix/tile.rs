@@ -106,9 +106,20 @@ impl Number for i32 {
         // SAFETY: the caller's contract.
         let words = unsafe { u32::read(warp, slot) };
         let mut out = [0; WARP];
-        for lane in 0..WARP {
-            out[lane] = element.int(words[lane], index);
+        // One loop for each type, so that each vectorises.
+        macro_rules! each {
+            ($($ty:ident)*) => {
+                match element {
+                    $(Element::$ty => {
+                        for lane in 0..WARP {
+                            out[lane] = Element::$ty.int(words[lane], index);
+                        }
+                    })*
+                    _ => out = words.map(|word| word as i32),
+                }
+            };
         }
+        each!(S8 U8 S4 U4);
         out
     }
 
@@ -168,14 +179,11 @@ pub(super) unsafe fn gather<T: Number, const N: usize>(
 ) -> [T; N] {
     const { assert!(N.is_power_of_two()) };
     let mut tile = [T::default(); N];
-    for (register, slot) in slots.iter().enumerate() {
+    for (register, slot) in layout.distinct(slots).iter().enumerate() {
         for index in 0..element.per_register() {
             // SAFETY: the caller's contract.
             let values = unsafe { T::gather(warp, *slot, element, index) };
-            let offset = layout.offset(register, index);
-            for lane in 0..WARP {
-                tile[(usize::from(layout.lanes[lane]) + offset) % N] = values[lane];
-            }
+            layout.store(&mut tile, layout.offset(register, index), &values);
         }
     }
     tile
@@ -197,10 +205,7 @@ pub(super) unsafe fn scatter<T: Number, const N: usize>(
     for (register, slot) in slots.iter().enumerate() {
         let mut values = [[T::default(); WARP]; 2];
         for (index, values) in values.iter_mut().enumerate().take(element.per_register()) {
-            let offset = layout.offset(register, index);
-            for lane in 0..WARP {
-                values[lane] = tile[(usize::from(layout.lanes[lane]) + offset) % N];
-            }
+            *values = layout.load(tile, layout.offset(register, index));
         }
         // SAFETY: the caller's contract.
         unsafe { T::scatter(warp, *slot, element, [&values[0], &values[1]], mask) };

@@ -241,9 +241,9 @@ impl Op for Load {
                 for element in 0..per {
                     let (offset, shift) =
                         (layout.offset(register, element), element * transfer.bits());
+                    let values = layout.load(&elements, offset);
                     for lane in 0..WARP {
-                        let at = (usize::from(layout.lanes[lane]) + offset) % TILE;
-                        words[lane] |= elements[at] << shift;
+                        words[lane] |= values[lane] << shift;
                     }
                 }
                 if transfer.element == Element::F64 {
@@ -281,10 +281,8 @@ impl Op for Store {
                 for element in 0..per {
                     let (offset, shift) =
                         (layout.offset(register, element), element * transfer.bits());
-                    for lane in 0..WARP {
-                        let at = (usize::from(layout.lanes[lane]) + offset) % TILE;
-                        elements[at] = words[lane] >> shift & part;
-                    }
+                    let values = words.map(|word| word >> shift & part);
+                    layout.store(&mut elements, offset, &values);
                 }
             }
             let stride = if transfer.stride { slots[count + 1] } else { 0 };
