@@ -267,11 +267,6 @@ pub(crate) fn multiply_f64(shape: Shape, a: &[f64], b: &[f64], c: &mut [f64]) {
 }
 
 #[inline(always)]
-pub(crate) fn multiply_i32(shape: Shape, a: &[i32], b: &[i32], c: &mut [i32]) {
-    multiply(shape, a, b, c, |a, b, c| a.wrapping_mul(b).wrapping_add(c));
-}
-
-#[inline(always)]
 fn multiply<T: Copy + Default>(
     shape: Shape,
     a: &[T],
@@ -377,8 +372,9 @@ mod tests {
     #[test]
     fn products() {
         let shape = Shape { m: 2, n: 2, k: 3 };
-        let mut c = [1, 0, 0, 0];
-        multiply_i32(shape, &[1, 2, 3, 4, 5, 6], &[1, 0, 0, 1, 1, 1], &mut c);
-        assert_eq!(c, [5, 5, 10, 11]);
+        let mut c = [1.0, 0.0, 0.0, 0.0];
+        let (a, b) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+        multiply_f32(shape, &a, &b, &mut c);
+        assert_eq!(c, [5.0, 5.0, 10.0, 11.0]);
     }
 }

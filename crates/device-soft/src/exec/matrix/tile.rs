@@ -148,16 +148,30 @@ impl Number for i32 {
                 });
                 c[row * n + column] = c[row * n + column].wrapping_add(ones.sum());
             }
-        } else if params.satfinite {
-            for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
-                let products =
-                    (0..k).map(|i| i64::from(a[row * k + i]) * i64::from(b[i * n + column]));
-                let sum = i64::from(c[row * n + column]) + products.sum::<i64>();
-                c[row * n + column] = sum.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
-            }
         } else {
-            fragment::multiply_i32(params.shape, a, b, c);
+            multiply_narrow(params, a, b, c);
         }
+    }
+}
+
+/// Elements of at most eight bits and k of at most 64: every sum of products is below 2^24, so single
+/// precision computes it exactly, and much faster than integers.
+#[inline(always)]
+fn multiply_narrow(params: &Params, a: &[i32], b: &[i32], c: &mut [i32]) {
+    const MOST: usize = 1024;
+    #[inline(always)]
+    fn floats(from: &[i32]) -> [f32; MOST] {
+        let mut out = [0.0; MOST];
+        out.iter_mut().zip(from).for_each(|(out, from)| *out = *from as f32);
+        out
+    }
+    let (left, right, mut sums) = (floats(a), floats(b), [0f32; MOST]);
+    let size = c.len().min(MOST);
+    fragment::multiply_f32(params.shape, &left[..a.len()], &right[..b.len()], &mut sums[..size]);
+    for (c, sum) in c.iter_mut().zip(sums) {
+        // SAFETY: the sum is a whole number below 2^24.
+        let sum = unsafe { sum.to_int_unchecked::<i32>() };
+        *c = if params.satfinite { c.saturating_add(sum) } else { c.wrapping_add(sum) };
     }
 }
 
