@@ -100,8 +100,11 @@ impl Shared {
 
     /// Waits for work. None: the pool is closed.
     fn next(&self) -> Option<Work> {
-        let mut queue = self.lock();
         loop {
+            // Let go of without the lock: a grid may hold the last reference to this very pool,
+            // whose end takes the lock.
+            let mut finished = Vec::new();
+            let mut queue = self.lock();
             if let Some(job) = queue.jobs.pop_front() {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 return Some(Work::Job(job));
@@ -112,11 +115,14 @@ impl Shared {
                     return Some(Work::Block(grid, unit));
                 }
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
+                finished.push(grid);
             }
             if queue.closed {
                 return None;
             }
-            queue = self.wake.wait(queue).unwrap_or_else(|e| e.into_inner());
+            if finished.is_empty() {
+                drop(self.wake.wait(queue).unwrap_or_else(|e| e.into_inner()));
+            }
         }
     }
 
