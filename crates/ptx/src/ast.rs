@@ -36,6 +36,34 @@ pub enum Type {
 }
 
 impl Type {
+    /// The type that an instruction's part or a declaration names; opaque types are only declared.
+    pub fn named(word: &str) -> Option<Self> {
+        Some(match word {
+            "b8" => Self::B8,
+            "b16" => Self::B16,
+            "b32" => Self::B32,
+            "b64" => Self::B64,
+            "b128" => Self::B128,
+            "u8" => Self::U8,
+            "u16" => Self::U16,
+            "u32" => Self::U32,
+            "u64" => Self::U64,
+            "s8" => Self::S8,
+            "s16" => Self::S16,
+            "s32" => Self::S32,
+            "s64" => Self::S64,
+            "f16" => Self::F16,
+            "f16x2" => Self::F16x2,
+            "bf16" => Self::Bf16,
+            "bf16x2" => Self::Bf16x2,
+            "tf32" => Self::Tf32,
+            "f32" => Self::F32,
+            "f64" => Self::F64,
+            "pred" => Self::Pred,
+            _ => return None,
+        })
+    }
+
     /// Size in bytes; opaque types are 8, predicates 1.
     pub const fn size(self) -> u32 {
         match self {

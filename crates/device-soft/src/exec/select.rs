@@ -103,28 +103,5 @@ pub type Selector = fn(&Query<'_>) -> Option<Selected>;
 
 /// The type that a part of a name stands for.
 pub fn type_named(part: &str) -> Option<Type> {
-    Some(match part {
-        "b8" => Type::B8,
-        "b16" => Type::B16,
-        "b32" => Type::B32,
-        "b64" => Type::B64,
-        "b128" => Type::B128,
-        "u8" => Type::U8,
-        "u16" => Type::U16,
-        "u32" => Type::U32,
-        "u64" => Type::U64,
-        "s8" => Type::S8,
-        "s16" => Type::S16,
-        "s32" => Type::S32,
-        "s64" => Type::S64,
-        "f16" => Type::F16,
-        "f16x2" => Type::F16x2,
-        "bf16" => Type::Bf16,
-        "bf16x2" => Type::Bf16x2,
-        "tf32" => Type::Tf32,
-        "f32" => Type::F32,
-        "f64" => Type::F64,
-        "pred" => Type::Pred,
-        _ => return None,
-    })
+    Type::named(part)
 }
