@@ -8,5 +8,6 @@ pub mod error;
 pub mod graph;
 pub mod handle;
 pub mod memory;
+pub mod tensor_map;
 
 pub use error::CuError;

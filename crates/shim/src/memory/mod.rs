@@ -5,6 +5,7 @@
 //! - [`alloc`], [`host`], [`register`], [`managed`], [`pool`], [`vmm`]: the kinds of memory.
 //! - [`transfer`], [`linear`], [`shaped`], [`batch`], [`memset`]: moving bytes.
 //! - [`array`], [`texture`], [`texref`]: CUDA arrays and what reads them.
+//! - [`tensor_map`]: how kernels copy tiles of tensors.
 //! - [`pointer`]: what a program may ask of an address.
 //!
 //! Functions named `cu…` implement the exported symbols of the same name; their contract is the
@@ -27,6 +28,7 @@ mod register;
 mod shaped;
 mod shared;
 mod table;
+mod tensor_map;
 mod texref;
 mod texture;
 mod transfer;
@@ -43,6 +45,7 @@ pub(crate) use pointer::*;
 pub(crate) use pool::*;
 pub(crate) use register::*;
 pub(crate) use shaped::*;
+pub(crate) use tensor_map::*;
 pub(crate) use texref::*;
 pub(crate) use texture::*;
 pub(crate) use vmm::*;
