@@ -11,6 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const SHARED_WINDOW: u64 = 0x2F00_0000_0000;
 pub const SHARED_STRIDE: u64 = 1 << 24;
 pub const SHARED_WINDOWS: u64 = 1 + crate::spec::MAX_CLUSTER as u64;
+/// The same place as `addr`, a generic address in shared memory, in the cluster's block `rank`.
+pub(crate) fn shared_in_block(addr: u64, rank: u32) -> u64 {
+    let offset = addr.wrapping_sub(SHARED_WINDOW) % SHARED_STRIDE;
+    SHARED_WINDOW + (u64::from(rank) + 1) * SHARED_STRIDE + offset
+}
+
 /// Generic addresses of the executing thread's local memory.
 pub const LOCAL_WINDOW: u64 = 0x2F10_0000_0000;
 pub const LOCAL_WINDOW_LEN: u64 = 1 << 32;

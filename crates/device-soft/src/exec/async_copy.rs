@@ -9,7 +9,7 @@ use super::mbarrier;
 use super::select::{Arg, Query, Selected};
 use super::{Flow, Isa, Op, Warp};
 use crate::code::Inst;
-use crate::memory::Space;
+use crate::memory::{Space, shared_in_block};
 use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};
 
@@ -24,7 +24,7 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
             "prefetch" if query.part(4) != "tensor" => {
                 Some(Selected::scalar::<Nop>([Arg::Pointer(Space::Global), Arg::Src(Type::U32)]))
             }
-            "tensor" | "prefetch" => None,
+            "prefetch" => None,
             _ => bulk(query),
         },
         ("cp", "async", _) => copy(query),
@@ -102,55 +102,103 @@ impl Op for Copy {
     }
 }
 
-/// `cp.async.bulk.DST.SRC.… [dst], [src], size{, [mbarrier]}{, policy}`.
+/// What a bulk copy's operands say besides addresses and size.
+const TELLS: u32 = 1;
+const MULTICAST: u32 = 2;
+
+/// `cp.async.bulk.DST.SRC.… [dst], [src], size{, [mbarrier]}{, blocks}{, policy}`.
 fn bulk(query: &Query<'_>) -> Option<Selected> {
     let space = |part: &str| match part {
         "global" => Some(Space::Global),
         "shared::cta" | "shared::cluster" => Some(Space::Shared),
         _ => None,
     };
-    if query.name.iter().any(|part| part.starts_with("multicast") || part == "cp_mask") {
+    if query.has("cp_mask") {
         return None;
     }
     let (to, from) = (space(query.part(3))?, space(query.part(4))?);
     let mut args = vec![Arg::Pointer(to), Arg::Pointer(from), Arg::Src(Type::U32)];
-    let tells = query.has("mbarrier::complete_tx::bytes");
-    if tells {
+    let mut aux = 0;
+    if query.has("mbarrier::complete_tx::bytes") {
+        aux |= TELLS;
         args.push(Arg::Pointer(Space::Shared));
+    }
+    if query.has("multicast::cluster") {
+        aux |= MULTICAST;
+        args.push(Arg::Src(Type::U16));
     }
     let policies = query.instruction.operands.len().checked_sub(args.len())?;
     args.extend(vec![Arg::Src(Type::U64); policies]);
-    Some(Selected::scalar::<Bulk>(args).aux(u32::from(tells)))
+    Some(Selected::scalar::<Bulk>(args).aux(aux))
 }
 
-/// `cp.async.bulk`: op = [to, from, size, [mbarrier]], generic addresses.
+/// `cp.async.bulk`: op = [to, from, size, [mbarrier], [blocks]], generic addresses.
 struct Bulk;
 
 impl Op for Bulk {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let tells = inst.aux & TELLS != 0;
         // SAFETY: the selector gave the operands in this order; `pointer` checks the addresses.
         unsafe {
             let (to, from) = (*warp.row64(inst.op[0]), *warp.row64(inst.op[1]));
             let size = *warp.row32(inst.op[2]);
-            let barrier = if inst.aux != 0 { *warp.row64(inst.op[3]) } else { [0; WARP] };
+            let barrier = if tells { *warp.row64(inst.op[3]) } else { [0; WARP] };
+            let blocks = match inst.aux & MULTICAST != 0 {
+                true => Some(*warp.row32(inst.op[3 + usize::from(tells)])),
+                false => None,
+            };
             for lane in (0..WARP).filter(|lane| mask >> lane & 1 != 0) {
                 let bytes = u64::from(size[lane]);
                 let place = Place::Generic;
-                let (from, to) = match (
-                    warp.pointer(inst, lane, place, from[lane], bytes, 16),
-                    warp.pointer(inst, lane, place, to[lane], bytes, 16),
-                ) {
-                    (Ok(from), Ok(to)) => (from, to),
-                    (Err(flow), _) | (_, Err(flow)) => return flow,
+                let from = match warp.pointer(inst, lane, place, from[lane], bytes, 16) {
+                    Ok(from) => from,
+                    Err(flow) => return flow,
                 };
-                std::ptr::copy(from, to, bytes as usize);
-                if inst.aux != 0
-                    && let Err(flow) = mbarrier::complete(warp, inst, lane, barrier[lane], bytes)
-                {
-                    return flow;
+                let targets = Targets::of(to[lane], barrier[lane], blocks.map(|b| b[lane]));
+                for (to, barrier) in targets {
+                    match warp.pointer(inst, lane, place, to, bytes, 16) {
+                        Ok(to) => std::ptr::copy(from, to, bytes as usize),
+                        Err(flow) => return flow,
+                    }
+                    if tells && let Err(flow) = mbarrier::complete(warp, inst, lane, barrier, bytes)
+                    {
+                        return flow;
+                    }
                 }
             }
         }
         Flow::Next
+    }
+}
+
+/// Where a copy goes: (destination, mbarrier), in one block or, multicast, at the same offsets in
+/// several blocks of the cluster.
+pub(super) struct Targets {
+    to: u64,
+    barrier: u64,
+    /// Blocks that are left, by rank; None: the one that the addresses say.
+    blocks: Option<u32>,
+    done: bool,
+}
+
+impl Targets {
+    pub(super) fn of(to: u64, barrier: u64, blocks: Option<u32>) -> Targets {
+        Targets { to, barrier, blocks: blocks.map(|mask| mask & 0xFFFF), done: false }
+    }
+}
+
+impl Iterator for Targets {
+    type Item = (u64, u64);
+
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let Some(left) = &mut self.blocks else {
+            return (!std::mem::replace(&mut self.done, true)).then_some((self.to, self.barrier));
+        };
+        let rank = left.trailing_zeros();
+        if rank == u32::BITS {
+            return None;
+        }
+        *left &= *left - 1;
+        Some((shared_in_block(self.to, rank), shared_in_block(self.barrier, rank)))
     }
 }

@@ -10,7 +10,8 @@ use super::load_store::operand_list;
 use super::locate::{AnyGlobal, Locate, Pointers, Shared32, Shared64};
 use super::{Flow, Handlers, Isa, Lane, Op, Warp};
 use crate::code::Inst;
-use crate::math::narrow;
+use crate::math::float;
+use crate::math::narrow::{Brain, Half, Narrow};
 use crate::spec::WARP;
 use kedge_ptx::ast::Type;
 use std::marker::PhantomData;
@@ -32,23 +33,43 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// The inverse of `self as u64`.
+    pub(crate) fn from_index(index: u64) -> Operation {
+        const ALL: [Operation; 10] = [
+            Operation::Add,
+            Operation::Min,
+            Operation::Max,
+            Operation::And,
+            Operation::Or,
+            Operation::Xor,
+            Operation::Exch,
+            Operation::Cas,
+            Operation::Inc,
+            Operation::Dec,
+        ];
+        ALL[index as usize % ALL.len()]
+    }
+
+    /// From a part of an instruction's name.
+    pub(crate) fn from_name(part: &str) -> Option<Operation> {
+        Some(match part {
+            "add" => Operation::Add,
+            "min" => Operation::Min,
+            "max" => Operation::Max,
+            "and" => Operation::And,
+            "or" => Operation::Or,
+            "xor" => Operation::Xor,
+            "exch" => Operation::Exch,
+            "cas" => Operation::Cas,
+            "inc" => Operation::Inc,
+            "dec" => Operation::Dec,
+            _ => return None,
+        })
+    }
+
     /// The operation of `atom.….NAME.….TYPE`; None where there is none on that type.
     pub(crate) fn named(parts: &[String], ty: Type) -> Option<Operation> {
-        let operation = parts.iter().find_map(|part| {
-            Some(match part.as_str() {
-                "add" => Operation::Add,
-                "min" => Operation::Min,
-                "max" => Operation::Max,
-                "and" => Operation::And,
-                "or" => Operation::Or,
-                "xor" => Operation::Xor,
-                "exch" => Operation::Exch,
-                "cas" => Operation::Cas,
-                "inc" => Operation::Inc,
-                "dec" => Operation::Dec,
-                _ => return None,
-            })
-        })?;
+        let operation = parts.iter().find_map(|part| Self::from_name(part))?;
         let known = ty.size() == 16 || operation.handlers(ty).is_some();
         let wide = matches!(operation, Operation::Exch | Operation::Cas);
         (known && (ty.size() < 16 || wide)).then_some(operation)
@@ -77,49 +98,97 @@ impl Operation {
     }
 
     fn handlers(self, ty: Type) -> Option<Handlers> {
-        macro_rules! table {
-            ($($operation:ident $($ty:ident)|+ => $rmw:ty;)*) => {
-                match (self, ty) {
-                    $((Operation::$operation, $(Type::$ty)|+) => {
-                        Some(Handlers::scalar::<Atomic<$rmw>>())
-                    })*
-                    _ => None,
-                }
-            };
-        }
-        table! {
-            Add U32 | S32 => Add<u32>;
-            Add U64 | S64 => Add<u64>;
-            Add F32 => AddF32;
-            Add F64 => AddF64;
-            Add F16 => AddF16;
-            Add F16x2 => AddF16x2;
-            Add Bf16 => AddBf16;
-            Add Bf16x2 => AddBf16x2;
-            Min U32 => MinMax<u32, false>;
-            Min S32 => MinMax<i32, false>;
-            Min U64 => MinMax<u64, false>;
-            Min S64 => MinMax<i64, false>;
-            Max U32 => MinMax<u32, true>;
-            Max S32 => MinMax<i32, true>;
-            Max U64 => MinMax<u64, true>;
-            Max S64 => MinMax<i64, true>;
-            And B32 | U32 | S32 => And<u32>;
-            And B64 | U64 | S64 => And<u64>;
-            Or B32 | U32 | S32 => Or<u32>;
-            Or B64 | U64 | S64 => Or<u64>;
-            Xor B32 | U32 | S32 => Xor<u32>;
-            Xor B64 | U64 | S64 => Xor<u64>;
-            Exch B32 | U32 | S32 | F32 => Exch<u32>;
-            Exch B64 | U64 | S64 | F64 => Exch<u64>;
-            Cas B16 | U16 | S16 => Cas<u16>;
-            Cas B32 | U32 | S32 | F32 => Cas<u32>;
-            Cas B64 | U64 | S64 | F64 => Cas<u64>;
-            Inc U32 => Inc;
-            Dec U32 => Dec;
-        }
+        self.row(ty).map(|row| ROWS[row].handlers)
+    }
+
+    /// The number of the operation's [`Reducer`] on that type.
+    pub(crate) fn reduction(self, ty: Type) -> Option<u32> {
+        self.row(ty).filter(|_| !self.compares()).map(|row| row as u32)
+    }
+
+    fn row(self, ty: Type) -> Option<usize> {
+        ROWS.iter().position(|row| (row.operation, row.ty) == (self, ty))
     }
 }
+
+/// `*at = *at OP *value`, atomically.
+///
+/// # Safety
+/// `at` is valid and aligned for the operation's type, `value` valid.
+pub(crate) type Reducer = unsafe fn(at: *mut u8, value: *const u8);
+
+/// The reducer that [`Operation::reduction`] numbered.
+pub(crate) fn reducer(number: u32) -> Reducer {
+    ROWS[number as usize % ROWS.len()].reducer
+}
+
+/// As [`Reducer`]'s.
+unsafe fn reduce<R: Rmw>(at: *mut u8, value: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let value = value.cast::<R::Bits>().read_unaligned();
+        R::Bits::update(at, false, |old| R::apply(old, value, value));
+    }
+}
+
+/// What carries out an operation on a type.
+struct Row {
+    operation: Operation,
+    ty: Type,
+    handlers: Handlers,
+    reducer: Reducer,
+}
+
+macro_rules! rows {
+    ($($operation:ident $($ty:ident)|+ => $rmw:ty;)*) => {
+        &[$($(Row {
+            operation: Operation::$operation,
+            ty: Type::$ty,
+            handlers: Handlers::scalar::<Atomic<$rmw>>(),
+            reducer: reduce::<$rmw>,
+        },)+)*]
+    };
+}
+
+const ROWS: &[Row] = rows! {
+    Add U32 | S32 => Add<u32>;
+    Add U64 | S64 => Add<u64>;
+    Add F32 => AddF32;
+    Add F64 => AddF64;
+    Add F16 => AddF16;
+    Add F16x2 => AddF16x2;
+    Add Bf16 => AddBf16;
+    Add Bf16x2 => AddBf16x2;
+    Min U32 => MinMax<u32, false>;
+    Min S32 => MinMax<i32, false>;
+    Min U64 => MinMax<u64, false>;
+    Min S64 => MinMax<i64, false>;
+    Min F16 => MinF16;
+    Min F16x2 => MinF16x2;
+    Min Bf16 => MinBf16;
+    Min Bf16x2 => MinBf16x2;
+    Max U32 => MinMax<u32, true>;
+    Max S32 => MinMax<i32, true>;
+    Max U64 => MinMax<u64, true>;
+    Max S64 => MinMax<i64, true>;
+    Max F16 => MaxF16;
+    Max F16x2 => MaxF16x2;
+    Max Bf16 => MaxBf16;
+    Max Bf16x2 => MaxBf16x2;
+    And B32 | U32 | S32 => And<u32>;
+    And B64 | U64 | S64 => And<u64>;
+    Or B32 | U32 | S32 => Or<u32>;
+    Or B64 | U64 | S64 => Or<u64>;
+    Xor B32 | U32 | S32 => Xor<u32>;
+    Xor B64 | U64 | S64 => Xor<u64>;
+    Exch B32 | U32 | S32 | F32 => Exch<u32>;
+    Exch B64 | U64 | S64 | F64 => Exch<u64>;
+    Cas B16 | U16 | S16 => Cas<u16>;
+    Cas B32 | U32 | S32 | F32 => Cas<u32>;
+    Cas B64 | U64 | S64 | F64 => Cas<u64>;
+    Inc U32 => Inc;
+    Dec U32 => Dec;
+};
 
 /// A word that can be swapped atomically.
 pub(crate) trait Word: Lane + Eq {
@@ -186,20 +255,29 @@ macro_rules! rmw {
 rmw! {
     AddF32: u32, |old, a| (f32::from_bits(old) + f32::from_bits(a)).to_bits();
     AddF64: u64, |old, a| (f64::from_bits(old) + f64::from_bits(a)).to_bits();
-    AddF16: u16, |old, a| add_f16(old, a);
-    AddBf16: u16, |old, a| add_bf16(old, a);
-    AddF16x2: u32, |old, a| halves(old, a, add_f16);
-    AddBf16x2: u32, |old, a| halves(old, a, add_bf16);
+    AddF16: u16, |old, a| Half::add(old, a);
+    AddBf16: u16, |old, a| Brain::add(old, a);
+    AddF16x2: u32, |old, a| halves(old, a, Half::add);
+    AddBf16x2: u32, |old, a| halves(old, a, Brain::add);
+    MinF16: u16, |old, a| least::<Half>(old, a);
+    MinBf16: u16, |old, a| least::<Brain>(old, a);
+    MinF16x2: u32, |old, a| halves(old, a, least::<Half>);
+    MinBf16x2: u32, |old, a| halves(old, a, least::<Brain>);
+    MaxF16: u16, |old, a| greatest::<Half>(old, a);
+    MaxBf16: u16, |old, a| greatest::<Brain>(old, a);
+    MaxF16x2: u32, |old, a| halves(old, a, greatest::<Half>);
+    MaxBf16x2: u32, |old, a| halves(old, a, greatest::<Brain>);
     Inc: u32, |old, a| if old >= a { 0 } else { old + 1 };
     Dec: u32, |old, a| if old == 0 || old > a { a } else { old - 1 };
 }
 
-fn add_f16(a: u16, b: u16) -> u16 {
-    narrow::f32_to_f16(narrow::f16_to_f32(a) + narrow::f16_to_f32(b))
+/// As `min.f16`: a NaN loses against a number.
+fn least<N: Narrow>(a: u16, b: u16) -> u16 {
+    N::narrow(float::min(N::widen(a), N::widen(b)))
 }
 
-fn add_bf16(a: u16, b: u16) -> u16 {
-    narrow::f32_to_bf16(narrow::bf16_to_f32(a) + narrow::bf16_to_f32(b))
+fn greatest<N: Narrow>(a: u16, b: u16) -> u16 {
+    N::narrow(float::max(N::widen(a), N::widen(b)))
 }
 
 fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {

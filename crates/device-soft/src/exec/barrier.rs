@@ -27,7 +27,14 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         }
         "barrier" if query.part(1) == "cta" => block_barrier(query, 2),
         "barrier" => block_barrier(query, 1),
-        "membar" | "fence" => Some(Selected::scalar::<Fence>([])),
+        // `fence.proxy.tensormap…acquire` names an address and 128 bytes.
+        "membar" | "fence" => {
+            let operands = query.instruction.operands.iter().map(|operand| match operand {
+                Operand::Address(..) => Arg::Address,
+                _ => Arg::Imm,
+            });
+            Some(Selected::scalar::<Fence>(operands.collect::<Vec<_>>()))
+        }
         _ => None,
     }
 }

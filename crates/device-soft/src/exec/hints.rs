@@ -6,7 +6,7 @@ use super::{Flow, Isa, Op, Warp, map1};
 use crate::code::Inst;
 use crate::memory::{
     LOCAL_WINDOW, LOCAL_WINDOW_LEN, PARAM_WINDOW, PARAM_WINDOW_LEN, SHARED_STRIDE, SHARED_WINDOW,
-    SHARED_WINDOWS,
+    SHARED_WINDOWS, shared_in_block,
 };
 use kedge_ptx::ast::{Operand, Type};
 
@@ -108,10 +108,7 @@ impl Op for MapRank64 {
         // SAFETY: the selector gave the operands in this order.
         unsafe {
             let (addr, rank) = (*warp.row64(inst.op[1]), *warp.row32(inst.op[2]));
-            let out = std::array::from_fn(|lane| {
-                let offset = addr[lane].wrapping_sub(SHARED_WINDOW) % SHARED_STRIDE;
-                SHARED_WINDOW + (u64::from(rank[lane]) + 1) * SHARED_STRIDE + offset
-            });
+            let out = std::array::from_fn(|lane| shared_in_block(addr[lane], rank[lane]));
             warp.set64(inst.op[0], &out, mask);
         }
         Flow::Next

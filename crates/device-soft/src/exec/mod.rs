@@ -9,6 +9,7 @@ pub(crate) mod adapt;
 pub(crate) mod alu_float;
 pub(crate) mod alu_int;
 pub(crate) mod async_copy;
+pub(crate) mod async_reduce;
 pub(crate) mod atomic;
 pub(crate) mod barrier;
 pub(crate) mod bitwise;
@@ -32,6 +33,7 @@ pub(crate) mod run;
 pub mod select;
 pub(crate) mod special;
 pub(crate) mod sync;
+pub(crate) mod tensor;
 pub mod texture;
 pub(crate) mod video;
 pub mod warp;
@@ -44,8 +46,14 @@ pub use select::{Arg, Query, Selected};
 pub use warp::{Row32, Row64, Warp};
 
 /// Selectors of the instructions that are not arithmetic.
-pub(crate) const CORE: &[select::Selector] =
-    &[sync::select, barrier::select, async_copy::select, hints::select];
+pub(crate) const CORE: &[select::Selector] = &[
+    sync::select,
+    barrier::select,
+    tensor::select,
+    async_copy::select,
+    async_reduce::select,
+    hints::select,
+];
 
 /// What the run loop does after a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

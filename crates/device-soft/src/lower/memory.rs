@@ -15,6 +15,9 @@ pub(super) fn lower(
     lowering: &mut FunctionLowering<'_, '_>,
     instruction: &Instruction,
 ) -> Result<bool, Complaint> {
+    if instruction.name.get(1).is_some_and(|part| part == "async") {
+        return Ok(false);
+    }
     match instruction.name.first().map_or("", String::as_str) {
         "ld" | "ldu" => load(lowering, instruction)?,
         "st" => store(lowering, instruction)?,

@@ -6,6 +6,7 @@ mod divergence;
 mod instructions;
 mod matrix;
 mod memory;
+mod tensor;
 
 use crate::code::{PlaceKind, Placement, Program};
 use crate::exec::Level;
