@@ -10,6 +10,7 @@ __global__ void extremes(const __half2 *in, __half2 *least, __half2 *greatest)
     unsigned old, other;
     asm volatile("atom.global.v2.f16x2.max.noftz {%0, %1}, [%2], {%3, %4};"
                  : "=r"(old), "=r"(other) : "l"(greatest), "r"(v), "r"(w) : "memory");
+    (void)old, (void)other;
 }
 
 __global__ void add4(float4 *sum) { atomicAdd(sum, make_float4(1, 2, 3, float(threadIdx.x))); }

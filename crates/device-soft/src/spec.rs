@@ -22,6 +22,9 @@ pub const BLOCKS_PER_SM: u32 = 32;
 pub const MAX_CLUSTER: u32 = 16;
 /// Barriers of a block (`bar.sync 0` … `15`).
 pub const BARRIERS: usize = 16;
+/// Threads of a warpgroup, and the most warpgroups of a block.
+pub const WARPGROUP: u32 = 128;
+pub const WARPGROUPS: usize = (MAX_THREADS_PER_BLOCK / WARPGROUP) as usize;
 /// CU_LIMIT_STACK_SIZE's default, bytes a thread.
 pub const DEFAULT_STACK: u32 = 1024;
 /// Largest local memory of a thread, bytes.

@@ -1,6 +1,6 @@
 //! What the warps of a block, and the blocks of a cluster, share.
 
-use crate::spec::BARRIERS;
+use crate::spec::{BARRIERS, WARPGROUPS};
 
 /// A barrier of a block, or a cluster's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,7 +71,8 @@ pub(crate) struct BlockState {
     pub id: [u32; 3],
     /// Rank of the block in its cluster.
     pub rank: u32,
-    pub barriers: [Barrier; BARRIERS],
+    /// Those that programs name, then one for each warpgroup.
+    pub barriers: [Barrier; BARRIERS + WARPGROUPS],
     /// Threads that have not exited.
     pub live: u32,
     pub shared: Bytes,
@@ -85,7 +86,7 @@ impl BlockState {
         Box::new(BlockState {
             id: [0; 3],
             rank: 0,
-            barriers: [Barrier::default(); BARRIERS],
+            barriers: [Barrier::default(); BARRIERS + WARPGROUPS],
             live: 0,
             shared: Bytes::default(),
             local: Bytes::default(),

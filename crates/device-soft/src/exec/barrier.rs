@@ -5,7 +5,7 @@ use super::select::{Arg, Query, Selected};
 use super::{Flow, Isa, Op, Warp};
 use crate::code::Inst;
 use crate::fault::FaultKind;
-use crate::spec::{BARRIERS, WARP};
+use crate::spec::{BARRIERS, WARP, WARPGROUP};
 use kedge_ptx::ast::{Operand, Type};
 use std::sync::atomic::{Ordering, fence};
 
@@ -121,6 +121,31 @@ impl Op for BlockBarrier {
             }
         }
         Flow::Next
+    }
+}
+
+/// Where the four warps of a warpgroup meet (`wgmma.wait_group`).
+pub(crate) struct WarpgroupBarrier;
+
+impl Op for WarpgroupBarrier {
+    unsafe fn run<I: Isa>(warp: &mut Warp, _: &Inst, mask: u32) -> Flow {
+        if mask != warp.active {
+            return Flow::Split;
+        }
+        if std::mem::take(&mut warp.current.resumed) {
+            return Flow::Next;
+        }
+        let group = warp.index * WARP as u32 / WARPGROUP;
+        let threads = warp.grid().threads.saturating_sub(group * WARPGROUP).min(WARPGROUP);
+        let id = BARRIERS as u32 + group;
+        // SAFETY: the block outlives the warp's run, and only this warp runs.
+        let block = unsafe { &mut *warp.block };
+        let generation = block.arrive(id as usize, mask.count_ones(), 0, threads);
+        if block.barriers[id as usize].generation != generation {
+            return Flow::Next;
+        }
+        warp.current.state = State::Barrier { id, generation };
+        Flow::Wait
     }
 }
 

@@ -58,6 +58,11 @@ pub enum Arg {
     /// A register that is written. Of a wider register than the type says, all bits are written
     /// (lowering adds the extension). `_` becomes a scratch slot.
     Dst(Type),
+    /// A register that is read and written: its slot is where it stands, and it counts as read by a
+    /// further operand at the end of the list.
+    Update(Type),
+    /// A constant that the selector has read; it takes no operand slot.
+    Known,
     /// A value: a register (or the low bits of a wider one), a constant, a special register, an
     /// address of a symbol. `!p` and `-r` arrive as their values.
     Src(Type),

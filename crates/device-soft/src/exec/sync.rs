@@ -94,6 +94,18 @@ unsafe fn assemble(warp: &mut Warp, inst: &Inst, mask: u32, slot: i32) -> Result
 }
 
 impl Warp {
+    /// Waits until every lane that has not exited is at `inst`. Err: what the handler returns for now.
+    pub(crate) fn converge(&mut self, inst: &Inst, mask: u32) -> Result<(), Flow> {
+        if mask != self.active {
+            return Err(Flow::Split);
+        }
+        if mask == self.live {
+            self.current.resumed = false;
+            return Ok(());
+        }
+        self.assemble(inst, mask, &[u32::MAX; WARP])
+    }
+
     #[cold]
     #[inline(never)]
     fn assemble(&mut self, inst: &Inst, mask: u32, members: &[u32; WARP]) -> Result<(), Flow> {

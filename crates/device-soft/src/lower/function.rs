@@ -202,9 +202,15 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         let mut operands = Vec::with_capacity(flat.len());
         let mut after = Vec::new();
         let mut cached = false;
+        let mut updated = Vec::new();
         for (&arg, operand) in selected.args.iter().zip(flat) {
             match arg {
                 Arg::Dst(ty) => operands.push(self.destination(operand, ty, &mut after)?),
+                Arg::Update(ty) => {
+                    updated.push(self.source(operand, ty)?);
+                    operands.push(self.destination(operand, ty, &mut after)?);
+                }
+                Arg::Known => {}
                 Arg::Src(ty) => operands.push(self.source(operand, ty)?),
                 Arg::Address => {
                     let (base, offset) = self.base64(operand)?;
@@ -231,6 +237,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                 },
             }
         }
+        operands.append(&mut updated);
         let node = self.push(&selected, operands);
         node.imm = imm;
         if cached {

@@ -1,4 +1,4 @@
-//! Matrix instructions: `mma`, `wmma`, `ldmatrix`, `stmatrix`, `movmatrix`.
+//! Matrix instructions: `mma`, `wmma`, `wgmma`, `ldmatrix`, `stmatrix`, `movmatrix`.
 //!
 //! A matrix instruction gathers its operands from the warp's registers into tiles, multiplies, and
 //! scatters the result. Its parameters are packed in `Inst::imm` ([`Params`]).
@@ -6,6 +6,7 @@
 mod mma;
 mod tile;
 mod transfer;
+mod wgmma;
 mod wmma;
 
 use super::lanewise::slots;
@@ -82,6 +83,7 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
     match query.part(0) {
         "mma" => mma::select(query),
         "wmma" => wmma::select(query),
+        "wgmma" => wgmma::select(query),
         "ldmatrix" | "stmatrix" | "movmatrix" => transfer::select(query),
         _ => None,
     }

@@ -24,6 +24,9 @@ pub(super) trait Number: Copy + Default + 'static {
         mask: u32,
     );
     fn multiply(params: &Params, a: &[Self], b: &[Self], c: &mut [Self]);
+    /// The element at a word's lowest bits.
+    fn of(element: Element, word: u32) -> Self;
+    fn negated(self) -> Self;
 }
 
 impl Number for f32 {
@@ -73,6 +76,16 @@ impl Number for f32 {
     fn multiply(params: &Params, a: &[f32], b: &[f32], c: &mut [f32]) {
         fragment::multiply_f32(params.shape, a, b, c);
     }
+
+    #[inline(always)]
+    fn of(element: Element, word: u32) -> f32 {
+        element.float(word, 0)
+    }
+
+    #[inline(always)]
+    fn negated(self) -> f32 {
+        -self
+    }
 }
 
 impl Number for f64 {
@@ -97,6 +110,16 @@ impl Number for f64 {
     #[inline(always)]
     fn multiply(params: &Params, a: &[f64], b: &[f64], c: &mut [f64]) {
         fragment::multiply_f64(params.shape, a, b, c);
+    }
+
+    #[inline(always)]
+    fn of(element: Element, word: u32) -> f64 {
+        element.float(word, 0).into()
+    }
+
+    #[inline(always)]
+    fn negated(self) -> f64 {
+        -self
     }
 }
 
@@ -151,6 +174,16 @@ impl Number for i32 {
         } else {
             multiply_narrow(params, a, b, c);
         }
+    }
+
+    #[inline(always)]
+    fn of(element: Element, word: u32) -> i32 {
+        element.int(word, 0)
+    }
+
+    #[inline(always)]
+    fn negated(self) -> i32 {
+        self.wrapping_neg()
     }
 }
 
