@@ -1,6 +1,12 @@
 // The occupancy calculator agrees with the limits that the device reports.
 #include "check.h"
 
+__global__ void architecture(int *arch)
+{
+#ifdef __CUDA_ARCH__
+    *arch = __CUDA_ARCH__;
+#endif
+}
 __global__ void light(int *p) { p[threadIdx.x] = 1; }
 __global__ void __launch_bounds__(128) bounded(int *p) { p[threadIdx.x] = 1; }
 __global__ void heavy(int *p)
@@ -28,6 +34,12 @@ int main()
     CUDA(cudaFuncGetAttributes(&attributes, bounded));
     REQUIRE(attributes.maxThreadsPerBlock == 128);
     Device<int> d(1024);
+    // What CUB picks its kernels' tuning by: without it every Thrust algorithm fails.
+    architecture<<<1, 1>>>(d);
+    int arch;
+    CUDA(cudaMemcpy(&arch, d, sizeof arch, cudaMemcpyDeviceToHost));
+    CUDA(cudaFuncGetAttributes(&attributes, architecture));
+    REQUIRE(attributes.ptxVersion * 10 == arch && attributes.binaryVersion * 10 >= arch);
     bounded<<<1, 256>>>(d);
     REQUIRE(cudaGetLastError() != cudaSuccess);
     light<<<1, block>>>(d);

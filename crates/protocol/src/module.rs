@@ -39,7 +39,7 @@ wire! {
         pub max_threads_per_block: u32,
         /// `.reqntid` / `.maxnreg`-style cluster requirements; 0 where absent.
         pub required_cluster: [u32; 3],
-        /// 10 × major + minor.
+        /// The virtual architecture that the PTX is for: 90 for `compute_90`.
         pub ptx_version: u32,
         pub binary_version: u32,
         /// Why a launch fails with NOT_SUPPORTED: the instruction that the device lacks, and its line.

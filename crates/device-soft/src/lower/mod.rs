@@ -218,7 +218,7 @@ fn kernels(
             const_bytes: const_bytes.min(u64::from(u32::MAX)) as u32,
             max_threads,
             required_cluster: limits.required_cluster,
-            ptx_version: module.version.0 * 10 + module.version.1,
+            ptx_version: module.sm,
             unsupported,
         });
     }

@@ -588,7 +588,7 @@ export!(Init, cuStreamGetDevice(hStream: CUstream, device: *mut CUdevice) = stre
 export!(Init, cuStreamGetDevice_ptsz(hStream: CUstream, device: *mut CUdevice) = stream::cuStreamGetDevice(entry::per_thread(hStream), device));
 export!(Init, cuStreamGetFlags(hStream: CUstream, flags: *mut u32) = stream::cuStreamGetFlags(hStream, flags));
 export!(Init, cuStreamGetFlags_ptsz(hStream: CUstream, flags: *mut u32) = stream::cuStreamGetFlags(entry::per_thread(hStream), flags));
-unsupported!(cuStreamGetGreenCtx(hStream: CUstream, phCtx: *mut CUgreenCtx));
+export!(Init, cuStreamGetGreenCtx(hStream: CUstream, phCtx: *mut CUgreenCtx) = stream::cuStreamGetGreenCtx(hStream, phCtx));
 export!(Init, cuStreamGetId(hStream: CUstream, streamId: *mut u64) = stream::cuStreamGetId(hStream, streamId));
 export!(Init, cuStreamGetId_ptsz(hStream: CUstream, streamId: *mut u64) = stream::cuStreamGetId(entry::per_thread(hStream), streamId));
 export!(Init, cuStreamGetPriority(hStream: CUstream, priority: *mut c_int) = stream::cuStreamGetPriority(hStream, priority));

@@ -137,6 +137,16 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
     }
 }
 
+/// NULL: no stream belongs to a green context.
+pub(crate) unsafe fn cuStreamGetGreenCtx(
+    stream: CUstream,
+    green: *mut CUgreenCtx,
+) -> Result<(), CuError> {
+    find(stream)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(green, CUgreenCtx::NULL) }
+}
+
 pub(crate) unsafe fn cuStreamIsCapturing(
     stream: CUstream,
     status: *mut u32,
