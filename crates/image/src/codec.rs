@@ -1,0 +1,148 @@
+//! How the bytes of an extent are stored.
+
+use crate::layout::MAX_SECTION;
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Codec {
+    /// Zeros, which are not stored.
+    Zero,
+    Raw,
+    /// One LZ4 block.
+    Lz4,
+    /// One Zstd frame.
+    Zstd,
+}
+
+impl Codec {
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Codec::Zero => 0,
+            Codec::Raw => 1,
+            Codec::Lz4 => 2,
+            Codec::Zstd => 3,
+        }
+    }
+
+    pub(crate) fn from_number(number: u8) -> Option<Codec> {
+        [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd].get(usize::from(number)).copied()
+    }
+}
+
+/// What the user asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// LZ4 where a sample of the extent shrinks by an eighth, raw elsewhere.
+    #[default]
+    Auto,
+    Raw,
+    Lz4,
+    Zstd,
+}
+
+impl FromStr for Choice {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Choice, String> {
+        match text {
+            "auto" => Ok(Choice::Auto),
+            "raw" => Ok(Choice::Raw),
+            "lz4" => Ok(Choice::Lz4),
+            "zstd" => Ok(Choice::Zstd),
+            _ => Err(format!("`{text}` is no codec: auto, raw, lz4 or zstd")),
+        }
+    }
+}
+
+/// Zstd's fastest ordinary level: a checkpoint should keep up with its disk.
+const ZSTD_LEVEL: i32 = 1;
+/// Bytes that stand for the whole when the codec is chosen.
+const SAMPLE: usize = 16 << 10;
+
+#[derive(Debug)]
+pub struct Encoded<'a> {
+    pub codec: Codec,
+    pub bytes: std::borrow::Cow<'a, [u8]>,
+}
+
+/// Encodes `bytes`; raw where the chosen codec would not make them smaller.
+pub fn encode(bytes: &[u8], choice: Choice) -> Encoded<'_> {
+    if is_zero(bytes) {
+        return Encoded { codec: Codec::Zero, bytes: (&[][..]).into() };
+    }
+    let packed = match choice {
+        Choice::Raw => None,
+        Choice::Auto => shrinks(bytes).then(|| (Codec::Lz4, lz4_flex::block::compress(bytes))),
+        Choice::Lz4 => Some((Codec::Lz4, lz4_flex::block::compress(bytes))),
+        Choice::Zstd => {
+            zstd::bulk::compress(bytes, ZSTD_LEVEL).ok().map(|packed| (Codec::Zstd, packed))
+        }
+    };
+    match packed {
+        Some((codec, packed)) if packed.len() < bytes.len() => {
+            Encoded { codec, bytes: packed.into() }
+        }
+        _ => Encoded { codec: Codec::Raw, bytes: bytes.into() },
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // A fold over 64 bytes becomes vector code.
+    let (words, rest) = bytes.as_chunks::<64>();
+    words.iter().all(|word| word.iter().fold(0, |all, byte| all | byte) == 0)
+        && rest.iter().all(|byte| *byte == 0)
+}
+
+fn shrinks(bytes: &[u8]) -> bool {
+    // From the middle: beginnings are often headers.
+    let start = bytes.len().saturating_sub(SAMPLE) / 2;
+    let sample = &bytes[start..bytes.len().min(start + SAMPLE)];
+    lz4_flex::block::compress(sample).len() < sample.len() - sample.len() / 8
+}
+
+/// Decodes `stored` into `decoded`, which it must fill exactly.
+pub(crate) fn decode(codec: Codec, stored: &[u8], decoded: &mut [u8]) -> Result<(), &'static str> {
+    debug_assert!(decoded.len() as u64 <= MAX_SECTION);
+    let length = match codec {
+        Codec::Zero => {
+            decoded.fill(0);
+            decoded.len()
+        }
+        Codec::Raw if stored.len() == decoded.len() => {
+            decoded.copy_from_slice(stored);
+            decoded.len()
+        }
+        Codec::Raw => 0,
+        Codec::Lz4 => lz4_flex::block::decompress_into(stored, decoded)
+            .map_err(|_| "an extent's LZ4 block is invalid")?,
+        Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, decoded)
+            .map_err(|_| "an extent's Zstd frame is invalid")?,
+    };
+    if length == decoded.len() { Ok(()) } else { Err("an extent decodes to another length") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_not_stored() {
+        assert_eq!(encode(&[0; 8192], Choice::Raw).codec, Codec::Zero);
+        let mut bytes = [0; 8192];
+        bytes[8191] = 1;
+        assert_ne!(encode(&bytes, Choice::Auto).codec, Codec::Zero);
+    }
+
+    #[test]
+    fn what_does_not_shrink_stays_raw() {
+        let noise: Vec<u8> =
+            (0..8192u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        for choice in [Choice::Auto, Choice::Raw, Choice::Lz4, Choice::Zstd] {
+            let encoded = encode(&noise, choice);
+            assert!(encoded.bytes.len() <= noise.len());
+            let mut back = vec![0; noise.len()];
+            decode(encoded.codec, &encoded.bytes, &mut back).unwrap();
+            assert_eq!(back, noise);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What can be wrong with an image.
+
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum ImageError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path}, offset {offset}: {what}; the image is damaged, use another one")]
+    Damaged { path: PathBuf, offset: u64, what: &'static str },
+    #[error(
+        "{path}: written by a newer kedge (format {found}, this one reads {known}): update kedge"
+    )]
+    Newer { path: PathBuf, found: u32, known: u32 },
+    #[error("{path}: no image here: a checkpoint that was not finished, or another folder")]
+    NoImage { path: PathBuf },
+}
+
+impl ImageError {
+    pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(io::Error) -> ImageError {
+        move |source| ImageError::Io { path: path.to_owned(), source }
+    }
+}

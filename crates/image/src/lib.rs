@@ -1,0 +1,33 @@
+//! The checkpoint image: a folder with one file for each process, and a manifest that is written
+//! last and makes it count.
+//!
+//! ```text
+//! NAME-0001/manifest.json   the files, their lengths and checksums; written by fsync and rename
+//! NAME-0001/job.kimg        what the processes share
+//! NAME-0001/96.kimg         process 96: its state and its memory
+//! ```
+//!
+//! A `.kimg` file is a header, payloads, a table of [`Extent`]s and a footer; [`layout`] has the
+//! bytes. Everything that is read back is bounded and checked before use: a damaged image is an
+//! [`ImageError`] that names the file and the offset.
+#![forbid(unsafe_code)]
+
+mod codec;
+mod error;
+pub mod layout;
+mod manifest;
+mod read;
+mod write;
+
+pub use codec::{Choice, Codec, Encoded, encode};
+pub use error::ImageError;
+pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
+pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
+pub use read::ImageFile;
+pub use write::ImageWriter;
+
+/// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
+/// authenticate: an image is as trustworthy as the folder that it lies in.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}

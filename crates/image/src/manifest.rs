@@ -1,0 +1,211 @@
+//! The manifest, and the folder that it makes an image.
+
+use crate::error::ImageError;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "manifest.json";
+const VERSION: u32 = 1;
+/// Longest manifest that is read.
+const MAX_BYTES: u64 = 64 << 20;
+/// Most images of one job in a folder.
+const MAX_IMAGES: u32 = 1_000_000;
+
+/// A file of the image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    pub name: String,
+    pub bytes: u64,
+    /// Of its footer, which holds the table's, which holds each extent's.
+    pub checksum: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub version: u32,
+    /// The job's name.
+    pub job: String,
+    pub command: Vec<String>,
+    /// When it was captured, seconds since 1970.
+    pub captured: u64,
+    /// Process ids, the program's first.
+    pub processes: Vec<i32>,
+    pub files: Vec<FileEntry>,
+}
+
+impl Manifest {
+    pub fn new(job: String, command: Vec<String>, captured: u64) -> Manifest {
+        Manifest {
+            version: VERSION,
+            job,
+            command,
+            captured,
+            processes: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+
+    /// Makes `folder` an image: from the rename on, and not before, it is one.
+    pub fn write(&self, folder: &Path) -> Result<(), ImageError> {
+        let (path, new) = (folder.join(NAME), folder.join("manifest.json.new"));
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
+        text.push(b'\n');
+        let line = format!("xxh3 {:016x}\n", crate::checksum(&text));
+        text.extend(line.as_bytes());
+        let written = || -> io::Result<()> {
+            let mut file =
+                File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(folder)?.sync_all()
+        };
+        written().map_err(ImageError::io(&path))
+    }
+
+    /// The manifest of the image in `folder`, checked.
+    pub fn read(folder: &Path) -> Result<Manifest, ImageError> {
+        let path = folder.join(NAME);
+        let length = match fs::metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(ImageError::NoImage { path: folder.to_owned() });
+            }
+            other => other.map_err(ImageError::io(&path))?.len(),
+        };
+        let damaged = |what| ImageError::Damaged { path: path.clone(), offset: 0, what };
+        if length > MAX_BYTES {
+            return Err(damaged("longer than any manifest"));
+        }
+        let text = fs::read(&path).map_err(ImageError::io(&path))?;
+        Manifest::parse(&text, &path)
+    }
+
+    fn parse(text: &[u8], path: &Path) -> Result<Manifest, ImageError> {
+        let damaged = |what| ImageError::Damaged { path: path.to_owned(), offset: 0, what };
+        let line = text.len().checked_sub(22).ok_or_else(|| damaged("cut short"))?;
+        let (body, line) = text.split_at(line);
+        if line != format!("xxh3 {:016x}\n", crate::checksum(body)).as_bytes() {
+            return Err(damaged("the manifest's checksum is wrong"));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
+        if manifest.version != VERSION {
+            let (found, known) = (manifest.version, VERSION);
+            return Err(ImageError::Newer { path: path.to_owned(), found, known });
+        }
+        let plain = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');
+        if !manifest.files.iter().all(|file| plain(&file.name)) {
+            return Err(damaged("a file lies outside of the image's folder"));
+        }
+        Ok(manifest)
+    }
+
+    /// The entry of the file `name`.
+    pub fn file(&self, name: &str) -> Option<&FileEntry> {
+        self.files.iter().find(|file| file.name == name)
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+}
+
+/// Makes the folder for the next image of `job` in `parent`.
+pub fn next_folder(parent: &Path, job: &str) -> Result<PathBuf, ImageError> {
+    let private =
+        |path: &Path, recursive| DirBuilder::new().recursive(recursive).mode(0o700).create(path);
+    private(parent, true).map_err(ImageError::io(parent))?;
+    let last = folders(parent)?.into_iter().filter_map(|path| number(&path, job)).max();
+    for number in last.unwrap_or(0) + 1..MAX_IMAGES {
+        let folder = parent.join(format!("{job}-{number:04}"));
+        match private(&folder, false) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            other => return other.map(|()| folder.clone()).map_err(ImageError::io(&folder)),
+        }
+    }
+    Err(ImageError::io(parent)(io::Error::other("it has too many images of this job")))
+}
+
+fn number(path: &Path, job: &str) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    name.strip_prefix(job)?.strip_prefix('-')?.parse().ok()
+}
+
+fn folders(parent: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let entries = fs::read_dir(parent).map_err(ImageError::io(parent))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// The finished images in `parent`, the newest first.
+pub fn list(parent: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
+    let mut images: Vec<_> = folders(parent)?
+        .into_iter()
+        .filter_map(|path| Manifest::read(&path).ok().map(|manifest| (path, manifest)))
+        .collect();
+    images.sort_by(|(a_path, a), (b_path, b)| (b.captured, b_path).cmp(&(a.captured, a_path)));
+    Ok(images)
+}
+
+/// `path` if it is an image, else the newest one in it.
+pub fn newest(path: &Path) -> Result<(PathBuf, Manifest), ImageError> {
+    match Manifest::read(path) {
+        Ok(manifest) => Ok((path.to_owned(), manifest)),
+        Err(ImageError::NoImage { .. }) => {
+            let first = list(path)?.into_iter().next();
+            first.ok_or_else(|| ImageError::NoImage { path: path.to_owned() })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("kman-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn an_image_counts_once_its_manifest_does() {
+        let parent = folder("counts");
+        let first = next_folder(&parent, "j").unwrap();
+        assert!(matches!(newest(&parent), Err(ImageError::NoImage { .. })));
+        let mut manifest = Manifest::new("j".into(), vec!["x".into()], 5);
+        manifest.write(&first).unwrap();
+        let second = next_folder(&parent, "j").unwrap();
+        assert_ne!(first, second);
+        assert_eq!(newest(&parent).unwrap(), (first.clone(), manifest.clone()));
+        manifest.captured = 6;
+        manifest.write(&second).unwrap();
+        assert_eq!(newest(&parent).unwrap().0, second);
+        assert_eq!(newest(&first).unwrap().0, first);
+        fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn a_changed_manifest_is_refused() {
+        let parent = folder("changed");
+        let mut manifest = Manifest::new("j".into(), vec![], 5);
+        manifest.write(&parent).unwrap();
+        let good = fs::read(parent.join(NAME)).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(Manifest::parse(&bad, &parent).is_err(), "offset {at}");
+            assert!(Manifest::parse(&good[..at], &parent).is_err(), "length {at}");
+        }
+        manifest.files.push(FileEntry { name: "../x".into(), bytes: 0, checksum: 0 });
+        manifest.write(&parent).unwrap();
+        assert!(Manifest::read(&parent).is_err());
+        fs::remove_dir_all(&parent).unwrap();
+    }
+}
