@@ -88,9 +88,6 @@ const FIXED: &[(u32, i32)] = &[
     (a::MEMORY_CLOCK_RATE, 1_600_000),
     (a::GLOBAL_MEMORY_BUS_WIDTH, 128),
     (a::L2_CACHE_SIZE, 32 << 20),
-    // Access policies are hints: taken, and without effect.
-    (a::MAX_PERSISTING_L2_CACHE_SIZE, 20 << 20),
-    (a::MAX_ACCESS_POLICY_WINDOW_SIZE, 128 << 20),
     (a::GPU_OVERLAP, 1),
     (a::ASYNC_ENGINE_COUNT, 2),
     (a::CONCURRENT_KERNELS, 1),

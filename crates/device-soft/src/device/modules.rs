@@ -5,7 +5,7 @@ use crate::code::{PlaceKind, Placement, Program};
 use crate::{lower, spec};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ModuleInfo, ParamInfo};
-use kedge_ptx::fatbin;
+use kedge_ptx::fatbin::{self, ImageKind};
 use kedge_ptx::{ast, link};
 use kedge_wire::{List, Text};
 use std::sync::Arc;
@@ -50,17 +50,16 @@ fn error(code: CuError, message: String) -> LoadError {
 /// Every image as a PTX module. One of several may lack PTX, if what the others need is not in it:
 /// libcudadevrt is such an image, and its functions are this device's own.
 fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Vec<ast::Module>, LoadError> {
-    if let [image] = images {
-        return Ok(vec![parse(&ptx_of_one(image, log)?)?]);
-    }
     let mut units = Vec::with_capacity(images.len());
     let mut lacking = None;
     for (index, image) in images.iter().enumerate() {
         match ptx_text(image) {
             Ok(text) => units.push(parse(&text)?),
             Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
-                let count = images.len();
-                log(&format!("image {index} of {count} is left out: {}", &*refusal.message));
+                if images.len() > 1 {
+                    let count = images.len();
+                    log(&format!("image {index} of {count} is left out: {}", &*refusal.message));
+                }
                 lacking.get_or_insert(refusal);
             }
             Err(refusal) => return Err(refusal),
@@ -70,23 +69,6 @@ fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Vec<ast::Module>,
         Some(refusal) if units.is_empty() => Err(refusal),
         _ => Ok(units),
     }
-}
-
-/// The PTX of an image that is a module by itself: it may also be PTX for newer devices, of which
-/// each kernel runs that uses nothing newer.
-fn ptx_of_one(image: &[u8], log: impl Fn(&str)) -> Result<String, LoadError> {
-    let refusal = match ptx_text(image) {
-        Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => refusal,
-        decided => return decided,
-    };
-    let Ok(entries) = fatbin::images(image) else { return Err(refusal) };
-    let Some(newer) = fatbin::select_newer_ptx(&entries, spec::SM) else { return Err(refusal) };
-    log(&format!("a module of PTX for sm_{} is tried: it has none for this device", newer.sm));
-    newer.text().map_err(damaged)
-}
-
-fn damaged(error: fatbin::FatbinError) -> LoadError {
-    self::error(CuError::INVALID_IMAGE, error.to_string())
 }
 
 fn parse(text: &str) -> Result<ast::Module, LoadError> {
@@ -102,6 +84,7 @@ fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
                 .map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
         }
         fatbin::Kind::Fatbin => {
+            let damaged = |e: fatbin::FatbinError| error(CuError::INVALID_IMAGE, e.to_string());
             let images = fatbin::images(image).map_err(damaged)?;
             match fatbin::select_ptx(&images, spec::SM) {
                 Some(entry) => entry.text().map_err(damaged),
@@ -120,8 +103,9 @@ fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
 }
 
 fn no_ptx(images: &[fatbin::Image<'_>]) -> LoadError {
-    only_machine_code(&match fatbin::select_newer_ptx(images, 0) {
-        Some(oldest) => format!("the fatbin's PTX is for sm_{} or newer", oldest.sm),
+    let newest = images.iter().filter(|image| image.kind == ImageKind::Ptx).map(|i| i.sm).min();
+    only_machine_code(&match newest {
+        Some(sm) => format!("the fatbin's PTX is for sm_{sm} or newer"),
         None => "the fatbin holds machine code and no PTX".to_owned(),
     })
 }

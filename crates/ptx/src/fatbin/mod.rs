@@ -267,31 +267,19 @@ fn name(header: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(bytes).trim_end_matches([' ', '\0']).to_owned())
 }
 
-/// The PTX entry to run on a device of compute capability `max_sm`: the newest that is meant for it.
-/// One for a specific architecture or family is taken only where there is no other.
+/// The PTX entry to run on a device of compute capability `max_sm`: the newest that it can run. One
+/// for a specific architecture or family is taken only where there is no other.
 pub fn select_ptx<'i, 'a>(images: &'i [Image<'a>], max_sm: u32) -> Option<&'i Image<'a>> {
-    let meant = images.iter().filter(|image| is_ptx(image) && image.sm <= max_sm);
-    meant.max_by_key(|image| (generality(image), image.sm))
-}
-
-/// The oldest PTX entry that is meant for devices newer than `max_sm`. Closed libraries carry no
-/// other, and most of it uses nothing that is new.
-pub fn select_newer_ptx<'i, 'a>(images: &'i [Image<'a>], max_sm: u32) -> Option<&'i Image<'a>> {
-    let newer = images.iter().filter(|image| is_ptx(image) && image.sm > max_sm);
-    newer.max_by_key(|image| (generality(image), std::cmp::Reverse(image.sm)))
-}
-
-fn is_ptx(image: &Image<'_>) -> bool {
-    image.kind == ImageKind::Ptx
-}
-
-/// How many kinds of devices an entry is for.
-fn generality(image: &Image<'_>) -> u32 {
-    match image.sm_suffix {
-        None => 2,
-        Some('f') => 1,
-        Some(_) => 0,
-    }
+    let runs = |image: &&Image<'_>| image.kind == ImageKind::Ptx && image.sm <= max_sm;
+    let rank = |image: &&Image<'_>| {
+        let generality = match image.sm_suffix {
+            None => 2,
+            Some('f') => 1,
+            Some(_) => 0,
+        };
+        (generality, image.sm)
+    };
+    images.iter().filter(runs).max_by_key(rank)
 }
 
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {

@@ -159,15 +159,6 @@ fn the_newest_general_ptx_that_runs_is_chosen() {
 }
 
 #[test]
-fn the_oldest_general_one_of_newer_ptx_is_chosen() {
-    let ptx = |sm, flags| Entry { sm, flags, payload: b"x", ..PTX };
-    let bytes = container(&[ptx(121, 0), ptx(80, 0), ptx(120, 0), ptx(100, FLAG_FAMILY)]);
-    let all = images(&bytes).unwrap();
-    assert_eq!(select_newer_ptx(&all, 90).map(|image| image.sm), Some(120));
-    assert!(select_newer_ptx(&all, 121).is_none());
-}
-
-#[test]
 fn buffers_are_classified() {
     for (bytes, kind) in [
         (&b"\x50\xed\x55\xba"[..], Kind::Fatbin),
