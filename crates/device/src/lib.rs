@@ -8,8 +8,8 @@
 
 use kedge_cuda_types::CuError;
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, MemHandleId, ModuleId,
-    ModuleInfo, OutputTarget, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
+    MemHandleId, ModuleId, OutputTarget, StreamId, StreamOp, Texture,
 };
 
 /// Called once, from any thread, when what it waits for is over.
@@ -49,15 +49,19 @@ pub trait Backend: Send + Sync {
     /// CUlimit.
     fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError>;
 
-    /// Takes `bytes` or more out of the device's free memory; OUT_OF_MEMORY otherwise.
-    fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError>;
-    fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError>;
+    /// A slab of the device's free memory at an address of the client's choice (2 MiB granules);
+    /// OUT_OF_MEMORY where there is not so much.
+    fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError>;
+    /// Ends a slab, which no work uses.
+    fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError>;
     fn free_memory(&self, device: u32) -> Result<u64, CuError>;
-    /// Makes a range of a device arena valid for access.
+    /// Makes a part of a slab valid for access; asked of exact devices only, as is `unmap`.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;
-    /// Makes a range of the shared arena, or of an alias of it, valid for device access, or not.
-    fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError>;
+    /// Makes a range of the shared arena, or of an alias of it, valid for device access.
+    fn share(&self, addr: u64, size: u64) -> Result<(), CuError>;
+    /// Ends what `share` made valid, which no work uses.
+    fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError>;
     /// Makes shared-arena pages appear at `alias` as well; MAP_FAILED where that address is taken.
     /// A device that cannot says NOT_SUPPORTED.
     fn alias(&self, _alias: u64, _addr: u64, _size: u64) -> Result<(), CuError> {
@@ -68,7 +72,8 @@ pub trait Backend: Send + Sync {
         Err(CuError::NOT_SUPPORTED)
     }
 
-    /// Zeroed physical memory that can be mapped at several addresses, out of quota (`cuMemCreate`).
+    /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
+    /// OUT_OF_MEMORY where there is not so much.
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError>;
     /// Ends a handle, which is mapped nowhere.
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError>;
@@ -86,9 +91,18 @@ pub trait Backend: Send + Sync {
     fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError>;
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError>;
+    /// A mipmapped array, whose levels are arrays; `desc` is the first's shape.
+    fn create_mipmap(
+        &self,
+        ctx: CtxId,
+        levels: &[ArrayId],
+        desc: &ArrayDesc,
+    ) -> Result<(), CuError>;
+    /// A mipmapped array goes with the last of its levels.
     fn destroy_array(&self, array: ArrayId) -> Result<(), CuError>;
-    fn create_texture(&self, texture: &Texture) -> Result<(), CuError>;
-    fn destroy_texture(&self, handle: u64) -> Result<(), CuError>;
+    /// The handle that kernels receive.
+    fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError>;
+    fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError>;
 
     /// Loads one image, or links several into one module.
     fn load_module(
@@ -96,7 +110,14 @@ pub trait Backend: Send + Sync {
         ctx: CtxId,
         module: ModuleId,
         images: Vec<Vec<u8>>,
-    ) -> Result<ModuleInfo, LoadError>;
+    ) -> Result<(), LoadError>;
+    /// A kernel by name, which launches name by `index` from now on; NOT_FOUND where there is none.
+    /// The index is the module's next, or one that this kernel has already.
+    fn kernel(&self, module: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError>;
+    /// The names of all kernels.
+    fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError>;
+    /// A variable by name; NOT_FOUND where there is none.
+    fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError>;
     fn unload_module(&self, module: ModuleId) -> Result<(), CuError>;
 
     fn create_stream(

@@ -1,6 +1,9 @@
 //! The property that the fuzz target and the mutation test share.
 
-use crate::{Call, Elapsed, Hello, LoadError, Message, ModuleInfo, Output, Post, Welcome};
+use crate::{
+    Call, Elapsed, GlobalInfo, Hello, KernelInfo, KernelNames, LoadError, Message, Output, Post,
+    Welcome,
+};
 use kedge_wire::{Wire, decode, encode};
 
 /// Decodes `bytes` as every type that crosses the boundary. Decoding must not panic, and what it
@@ -14,9 +17,13 @@ pub fn check_bytes(bytes: &[u8]) {
     one::<Call>(bytes);
     one::<Hello>(bytes);
     one::<Welcome>(bytes);
-    one::<Result<ModuleInfo, LoadError>>(bytes);
+    one::<Result<(), LoadError>>(bytes);
+    one::<Result<KernelInfo, u32>>(bytes);
+    one::<Result<KernelNames, u32>>(bytes);
+    one::<Result<GlobalInfo, u32>>(bytes);
     one::<Output>(bytes);
     one::<Result<(), u32>>(bytes);
+    one::<Result<u64, u32>>(bytes);
     one::<Result<Elapsed, u32>>(bytes);
 }
 

@@ -3,7 +3,7 @@
 use kedge_wire::{List, Text, wire};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 wire! {
     /// The client's first message, sent over the socket together with the descriptors of the ring
@@ -28,6 +28,10 @@ wire! {
         pub pci: [i32; 3],
         /// Bytes of device memory.
         pub total_memory: u64,
+        /// Every allocation is checked: the device is told of each (`Post::MemAlloc`, `MemFree`), and
+        /// its modules' variables lie in its arena. Else memory is valid a slab at a time, and
+        /// variables lie where the driver puts them.
+        pub exact: bool,
         /// (CUdevice_attribute, value).
         pub attributes: List<(u32, i32), 512>,
     }

@@ -4,7 +4,7 @@ use crate::{
     ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, MemHandleId, ModuleId, ModuleImage, StreamId,
     StreamOp, Texture,
 };
-use kedge_wire::{Bytes, List, Wire, Writer, wire};
+use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 
 /// A call's plain outcome: unit, or a CUresult.
 pub type Status = Result<(), u32>;
@@ -24,15 +24,15 @@ wire! {
         EventCreate = 5 { event: EventId, ctx: CtxId, timing: bool },
         EventDestroy = 6 { event: EventId },
         Enqueue = 7 { stream: StreamId, op: StreamOp },
-        /// Makes [addr, addr+size) valid for device access. The memory comes out of quota that
-        /// `Call::Grant` gave, so this cannot fail. `zero`: its content is zero (VMM), else unspecified.
+        /// Makes [addr, addr+size), a part of a slab, valid for access. Sent to an exact device only
+        /// (`DeviceInfo::exact`).
         MemAlloc = 8 { ctx: CtxId, addr: u64, size: u64 },
-        /// The client has made sure that no earlier work uses the range.
+        /// The client has made sure that no earlier work uses the range. To an exact device only.
         MemFree = 9 { addr: u64, size: u64 },
         ModuleUnload = 10 { module: ModuleId },
         ArrayDestroy = 11 { array: ArrayId },
-        TextureCreate = 12 { texture: Texture },
-        TextureDestroy = 13 { handle: u64 },
+        /// A handle that `Call::TextureCreate` gave, in its context.
+        TextureDestroy = 13 { ctx: CtxId, handle: u64 },
         /// A graph executable, built from these and used once `GraphExecReady` arrived. Nodes are
         /// numbered in order of arrival; child graphs and conditional bodies have been flattened.
         GraphExecBegin = 14 { exec: GraphExecId, ctx: CtxId },
@@ -46,11 +46,8 @@ wire! {
         HostFnDone = 20 { token: u64 },
         /// CUlimit values that the device needs: 0 stack size, 1 printf fifo size, 2 malloc heap size.
         SetLimit = 21 { ctx: CtxId, limit: u32, value: u64 },
-        /// Shared-arena bytes [addr, addr+size) are, or are no longer, valid for device access
-        /// (pinned, registered and managed host memory), or bytes of an alias of it.
-        SharedValid = 22 { addr: u64, size: u64, valid: bool },
-        /// Physical memory of a device (`cuMemCreate`), zeroed, out of quota.
-        HandleCreate = 23 { handle: MemHandleId, device: u32, size: u64 },
+        /// Ends what `Call::Share` began for exactly this range.
+        Unshare = 22 { addr: u64, size: u64 },
         /// It is mapped nowhere.
         HandleDestroy = 24 { handle: MemHandleId },
         /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them before
@@ -67,16 +64,17 @@ wire! {
     /// Answered by one reply; the comment gives its type.
     #[derive(Debug, Clone, PartialEq)]
     pub enum Call {
-        /// More quota on a device, in bytes → `Result<u64, u32>`: the bytes granted, at least `bytes`.
-        Grant = 1 { device: u32, bytes: u64 },
-        /// Gives quota back → `Status`.
-        Return = 2 { device: u32, bytes: u64 },
+        /// A slab: device memory at [addr, addr+bytes), an address of the client's choice, both
+        /// multiples of 2 MiB → `Status`: OUT_OF_MEMORY where the device has not got so much.
+        Grant = 1 { device: u32, addr: u64, bytes: u64 },
+        /// Gives a slab back, whole; no work uses it → `Status`.
+        Return = 2 { device: u32, addr: u64, bytes: u64 },
         /// Free bytes that the device could still grant → `Result<u64, u32>`.
         MemFree = 3 { device: u32 },
-        /// → `Result<ModuleInfo, LoadError>`.
+        /// → `Result<(), LoadError>`.
         ModuleLoad = 4 { ctx: CtxId, module: ModuleId, image: ModuleImage },
         /// Several relocatable images linked into one module (prelinked fatbins, cuLink)
-        /// → `Result<ModuleInfo, LoadError>`.
+        /// → `Result<(), LoadError>`.
         ModuleLink = 5 { ctx: CtxId, module: ModuleId, images: List<ModuleImage, 4096> },
         /// Answers when everything enqueued before is done → `Status`; the sticky error if one stands.
         StreamSync = 6 { stream: StreamId },
@@ -89,7 +87,6 @@ wire! {
         EventElapsed = 11 { start: EventId, end: EventId },
         /// → `Status`: OUT_OF_MEMORY where it does not fit.
         ArrayCreate = 12 { ctx: CtxId, array: ArrayId, desc: ArrayDesc },
-        /// Level `level` of a mipmapped array is created like any array.
         /// What device printf and assert have written since → `Output`.
         TakeOutput = 13 {},
         /// A round trip → `Status`.
@@ -97,6 +94,25 @@ wire! {
         /// Shared-arena pages [addr, addr+size) are wanted at `alias` as well, where the client has
         /// them (registered host memory) → `Status`: MAP_FAILED where the proxy has something else.
         Alias = 15 { alias: u64, addr: u64, size: u64 },
+        /// A kernel by its name → `Result<KernelInfo, u32>`; NOT_FOUND where there is none. Launches
+        /// name it by `index` from now on, a number of the client's choice: the next one of this
+        /// module, or one that it has given this kernel already.
+        Kernel = 16 { module: ModuleId, index: u32, name: Text<65536> },
+        /// The names of all kernels, from the `first` on → `Result<KernelNames, u32>`.
+        KernelNames = 17 { module: ModuleId, first: u32 },
+        /// A variable by its name → `Result<GlobalInfo, u32>`; NOT_FOUND where there is none.
+        Global = 18 { module: ModuleId, name: Text<65536> },
+        /// A texture or surface object → `Result<u64, u32>`: the handle that kernels receive.
+        TextureCreate = 19 { ctx: CtxId, texture: Texture },
+        /// Physical memory of a device (`cuMemCreate`), zeroed → `Status`: OUT_OF_MEMORY where the
+        /// device has not got so much.
+        HandleCreate = 20 { handle: MemHandleId, device: u32, size: u64 },
+        /// Makes shared-arena bytes [addr, addr+size), or bytes of an alias of it, valid for device
+        /// access (pinned, registered and managed host memory) → `Status`.
+        Share = 21 { addr: u64, size: u64 },
+        /// A mipmapped array: `levels` names its levels from the finest on, each an array as any
+        /// other; `desc` is the finest's shape → `Status`. It goes with the last of its levels.
+        MipmapCreate = 22 { ctx: CtxId, levels: List<ArrayId, 32>, desc: ArrayDesc },
     }
 
     /// What travels in the ring.

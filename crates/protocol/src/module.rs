@@ -17,7 +17,7 @@ wire! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct KernelRef {
         pub module: ModuleId,
-        /// Index in `ModuleInfo::kernels`.
+        /// What `Call::Kernel` chose for it.
         pub index: u32,
     }
 
@@ -56,11 +56,11 @@ wire! {
         pub managed: bool,
     }
 
-    /// What a loaded module offers. A kernel's position is its `KernelRef::index`.
+    /// Some of a module's kernels, by name; `more` says to ask again, from where these end.
     #[derive(Debug, Clone, PartialEq)]
-    pub struct ModuleInfo {
-        pub kernels: List<KernelInfo, 65536>,
-        pub globals: List<GlobalInfo, 65536>,
+    pub struct KernelNames {
+        pub names: List<Text<65536>, 4096>,
+        pub more: bool,
     }
 
     /// Why a module did not load.

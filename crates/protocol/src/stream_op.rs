@@ -105,10 +105,9 @@ wire! {
         Mipmap = 4 { levels: kedge_wire::List<ArrayId, 32> },
     }
 
-    /// A texture or surface object. Its 64-bit handle, as kernels receive it, is chosen by the client.
+    /// A texture or surface object. The device chooses its 64-bit handle, as kernels receive it.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Texture {
-        pub handle: u64,
         /// A surface object: only `source` counts.
         pub surface: bool,
         pub source: TextureSource,

@@ -47,7 +47,6 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         depth: 9,
     };
     let texture = Texture {
-        handle: 77,
         surface: false,
         source: TextureSource::Mipmap { levels: List::new(vec![ArrayId(1), ArrayId(2)]).unwrap() },
         address: [0, 1, 2],
@@ -80,16 +79,15 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         constant: true,
         managed: false,
     };
-    let info = ModuleInfo {
-        kernels: List::new(vec![kernel]).unwrap(),
-        globals: List::new(vec![global]).unwrap(),
-    };
+    let names = vec![Text::new("first".into()).unwrap(), Text::new("second".into()).unwrap()];
+    let names = KernelNames { names: List::new(names).unwrap(), more: true };
     let load_error = LoadError { code: 218, message: Text::new("line 3".into()).unwrap() };
     let device = DeviceInfo {
         name: Text::new("kedge software device".into()).unwrap(),
         uuid: [7; 16],
         pci: [0, 1, 0],
         total_memory: 1 << 30,
+        exact: true,
         attributes: List::new(vec![(1, 1024), (2, -1)]).unwrap(),
     };
     let parts = vec![(OutputTarget::Stderr {}, Bytes::new(b"assert".to_vec()).unwrap())];
@@ -107,7 +105,31 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
             "copy-inline",
             enqueue(StreamOp::CopyInline { dst: 8, bytes: Bytes::new(vec![1, 2, 3]).unwrap() }),
         ),
-        ("texture", post(Post::TextureCreate { texture })),
+        ("texture", call(Call::TextureCreate { ctx: CtxId(1), texture })),
+        (
+            "kernel",
+            call(Call::Kernel {
+                module: ModuleId(2),
+                index: 3,
+                name: Text::new("k".into()).unwrap(),
+            }),
+        ),
+        (
+            "mipmap",
+            call(Call::MipmapCreate {
+                ctx: CtxId(1),
+                levels: List::new(vec![ArrayId(8), ArrayId(9)]).unwrap(),
+                desc: ArrayDesc {
+                    device: 0,
+                    width: 2,
+                    height: 2,
+                    depth: 0,
+                    format: 0x20,
+                    channels: 1,
+                    flags: 0,
+                },
+            }),
+        ),
         (
             "graph-edges",
             post(Post::GraphExecEdges {
@@ -124,8 +146,10 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
             }),
         ),
         ("stream-sync", call(Call::StreamSync { stream: StreamId(1) })),
-        ("module-info", encoded(&Ok::<_, LoadError>(info))),
-        ("load-error", encoded(&Err::<ModuleInfo, _>(load_error))),
+        ("kernel-info", encoded(&Ok::<_, u32>(kernel))),
+        ("kernel-names", encoded(&Ok::<_, u32>(names))),
+        ("global-info", encoded(&Ok::<_, u32>(global))),
+        ("load-error", encoded(&Err::<(), _>(load_error))),
         (
             "welcome",
             encoded(&Welcome {

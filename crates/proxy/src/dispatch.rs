@@ -4,16 +4,19 @@ use crate::host::ProxyHost;
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done};
 use kedge_protocol::{
-    Call, CtxId, Elapsed, GraphExecId, LoadError, Message, ModuleImage, ModuleInfo, Post, Status,
-    StreamId,
+    Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
+    Post, Status, StreamId,
 };
 use kedge_transport::{Incoming, ReplyTo};
-use kedge_wire::{Text, Wire};
+use kedge_wire::{List, Text, Wire};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Longest module image, bytes: the largest fatbins of the large libraries are some hundred MiB.
 const MAX_IMAGE: u64 = 2 << 30;
+/// Kernel names in one reply, in number and in bytes.
+const MAX_NAMES: usize = 4096;
+const MAX_NAME_BYTES: usize = 1 << 20;
 
 pub(crate) struct Dispatcher {
     backend: Arc<dyn Backend>,
@@ -85,8 +88,7 @@ impl Dispatcher {
             Post::MemFree { addr, size } => backend.unmap(addr, size),
             Post::ModuleUnload { module } => backend.unload_module(module),
             Post::ArrayDestroy { array } => backend.destroy_array(array),
-            Post::TextureCreate { texture } => backend.create_texture(&texture),
-            Post::TextureDestroy { handle } => backend.destroy_texture(handle),
+            Post::TextureDestroy { ctx, handle } => backend.destroy_texture(ctx, handle),
             Post::GraphExecBegin { exec, ctx } => {
                 self.graphs.insert(exec, ctx);
                 backend.graph_begin(exec, ctx)
@@ -107,11 +109,8 @@ impl Dispatcher {
                 None => Err(CuError::INVALID_VALUE),
             },
             Post::SetLimit { ctx, limit, value } => backend.set_limit(ctx, limit, value),
-            Post::SharedValid { addr, size, valid } => backend.share(addr, size, valid),
+            Post::Unshare { addr, size } => backend.unshare(addr, size),
             Post::Unalias { alias, size } => backend.unalias(alias, size),
-            Post::HandleCreate { handle, device, size } => {
-                backend.create_handle(handle, device, size)
-            }
             Post::HandleDestroy { handle } => backend.destroy_handle(handle),
             Post::HandleMap { handle, addr, size, offset } => {
                 backend.map_handle(handle, addr, size, offset)
@@ -131,6 +130,7 @@ impl Dispatcher {
             | Post::StreamCreate { ctx, .. }
             | Post::EventCreate { ctx, .. }
             | Post::MemAlloc { ctx, .. }
+            | Post::TextureDestroy { ctx, .. }
             | Post::GraphExecBegin { ctx, .. }
             | Post::SetLimit { ctx, .. } => Some(*ctx),
             Post::StreamDestroy { stream } | Post::Enqueue { stream, .. } => {
@@ -145,12 +145,9 @@ impl Dispatcher {
             | Post::MemFree { .. }
             | Post::ModuleUnload { .. }
             | Post::ArrayDestroy { .. }
-            | Post::TextureCreate { .. }
-            | Post::TextureDestroy { .. }
             | Post::HostFnDone { .. }
-            | Post::SharedValid { .. }
+            | Post::Unshare { .. }
             | Post::Unalias { .. }
-            | Post::HandleCreate { .. }
             | Post::HandleDestroy { .. }
             | Post::HandleMap { .. }
             | Post::HandleUnmap { .. }
@@ -182,11 +179,11 @@ impl Dispatcher {
         let backend = &self.backend;
         let code = |error: CuError| error.0;
         match call {
-            Call::Grant { device, bytes } => {
-                self.answer(to, &backend.grant(device, bytes).map_err(code));
+            Call::Grant { device, addr, bytes } => {
+                self.answer(to, &status(backend.grant(device, addr, bytes)));
             }
-            Call::Return { device, bytes } => {
-                self.answer(to, &status(backend.give_back(device, bytes)));
+            Call::Return { device, addr, bytes } => {
+                self.answer(to, &status(backend.give_back(device, addr, bytes)));
             }
             Call::MemFree { device } => {
                 self.answer(to, &backend.free_memory(device).map_err(code));
@@ -202,6 +199,15 @@ impl Dispatcher {
                     .read_images(&images)
                     .and_then(|images| self.backend.load_module(ctx, module, images));
                 self.loaded(to, loaded);
+            }
+            Call::Kernel { module, index, name } => {
+                self.answer(to, &backend.kernel(module, index, &name).map_err(code));
+            }
+            Call::KernelNames { module, first } => {
+                self.answer(to, &self.kernel_names(module, first).map_err(code));
+            }
+            Call::Global { module, name } => {
+                self.answer(to, &backend.global(module, &name).map_err(code));
             }
             Call::StreamSync { stream } => {
                 let ctx = self.streams.get(&stream).copied();
@@ -227,6 +233,16 @@ impl Dispatcher {
             Call::ArrayCreate { ctx, array, desc } => {
                 self.answer(to, &status(backend.create_array(ctx, array, &desc)));
             }
+            Call::MipmapCreate { ctx, levels, desc } => {
+                self.answer(to, &status(backend.create_mipmap(ctx, &levels, &desc)));
+            }
+            Call::TextureCreate { ctx, texture } => {
+                self.answer(to, &backend.create_texture(ctx, &texture).map_err(code));
+            }
+            Call::HandleCreate { handle, device, size } => {
+                self.answer(to, &status(backend.create_handle(handle, device, size)));
+            }
+            Call::Share { addr, size } => self.answer(to, &status(backend.share(addr, size))),
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
             Call::Alias { alias, addr, size } => {
                 self.answer(to, &status(backend.alias(alias, addr, size)));
@@ -247,12 +263,27 @@ impl Dispatcher {
         })
     }
 
-    fn loaded(&self, to: ReplyTo, result: Result<ModuleInfo, LoadError>) {
+    fn loaded(&self, to: ReplyTo, result: Result<(), LoadError>) {
         if let Err(error) = &result {
             let code = CuError(error.code);
             self.host.log.line(&format!("a module did not load: {code}: {}", &*error.message));
         }
         self.answer(to, &result);
+    }
+
+    /// As many of the module's kernel names as fit into a reply, from the `first` on.
+    fn kernel_names(&self, module: ModuleId, first: u32) -> Result<KernelNames, CuError> {
+        // What no message can hold cannot be asked for either.
+        let all = self.backend.kernel_names(module)?.into_iter();
+        let mut names = all.filter_map(|name| Text::new(name).ok()).skip(first as usize).peekable();
+        let (mut page, mut bytes) = (Vec::new(), 0);
+        while page.len() < MAX_NAMES && bytes < MAX_NAME_BYTES {
+            let Some(name) = names.next() else { break };
+            bytes += name.len();
+            page.push(name);
+        }
+        let more = names.peek().is_some();
+        Ok(KernelNames { names: List::new(page).unwrap_or_default(), more })
     }
 
     fn read_image(&self, image: &ModuleImage) -> Result<Vec<u8>, LoadError> {

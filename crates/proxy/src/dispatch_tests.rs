@@ -10,6 +10,7 @@ use kedge_cuda_types::CuError;
 use kedge_device::Backend;
 use kedge_protocol::*;
 use kedge_transport::Client;
+use kedge_wire::Text;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -80,7 +81,7 @@ fn an_idle_client_has_nothing_unfinished() {
     // And it becomes idle without being asked to.
     until("idle", || client.is_idle());
     assert_eq!(ran.load(Ordering::SeqCst), posted);
-    client.post(&Post::SharedValid { addr: 0, size: 0, valid: true }).unwrap();
+    client.post(&Post::Unshare { addr: 0, size: 0 }).unwrap();
     until("idle after a post that enqueues nothing", || client.is_idle());
 }
 
@@ -126,14 +127,23 @@ fn a_failed_post_breaks_its_context() {
 #[test]
 fn calls_that_fail_do_not_stick() {
     let (client, _) = connected();
-    let grant = |bytes| client.call::<Result<u64, u32>>(&Call::Grant { device: 0, bytes }).unwrap();
+    let status = |call| client.call::<Status>(&call).unwrap();
+    let grant = |bytes| status(Call::Grant { device: 0, addr: 0, bytes });
     assert_eq!(grant(1000), Err(CuError::OUT_OF_MEMORY.0));
-    assert_eq!(grant(10), Ok(100));
+    assert_eq!(grant(10), Ok(()));
+    assert_eq!(status(Call::Share { addr: 0, size: 1 }), Err(CuError::OUT_OF_MEMORY.0));
+    let name = Text::new("k".to_owned()).unwrap();
+    let global = Call::Global { module: ModuleId(1), name: name.clone() };
+    let global = client.call::<Result<GlobalInfo, u32>>(&global).unwrap();
+    assert_eq!(global, Err(CuError::NOT_FOUND.0));
+    let kernel = Call::Kernel { module: ModuleId(1), index: 0, name };
+    let kernel = client.call::<Result<KernelInfo, u32>>(&kernel).unwrap();
+    assert_eq!(kernel.map(|info| info.name.into_inner()), Ok("k".to_owned()));
     let image = [7u8; 100];
     let image = |len| ModuleImage { addr: image.as_ptr() as u64, len };
     let load = |image| {
         let call = Call::ModuleLoad { ctx: CTX, module: ModuleId(1), image };
-        client.call::<Result<ModuleInfo, LoadError>>(&call).unwrap().unwrap_err()
+        client.call::<Result<(), LoadError>>(&call).unwrap().unwrap_err()
     };
     assert_eq!(&*load(image(100)).message, "[100]");
     assert_eq!(load(image(u64::MAX)).code, CuError::INVALID_IMAGE.0);
@@ -142,6 +152,30 @@ fn calls_that_fail_do_not_stick() {
     let elapsed = client.call::<Result<Elapsed, u32>>(&elapsed).unwrap();
     assert_eq!(elapsed, Ok(Elapsed { milliseconds: 1.5 }));
     assert_eq!(client.sticky(CTX), None);
+}
+
+#[test]
+fn kernel_names_come_in_pages() {
+    let (client, _) = connected();
+    let page = |module, first| {
+        let call = Call::KernelNames { module: ModuleId(module), first };
+        client.call::<Result<KernelNames, u32>>(&call).unwrap().unwrap()
+    };
+    for (module, count, pages) in [(1, 10_000, 3), (2, 40, 3)] {
+        let mut names: Vec<String> = Vec::new();
+        for at in 1.. {
+            let next = page(module, names.len() as u32);
+            names.extend(next.names.iter().map(|name| name.to_string()));
+            if !next.more {
+                assert_eq!(at, pages);
+                break;
+            }
+        }
+        names.dedup();
+        assert_eq!(names.len(), count, "each name once, but for one that is too long");
+    }
+    let behind = page(1, u32::MAX);
+    assert!(behind.names.is_empty() && !behind.more);
 }
 
 #[test]

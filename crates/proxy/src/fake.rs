@@ -78,10 +78,10 @@ impl Backend for Fake {
     fn set_limit(&self, _: CtxId, _: u32, _: u64) -> Result<(), CuError> {
         Err(CuError::UNSUPPORTED_LIMIT)
     }
-    fn grant(&self, _: u32, bytes: u64) -> Result<u64, CuError> {
-        if bytes > 100 { Err(CuError::OUT_OF_MEMORY) } else { Ok(100) }
+    fn grant(&self, _: u32, _: u64, bytes: u64) -> Result<(), CuError> {
+        if bytes > 100 { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
     }
-    fn give_back(&self, _: u32, _: u64) -> Result<(), CuError> {
+    fn give_back(&self, _: u32, _: u64, _: u64) -> Result<(), CuError> {
         Err(NO)
     }
     fn free_memory(&self, _: u32) -> Result<u64, CuError> {
@@ -93,7 +93,10 @@ impl Backend for Fake {
     fn unmap(&self, _: u64, _: u64) -> Result<(), CuError> {
         Err(CuError::INVALID_VALUE)
     }
-    fn share(&self, _: u64, _: u64, _: bool) -> Result<(), CuError> {
+    fn share(&self, _: u64, _: u64) -> Result<(), CuError> {
+        Err(CuError::OUT_OF_MEMORY)
+    }
+    fn unshare(&self, _: u64, _: u64) -> Result<(), CuError> {
         Ok(())
     }
     fn create_handle(&self, _: MemHandleId, _: u32, _: u64) -> Result<(), CuError> {
@@ -114,24 +117,54 @@ impl Backend for Fake {
     fn create_array(&self, _: CtxId, _: ArrayId, _: &ArrayDesc) -> Result<(), CuError> {
         Err(CuError::OUT_OF_MEMORY)
     }
+    fn create_mipmap(&self, _: CtxId, _: &[ArrayId], _: &ArrayDesc) -> Result<(), CuError> {
+        Err(CuError::OUT_OF_MEMORY)
+    }
     fn destroy_array(&self, _: ArrayId) -> Result<(), CuError> {
         Err(NO)
     }
-    fn create_texture(&self, _: &Texture) -> Result<(), CuError> {
+    fn create_texture(&self, _: CtxId, _: &Texture) -> Result<u64, CuError> {
         Err(NO)
     }
-    fn destroy_texture(&self, _: u64) -> Result<(), CuError> {
+    fn destroy_texture(&self, _: CtxId, _: u64) -> Result<(), CuError> {
         Err(NO)
     }
     /// Says how long the images are.
-    fn load_module(
-        &self,
-        _: CtxId,
-        _: ModuleId,
-        images: Vec<Vec<u8>>,
-    ) -> Result<ModuleInfo, LoadError> {
+    fn load_module(&self, _: CtxId, _: ModuleId, images: Vec<Vec<u8>>) -> Result<(), LoadError> {
         let message = format!("{:?}", images.iter().map(Vec::len).collect::<Vec<_>>());
         Err(LoadError { code: 218, message: kedge_wire::Text::truncated(message) })
+    }
+    fn kernel(&self, _: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError> {
+        if index > 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(KernelInfo {
+            name: kedge_wire::Text::truncated(name.to_owned()),
+            params: kedge_wire::List::default(),
+            registers: 1,
+            shared_bytes: 0,
+            local_bytes: 0,
+            const_bytes: 0,
+            max_threads_per_block: 0,
+            required_cluster: [0; 3],
+            ptx_version: 80,
+            binary_version: 90,
+            unsupported: kedge_wire::Text::default(),
+        })
+    }
+    /// More than fit into one reply by number (module 1) or by bytes, one of them too long for any.
+    fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError> {
+        let name = |i| match module {
+            ModuleId(1) => format!("k{i}"),
+            _ => format!("{i:060000}"),
+        };
+        let mut names: Vec<String> =
+            (0..if module.0 == 1 { 10_000 } else { 40 }).map(name).collect();
+        names.insert(3, "n".repeat(65_537));
+        Ok(names)
+    }
+    fn global(&self, _: ModuleId, _: &str) -> Result<GlobalInfo, CuError> {
+        Err(CuError::NOT_FOUND)
     }
     fn unload_module(&self, _: ModuleId) -> Result<(), CuError> {
         Err(NO)

@@ -1,5 +1,5 @@
-//! Device memory: address ranges of this process, a quota for each device, and the table of what
-//! programs may touch.
+//! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
+//! and the table of what programs may touch.
 
 use super::alias::Aliases;
 use super::ranges::Ranges;
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// Granted memory is a multiple of this, while the device has it.
-const GRANT_UNIT: u64 = 2 << 20;
+/// Slabs start and end at multiples of this.
+const SLAB_UNIT: u64 = 2 << 20;
 /// Freed memory that may stay resident so that the next allocation need not fault it in.
 const RETAIN_LIMIT: u64 = 256 << 20;
 const PAGE: u64 = 4096;
@@ -25,6 +25,8 @@ pub(super) struct Memory {
     devices: Vec<Device>,
     /// Where the shared arena's pages appear a second time.
     pub(super) aliases: Aliases,
+    /// What is valid of the shared arena and its aliases: address → bytes, as it was shared.
+    shared: Mutex<BTreeMap<u64, u64>>,
     /// Freed ranges whose pages are still resident.
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
@@ -34,6 +36,8 @@ pub(super) struct Memory {
 struct Device {
     total: u64,
     used: Mutex<u64>,
+    /// What the client was granted: address → bytes.
+    slabs: Mutex<BTreeMap<u64, u64>>,
     /// The arena's upper part: module variables, device heaps.
     own: Mutex<Placer>,
 }
@@ -47,6 +51,7 @@ impl Memory {
             mapped.push(Device {
                 total: bytes_per_device,
                 used: Mutex::new(0),
+                slabs: Mutex::default(),
                 own: Mutex::new(Placer::new(
                     arena::device_base(index) + DEVICE_CLIENT_LEN,
                     DEVICE_STRIDE - DEVICE_CLIENT_LEN,
@@ -58,6 +63,7 @@ impl Memory {
             spans: Arc::default(),
             devices: mapped,
             aliases: Aliases::default(),
+            shared: Mutex::default(),
             retained: Mutex::default(),
             managed: Mutex::new(managed),
         })
@@ -67,23 +73,45 @@ impl Memory {
         self.devices.get(index as usize).ok_or(CuError::INVALID_DEVICE)
     }
 
-    /// Takes at least `bytes` of the device's free memory.
-    pub(super) fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError> {
+    /// Takes `bytes` of the device's free memory.
+    pub(super) fn charge(&self, device: u32, bytes: u64) -> Result<(), CuError> {
         let device = self.device(device)?;
         let mut used = lock(&device.used);
-        let free = device.total - *used;
-        if bytes > free {
+        if bytes > device.total - *used {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let granted = bytes.next_multiple_of(GRANT_UNIT).min(free);
-        *used += granted;
-        Ok(granted)
+        *used += bytes;
+        Ok(())
     }
 
-    pub(super) fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError> {
+    /// Takes back what `charge` took.
+    pub(super) fn refund(&self, device: u32, bytes: u64) -> Result<(), CuError> {
         let mut used = lock(&self.device(device)?.used);
         *used = used.checked_sub(bytes).ok_or(CuError::INVALID_VALUE)?;
         Ok(())
+    }
+
+    /// Makes [addr, addr+bytes) a slab of the device, where allocations may lie from now on.
+    pub(super) fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        let mut slabs = lock(&self.device(device)?.slabs);
+        check_client_range(addr, bytes, self.devices.len())?;
+        let whole = bytes > 0 && (addr | bytes).is_multiple_of(SLAB_UNIT);
+        if !whole || arena::device_of(addr) != Some(device) || overlaps(&slabs, addr, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.charge(device, bytes)?;
+        slabs.insert(addr, bytes);
+        Ok(())
+    }
+
+    /// Ends a slab: nothing in it is valid any longer, and its pages go back to the system.
+    pub(super) fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        let mut slabs = lock(&self.device(device)?.slabs);
+        remove_exactly(&mut slabs, addr, bytes)?;
+        self.spans.remove(addr, bytes);
+        lock(&self.retained).cut(addr, bytes);
+        discard(addr, bytes);
+        self.refund(device, bytes)
     }
 
     pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
@@ -98,9 +126,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a range of the client's part of a device arena valid.
+    /// Makes a part of a slab valid.
     pub(super) fn open(&self, addr: u64, size: u64) -> Result<(), CuError> {
         self.reuse(addr, size)?;
+        let device = arena::device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        if !contains(&lock(&self.device(device)?.slabs), addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
         self.spans.insert(addr, size);
         Ok(())
     }
@@ -118,16 +150,22 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a range of the client's part of the shared arena, or of an alias, valid, or not.
-    pub(super) fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError> {
-        if !in_clients_share(addr, size) && !self.aliases.holds(addr, size) {
+    /// Makes a range of the client's part of the shared arena, or of an alias, valid.
+    pub(super) fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let mut shared = lock(&self.shared);
+        let known = in_clients_share(addr, size) || self.aliases.holds(addr, size);
+        if size == 0 || !known || overlaps(&shared, addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        if valid {
-            self.spans.insert(addr, size);
-        } else {
-            self.spans.remove(addr, size);
-        }
+        shared.insert(addr, size);
+        self.spans.insert(addr, size);
+        Ok(())
+    }
+
+    /// Ends what `share` made valid, by the same range.
+    pub(super) fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        remove_exactly(&mut lock(&self.shared), addr, size)?;
+        self.spans.remove(addr, size);
         Ok(())
     }
 
@@ -191,14 +229,37 @@ pub(super) struct Placed {
     device: Option<u32>,
 }
 
+/// Whether a range shares a byte with one of disjoint ranges.
+fn overlaps(ranges: &BTreeMap<u64, u64>, addr: u64, size: u64) -> bool {
+    let before = ranges.range(..addr.saturating_add(size)).next_back();
+    before.is_some_and(|(start, len)| start + len > addr)
+}
+
+/// Whether a range lies in one of disjoint ranges.
+fn contains(ranges: &BTreeMap<u64, u64>, addr: u64, size: u64) -> bool {
+    let before = ranges.range(..=addr).next_back();
+    let end = addr.checked_add(size);
+    before.zip(end).is_some_and(|((start, len), end)| end <= start + len)
+}
+
 /// # Errors
-/// INVALID_VALUE for a range outside of the client's part of every device's arena.
+/// INVALID_VALUE for what is not exactly one of the ranges.
+fn remove_exactly(ranges: &mut BTreeMap<u64, u64>, addr: u64, size: u64) -> Result<(), CuError> {
+    if ranges.get(&addr) != Some(&size) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    ranges.remove(&addr);
+    Ok(())
+}
+
 /// Whether a range lies in the client's part of the shared arena.
 pub(super) fn in_clients_share(addr: u64, size: u64) -> bool {
     addr >= SHARED_BASE
         && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN)
 }
 
+/// # Errors
+/// INVALID_VALUE for a range outside of the client's part of every device's arena.
 pub(super) fn check_client_range(addr: u64, size: u64, devices: usize) -> Result<(), CuError> {
     let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
     let base = arena::device_base(device.ok_or(CuError::INVALID_VALUE)?);

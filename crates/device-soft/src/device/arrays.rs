@@ -8,6 +8,24 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers.
+const LAYERED: u32 = 1 | 4;
+
+/// The shape of a mipmapped array's level: extents halve down to 1, layers stay.
+pub(super) fn level(desc: &ArrayDesc, level: u32) -> ArrayDesc {
+    let halved = |extent: u64| match extent {
+        0 => 0,
+        _ => extent.checked_shr(level).unwrap_or(0).max(1),
+    };
+    let layered = desc.flags & LAYERED != 0;
+    ArrayDesc {
+        width: halved(desc.width),
+        height: halved(desc.height),
+        depth: if layered { desc.depth } else { halved(desc.depth) },
+        ..*desc
+    }
+}
+
 /// An array's storage: rows without gaps, planes (or layers) of rows.
 pub(super) struct Array {
     pub(super) desc: ArrayDesc,
@@ -19,8 +37,6 @@ pub(super) struct Array {
     pub(super) planes: u64,
     storage: NonNull<u8>,
     layout: Layout,
-    /// Taken of the device's memory, given back when the array is dropped.
-    granted: u64,
     memory: Arc<Memory>,
 }
 
@@ -45,14 +61,14 @@ impl Array {
         let layout =
             usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size, 512).ok());
         let layout = layout.ok_or(CuError::OUT_OF_MEMORY)?;
-        let granted = memory.grant(desc.device, bytes)?;
+        memory.charge(desc.device, bytes)?;
         // SAFETY: the size is not zero: width, rows and planes are at least 1.
         let Some(storage) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            memory.give_back(desc.device, granted)?;
+            memory.refund(desc.device, bytes)?;
             return Err(CuError::OUT_OF_MEMORY);
         };
         let memory = Arc::clone(memory);
-        Ok(Self { desc: *desc, pitch, rows, planes, storage, layout, granted, memory })
+        Ok(Self { desc: *desc, pitch, rows, planes, storage, layout, memory })
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -88,7 +104,29 @@ impl Drop for Array {
         // SAFETY: allocated in `new` with this layout; tasks and textures that reach the storage hold
         // this object.
         unsafe { dealloc(self.storage.as_ptr(), self.layout) };
-        // The device and the size are those that `grant` accepted.
-        let _ = self.memory.give_back(self.desc.device, self.granted);
+        // The device and the size are those that `charge` accepted.
+        let _ = self.memory.refund(self.desc.device, self.layout.size() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_halve_but_layers_stay() {
+        let desc = |width, height, depth, flags| ArrayDesc {
+            device: 0,
+            width,
+            height,
+            depth,
+            format: 0x20,
+            channels: 1,
+            flags,
+        };
+        assert_eq!(level(&desc(8, 4, 2, 0), 2), desc(2, 1, 1, 0));
+        assert_eq!(level(&desc(8, 4, 100, 1), 3), desc(1, 1, 100, 1));
+        assert_eq!(level(&desc(8, 8, 6, 4), 1), desc(4, 4, 6, 4));
+        assert_eq!(level(&desc(8, 0, 0, 0), 64), desc(1, 0, 0, 0));
     }
 }

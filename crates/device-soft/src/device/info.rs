@@ -37,6 +37,7 @@ pub(super) fn describe(index: u32, memory: u64, workers: usize) -> DeviceInfo {
         uuid: uuid(index),
         pci,
         total_memory: memory,
+        exact: true,
         attributes: List::new(values).unwrap_or_default(),
     }
 }

@@ -39,12 +39,13 @@ use graphs::Graph;
 use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
 use kedge_device::{Backend, Done, Host, Query};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GraphExecId, LoadError, MemHandleId, ModuleId,
-    ModuleInfo, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
+    MemHandleId, ModuleId, StreamId, StreamOp, Texture,
 };
 use kedge_wire::Text;
 use modules::Module;
 use runtime::Runtime;
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -154,12 +155,13 @@ impl Backend for SoftBackend {
         self.tables().streams.context(ctx)?.set_limit(limit, value)
     }
 
-    fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError> {
-        self.runtime.memory.grant(device, bytes)
+    fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        self.runtime.memory.grant(device, addr, bytes)
     }
 
-    fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError> {
-        self.runtime.memory.give_back(device, bytes)
+    fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        self.runtime.memory.give_back(device, addr, bytes)?;
+        self.tables().forget_allocation(addr, bytes)
     }
 
     fn free_memory(&self, device: u32) -> Result<u64, CuError> {
@@ -179,8 +181,12 @@ impl Backend for SoftBackend {
         self.tables().forget_allocation(addr, size)
     }
 
-    fn share(&self, addr: u64, size: u64, valid: bool) -> Result<(), CuError> {
-        self.runtime.memory.share(addr, size, valid)
+    fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.runtime.memory.share(addr, size)
+    }
+
+    fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.runtime.memory.unshare(addr, size)
     }
 
     fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
@@ -193,14 +199,17 @@ impl Backend for SoftBackend {
     }
 
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
-        if device as usize >= self.infos.len() {
-            return Err(CuError::INVALID_DEVICE);
-        }
-        self.vmm.create(handle, size)
+        let memory = &self.runtime.memory;
+        memory.charge(device, size)?;
+        self.vmm.create(handle, device, size).or_else(|error| {
+            memory.refund(device, size)?;
+            Err(error)
+        })
     }
 
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
-        self.vmm.destroy(handle)
+        let (device, size) = self.vmm.destroy(handle)?;
+        self.runtime.memory.refund(device, size)
     }
 
     fn map_handle(
@@ -226,13 +235,29 @@ impl Backend for SoftBackend {
     }
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError> {
+        self.create_mipmap(ctx, &[array], desc)
+    }
+
+    fn create_mipmap(
+        &self,
+        ctx: CtxId,
+        levels: &[ArrayId],
+        desc: &ArrayDesc,
+    ) -> Result<(), CuError> {
         let mut tables = self.tables();
         tables.streams.context(ctx)?;
-        if tables.arrays.contains_key(&array) {
-            return Err(CuError::INVALID_HANDLE);
+        if levels.is_empty() {
+            return Err(CuError::INVALID_VALUE);
         }
-        let storage = Array::new(&self.runtime.memory, desc)?;
-        tables.arrays.insert(array, (ctx, Arc::new(storage)));
+        let mut made = HashMap::new();
+        for (&id, number) in levels.iter().zip(0..) {
+            let array = Array::new(&self.runtime.memory, &arrays::level(desc, number))?;
+            let twice = made.insert(id, (ctx, Arc::new(array))).is_some();
+            if twice || tables.arrays.contains_key(&id) {
+                return Err(CuError::INVALID_HANDLE);
+            }
+        }
+        tables.arrays.extend(made);
         Ok(())
     }
 
@@ -243,13 +268,14 @@ impl Backend for SoftBackend {
         Ok(())
     }
 
-    fn create_texture(&self, texture: &Texture) -> Result<(), CuError> {
+    fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError> {
         let tables = self.tables();
-        self.textures.create(texture, &self.runtime.memory.spans, |id| tables.array(id))
+        tables.streams.context(ctx)?;
+        self.textures.create(ctx, texture, &self.runtime.memory.spans, |id| tables.array(id))
     }
 
-    fn destroy_texture(&self, handle: u64) -> Result<(), CuError> {
-        self.textures.destroy(handle)
+    fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError> {
+        self.textures.destroy(ctx, handle)
     }
 
     fn load_module(
@@ -257,7 +283,7 @@ impl Backend for SoftBackend {
         ctx: CtxId,
         module: ModuleId,
         images: Vec<Vec<u8>>,
-    ) -> Result<ModuleInfo, LoadError> {
+    ) -> Result<(), LoadError> {
         let refuse = |error: CuError, what: &str| LoadError {
             code: error.0,
             message: Text::truncated(what.to_owned()),
@@ -270,12 +296,22 @@ impl Backend for SoftBackend {
         if tables.modules.contains_key(&module) {
             return Err(refuse(CuError::INVALID_HANDLE, "the module's id is in use"));
         }
-        let (loaded, info) = {
-            let log = |line: &str| self.runtime.host.log(line);
-            Module::load(ctx, device, &self.runtime.memory, &images, log)?
-        };
+        let log = |line: &str| self.runtime.host.log(line);
+        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, log)?;
         tables.modules.insert(module, loaded);
-        Ok(info)
+        Ok(())
+    }
+
+    fn kernel(&self, module: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError> {
+        self.tables().module(module)?.number(index, name)
+    }
+
+    fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError> {
+        Ok(self.tables().module(module)?.kernel_names())
+    }
+
+    fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
+        self.tables().module(module)?.global(name)
     }
 
     fn unload_module(&self, module: ModuleId) -> Result<(), CuError> {

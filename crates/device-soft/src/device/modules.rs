@@ -1,18 +1,27 @@
 //! Modules: from an image's bytes to a program with its variables in memory.
 
 use super::arena::{Memory, Placed};
-use crate::code::{PlaceKind, Placement, Program};
+use crate::code::{Kernel, PlaceKind, Placement, Program};
 use crate::{lower, spec};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ModuleInfo, ParamInfo};
+use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, ImageKind};
 use kedge_ptx::{ast, link};
 use kedge_wire::{List, Text};
+use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Kernels that a client may have numbered in one module.
+const MAX_NUMBERED: usize = 1 << 20;
 
 pub(super) struct Module {
     pub(super) ctx: CtxId,
     pub(super) program: Arc<Program>,
+    /// Name → place in the program.
+    kernels: HashMap<String, u32>,
+    globals: HashMap<String, usize>,
+    /// The client's numbers of kernels: each one's place in the program.
+    numbered: Vec<u32>,
     /// Kernels of it launch grids themselves.
     pub(super) nests: bool,
     /// Where its variables lie; they go with the module.
@@ -30,16 +39,59 @@ impl Module {
         memory: &Arc<Memory>,
         images: &[Vec<u8>],
         log: impl Fn(&str),
-    ) -> Result<(Self, ModuleInfo), LoadError> {
+    ) -> Result<Self, LoadError> {
         let units = parse_all(images, log)?;
         let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
         let memory = Arc::clone(memory);
         let mut variables = Variables { memory, device, placed: Vec::new() };
         let program =
             lower::build(&linked.module, &mut variables).map_err(|e| error(e.code, e.message))?;
-        let info = describe(&program)?;
+        let named = program.kernels.iter().map(|kernel| kernel.name.clone());
+        let kernels = named.zip(0..).collect();
+        let globals = program.globals.iter().map(|global| global.name.clone()).zip(0..).collect();
         let nests = linked.unresolved.iter().any(|name| name.contains("LaunchDeviceV2"));
-        Ok((Self { ctx, program: Arc::new(program), nests, _variables: variables }, info))
+        let (program, numbered, _variables) = (Arc::new(program), Vec::new(), variables);
+        Ok(Self { ctx, program, kernels, globals, numbered, nests, _variables })
+    }
+
+    /// The kernel of that name, which the client numbers `index`.
+    ///
+    /// # Errors
+    /// NOT_FOUND for an unknown name; INVALID_VALUE for a number that is neither the next nor this
+    /// kernel's own.
+    pub(super) fn number(&mut self, index: u32, name: &str) -> Result<KernelInfo, CuError> {
+        let place = *self.kernels.get(name).ok_or(CuError::NOT_FOUND)?;
+        let info = kernel_info(&self.program.kernels[place as usize])?;
+        match self.numbered.get(index as usize) {
+            Some(known) if *known == place => {}
+            None if index as usize == self.numbered.len() && self.numbered.len() < MAX_NUMBERED => {
+                self.numbered.push(place);
+            }
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        Ok(info)
+    }
+
+    /// The place in the program of the kernel that the client has given a number.
+    pub(super) fn launched_by(&self, index: u32) -> Option<u32> {
+        self.numbered.get(index as usize).copied()
+    }
+
+    pub(super) fn kernel_names(&self) -> Vec<String> {
+        self.program.kernels.iter().map(|kernel| kernel.name.clone()).collect()
+    }
+
+    /// The variable of that name; NOT_FOUND where there is none.
+    pub(super) fn global(&self, name: &str) -> Result<GlobalInfo, CuError> {
+        let place = *self.globals.get(name).ok_or(CuError::NOT_FOUND)?;
+        let global = &self.program.globals[place];
+        Ok(GlobalInfo {
+            name: Text::new(global.name.clone()).map_err(|_| CuError::INVALID_IMAGE)?,
+            addr: global.addr,
+            size: global.size,
+            constant: global.constant,
+            managed: global.managed,
+        })
     }
 }
 
@@ -153,39 +205,21 @@ impl Drop for Variables {
     }
 }
 
-/// What the client learns of a program.
-fn describe(program: &Program) -> Result<ModuleInfo, LoadError> {
-    let too_large = |what: &str| error(CuError::INVALID_IMAGE, format!("{what} is too long"));
-    let mut kernels = Vec::with_capacity(program.kernels.len());
-    for kernel in &program.kernels {
-        let params = kernel.params.iter().map(|&(offset, size)| ParamInfo { offset, size });
-        kernels.push(KernelInfo {
-            name: Text::new(kernel.name.clone()).map_err(|_| too_large("a kernel's name"))?,
-            params: List::new(params.collect()).map_err(|_| too_large("a parameter list"))?,
-            registers: kernel.registers,
-            shared_bytes: kernel.shared_bytes,
-            local_bytes: kernel.local_bytes,
-            const_bytes: kernel.const_bytes,
-            max_threads_per_block: kernel.max_threads,
-            required_cluster: kernel.required_cluster,
-            ptx_version: kernel.ptx_version,
-            binary_version: spec::SM,
-            unsupported: Text::truncated(kernel.unsupported.clone().unwrap_or_default()),
-        });
-    }
-    let mut globals = Vec::with_capacity(program.globals.len());
-    for global in &program.globals {
-        globals.push(GlobalInfo {
-            name: Text::new(global.name.clone()).map_err(|_| too_large("a variable's name"))?,
-            addr: global.addr,
-            size: global.size,
-            constant: global.constant,
-            managed: global.managed,
-        });
-    }
-    Ok(ModuleInfo {
-        kernels: List::new(kernels).map_err(|_| too_large("the kernel list"))?,
-        globals: List::new(globals).map_err(|_| too_large("the variable list"))?,
+/// What the client learns of a kernel; INVALID_IMAGE where that does not fit into a message.
+fn kernel_info(kernel: &Kernel) -> Result<KernelInfo, CuError> {
+    let params = kernel.params.iter().map(|&(offset, size)| ParamInfo { offset, size });
+    Ok(KernelInfo {
+        name: Text::new(kernel.name.clone()).map_err(|_| CuError::INVALID_IMAGE)?,
+        params: List::new(params.collect()).map_err(|_| CuError::INVALID_IMAGE)?,
+        registers: kernel.registers,
+        shared_bytes: kernel.shared_bytes,
+        local_bytes: kernel.local_bytes,
+        const_bytes: kernel.const_bytes,
+        max_threads_per_block: kernel.max_threads,
+        required_cluster: kernel.required_cluster,
+        ptx_version: kernel.ptx_version,
+        binary_version: spec::SM,
+        unsupported: Text::truncated(kernel.unsupported.clone().unwrap_or_default()),
     })
 }
 

@@ -109,7 +109,7 @@ impl Tables {
     fn grid(&self, ctx: &Arc<Context>, launch: Launch) -> Result<Work, CuError> {
         let module = self.modules.get(&launch.kernel.module).ok_or(CuError::INVALID_HANDLE)?;
         let program = Arc::clone(&module.program);
-        let index = launch.kernel.index;
+        let index = module.launched_by(launch.kernel.index).ok_or(CuError::INVALID_HANDLE)?;
         let kernel = program.kernels.get(index as usize).ok_or(CuError::INVALID_HANDLE)?;
         if let Some(missing) = &kernel.unsupported {
             ctx.fault(CuError::NOT_SUPPORTED, &format!("kernel {}: {missing}", kernel.name));
@@ -133,6 +133,10 @@ impl Tables {
             services: Arc::clone(ctx) as _,
         });
         Ok(if module.nests { Work::LaunchNested(spec) } else { Work::Launch(spec) })
+    }
+
+    pub(super) fn module(&mut self, id: ModuleId) -> Result<&mut Module, CuError> {
+        self.modules.get_mut(&id).ok_or(CuError::INVALID_HANDLE)
     }
 
     pub(super) fn graph(&mut self, exec: GraphExecId) -> Result<&mut Graph, CuError> {

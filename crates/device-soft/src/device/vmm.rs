@@ -38,6 +38,8 @@ struct Table {
 
 #[derive(Clone, Copy)]
 struct Handle {
+    /// Whose memory has paid for it.
+    device: u32,
     /// In the memfd.
     offset: u64,
     size: u64,
@@ -55,8 +57,8 @@ impl Vmm {
         Ok(Self { spans, devices, memory, table: Mutex::default() })
     }
 
-    /// `size` zeroed bytes. The client's quota has paid for them.
-    pub(super) fn create(&self, id: MemHandleId, size: u64) -> Result<(), CuError> {
+    /// `size` zeroed bytes, which the caller has charged to `device`.
+    pub(super) fn create(&self, id: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
         let mut table = lock(&self.table);
         let offset = table.end;
         let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
@@ -65,18 +67,18 @@ impl Vmm {
         }
         self.memory.set_len(end).map_err(|_| CuError::OUT_OF_MEMORY)?;
         table.end = end;
-        table.handles.insert(id, Handle { offset, size });
+        table.handles.insert(id, Handle { device, offset, size });
         Ok(())
     }
 
-    /// Gives the handle's pages back.
-    pub(super) fn destroy(&self, id: MemHandleId) -> Result<(), CuError> {
+    /// Gives the handle's pages back. The device and the bytes that it had been charged.
+    pub(super) fn destroy(&self, id: MemHandleId) -> Result<(u32, u64), CuError> {
         let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, size) = (handle.offset as libc::off_t, handle.size as libc::off_t);
         // SAFETY: a hole in our own memfd, in a range that only this handle used.
         let rc = unsafe { libc::fallocate(self.memory.as_raw_fd(), mode, offset, size) };
-        if rc == 0 { Ok(()) } else { Err(CuError::OPERATING_SYSTEM) }
+        if rc == 0 { Ok((handle.device, handle.size)) } else { Err(CuError::OPERATING_SYSTEM) }
     }
 
     /// Shows the handle's bytes from `offset` on at [addr, addr+size), without access as yet.
@@ -199,7 +201,7 @@ mod tests {
     #[test]
     fn two_mappings_of_one_handle_are_the_same_memory() {
         let (vmm, base, id) = (vmm(), arena(0), MemHandleId(1));
-        vmm.create(id, 2 * STEP).unwrap();
+        vmm.create(id, 0, 2 * STEP).unwrap();
         vmm.map(id, base, 2 * STEP, 0).unwrap();
         vmm.map(id, base + 8 * STEP, STEP, STEP).unwrap();
         // SAFETY: both addresses were mapped just now, readable and writable.
@@ -220,7 +222,7 @@ mod tests {
     #[test]
     fn access_follows_set_access_and_unmap() {
         let (vmm, base, id) = (vmm(), arena(1), MemHandleId(1));
-        vmm.create(id, STEP).unwrap();
+        vmm.create(id, 0, STEP).unwrap();
         assert_eq!(vmm.set_access(base, STEP, 3), Err(CuError::INVALID_VALUE));
         vmm.map(id, base, STEP, 0).unwrap();
         vmm.map(id, base + STEP, STEP, 0).unwrap();
@@ -238,9 +240,9 @@ mod tests {
         let (vmm, base, id) = (vmm(), arena(2), MemHandleId(1));
         assert_eq!(vmm.map(id, base, STEP, 0), Err(CuError::INVALID_HANDLE));
         assert_eq!(vmm.destroy(id), Err(CuError::INVALID_HANDLE));
-        assert_eq!(vmm.create(id, STEP + 1), Err(CuError::INVALID_VALUE));
-        vmm.create(id, 2 * STEP).unwrap();
-        assert_eq!(vmm.create(id, STEP), Err(CuError::INVALID_VALUE));
+        assert_eq!(vmm.create(id, 0, STEP + 1), Err(CuError::INVALID_VALUE));
+        vmm.create(id, 3, 2 * STEP).unwrap();
+        assert_eq!(vmm.create(id, 0, STEP), Err(CuError::INVALID_VALUE));
         for (addr, size, offset) in [
             (base, 4 * STEP, 0),
             (base, 2 * STEP, STEP),
@@ -257,6 +259,6 @@ mod tests {
         assert_eq!(vmm.unmap(base, 4 * STEP), Err(CuError::INVALID_VALUE));
         assert_eq!(vmm.unmap(base, u64::MAX), Err(CuError::INVALID_VALUE));
         vmm.unmap(base, 2 * STEP).unwrap();
-        vmm.destroy(id).unwrap();
+        assert_eq!(vmm.destroy(id), Ok((3, 2 * STEP)));
     }
 }

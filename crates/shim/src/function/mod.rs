@@ -36,10 +36,10 @@ static FUNCTIONS: Table<Function> = Table::new(Kind::Function);
 impl Function {
     pub(crate) fn create(
         kernel: KernelRef,
+        info: Arc<KernelInfo>,
         module: &Arc<Module>,
         settings: Arc<Settings>,
     ) -> Result<Arc<Self>, CuError> {
-        let info = module.kernels().get(kernel.index as usize).ok_or(CuError::NOT_FOUND)?.clone();
         let device = session::get()?.device(module.device() as i32)?;
         let end = |p: &kedge_protocol::ParamInfo| p.offset.saturating_add(p.size);
         let param_bytes = info.params.iter().map(end).max().unwrap_or(0);

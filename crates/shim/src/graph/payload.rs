@@ -3,7 +3,7 @@
 use super::kernel::Kernel;
 use super::memory::{Allocation, Copied};
 use crate::callback::HostNode;
-use crate::{entry, event, stream};
+use crate::{entry, event, memory, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_EMPTY, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
@@ -120,8 +120,14 @@ impl Payload {
                 let ops = stream::mem_ops(batch)?;
                 return Ok(if ops.is_empty() { vec![StreamOp::Empty {}] } else { ops });
             }
-            Self::MemAlloc(allocation) => allocation.op(),
-            Self::MemFree { addr, size } => StreamOp::MemFree { addr: *addr, size: *size },
+            Self::MemAlloc(allocation) if memory::is_exact_at(allocation.params.dptr) => {
+                allocation.op()
+            }
+            Self::MemFree { addr, size } if memory::is_exact_at(*addr) => {
+                StreamOp::MemFree { addr: *addr, size: *size }
+            }
+            // Other devices need not be told: a graph's memory is theirs to use for its life.
+            Self::MemAlloc(_) | Self::MemFree { .. } => StreamOp::Empty {},
             Self::Empty | Self::Graph(_) => StreamOp::Empty {},
         };
         Ok(vec![op])

@@ -89,16 +89,15 @@ pub(crate) unsafe fn cuLibraryGetKernel(
     let library = library(handle)?;
     // SAFETY: the caller's C string.
     let name = unsafe { ffi::string(name)? };
-    let index = library.any_module()?.kernel_named(name)?;
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(out, library.kernel(index)?.handle()) }
+    unsafe { ffi::write(out, library.kernel(name)?.handle()) }
 }
 
 pub(crate) unsafe fn cuLibraryGetKernelCount(
     count: *mut u32,
     handle: CUlibrary,
 ) -> Result<(), CuError> {
-    let kernels = library(handle)?.any_module()?.kernels().len();
+    let kernels = library(handle)?.any_module()?.kernel_names()?.len();
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(count, kernels as u32) }
 }
@@ -109,11 +108,11 @@ pub(crate) unsafe fn cuLibraryEnumerateKernels(
     handle: CUlibrary,
 ) -> Result<(), CuError> {
     let library = library(handle)?;
-    let there = library.any_module()?.kernels().len() as u32;
-    for index in 0..there.min(count) {
-        let kernel = library.kernel(index)?.handle();
+    let module = library.any_module()?;
+    for (index, name) in module.kernel_names()?.iter().take(count as usize).enumerate() {
+        let kernel = library.kernel(name)?.handle();
         // SAFETY: the caller's array has room for `count`.
-        unsafe { ffi::write(kernels.wrapping_add(index as usize), kernel)? };
+        unsafe { ffi::write(kernels.wrapping_add(index), kernel)? };
     }
     Ok(())
 }
@@ -221,10 +220,8 @@ pub(crate) unsafe fn cuKernelGetName(
     handle: CUkernel,
 ) -> Result<(), CuError> {
     let kernel = kernel(handle)?;
-    let module = kernel.library.any_module()?;
-    let info = module.kernels().get(kernel.index as usize).ok_or(CuError::NOT_FOUND)?;
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(name, lasting_name(&info.name)) }
+    unsafe { ffi::write(name, lasting_name(&kernel.name)) }
 }
 
 pub(crate) unsafe fn cuKernelGetParamInfo(

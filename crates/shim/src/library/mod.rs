@@ -28,7 +28,7 @@ pub(crate) struct Library {
 #[derive(Debug, Default)]
 struct State {
     modules: Vec<(CtxId, Arc<Module>)>,
-    kernels: HashMap<u32, Arc<Kernel>>,
+    kernels: HashMap<Arc<str>, Arc<Kernel>>,
 }
 
 /// A kernel of a library, in every context.
@@ -36,8 +36,8 @@ struct State {
 pub(crate) struct Kernel {
     handle: usize,
     library: Arc<Library>,
-    /// Its place among the module's kernels, the same wherever the image is loaded.
-    index: u32,
+    /// The same wherever the image is loaded; each module numbers its kernels as they are used there.
+    name: Arc<str>,
     /// One for each device.
     settings: Vec<Arc<Settings>>,
     /// Where it has been used: read by every launch.
@@ -97,22 +97,29 @@ impl Library {
         }
     }
 
-    /// The kernel at `index`; the same object each time.
-    fn kernel(self: &Arc<Self>, index: u32) -> Result<Arc<Kernel>, CuError> {
-        let devices = session::get()?.devices.len();
-        let mut state = self.state();
-        if let Some(kernel) = state.kernels.get(&index) {
+    /// The kernel of that name; the same object each time. NOT_FOUND where there is none.
+    fn kernel(self: &Arc<Self>, name: &str) -> Result<Arc<Kernel>, CuError> {
+        if let Some(kernel) = self.state().kernels.get(name) {
             return Ok(kernel.clone());
+        }
+        self.any_module()?.check_kernel(name)?;
+        let (devices, name) = (session::get()?.devices.len(), Arc::<str>::from(name));
+        let mut state = self.state();
+        if let Some(kernel) = state.kernels.get(&name) {
+            return Ok(kernel.clone());
+        }
+        if self.unloaded.load(Ordering::Relaxed) {
+            return Err(CuError::INVALID_HANDLE);
         }
         let made = KERNELS.insert_with(|handle| Kernel {
             handle,
             library: self.clone(),
-            index,
+            name: name.clone(),
             settings: (0..devices).map(|_| Arc::default()).collect(),
             functions: RwLock::default(),
         });
         let kernel = made.ok_or(CuError::OUT_OF_MEMORY)?;
-        state.kernels.insert(index, kernel.clone());
+        state.kernels.insert(name, kernel.clone());
         Ok(kernel)
     }
 
@@ -142,7 +149,7 @@ impl Kernel {
         drop(known);
         let module = self.library.module_in(ctx)?;
         let settings = self.settings.get(ctx.ordinal() as usize).ok_or(CuError::INVALID_DEVICE)?;
-        let function = module.function_with(self.index, settings)?;
+        let function = module.function_with(&self.name, settings)?;
         let mut known = self.functions.write().unwrap_or_else(PoisonError::into_inner);
         if known.iter().all(|(at, _)| *at != id) {
             known.push((id, function.clone()));

@@ -1,15 +1,14 @@
 //! Device memory: `cuMemAlloc` and its kin, and `cuMemFree` for every kind of memory.
 
-use super::link::{Current, Proxy, ask, current, post, quiesce};
+use super::link::{Current, Proxy, ask, call, current, post_alloc, post_free, quiesce};
 use super::ranges::GRANULE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, array, give, host, managed, pool, texture};
-use crate::context::Context;
 use crate::{capture, session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::CUdeviceptr;
+use kedge_cuda_types::handle::{CUcontext, CUdeviceptr};
 use kedge_cuda_types::memory::CU_MEMHOSTALLOC_PORTABLE;
-use kedge_protocol::{Call, CtxId, GlobalInfo, Post, Status};
+use kedge_protocol::{Call, CtxId, GlobalInfo, Status};
 use std::sync::Arc;
 
 /// Takes device memory, and reclaims what pools keep before it gives up.
@@ -29,7 +28,7 @@ fn alloc(size: u64) -> Result<u64, CuError> {
     capture::check_unsafe()?;
     let (addr, taken) = take_device_memory(current.device, size)?;
     MEMORY.record(&current, Kind::Device, addr, size, taken);
-    post(&Post::MemAlloc { ctx: current.ctx, addr, size })?;
+    post_alloc(current.ctx, addr, size)?;
     Ok(addr)
 }
 
@@ -72,7 +71,7 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
     if let Some(found) = graphs_own(dptr) {
         // The graph keeps the address for its next launch.
         quiesce()?;
-        return post(&Post::MemFree { addr: found.base, size: found.size });
+        return post_free(found.base, found.size);
     }
     let may_free = |found: &Allocation| {
         matches!(found.kind, Kind::Device | Kind::Pool(_) | Kind::Managed { .. })
@@ -96,16 +95,27 @@ pub(crate) fn surrender_reserve(device: u32) -> Result<(), CuError> {
     MEMORY.heap(device)?.surrender(&Proxy)
 }
 
+/// A call for memory that the device itself places. What this process holds in reserve may be what
+/// the device lacks.
+pub(super) fn call_for_memory(device: u32, wanted: &Call) -> Result<(), CuError> {
+    match call(wanted) {
+        Err(CuError::OUT_OF_MEMORY) => {
+            surrender_reserve(device)?;
+            call(wanted)
+        }
+        outcome => outcome,
+    }
+}
+
 /// Gives back an allocation that no work uses any longer.
 pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
     match found.kind {
         Kind::Device | Kind::Graph => {
-            post(&Post::MemFree { addr: found.base, size: found.size })?;
-            MEMORY.heap(found.device)?.put(found.base, found.taken);
-            Ok(())
+            post_free(found.base, found.size)?;
+            MEMORY.heap(found.device)?.put(found.base, found.taken, &Proxy)
         }
         Kind::Pool(handle) => {
-            post(&Post::MemFree { addr: found.base, size: found.size })?;
+            post_free(found.base, found.size)?;
             pool::freed_for_all(handle, found)
         }
         Kind::Managed { .. } => {
@@ -143,10 +153,9 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
     }
 }
 
-/// A module's variables can be copied to and asked about from now on.
-pub(crate) fn module_loaded(context: &Context, variables: &[GlobalInfo]) {
-    let (context, ctx, device) = (context.handle(), context.id(), context.ordinal());
-    for variable in variables.iter().filter(|variable| variable.size > 0) {
+/// A variable of a module in that context can be copied to and asked about from now on.
+pub(crate) fn variable_found(context: CUcontext, ctx: CtxId, device: u32, variable: &GlobalInfo) {
+    if variable.size > 0 {
         let current = Current { context, ctx, device };
         let kind = Kind::Variable { managed: variable.managed };
         MEMORY.record(&current, kind, variable.addr, variable.size, variable.size);
@@ -154,7 +163,7 @@ pub(crate) fn module_loaded(context: &Context, variables: &[GlobalInfo]) {
 }
 
 /// The module of these variables is gone.
-pub(crate) fn module_unloaded(variables: &[GlobalInfo]) {
+pub(crate) fn variables_gone<'a>(variables: impl Iterator<Item = &'a GlobalInfo>) {
     let mut table = MEMORY.table_mut();
     for variable in variables {
         table.remove(variable.addr, |found| matches!(found.kind, Kind::Variable { .. }));

@@ -1,7 +1,7 @@
 //! CUDA arrays: their storage is the device's, their shape is kept here.
 
-use super::alloc::surrender_reserve;
-use super::link::{Current, call, current, post, quiesce};
+use super::alloc::call_for_memory;
+use super::link::{current, post, quiesce};
 use super::place::{Home, Shape, Side};
 use super::{give, read};
 use crate::handle::{Kind, Table};
@@ -10,6 +10,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUmipmappedArray};
 use kedge_cuda_types::memory::*;
 use kedge_protocol::{ArrayDesc, ArrayId, Call, CtxId, Place, Post};
+use kedge_wire::List;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -128,33 +129,22 @@ fn new_id() -> ArrayId {
     ArrayId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Makes an array on the current device.
-fn create(
-    current: &Current,
-    shape: CUDA_ARRAY3D_DESCRIPTOR,
-    is_level: bool,
-) -> Result<(CUarray, ArrayId), CuError> {
-    let array = new_id();
-    let desc = ArrayDesc {
-        device: current.device,
+/// What the device is told of an array.
+fn describe(device: u32, shape: &CUDA_ARRAY3D_DESCRIPTOR) -> ArrayDesc {
+    ArrayDesc {
+        device,
         width: shape.Width as u64,
         height: shape.Height as u64,
         depth: shape.Depth as u64,
         format: shape.Format,
         channels: shape.NumChannels,
         flags: shape.Flags,
-    };
-    let ask = || call(&Call::ArrayCreate { ctx: current.ctx, array, desc });
-    match ask() {
-        Err(CuError::OUT_OF_MEMORY) => {
-            // What this process holds in reserve may be what the device lacks.
-            surrender_reserve(current.device)?;
-            ask()?;
-        }
-        outcome => outcome?,
     }
-    let handle = ARRAYS.insert(Array { id: array, ctx: current.ctx, shape, is_level });
-    Ok((CUarray(handle.ok_or(CuError::OUT_OF_MEMORY)?), array))
+}
+
+/// The handle of an array that the device has made; NULL where there are no more handles.
+fn publish(ctx: CtxId, id: ArrayId, shape: CUDA_ARRAY3D_DESCRIPTOR, is_level: bool) -> CUarray {
+    CUarray(ARRAYS.insert(Array { id, ctx, shape, is_level }).unwrap_or(0))
 }
 
 pub(crate) unsafe fn cuArray3DCreate_v2(
@@ -169,7 +159,13 @@ pub(crate) unsafe fn cuArray3DCreate_v2(
         return Err(CuError::INVALID_VALUE);
     }
     capture::check_unsafe()?;
-    let (array, _) = create(&current, shape, false)?;
+    let (ctx, id, desc) = (current.ctx, new_id(), describe(current.device, &shape));
+    call_for_memory(current.device, &Call::ArrayCreate { ctx, array: id, desc })?;
+    let array = publish(ctx, id, shape, false);
+    if array.is_null() {
+        post(&Post::ArrayDestroy { array: id })?;
+        return Err(CuError::OUT_OF_MEMORY);
+    }
     // SAFETY: as the caller promised.
     unsafe { give(handle, array) }
 }
@@ -256,15 +252,15 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         return Err(CuError::INVALID_VALUE);
     }
     capture::check_unsafe()?;
-    let mut made = Mipmapped { ctx: current.ctx, levels: Vec::new() };
-    for level in 0..levels.min(max_levels(&shape)) {
-        match create(&current, level_shape(&shape, level), true) {
-            Ok(level) => made.levels.push(level),
-            Err(error) => {
-                destroy_levels(&made)?;
-                return Err(error);
-            }
-        }
+    let ids: Vec<_> = (0..levels.min(max_levels(&shape))).map(|_| new_id()).collect();
+    let (ctx, desc) = (current.ctx, describe(current.device, &shape));
+    let levels = List::new(ids.clone()).map_err(|_| CuError::INVALID_VALUE)?;
+    call_for_memory(current.device, &Call::MipmapCreate { ctx, levels, desc })?;
+    let publish = |(level, id)| (publish(ctx, id, level_shape(&shape, level), true), id);
+    let made = Mipmapped { ctx, levels: (0..).zip(ids).map(publish).collect() };
+    if made.levels.iter().any(|(array, _)| array.is_null()) {
+        destroy_levels(&made)?;
+        return Err(CuError::OUT_OF_MEMORY);
     }
     let made = MIPMAPPED.insert(made).ok_or(CuError::OUT_OF_MEMORY)?;
     // SAFETY: as the caller promised.

@@ -1,6 +1,6 @@
 //! Pinned host memory: in the shared arena, at one address for host and device.
 
-use super::link::{client, current, post, quiesce};
+use super::link::{call, client, current, post, quiesce};
 use super::shared::PAGE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, give};
@@ -9,7 +9,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::SHARED_BASE;
 use kedge_cuda_types::handle::CUdeviceptr;
 use kedge_cuda_types::memory::*;
-use kedge_protocol::Post;
+use kedge_protocol::{Call, Post};
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 
@@ -21,14 +21,17 @@ pub(super) fn alloc(kind: Kind, size: u64) -> Result<u64, CuError> {
     }
     capture::check_unsafe()?;
     let (addr, taken) = MEMORY.shared.take(size)?;
+    if let Err(error) = call(&Call::Share { addr, size }) {
+        MEMORY.shared.put(addr, taken);
+        return Err(error);
+    }
     MEMORY.record(&current, kind, addr, size, taken);
-    post(&Post::SharedValid { addr, size, valid: true })?;
     Ok(addr)
 }
 
 /// Gives pinned or managed memory back that no work uses any longer.
 pub(super) fn release(found: &Allocation) -> Result<(), CuError> {
-    post(&Post::SharedValid { addr: found.base, size: found.size, valid: false })?;
+    post(&Post::Unshare { addr: found.base, size: found.size })?;
     drop_pages(found.base, found.taken)?;
     MEMORY.shared.put(found.base, found.taken);
     Ok(())

@@ -1,8 +1,9 @@
 //! What memory needs of the rest of the shim.
 
-use super::heap::Quota;
+use super::heap::Source;
 use crate::{context, session, stream};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::handle::CUcontext;
 use kedge_protocol::{Call, CtxId, Post, Status};
 use kedge_transport::Client;
@@ -61,15 +62,42 @@ pub(super) fn quiesce() -> Result<(), CuError> {
     Ok(())
 }
 
-/// The proxy as a source of quota.
+/// Whether a device checks every allocation, and so must be told of each. One that is not known yet
+/// is taken to.
+pub(super) fn is_exact(device: u32) -> bool {
+    let session = session::get();
+    session.and_then(|session| session.device(device as i32)).map_or(true, |device| device.exact)
+}
+
+/// Whether any device is exact: such devices place managed variables in the shared arena.
+pub(super) fn any_exact() -> bool {
+    session::get().map_or(true, |session| session.devices.iter().any(|device| device.exact))
+}
+
+/// Whether the device in whose arena an address lies is exact.
+pub(crate) fn is_exact_at(addr: u64) -> bool {
+    device_of(addr).is_none_or(is_exact)
+}
+
+/// Makes [addr, addr+size), a part of a slab, valid where the device wants to know.
+pub(super) fn post_alloc(ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
+    if is_exact_at(addr) { post(&Post::MemAlloc { ctx, addr, size }) } else { Ok(()) }
+}
+
+/// Ends what `post_alloc` made valid.
+pub(super) fn post_free(addr: u64, size: u64) -> Result<(), CuError> {
+    if is_exact_at(addr) { post(&Post::MemFree { addr, size }) } else { Ok(()) }
+}
+
+/// The proxy as the source of slabs.
 pub(super) struct Proxy;
 
-impl Quota for Proxy {
-    fn grant(&self, device: u32, bytes: u64) -> Result<u64, CuError> {
-        ask::<Result<u64, u32>>(&Call::Grant { device, bytes })?.map_err(CuError)
+impl Source for Proxy {
+    fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        call(&Call::Grant { device, addr, bytes })
     }
 
-    fn give_back(&self, device: u32, bytes: u64) -> Result<(), CuError> {
-        call(&Call::Return { device, bytes })
+    fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        call(&Call::Return { device, addr, bytes })
     }
 }

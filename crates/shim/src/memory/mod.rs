@@ -1,6 +1,6 @@
 //! The client's side of memory: addresses, allocations, copies, textures.
 //!
-//! - [`ranges`], [`heap`], [`shared`]: which addresses are free, and the quota that pays for them.
+//! - [`ranges`], [`slabs`], [`heap`], [`shared`]: which addresses are free, and what lies behind them.
 //! - [`table`]: what is allocated. [`place`]: where a pointer points.
 //! - [`alloc`], [`host`], [`register`], [`managed`], [`pool`], [`vmm`]: the kinds of memory.
 //! - [`transfer`], [`linear`], [`shaped`], [`batch`], [`memset`]: moving bytes.
@@ -27,6 +27,7 @@ mod ranges;
 mod register;
 mod shaped;
 mod shared;
+mod slabs;
 mod table;
 mod tensor_map;
 mod texref;
@@ -39,6 +40,7 @@ pub(crate) use array::*;
 pub(crate) use batch::*;
 pub(crate) use host::*;
 pub(crate) use linear::*;
+pub(crate) use link::is_exact_at;
 pub(crate) use managed::*;
 pub(crate) use memset::*;
 pub(crate) use pointer::*;

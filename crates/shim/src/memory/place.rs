@@ -1,7 +1,8 @@
 //! Where a pointer points, and whether a copy stays inside what is allocated there.
 
-use super::MEMORY;
+use super::link::{current, is_exact};
 use super::table::Kind;
+use super::{MEMORY, link};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{
     DEVICE_CLIENT_LEN, SHARED_BASE, SHARED_CLIENT_LEN, device_base, device_of, is_shared,
@@ -80,6 +81,16 @@ pub(super) fn locate(addr: u64, pitch: u64, slice: u64, shape: Shape) -> Result<
         return Ok(Side { place: mapped(addr), home });
     }
     let table = MEMORY.table();
+    if let Some(found) = table.find(addr) {
+        // A module's variable, where the driver put it.
+        let home = if found.managed() { Home::Managed } else { Home::Device };
+        let inside = table.covers(addr, reach);
+        return if inside {
+            Ok(Side { place: mapped(addr), home })
+        } else {
+            Err(CuError::INVALID_VALUE)
+        };
+    }
     match table.find_registered(addr) {
         // A copy that leaves the registered range moves as private memory: the bytes are the same.
         Some((found, offset)) if offset + reach <= found.size => {
@@ -97,16 +108,25 @@ pub(super) fn locate_on_device(
     shape: Shape,
 ) -> Result<Side, CuError> {
     let side = locate(addr, pitch, slice, shape)?;
-    if side.home == Home::Private { Err(CuError::INVALID_VALUE) } else { Ok(side) }
+    if side.home != Home::Private {
+        return Ok(side);
+    }
+    // Outside of the arenas there may be what a driver has placed: a variable, whose address a kernel
+    // told. The driver checks it then; what it does not know is a fault.
+    let drivers = current().is_ok_and(|current| !is_exact(current.device));
+    if !drivers || MEMORY.table().find_registered(addr).is_some() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(Side { place: Place::Mapped { addr, pitch, slice }, home: Home::Device })
 }
 
 /// What lies at an arena's address; `None` for an address outside the arenas.
 fn home_of_arena(addr: u64, reach: u64) -> Result<Option<Home>, CuError> {
     // What the proxy placed itself is not all known here; the device checks it.
     let (proxys, unknown) = if let Some(device) = device_of(addr) {
-        (addr - device_base(device) >= DEVICE_CLIENT_LEN, Home::Device)
+        (is_exact(device) && addr - device_base(device) >= DEVICE_CLIENT_LEN, Home::Device)
     } else if is_shared(addr) {
-        (addr - SHARED_BASE >= SHARED_CLIENT_LEN, Home::Managed)
+        (link::any_exact() && addr - SHARED_BASE >= SHARED_CLIENT_LEN, Home::Managed)
     } else {
         return Ok(None);
     };
@@ -127,6 +147,10 @@ fn home_of_arena(addr: u64, reach: u64) -> Result<Option<Home>, CuError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::alloc::{variable_found, variables_gone};
+    use kedge_cuda_types::handle::CUcontext;
+    use kedge_protocol::{CtxId, GlobalInfo};
+    use kedge_wire::Text;
 
     #[test]
     fn reach_is_from_first_to_last_byte() {
@@ -149,5 +173,24 @@ mod tests {
         assert_eq!(locate(proxys, 0, 0, Shape::line(8)).map(|s| s.home), Ok(Home::Device));
         let host = locate_on_device(0x7fff_0000_0000, 0, 0, Shape::line(8));
         assert_eq!(host, Err(CuError::INVALID_VALUE));
+    }
+
+    /// Where a driver has put a module's variable, outside of the arenas.
+    const VARIABLE: u64 = 0x0005_dead_0000;
+
+    #[test]
+    fn a_variable_outside_of_the_arenas_is_device_memory_to_its_last_byte() {
+        let name = Text::new("table".to_owned()).unwrap();
+        let variable =
+            GlobalInfo { name, addr: VARIABLE, size: 64, constant: false, managed: false };
+        variable_found(CUcontext(1), CtxId(1), 0, &variable);
+        let inside = locate(VARIABLE + 60, 0, 0, Shape::line(4)).unwrap();
+        assert_eq!(inside.home, Home::Device);
+        assert_eq!(inside.place, Place::Mapped { addr: VARIABLE + 60, pitch: 0, slice: 0 });
+        assert_eq!(locate_on_device(VARIABLE + 60, 0, 0, Shape::line(4)), Ok(inside));
+        assert_eq!(locate(VARIABLE + 60, 0, 0, Shape::line(5)), Err(CuError::INVALID_VALUE));
+        variables_gone(std::iter::once(&variable));
+        let gone = locate(VARIABLE, 0, 0, Shape::line(4)).map(|side| side.home);
+        assert_eq!(gone, Ok(Home::Private));
     }
 }

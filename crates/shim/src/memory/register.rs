@@ -65,9 +65,15 @@ pub(crate) unsafe fn cuMemHostRegister_v2(
         return Err(error);
     }
     let base = alias + (host - pages.start);
-    let aliased = make_alias(&pages, &fresh, alias)?;
+    let undone = |aliased: bool, error: CuError| {
+        // Where that fails as well, the first error says more.
+        let _ = move_back(base, host, size, aliased);
+        error
+    };
+    let aliased = make_alias(&pages, &fresh, alias).map_err(|error| undone(false, error))?;
+    share(base, aliased.then_some(host), size).map_err(|error| undone(aliased, error))?;
     MEMORY.record(&current, Kind::Registered { flags, host, aliased }, base, size, size);
-    set_valid(base, aliased.then_some(host), size, true)
+    Ok(())
 }
 
 /// Lets devices use the program's addresses of the pages that have just moved. Whether they now can
@@ -93,10 +99,19 @@ fn make_alias(pages: &Range<u64>, fresh: &Range<u64>, arena: u64) -> Result<bool
     }
 }
 
-/// Tells devices that they may use registered memory, or no longer, under both addresses.
-fn set_valid(base: u64, host: Option<u64>, size: u64, valid: bool) -> Result<(), CuError> {
-    post(&Post::SharedValid { addr: base, size, valid })?;
-    host.map_or(Ok(()), |addr| post(&Post::SharedValid { addr, size, valid }))
+/// Lets devices use registered memory under both addresses, or under none.
+fn share(base: u64, host: Option<u64>, size: u64) -> Result<(), CuError> {
+    call(&Call::Share { addr: base, size })?;
+    let Some(addr) = host else { return Ok(()) };
+    call(&Call::Share { addr, size }).or_else(|error| {
+        post(&Post::Unshare { addr: base, size })?;
+        Err(error)
+    })
+}
+
+fn unshare(base: u64, host: Option<u64>, size: u64) -> Result<(), CuError> {
+    post(&Post::Unshare { addr: base, size })?;
+    host.map_or(Ok(()), |addr| post(&Post::Unshare { addr, size }))
 }
 
 /// The first version, with the same arguments.
@@ -245,8 +260,14 @@ fn move_out(pages: &Range<u64>) -> Result<(), CuError> {
 /// Ends a registration that is no longer in the table.
 fn release(found: &Allocation) -> Result<(), CuError> {
     let Kind::Registered { host, aliased, .. } = found.kind else { return Ok(()) };
-    set_valid(found.base, aliased.then_some(host), found.size, false)?;
-    let pages = host / PAGE * PAGE..(host + found.size).next_multiple_of(PAGE);
+    unshare(found.base, aliased.then_some(host), found.size)?;
+    move_back(found.base, host, found.size, aliased)
+}
+
+/// Undoes what moved [host, host+size) into the arena at `base`: for the pages that no registration
+/// in the table uses.
+fn move_back(base: u64, host: u64, size: u64, aliased: bool) -> Result<(), CuError> {
+    let pages = host / PAGE * PAGE..(host + size).next_multiple_of(PAGE);
     let alone = unmoved(&pages);
     if aliased && !alone.is_empty() {
         post(&Post::Unalias { alias: alone.start, size: alone.end - alone.start })?;
@@ -254,7 +275,7 @@ fn release(found: &Allocation) -> Result<(), CuError> {
     if still_moved(&alone) {
         move_out(&alone)?;
     }
-    let alias = found.base - (host - pages.start) + (alone.start - pages.start);
+    let alias = base - (host - pages.start) + (alone.start - pages.start);
     host::drop_pages(alias, alone.end - alone.start)?;
     MEMORY.shared.leave_windows(&pages);
     Ok(())

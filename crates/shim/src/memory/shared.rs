@@ -50,9 +50,16 @@ impl Shared {
 
     /// Takes room for `size` bytes: its address and the bytes really taken.
     pub(crate) fn take(&self, size: u64) -> Result<(u64, u64), CuError> {
-        let granule = if size >= PAGE { PAGE } else { GRANULE };
-        let size = round_up(size.max(1), granule).ok_or(CuError::OUT_OF_MEMORY)?;
-        let align = if size >= LARGE { LARGE } else { granule };
+        // What is smaller than a page lies in one page, because devices register whole pages.
+        let (size, align) = match size {
+            0..PAGE => {
+                (size.next_power_of_two().max(GRANULE), size.next_power_of_two().max(GRANULE))
+            }
+            _ => {
+                let size = round_up(size, PAGE).ok_or(CuError::OUT_OF_MEMORY)?;
+                (size, if size >= LARGE { LARGE } else { PAGE })
+            }
+        };
         let mut inner = self.lock();
         inner.charge(size)?;
         match inner.ranges.take(size, align) {
@@ -159,7 +166,7 @@ mod tests {
     fn small_allocations_share_pages_and_large_ones_own_them() {
         let shared = Shared::new(1 << 30);
         assert_eq!(shared.take(1).unwrap(), (SHARED_BASE, 512));
-        assert_eq!(shared.take(600).unwrap(), (SHARED_BASE + 512, 1024));
+        assert_eq!(shared.take(600).unwrap(), (SHARED_BASE + 1024, 1024));
         assert_eq!(shared.take(PAGE + 1).unwrap(), (SHARED_BASE + PAGE, 2 * PAGE));
         assert_eq!(shared.take(LARGE).unwrap().0 % LARGE, 0);
     }

@@ -95,6 +95,15 @@ unsafe fn elements<T: Copy, const N: usize>(
     Ok(out)
 }
 
+/// The layout here is kedge's own: only its own device reads it.
+fn check_device() -> Result<(), CuError> {
+    if super::link::any_exact() {
+        Ok(())
+    } else {
+        Err(crate::entry::not_supported("a tensor map for a real GPU"))
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "the C API's arguments")]
 pub(crate) unsafe fn cuTensorMapEncodeTiled(
     out: *mut c_void,
@@ -110,6 +119,7 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     promotion: u32,
     fill: u32,
 ) -> Result<(), CuError> {
+    check_device()?;
     // SAFETY: an element for each dimension, says the reference.
     let extent: [u32; MAX_RANK] = unsafe { elements(extent, rank(tensor_rank)?, 1)? };
     let extent = extent.map(|n| u16::try_from(n).unwrap_or(0));
@@ -148,6 +158,7 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     promotion: u32,
     fill: u32,
 ) -> Result<(), CuError> {
+    check_device()?;
     let rank = tensor_rank;
     let spatial = self::rank(rank)?.checked_sub(2).ok_or(CuError::INVALID_VALUE)?;
     // SAFETY: a corner for each spatial dimension, says the reference.

@@ -1,37 +1,34 @@
-//! Texture and surface objects. A handle, as kernels receive it, is a number chosen here.
+//! Texture and surface objects. A handle, as kernels receive it, is the device's choice: it means
+//! something in its own context only.
 
 use super::array::{self, Array};
-use super::link::{current, post, quiesce};
+use super::link::{ask, current, post, quiesce};
 use super::place::{Shape, locate_on_device};
 use super::{give, read};
 use crate::entry;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUmipmappedArray};
 use kedge_cuda_types::memory::*;
-use kedge_protocol::{CtxId, Place, Post, Texture, TextureSource};
+use kedge_protocol::{Call, CtxId, Place, Post, Texture, TextureSource};
 use kedge_wire::List;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a program made, for queries.
 #[derive(Debug, Clone, Copy)]
 struct Object {
-    ctx: CtxId,
     resource: CUDA_RESOURCE_DESC,
     /// Absent for a surface object.
     texture: Option<CUDA_TEXTURE_DESC>,
     view: Option<CUDA_RESOURCE_VIEW_DESC>,
 }
 
-fn objects() -> MutexGuard<'static, BTreeMap<u64, Object>> {
-    static OBJECTS: Mutex<BTreeMap<u64, Object>> = Mutex::new(BTreeMap::new());
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// By context and handle.
+type Objects = BTreeMap<(CtxId, u64), Object>;
 
-fn new_handle() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+fn objects() -> MutexGuard<'static, Objects> {
+    static OBJECTS: Mutex<Objects> = Mutex::new(BTreeMap::new());
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of an element of linear memory.
@@ -130,7 +127,6 @@ pub(crate) unsafe fn cuTexObjectCreate(
     };
     check(&resource, &texture, view.as_ref())?;
     let made = Texture {
-        handle: new_handle(),
         surface: false,
         source: source(&resource, view.as_ref())?,
         address: texture.addressMode,
@@ -142,9 +138,9 @@ pub(crate) unsafe fn cuTexObjectCreate(
         mipmap_clamp: [texture.minMipmapLevelClamp, texture.maxMipmapLevelClamp],
         view_format: view.map_or(0, |view| view.format),
     };
-    let object = Object { ctx: current.ctx, resource, texture: Some(texture), view };
+    let object = Object { resource, texture: Some(texture), view };
     // SAFETY: as the caller promised.
-    unsafe { publish(handle, made, object) }
+    unsafe { publish(handle, current.ctx, made, object) }
 }
 
 pub(crate) unsafe fn cuSurfObjectCreate(
@@ -161,7 +157,6 @@ pub(crate) unsafe fn cuSurfObjectCreate(
         return Err(CuError::INVALID_VALUE);
     }
     let made = Texture {
-        handle: new_handle(),
         surface: true,
         source: source(&resource, None)?,
         address: [0; 3],
@@ -173,9 +168,9 @@ pub(crate) unsafe fn cuSurfObjectCreate(
         mipmap_clamp: [0.0; 2],
         view_format: 0,
     };
-    let object = Object { ctx: current.ctx, resource, texture: None, view: None };
+    let object = Object { resource, texture: None, view: None };
     // SAFETY: as the caller promised.
-    unsafe { publish(handle, made, object) }
+    unsafe { publish(handle, current.ctx, made, object) }
 }
 
 /// Surfaces need an array that was made for them.
@@ -183,31 +178,42 @@ fn surface_able(array: &Array) -> bool {
     array.shape.Flags & CUDA_ARRAY3D_SURFACE_LDST != 0
 }
 
-/// Tells the device of a new object, and the program its handle.
+/// Makes a new object on the device, and tells the program its handle.
 ///
 /// # Safety
 /// `handle` is NULL or valid for a write.
-unsafe fn publish(handle: *mut u64, made: Texture, object: Object) -> Result<(), CuError> {
+unsafe fn publish(
+    handle: *mut u64,
+    ctx: CtxId,
+    texture: Texture,
+    object: Object,
+) -> Result<(), CuError> {
     if handle.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let id = made.handle;
-    post(&Post::TextureCreate { texture: made })?;
-    objects().insert(id, object);
+    let made = ask::<Result<u64, u32>>(&Call::TextureCreate { ctx, texture })?;
+    let id = made.map_err(CuError)?;
+    objects().insert((ctx, id), object);
     // SAFETY: as the caller promised.
     unsafe { give(handle, id) }
 }
 
 fn destroy(handle: u64, surface: bool) -> Result<(), CuError> {
-    find(handle, surface)?;
+    let ctx = current()?.ctx;
+    find(ctx, handle, surface)?;
     // Kernels that were launched with the handle may still run.
     quiesce()?;
-    objects().remove(&handle).ok_or(CuError::INVALID_VALUE)?;
-    post(&Post::TextureDestroy { handle })
+    objects().remove(&(ctx, handle)).ok_or(CuError::INVALID_VALUE)?;
+    post(&Post::TextureDestroy { ctx, handle })
 }
 
-fn find(handle: u64, surface: bool) -> Result<Object, CuError> {
-    let found = objects().get(&handle).copied();
+/// The current context's object of that handle.
+fn here(handle: u64, surface: bool) -> Result<Object, CuError> {
+    find(current()?.ctx, handle, surface)
+}
+
+fn find(ctx: CtxId, handle: u64, surface: bool) -> Result<Object, CuError> {
+    let found = objects().get(&(ctx, handle)).copied();
     found.filter(|object| object.texture.is_none() == surface).ok_or(CuError::INVALID_VALUE)
 }
 
@@ -224,7 +230,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceDesc(
     handle: u64,
 ) -> Result<(), CuError> {
     // SAFETY: as the caller promised.
-    unsafe { give(desc, find(handle, false)?.resource) }
+    unsafe { give(desc, here(handle, false)?.resource) }
 }
 
 pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
@@ -232,14 +238,14 @@ pub(crate) unsafe fn cuSurfObjectGetResourceDesc(
     handle: u64,
 ) -> Result<(), CuError> {
     // SAFETY: as the caller promised.
-    unsafe { give(desc, find(handle, true)?.resource) }
+    unsafe { give(desc, here(handle, true)?.resource) }
 }
 
 pub(crate) unsafe fn cuTexObjectGetTextureDesc(
     desc: *mut CUDA_TEXTURE_DESC,
     handle: u64,
 ) -> Result<(), CuError> {
-    let texture = find(handle, false)?.texture.ok_or(CuError::INVALID_VALUE)?;
+    let texture = here(handle, false)?.texture.ok_or(CuError::INVALID_VALUE)?;
     // SAFETY: as the caller promised.
     unsafe { give(desc, texture) }
 }
@@ -248,7 +254,7 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
     desc: *mut CUDA_RESOURCE_VIEW_DESC,
     handle: u64,
 ) -> Result<(), CuError> {
-    let view = find(handle, false)?.view.ok_or(CuError::INVALID_VALUE)?;
+    let view = here(handle, false)?.view.ok_or(CuError::INVALID_VALUE)?;
     // SAFETY: as the caller promised.
     unsafe { give(desc, view) }
 }
@@ -256,12 +262,11 @@ pub(crate) unsafe fn cuTexObjectGetResourceViewDesc(
 /// Forgets the objects of a context that is gone, and the device's views of them.
 pub(super) fn forget_context(ctx: CtxId) {
     let mut objects = objects();
-    let dead: Vec<u64> =
-        objects.iter().filter(|(_, object)| object.ctx == ctx).map(|(&handle, _)| handle).collect();
-    for handle in dead {
-        objects.remove(&handle);
+    let dead: Vec<_> = objects.range((ctx, 0)..=(ctx, u64::MAX)).map(|(&key, _)| key).collect();
+    for key in dead {
+        objects.remove(&key);
         // Fails only where the proxy is gone.
-        let _ = post(&Post::TextureDestroy { handle });
+        let _ = post(&Post::TextureDestroy { ctx, handle: key.1 });
     }
 }
 
@@ -310,6 +315,21 @@ mod tests {
         let texture = CUDA_TEXTURE_DESC { filterMode: 2, ..Default::default() };
         let linear = resource(CU_RESOURCE_TYPE_LINEAR, [ADDR, FLOAT1, 400, 0, 0]);
         assert_eq!(check(&linear, &texture, None), Err(CuError::INVALID_VALUE));
-        assert_eq!(find(u64::MAX, false).err(), Some(CuError::INVALID_VALUE));
+        assert_eq!(find(CtxId(1), u64::MAX, false).err(), Some(CuError::INVALID_VALUE));
+    }
+
+    #[test]
+    fn a_handle_means_something_in_its_own_context_only() {
+        let resource = resource(CU_RESOURCE_TYPE_LINEAR, [ADDR, FLOAT1, 400, 0, 0]);
+        let object = Object { resource, texture: None, view: None };
+        let (ctx, other) = (CtxId(u32::MAX), CtxId(u32::MAX - 1));
+        objects().insert((ctx, 1), object);
+        assert!(find(ctx, 1, true).is_ok());
+        assert_eq!(find(ctx, 1, false).err(), Some(CuError::INVALID_VALUE));
+        assert_eq!(find(other, 1, true).err(), Some(CuError::INVALID_VALUE));
+        forget_context(other);
+        assert!(find(ctx, 1, true).is_ok());
+        forget_context(ctx);
+        assert!(find(ctx, 1, true).is_err());
     }
 }

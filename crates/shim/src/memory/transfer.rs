@@ -5,13 +5,13 @@
 //! has been written; between pinned memory and a device only the synchronous functions wait;
 //! between devices nobody waits; between host memories everybody does.
 
-use super::link::{client, post};
+use super::link::{call, client, post};
 use super::place::{Home, Shape, Side};
 use super::{MEMORY, host};
 use crate::{capture, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUstream;
-use kedge_protocol::{Copy3d, MAX_INLINE_COPY, Place, Post, StreamOp};
+use kedge_protocol::{Call, Copy3d, MAX_INLINE_COPY, Place, Post, StreamOp};
 use kedge_wire::Bytes;
 use std::ptr;
 
@@ -217,16 +217,18 @@ struct Stage {
 impl Stage {
     fn new() -> Result<Self, CuError> {
         let (addr, taken) = MEMORY.shared.take(STAGE)?;
-        let stage = Self { addr, taken };
-        post(&Post::SharedValid { addr, size: STAGE, valid: true })?;
-        Ok(stage)
+        if let Err(error) = call(&Call::Share { addr, size: STAGE }) {
+            MEMORY.shared.put(addr, taken);
+            return Err(error);
+        }
+        Ok(Self { addr, taken })
     }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
         // Every piece has been waited for. Errors mean that the proxy is gone.
-        let _ = post(&Post::SharedValid { addr: self.addr, size: STAGE, valid: false });
+        let _ = post(&Post::Unshare { addr: self.addr, size: STAGE });
         let _ = host::drop_pages(self.addr, self.taken);
         MEMORY.shared.put(self.addr, self.taken);
     }

@@ -1,17 +1,18 @@
 //! Virtual memory management: reserved addresses, physical handles, and mappings of one to the other.
 
+use super::alloc::call_for_memory;
 use super::heap::Heap;
-use super::link::{Proxy, current, post, quiesce};
+use super::link::{current, post, quiesce};
 use super::ranges::LARGE;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, give, pool, read};
+use super::{MEMORY, give, read};
 use crate::handle::{Kind as Handles, Table};
 use crate::{entry, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::handle::CUdeviceptr;
 use kedge_cuda_types::memory::*;
-use kedge_protocol::{MemHandleId, Post};
+use kedge_protocol::{Call, MemHandleId, Post};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +52,6 @@ impl Physical {
         };
         if unused && HANDLES.remove(self.handle).is_some() {
             post(&Post::HandleDestroy { handle: self.id })?;
-            MEMORY.heap(self.device())?.refund(self.size);
         }
         Ok(())
     }
@@ -175,26 +175,16 @@ pub(crate) unsafe fn cuMemCreate(
     check_props(&props)?;
     check_multiple(size)?;
     let device = props.location.id as u32;
-    charge(device, size)?;
     let id = new_id();
+    call_for_memory(device, &Call::HandleCreate { handle: id, device, size })?;
     let uses = Mutex::new(Uses { references: 1, mappings: 0 });
     let made = HANDLES.insert_with(|handle| Physical { handle, id, props, size, uses });
     let Some(made) = made else {
-        MEMORY.heap(device)?.refund(size);
+        post(&Post::HandleDestroy { handle: id })?;
         return Err(CuError::OUT_OF_MEMORY);
     };
-    post(&Post::HandleCreate { handle: id, device, size })?;
     // SAFETY: as the caller promised.
     unsafe { give(handle, made.handle as u64) }
-}
-
-/// Takes a device's memory, and reclaims what pools keep before it gives up.
-fn charge(device: u32, size: u64) -> Result<(), CuError> {
-    let heap = MEMORY.heap(device)?;
-    match heap.charge(size, &Proxy) {
-        Err(CuError::OUT_OF_MEMORY) if pool::reclaim(device)? => heap.charge(size, &Proxy),
-        outcome => outcome,
-    }
 }
 
 pub(crate) unsafe fn cuMemRelease(handle: u64) -> Result<(), CuError> {

@@ -105,7 +105,7 @@ pub(crate) unsafe fn cuModuleGetFunction(
     // SAFETY: the caller's C string.
     let name = unsafe { ffi::string(name)? };
     let module = by_handle(module)?;
-    let found = module.function(module.kernel_named(name)?)?;
+    let found = module.function(name)?;
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(function, found.handle()) }
 }
@@ -114,7 +114,7 @@ pub(crate) unsafe fn cuModuleGetFunctionCount(
     count: *mut u32,
     module: CUmodule,
 ) -> Result<(), CuError> {
-    let functions = by_handle(module)?.kernels().len();
+    let functions = by_handle(module)?.kernel_names()?.len();
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(count, functions as u32) }
 }
@@ -124,8 +124,8 @@ pub(crate) unsafe fn cuModuleEnumerateFunctions(
     count: u32,
     module: CUmodule,
 ) -> Result<(), CuError> {
-    let all = by_handle(module)?.all_functions()?;
-    for (i, function) in all.into_iter().take(count as usize).enumerate() {
+    let all = by_handle(module)?.functions(count as usize)?;
+    for (i, function) in all.into_iter().enumerate() {
         // SAFETY: the caller's array has room for `count`.
         unsafe { ffi::write(functions.wrapping_add(i), function)? };
     }

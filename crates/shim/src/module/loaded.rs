@@ -1,4 +1,4 @@
-//! A module in a context: what the proxy told of it, and the functions handed out.
+//! A module in a context. What is in it is looked up by name when it is first asked for, and kept.
 
 use super::image::{Images, MAX_IMAGES};
 use crate::context::Context;
@@ -6,28 +6,45 @@ use crate::function::{Function, Settings};
 use crate::handle::{Kind, Table};
 use crate::{log, memory, session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUfunction, CUmodule};
+use kedge_cuda_types::handle::{CUcontext, CUfunction, CUmodule};
 use kedge_protocol::{
-    Call, CtxId, GlobalInfo, KernelInfo, KernelRef, LoadError, ModuleId, ModuleImage, ModuleInfo,
+    Call, CtxId, GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleId, ModuleImage,
     Post,
 };
-use kedge_wire::List;
+use kedge_wire::{List, Text};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 #[derive(Debug)]
 pub(crate) struct Module {
     handle: usize,
     id: ModuleId,
+    context: CUcontext,
     ctx: CtxId,
     device: u32,
-    kernels: Vec<Arc<KernelInfo>>,
-    kernel_index: HashMap<String, u32>,
-    globals: Vec<GlobalInfo>,
-    global_index: HashMap<String, usize>,
-    functions: Vec<OnceLock<Arc<Function>>>,
+    contents: Mutex<Contents>,
+    /// The names of all its kernels, once somebody has wanted them.
+    names: OnceLock<Vec<String>>,
+}
+
+/// What has been looked up in a module.
+#[derive(Debug, Default)]
+struct Contents {
+    /// A kernel's place is its `KernelRef::index`.
+    kernels: Vec<Looked>,
+    by_name: HashMap<String, u32>,
+    globals: HashMap<String, GlobalInfo>,
+    /// The module is unloaded: nothing is looked up any more.
+    gone: bool,
+}
+
+/// A kernel that the proxy knows by its number.
+#[derive(Debug)]
+struct Looked {
+    info: Arc<KernelInfo>,
+    function: Option<Arc<Function>>,
 }
 
 static MODULES: Table<Module> = Table::new(Kind::Module);
@@ -74,38 +91,28 @@ impl Module {
                 Call::ModuleLink { ctx: ctx.id(), module, images }
             }
         };
-        let mut outcome = session.call::<Result<ModuleInfo, LoadError>>(&call)?;
+        let mut outcome = session.call::<Result<(), LoadError>>(&call)?;
         if outcome.as_ref().is_err_and(|error| CuError(error.code) == CuError::OUT_OF_MEMORY) {
             // What this process holds in reserve may be what the module needs.
             memory::surrender_reserve(ctx.ordinal())?;
             outcome = session.call(&call)?;
         }
-        let info = outcome
+        outcome
             .map_err(|LoadError { code, message }| refused(CuError(code), message.into_inner()))?;
-        let made = MODULES.insert_with(|handle| Self::new(handle, module, ctx, info));
+        let made = MODULES.insert_with(|handle| Self {
+            handle,
+            id: module,
+            context: ctx.handle(),
+            ctx: ctx.id(),
+            device: ctx.ordinal(),
+            contents: Mutex::default(),
+            names: OnceLock::new(),
+        });
         made.ok_or_else(|| CuError::OUT_OF_MEMORY.into())
     }
 
-    fn new(handle: usize, id: ModuleId, ctx: &Context, info: ModuleInfo) -> Self {
-        let kernels: Vec<Arc<KernelInfo>> =
-            info.kernels.into_inner().into_iter().map(Arc::new).collect();
-        let globals = info.globals.into_inner();
-        memory::module_loaded(ctx, &globals);
-        Self {
-            handle,
-            id,
-            ctx: ctx.id(),
-            device: ctx.ordinal(),
-            kernel_index: (0..).zip(&kernels).map(|(i, k)| (k.name.to_string(), i)).collect(),
-            global_index: globals
-                .iter()
-                .enumerate()
-                .map(|(i, g)| (g.name.to_string(), i))
-                .collect(),
-            functions: kernels.iter().map(|_| OnceLock::new()).collect(),
-            kernels,
-            globals,
-        }
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn handle(&self) -> CUmodule {
@@ -121,47 +128,78 @@ impl Module {
         self.device
     }
 
-    pub(crate) fn kernels(&self) -> &[Arc<KernelInfo>] {
-        &self.kernels
+    /// The names of all kernels.
+    pub(crate) fn kernel_names(&self) -> Result<&[String], CuError> {
+        if let Some(names) = self.names.get() {
+            return Ok(names);
+        }
+        let session = session::get()?;
+        let mut names = Vec::new();
+        loop {
+            let call = Call::KernelNames { module: self.id, first: names.len() as u32 };
+            let page = session.call::<Result<KernelNames, u32>>(&call)?.map_err(CuError)?;
+            // A page without names would be asked for again for ever.
+            let more = page.more && !page.names.is_empty();
+            names.extend(page.names.into_inner().into_iter().map(Text::into_inner));
+            if !more {
+                return Ok(self.names.get_or_init(|| names));
+            }
+        }
     }
 
-    /// The position of a kernel. NOT_FOUND where there is none of that name.
-    pub(crate) fn kernel_named(&self, name: &str) -> Result<u32, CuError> {
-        self.kernel_index.get(name).copied().ok_or(CuError::NOT_FOUND)
+    /// The variable of that name, looked up once. NOT_FOUND where there is none.
+    pub(crate) fn global(&self, name: &str) -> Result<GlobalInfo, CuError> {
+        let mut contents = self.contents();
+        if let Some(known) = contents.globals.get(name) {
+            return Ok(known.clone());
+        }
+        contents.check()?;
+        let call = Call::Global { module: self.id, name: text(name)? };
+        let found = session::get()?.call::<Result<GlobalInfo, u32>>(&call)?.map_err(CuError)?;
+        memory::variable_found(self.context, self.ctx, self.device, &found);
+        contents.globals.insert(name.to_owned(), found.clone());
+        Ok(found)
     }
 
-    /// NOT_FOUND where there is none of that name.
-    pub(crate) fn global(&self, name: &str) -> Result<&GlobalInfo, CuError> {
-        let index = self.global_index.get(name).ok_or(CuError::NOT_FOUND)?;
-        Ok(&self.globals[*index])
-    }
-
-    /// The function object of the kernel at `index`; the same each time.
-    pub(crate) fn function(self: &Arc<Self>, index: u32) -> Result<Arc<Function>, CuError> {
-        self.function_with(index, &Arc::default())
+    /// The function object of the kernel of that name; the same each time. NOT_FOUND where there is
+    /// none.
+    pub(crate) fn function(self: &Arc<Self>, name: &str) -> Result<Arc<Function>, CuError> {
+        self.function_with(name, &Arc::default())
     }
 
     /// As [`Self::function`]; one that is made now keeps these settings.
     pub(crate) fn function_with(
         self: &Arc<Self>,
-        index: u32,
+        name: &str,
         settings: &Arc<Settings>,
     ) -> Result<Arc<Function>, CuError> {
-        let slot = self.functions.get(index as usize).ok_or(CuError::NOT_FOUND)?;
-        if let Some(function) = slot.get() {
+        // Locked through the round trip, so that numbers are given in the order in which the proxy
+        // hears of them. Launches do not come here.
+        let mut contents = self.contents();
+        let index = contents.kernel(self.id, name)?;
+        let gone = contents.gone;
+        let looked = &mut contents.kernels[index as usize];
+        if let Some(function) = &looked.function {
             return Ok(function.clone());
         }
-        let kernel = KernelRef { module: self.id, index };
-        let made = Function::create(kernel, self, settings.clone())?;
-        let kept = slot.get_or_init(|| made.clone());
-        if !Arc::ptr_eq(kept, &made) {
-            made.forget();
+        if gone {
+            return Err(CuError::INVALID_HANDLE);
         }
-        Ok(kept.clone())
+        let kernel = KernelRef { module: self.id, index };
+        let made = Function::create(kernel, looked.info.clone(), self, settings.clone())?;
+        looked.function = Some(made.clone());
+        Ok(made)
     }
 
-    pub(crate) fn all_functions(self: &Arc<Self>) -> Result<Vec<CUfunction>, CuError> {
-        (0..self.kernels.len() as u32).map(|i| Ok(self.function(i)?.handle())).collect()
+    /// Whether there is a kernel of that name: NOT_FOUND if not.
+    pub(crate) fn check_kernel(&self, name: &str) -> Result<(), CuError> {
+        self.contents().kernel(self.id, name).map(drop)
+    }
+
+    /// The first `most` functions.
+    pub(crate) fn functions(self: &Arc<Self>, most: usize) -> Result<Vec<CUfunction>, CuError> {
+        let names = self.kernel_names()?.iter().take(most);
+        names.map(|name| Ok(self.function(name)?.handle())).collect()
     }
 
     /// Ends the lives of the module's handle and its functions', and unloads it.
@@ -169,16 +207,43 @@ impl Module {
         if MODULES.remove(self.handle).is_none() {
             return Err(CuError::INVALID_HANDLE);
         }
-        self.forget_functions();
-        memory::module_unloaded(&self.globals);
+        self.forget_contents();
         session::get()?.post(&Post::ModuleUnload { module: self.id })
     }
 
-    fn forget_functions(&self) {
-        for function in self.functions.iter().filter_map(OnceLock::get) {
+    fn forget_contents(&self) {
+        let mut contents = self.contents();
+        contents.gone = true;
+        for function in contents.kernels.iter().filter_map(|looked| looked.function.as_ref()) {
             function.forget();
         }
+        memory::variables_gone(contents.globals.values());
     }
+}
+
+impl Contents {
+    fn check(&self) -> Result<(), CuError> {
+        if self.gone { Err(CuError::INVALID_HANDLE) } else { Ok(()) }
+    }
+
+    /// The number of the kernel of that name in this module, given now if it has none.
+    fn kernel(&mut self, module: ModuleId, name: &str) -> Result<u32, CuError> {
+        if let Some(index) = self.by_name.get(name) {
+            return Ok(*index);
+        }
+        self.check()?;
+        let index = self.kernels.len() as u32;
+        let call = Call::Kernel { module, index, name: text(name)? };
+        let info = session::get()?.call::<Result<KernelInfo, u32>>(&call)?.map_err(CuError)?;
+        self.kernels.push(Looked { info: Arc::new(info), function: None });
+        self.by_name.insert(name.to_owned(), index);
+        Ok(index)
+    }
+}
+
+/// A name as a message carries it; nothing has a longer one.
+fn text(name: &str) -> Result<Text<65536>, CuError> {
+    Text::new(name.to_owned()).map_err(|_| CuError::NOT_FOUND)
 }
 
 /// A copy of an image in the shared arena.
@@ -228,14 +293,14 @@ pub(crate) fn by_handle(module: CUmodule) -> Result<Arc<Module>, CuError> {
 /// The function that launches a kernel, for those who know only its number.
 pub(crate) fn function_of(kernel: KernelRef) -> Option<Arc<Function>> {
     let module = MODULES.all().into_iter().find(|module| module.id == kernel.module)?;
-    module.function(kernel.index).ok()
+    let contents = module.contents();
+    contents.kernels.get(kernel.index as usize)?.function.clone()
 }
 
 /// Forgets the modules of a destroyed context; the proxy does the same.
 pub(crate) fn context_destroyed(ctx: CtxId) {
     for module in MODULES.remove_where(|module| module.ctx == ctx) {
-        module.forget_functions();
-        memory::module_unloaded(&module.globals);
+        module.forget_contents();
     }
 }
 

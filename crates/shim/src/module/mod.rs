@@ -25,5 +25,5 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
 pub(crate) fn functions_of(
     module: kedge_cuda_types::handle::CUmodule,
 ) -> Result<Vec<kedge_cuda_types::handle::CUfunction>, kedge_cuda_types::CuError> {
-    by_handle(module)?.all_functions()
+    by_handle(module)?.functions(usize::MAX)
 }

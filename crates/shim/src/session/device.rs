@@ -13,6 +13,8 @@ pub(crate) struct Device {
     pub(crate) pci: [i32; 3],
     /// Bytes.
     pub(crate) total_memory: u64,
+    /// It checks every allocation, and its modules' variables lie in its arena.
+    pub(crate) exact: bool,
     attributes: Vec<Option<i32>>,
 }
 
@@ -31,6 +33,7 @@ impl Device {
             uuid: info.uuid,
             pci: info.pci,
             total_memory: info.total_memory,
+            exact: info.exact,
             attributes,
         }
     }

@@ -18,7 +18,7 @@ pub(super) const FREE: StreamId = StreamId(4);
 /// The device arenas have fixed addresses, so one backend lives at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// One device of 64 MiB with a context, a legacy stream and three more.
+/// One device of 64 MiB with a context, a legacy stream and three more, and a slab for allocations.
 pub(super) struct Fixture {
     pub(super) backend: Arc<SoftBackend>,
     pub(super) host: Arc<FakeHost>,
@@ -27,6 +27,13 @@ pub(super) struct Fixture {
 
 impl Fixture {
     pub(super) fn new() -> Self {
+        let fixture = Self::bare();
+        fixture.backend.grant(0, arena::device_base(0), 32 << 20).unwrap();
+        fixture
+    }
+
+    /// As `new`, without the slab.
+    pub(super) fn bare() -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let host = Arc::new(FakeHost::default());
         let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 2 };

@@ -3,7 +3,7 @@
 use super::fixture::{A, B, CTX, Fixture, client, copy, mapped, wait, word};
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::Backend;
-use kedge_protocol::{Dim3, KernelRef, Launch, ModuleId, ModuleInfo, StreamOp};
+use kedge_protocol::{Dim3, KernelInfo, KernelRef, Launch, ModuleId, StreamOp};
 use kedge_wire::Bytes;
 use std::sync::mpsc;
 
@@ -57,19 +57,22 @@ const COUNT: &str = "
 }
 ";
 
-pub(super) fn load(f: &Fixture, texts: &[&str]) -> ModuleInfo {
+/// Loads a module and numbers its kernels in their order.
+pub(super) fn load(f: &Fixture, texts: &[&str]) -> Vec<KernelInfo> {
     let images = texts.iter().map(|text| [HEADER, text, "\0"].concat().into_bytes()).collect();
-    f.backend.load_module(CTX, MODULE, images).unwrap_or_else(|e| panic!("{}", &*e.message))
+    f.backend.load_module(CTX, MODULE, images).unwrap_or_else(|e| panic!("{}", &*e.message));
+    let names = f.backend.kernel_names(MODULE).unwrap();
+    (0..).zip(&names).map(|(i, name)| f.backend.kernel(MODULE, i, name).unwrap()).collect()
 }
 
 pub(super) fn launch(
-    info: &ModuleInfo,
+    kernels: &[KernelInfo],
     name: &str,
     grid: u32,
     block: u32,
     params: Vec<u8>,
 ) -> StreamOp {
-    let index = info.kernels.iter().position(|kernel| &*kernel.name == name).unwrap() as u32;
+    let index = kernels.iter().position(|kernel| &*kernel.name == name).unwrap() as u32;
     let line = |x| Dim3 { x, y: 1, z: 1 };
     let launch = Launch {
         kernel: KernelRef { module: MODULE, index },
@@ -103,8 +106,8 @@ fn vectors_are_added() {
     let c = vec![0u8; a.len()];
     let len = a.len() as u64;
     let info = load(&f, &[ADD]);
-    assert_eq!(info.kernels[0].params.len(), 4);
-    assert_eq!((info.kernels[0].params[3].offset, info.kernels[0].params[3].size), (24, 4));
+    assert_eq!(info[0].params.len(), 4);
+    assert_eq!((info[0].params[3].offset, info[0].params[3].size), (24, 4));
     f.submit(A, copy(client(&a, 0, 0), mapped(dev, 0, 0), [len, 1, 1]));
     f.submit(A, copy(client(&b, 0, 0), mapped(dev + 4096, 0, 0), [len, 1, 1]));
     f.submit(A, launch(&info, "add", 4, 256, add_params(dev, dev + 4096, dev + 8192, n)));
@@ -136,7 +139,7 @@ fn variables_lie_in_the_device_s_own_part_and_go_with_their_module() {
     let f = Fixture::new();
     let before = f.backend.free_memory(0).unwrap();
     let info = load(&f, &[COUNT]);
-    let find = |name: &str| info.globals.iter().find(|global| &*global.name == name).unwrap();
+    let find = |name: &str| f.backend.global(MODULE, name).unwrap();
     let counter = find("counter").addr;
     assert!(counter >= arena::device_base(0) + arena::DEVICE_CLIENT_LEN);
     assert_eq!(u64::from(word(find("place").addr)), counter & 0xffff_ffff);
@@ -144,9 +147,41 @@ fn variables_lie_in_the_device_s_own_part_and_go_with_their_module() {
     f.sync(A).unwrap();
     assert_eq!(word(counter), 42);
     assert!(f.backend.free_memory(0).unwrap() < before);
+    assert_eq!(f.backend.global(MODULE, "missing"), Err(CuError::NOT_FOUND));
     f.backend.unload_module(MODULE).unwrap();
     assert_eq!(f.backend.free_memory(0).unwrap(), before);
     assert_eq!(f.backend.unload_module(MODULE), Err(CuError::INVALID_HANDLE));
+}
+
+#[test]
+fn the_client_numbers_kernels_one_after_the_other() {
+    let f = Fixture::new();
+    let dev = f.alloc(0, 4096);
+    let image = [HEADER, ADD, COUNT, "\0"].concat().into_bytes();
+    f.backend.load_module(CTX, MODULE, vec![image]).unwrap();
+    let kernel = |index, name| f.backend.kernel(MODULE, index, name).map(|info| info.params.len());
+    assert_eq!(kernel(1, "add"), Err(CuError::INVALID_VALUE));
+    assert_eq!(kernel(0, "missing"), Err(CuError::NOT_FOUND));
+    assert_eq!(kernel(0, "count"), Ok(1));
+    assert_eq!(kernel(0, "count"), Ok(1), "its own number again");
+    assert_eq!(kernel(0, "add"), Err(CuError::INVALID_VALUE));
+    assert_eq!(kernel(u32::MAX, "add"), Err(CuError::INVALID_VALUE));
+    assert_eq!(kernel(1, "add"), Ok(4));
+    assert_eq!(f.backend.kernel(ModuleId(9), 0, "add"), Err(CuError::INVALID_HANDLE));
+    let one = Dim3 { x: 1, y: 1, z: 1 };
+    let launch = |index| Launch {
+        kernel: KernelRef { module: MODULE, index },
+        grid: one,
+        block: one,
+        cluster: Dim3::default(),
+        shared_bytes: 0,
+        cooperative: false,
+        params: Bytes::new(add_params(dev, dev, dev, 1)).unwrap(),
+    };
+    f.submit(A, StreamOp::Launch { launch: launch(1) });
+    assert_eq!(f.sync(A), Ok(()));
+    let unknown = f.backend.submit(A, StreamOp::Launch { launch: launch(2) });
+    assert_eq!(unknown, Err(CuError::INVALID_HANDLE));
 }
 
 #[test]

@@ -3,20 +3,98 @@
 use super::fixture::{A, B, CTX, Fixture, client, copy, mapped, word};
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::Backend;
-use kedge_protocol::{ArrayDesc, ArrayId, Place, StreamOp};
+use kedge_protocol::{
+    ArrayDesc, ArrayId, CtxId, MemHandleId, Place, StreamOp, Texture, TextureSource,
+};
+
+const MIB2: u64 = 2 << 20;
 
 #[test]
-fn quota_is_what_the_device_has() {
-    let f = Fixture::new();
-    let backend = &f.backend;
+fn slabs_are_what_the_device_has() {
+    let f = Fixture::bare();
+    let (backend, base) = (&f.backend, arena::device_base(0));
     assert_eq!(backend.free_memory(0), Ok(64 << 20));
-    assert_eq!(backend.grant(0, 1), Ok(2 << 20));
-    assert_eq!(backend.grant(0, 63 << 20), Err(CuError::OUT_OF_MEMORY));
-    assert_eq!(backend.grant(0, 61 << 20), Ok(62 << 20));
+    assert_eq!(backend.grant(0, base, MIB2), Ok(()));
+    assert_eq!(backend.grant(0, base + MIB2, 63 << 20), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.grant(0, base + MIB2, 64 << 20), Err(CuError::OUT_OF_MEMORY));
+    assert_eq!(backend.grant(0, base + 4 * MIB2, 62 << 20), Ok(()));
     assert_eq!(backend.free_memory(0), Ok(0));
-    assert_eq!(backend.give_back(0, 64 << 20), Ok(()));
-    assert_eq!(backend.give_back(0, 1), Err(CuError::INVALID_VALUE));
-    assert_eq!(backend.grant(1, 1), Err(CuError::INVALID_DEVICE));
+    assert_eq!(backend.give_back(0, base + 4 * MIB2, MIB2), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.give_back(0, base + 4 * MIB2, 62 << 20), Ok(()));
+    assert_eq!(backend.give_back(0, base + 4 * MIB2, 62 << 20), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.free_memory(0), Ok(62 << 20));
+}
+
+#[test]
+fn slabs_that_cannot_be_are_refused() {
+    let f = Fixture::bare();
+    let (backend, base) = (&f.backend, arena::device_base(0));
+    backend.grant(0, base + 4 * MIB2, 2 * MIB2).unwrap();
+    for (addr, bytes) in [
+        (base, 0),
+        (base, 4096),
+        (base + 4096, MIB2),
+        (base + 3 * MIB2, 2 * MIB2),
+        (base + 4 * MIB2, 2 * MIB2),
+        (base + 5 * MIB2, 2 * MIB2),
+        (base + arena::DEVICE_CLIENT_LEN, MIB2),
+        (base + arena::DEVICE_CLIENT_LEN - MIB2, 2 * MIB2),
+        (arena::device_base(1), MIB2),
+        (base, u64::MAX - MIB2 + 1),
+        (0, MIB2),
+    ] {
+        let refused = backend.grant(0, addr, bytes);
+        assert_eq!(refused, Err(CuError::INVALID_VALUE), "{addr:#x} {bytes:#x}");
+    }
+    assert_eq!(backend.grant(1, arena::device_base(1), MIB2), Err(CuError::INVALID_DEVICE));
+    assert_eq!(backend.free_memory(0), Ok(60 << 20));
+}
+
+#[test]
+fn allocations_lie_in_slabs_and_go_with_them() {
+    let f = Fixture::bare();
+    let slab = arena::device_base(0);
+    assert_eq!(f.backend.map(CTX, slab, 4096), Err(CuError::INVALID_VALUE));
+    f.backend.grant(0, slab, MIB2).unwrap();
+    assert_eq!(f.backend.map(CTX, slab + MIB2 - 4096, 8192), Err(CuError::INVALID_VALUE));
+    f.backend.map(CTX, slab, 4096).unwrap();
+    f.set(A, slab);
+    f.sync(A).unwrap();
+    f.backend.give_back(0, slab, MIB2).unwrap();
+    assert_eq!(word(slab), 0, "the next owner of the memory does not see it");
+    f.set(A, slab);
+    assert_eq!(f.sync(A), Err(CuError::ILLEGAL_ADDRESS));
+}
+
+#[test]
+fn handles_are_charged_to_their_device() {
+    let f = Fixture::bare();
+    let (backend, id) = (&f.backend, MemHandleId(1));
+    assert_eq!(backend.create_handle(id, 0, 66 << 20), Err(CuError::OUT_OF_MEMORY));
+    assert_eq!(backend.create_handle(id, 0, 4096), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.create_handle(id, 1, MIB2), Err(CuError::INVALID_DEVICE));
+    assert_eq!(backend.free_memory(0), Ok(64 << 20));
+    backend.create_handle(id, 0, 2 * MIB2).unwrap();
+    assert_eq!(backend.free_memory(0), Ok(60 << 20));
+    backend.destroy_handle(id).unwrap();
+    assert_eq!(backend.destroy_handle(id), Err(CuError::INVALID_HANDLE));
+    assert_eq!(backend.free_memory(0), Ok(64 << 20));
+}
+
+#[test]
+fn only_what_was_shared_can_be_unshared() {
+    let f = Fixture::bare();
+    let (backend, addr) = (&f.backend, arena::SHARED_BASE);
+    backend.share(addr, 8192).unwrap();
+    let bad = Err(CuError::INVALID_VALUE);
+    assert_eq!(backend.share(addr + 4096, 8192), bad);
+    assert_eq!(backend.share(addr + 8192, 0), bad);
+    assert_eq!(backend.share(0x1000, 4096), bad);
+    assert_eq!(backend.unshare(addr, 4096), bad);
+    assert_eq!(backend.unshare(addr + 4096, 4096), bad);
+    backend.unshare(addr, 8192).unwrap();
+    assert_eq!(backend.unshare(addr, 8192), bad);
+    backend.share(addr + 4096, 512).unwrap();
 }
 
 #[test]
@@ -88,6 +166,58 @@ fn arrays_keep_boxes_and_refuse_what_leaves_them() {
     f.backend.create_array(CTX, id, &desc).unwrap();
     let leaves = f.backend.submit(A, copy(at(8, 1), client(&back, 8, 0), [8, 3, 1]));
     assert_eq!(leaves, Err(CuError::INVALID_VALUE));
+}
+
+/// A mipmapped array of 4 × 4 floats.
+const MIPMAP: ArrayDesc =
+    ArrayDesc { device: 0, width: 4, height: 4, depth: 0, format: 0x20, channels: 1, flags: 0 };
+
+#[test]
+fn a_mipmap_is_made_whole_or_not_at_all() {
+    let f = Fixture::bare();
+    let ids = |ids: &[u32]| ids.iter().map(|&id| ArrayId(id)).collect::<Vec<_>>();
+    let make = |levels: &[u32]| f.backend.create_mipmap(CTX, &ids(levels), &MIPMAP);
+    make(&[1, 2, 3]).unwrap();
+    assert_eq!(f.backend.free_memory(0), Ok((64 << 20) - (64 + 16 + 4)));
+    assert_eq!(make(&[4, 5, 2]), Err(CuError::INVALID_HANDLE));
+    assert_eq!(make(&[4, 4]), Err(CuError::INVALID_HANDLE));
+    assert_eq!(make(&[]), Err(CuError::INVALID_VALUE));
+    // The finest level fits, the second does not.
+    let large = ArrayDesc { width: 4096, height: 3800, ..MIPMAP };
+    let refused = f.backend.create_mipmap(CTX, &ids(&[6, 7]), &large);
+    assert_eq!(refused, Err(CuError::OUT_OF_MEMORY));
+    assert_eq!(f.backend.free_memory(0), Ok((64 << 20) - (64 + 16 + 4)));
+    for id in ids(&[1, 2, 3]) {
+        f.backend.destroy_array(id).unwrap();
+    }
+    assert_eq!(f.backend.destroy_array(ArrayId(4)), Err(CuError::INVALID_HANDLE));
+    assert_eq!(f.backend.free_memory(0), Ok(64 << 20));
+}
+
+#[test]
+fn texture_handles_are_the_device_s_and_belong_to_a_context() {
+    let f = Fixture::bare();
+    f.backend.create_array(CTX, ArrayId(1), &MIPMAP).unwrap();
+    let texture = Texture {
+        surface: false,
+        source: TextureSource::Array { array: ArrayId(1) },
+        address: [0; 3],
+        filter: 0,
+        flags: 0,
+        border: [0.0; 4],
+        mipmap_filter: 0,
+        mipmap_bias: 0.0,
+        mipmap_clamp: [0.0; 2],
+        view_format: 0,
+    };
+    let first = f.backend.create_texture(CTX, &texture).unwrap();
+    let second = f.backend.create_texture(CTX, &texture).unwrap();
+    assert!(first != 0 && second != 0 && first != second);
+    let other = CtxId(77);
+    assert_eq!(f.backend.create_texture(other, &texture), Err(CuError::INVALID_CONTEXT));
+    assert_eq!(f.backend.destroy_texture(other, first), Err(CuError::INVALID_HANDLE));
+    assert_eq!(f.backend.destroy_texture(CTX, first), Ok(()));
+    assert_eq!(f.backend.destroy_texture(CTX, first), Err(CuError::INVALID_HANDLE));
 }
 
 #[test]

@@ -243,7 +243,6 @@ mod tests {
                 for case in 0..4 * 2 * 4 {
                     let (address, filter, flags) = (case % 4, case / 4 % 2, case / 8);
                     let texture = Texture {
-                        handle: 1,
                         surface: false,
                         source: TextureSource::Linear { addr: 0, format, channels, bytes: 0 },
                         address: [address, (address + 1) % 4, 0],

@@ -294,7 +294,6 @@ mod tests {
         let base = data.as_ptr() as u64;
         let array = ArrayView::array(base, &desc, 16, 48, Some(data)).unwrap();
         let texture = Texture {
-            handle: 1,
             surface: false,
             source: TextureSource::Linear { addr: 0, format: 0, channels: 0, bytes: 0 },
             address: [address; 3],

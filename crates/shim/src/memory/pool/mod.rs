@@ -15,7 +15,7 @@ pub(crate) use choice::*;
 pub(crate) use graph::*;
 pub(crate) use ordered::*;
 
-use super::link::{client, quiesce};
+use super::link::{Proxy, client, quiesce};
 use super::{MEMORY, give, read};
 use crate::handle::{Kind as Handles, Table};
 use crate::{entry, session};
@@ -96,7 +96,7 @@ impl Pool {
             state.cache.trim(cached, completed)
         };
         for block in &blocks {
-            MEMORY.heap(self.device)?.put(block.addr, block.size);
+            MEMORY.heap(self.device)?.put(block.addr, block.size, &Proxy)?;
         }
         Ok(!blocks.is_empty())
     }

@@ -2,14 +2,24 @@
 
 use super::cache::Block;
 use super::{POOLS, Pool, by_handle, current_pool, device_pools, end, graph_alloc};
+use crate::graph::Payload;
 use crate::memory::alloc::take_device_memory;
-use crate::memory::link::{client, current};
+use crate::memory::link::{client, current, is_exact_at};
 use crate::memory::table::{Allocation, Kind};
 use crate::memory::{MEMORY, give};
 use crate::{context, entry, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdeviceptr, CUmemoryPool, CUstream};
 use kedge_protocol::StreamOp;
+
+/// Makes a range valid, or no longer, in `stream`'s order: a node where the stream captures, else a
+/// message where the device wants to know.
+fn tell(stream: CUstream, addr: u64, op: &StreamOp) -> Result<(), CuError> {
+    let post = |stream: &stream::Stream| {
+        if is_exact_at(addr) { stream.post(op.clone()) } else { Ok(()) }
+    };
+    stream::submit(stream, post, || Payload::from_op(op.clone()))
+}
 
 /// Allocates from a pool in `stream`'s order.
 fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
@@ -19,7 +29,7 @@ fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> 
     }
     if stream::is_capturing(stream)? {
         let addr = graph_alloc(size)?;
-        stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+        tell(stream, addr, &StreamOp::MemAlloc { addr, size })?;
         return Ok(addr);
     }
     let (addr, taken) = match take_cached(pool, size, stream)? {
@@ -31,7 +41,7 @@ fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> 
     };
     pool.state().took(taken);
     MEMORY.record(&current, Kind::Pool(pool.handle), addr, size, taken);
-    stream::enqueue(stream, StreamOp::MemAlloc { addr, size })?;
+    tell(stream, addr, &StreamOp::MemAlloc { addr, size })?;
     Ok(addr)
 }
 
@@ -81,14 +91,14 @@ pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Resu
     let free = StreamOp::MemFree { addr: found.base, size: found.size };
     match found.kind {
         // The graph keeps the address for its next launch.
-        Kind::Graph => stream::enqueue(stream, free),
+        Kind::Graph => tell(stream, found.base, &free),
         _ if in_graph => {
             Err(entry::not_supported("freeing in a graph what was not allocated in one"))
         }
         Kind::Pool(_) | Kind::Device => {
             let ours = |other: &Allocation| other.id == found.id;
             MEMORY.table_mut().remove(dptr, ours).ok_or(CuError::INVALID_VALUE)?;
-            stream::enqueue(stream, free)?;
+            tell(stream, found.base, &free)?;
             let freed_at = client()?.posted();
             let (addr, size) = (found.base, found.taken);
             keep(&found, Block { addr, size, stream: Some(id), freed_at })
