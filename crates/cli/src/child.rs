@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Where a probe runs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Place {
     /// Under `kedge run`, on these devices.
     Job { gpu: GpuSpec, soft_memory: Option<Size> },

@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
-    /// Devices as `kedge run` would give them: soft, or soft:N for N software devices
+    /// Devices as `kedge run` would give them: soft, soft:N for N software
+    /// devices, local for this machine's GPUs, or local:I,J… for some of them
     #[arg(long, value_name = "SPEC", default_value = "soft")]
     gpu: GpuSpec,
     /// This machine's own devices, as a program sees them without kedge
@@ -48,7 +49,7 @@ struct Device {
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let place = match args.native {
         true => Place::Native,
-        false => Place::Job { gpu: args.gpu, soft_memory: args.soft_memory },
+        false => Place::Job { gpu: args.gpu.clone(), soft_memory: args.soft_memory },
     };
     let mut reports = Vec::new();
     child::probe(place, &["devices".into()], PATIENCE, |line| {

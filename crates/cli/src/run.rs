@@ -22,7 +22,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
-    /// Devices that the program sees: soft, or soft:N for N software devices
+    /// Devices that the program sees: soft, soft:N for N software devices, local for this
+    /// machine's GPUs, or local:I,J… for some of them
     #[arg(long, value_name = "SPEC", default_value = "soft")]
     gpu: GpuSpec,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]

@@ -2,6 +2,7 @@
 
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::{Backend, Host};
+use kedge_device_nvidia::NvidiaBackend;
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
 use std::fmt;
 use std::str::FromStr;
@@ -9,29 +10,44 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// The devices that `--gpu` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuSpec {
     /// `soft` or `soft:N`: software devices.
     Soft { devices: u32 },
+    /// `local` or `local:I,J…`: this machine's GPUs, all or those that the driver counts so.
+    Local { ordinals: Vec<u32> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{0}` names no devices: give soft, or soft:N with N from 1 to {MAX_DEVICES}")]
+#[error(
+    "`{0}` names no devices: give soft, soft:N with N from 1 to {MAX_DEVICES}, local, or local:I,J… with the GPUs' numbers"
+)]
 pub struct BadGpuSpec(String);
 
 impl FromStr for GpuSpec {
     type Err = BadGpuSpec;
     fn from_str(text: &str) -> Result<GpuSpec, BadGpuSpec> {
-        let devices = match text.split_once(':') {
-            None if text == "soft" => Some(1),
-            Some(("soft", count)) => count.parse().ok(),
+        let spec = match text.split_once(':') {
+            None if text == "soft" => Some(GpuSpec::Soft { devices: 1 }),
+            None if text == "local" => Some(GpuSpec::Local { ordinals: Vec::new() }),
+            Some(("soft", count)) => soft(count),
+            Some(("local", list)) => local(list),
             _ => None,
         };
-        match devices {
-            Some(devices @ 1..=MAX_DEVICES) => Ok(GpuSpec::Soft { devices }),
-            _ => Err(BadGpuSpec(text.to_owned())),
-        }
+        spec.ok_or_else(|| BadGpuSpec(text.to_owned()))
     }
+}
+
+fn soft(count: &str) -> Option<GpuSpec> {
+    let devices = count.parse().ok().filter(|n| (1..=MAX_DEVICES).contains(n))?;
+    Some(GpuSpec::Soft { devices })
+}
+
+/// Numbers between commas, each once.
+fn local(list: &str) -> Option<GpuSpec> {
+    let ordinals: Vec<u32> = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let once = ordinals.iter().enumerate().all(|(at, n)| !ordinals[..at].contains(n));
+    (once && ordinals.len() <= MAX_DEVICES as usize).then_some(GpuSpec::Local { ordinals })
 }
 
 impl fmt::Display for GpuSpec {
@@ -39,12 +55,19 @@ impl fmt::Display for GpuSpec {
         match self {
             GpuSpec::Soft { devices: 1 } => write!(f, "soft"),
             GpuSpec::Soft { devices } => write!(f, "soft:{devices}"),
+            GpuSpec::Local { ordinals } => {
+                write!(f, "local")?;
+                for (at, ordinal) in ordinals.iter().enumerate() {
+                    write!(f, "{}{ordinal}", if at == 0 { ':' } else { ',' })?;
+                }
+                Ok(())
+            }
         }
     }
 }
 
 /// How a backend is set up.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct BackendConfig {
     pub gpu: GpuSpec,
     /// Bytes of each software device; `None`: half of what this machine lets us use, shared out.
@@ -55,7 +78,20 @@ pub struct BackendConfig {
 
 /// Builds the backend that `config` asks for.
 pub fn build(config: &BackendConfig, host: Arc<dyn Host>) -> Result<Arc<dyn Backend>, String> {
-    let GpuSpec::Soft { devices } = config.gpu;
+    match &config.gpu {
+        GpuSpec::Soft { devices } => build_soft(config, *devices, host),
+        GpuSpec::Local { ordinals } => {
+            let backend = NvidiaBackend::new(ordinals, host).map_err(|error| error.to_string())?;
+            Ok(backend)
+        }
+    }
+}
+
+fn build_soft(
+    config: &BackendConfig,
+    devices: u32,
+    host: Arc<dyn Host>,
+) -> Result<Arc<dyn Backend>, String> {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let soft = SoftConfig {
         devices,
@@ -91,7 +127,13 @@ mod tests {
     fn specs_read_as_people_write_them() {
         assert_eq!("soft".parse(), Ok(GpuSpec::Soft { devices: 1 }));
         assert_eq!("soft:4".parse(), Ok(GpuSpec::Soft { devices: 4 }));
-        for bad in ["", "soft:", "soft:0", "soft:17", "soft:x", "local", "soft:1:2", "soft:-1"] {
+        assert_eq!("local".parse(), Ok(GpuSpec::Local { ordinals: vec![] }));
+        assert_eq!("local:2,0".parse(), Ok(GpuSpec::Local { ordinals: vec![2, 0] }));
+        for text in ["soft", "soft:2", "local", "local:1", "local:3,1"] {
+            assert_eq!(text.parse::<GpuSpec>().unwrap().to_string(), text);
+        }
+        let bad = ["", "soft:", "soft:0", "soft:17", "soft:x", "soft:1:2", "soft:-1"];
+        for bad in bad.into_iter().chain(["local:", "local:1,", "local:1,1", "locals", "local:x"]) {
             assert!(bad.parse::<GpuSpec>().is_err(), "{bad}");
         }
     }

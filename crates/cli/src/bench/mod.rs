@@ -34,7 +34,7 @@ pub(crate) struct BenchArgs {
     /// What to measure
     #[arg(value_enum)]
     what: What,
-    /// The device: soft
+    /// The device: soft, or local for this machine's GPUs
     #[arg(long, value_name = "SPEC", default_value = "soft", conflicts_with = "native")]
     gpu: GpuSpec,
     /// Measure this machine's own driver and GPU instead, without kedge
@@ -79,7 +79,7 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let place = if args.native { Place::Native } else { Place::job(args.gpu) };
+    let place = if args.native { Place::Native } else { Place::job(args.gpu.clone()) };
     let progress = Progress::new();
     let mut series = Vec::new();
     let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {

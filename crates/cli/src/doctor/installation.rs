@@ -16,7 +16,7 @@ const GROUP: &str = "kedge";
 const ROOM: u64 = 64 << 20;
 
 /// What there is, and whether programs can be started.
-pub(super) fn checks(gpu: GpuSpec) -> (Vec<Check>, bool) {
+pub(super) fn checks(gpu: &GpuSpec) -> (Vec<Check>, bool) {
     let mut checks = Vec::new();
     let found = match Parts::find() {
         Ok(parts) => {
@@ -66,9 +66,10 @@ fn folder() -> Check {
 }
 
 /// Runs a kernel and checks what it computed.
-fn kernel(gpu: GpuSpec) -> Check {
+fn kernel(gpu: &GpuSpec) -> Check {
     let start = Instant::now();
-    let result = probe(Place::job(gpu), &["kernel".into()], Duration::from_secs(30), |_| {});
+    let result =
+        probe(Place::job(gpu.clone()), &["kernel".into()], Duration::from_secs(30), |_| {});
     let name = format!("kernel on {gpu}");
     match result {
         Ok(()) => {

@@ -72,12 +72,12 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     for check in machine::checks() {
         report.add(check)?;
     }
-    let (checks, works) = installation::checks(args.gpu);
+    let (checks, works) = installation::checks(&args.gpu);
     for check in checks {
         report.add(check)?;
     }
     for path in runtimes::find() {
-        report.add(runtimes::start(&path, args.gpu, works))?;
+        report.add(runtimes::start(&path, &args.gpu, works))?;
     }
     if !report.checks.iter().any(|check| check.group == runtimes::GROUP) {
         report.add(runtimes::none())?;

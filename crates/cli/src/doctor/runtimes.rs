@@ -21,14 +21,14 @@ pub(super) fn none() -> Check {
 }
 
 /// Starts the runtime at `path` in a job, unless kedge itself does not work.
-pub(super) fn start(path: &Path, gpu: GpuSpec, works: bool) -> Check {
+pub(super) fn start(path: &Path, gpu: &GpuSpec, works: bool) -> Check {
     let shown = path.display().to_string();
     if !works {
         return Check::new(GROUP, "libcudart", Status::Note, format!("not started: {shown}"));
     }
     let mut report = None;
     let arguments = ["runtime".into(), path.as_os_str().to_owned()];
-    let result = probe(Place::job(gpu), &arguments, PATIENCE, |line| {
+    let result = probe(Place::job(gpu.clone()), &arguments, PATIENCE, |line| {
         report = serde_json::from_str::<RuntimeReport>(line).ok();
     });
     match (result, report) {

@@ -1,0 +1,270 @@
+//! Device memory at addresses of the client's choice: one reserved range a device, slabs and
+//! program's own handles mapped into it.
+
+use crate::driver::{Driver, check};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, device_base, device_of};
+use kedge_cuda_types::handle::CUdevice;
+use kedge_cuda_types::memory::*;
+use kedge_protocol::MemHandleId;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// The granularity of mappings on every device that kedge drives.
+const GRANULE: u64 = 2 << 20;
+
+/// Why the arenas cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    #[error("the driver reserves no device addresses: {0}")]
+    Refused(CuError),
+    #[error("the driver placed the device addresses at {got:#x} instead of {want:#x}")]
+    Moved { want: u64, got: u64 },
+}
+
+pub(crate) struct Arena {
+    driver: Arc<Driver>,
+    devices: Vec<CUdevice>,
+    /// Devices that may access another's memory: (owner, other).
+    peers: Vec<(u32, u32)>,
+    slabs: BTreeMap<u64, Mapping>,
+    handles: HashMap<MemHandleId, Handle>,
+    /// The program's own mappings.
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mapping {
+    size: u64,
+    /// The driver's handle, of a slab; its memory lives as long as it or a mapping does.
+    raw: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Handle {
+    raw: u64,
+    size: u64,
+}
+
+impl Arena {
+    /// Reserves the address range of each device.
+    pub(crate) fn reserve(driver: &Arc<Driver>, devices: &[CUdevice]) -> Result<Arena, ArenaError> {
+        for index in 0..devices.len() as u32 {
+            let (want, mut got) = (device_base(index), 0);
+            // SAFETY: a live out pointer.
+            let reserved = check(unsafe {
+                (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
+            });
+            reserved.map_err(ArenaError::Refused)?;
+            if got != want {
+                // SAFETY: the range that was just reserved; nothing is mapped there.
+                unsafe { (driver.cuMemAddressFree)(got, DEVICE_CLIENT_LEN as usize) };
+                return Err(ArenaError::Moved { want, got });
+            }
+        }
+        let (driver, devices) = (Arc::clone(driver), devices.to_vec());
+        let peers = peers(&driver, &devices);
+        let (slabs, handles, mapped) = Default::default();
+        Ok(Arena { driver, devices, peers, slabs, handles, mapped })
+    }
+
+    fn device(&self, index: u32) -> Result<CUdevice, CuError> {
+        self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
+    }
+
+    fn create(&self, index: u32, size: u64) -> Result<u64, CuError> {
+        let props = CUmemAllocationProp {
+            type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: self.location(index)?,
+            ..Default::default()
+        };
+        let mut raw = 0;
+        // SAFETY: live pointers.
+        check(unsafe { (self.driver.cuMemCreate)(&mut raw, size as usize, &props, 0) })?;
+        Ok(raw)
+    }
+
+    fn location(&self, index: u32) -> Result<CUmemLocation, CuError> {
+        Ok(CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: self.device(index)? })
+    }
+
+    fn release(&self, raw: u64) -> Result<(), CuError> {
+        // SAFETY: a handle that `create` made and that nothing here names any longer.
+        check(unsafe { (self.driver.cuMemRelease)(raw) })
+    }
+
+    fn map(&self, addr: u64, size: u64, offset: u64, raw: u64) -> Result<(), CuError> {
+        // SAFETY: an address inside our reservation (checked by the callers), or a driver's error.
+        check(unsafe { (self.driver.cuMemMap)(addr, size as usize, offset as usize, raw, 0) })
+    }
+
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        // SAFETY: one of our mappings; the client has made sure that no work uses it.
+        check(unsafe { (self.driver.cuMemUnmap)(addr, size as usize) })
+    }
+
+    fn allow(&self, addr: u64, size: u64, index: u32, access: u32) -> Result<(), CuError> {
+        let desc = CUmemAccessDesc { location: self.location(index)?, flags: access };
+        // SAFETY: a live descriptor.
+        check(unsafe { (self.driver.cuMemSetAccess)(addr, size as usize, &desc, 1) })
+    }
+
+    /// A slab: see [`kedge_device::Backend::grant`].
+    pub(crate) fn grant(&mut self, index: u32, addr: u64, size: u64) -> Result<(), CuError> {
+        check_range(addr, size)?;
+        if device_of(addr) != Some(index) || self.overlaps(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let raw = self.create(index, size)?;
+        let made = self.map(addr, size, 0, raw).and_then(|()| {
+            self.open(index, addr, size).inspect_err(|_| {
+                let _ = self.unmap(addr, size);
+            })
+        });
+        if let Err(error) = made {
+            let _ = self.release(raw);
+            return Err(error);
+        }
+        self.slabs.insert(addr, Mapping { size, raw });
+        Ok(())
+    }
+
+    /// Makes a slab accessible to its device, and to those that may access its device's memory.
+    fn open(&self, index: u32, addr: u64, size: u64) -> Result<(), CuError> {
+        self.allow(addr, size, index, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)?;
+        let peers = self.peers.iter().filter(|(owner, _)| *owner == index);
+        peers.into_iter().try_for_each(|&(_, peer)| {
+            self.allow(addr, size, peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        })
+    }
+
+    fn overlaps(&self, addr: u64, size: u64) -> bool {
+        let before = |all: &BTreeMap<u64, Mapping>| {
+            all.range(..addr + size).next_back().is_some_and(|(at, m)| at + m.size > addr)
+        };
+        before(&self.slabs) || before(&self.mapped)
+    }
+
+    pub(crate) fn give_back(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        let slab = self.slabs.get(&addr).filter(|slab| slab.size == size).copied();
+        let slab = slab.ok_or(CuError::INVALID_VALUE)?;
+        self.unmap(addr, size)?;
+        self.slabs.remove(&addr);
+        self.release(slab.raw)
+    }
+
+    pub(crate) fn create_handle(
+        &mut self,
+        id: MemHandleId,
+        index: u32,
+        size: u64,
+    ) -> Result<(), CuError> {
+        if size == 0 || !size.is_multiple_of(GRANULE) || self.handles.contains_key(&id) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let raw = self.create(index, size)?;
+        self.handles.insert(id, Handle { raw, size });
+        Ok(())
+    }
+
+    pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {
+        let handle = self.handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
+        self.release(handle.raw)
+    }
+
+    pub(crate) fn map_handle(
+        &mut self,
+        id: MemHandleId,
+        addr: u64,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), CuError> {
+        check_range(addr, size)?;
+        let handle = *self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let inside = offset.checked_add(size).is_some_and(|end| end <= handle.size);
+        if !inside || self.overlaps(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.map(addr, size, offset, handle.raw)?;
+        self.mapped.insert(addr, Mapping { size, raw: 0 });
+        Ok(())
+    }
+
+    /// The program's mappings that make up a range, each whole.
+    fn within(&self, addr: u64, size: u64) -> Result<Vec<(u64, u64)>, CuError> {
+        let end = addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        let parts: Vec<_> = self.mapped.range(addr..end).map(|(at, m)| (*at, m.size)).collect();
+        let total: u64 = parts.iter().map(|(_, size)| size).sum();
+        let whole = parts.first().is_some_and(|(at, _)| *at == addr) && total == size;
+        if whole { Ok(parts) } else { Err(CuError::INVALID_VALUE) }
+    }
+
+    pub(crate) fn unmap_handle(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        for (addr, size) in self.within(addr, size)? {
+            self.unmap(addr, size)?;
+            self.mapped.remove(&addr);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_access(
+        &self,
+        addr: u64,
+        size: u64,
+        index: u32,
+        access: u32,
+    ) -> Result<(), CuError> {
+        self.within(addr, size)?.iter().try_for_each(|&(a, s)| self.allow(a, s, index, access))
+    }
+}
+
+/// Pairs of devices of which the second can access the first's memory.
+fn peers(driver: &Driver, devices: &[CUdevice]) -> Vec<(u32, u32)> {
+    let can = |from: CUdevice, to: CUdevice| {
+        let mut yes = 0;
+        // SAFETY: a live out pointer.
+        let asked = check(unsafe { (driver.cuDeviceCanAccessPeer)(&mut yes, from, to) });
+        asked.is_ok() && yes != 0
+    };
+    let mut pairs = Vec::new();
+    for (owner, &to) in (0..).zip(devices) {
+        for (other, &from) in (0..).zip(devices) {
+            if owner != other && can(from, to) {
+                pairs.push((owner, other));
+            }
+        }
+    }
+    pairs
+}
+
+/// A range of granules in the client's part of one device's arena.
+fn check_range(addr: u64, size: u64) -> Result<(), CuError> {
+    let index = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+    let end = device_base(index) + DEVICE_CLIENT_LEN;
+    let fits = size > 0 && addr.checked_add(size).is_some_and(|last| last <= end);
+    if fits && (addr | size).is_multiple_of(GRANULE) { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+}
+
+const _: () = assert!(DEVICE_CLIENT_LEN <= DEVICE_STRIDE);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_granules_of_one_arena() {
+        let base = device_base(1);
+        assert_eq!(check_range(base, GRANULE), Ok(()));
+        for (addr, size) in [
+            (base, 0),
+            (base + 4096, GRANULE),
+            (base, GRANULE + 4096),
+            (base + DEVICE_CLIENT_LEN, GRANULE),
+            (base + DEVICE_CLIENT_LEN - GRANULE, 2 * GRANULE),
+            (0x1000_0000, GRANULE),
+            (base, u64::MAX - GRANULE + 1),
+        ] {
+            assert_eq!(check_range(addr, size), Err(CuError::INVALID_VALUE), "{addr:#x} {size:#x}");
+        }
+    }
+}

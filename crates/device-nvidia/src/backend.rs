@@ -1,0 +1,422 @@
+//! [`Backend`]: the contract, function by function.
+
+use crate::NvidiaBackend;
+use crate::context::Context;
+use crate::driver::check;
+use crate::graphs::Graph;
+use crate::modules::{Module, load_error};
+use crate::stream::{Event, Stream};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUevent, CUstream};
+use kedge_device::{Backend, Done, Query};
+use kedge_protocol::{
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
+    MemHandleId, ModuleId, StreamId, StreamOp, Texture,
+};
+use std::sync::Arc;
+
+/// CU_STREAM_NON_BLOCKING.
+const NON_BLOCKING: u32 = 1;
+/// CU_EVENT_DISABLE_TIMING.
+const UNTIMED: u32 = 2;
+
+impl Backend for NvidiaBackend {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.infos.clone()
+    }
+
+    fn driver_version(&self) -> u32 {
+        self.version
+    }
+
+    fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
+        let on = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let mut tables = self.tables();
+        if tables.contexts.contains_key(&ctx) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let context = Context::create(&self.shared.driver, ctx, device, on)?;
+        let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
+        tables.streams.insert(legacy, stream);
+        tables.contexts.insert(ctx, context);
+        Ok(())
+    }
+
+    fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
+        tables.forget_context(ctx);
+        drop(tables);
+        context.destroy()
+    }
+
+    fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError> {
+        self.tables().context(ctx)?.enter()?;
+        // SAFETY: the current context's limit.
+        check(unsafe { (self.shared.driver.cuCtxSetLimit)(limit, value as usize) })
+    }
+
+    fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        self.tables().arena.grant(device, addr, bytes)
+    }
+
+    fn give_back(&self, _device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
+        self.tables().arena.give_back(addr, bytes)
+    }
+
+    fn free_memory(&self, device: u32) -> Result<u64, CuError> {
+        let tables = self.tables();
+        let context = tables.contexts.values().find(|context| context.device == device);
+        context.ok_or(CuError::INVALID_CONTEXT)?.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: live out pointers.
+        check(unsafe { (self.shared.driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    /// Memory is valid a slab at a time.
+    fn map(&self, _ctx: CtxId, _addr: u64, _size: u64) -> Result<(), CuError> {
+        Ok(())
+    }
+
+    fn unmap(&self, _addr: u64, _size: u64) -> Result<(), CuError> {
+        Ok(())
+    }
+
+    fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        // Registering needs a context, any.
+        tables.contexts.values().next().ok_or(CuError::INVALID_CONTEXT)?.enter()?;
+        tables.host_memory.share(addr, size)
+    }
+
+    fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        if let Some(context) = tables.contexts.values().next() {
+            context.enter()?;
+        }
+        tables.host_memory.unshare(addr, size)
+    }
+
+    fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
+        self.tables().host_memory.alias(alias, addr, size)
+    }
+
+    fn unalias(&self, alias: u64, size: u64) -> Result<(), CuError> {
+        self.tables().host_memory.unalias(alias, size)
+    }
+
+    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        self.tables().arena.create_handle(handle, device, size)
+    }
+
+    fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
+        self.tables().arena.destroy_handle(handle)
+    }
+
+    fn map_handle(
+        &self,
+        handle: MemHandleId,
+        addr: u64,
+        size: u64,
+        offset: u64,
+    ) -> Result<(), CuError> {
+        self.tables().arena.map_handle(handle, addr, size, offset)
+    }
+
+    fn unmap_handle(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.tables().arena.unmap_handle(addr, size)
+    }
+
+    fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError> {
+        self.tables().arena.set_access(addr, size, device, access)
+    }
+
+    fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        tables.textures.create_array(&self.shared.driver, &context, array, desc)
+    }
+
+    fn create_mipmap(
+        &self,
+        ctx: CtxId,
+        levels: &[ArrayId],
+        desc: &ArrayDesc,
+    ) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        tables.textures.create_mipmap(&self.shared.driver, &context, levels, desc)
+    }
+
+    fn destroy_array(&self, array: ArrayId) -> Result<(), CuError> {
+        self.tables().textures.destroy_array(&self.shared.driver, array)
+    }
+
+    fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        tables.textures.create_object(&self.shared.driver, &context, texture)
+    }
+
+    fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        tables.textures.destroy_object(&self.shared.driver, &context, handle)
+    }
+
+    fn load_module(
+        &self,
+        ctx: CtxId,
+        module: ModuleId,
+        images: Vec<Vec<u8>>,
+    ) -> Result<(), LoadError> {
+        let plain = |error| load_error(error, String::new());
+        let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
+        let loaded = Module::load(&self.shared.driver, &context, images)?;
+        let mut tables = self.tables();
+        if tables.modules.contains_key(&module) {
+            return Err(plain(CuError::INVALID_VALUE));
+        }
+        tables.modules.insert(module, loaded);
+        Ok(())
+    }
+
+    fn kernel(&self, module: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError> {
+        let mut tables = self.tables();
+        let module = tables.modules.get_mut(&module).ok_or(CuError::INVALID_HANDLE)?;
+        module.find(index, name)
+    }
+
+    fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError> {
+        self.tables().module(module)?.names()
+    }
+
+    fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
+        let global = self.tables().module(module)?.global(name)?;
+        if global.managed {
+            let remedy = "allocate it with cudaMallocManaged, or use --gpu soft";
+            self.shared.host.log(&format!("managed variable {name} is not supported: {remedy}"));
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        Ok(global)
+    }
+
+    fn unload_module(&self, module: ModuleId) -> Result<(), CuError> {
+        self.tables().modules.remove(&module).ok_or(CuError::INVALID_HANDLE)?.unload()
+    }
+
+    fn create_stream(
+        &self,
+        stream: StreamId,
+        ctx: CtxId,
+        blocking: bool,
+        priority: i32,
+    ) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        context.enter()?;
+        let mut raw = CUstream::NULL;
+        let flags = if blocking { 0 } else { NON_BLOCKING };
+        // SAFETY: a live out pointer.
+        check(unsafe {
+            (self.shared.driver.cuStreamCreateWithPriority)(&mut raw, flags, priority)
+        })?;
+        tables.streams.insert(stream, Stream::new(raw, &context, &self.shared.busy));
+        Ok(())
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError> {
+        let stream = self.tables().streams.remove(&stream).ok_or(CuError::INVALID_HANDLE)?;
+        if stream.raw == CUstream::LEGACY {
+            return Ok(());
+        }
+        let driver = Arc::clone(&self.shared.driver);
+        let raw = stream.raw;
+        let ctx = Arc::clone(&stream.ctx);
+        let end = move || {
+            // SAFETY: nobody finds the stream any longer.
+            ctx.enter().and_then(|()| check(unsafe { (driver.cuStreamDestroy_v2)(raw) }))
+        };
+        match stream.pending() {
+            None => end(),
+            // What was submitted still runs, and counts until it is over.
+            Some(number) => {
+                let done: Done = Box::new(move |_| {
+                    let _ = end();
+                });
+                self.wait_for_stream(stream, number, done);
+                Ok(())
+            }
+        }
+    }
+
+    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        context.enter()?;
+        let mut raw = CUevent::NULL;
+        let flags = if timing { 0 } else { UNTIMED };
+        // SAFETY: a live out pointer.
+        check(unsafe { (self.shared.driver.cuEventCreate)(&mut raw, flags) })?;
+        tables.events.insert(event, Event::new(raw, &context));
+        Ok(())
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), CuError> {
+        let event = self.tables().events.remove(&event).ok_or(CuError::INVALID_HANDLE)?;
+        event.ctx.enter()?;
+        // SAFETY: the driver keeps an event that is still to be recorded until it is.
+        check(unsafe { (self.shared.driver.cuEventDestroy_v2)(event.raw) })
+    }
+
+    fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError> {
+        let tables = self.tables();
+        let stream = tables.stream(stream)?;
+        stream.ctx.enter()?;
+        self.run(&tables, stream, op)?;
+        stream.submitted();
+        Ok(())
+    }
+
+    fn when_stream_idle(&self, stream: StreamId, done: Done) {
+        let stream = match self.tables().stream(stream) {
+            Ok(stream) => Arc::clone(stream),
+            Err(error) => return done(Err(error)),
+        };
+        // The legacy stream's waits cover the streams that order with it.
+        match stream.pending() {
+            None if stream.raw != CUstream::LEGACY || self.shared.busy.none() => done(Ok(())),
+            number => self.wait_for_stream(stream, number.unwrap_or(0), done),
+        }
+    }
+
+    fn when_context_idle(&self, ctx: CtxId, done: Done) {
+        let context = match self.tables().context(ctx) {
+            Ok(context) => Arc::clone(context),
+            Err(error) => return done(Err(error)),
+        };
+        let waited_for: Vec<_> = context
+            .streams()
+            .into_iter()
+            .filter_map(|stream| stream.pending().map(|number| (stream, number)))
+            .collect();
+        if waited_for.is_empty() {
+            return done(Ok(()));
+        }
+        let shared = Arc::clone(&self.shared);
+        self.waiters.run(Box::new(move || {
+            waited_for.iter().for_each(|(stream, _)| stream.wait_for_copies());
+            let result = context.enter().and_then(|()| {
+                // SAFETY: waits for the current context.
+                check(unsafe { (shared.driver.cuCtxSynchronize)() })
+            });
+            let result = shared.waited(context.id, result);
+            for (stream, number) in &waited_for {
+                shared.over(stream, *number);
+            }
+            done(result);
+        }));
+    }
+
+    fn when_event_done(&self, event: EventId, done: Done) {
+        let event = match self.tables().event(event) {
+            Ok(event) => Arc::clone(event),
+            Err(error) => return done(Err(error)),
+        };
+        let Some((stream, number)) = event.recorded() else { return done(Ok(())) };
+        let shared = Arc::clone(&self.shared);
+        self.waiters.run(Box::new(move || {
+            let result = event.ctx.enter().and_then(|()| {
+                // SAFETY: an event that lives as long as its object does.
+                check(unsafe { (shared.driver.cuEventSynchronize)(event.raw) })
+            });
+            let result = shared.waited(event.ctx.id, result);
+            shared.over(&stream, number);
+            done(result);
+        }));
+    }
+
+    fn query_stream(&self, stream: StreamId) -> Query {
+        let stream = Arc::clone(self.tables().stream(stream)?);
+        let number = stream.pending();
+        stream.ctx.enter()?;
+        // SAFETY: a stream of the driver's.
+        check(unsafe { (self.shared.driver.cuStreamQuery)(stream.raw) })?;
+        if let Some(number) = number {
+            self.shared.over(&stream, number);
+        }
+        Ok(())
+    }
+
+    fn query_event(&self, event: EventId) -> Query {
+        let event = Arc::clone(self.tables().event(event)?);
+        event.ctx.enter()?;
+        // SAFETY: an event of the driver's.
+        check(unsafe { (self.shared.driver.cuEventQuery)(event.raw) })?;
+        if let Some((stream, number)) = event.recorded() {
+            self.shared.over(&stream, number);
+        }
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.shared.busy.none()
+    }
+
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError> {
+        let tables = self.tables();
+        let (start, end) = (tables.event(start)?, tables.event(end)?);
+        start.ctx.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: a live out pointer and two events of the driver's.
+        check(unsafe {
+            (self.shared.driver.cuEventElapsedTime)(&mut milliseconds, start.raw, end.raw)
+        })?;
+        Ok(milliseconds)
+    }
+
+    fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let graph = Graph::begin(&self.shared.driver, tables.context(ctx)?)?;
+        tables.graphs.insert(exec, graph);
+        Ok(())
+    }
+
+    fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
+        self.change_graph(exec, |graph, tables| graph.add(tables.node(&op, &self.shared.host)?))
+    }
+
+    fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
+        self.tables().graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.edges(edges)
+    }
+
+    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError> {
+        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready()
+    }
+
+    fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
+        self.change_graph(exec, |graph, tables| {
+            graph.update(node, tables.node(&op, &self.shared.host)?)
+        })
+    }
+
+    fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
+        self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+}
+
+impl NvidiaBackend {
+    /// Changes a graph while the rest of the tables can be looked at.
+    fn change_graph(
+        &self,
+        exec: GraphExecId,
+        change: impl FnOnce(&mut Graph, &crate::tables::Tables) -> Result<(), CuError>,
+    ) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        let mut graph = tables.graphs.remove(&exec).ok_or(CuError::INVALID_HANDLE)?;
+        let result = change(&mut graph, &tables);
+        tables.graphs.insert(exec, graph);
+        result
+    }
+}

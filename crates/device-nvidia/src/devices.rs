@@ -1,0 +1,81 @@
+//! What the program is told of a device: what the driver says, less what kedge cannot carry.
+
+use crate::driver::{Driver, check};
+use kedge_cuda_types::attribute as a;
+use kedge_cuda_types::handle::CUdevice;
+use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
+use kedge_protocol::DeviceInfo;
+use kedge_wire::{List, Text};
+use std::ffi::{CStr, c_char};
+
+/// Attributes that are 0 whatever the driver says: the functions that they announce are refused.
+const WITHHELD: &[u32] = &[
+    // Multicast can take GPUs that others use out of service.
+    a::MULTICAST_SUPPORTED,
+    // Handles of other processes and devices.
+    a::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    a::HANDLE_TYPE_FABRIC_SUPPORTED,
+    a::IPC_EVENT_SUPPORTED,
+    a::MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    a::GPU_DIRECT_RDMA_SUPPORTED,
+    a::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+    a::DMA_BUF_SUPPORTED,
+    // Host memory reaches the device through the shared arena alone.
+    a::PAGEABLE_MEMORY_ACCESS,
+    a::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+    a::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    a::HOST_NUMA_MEMORY_POOLS_SUPPORTED,
+    a::READ_ONLY_HOST_REGISTER_SUPPORTED,
+    a::SPARSE_CUDA_ARRAY_SUPPORTED,
+    a::DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED,
+    a::GENERIC_COMPRESSION_SUPPORTED,
+];
+
+/// All devices that the driver shows, as many as the address map has room for.
+pub(crate) fn all(driver: &Driver) -> Result<Vec<CUdevice>, CuError> {
+    let mut count = 0;
+    // SAFETY: a live out pointer.
+    check(unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
+    (0..count.clamp(0, MAX_DEVICES as i32))
+        .map(|ordinal| {
+            let mut device = 0;
+            // SAFETY: a live out pointer.
+            check(unsafe { (driver.cuDeviceGet)(&mut device, ordinal) })?;
+            Ok(device)
+        })
+        .collect()
+}
+
+/// An attribute's value; `None` where the driver does not know it.
+pub(crate) fn attribute(driver: &Driver, device: CUdevice, attribute: u32) -> Option<i32> {
+    let mut value = 0;
+    // SAFETY: a live out pointer.
+    check(unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, device) }).ok()?;
+    Some(value)
+}
+
+pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, CuError> {
+    let mut name = [0 as c_char; 256];
+    let (mut uuid, mut total) = ([0; 16], 0);
+    // SAFETY: live out pointers; the name's buffer has the length that is given, less a NUL.
+    unsafe {
+        check((driver.cuDeviceGetName)(name.as_mut_ptr(), 255, device))?;
+        check((driver.cuDeviceGetUuid_v2)(&mut uuid, device))?;
+        check((driver.cuDeviceTotalMem_v2)(&mut total, device))?;
+    }
+    // SAFETY: NUL-terminated: the last byte was never written.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    let known = a::ALL.iter().filter_map(|&id| {
+        let value = attribute(driver, device, id)?;
+        Some((id, if WITHHELD.contains(&id) { 0 } else { value }))
+    });
+    let number = |id| attribute(driver, device, id).unwrap_or(0);
+    Ok(DeviceInfo {
+        name: Text::truncated(name.to_string_lossy().into_owned()),
+        uuid,
+        pci: [number(a::PCI_DOMAIN_ID), number(a::PCI_BUS_ID), number(a::PCI_DEVICE_ID)],
+        total_memory: total as u64,
+        exact: false,
+        attributes: List::new(known.collect()).unwrap_or_default(),
+    })
+}

@@ -1,0 +1,198 @@
+//! Graphs: the client's operations become nodes of one of the driver's.
+
+use crate::context::Context;
+use crate::copies::{self, RawCopy};
+use crate::driver::{Driver, check};
+use crate::host_call::HostCall;
+use crate::launch;
+use crate::modules::Kernel;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::*;
+use kedge_cuda_types::handle::{CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use kedge_protocol::Launch;
+use std::ptr;
+use std::sync::Arc;
+
+/// An operation with everything that it names found.
+pub(crate) enum Node<'a> {
+    Empty,
+    Kernel(&'a Kernel, &'a Launch),
+    Copy(RawCopy),
+    Fill(CUDA_MEMSET_NODE_PARAMS_v1),
+    Record(CUevent),
+    Wait(CUevent),
+    Host(Box<HostCall>),
+    Memory(CUstreamBatchMemOpParams),
+}
+
+pub(crate) struct Graph {
+    pub(crate) ctx: Arc<Context>,
+    driver: Arc<Driver>,
+    raw: CUgraph,
+    nodes: Vec<CUgraphNode>,
+    exec: CUgraphExec,
+    /// What its host nodes point at, for as long as it may run.
+    #[expect(clippy::vec_box, reason = "the driver keeps each call's address")]
+    calls: Vec<Box<HostCall>>,
+}
+
+impl Graph {
+    pub(crate) fn begin(driver: &Arc<Driver>, ctx: &Arc<Context>) -> Result<Graph, CuError> {
+        ctx.enter()?;
+        let mut raw = CUgraph::NULL;
+        // SAFETY: a live out pointer.
+        check(unsafe { (driver.cuGraphCreate)(&mut raw, 0) })?;
+        let (ctx, driver) = (Arc::clone(ctx), Arc::clone(driver));
+        Ok(Graph {
+            ctx,
+            driver,
+            raw,
+            nodes: Vec::new(),
+            exec: CUgraphExec::NULL,
+            calls: Vec::new(),
+        })
+    }
+
+    /// Appends a node; nodes are numbered from 0.
+    pub(crate) fn add(&mut self, node: Node<'_>) -> Result<(), CuError> {
+        self.ctx.enter()?;
+        let (driver, graph, ctx) = (&*self.driver, self.raw, self.ctx.raw);
+        let mut made = CUgraphNode::NULL;
+        let (out, none) = (ptr::from_mut(&mut made), ptr::null());
+        // SAFETY: a graph of the driver's, live out pointers, parameters that outlive each call.
+        unsafe {
+            match &node {
+                Node::Empty => check((driver.cuGraphAddEmptyNode)(out, graph, none, 0))?,
+                Node::Kernel(kernel, launch) => {
+                    launch::with_node_params(driver, kernel, launch, |params| {
+                        check((driver.cuGraphAddKernelNode_v2)(out, graph, none, 0, params))
+                    })?;
+                    for (id, value) in launch::node_attributes(launch) {
+                        check((driver.cuGraphKernelNodeSetAttribute)(*out, id, &value))?;
+                    }
+                }
+                Node::Copy(copy) => {
+                    let params = copies::shaped(*copy);
+                    check((driver.cuGraphAddMemcpyNode)(out, graph, none, 0, &params, ctx))?;
+                }
+                Node::Fill(fill) => {
+                    check((driver.cuGraphAddMemsetNode)(out, graph, none, 0, fill, ctx))?;
+                }
+                Node::Record(event) => {
+                    check((driver.cuGraphAddEventRecordNode)(out, graph, none, 0, *event))?;
+                }
+                Node::Wait(event) => {
+                    check((driver.cuGraphAddEventWaitNode)(out, graph, none, 0, *event))?;
+                }
+                Node::Host(call) => {
+                    let params = call.node_params();
+                    check((driver.cuGraphAddHostNode)(out, graph, none, 0, &params))?;
+                }
+                Node::Memory(operation) => {
+                    let mut operation = *operation;
+                    let params = batch(ctx, &mut operation);
+                    check((driver.cuGraphAddBatchMemOpNode)(out, graph, none, 0, &params))?;
+                }
+            }
+        }
+        self.nodes.push(made);
+        self.keep(node);
+        Ok(())
+    }
+
+    /// A host node's call lives as long as the graph: an earlier launch may still make it.
+    fn keep(&mut self, node: Node<'_>) {
+        if let Node::Host(call) = node {
+            self.calls.push(call);
+        }
+    }
+
+    fn node(&self, number: u32) -> Result<CUgraphNode, CuError> {
+        self.nodes.get(number as usize).copied().ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub(crate) fn edges(&self, edges: &[(u32, u32)]) -> Result<(), CuError> {
+        let from = edges.iter().map(|(from, _)| self.node(*from)).collect::<Result<Vec<_>, _>>()?;
+        let to = edges.iter().map(|(_, to)| self.node(*to)).collect::<Result<Vec<_>, _>>()?;
+        self.ctx.enter()?;
+        // SAFETY: two arrays of that length, of nodes of this graph.
+        check(unsafe {
+            (self.driver.cuGraphAddDependencies)(self.raw, from.as_ptr(), to.as_ptr(), edges.len())
+        })
+    }
+
+    pub(crate) fn ready(&mut self) -> Result<(), CuError> {
+        self.ctx.enter()?;
+        // SAFETY: a live out pointer; the graph is complete.
+        check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut self.exec, self.raw, 0) })
+    }
+
+    pub(crate) fn launch(&self, stream: CUstream) -> Result<(), CuError> {
+        // SAFETY: instantiated, or NULL, which the driver refuses.
+        check(unsafe { (self.driver.cuGraphLaunch)(self.exec, stream) })
+    }
+
+    /// Replaces one node's operation in later launches.
+    pub(crate) fn update(&mut self, number: u32, node: Node<'_>) -> Result<(), CuError> {
+        let at = self.node(number)?;
+        self.ctx.enter()?;
+        let (driver, exec, ctx) = (&*self.driver, self.exec, self.ctx.raw);
+        // SAFETY: as in `add`.
+        unsafe {
+            match &node {
+                Node::Empty => Ok(()),
+                Node::Kernel(kernel, launch) => {
+                    launch::with_node_params(driver, kernel, launch, |params| {
+                        check((driver.cuGraphExecKernelNodeSetParams_v2)(exec, at, params))
+                    })
+                }
+                Node::Copy(copy) => {
+                    let params = copies::shaped(*copy);
+                    check((driver.cuGraphExecMemcpyNodeSetParams)(exec, at, &params, ctx))
+                }
+                Node::Fill(fill) => {
+                    check((driver.cuGraphExecMemsetNodeSetParams)(exec, at, fill, ctx))
+                }
+                Node::Record(event) => {
+                    check((driver.cuGraphExecEventRecordNodeSetEvent)(exec, at, *event))
+                }
+                Node::Wait(event) => {
+                    check((driver.cuGraphExecEventWaitNodeSetEvent)(exec, at, *event))
+                }
+                Node::Host(call) => {
+                    let params = call.node_params();
+                    check((driver.cuGraphExecHostNodeSetParams)(exec, at, &params))
+                }
+                Node::Memory(operation) => {
+                    let mut operation = *operation;
+                    let params = batch(ctx, &mut operation);
+                    check((driver.cuGraphExecBatchMemOpNodeSetParams)(exec, at, &params))
+                }
+            }?;
+        }
+        self.keep(node);
+        Ok(())
+    }
+}
+
+fn batch(
+    ctx: kedge_cuda_types::handle::CUcontext,
+    operation: &mut CUstreamBatchMemOpParams,
+) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    CUDA_BATCH_MEM_OP_NODE_PARAMS { ctx, count: 1, paramArray: operation, flags: 0 }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.ctx.enter().is_err() {
+            return;
+        }
+        // SAFETY: this graph's own objects, once; the driver lets a launched graph finish.
+        unsafe {
+            if !self.exec.is_null() {
+                (self.driver.cuGraphExecDestroy)(self.exec);
+            }
+            (self.driver.cuGraphDestroy)(self.raw);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Kernel launches.
+
+use crate::driver::{Driver, check};
+use crate::modules::Kernel;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::graph::*;
+use kedge_cuda_types::handle::{CUcontext, CUkernel, CUstream};
+use kedge_protocol::{Dim3, Launch};
+use std::ffi::c_void;
+use std::ptr;
+
+/// CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE.
+const BUFFER_POINTER: *mut c_void = ptr::without_provenance_mut(1);
+const BUFFER_SIZE: *mut c_void = ptr::without_provenance_mut(2);
+
+/// `extra`: the parameters as one buffer.
+struct Params {
+    size: usize,
+    buffer: *mut c_void,
+}
+
+impl Params {
+    fn new(launch: &Launch) -> Params {
+        Params { size: launch.params.len(), buffer: launch.params.as_ptr().cast_mut().cast() }
+    }
+
+    /// Valid while this and the launch are.
+    fn extra(&mut self) -> [*mut c_void; 5] {
+        let size = ptr::from_mut(&mut self.size).cast();
+        [BUFFER_POINTER, self.buffer, BUFFER_SIZE, size, ptr::null_mut()]
+    }
+}
+
+/// Blocks of a cluster; 0 for a launch without clusters.
+fn cluster_blocks(cluster: Dim3) -> u32 {
+    let blocks = u64::from(cluster.x) * u64::from(cluster.y) * u64::from(cluster.z);
+    if blocks > 1 { u32::try_from(blocks).unwrap_or(u32::MAX) } else { 0 }
+}
+
+fn prepare(driver: &Driver, kernel: &Kernel, launch: &Launch) -> Result<(), CuError> {
+    kernel.allow(driver, launch.shared_bytes, cluster_blocks(launch.cluster))
+}
+
+/// The attributes that a launch needs: (attribute, value).
+fn attributes(launch: &Launch) -> Vec<CUlaunchAttribute> {
+    let mut all = Vec::new();
+    let mut add = |id, words: &[u32]| {
+        let value = CUlaunchAttributeValue::from_words(words);
+        all.push(CUlaunchAttribute { id, pad: 0, value });
+    };
+    if launch.cooperative {
+        add(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &[1]);
+    }
+    if cluster_blocks(launch.cluster) > 0 {
+        let Dim3 { x, y, z } = launch.cluster;
+        add(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &[x, y, z]);
+    }
+    all
+}
+
+/// Launches in `stream`, whose context is current.
+pub(crate) fn run(
+    driver: &Driver,
+    kernel: &Kernel,
+    launch: &Launch,
+    stream: CUstream,
+) -> Result<(), CuError> {
+    prepare(driver, kernel, launch)?;
+    let (grid, block) = (launch.grid, launch.block);
+    let mut params = Params::new(launch);
+    let mut extra = params.extra();
+    if !launch.cooperative && cluster_blocks(launch.cluster) == 0 {
+        // SAFETY: a function of a loaded module; the parameter buffer has the size that is given, and
+        // the driver copies it.
+        return check(unsafe {
+            (driver.cuLaunchKernel)(
+                kernel.raw,
+                grid.x,
+                grid.y,
+                grid.z,
+                block.x,
+                block.y,
+                block.z,
+                launch.shared_bytes,
+                stream,
+                ptr::null_mut(),
+                extra.as_mut_ptr(),
+            )
+        });
+    }
+    let mut attrs = attributes(launch);
+    let config = CUlaunchConfig {
+        gridDimX: grid.x,
+        gridDimY: grid.y,
+        gridDimZ: grid.z,
+        blockDimX: block.x,
+        blockDimY: block.y,
+        blockDimZ: block.z,
+        sharedMemBytes: launch.shared_bytes,
+        hStream: stream,
+        attrs: attrs.as_mut_ptr(),
+        numAttrs: attrs.len() as u32,
+    };
+    // SAFETY: as above; the attributes outlive the call.
+    check(unsafe {
+        (driver.cuLaunchKernelEx)(&config, kernel.raw, ptr::null_mut(), extra.as_mut_ptr())
+    })
+}
+
+/// Calls `with` with a launch as a graph node's parameters.
+pub(crate) fn with_node_params<T>(
+    driver: &Driver,
+    kernel: &Kernel,
+    launch: &Launch,
+    with: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS_v2) -> Result<T, CuError>,
+) -> Result<T, CuError> {
+    prepare(driver, kernel, launch)?;
+    let mut params = Params::new(launch);
+    let mut extra = params.extra();
+    with(&CUDA_KERNEL_NODE_PARAMS_v2 {
+        v1: CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: kernel.raw,
+            gridDimX: launch.grid.x,
+            gridDimY: launch.grid.y,
+            gridDimZ: launch.grid.z,
+            blockDimX: launch.block.x,
+            blockDimY: launch.block.y,
+            blockDimZ: launch.block.z,
+            sharedMemBytes: launch.shared_bytes,
+            kernelParams: ptr::null_mut(),
+            extra: extra.as_mut_ptr(),
+        },
+        kern: CUkernel::NULL,
+        ctx: CUcontext::NULL,
+    })
+}
+
+/// The attributes of a kernel node.
+pub(crate) fn node_attributes(launch: &Launch) -> Vec<(u32, CUlaunchAttributeValue)> {
+    attributes(launch).into_iter().map(|attribute| (attribute.id, attribute.value)).collect()
+}

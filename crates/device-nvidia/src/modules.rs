@@ -1,0 +1,330 @@
+//! Modules: loaded and linked by the driver; kernels and variables looked up when first asked for,
+//! so that the driver can load lazily.
+
+use crate::context::Context;
+use crate::driver::{Driver, check};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUfunction, CUlinkState, CUmodule};
+use kedge_protocol::{GlobalInfo, KernelInfo, LoadError, ParamInfo};
+use kedge_ptx::fatbin::{self, Kind};
+use kedge_wire::{List, Text};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Kernels that a module may have looked up.
+const MAX_KERNELS: u32 = 1 << 20;
+/// Parameters of one kernel.
+const MAX_PARAMS: usize = 4096;
+
+/// CUjit_option.
+const ERROR_LOG_BUFFER: c_uint = 5;
+const ERROR_LOG_BUFFER_SIZE: c_uint = 6;
+const LOG_BYTES: usize = 8000;
+
+/// CUfunction_attribute.
+const MAX_THREADS_PER_BLOCK: c_uint = 0;
+const SHARED_SIZE_BYTES: c_uint = 1;
+const CONST_SIZE_BYTES: c_uint = 2;
+const LOCAL_SIZE_BYTES: c_uint = 3;
+const NUM_REGS: c_uint = 4;
+const PTX_VERSION: c_uint = 5;
+const BINARY_VERSION: c_uint = 6;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_uint = 8;
+const REQUIRED_CLUSTER: [c_uint; 3] = [11, 12, 13];
+const NON_PORTABLE_CLUSTER_SIZE_ALLOWED: c_uint = 14;
+
+/// CU_POINTER_ATTRIBUTE_IS_MANAGED.
+const IS_MANAGED: c_uint = 8;
+
+pub(crate) struct Module {
+    raw: CUmodule,
+    pub(crate) ctx: Arc<Context>,
+    driver: Arc<Driver>,
+    kernels: Vec<Kernel>,
+}
+
+/// A kernel that the client has named.
+pub(crate) struct Kernel {
+    pub(crate) raw: CUfunction,
+    /// Dynamic shared memory that the driver has been told to allow, bytes.
+    allowed_shared: AtomicU32,
+    /// Blocks of a cluster that it has been told to allow.
+    allowed_cluster: AtomicU32,
+}
+
+/// Blocks of a cluster that every device of compute capability 9.0 runs.
+const PORTABLE_CLUSTER: u32 = 8;
+
+impl Kernel {
+    /// Tells the driver of a launch beyond what it allows unasked.
+    #[inline]
+    pub(crate) fn allow(&self, driver: &Driver, shared: u32, cluster: u32) -> Result<(), CuError> {
+        if shared > self.allowed_shared.load(Ordering::Relaxed) {
+            // SAFETY: a function of a loaded module.
+            check(unsafe {
+                (driver.cuFuncSetAttribute)(
+                    self.raw,
+                    MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    shared as c_int,
+                )
+            })?;
+            self.allowed_shared.store(shared, Ordering::Relaxed);
+        }
+        if cluster > self.allowed_cluster.load(Ordering::Relaxed) {
+            // SAFETY: as above.
+            check(unsafe {
+                (driver.cuFuncSetAttribute)(self.raw, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            })?;
+            self.allowed_cluster.store(u32::MAX, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Module {
+    /// Loads one image, or links several, into `ctx`.
+    pub(crate) fn load(
+        driver: &Arc<Driver>,
+        ctx: &Arc<Context>,
+        mut images: Vec<Vec<u8>>,
+    ) -> Result<Module, LoadError> {
+        ctx.enter().map_err(|error| load_error(error, String::new()))?;
+        // The driver reads text up to its NUL.
+        images.iter_mut().for_each(|image| image.push(0));
+        let raw = match &images[..] {
+            [image] => load(driver, image.as_ptr().cast())?,
+            several => link(driver, several)?,
+        };
+        Ok(Module { raw, ctx: Arc::clone(ctx), driver: Arc::clone(driver), kernels: Vec::new() })
+    }
+
+    pub(crate) fn unload(&self) -> Result<(), CuError> {
+        self.ctx.enter()?;
+        // SAFETY: a loaded module, unloaded once.
+        check(unsafe { (self.driver.cuModuleUnload)(self.raw) })
+    }
+
+    /// The kernel that launches name by `index`.
+    #[inline]
+    pub(crate) fn kernel(&self, index: u32) -> Result<&Kernel, CuError> {
+        self.kernels.get(index as usize).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// Finds a kernel, which launches call `index` from now on.
+    pub(crate) fn find(&mut self, index: u32, name: &str) -> Result<KernelInfo, CuError> {
+        self.ctx.enter()?;
+        let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
+        let mut raw = CUfunction::NULL;
+        // SAFETY: live pointers; the name is NUL-terminated.
+        check(unsafe { (self.driver.cuModuleGetFunction)(&mut raw, self.raw, c_name.as_ptr()) })?;
+        let info = describe(&self.driver, raw, name)?;
+        match self.kernels.get(index as usize) {
+            Some(known) if known.raw == raw => {}
+            None if index as usize == self.kernels.len() && index < MAX_KERNELS => {
+                let shared = unasked_shared(&self.driver, raw);
+                self.kernels.push(Kernel {
+                    raw,
+                    allowed_shared: AtomicU32::new(shared),
+                    allowed_cluster: AtomicU32::new(PORTABLE_CLUSTER),
+                });
+            }
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        Ok(info)
+    }
+
+    /// The names of all kernels.
+    pub(crate) fn names(&self) -> Result<Vec<String>, CuError> {
+        let driver = &self.driver;
+        let (Some(count_of), Some(enumerate), Some(name_of)) = (
+            driver.cuModuleGetFunctionCount,
+            driver.cuModuleEnumerateFunctions,
+            driver.cuFuncGetName,
+        ) else {
+            return Err(CuError::CALL_REQUIRES_NEWER_DRIVER);
+        };
+        self.ctx.enter()?;
+        let mut count = 0;
+        // SAFETY: a live out pointer.
+        check(unsafe { count_of(&mut count, self.raw) })?;
+        let mut functions = vec![CUfunction::NULL; count as usize];
+        // SAFETY: an array of the length that is given.
+        check(unsafe { enumerate(functions.as_mut_ptr(), count, self.raw) })?;
+        let name = |function: &CUfunction| {
+            let mut name = ptr::null();
+            // SAFETY: a function that the driver just gave; the name it returns is a C string that
+            // lives as long as the module.
+            unsafe {
+                check(name_of(&mut name, *function))?;
+                Ok(CStr::from_ptr(name).to_string_lossy().into_owned())
+            }
+        };
+        functions.iter().map(name).collect()
+    }
+
+    pub(crate) fn global(&self, name: &str) -> Result<GlobalInfo, CuError> {
+        self.ctx.enter()?;
+        let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
+        let (mut addr, mut size) = (0, 0);
+        // SAFETY: live pointers; the name is NUL-terminated.
+        check(unsafe {
+            (self.driver.cuModuleGetGlobal_v2)(&mut addr, &mut size, self.raw, c_name.as_ptr())
+        })?;
+        let mut managed: u32 = 0;
+        // SAFETY: the attribute's value is a 32-bit word. A refusal leaves it 0.
+        unsafe {
+            (self.driver.cuPointerGetAttribute)(
+                ptr::from_mut(&mut managed).cast(),
+                IS_MANAGED,
+                addr,
+            )
+        };
+        let name = Text::new(name.to_owned()).map_err(|_| CuError::INVALID_VALUE)?;
+        Ok(GlobalInfo { name, addr, size: size as u64, constant: false, managed: managed != 0 })
+    }
+}
+
+fn function_attribute(driver: &Driver, function: CUfunction, id: c_uint) -> Result<u32, CuError> {
+    let mut value = 0;
+    // SAFETY: a live out pointer and a function of a loaded module.
+    check(unsafe { (driver.cuFuncGetAttribute)(&mut value, id, function) })?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+/// Dynamic shared memory that a launch may have without asking, bytes.
+fn unasked_shared(driver: &Driver, function: CUfunction) -> u32 {
+    function_attribute(driver, function, MAX_DYNAMIC_SHARED_SIZE_BYTES).unwrap_or(0)
+}
+
+fn describe(driver: &Driver, function: CUfunction, name: &str) -> Result<KernelInfo, CuError> {
+    let get = |id| function_attribute(driver, function, id);
+    // Drivers older than clusters do not know these.
+    let cluster = REQUIRED_CLUSTER.map(|id| get(id).unwrap_or(0));
+    Ok(KernelInfo {
+        name: Text::new(name.to_owned()).map_err(|_| CuError::INVALID_VALUE)?,
+        params: List::new(params(driver, function)?).map_err(|_| CuError::NOT_SUPPORTED)?,
+        registers: get(NUM_REGS)?,
+        shared_bytes: get(SHARED_SIZE_BYTES)?,
+        local_bytes: get(LOCAL_SIZE_BYTES)?,
+        const_bytes: get(CONST_SIZE_BYTES)?,
+        max_threads_per_block: get(MAX_THREADS_PER_BLOCK)?,
+        required_cluster: cluster,
+        ptx_version: get(PTX_VERSION)?,
+        binary_version: get(BINARY_VERSION)?,
+        unsupported: Text::default(),
+    })
+}
+
+/// Offset and size of each parameter: the client packs them into one buffer.
+fn params(driver: &Driver, function: CUfunction) -> Result<Vec<ParamInfo>, CuError> {
+    let info = driver.cuFuncGetParamInfo.ok_or(CuError::CALL_REQUIRES_NEWER_DRIVER)?;
+    let mut all = Vec::new();
+    while all.len() < MAX_PARAMS {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: live out pointers. The first index beyond the last is an error.
+        if check(unsafe { info(function, all.len(), &mut offset, &mut size) }).is_err() {
+            break;
+        }
+        all.push(ParamInfo { offset: offset as u32, size: size as u32 });
+    }
+    Ok(all)
+}
+
+pub(crate) fn load_error(code: CuError, message: String) -> LoadError {
+    LoadError { code: code.0, message: Text::truncated(message) }
+}
+
+/// A buffer for the compiler's errors, and the options that name it.
+struct Log {
+    text: Vec<u8>,
+    options: [c_uint; 2],
+    values: [*mut c_void; 2],
+}
+
+impl Log {
+    fn new() -> Log {
+        let mut text = vec![0; LOG_BYTES];
+        let values = [text.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
+        Log { text, options: [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE], values }
+    }
+
+    fn error(&self, code: CuError) -> LoadError {
+        let end = self.text.iter().position(|byte| *byte == 0).unwrap_or(self.text.len());
+        load_error(code, String::from_utf8_lossy(&self.text[..end]).into_owned())
+    }
+}
+
+fn load(driver: &Driver, image: *const c_void) -> Result<CUmodule, LoadError> {
+    let mut log = Log::new();
+    let mut raw = CUmodule::NULL;
+    // SAFETY: the image is whole, with a NUL behind it; options and values match and outlive the
+    // call, as does the buffer that they name.
+    let status = unsafe {
+        (driver.cuModuleLoadDataEx)(
+            &mut raw,
+            image,
+            2,
+            log.options.as_mut_ptr(),
+            log.values.as_mut_ptr(),
+        )
+    };
+    check(status).map_err(|error| log.error(error))?;
+    Ok(raw)
+}
+
+/// What the linker is told that an image is: CUjitInputType.
+fn input_type(image: &[u8]) -> c_uint {
+    match fatbin::classify(image) {
+        Kind::Ptx => 1,
+        Kind::Fatbin => 2,
+        _ => 0,
+    }
+}
+
+fn link(driver: &Driver, images: &[Vec<u8>]) -> Result<CUmodule, LoadError> {
+    let mut log = Log::new();
+    let mut state = CUlinkState::NULL;
+    // SAFETY: as for `load`; the log's buffer outlives the linker's state.
+    check(unsafe {
+        (driver.cuLinkCreate_v2)(2, log.options.as_mut_ptr(), log.values.as_mut_ptr(), &mut state)
+    })
+    .map_err(|error| log.error(error))?;
+    let result = link_into(driver, state, images);
+    // SAFETY: the state that was just made; the linked image is loaded by now.
+    unsafe { (driver.cuLinkDestroy)(state) };
+    result.map_err(|error| if log.text[0] == 0 { error } else { log.error(CuError(error.code)) })
+}
+
+fn link_into(
+    driver: &Driver,
+    state: CUlinkState,
+    images: &[Vec<u8>],
+) -> Result<CUmodule, LoadError> {
+    let plain = |error| load_error(error, String::new());
+    for (index, image) in images.iter().enumerate() {
+        let name = CString::new(format!("image {index}")).unwrap_or_default();
+        // Text keeps its NUL; the others end before it.
+        let kind = input_type(image);
+        let len = if kind == 1 { image.len() } else { image.len() - 1 };
+        // SAFETY: an image of that length; the linker copies it.
+        check(unsafe {
+            (driver.cuLinkAddData_v2)(
+                state,
+                kind,
+                image.as_ptr().cast_mut().cast(),
+                len,
+                name.as_ptr() as *const c_char,
+                0,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        })
+        .map_err(plain)?;
+    }
+    let (mut cubin, mut size) = (ptr::null_mut(), 0);
+    // SAFETY: live out pointers; the image belongs to the linker's state.
+    check(unsafe { (driver.cuLinkComplete)(state, &mut cubin, &mut size) }).map_err(plain)?;
+    load(driver, cubin)
+}

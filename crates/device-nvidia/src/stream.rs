@@ -1,0 +1,136 @@
+//! Streams and events, and how far each stream has come.
+//!
+//! The driver is asked as little as possible: a stream counts what is submitted to it, and every
+//! wait that ends tells how far it has come. A stream without unfinished work answers by itself.
+
+use crate::context::Context;
+use kedge_cuda_types::handle::{CUevent, CUstream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Streams with unfinished work, of all contexts.
+#[derive(Debug, Default)]
+pub(crate) struct Busy(AtomicUsize);
+
+impl Busy {
+    pub(crate) fn none(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
+pub(crate) struct Stream {
+    pub(crate) raw: CUstream,
+    pub(crate) ctx: Arc<Context>,
+    busy: Arc<Busy>,
+    progress: Mutex<Progress>,
+    copied: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// Operations submitted, and how many of them are known to be over.
+    submitted: u64,
+    completed: u64,
+    /// Copies of the client's private memory under way, which the driver does not know whole.
+    copies: u32,
+}
+
+impl Stream {
+    pub(crate) fn new(raw: CUstream, ctx: &Arc<Context>, busy: &Arc<Busy>) -> Arc<Stream> {
+        let stream = Arc::new(Stream {
+            raw,
+            ctx: Arc::clone(ctx),
+            busy: Arc::clone(busy),
+            progress: Mutex::default(),
+            copied: Condvar::new(),
+        });
+        ctx.adopt(&stream);
+        stream
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more operation; its number.
+    pub(crate) fn submitted(&self) -> u64 {
+        let mut progress = self.progress();
+        if progress.submitted == progress.completed {
+            self.busy.0.fetch_add(1, Ordering::AcqRel);
+        }
+        progress.submitted += 1;
+        progress.submitted
+    }
+
+    /// The number that the next operation will have.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.progress().submitted + 1
+    }
+
+    /// The newest operation's number, or `None` where all are over.
+    pub(crate) fn pending(&self) -> Option<u64> {
+        let progress = self.progress();
+        (progress.submitted > progress.completed).then_some(progress.submitted)
+    }
+
+    /// Everything up to operation `number` is over. True if no stream has unfinished work now.
+    pub(crate) fn completed(&self, number: u64) -> bool {
+        let mut progress = self.progress();
+        let number = number.min(progress.submitted);
+        if number <= progress.completed {
+            return false;
+        }
+        progress.completed = number;
+        progress.submitted == number && self.busy.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// A copy of private memory begins.
+    pub(crate) fn copy_begins(&self) {
+        self.progress().copies += 1;
+    }
+
+    pub(crate) fn copy_ends(&self) {
+        self.progress().copies -= 1;
+        self.copied.notify_all();
+    }
+
+    /// Waits for the copies of private memory under way.
+    pub(crate) fn wait_for_copies(&self) {
+        let mut progress = self.progress();
+        while progress.copies > 0 {
+            progress = self.copied.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A stream that goes takes its unfinished work out of the count: its context went with it, or the
+/// driver finishes it unseen.
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.pending().is_some() {
+            self.busy.0.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+pub(crate) struct Event {
+    pub(crate) raw: CUevent,
+    pub(crate) ctx: Arc<Context>,
+    /// Where it was last recorded, and after which operation.
+    recorded: Mutex<Option<(Arc<Stream>, u64)>>,
+}
+
+impl Event {
+    pub(crate) fn new(raw: CUevent, ctx: &Arc<Context>) -> Arc<Event> {
+        Arc::new(Event { raw, ctx: Arc::clone(ctx), recorded: Mutex::new(None) })
+    }
+
+    pub(crate) fn record(&self, stream: &Arc<Stream>, number: u64) {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        *recorded = Some((Arc::clone(stream), number));
+    }
+
+    pub(crate) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

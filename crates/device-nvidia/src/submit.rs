@@ -1,0 +1,113 @@
+//! One operation of a stream.
+
+use crate::NvidiaBackend;
+use crate::copies;
+use crate::driver::check;
+use crate::host_call::{self, HostCall};
+use crate::launch;
+use crate::staging::{self, PrivateCopy};
+use crate::stream::{Event, Stream};
+use crate::tables::{Tables, arrays_of, fill};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUevent;
+use kedge_protocol::{Copy3d, Place, StreamOp};
+use std::sync::Arc;
+
+/// CU_EVENT_DISABLE_TIMING.
+const UNTIMED: u32 = 2;
+
+impl NvidiaBackend {
+    /// Hands `op` to the driver, in `stream`, whose context is current.
+    pub(crate) fn run(
+        &self,
+        tables: &Tables,
+        stream: &Arc<Stream>,
+        op: StreamOp,
+    ) -> Result<(), CuError> {
+        let (driver, raw) = (&*self.shared.driver, stream.raw);
+        match op {
+            StreamOp::Launch { launch } => {
+                let kernel = tables.module(launch.kernel.module)?.kernel(launch.kernel.index)?;
+                launch::run(driver, kernel, &launch, raw)
+            }
+            StreamOp::Copy { copy } => match (copy.src, copy.dst) {
+                (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
+                    self.private_copy(tables, stream, copy)
+                }
+                _ => copies::run(driver, &copies::raw(&copy, &tables.textures)?, raw),
+            },
+            // SAFETY: the driver copies pageable bytes before it returns; it checks `dst`.
+            StreamOp::CopyInline { dst, bytes } => check(unsafe {
+                (driver.cuMemcpyHtoDAsync_v2)(dst, bytes.as_ptr().cast(), bytes.len(), raw)
+            }),
+            StreamOp::Memset { dst, pitch, value, element, width, height } => {
+                copies::memset(driver, &fill(dst, pitch, value, element, width, height), raw)
+            }
+            StreamOp::EventRecord { event } => self.record(tables.event(event)?, stream),
+            StreamOp::EventWait { event } => {
+                let event = tables.event(event)?.raw;
+                // SAFETY: an event and a stream of the driver's.
+                check(unsafe { (driver.cuStreamWaitEvent)(raw, event, 0) })
+            }
+            StreamOp::HostFn { token } => {
+                host_call::enqueue(driver, HostCall::new(&self.shared.host, token), raw)
+            }
+            StreamOp::GraphLaunch { exec } => {
+                tables.graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.launch(raw)
+            }
+            // SAFETY: the driver checks the address.
+            StreamOp::WriteValue { addr, value, wide } => check(unsafe {
+                match wide {
+                    true => (driver.cuStreamWriteValue64_v2)(raw, addr, value, 0),
+                    false => (driver.cuStreamWriteValue32_v2)(raw, addr, value as u32, 0),
+                }
+            }),
+            // SAFETY: as above.
+            StreamOp::WaitValue { addr, value, wide, mode } => check(unsafe {
+                match wide {
+                    true => (driver.cuStreamWaitValue64_v2)(raw, addr, value, mode),
+                    false => (driver.cuStreamWaitValue32_v2)(raw, addr, value as u32, mode),
+                }
+            }),
+            StreamOp::Empty {} | StreamOp::MemAlloc { .. } | StreamOp::MemFree { .. } => Ok(()),
+        }
+    }
+
+    fn record(&self, event: &Event, stream: &Arc<Stream>) -> Result<(), CuError> {
+        // SAFETY: an event and a stream of the driver's.
+        check(unsafe { (self.shared.driver.cuEventRecord)(event.raw, stream.raw) })?;
+        // The operation that is being submitted has the next number.
+        event.record(stream, stream.next_number());
+        Ok(())
+    }
+
+    /// A copy from or to the client's private memory, on a thread of its own.
+    fn private_copy(
+        &self,
+        tables: &Tables,
+        stream: &Arc<Stream>,
+        copy: Copy3d,
+    ) -> Result<(), CuError> {
+        let driver = &self.shared.driver;
+        let arrays = arrays_of(&copy, &tables.textures)?;
+        let mut reached = CUevent::NULL;
+        // SAFETY: a live out pointer; then an event and a stream of the driver's.
+        unsafe {
+            check((driver.cuEventCreate)(&mut reached, UNTIMED))?;
+            check((driver.cuEventRecord)(reached, stream.raw))?;
+        }
+        let shared = Arc::clone(&self.shared);
+        let job = PrivateCopy { copy, arrays, stream: Arc::clone(stream) };
+        stream.copy_begins();
+        self.waiters.run(Box::new(move || {
+            let result = staging::run(&job, reached, &shared.buffers, &*shared.host);
+            // SAFETY: made above, recorded, waited for.
+            unsafe { (shared.driver.cuEventDestroy_v2)(reached) };
+            if let Err(error) = result {
+                shared.host.fault(job.stream.ctx.id, error);
+            }
+            job.stream.copy_ends();
+        }));
+        Ok(())
+    }
+}
