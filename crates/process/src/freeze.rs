@@ -1,0 +1,94 @@
+//! A clone of a stopped process that holds its memory and never runs.
+
+use crate::sys;
+use crate::{EngineError, Thread};
+use libc::pid_t;
+use std::io;
+
+/// Longest vDSO that is searched.
+const MAX_VDSO: u64 = 64 << 10;
+
+/// The frozen clone. It ends when this is dropped, and with the process that traces it.
+#[derive(Debug)]
+pub struct FrozenClone(pid_t);
+
+impl FrozenClone {
+    /// Clones the process whose leader `leader` is, all of whose threads are stopped. Its wait()
+    /// never sees the clone, and the clone holds none of its descriptors.
+    pub fn of(leader: &mut Thread) -> Result<FrozenClone, EngineError> {
+        let entry = entry(leader.pid())?;
+        let made = between(leader, entry);
+        leader.go_home()?;
+        made
+    }
+
+    /// Reads the memory at `address` as it was at the clone's making.
+    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<usize, EngineError> {
+        sys::read(self.0, address, into)
+    }
+
+    pub fn pid(&self) -> pid_t {
+        self.0
+    }
+}
+
+impl Drop for FrozenClone {
+    fn drop(&mut self) {
+        let mut status = 0;
+        // SAFETY: the clone is traced by this process and not yet waited for, so the id is its own.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, &mut status, libc::__WALL);
+        }
+    }
+}
+
+/// By a process in between, which shares the memory, lets go of the descriptors, makes the clone
+/// and ends: so the page tables are copied once, and the clone is an orphan.
+fn between(leader: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
+    let pid = leader.pid();
+    let shares = leader.call(entry, libc::SYS_clone, &[libc::CLONE_VM as u64])?;
+    let between = made(leader, shares, "clone it")?;
+    let mut between = Thread::adopt(between)?;
+    let clone = detach_and_clone(&mut between, entry);
+    between.end(entry);
+    // Its remains are the leader's to collect; nobody else there can see them.
+    leader.call(entry, libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
+    let clone = clone?;
+    sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")
+        .map_err(|_| EngineError::Ended { pid })?;
+    Ok(clone)
+}
+
+fn detach_and_clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
+    between.call(entry, libc::SYS_close_range, &[0, u64::from(u32::MAX), 0])?;
+    // Out of reach of signals to the program's process group.
+    between.call(entry, libc::SYS_setpgid, &[0, 0])?;
+    let result = between.call(entry, libc::SYS_clone, &[0])?;
+    let clone = made(between, result, "clone its memory")?;
+    sys::wait(clone)?;
+    Ok(FrozenClone(clone))
+}
+
+fn made(parent: &mut Thread, result: i64, what: &'static str) -> Result<pid_t, EngineError> {
+    parent.made().ok_or_else(|| EngineError::System {
+        pid: parent.pid(),
+        what,
+        source: io::Error::from_raw_os_error(-result as i32),
+    })
+}
+
+/// A system call instruction that the process has already: one in its vDSO.
+fn entry(pid: pid_t) -> Result<u64, EngineError> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .map_err(|source| EngineError::System { pid, what: "read its maps", source })?;
+    let bounds = maps.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    });
+    let (start, end) = bounds.ok_or(EngineError::NoEntry { pid })?;
+    let mut code = vec![0; end.saturating_sub(start).min(MAX_VDSO) as usize];
+    let count = sys::read(pid, start, &mut code)?;
+    let at = code[..count].windows(2).position(|pair| pair == [0x0f, 0x05]);
+    at.map(|at| start + at as u64).ok_or(EngineError::NoEntry { pid })
+}

@@ -1,0 +1,10 @@
+//! The process engine: stops processes from outside and, so far, holds their memory in a frozen clone.
+
+mod error;
+mod freeze;
+mod sys;
+mod thread;
+
+pub use error::EngineError;
+pub use freeze::FrozenClone;
+pub use thread::Thread;

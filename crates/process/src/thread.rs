@@ -1,0 +1,211 @@
+//! A traced thread that is stopped, and the system calls that it is made to do.
+
+use crate::EngineError;
+use crate::sys::{self, Registers, Stop};
+use libc::pid_t;
+
+/// While a thread is being stopped, what it makes itself is not traced: it would stay stopped.
+const STOPPING: i32 = libc::PTRACE_O_TRACESYSGOOD;
+/// What it is made to make is.
+const CALLING: i32 =
+    STOPPING | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+
+/// Calls that the kernel ends with EINTR after any stop (signal(7)), by number.
+const NEVER_RESTARTED: [i64; 9] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
+    libc::SYS_io_getevents,
+];
+
+/// A stopped thread. It goes on from where it was when this is dropped.
+#[derive(Debug)]
+pub struct Thread {
+    pid: pid_t,
+    home: Registers,
+    mask: u64,
+    /// Between [`Thread::call`] and [`Thread::go_home`] the registers are not its own.
+    away: bool,
+    /// A SIGSTOP that arrived meanwhile, which cannot be blocked.
+    stopped: bool,
+    /// What the last call has made.
+    made: Option<pid_t>,
+    ended: bool,
+}
+
+impl Thread {
+    /// Stops the thread `pid`, wherever it is. No signal is involved.
+    pub fn stop(pid: pid_t) -> Result<Thread, EngineError> {
+        sys::request(libc::PTRACE_SEIZE, pid, STOPPING as usize, "trace it")?;
+        sys::request(libc::PTRACE_INTERRUPT, pid, 0, "stop it")?;
+        Thread::adopt(pid)
+    }
+
+    /// Takes over a thread that a traced one has made, and that has not run yet.
+    pub(crate) fn adopt(pid: pid_t) -> Result<Thread, EngineError> {
+        let mut stopped = false;
+        loop {
+            match sys::wait(pid)? {
+                Stop::Event(libc::PTRACE_EVENT_STOP) => break,
+                Stop::Signal(libc::SIGSTOP) => stopped = true,
+                // Any other signal goes to the program first; the stop follows. One that does
+                // nothing is here only because the thread is traced, and must end no call.
+                Stop::Signal(signal) => {
+                    let mut registers = sys::registers(pid)?;
+                    if Signals::of(pid).acting & (1 << (signal - 1)) == 0 {
+                        begin_again(pid, &mut registers);
+                        sys::set_registers(pid, &registers)?;
+                    }
+                    sys::request(libc::PTRACE_CONT, pid, signal as usize, "let it go on")?;
+                    continue;
+                }
+                Stop::Syscall | Stop::Event(_) => {}
+            }
+            sys::request(libc::PTRACE_CONT, pid, 0, "let it go on")?;
+        }
+        let mut home = sys::registers(pid)?;
+        begin_again(pid, &mut home);
+        let mask = sys::signal_mask(pid)?;
+        sys::set_registers(pid, &home)?;
+        Ok(Thread { pid, home, mask, away: false, stopped, made: None, ended: false })
+    }
+
+    pub fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// Makes the thread do one system call, with the instruction at `entry`: what the kernel
+    /// returned.
+    pub(crate) fn call(
+        &mut self,
+        entry: u64,
+        number: i64,
+        args: &[u64],
+    ) -> Result<i64, EngineError> {
+        if !self.away {
+            sys::request(libc::PTRACE_SETOPTIONS, self.pid, CALLING as usize, "trace its clones")?;
+            sys::set_signal_mask(self.pid, u64::MAX)?;
+            self.away = true;
+        }
+        let arg = |index: usize| args.get(index).copied().unwrap_or(0);
+        let mut registers = self.home;
+        (registers.rip, registers.rax, registers.orig_rax) = (entry, number as u64, u64::MAX);
+        (registers.rdi, registers.rsi, registers.rdx) = (arg(0), arg(1), arg(2));
+        (registers.r10, registers.r8, registers.r9) = (arg(3), arg(4), arg(5));
+        sys::set_registers(self.pid, &registers)?;
+        self.made = None;
+        // Its entry, then its exit.
+        self.next_syscall_stop()?;
+        self.next_syscall_stop()?;
+        Ok(sys::registers(self.pid)?.rax as i64)
+    }
+
+    /// What the last call has made: a process or thread, traced and not yet run.
+    pub(crate) fn made(&mut self) -> Option<pid_t> {
+        self.made.take()
+    }
+
+    fn next_syscall_stop(&mut self) -> Result<(), EngineError> {
+        loop {
+            sys::request(libc::PTRACE_SYSCALL, self.pid, 0, "let it call")?;
+            match sys::wait(self.pid)? {
+                Stop::Syscall => return Ok(()),
+                Stop::Signal(libc::SIGSTOP) => self.stopped = true,
+                Stop::Event(
+                    libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK,
+                ) => self.made = Some(sys::event_message(self.pid)?),
+                Stop::Signal(_) | Stop::Event(_) => {}
+            }
+        }
+    }
+
+    /// Gives the thread its own registers back, inside the kernel's signal delivery, where an
+    /// interrupted call is restarted with what is left of its time.
+    pub(crate) fn go_home(&mut self) -> Result<(), EngineError> {
+        if !self.away {
+            return Ok(());
+        }
+        sys::set_registers(self.pid, &self.home)?;
+        sys::request(libc::PTRACE_INTERRUPT, self.pid, 0, "stop it")?;
+        sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
+        while sys::wait(self.pid)? != Stop::Event(libc::PTRACE_EVENT_STOP) {
+            sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
+        }
+        sys::set_registers(self.pid, &self.home)?;
+        sys::set_signal_mask(self.pid, self.mask)?;
+        self.away = false;
+        Ok(())
+    }
+
+    /// Makes the process end, by the call at `entry`.
+    pub(crate) fn end(mut self, entry: u64) {
+        // Ending is the one call that has no exit; a failure means that it has ended already.
+        let _ = self.call(entry, libc::SYS_exit_group, &[0]);
+        self.ended = true;
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let _ = self.go_home();
+        // One that has ended needs no leave.
+        let _ = sys::request(libc::PTRACE_DETACH, self.pid, 0, "let it go");
+        if self.stopped {
+            // SAFETY: a plain call.
+            unsafe { libc::kill(self.pid, libc::SIGSTOP) };
+        }
+    }
+}
+
+/// Sets a call back that the kernel ended with EINTR for the stop alone.
+fn begin_again(pid: pid_t, registers: &mut Registers) {
+    let number = registers.orig_rax as i64;
+    let ended = registers.rax as i64 == -i64::from(libc::EINTR);
+    if ended && NEVER_RESTARTED.contains(&number) && !signal_waits(pid) {
+        registers.rax = registers.orig_rax;
+        registers.rip -= 2;
+        registers.orig_rax = u64::MAX;
+    }
+}
+
+/// Whether a signal waits that the thread would take: then EINTR is the program's due.
+fn signal_waits(pid: pid_t) -> bool {
+    let signals = Signals::of(pid);
+    signals.waiting & signals.acting != 0
+}
+
+/// A thread's signals, a bit each.
+struct Signals {
+    /// Pending and not blocked.
+    waiting: u64,
+    /// Those that would do something.
+    acting: u64,
+}
+
+impl Signals {
+    /// All of them where they cannot be read: a call is then left as the kernel ended it.
+    fn of(pid: pid_t) -> Signals {
+        /// Ignored unless caught (signal(7)).
+        const IDLE: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
+        let idle = IDLE.iter().fold(0u64, |all, signal| all | 1 << (signal - 1));
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+            return Signals { waiting: u64::MAX, acting: u64::MAX };
+        };
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
+            u64::from_str_radix(line.trim(), 16).unwrap_or(0)
+        };
+        Signals {
+            waiting: (field("SigPnd:") | field("ShdPnd:")) & !field("SigBlk:"),
+            acting: field("SigCgt:") | !(field("SigIgn:") | idle),
+        }
+    }
+}
