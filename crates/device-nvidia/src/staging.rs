@@ -22,7 +22,7 @@ const PIECE: u64 = 2 << 20;
 const LANES: u64 = 8;
 /// CU_MEMHOSTALLOC_PORTABLE.
 const PORTABLE: u32 = 1;
-/// CU_EVENT_BLOCKING_SYNC would sleep; CU_EVENT_DISABLE_TIMING.
+/// CU_EVENT_DISABLE_TIMING. Waits spin: a piece takes some microseconds.
 const EVENT_FLAGS: u32 = 2;
 
 /// A copy whose one side is private memory, with everything that it names found.
@@ -152,10 +152,10 @@ impl<'a> Lane<'a> {
             // SAFETY: a live out pointer.
             check(unsafe { (buffers.driver.cuEventCreate)(&mut event, EVENT_FLAGS) })?;
             lane.slots.push(Slot { buffer: None, event });
-            lane.slots[lane.turn].buffer = Some(buffers.take()?);
-            lane.turn += 1;
         }
-        lane.turn = 0;
+        for slot in &mut lane.slots {
+            slot.buffer = Some(buffers.take()?);
+        }
         Ok(lane)
     }
 

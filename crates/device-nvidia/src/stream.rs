@@ -35,6 +35,20 @@ struct Progress {
     copies: u32,
 }
 
+impl Progress {
+    /// Everything up to operation `number` is over, as the driver sees it. True if nothing is
+    /// unfinished from now on. While private memory is being copied the driver's word does not count:
+    /// it knows of the pieces that it was given so far, and the copy's own waiter will ask again.
+    fn complete(&mut self, number: u64) -> bool {
+        let number = number.min(self.submitted);
+        if self.copies > 0 || number <= self.completed {
+            return false;
+        }
+        self.completed = number;
+        self.submitted == number
+    }
+}
+
 impl Stream {
     pub(crate) fn new(raw: CUstream, ctx: &Arc<Context>, busy: &Arc<Busy>) -> Arc<Stream> {
         let stream = Arc::new(Stream {
@@ -75,13 +89,7 @@ impl Stream {
 
     /// Everything up to operation `number` is over. True if no stream has unfinished work now.
     pub(crate) fn completed(&self, number: u64) -> bool {
-        let mut progress = self.progress();
-        let number = number.min(progress.submitted);
-        if number <= progress.completed {
-            return false;
-        }
-        progress.completed = number;
-        progress.submitted == number && self.busy.0.fetch_sub(1, Ordering::AcqRel) == 1
+        self.progress().complete(number) && self.busy.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// A copy of private memory begins.
@@ -132,5 +140,28 @@ impl Event {
 
     pub(crate) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_finished_once() {
+        let mut progress = Progress { submitted: 3, ..Default::default() };
+        assert!(!progress.complete(2), "one is left");
+        assert!(progress.complete(7), "no more than was submitted");
+        assert!(!progress.complete(3), "it was finished before");
+    }
+
+    /// Another thread's event behind the copy may pass before the copy's last piece is submitted.
+    #[test]
+    fn a_copy_of_private_memory_is_not_over_before_its_last_piece() {
+        let mut progress = Progress { submitted: 2, copies: 1, ..Default::default() };
+        assert!(!progress.complete(2));
+        assert_eq!(progress.completed, 0);
+        progress.copies = 0;
+        assert!(progress.complete(2));
     }
 }

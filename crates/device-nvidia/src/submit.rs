@@ -91,11 +91,12 @@ impl NvidiaBackend {
         let driver = &self.shared.driver;
         let arrays = arrays_of(&copy, &tables.textures)?;
         let mut reached = CUevent::NULL;
-        // SAFETY: a live out pointer; then an event and a stream of the driver's.
-        unsafe {
-            check((driver.cuEventCreate)(&mut reached, UNTIMED))?;
-            check((driver.cuEventRecord)(reached, stream.raw))?;
-        }
+        // SAFETY: a live out pointer.
+        check(unsafe { (driver.cuEventCreate)(&mut reached, UNTIMED) })?;
+        // SAFETY: an event and a stream of the driver's; the event is nobody's if it is refused.
+        check(unsafe { (driver.cuEventRecord)(reached, stream.raw) }).inspect_err(|_| unsafe {
+            (driver.cuEventDestroy_v2)(reached);
+        })?;
         let shared = Arc::clone(&self.shared);
         let job = PrivateCopy { copy, arrays, stream: Arc::clone(stream) };
         stream.copy_begins();

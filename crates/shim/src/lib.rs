@@ -10,6 +10,10 @@
     reason = "implementations carry their C symbol's name, arguments and safety contract"
 )]
 
+/// Tells this library from NVIDIA's: a proxy that finds it in the driver's place looks further.
+#[unsafe(no_mangle)]
+pub static kedge_shim: u8 = 1;
+
 mod callback;
 mod capture;
 mod context;

@@ -53,7 +53,8 @@ impl Shared {
         // What is smaller than a page lies in one page, because devices register whole pages.
         let (size, align) = match size {
             0..PAGE => {
-                (size.next_power_of_two().max(GRANULE), size.next_power_of_two().max(GRANULE))
+                let size = size.next_power_of_two().max(GRANULE);
+                (size, size)
             }
             _ => {
                 let size = round_up(size, PAGE).ok_or(CuError::OUT_OF_MEMORY)?;
