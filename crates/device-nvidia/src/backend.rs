@@ -6,12 +6,14 @@ use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
 use crate::stream::{Event, Stream};
+use crate::{occupancy, tensor_maps};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUevent, CUstream};
+use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{Backend, Done, Query};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
-    MemHandleId, ModuleId, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
+    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
 use std::sync::Arc;
 
@@ -54,6 +56,14 @@ impl Backend for NvidiaBackend {
         self.tables().context(ctx)?.enter()?;
         // SAFETY: the current context's limit.
         check(unsafe { (self.shared.driver.cuCtxSetLimit)(limit, value as usize) })
+    }
+
+    fn limit(&self, ctx: CtxId, limit: u32) -> Result<u64, CuError> {
+        self.tables().context(ctx)?.enter()?;
+        let mut value = 0;
+        // SAFETY: a live out pointer; the current context's limit.
+        check(unsafe { (self.shared.driver.cuCtxGetLimit)(&mut value, limit) })?;
+        Ok(value as u64)
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -165,6 +175,18 @@ impl Backend for NvidiaBackend {
         tables.textures.destroy_object(&self.shared.driver, &context, handle)
     }
 
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        tensor_maps::encode(&self.shared.driver, map)
+    }
+
+    fn move_tensor_map(
+        &self,
+        map: &[u8; TENSOR_MAP_BYTES],
+        address: u64,
+    ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        tensor_maps::relocate(&self.shared.driver, map, address)
+    }
+
     fn load_module(
         &self,
         ctx: CtxId,
@@ -200,6 +222,31 @@ impl Backend for NvidiaBackend {
             return Err(CuError::NOT_SUPPORTED);
         }
         Ok(global)
+    }
+
+    /// A program may set what its driver lacks; the launch will tell.
+    fn set_kernel_attribute(
+        &self,
+        kernel: KernelRef,
+        attribute: u32,
+        value: i32,
+    ) -> Result<(), CuError> {
+        let tables = self.tables();
+        let module = tables.module(kernel.module)?;
+        module.ctx.enter()?;
+        let set = module.kernel(kernel.index)?.set_attribute(&self.shared.driver, attribute, value);
+        if let Err(error) = set {
+            let what = format!("function attribute {attribute} was not set to {value}: {error}");
+            self.shared.host.log(&what);
+        }
+        Ok(())
+    }
+
+    fn occupancy(&self, kernel: KernelRef, query: &Occupancy) -> Result<u64, CuError> {
+        let tables = self.tables();
+        let module = tables.module(kernel.module)?;
+        module.ctx.enter()?;
+        occupancy::answer(&self.shared.driver, module.kernel(kernel.index)?, query)
     }
 
     fn unload_module(&self, module: ModuleId) -> Result<(), CuError> {

@@ -78,6 +78,7 @@ driver! {
     fn cuCtxSetCurrent(CUcontext);
     fn cuCtxSynchronize();
     fn cuCtxSetLimit(c_uint, usize);
+    fn cuCtxGetLimit(*mut usize, c_uint);
     fn cuMemGetInfo_v2(*mut usize, *mut usize);
     fn cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
     fn cuMemAddressFree(CUdeviceptr, usize);
@@ -133,6 +134,7 @@ driver! {
     fn cuLinkDestroy(CUlinkState);
     fn cuFuncGetAttribute(*mut c_int, c_uint, CUfunction);
     fn cuFuncSetAttribute(CUfunction, c_uint, c_int);
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
     fn cuLaunchKernel(
         CUfunction,
         c_uint,
@@ -237,6 +239,41 @@ driver! {
         *const CUDA_BATCH_MEM_OP_NODE_PARAMS,
     );
     optional:
+    fn cuTensorMapEncodeTiled(
+        *mut c_void,
+        c_uint,
+        c_uint,
+        *mut c_void,
+        *const u64,
+        *const u64,
+        *const u32,
+        *const u32,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+    );
+    fn cuTensorMapEncodeIm2col(
+        *mut c_void,
+        c_uint,
+        c_uint,
+        *mut c_void,
+        *const u64,
+        *const u64,
+        *const c_int,
+        *const c_int,
+        c_uint,
+        c_uint,
+        *const u32,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+    );
+    fn cuTensorMapReplaceAddress(*mut c_void, *mut c_void);
+    fn cuOccupancyAvailableDynamicSMemPerBlock(*mut usize, CUfunction, c_int, c_int);
+    fn cuOccupancyMaxActiveClusters(*mut c_int, CUfunction, *const CUlaunchConfig);
+    fn cuOccupancyMaxPotentialClusterSize(*mut c_int, CUfunction, *const CUlaunchConfig);
     fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
     fn cuModuleGetFunctionCount(*mut c_uint, CUmodule);
     fn cuModuleEnumerateFunctions(*mut CUfunction, c_uint, CUmodule);

@@ -64,7 +64,7 @@ impl Graph {
             match &node {
                 Node::Empty => check((driver.cuGraphAddEmptyNode)(out, graph, none, 0))?,
                 Node::Kernel(kernel, launch) => {
-                    launch::with_node_params(driver, kernel, launch, |params| {
+                    launch::with_node_params(kernel, launch, |params| {
                         check((driver.cuGraphAddKernelNode_v2)(out, graph, none, 0, params))
                     })?;
                     for (id, value) in launch::node_attributes(launch) {
@@ -142,7 +142,7 @@ impl Graph {
             match &node {
                 Node::Empty => Ok(()),
                 Node::Kernel(kernel, launch) => {
-                    launch::with_node_params(driver, kernel, launch, |params| {
+                    launch::with_node_params(kernel, launch, |params| {
                         check((driver.cuGraphExecKernelNodeSetParams_v2)(exec, at, params))
                     })
                 }

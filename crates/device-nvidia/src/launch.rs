@@ -37,10 +37,6 @@ fn cluster_blocks(cluster: Dim3) -> u32 {
     if blocks > 1 { u32::try_from(blocks).unwrap_or(u32::MAX) } else { 0 }
 }
 
-fn prepare(driver: &Driver, kernel: &Kernel, launch: &Launch) -> Result<(), CuError> {
-    kernel.allow(driver, launch.shared_bytes, cluster_blocks(launch.cluster))
-}
-
 /// The attributes that a launch needs: (attribute, value).
 fn attributes(launch: &Launch) -> Vec<CUlaunchAttribute> {
     let mut all = Vec::new();
@@ -65,7 +61,6 @@ pub(crate) fn run(
     launch: &Launch,
     stream: CUstream,
 ) -> Result<(), CuError> {
-    prepare(driver, kernel, launch)?;
     let (grid, block) = (launch.grid, launch.block);
     let mut params = Params::new(launch);
     let mut extra = params.extra();
@@ -109,12 +104,10 @@ pub(crate) fn run(
 
 /// Calls `with` with a launch as a graph node's parameters.
 pub(crate) fn with_node_params<T>(
-    driver: &Driver,
     kernel: &Kernel,
     launch: &Launch,
     with: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS_v2) -> Result<T, CuError>,
 ) -> Result<T, CuError> {
-    prepare(driver, kernel, launch)?;
     let mut params = Params::new(launch);
     let mut extra = params.extra();
     with(&CUDA_KERNEL_NODE_PARAMS_v2 {

@@ -17,11 +17,13 @@ mod host_call;
 mod host_memory;
 mod launch;
 mod modules;
+mod occupancy;
 mod output;
 mod staging;
 mod stream;
 mod submit;
 mod tables;
+mod tensor_maps;
 mod textures;
 mod waiters;
 

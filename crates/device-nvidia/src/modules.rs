@@ -8,10 +8,9 @@ use kedge_cuda_types::handle::{CUfunction, CUlinkState, CUmodule};
 use kedge_protocol::{GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, Kind};
 use kedge_wire::{List, Text};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Kernels that a module may have looked up.
 const MAX_KERNELS: u32 = 1 << 20;
@@ -31,9 +30,7 @@ const LOCAL_SIZE_BYTES: c_uint = 3;
 const NUM_REGS: c_uint = 4;
 const PTX_VERSION: c_uint = 5;
 const BINARY_VERSION: c_uint = 6;
-const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_uint = 8;
 const REQUIRED_CLUSTER: [c_uint; 3] = [11, 12, 13];
-const NON_PORTABLE_CLUSTER_SIZE_ALLOWED: c_uint = 14;
 
 /// CU_POINTER_ATTRIBUTE_IS_MANAGED.
 const IS_MANAGED: c_uint = 8;
@@ -48,38 +45,17 @@ pub(crate) struct Module {
 /// A kernel that the client has named.
 pub(crate) struct Kernel {
     pub(crate) raw: CUfunction,
-    /// Dynamic shared memory that the driver has been told to allow, bytes.
-    allowed_shared: AtomicU32,
-    /// Blocks of a cluster that it has been told to allow.
-    allowed_cluster: AtomicU32,
 }
 
-/// Blocks of a cluster that every device of compute capability 9.0 runs.
-const PORTABLE_CLUSTER: u32 = 8;
-
 impl Kernel {
-    /// Tells the driver of a launch beyond what it allows unasked.
-    #[inline]
-    pub(crate) fn allow(&self, driver: &Driver, shared: u32, cluster: u32) -> Result<(), CuError> {
-        if shared > self.allowed_shared.load(Ordering::Relaxed) {
-            // SAFETY: a function of a loaded module.
-            check(unsafe {
-                (driver.cuFuncSetAttribute)(
-                    self.raw,
-                    MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    shared as c_int,
-                )
-            })?;
-            self.allowed_shared.store(shared, Ordering::Relaxed);
-        }
-        if cluster > self.allowed_cluster.load(Ordering::Relaxed) {
-            // SAFETY: as above.
-            check(unsafe {
-                (driver.cuFuncSetAttribute)(self.raw, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-            })?;
-            self.allowed_cluster.store(u32::MAX, Ordering::Relaxed);
-        }
-        Ok(())
+    pub(crate) fn set_attribute(
+        &self,
+        driver: &Driver,
+        attribute: u32,
+        value: i32,
+    ) -> Result<(), CuError> {
+        // SAFETY: a function of a loaded module.
+        check(unsafe { (driver.cuFuncSetAttribute)(self.raw, attribute, value) })
     }
 }
 
@@ -123,12 +99,7 @@ impl Module {
         match self.kernels.get(index as usize) {
             Some(known) if known.raw == raw => {}
             None if index as usize == self.kernels.len() && index < MAX_KERNELS => {
-                let shared = unasked_shared(&self.driver, raw);
-                self.kernels.push(Kernel {
-                    raw,
-                    allowed_shared: AtomicU32::new(shared),
-                    allowed_cluster: AtomicU32::new(PORTABLE_CLUSTER),
-                });
+                self.kernels.push(Kernel { raw });
             }
             _ => return Err(CuError::INVALID_VALUE),
         }
@@ -191,11 +162,6 @@ fn function_attribute(driver: &Driver, function: CUfunction, id: c_uint) -> Resu
     // SAFETY: a live out pointer and a function of a loaded module.
     check(unsafe { (driver.cuFuncGetAttribute)(&mut value, id, function) })?;
     Ok(u32::try_from(value).unwrap_or(0))
-}
-
-/// Dynamic shared memory that a launch may have without asking, bytes.
-fn unasked_shared(driver: &Driver, function: CUfunction) -> u32 {
-    function_attribute(driver, function, MAX_DYNAMIC_SHARED_SIZE_BYTES).unwrap_or(0)
 }
 
 fn describe(driver: &Driver, function: CUfunction, name: &str) -> Result<KernelInfo, CuError> {

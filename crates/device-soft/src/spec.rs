@@ -15,6 +15,8 @@ pub const SHARED_PER_BLOCK: u32 = 48 << 10;
 pub const SHARED_PER_BLOCK_OPTIN: u32 = 227 << 10;
 /// Shared memory of a multiprocessor, bytes.
 pub const SHARED_PER_SM: u32 = 228 << 10;
+/// Of each block's shared memory, what the system keeps, bytes.
+pub const SHARED_RESERVED: u32 = 1 << 10;
 pub const REGISTERS_PER_BLOCK: u32 = 65_536;
 pub const THREADS_PER_SM: u32 = 2048;
 pub const BLOCKS_PER_SM: u32 = 32;

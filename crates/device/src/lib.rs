@@ -7,9 +7,10 @@
 #![forbid(unsafe_code)]
 
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
-    MemHandleId, ModuleId, OutputTarget, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
+    LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp, Texture,
 };
 
 /// Called once, from any thread, when what it waits for is over.
@@ -46,8 +47,9 @@ pub trait Backend: Send + Sync {
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError>;
     fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError>;
-    /// CUlimit.
+    /// CUlimit; UNSUPPORTED_LIMIT where the device has no such limit.
     fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError>;
+    fn limit(&self, ctx: CtxId, limit: u32) -> Result<u64, CuError>;
 
     /// A slab of the device's free memory at an address of the client's choice (2 MiB granules);
     /// OUT_OF_MEMORY where there is not so much.
@@ -104,6 +106,19 @@ pub trait Backend: Send + Sync {
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError>;
     fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError>;
 
+    /// A tensor map as the device reads it; asked of inexact devices, for the others read kedge's.
+    fn tensor_map(&self, _map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// The device's own map with another address.
+    fn move_tensor_map(
+        &self,
+        _map: &[u8; TENSOR_MAP_BYTES],
+        _address: u64,
+    ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+
     /// Loads one image, or links several into one module.
     fn load_module(
         &self,
@@ -118,6 +133,15 @@ pub trait Backend: Send + Sync {
     fn kernel_names(&self, module: ModuleId) -> Result<Vec<String>, CuError>;
     /// A variable by name; NOT_FOUND where there is none.
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError>;
+    /// CUfunction_attribute: what a program sets for a kernel's launches. Ignored where it means
+    /// nothing.
+    fn set_kernel_attribute(
+        &self,
+        kernel: KernelRef,
+        attribute: u32,
+        value: i32,
+    ) -> Result<(), CuError>;
+    fn occupancy(&self, kernel: KernelRef, query: &Occupancy) -> Result<u64, CuError>;
     fn unload_module(&self, module: ModuleId) -> Result<(), CuError>;
 
     fn create_stream(

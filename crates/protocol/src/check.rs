@@ -24,6 +24,7 @@ pub fn check_bytes(bytes: &[u8]) {
     one::<Output>(bytes);
     one::<Result<(), u32>>(bytes);
     one::<Result<u64, u32>>(bytes);
+    one::<Result<[u8; 128], u32>>(bytes);
     one::<Result<Elapsed, u32>>(bytes);
 }
 

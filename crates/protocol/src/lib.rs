@@ -17,7 +17,7 @@ mod stream_op;
 pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
 pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
-    GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, ParamInfo,
+    GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, Occupancy, ParamInfo,
 };
 pub use stream_op::{
     ArrayDesc, Copy3d, Dim3, Launch, MAX_INLINE_COPY, MAX_PARAM_BYTES, Place, StreamOp, Texture,

@@ -1,8 +1,8 @@
 //! Posts and calls.
 
 use crate::{
-    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, MemHandleId, ModuleId, ModuleImage, StreamId,
-    StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, ModuleId, ModuleImage,
+    Occupancy, StreamId, StreamOp, Texture,
 };
 use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 
@@ -43,9 +43,6 @@ wire! {
         /// Replaces one node's operation in later launches.
         GraphExecUpdate = 18 { exec: GraphExecId, node: u32, op: StreamOp },
         GraphExecDestroy = 19 { exec: GraphExecId },
-        HostFnDone = 20 { token: u64 },
-        /// CUlimit values that the device needs: 0 stack size, 1 printf fifo size, 2 malloc heap size.
-        SetLimit = 21 { ctx: CtxId, limit: u32, value: u64 },
         /// Ends what `Call::Share` began for exactly this range.
         Unshare = 22 { addr: u64, size: u64 },
         /// It is mapped nowhere.
@@ -59,6 +56,9 @@ wire! {
         HandleAccess = 27 { addr: u64, size: u64, device: u32, access: u32 },
         /// Ends what `Call::Alias` made of [alias, alias+size).
         Unalias = 28 { alias: u64, size: u64 },
+        /// CUfunction_attribute. The client has checked the value; a device to which it means nothing
+        /// ignores it.
+        KernelAttribute = 29 { kernel: KernelRef, attribute: u32, value: i32 },
     }
 
     /// Answered by one reply; the comment gives its type.
@@ -113,6 +113,17 @@ wire! {
         /// A mipmapped array: `levels` names its levels from the finest on, each an array as any
         /// other; `desc` is the finest's shape → `Status`. It goes with the last of its levels.
         MipmapCreate = 22 { ctx: CtxId, levels: List<ArrayId, 32>, desc: ArrayDesc },
+        /// → `Result<u64, u32>`.
+        Occupancy = 23 { kernel: KernelRef, query: Occupancy },
+        /// CUlimit → `Status`: UNSUPPORTED_LIMIT where the device has no such limit.
+        SetLimit = 24 { ctx: CtxId, limit: u32, value: u64 },
+        /// CUlimit → `Result<u64, u32>`.
+        Limit = 25 { ctx: CtxId, limit: u32 },
+        /// A tensor map as kedge writes it (`kedge_cuda_types::tensor_map`), to an inexact device only
+        /// → `Result<[u8; 128], u32>`: the map as the device reads it.
+        TensorMap = 26 { map: [u8; 128] },
+        /// A tensor map as the device reads it → the same with another address.
+        TensorMapMove = 27 { map: [u8; 128], address: u64 },
     }
 
     /// What travels in the ring.
@@ -158,7 +169,7 @@ mod tests {
 
     #[test]
     fn borrowed_encodings_are_the_message_s() {
-        let (post, call) = (Post::HostFnDone { token: 7 }, Call::Ping {});
+        let (post, call) = (Post::Unshare { addr: 7, size: 8 }, Call::Ping {});
         let (mut owned, mut borrowed) = (Vec::new(), Vec::new());
         kedge_wire::encode(&Message::Post { post: post.clone() }, &mut owned);
         kedge_wire::encode(&Message::Call { call: call.clone() }, &mut owned);

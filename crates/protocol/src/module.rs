@@ -1,6 +1,6 @@
 //! Modules: how an image reaches the proxy, and what the client learns of it.
 
-use crate::ModuleId;
+use crate::{Dim3, ModuleId};
 use kedge_wire::{List, Text, wire};
 
 wire! {
@@ -45,6 +45,19 @@ wire! {
         /// Why a launch fails with NOT_SUPPORTED: the instruction that the device lacks, and its line.
         /// Empty: it runs.
         pub unsupported: Text<1024>,
+    }
+
+    /// How much of a kernel fits on its device (cuOccupancy*). `shared`: dynamic shared memory, bytes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Occupancy {
+        /// Blocks of so many threads that a multiprocessor holds.
+        ActiveBlocks = 1 { threads: u32, shared: u64 },
+        /// Dynamic shared memory that each of so many blocks of a multiprocessor can have, bytes.
+        DynamicShared = 2 { blocks: u32, threads: u32 },
+        /// Clusters that the device holds; `cluster` in blocks.
+        ActiveClusters = 3 { grid: Dim3, block: Dim3, shared: u32, cluster: Dim3 },
+        /// Blocks of the largest cluster that can be launched.
+        ClusterSize = 4 { grid: Dim3, block: Dim3, shared: u32 },
     }
 
     #[derive(Debug, Clone, PartialEq)]

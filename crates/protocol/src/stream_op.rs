@@ -9,7 +9,7 @@ pub const MAX_PARAM_BYTES: usize = 32 << 10;
 pub const MAX_INLINE_COPY: usize = 64 << 10;
 
 wire! {
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Dim3 { pub x: u32, pub y: u32, pub z: u32 }
 
     /// A kernel launch. The client has checked it against the limits that it knows.
@@ -63,7 +63,8 @@ wire! {
         Memset = 4 { dst: u64, pitch: u64, value: u32, element: u32, width: u64, height: u64 },
         EventRecord = 5 { event: EventId },
         EventWait = 6 { event: EventId },
-        /// Runs the client's host function `token`; the stream goes on after `Post::HostFnDone`.
+        /// Runs the client's host function `token`; the stream goes on once the client
+        /// says, on its socket, that it has returned.
         HostFn = 7 { token: u64 },
         GraphLaunch = 8 { exec: GraphExecId },
         /// Stores `value` (4 or 8 bytes by `wide`) at `addr`.

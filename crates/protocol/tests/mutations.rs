@@ -115,6 +115,14 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
             }),
         ),
         (
+            "occupancy",
+            call(Call::Occupancy {
+                kernel: KernelRef { module: ModuleId(2), index: 3 },
+                query: Occupancy::ActiveBlocks { threads: 256, shared: 1 << 15 },
+            }),
+        ),
+        ("tensor-map", call(Call::TensorMapMove { map: [9; 128], address: 1 << 46 })),
+        (
             "mipmap",
             call(Call::MipmapCreate {
                 ctx: CtxId(1),

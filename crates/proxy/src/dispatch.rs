@@ -2,6 +2,7 @@
 
 use crate::host::ProxyHost;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done};
 use kedge_protocol::{
     Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
@@ -101,14 +102,6 @@ impl Dispatcher {
                 self.graphs.remove(&exec);
                 backend.graph_destroy(exec)
             }
-            Post::HostFnDone { token } => match self.host.host_fns.done(&self.host.outbox, token) {
-                Some(done) => {
-                    done(Ok(()));
-                    Ok(())
-                }
-                None => Err(CuError::INVALID_VALUE),
-            },
-            Post::SetLimit { ctx, limit, value } => backend.set_limit(ctx, limit, value),
             Post::Unshare { addr, size } => backend.unshare(addr, size),
             Post::Unalias { alias, size } => backend.unalias(alias, size),
             Post::HandleDestroy { handle } => backend.destroy_handle(handle),
@@ -118,6 +111,9 @@ impl Dispatcher {
             Post::HandleUnmap { addr, size } => backend.unmap_handle(addr, size),
             Post::HandleAccess { addr, size, device, access } => {
                 backend.set_access(addr, size, device, access)
+            }
+            Post::KernelAttribute { kernel, attribute, value } => {
+                backend.set_kernel_attribute(kernel, attribute, value)
             }
         }
     }
@@ -131,8 +127,7 @@ impl Dispatcher {
             | Post::EventCreate { ctx, .. }
             | Post::MemAlloc { ctx, .. }
             | Post::TextureDestroy { ctx, .. }
-            | Post::GraphExecBegin { ctx, .. }
-            | Post::SetLimit { ctx, .. } => Some(*ctx),
+            | Post::GraphExecBegin { ctx, .. } => Some(*ctx),
             Post::StreamDestroy { stream } | Post::Enqueue { stream, .. } => {
                 self.streams.get(stream).copied()
             }
@@ -145,13 +140,13 @@ impl Dispatcher {
             | Post::MemFree { .. }
             | Post::ModuleUnload { .. }
             | Post::ArrayDestroy { .. }
-            | Post::HostFnDone { .. }
             | Post::Unshare { .. }
             | Post::Unalias { .. }
             | Post::HandleDestroy { .. }
             | Post::HandleMap { .. }
             | Post::HandleUnmap { .. }
-            | Post::HandleAccess { .. } => None,
+            | Post::HandleAccess { .. }
+            | Post::KernelAttribute { .. } => None,
         }
     }
 
@@ -246,6 +241,22 @@ impl Dispatcher {
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
             Call::Alias { alias, addr, size } => {
                 self.answer(to, &status(backend.alias(alias, addr, size)));
+            }
+            Call::Occupancy { kernel, query } => {
+                self.answer(to, &backend.occupancy(kernel, &query).map_err(code));
+            }
+            Call::SetLimit { ctx, limit, value } => {
+                self.answer(to, &status(backend.set_limit(ctx, limit, value)));
+            }
+            Call::Limit { ctx, limit } => {
+                self.answer(to, &backend.limit(ctx, limit).map_err(code));
+            }
+            Call::TensorMap { map } => {
+                let map = TensorMap::decode(&map).ok_or(CuError::INVALID_VALUE);
+                self.answer(to, &map.and_then(|map| backend.tensor_map(&map)).map_err(code));
+            }
+            Call::TensorMapMove { map, address } => {
+                self.answer(to, &backend.move_tensor_map(&map, address).map_err(code));
             }
             Call::Ping {} => self.answer::<Status>(to, &Ok(())),
         }

@@ -6,6 +6,7 @@ use crate::fake::Fake;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::serve::dispatch_all;
+use crate::watch;
 use kedge_cuda_types::CuError;
 use kedge_device::Backend;
 use kedge_protocol::*;
@@ -29,6 +30,10 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let ran = fake.ran.clone();
     let backend: Arc<dyn Backend> = fake;
     host.set_backend(&backend);
+    let (pidfd, socket) =
+        (watch::pidfd(std::process::id()).unwrap(), server.socket().try_clone_to_owned().unwrap());
+    let hears = host.clone();
+    thread::spawn(move || watch::wait(&pidfd, &socket, |token| hears.host_function_done(token)));
     thread::spawn(move || {
         let dispatcher = Dispatcher::new(backend, host.clone());
         dispatch_all(server, dispatcher, &host, Duration::from_micros(20))
@@ -191,7 +196,7 @@ fn host_functions_run_in_the_client_and_the_stream_waits() {
         let waiter = scope.spawn(|| sync(&client));
         thread::sleep(Duration::from_millis(20));
         assert!(!waiter.is_finished());
-        client.post(&Post::HostFnDone { token: 42 }).unwrap();
+        client.host_fn_done(42).unwrap();
         assert_eq!(waiter.join().unwrap(), Ok(()));
     });
     assert_eq!(ran.load(Ordering::SeqCst), 2);

@@ -78,6 +78,15 @@ impl Backend for Fake {
     fn set_limit(&self, _: CtxId, _: u32, _: u64) -> Result<(), CuError> {
         Err(CuError::UNSUPPORTED_LIMIT)
     }
+    fn limit(&self, _: CtxId, _: u32) -> Result<u64, CuError> {
+        Err(CuError::UNSUPPORTED_LIMIT)
+    }
+    fn set_kernel_attribute(&self, _: KernelRef, _: u32, _: i32) -> Result<(), CuError> {
+        Err(NO)
+    }
+    fn occupancy(&self, _: KernelRef, _: &Occupancy) -> Result<u64, CuError> {
+        Err(NO)
+    }
     fn grant(&self, _: u32, _: u64, bytes: u64) -> Result<(), CuError> {
         if bytes > 100 { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
     }

@@ -79,6 +79,14 @@ impl ProxyHost {
     }
 }
 
+impl ProxyHost {
+    /// The client has run host function `token`; `false` where it was not asked to.
+    pub(crate) fn host_function_done(&self, token: u64) -> bool {
+        let done = self.host_fns.done(&self.outbox, token);
+        done.map(|done| done(Ok(()))).is_some()
+    }
+}
+
 impl Host for ProxyHost {
     fn read_client(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
         self.memory.read(addr, out)

@@ -79,7 +79,9 @@ fn serve_accepted(
     let devices = List::new(devices).map_err(|_| ServeError::TooManyDevices { count })?;
     let driver_version = backend.driver_version();
     let server = accepted.welcome(&Welcome { driver_version, client_memory, devices })?;
-    watch::start(client, server.socket(), log).map_err(ServeError::Watch)?;
+    let hears = host.clone();
+    watch::start(client, server.socket(), log, move |token| hears.host_function_done(token))
+        .map_err(ServeError::Watch)?;
     Err(dispatch_all(server, Dispatcher::new(backend, host.clone()), &host, options.spin).into())
 }
 

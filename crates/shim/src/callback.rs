@@ -7,7 +7,7 @@ use crate::stream::{self, Stream};
 use crate::{log, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUhostFn, CUstream, CUstreamCallback};
-use kedge_protocol::{CtxId, Post, StreamOp};
+use kedge_protocol::{CtxId, StreamOp};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -171,7 +171,7 @@ fn serve(session: &'static session::Session) {
     IN_CALLBACK.set(true);
     while let Ok(token) = session.client.next_host_fn() {
         run(token);
-        if session.post(&Post::HostFnDone { token }).is_err() {
+        if session.client.host_fn_done(token).is_err() {
             return;
         }
     }

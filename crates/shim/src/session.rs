@@ -55,8 +55,8 @@ pub(crate) fn init() -> Result<(), CuError> {
     if SESSION.get().is_some() {
         return ready();
     }
-    if std::env::var_os("KEDGE_TRACE").is_some_and(|v| v == "1") {
-        entry::enable_tracing();
+    if let Ok(level) = std::env::var("KEDGE_TRACE") {
+        entry::set_tracing(&level);
     }
     let session = connect()?;
     // SAFETY: the handler only stores to an atomic, which is allowed after fork().

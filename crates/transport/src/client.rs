@@ -215,6 +215,12 @@ impl Client {
         }
     }
 
+    /// Tells the proxy that host function `token` has returned. For the thread that got the token.
+    /// By the socket and not the ring: the driver may hold up the ring's reader until it is told.
+    pub fn host_fn_done(&self, token: u64) -> Result<(), Dead> {
+        socket::send_all(self.socket.as_fd(), &token.to_le_bytes()).map_err(|_| Dead)
+    }
+
     /// The shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.
     pub fn shared_fd(&self) -> BorrowedFd<'_> {
         self.shared.as_fd()

@@ -30,7 +30,7 @@ fn push(segment: &Segment, producer: &mut Producer, token: u64, slot: Option<u32
     producer.buffer.clear();
     let mut w = Writer::new(&mut producer.buffer);
     match slot {
-        None => Message::put_post(&Post::HostFnDone { token }, &mut w),
+        None => Message::put_post(&Post::Unshare { addr: token, size: 0 }, &mut w),
         Some(_) => Message::put_call(&Call::Ping {}, &mut w),
     }
     producer.push(segment, slot, || true).unwrap();

@@ -122,6 +122,22 @@ fn receive_exact(
     Ok(())
 }
 
+/// Sends `bytes`, waiting for as long as it takes.
+pub(crate) fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let (from, flags) = (bytes.as_ptr().cast(), libc::MSG_NOSIGNAL);
+        // SAFETY: a live buffer of that length.
+        match unsafe { libc::send(socket.as_raw_fd(), from, bytes.len(), flags) } {
+            n if n >= 0 => bytes = &bytes[n as usize..],
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+    Ok(())
+}
+
 fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

@@ -115,7 +115,7 @@ fn while_many_threads_wait_for_replies() {
     });
     assert!(after < LIMIT, "{after:?}");
     let start = Instant::now();
-    assert_eq!(client.post(&Post::HostFnDone { token: 1 }), Err(Dead));
+    assert_eq!(client.post(&Post::Unshare { addr: 1, size: 0 }), Err(Dead));
     assert_eq!(client.call::<Status>(&Call::Ping {}), Err(Dead));
     assert!(!client.alive());
     assert!(start.elapsed() < Duration::from_millis(50), "known to be dead, and slow to say so");

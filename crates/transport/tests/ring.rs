@@ -59,7 +59,7 @@ fn threads_posts_arrive_in_the_order_in_which_they_were_accepted() {
     // had returned when another drew its ticket must not come later.
     let check = move |_: &Server, message: Message, _| {
         match message {
-            Message::Post { post: Post::HostFnDone { token } } => {
+            Message::Post { post: Post::Unshare { addr: token, .. } } => {
                 let (thread, n) = ((token >> 48) as usize, token & 0xffff_ffff_ffff);
                 assert_eq!(n, last[thread] + 1, "thread {thread} out of order");
                 last[thread] = n;
@@ -82,7 +82,7 @@ fn threads_posts_arrive_in_the_order_in_which_they_were_accepted() {
                 let (client, baton) = (&client, &baton);
                 scope.spawn(move || {
                     for n in 1..=EACH {
-                        client.post(&Post::HostFnDone { token: t << 48 | n }).unwrap();
+                        client.post(&Post::Unshare { addr: t << 48 | n, size: 0 }).unwrap();
                         if n % 64 == 0 {
                             let mut ticket = baton.lock().unwrap();
                             *ticket += 1;
@@ -187,7 +187,7 @@ fn waiting_threads_do_not_block_posts() {
                         waiting_tx.send(()).unwrap();
                     }
                     // Only this post lets the waiters go.
-                    Message::Post { post: Post::HostFnDone { .. } } => {
+                    Message::Post { post: Post::Unshare { .. } } => {
                         for to in held.drain(..) {
                             server.outbox().reply(to, &encoded::<Status>(&Err(700))).unwrap();
                         }
@@ -212,11 +212,11 @@ fn waiting_threads_do_not_block_posts() {
         for _ in 0..SLOTS {
             waiting.recv_timeout(Duration::from_secs(20)).expect("a waiter");
         }
-        client.post(&Post::HostFnDone { token: 1 }).unwrap();
+        client.post(&Post::Unshare { addr: 1, size: 0 }).unwrap();
         for _ in SLOTS..WAITERS {
             waiting.recv_timeout(Duration::from_secs(20)).expect("a late waiter");
         }
-        client.post(&Post::HostFnDone { token: 2 }).unwrap();
+        client.post(&Post::Unshare { addr: 2, size: 0 }).unwrap();
     });
     drop(client);
     serving.join().unwrap();
@@ -227,7 +227,7 @@ fn faults_progress_and_host_functions_reach_the_client() {
     let (client, server) = pair().expect("a pair");
     let outbox = server.outbox();
     assert!(client.is_idle() && !client.output_pending());
-    client.post(&Post::HostFnDone { token: 1 }).unwrap();
+    client.post(&Post::Unshare { addr: 1, size: 0 }).unwrap();
     assert!(!client.is_idle());
     outbox.set_completed(client.posted());
     assert!(client.is_idle());

@@ -30,23 +30,19 @@ pub(super) struct Context {
     textures: Arc<TextureTable>,
 }
 
-/// What cuCtxSetLimit sets, in bytes.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    /// Local memory that a thread's calls may use.
-    stack: u64,
-    malloc_heap: u64,
-}
+/// What cuCtxSetLimit sets: CUlimit values in their order. Stack size, printf buffer and device heap,
+/// bytes; sync depth and pending launches of the device runtime; L2 fetch granularity and persisting
+/// L2, bytes. All but stack and heap are kept and mean nothing: output goes to the host at once, and
+/// there is no L2.
+type Limits = [u64; 7];
 
 /// An interpreter's frames are not compacted as compiled ones are: a thread gets no less than this
 /// however small the program's limit is.
 const LEAST_STACK: u64 = 64 << 10;
-const DEFAULT_HEAP: u64 = 8 << 20;
-
-/// CUlimit values (CUDA Driver API reference).
-const LIMIT_STACK_SIZE: u32 = 0;
-const LIMIT_PRINTF_FIFO_SIZE: u32 = 1;
-const LIMIT_MALLOC_HEAP_SIZE: u32 = 2;
+const DEFAULT_LIMITS: Limits = [spec::DEFAULT_STACK as u64, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+/// CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.
+const STACK_SIZE: usize = 0;
+const MALLOC_HEAP_SIZE: usize = 2;
 
 impl Context {
     pub(super) fn new(
@@ -56,12 +52,11 @@ impl Context {
         memory: Arc<Memory>,
         textures: Arc<TextureTable>,
     ) -> Self {
-        let limits = Limits { stack: spec::DEFAULT_STACK.into(), malloc_heap: DEFAULT_HEAP };
         Self {
             id,
             device,
             sticky: AtomicU32::new(0),
-            limits: Mutex::new(limits),
+            limits: Mutex::new(DEFAULT_LIMITS),
             heap: OnceLock::new(),
             host,
             memory,
@@ -100,14 +95,12 @@ impl Context {
     /// UNSUPPORTED_LIMIT for limits that this device does not have.
     pub(super) fn set_limit(&self, limit: u32, value: u64) -> Result<(), CuError> {
         let mut limits = lock(&self.limits);
-        match limit {
-            LIMIT_STACK_SIZE => limits.stack = value,
-            LIMIT_MALLOC_HEAP_SIZE => limits.malloc_heap = value,
-            // Output goes to the host at once, so no FIFO overflows.
-            LIMIT_PRINTF_FIFO_SIZE => {}
-            _ => return Err(CuError::UNSUPPORTED_LIMIT),
-        }
+        *limits.get_mut(limit as usize).ok_or(CuError::UNSUPPORTED_LIMIT)? = value;
         Ok(())
+    }
+
+    pub(super) fn limit(&self, limit: u32) -> Result<u64, CuError> {
+        lock(&self.limits).get(limit as usize).copied().ok_or(CuError::UNSUPPORTED_LIMIT)
     }
 
     pub(super) fn spans(&self) -> Arc<Spans> {
@@ -116,7 +109,7 @@ impl Context {
 
     /// Bytes of local memory that a thread may use.
     pub(super) fn stack_limit(&self) -> u32 {
-        let stack = lock(&self.limits).stack.max(LEAST_STACK);
+        let stack = lock(&self.limits)[STACK_SIZE].max(LEAST_STACK);
         u32::try_from(stack).unwrap_or(u32::MAX).min(spec::MAX_LOCAL)
     }
 }
@@ -124,7 +117,7 @@ impl Context {
 impl Context {
     fn heap(&self) -> Option<&Heap> {
         let place = || {
-            let size = lock(&self.limits).malloc_heap;
+            let size = lock(&self.limits)[MALLOC_HEAP_SIZE];
             let placed = self.memory.place(self.device, size, 256).ok()?;
             Some((placed, Heap::new(placed.addr, placed.size)))
         };

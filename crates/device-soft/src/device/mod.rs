@@ -5,7 +5,7 @@
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
 //! - [`arena`], [`alias`], [`ranges`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
-//! - [`info`]: what the program is told of the device.
+//! - [`info`], [`occupancy`]: what the program is told of the device.
 
 mod alias;
 mod arena;
@@ -18,6 +18,7 @@ mod graphs;
 mod info;
 mod modules;
 mod nested;
+mod occupancy;
 mod ranges;
 mod runtime;
 mod streams;
@@ -39,8 +40,8 @@ use graphs::Graph;
 use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
 use kedge_device::{Backend, Done, Host, Query};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, LoadError,
-    MemHandleId, ModuleId, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
+    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
 use kedge_wire::Text;
 use modules::Module;
@@ -153,6 +154,10 @@ impl Backend for SoftBackend {
 
     fn set_limit(&self, ctx: CtxId, limit: u32, value: u64) -> Result<(), CuError> {
         self.tables().streams.context(ctx)?.set_limit(limit, value)
+    }
+
+    fn limit(&self, ctx: CtxId, limit: u32) -> Result<u64, CuError> {
+        self.tables().streams.context(ctx)?.limit(limit)
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -312,6 +317,23 @@ impl Backend for SoftBackend {
 
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
         self.tables().module(module)?.global(name)
+    }
+
+    /// All are hints here, or limits that the client keeps.
+    fn set_kernel_attribute(
+        &self,
+        kernel: KernelRef,
+        _attribute: u32,
+        _value: i32,
+    ) -> Result<(), CuError> {
+        self.tables().module(kernel.module).map(drop)
+    }
+
+    fn occupancy(&self, kernel: KernelRef, query: &Occupancy) -> Result<u64, CuError> {
+        let mut tables = self.tables();
+        let info = tables.module(kernel.module)?.info(kernel.index)?;
+        let workers = u32::try_from(self.runtime.pool.workers()).unwrap_or(u32::MAX);
+        occupancy::answer(&info, query, workers)
     }
 
     fn unload_module(&self, module: ModuleId) -> Result<(), CuError> {

@@ -72,6 +72,12 @@ impl Module {
         Ok(info)
     }
 
+    /// What the client was told of the kernel that it has given a number.
+    pub(super) fn info(&self, index: u32) -> Result<KernelInfo, CuError> {
+        let place = self.launched_by(index).ok_or(CuError::INVALID_HANDLE)?;
+        kernel_info(&self.program.kernels[place as usize])
+    }
+
     /// The place in the program of the kernel that the client has given a number.
     pub(super) fn launched_by(&self, index: u32) -> Option<u32> {
         self.numbered.get(index as usize).copied()

@@ -5,50 +5,31 @@ use crate::{ffi, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::attribute as attr;
 use kedge_cuda_types::handle::CUcontext;
-use kedge_protocol::Post;
+use kedge_protocol::Call;
 use std::collections::BTreeSet;
 use std::ffi::c_int;
-
-/// CUlimit, in its order: stack size, printf buffer, device heap, device-runtime sync depth and
-/// pending launches, L2 fetch granularity, persisting L2 (bytes, or counts).
-const DEFAULT_LIMITS: [u64; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
-/// CU_LIMIT_STACK_SIZE, PRINTF_FIFO_SIZE, MALLOC_HEAP_SIZE: the device needs to know them.
-const DEVICE_LIMITS: u32 = 3;
 
 /// cuCtxGetStreamPriorityRange: the lowest priority, and the highest.
 pub(crate) const LEAST_PRIORITY: c_int = 0;
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Settings {
-    limits: [u64; 7],
     cache_config: u32,
     /// Devices whose memory it may access.
     peers: BTreeSet<u32>,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Self { limits: DEFAULT_LIMITS, cache_config: 0, peers: BTreeSet::new() }
-    }
-}
-
 pub(crate) unsafe fn cuCtxSetLimit(limit: u32, value: usize) -> Result<(), CuError> {
-    let ctx = current()?;
-    let mut settings = ctx.settings();
-    let slot = settings.limits.get_mut(limit as usize).ok_or(CuError::UNSUPPORTED_LIMIT)?;
-    *slot = value as u64;
-    if limit < DEVICE_LIMITS {
-        session::get()?.post(&Post::SetLimit { ctx: ctx.id(), limit, value: value as u64 })?;
-    }
-    Ok(())
+    let ctx = current()?.id();
+    session::get()?.call_status(&Call::SetLimit { ctx, limit, value: value as u64 })
 }
 
 pub(crate) unsafe fn cuCtxGetLimit(value: *mut usize, limit: u32) -> Result<(), CuError> {
-    let ctx = current()?;
-    let limit = *ctx.settings().limits.get(limit as usize).ok_or(CuError::UNSUPPORTED_LIMIT)?;
+    let ctx = current()?.id();
+    let set = session::get()?.call::<Result<u64, u32>>(&Call::Limit { ctx, limit })?;
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(value, limit as usize) }
+    unsafe { ffi::write(value, set.map_err(CuError)? as usize) }
 }
 
 pub(crate) unsafe fn cuCtxGetCacheConfig(config: *mut u32) -> Result<(), CuError> {

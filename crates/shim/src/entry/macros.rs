@@ -12,6 +12,7 @@ macro_rules! export {
         /// As the CUDA driver API reference says of the arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+            $crate::entry::begin(stringify!($symbol));
             let outcome = $crate::entry::call(
                 stringify!($symbol),
                 $crate::entry::Gate::$gate,
@@ -31,6 +32,7 @@ macro_rules! export {
         /// As the CUDA driver API reference says of the arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+            $crate::entry::begin(stringify!($symbol));
             let outcome = $crate::entry::call(
                 stringify!($symbol),
                 $crate::entry::Gate::$gate,

@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// What must hold before an implementation runs.
@@ -114,22 +114,38 @@ pub(crate) fn with_per_thread_stream<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-static TRACING: AtomicBool = AtomicBool::new(false);
+/// 0: nothing is logged. 1: each call when it returns. 2: when it begins, too.
+static TRACING: AtomicU8 = AtomicU8::new(0);
 
-/// Whether each call is logged (KEDGE_TRACE=1 when the session begins).
+/// Whether each call is logged (KEDGE_TRACE when the session begins).
 #[inline]
 pub(crate) fn tracing() -> bool {
-    TRACING.load(Ordering::Relaxed)
+    TRACING.load(Ordering::Relaxed) != 0
 }
 
-pub(crate) fn enable_tracing() {
-    TRACING.store(true, Ordering::Relaxed);
+/// KEDGE_TRACE's value: 1 to log each call when it returns, 2 when it begins as well, so that one
+/// which does not return is seen.
+pub(crate) fn set_tracing(level: &str) {
+    TRACING.store(level.parse().unwrap_or(0), Ordering::Relaxed);
+}
+
+/// A call begins.
+#[inline]
+pub(crate) fn begin(name: &str) {
+    if TRACING.load(Ordering::Relaxed) > 1 {
+        log::line(&format!("trace: {} begins {name}", thread()));
+    }
+}
+
+fn thread() -> libc::pid_t {
+    // SAFETY: a plain call.
+    unsafe { libc::gettid() }
 }
 
 #[cold]
 pub(crate) fn trace(name: &str, args: &[(&str, &dyn fmt::Debug)], outcome: CUresult) {
     use fmt::Write;
-    let mut line = format!("trace: {name}(");
+    let mut line = format!("trace: {} {name}(", thread());
     for (index, (arg, value)) in args.iter().enumerate() {
         let comma = if index == 0 { "" } else { ", " };
         let _ = write!(line, "{comma}{arg}={value:x?}");

@@ -4,7 +4,7 @@ use super::Function;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::attribute as attr;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 const MAX_THREADS_PER_BLOCK: u32 = 0;
 const SHARED_SIZE_BYTES: u32 = 1;
@@ -26,39 +26,63 @@ const CLUSTER_SCHEDULING_POLICY_PREFERENCE: u32 = 15;
 /// What cuFuncSetAttribute and cuKernelSetAttribute set.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// Bytes; negative: not set.
-    max_dynamic_shared: AtomicI32,
-    /// Percent; -1: the device's default.
-    carveout: AtomicI32,
-    /// Blocks; 0: not set.
-    cluster: [AtomicI32; 3],
-    non_portable_cluster: AtomicI32,
-    cluster_policy: AtomicI32,
+    /// By attribute, from [`FIRST`] on; [`UNSET`] until it is set.
+    values: [AtomicI32; COUNT],
+    /// Counts what was set.
+    changes: AtomicU32,
 }
+
+/// The attributes that can be set lie between these.
+const FIRST: u32 = MAX_DYNAMIC_SHARED_SIZE_BYTES;
+const COUNT: usize = (CLUSTER_SCHEDULING_POLICY_PREFERENCE - FIRST + 1) as usize;
+/// No value that can be set.
+const UNSET: i32 = i32::MIN;
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            max_dynamic_shared: AtomicI32::new(-1),
-            carveout: AtomicI32::new(-1),
-            cluster: [const { AtomicI32::new(0) }; 3],
-            non_portable_cluster: AtomicI32::new(0),
-            cluster_policy: AtomicI32::new(0),
-        }
+        Self { values: [const { AtomicI32::new(UNSET) }; COUNT], changes: AtomicU32::new(0) }
     }
 }
 
 impl Settings {
+    fn get(&self, attribute: u32) -> Option<i32> {
+        let value = self.values.get((attribute - FIRST) as usize)?.load(Ordering::Relaxed);
+        (value != UNSET).then_some(value)
+    }
+
+    fn set(&self, attribute: u32, value: i32) {
+        if let Some(slot) = self.values.get((attribute - FIRST) as usize) {
+            slot.store(value, Ordering::Relaxed);
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls `f` with each attribute that was set, and its value.
+    pub(super) fn each_set(
+        &self,
+        mut f: impl FnMut(u32, i32) -> Result<(), CuError>,
+    ) -> Result<(), CuError> {
+        let all = FIRST..=CLUSTER_SCHEDULING_POLICY_PREFERENCE;
+        all.filter_map(|attribute| Some((attribute, self.get(attribute)?)))
+            .try_for_each(|(attribute, value)| f(attribute, value))
+    }
+
+    /// Another number each time that something is set.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
     pub(super) fn max_dynamic_shared(&self) -> Option<u32> {
-        u32::try_from(self.max_dynamic_shared.load(Ordering::Relaxed)).ok()
+        self.get(MAX_DYNAMIC_SHARED_SIZE_BYTES).and_then(|bytes| u32::try_from(bytes).ok())
     }
 
     pub(crate) fn allows_non_portable_clusters(&self) -> bool {
-        self.non_portable_cluster.load(Ordering::Relaxed) != 0
+        self.get(NON_PORTABLE_CLUSTER_SIZE_ALLOWED).is_some_and(|allowed| allowed != 0)
     }
 
+    /// Blocks; 0: not set.
     fn cluster(&self, dimension: usize) -> c_int {
-        self.cluster[dimension].load(Ordering::Relaxed)
+        self.get(REQUIRED_CLUSTER_WIDTH + dimension as u32).unwrap_or(0)
     }
 }
 
@@ -90,40 +114,38 @@ pub(crate) fn get(function: &Function, attribute: u32) -> Result<c_int, CuError>
         BINARY_VERSION => info.binary_version as c_int,
         CACHE_MODE_CA => 0,
         MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared() as c_int,
-        PREFERRED_SHARED_MEMORY_CARVEOUT => settings.carveout.load(Ordering::Relaxed),
+        PREFERRED_SHARED_MEMORY_CARVEOUT => settings.get(attribute).unwrap_or(-1),
         CLUSTER_SIZE_MUST_BE_SET => 0,
         REQUIRED_CLUSTER_WIDTH => cluster(0),
         REQUIRED_CLUSTER_HEIGHT => cluster(1),
         REQUIRED_CLUSTER_DEPTH => cluster(2),
         NON_PORTABLE_CLUSTER_SIZE_ALLOWED => c_int::from(settings.allows_non_portable_clusters()),
-        CLUSTER_SCHEDULING_POLICY_PREFERENCE => settings.cluster_policy.load(Ordering::Relaxed),
+        CLUSTER_SCHEDULING_POLICY_PREFERENCE => settings.get(attribute).unwrap_or(0),
         _ => return Err(CuError::INVALID_VALUE),
     })
 }
 
 /// INVALID_VALUE for an attribute that cannot be set, or a value out of its range.
 pub(crate) fn set(function: &Function, attribute: u32, value: c_int) -> Result<(), CuError> {
-    let settings = function.settings();
-    let (slot, range) = match attribute {
+    let range = match attribute {
         MAX_DYNAMIC_SHARED_SIZE_BYTES => {
             let opt_in = function.device().limit(attr::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 48 << 10);
             let most = opt_in.saturating_sub(function.info().shared_bytes);
-            (&settings.max_dynamic_shared, 0..=most as c_int)
+            0..=most as c_int
         }
-        PREFERRED_SHARED_MEMORY_CARVEOUT => (&settings.carveout, -1..=100),
+        PREFERRED_SHARED_MEMORY_CARVEOUT => -1..=100,
         REQUIRED_CLUSTER_WIDTH | REQUIRED_CLUSTER_HEIGHT | REQUIRED_CLUSTER_DEPTH
             if function.info().required_cluster == [0; 3] =>
         {
-            let dimension = (attribute - REQUIRED_CLUSTER_WIDTH) as usize;
-            (&settings.cluster[dimension], 0..=c_int::MAX)
+            0..=c_int::MAX
         }
-        NON_PORTABLE_CLUSTER_SIZE_ALLOWED => (&settings.non_portable_cluster, 0..=1),
-        CLUSTER_SCHEDULING_POLICY_PREFERENCE => (&settings.cluster_policy, 0..=2),
+        NON_PORTABLE_CLUSTER_SIZE_ALLOWED => 0..=1,
+        CLUSTER_SCHEDULING_POLICY_PREFERENCE => 0..=2,
         _ => return Err(CuError::INVALID_VALUE),
     };
     if !range.contains(&value) {
         return Err(CuError::INVALID_VALUE);
     }
-    slot.store(value, Ordering::Relaxed);
-    Ok(())
+    function.settings().set(attribute, value);
+    function.post_attribute(attribute, value)
 }

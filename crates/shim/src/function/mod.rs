@@ -8,12 +8,13 @@ pub(crate) use attribute::{Settings, get as attribute, required_cluster, set as 
 
 use crate::handle::{Kind, Table};
 use crate::module::{Module, Owner};
+use crate::occupancy::Answers;
 use crate::session::{self, Device};
 use crate::{library, module};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::attribute as attr;
 use kedge_cuda_types::handle::{CUfunction, CUkernel};
-use kedge_protocol::{CtxId, KernelInfo, KernelRef};
+use kedge_protocol::{CtxId, KernelInfo, KernelRef, Post};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct Function {
     device: &'static Device,
     module: Owner,
     settings: Arc<Settings>,
+    occupancy: Answers,
     /// Bytes of the parameter buffer.
     param_bytes: u32,
     /// Threads a block that registers, launch bounds and the device allow.
@@ -53,8 +55,12 @@ impl Function {
             device,
             module: Arc::downgrade(module),
             settings,
+            occupancy: Answers::default(),
         });
-        made.ok_or(CuError::OUT_OF_MEMORY)
+        let made = made.ok_or(CuError::OUT_OF_MEMORY)?;
+        // A library's kernel keeps what was set for it in the next context too.
+        made.settings.each_set(|attribute, value| made.post_attribute(attribute, value))?;
+        Ok(made)
     }
 
     /// Ends the handle's life: the module is gone.
@@ -84,6 +90,15 @@ impl Function {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    pub(crate) fn occupancy(&self) -> &Answers {
+        &self.occupancy
+    }
+
+    /// Tells the device what the program has set for the kernel's launches.
+    fn post_attribute(&self, attribute: u32, value: i32) -> Result<(), CuError> {
+        session::get()?.post(&Post::KernelAttribute { kernel: self.kernel, attribute, value })
     }
 
     pub(crate) fn param_bytes(&self) -> u32 {

@@ -98,7 +98,8 @@ fn cooperative(function: &Function, shape: Shape) -> Result<(), CuError> {
         return Err(entry::not_supported("a cooperative launch on this device"));
     }
     let threads = volume(shape.block) as u32;
-    let each = occupancy::blocks_per_multiprocessor(function, threads, shape.shared_bytes as usize);
+    let each =
+        occupancy::blocks_per_multiprocessor(function, threads, shape.shared_bytes as usize)?;
     let most = u64::from(each) * u64::from(device.limit(attr::MULTIPROCESSOR_COUNT, 1));
     if volume(shape.grid) > most {
         return Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE);

@@ -1,11 +1,16 @@
-//! Tensor maps: checked and encoded here, read by kernels. No device is asked.
+//! Tensor maps: checked here, read by kernels in the form that the device has for them.
 
+use super::link::any_exact;
 use super::{give, read};
+use crate::session;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{
     Format, Interleave, MAX_RANK, Mode, Swizzle, TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, TensorMap,
 };
+use kedge_protocol::Call;
 use std::ffi::{c_int, c_void};
+
+type Bytes = [u8; TENSOR_MAP_BYTES];
 
 /// The program's parameters that tiles and columns have in common.
 struct Tensor {
@@ -56,19 +61,15 @@ impl Tensor {
             },
         };
         map.check()?;
+        check_aligned(out)?;
         // SAFETY: as the caller promised.
-        unsafe { place(out, &map) }
+        unsafe { give(out.cast::<Bytes>(), device_form(&map)?) }
     }
 }
 
-/// # Safety
-/// `out` is NULL or valid for writing a map.
-unsafe fn place(out: *mut c_void, map: &TensorMap) -> Result<(), CuError> {
-    if !(out as u64).is_multiple_of(TENSOR_MAP_ALIGN) {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: as the caller promised.
-    unsafe { give(out.cast::<[u8; TENSOR_MAP_BYTES]>(), map.encode()) }
+fn check_aligned(map: *const c_void) -> Result<(), CuError> {
+    let fits = !map.is_null() && (map as u64).is_multiple_of(TENSOR_MAP_ALIGN);
+    if fits { Ok(()) } else { Err(CuError::INVALID_VALUE) }
 }
 
 fn rank(rank: u32) -> Result<usize, CuError> {
@@ -95,13 +96,14 @@ unsafe fn elements<T: Copy, const N: usize>(
     Ok(out)
 }
 
-/// The layout here is kedge's own: only its own device reads it.
-fn check_device() -> Result<(), CuError> {
-    if super::link::any_exact() {
-        Ok(())
-    } else {
-        Err(crate::entry::not_supported("a tensor map for a real GPU"))
-    }
+/// The map in the form that the device reads: the software device reads kedge's own.
+fn device_form(map: &TensorMap) -> Result<Bytes, CuError> {
+    let ours = map.encode();
+    if any_exact() { Ok(ours) } else { ask(&Call::TensorMap { map: ours }) }
+}
+
+fn ask(call: &Call) -> Result<Bytes, CuError> {
+    session::get()?.call::<Result<Bytes, u32>>(call)?.map_err(CuError)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C API's arguments")]
@@ -119,7 +121,6 @@ pub(crate) unsafe fn cuTensorMapEncodeTiled(
     promotion: u32,
     fill: u32,
 ) -> Result<(), CuError> {
-    check_device()?;
     // SAFETY: an element for each dimension, says the reference.
     let extent: [u32; MAX_RANK] = unsafe { elements(extent, rank(tensor_rank)?, 1)? };
     let extent = extent.map(|n| u16::try_from(n).unwrap_or(0));
@@ -158,7 +159,6 @@ pub(crate) unsafe fn cuTensorMapEncodeIm2col(
     promotion: u32,
     fill: u32,
 ) -> Result<(), CuError> {
-    check_device()?;
     let rank = tensor_rank;
     let spatial = self::rank(rank)?.checked_sub(2).ok_or(CuError::INVALID_VALUE)?;
     // SAFETY: a corner for each spatial dimension, says the reference.
@@ -197,13 +197,19 @@ pub(crate) unsafe fn cuTensorMapReplaceAddress(
     map: *mut c_void,
     address: *mut c_void,
 ) -> Result<(), CuError> {
-    // SAFETY: NULL or a map, says the reference.
-    let bytes = unsafe { read(map.cast::<[u8; TENSOR_MAP_BYTES]>().cast_const())? };
-    let held = TensorMap::decode(&bytes).ok_or(CuError::INVALID_VALUE)?;
-    let changed = TensorMap { address: address as u64, ..held };
-    changed.check()?;
-    // SAFETY: as the caller promised.
-    unsafe { place(map, &changed) }
+    check_aligned(map)?;
+    // SAFETY: a map, says the reference.
+    let bytes = unsafe { read(map.cast::<Bytes>().cast_const())? };
+    let changed = if any_exact() {
+        let held = TensorMap::decode(&bytes).ok_or(CuError::INVALID_VALUE)?;
+        let changed = TensorMap { address: address as u64, ..held };
+        changed.check()?;
+        changed.encode()
+    } else {
+        ask(&Call::TensorMapMove { map: bytes, address: address as u64 })?
+    };
+    // SAFETY: as above.
+    unsafe { give(map.cast::<Bytes>(), changed) }
 }
 
 #[cfg(test)]

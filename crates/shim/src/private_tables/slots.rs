@@ -3,7 +3,7 @@
 
 use super::storage::Destructor;
 use crate::context::{self, Context};
-use crate::{ffi, module};
+use crate::{entry, ffi, log, module};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::error::{CUresult, status};
 use kedge_cuda_types::handle::{CUcontext, CUdevice, CUfunction, CUmodule};
@@ -169,6 +169,9 @@ pub(super) unsafe extern "C" fn free_blocks(a: *mut c_void, b: *mut c_void) -> C
     0
 }
 
+/// What the real slot was seen to return, and cuFFT takes 0 for a failure.
+const SEEN_RESULT: CUresult = 1;
+
 type EachFunction = unsafe extern "C" fn(user: *mut c_void, function: CUfunction) -> u32;
 
 /// Tools module 7: calls back for every function of a module.
@@ -179,14 +182,19 @@ pub(super) unsafe extern "C" fn each_function(
     user: *mut c_void,
 ) -> CUresult {
     let Some(callback) = callback else { return CuError::INVALID_VALUE.0 };
-    match module::functions_of(module) {
-        Ok(functions) => {
-            for function in functions {
-                // SAFETY: the caller's function, with the caller's word.
-                unsafe { callback(user, function) };
-            }
-            0
+    let functions = match module::functions_of(module) {
+        Ok(functions) => functions,
+        Err(error) => {
+            log::line(&format!("private table tools module (6e163fbe), slot 7: {error}"));
+            return error.0;
         }
-        Err(error) => error.0,
+    };
+    if entry::tracing() {
+        log::line(&format!("trace: each_function({module:x?}): {functions:x?}"));
     }
+    for function in functions {
+        // SAFETY: the caller's function, with the caller's word.
+        unsafe { callback(user, function) };
+    }
+    SEEN_RESULT
 }
