@@ -98,14 +98,6 @@ impl Backend for NvidiaBackend {
         tables.host_memory.unshare(addr, size)
     }
 
-    fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
-        self.tables().host_memory.alias(alias, addr, size)
-    }
-
-    fn unalias(&self, alias: u64, size: u64) -> Result<(), CuError> {
-        self.tables().host_memory.unalias(alias, size)
-    }
-
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
         self.tables().arena.create_handle(handle, device, size)
     }

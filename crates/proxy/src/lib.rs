@@ -18,6 +18,7 @@ pub mod joblog;
 pub mod options;
 mod output;
 mod serve;
+mod shared;
 mod watch;
 
 pub use serve::serve;

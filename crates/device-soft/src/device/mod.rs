@@ -3,11 +3,10 @@
 //! - [`tables`]: what the client has named; operations become tasks there.
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
-//! - [`arena`], [`alias`], [`ranges`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`arena`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`]: what the program is told of the device.
 
-mod alias;
 mod arena;
 mod arrays;
 mod context;
@@ -18,7 +17,6 @@ mod graphs;
 mod info;
 mod modules;
 mod nested;
-mod ranges;
 mod runtime;
 mod streams;
 mod tables;
@@ -182,20 +180,13 @@ impl Backend for SoftBackend {
     }
 
     fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.share(addr, size)
+        self.runtime.memory.spans.insert(addr, size);
+        Ok(())
     }
 
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.unshare(addr, size)
-    }
-
-    fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.aliases.make(alias, addr, size)
-    }
-
-    fn unalias(&self, alias: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.spans.remove(alias, size);
-        self.runtime.memory.aliases.end(alias, size)
+        self.runtime.memory.spans.remove(addr, size);
+        Ok(())
     }
 
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
