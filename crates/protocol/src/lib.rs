@@ -9,20 +9,19 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod copy;
 mod device_info;
 mod messages;
 mod module;
 mod stream_op;
 
+pub use copy::{Copy3d, MAX_INLINE_COPY, Pieces, Place, Shape};
 pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
 pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, ParamInfo,
 };
-pub use stream_op::{
-    ArrayDesc, Copy3d, Dim3, Launch, MAX_INLINE_COPY, MAX_PARAM_BYTES, Place, StreamOp, Texture,
-    TextureSource,
-};
+pub use stream_op::{ArrayDesc, Dim3, Launch, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource};
 
 kedge_wire::wire! {
     /// A CUDA context.
