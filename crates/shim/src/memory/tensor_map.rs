@@ -1,6 +1,8 @@
 //! Tensor maps: checked and encoded here, read by kernels. No device is asked.
 
+use super::link::any_exact;
 use super::{give, read};
+use crate::entry;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{
     Format, Interleave, MAX_RANK, Mode, Swizzle, TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, TensorMap,
@@ -97,11 +99,7 @@ unsafe fn elements<T: Copy, const N: usize>(
 
 /// The layout here is kedge's own: only its own device reads it.
 fn check_device() -> Result<(), CuError> {
-    if super::link::any_exact() {
-        Ok(())
-    } else {
-        Err(crate::entry::not_supported("a tensor map for a real GPU"))
-    }
+    if any_exact() { Ok(()) } else { Err(entry::not_supported("a tensor map for a real GPU")) }
 }
 
 #[expect(clippy::too_many_arguments, reason = "the C API's arguments")]
