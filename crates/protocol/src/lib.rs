@@ -8,6 +8,7 @@
 //! against what is allocated.
 #![forbid(unsafe_code)]
 
+mod array;
 pub mod check;
 mod copy;
 mod device_info;
@@ -15,13 +16,14 @@ mod messages;
 mod module;
 mod stream_op;
 
+pub use array::ArrayDesc;
 pub use copy::{Copy3d, MAX_INLINE_COPY, Pieces, Place, Shape};
 pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
 pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, ParamInfo,
 };
-pub use stream_op::{ArrayDesc, Dim3, Launch, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource};
+pub use stream_op::{Dim3, Launch, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource};
 
 kedge_wire::wire! {
     /// A CUDA context.

@@ -52,23 +52,6 @@ wire! {
         MemFree = 12 { addr: u64, size: u64 },
     }
 
-    /// A CUDA array's shape, as CUDA_ARRAY3D_DESCRIPTOR gives it.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct ArrayDesc {
-        /// Device ordinal.
-        pub device: u32,
-        /// Elements; height and depth 0 for fewer dimensions.
-        pub width: u64,
-        pub height: u64,
-        pub depth: u64,
-        /// CUarray_format.
-        pub format: u32,
-        /// 1, 2 or 4.
-        pub channels: u32,
-        /// CUDA_ARRAY3D_* flags (layered 1, surface 2, cubemap 4, texture gather 8).
-        pub flags: u32,
-    }
-
     /// What a texture or surface object reads.
     #[derive(Debug, Clone, PartialEq)]
     pub enum TextureSource {

@@ -242,7 +242,7 @@ impl Backend for SoftBackend {
         }
         let mut made = HashMap::new();
         for (&id, number) in levels.iter().zip(0..) {
-            let array = Array::new(&self.runtime.memory, &arrays::level(desc, number))?;
+            let array = Array::new(&self.runtime.memory, &desc.level(number))?;
             let twice = made.insert(id, (ctx, Arc::new(array))).is_some();
             if twice || tables.arrays.contains_key(&id) {
                 return Err(CuError::INVALID_HANDLE);
