@@ -2,6 +2,7 @@
 
 use crate::NvidiaBackend;
 use crate::context::Context;
+use crate::devices;
 use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
@@ -35,7 +36,12 @@ impl Backend for NvidiaBackend {
         if tables.contexts.contains_key(&ctx) {
             return Err(CuError::INVALID_VALUE);
         }
-        let context = Context::create(&self.shared.driver, ctx, device, on)?;
+        let context = Context::create(&self.shared.driver, ctx, device, on);
+        let context = context.inspect_err(|error| {
+            if let Some(why) = devices::unavailable(&self.shared.driver, on, *error) {
+                self.shared.host.log(&why);
+            }
+        })?;
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         tables.contexts.insert(ctx, context);

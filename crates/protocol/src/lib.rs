@@ -18,7 +18,7 @@ mod stream_op;
 
 pub use array::ArrayDesc;
 pub use copy::{Copy3d, MAX_INLINE_COPY, Pieces, Place, Shape};
-pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
+pub use device_info::{DeviceChoice, DeviceInfo, Hello, PROTOCOL_VERSION, Refusal, Welcome};
 pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, ParamInfo,

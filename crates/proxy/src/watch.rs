@@ -22,7 +22,7 @@ pub(crate) fn start(client: OwnedFd, socket: BorrowedFd<'_>, log: Arc<JobLog>) -
     let socket = socket.try_clone_to_owned()?;
     let watch = move || {
         let reason = wait(&client, &socket);
-        log.line(reason);
+        log.note(reason);
         // Not exit(): other threads run kernels, and nothing here is worth an orderly end.
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(0) }

@@ -60,8 +60,16 @@ pub struct SoftConfig {
     pub devices: u32,
     /// Bytes.
     pub memory_per_device: u64,
-    /// Threads that execute kernels, shared by all devices; 0: one for each core.
+    /// Threads that execute kernels, shared by all devices; at least 1.
     pub workers: usize,
+}
+
+impl SoftConfig {
+    /// What programs are told of the devices.
+    pub fn describe(&self) -> Vec<DeviceInfo> {
+        let describe = |index| info::describe(index, self.memory_per_device, self.workers);
+        (0..self.devices).map(describe).collect()
+    }
 }
 
 /// Why the software devices do not start.
@@ -85,21 +93,26 @@ pub struct SoftBackend {
 }
 
 impl SoftBackend {
-    /// Starts the devices. The shared arena is `host`'s to map, before any managed variable is loaded.
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
+    /// shared arena is `host`'s to map, before any managed variable is loaded.
     ///
     /// # Errors
     /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(config: SoftConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, StartError> {
-        if config.devices == 0 || config.devices > MAX_DEVICES {
-            return Err(StartError::Devices(config.devices));
+    pub fn new(
+        config: SoftConfig,
+        infos: Vec<DeviceInfo>,
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<Self>, StartError> {
+        let devices = infos.len() as u32;
+        if devices == 0 || devices > MAX_DEVICES {
+            return Err(StartError::Devices(devices));
         }
-        let memory = Memory::map(config.devices, config.memory_per_device);
+        let memory = Memory::map(devices, config.memory_per_device);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), config.devices as usize);
+        let vmm = Vmm::new(Arc::clone(&memory.spans), infos.len());
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
-        let describe = |index| info::describe(index, config.memory_per_device, pool.workers());
         Ok(Arc::new(Self {
-            infos: (0..config.devices).map(describe).collect(),
+            infos,
             vmm: vmm.map_err(StartError::Memory)?,
             textures: Arc::default(),
             tables: Mutex::default(),
