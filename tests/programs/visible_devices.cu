@@ -88,10 +88,11 @@ static Lines run(const char *visible, const char *order = nullptr, const char *o
 
 static Lines every;
 
-// The devices `wanted` are seen, in this order; none: cudaErrorNoDevice.
-static void expect(const std::string &list, const std::vector<int> &wanted)
+// The devices `wanted` are seen, in this order; where there are none, `error`.
+static void expect(const std::string &list, const std::vector<int> &wanted,
+                   const char *error = "cudaErrorNoDevice")
 {
-    Lines lines = wanted.empty() ? Lines{"cudaErrorNoDevice"} : Lines{};
+    Lines lines = wanted.empty() ? Lines{error} : Lines{};
     for (int device : wanted) lines.push_back(every[device]);
     for (bool own : {false, true}) {
         Lines seen = own ? run(nullptr, nullptr, list.c_str()) : run(list.c_str());
@@ -111,7 +112,7 @@ int main(int argc, char **argv)
     auto id = [](int device) { return every[device].substr(0, every[device].find(' ')); };
     auto beyond = std::to_string(every.size());
 
-    // The programming guide's rules, where one device is enough to see them.
+    // The programming guide's rules, and what driver 580 does where it is silent.
     expect("0", {0});
     expect("", {});
     expect("-1", {});
@@ -119,18 +120,28 @@ int main(int argc, char **argv)
     expect("0," + beyond, {0});
     expect("0,nonsense,0", {0});
     expect("nonsense", {});
-    expect("0,0", {});
+    expect("0,0", {}, "cudaErrorInvalidDevice");
+    expect(" 0 ", {0});
+    expect("+0x", {0});
+    expect("0,,0", {0});
+    expect(",0", {});
     expect(id(0), {0});
-    expect("0," + id(0), {});
+    expect(id(0) + "," + id(0), {}, "cudaErrorInvalidDevice");
+    expect(id(0) + "and more", {0});
+    expect(" " + id(0), {});
+    expect(id(0).substr(4), {});
+    // Numbers and UUIDs do not mix.
+    expect("0," + id(0), {0});
+    expect(id(0) + ",0", {0});
     expect("0,MIG-" + id(0) + "/0/0", {0});
     if (every.size() >= 4) {
         expect("2,1", {2, 1});
         expect("0,2,-1,1", {0, 2});
         expect("1," + beyond + ",0", {1});
-        expect("0,1,2,1", {});
+        expect("0,1,2,1", {}, "cudaErrorInvalidDevice");
         expect(id(3) + "," + id(0), {3, 0});
-        // Cut short by its last digit, which for real devices is still unique.
-        expect("GPU-none,0", {});
+        expect("GPU-", {});
+        expect(id(2) + ",GPU-none," + id(1), {2});
     }
 
     // By bus number, whatever is fastest; then numbers count in that order.

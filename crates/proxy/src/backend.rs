@@ -1,6 +1,6 @@
 //! Which devices a client gets.
 
-use crate::visible;
+use crate::visible::{self, Cut};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::{Backend, Host};
@@ -90,7 +90,7 @@ pub enum BuildError {
         "CUDA_VISIBLE_DEVICES={list} hides all {count} of the job's devices{why}; name some of 0 to {}, or unset it",
         count - 1
     )]
-    Hidden { list: String, count: usize, why: String },
+    Hidden { list: String, count: usize, why: String, code: CuError },
 }
 
 impl BuildError {
@@ -98,7 +98,8 @@ impl BuildError {
     pub fn code(&self) -> CuError {
         match self {
             BuildError::Nvidia(error) => error.code(),
-            BuildError::Soft(_) | BuildError::Hidden { .. } => CuError::NO_DEVICE,
+            BuildError::Soft(_) => CuError::NO_DEVICE,
+            BuildError::Hidden { code, .. } => *code,
         }
     }
 }
@@ -134,8 +135,9 @@ fn choose(
     let found = visible::choose(infos, choice);
     let list = choice.visible.as_deref().unwrap_or_default();
     if found.devices.is_empty() {
+        let code = found.cut.as_ref().map_or(CuError::NO_DEVICE, Cut::code);
         let why = found.cut.map(|cut| format!(": {cut}")).unwrap_or_default();
-        return Err(BuildError::Hidden { list: list.to_owned(), count: infos.len(), why });
+        return Err(BuildError::Hidden { list: list.to_owned(), count: infos.len(), why, code });
     }
     if let Some(cut) = found.cut {
         host.log(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
