@@ -1,7 +1,9 @@
 //! Running `kedge probe` as a job of its own, and as a program without kedge.
 
+use crate::output::harmless;
 use crate::size::Size;
 use kedge_proxy::backend::GpuSpec;
+use kedge_proxy::joblog;
 use kedge_supervisor::jobs::{JobName, Jobs};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
@@ -67,14 +69,22 @@ pub(crate) fn probe(
     Err(reason(&said, &log, status))
 }
 
-/// The most telling of what was said.
+/// What the probe said, and what kedge wrote to the log of it: the one has the error, the other why.
 fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
-    let last = |text: &str| text.lines().last().map(|line| crate::output::harmless(line.trim()));
-    match (last(stderr), last(log)) {
-        (Some(said), _) => said.strip_prefix("kedge: ").unwrap_or(&said).to_owned(),
-        (None, Some(logged)) => format!("{status}: {logged}"),
-        (None, None) => status.to_string(),
+    fn last(text: &str) -> Option<&str> {
+        text.lines().last().map(str::trim)
     }
+    let said = last(stderr).map(|line| line.strip_prefix("kedge: ").unwrap_or(line));
+    let why = log.lines().rev().find_map(joblog::telling);
+    let words = match (said, why) {
+        (Some(said), Some(why)) => format!("{said}: {why}"),
+        (Some(said), None) => said.to_owned(),
+        (None, why) => match why.or_else(|| last(log)) {
+            Some(why) => format!("{status}: {why}"),
+            None => status.to_string(),
+        },
+    };
+    harmless(&words)
 }
 
 fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobName>), String> {
@@ -159,5 +169,10 @@ mod tests {
         assert_eq!(reason("x\nkedge: cuInit: no\n", "log", killed), "cuInit: no");
         assert_eq!(reason("", "a\nb\n", killed), "signal: 9 (SIGKILL): b");
         assert_eq!(reason("", "", killed), "signal: 9 (SIGKILL)");
+        let log = "T proxy[2]: note: client 1 (x) has connected\nT proxy[2]: no device: buy one\n";
+        assert_eq!(reason("kedge: cuInit: no", log, killed), "cuInit: no: no device: buy one");
+        assert_eq!(reason("", log, killed), "signal: 9 (SIGKILL): no device: buy one");
+        let quiet = log.lines().next().unwrap();
+        assert_eq!(reason("kedge: x: failed", quiet, killed), "x: failed");
     }
 }

@@ -2,10 +2,11 @@
 
 use crate::Failure;
 use crate::child::{self, Place};
-use crate::output::{self, PLAIN, Table};
+use crate::gpu;
+use crate::output::{self, DIM, PLAIN, Table, styled};
 use crate::size::Size;
 use clap::Args;
-use kedge_cuda_types::attribute;
+use kedge_cuda_types::{attribute, uuid};
 use kedge_probe::DeviceReport;
 use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
@@ -17,10 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
-    /// Devices as `kedge run` would give them: soft, soft:N for N software
-    /// devices, local for this machine's GPUs, or local:I,J… for some of them
-    #[arg(long, value_name = "SPEC", default_value = "soft")]
-    gpu: GpuSpec,
+    /// Devices as `kedge run` would give them: local for this machine's GPUs, local:I,J… for some
+    /// of them, soft, or soft:N for N software devices [default: as for `kedge run`]
+    #[arg(long, value_name = "SPEC")]
+    gpu: Option<GpuSpec>,
     /// This machine's own devices, as a program sees them without kedge
     #[arg(long, conflicts_with = "gpu")]
     native: bool,
@@ -47,9 +48,11 @@ struct Device {
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
+    let soft_only = args.soft_memory.map(|_| "--soft-memory");
+    let gpu = gpu::resolve(args.gpu.as_ref(), soft_only);
     let place = match args.native {
         true => Place::Native,
-        false => Place::Job { gpu: args.gpu.clone(), soft_memory: args.soft_memory },
+        false => Place::Job { gpu: gpu.spec.clone(), soft_memory: args.soft_memory },
     };
     let mut reports = Vec::new();
     child::probe(place, &["devices".into()], PATIENCE, |line| {
@@ -74,7 +77,12 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
             (PLAIN, device.uuid),
         ]);
     }
-    Ok(output::print(&table.render())?)
+    let mut text = table.render();
+    if let Some(why) = gpu.default.filter(|_| !args.native) {
+        let line = format!("--gpu {} is the default here: {why}", gpu.spec);
+        text.push_str(&format!("{}\n", styled(DIM, &line)));
+    }
+    Ok(output::print(&text)?)
 }
 
 fn describe(index: usize, report: &DeviceReport) -> Device {
@@ -89,30 +97,12 @@ fn describe(index: usize, report: &DeviceReport) -> Device {
     Device {
         index,
         name: report.name.clone(),
-        uuid: uuid(&report.uuid),
+        uuid: uuid::text(&report.uuid),
         pci_bus_id: report.pci_bus_id.clone(),
         compute_capability: format!("{major}.{minor}"),
         total_memory: report.total_memory,
         multiprocessors: value(attribute::MULTIPROCESSOR_COUNT),
         driver_version: format!("{}.{}", driver / 1000, driver % 1000 / 10),
         attributes: report.attributes.iter().filter_map(named).collect(),
-    }
-}
-
-/// As CUDA_VISIBLE_DEVICES takes it.
-fn uuid(bytes: &[u8; 16]) -> String {
-    let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let groups = [&hex[..4], &hex[4..6], &hex[6..8], &hex[8..10], &hex[10..]];
-    format!("GPU-{}", groups.map(|group| group.concat()).join("-"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uuids_look_like_a_gpu_s() {
-        let text = uuid(b"kedge-soft\0\0\0\0\0\x01");
-        assert_eq!(text, "GPU-6b656467-652d-736f-6674-000000000001");
     }
 }

@@ -6,6 +6,7 @@ mod child;
 mod devices;
 mod doctor;
 mod failure;
+mod gpu;
 mod logs;
 mod manual;
 mod output;

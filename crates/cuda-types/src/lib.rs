@@ -9,5 +9,6 @@ pub mod graph;
 pub mod handle;
 pub mod memory;
 pub mod tensor_map;
+pub mod uuid;
 
 pub use error::CuError;

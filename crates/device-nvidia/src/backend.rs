@@ -2,6 +2,7 @@
 
 use crate::NvidiaBackend;
 use crate::context::Context;
+use crate::devices;
 use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
@@ -37,7 +38,12 @@ impl Backend for NvidiaBackend {
         if tables.contexts.contains_key(&ctx) {
             return Err(CuError::INVALID_VALUE);
         }
-        let context = Context::create(&self.shared.driver, ctx, device, on)?;
+        let context = Context::create(&self.shared.driver, ctx, device, on);
+        let context = context.inspect_err(|error| {
+            if let Some(why) = devices::unavailable(&self.shared.driver, on, *error) {
+                self.shared.host.log(&why);
+            }
+        })?;
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         tables.contexts.insert(ctx, context);
@@ -106,14 +112,6 @@ impl Backend for NvidiaBackend {
             context.enter()?;
         }
         tables.host_memory.unshare(addr, size)
-    }
-
-    fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
-        self.tables().host_memory.alias(alias, addr, size)
-    }
-
-    fn unalias(&self, alias: u64, size: u64) -> Result<(), CuError> {
-        self.tables().host_memory.unalias(alias, size)
     }
 
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {

@@ -40,11 +40,10 @@ struct Side {
 /// say those.
 pub(crate) fn raw(copy: &Copy3d, arrays: &impl Arrays) -> Result<RawCopy, CuError> {
     if let (Place::Mapped { addr: src, .. }, Place::Mapped { addr: dst, .. }) = (copy.src, copy.dst)
-        && contiguous(copy, copy.src)
-        && contiguous(copy, copy.dst)
+        && copy.src.is_packed(copy.shape())
+        && copy.dst.is_packed(copy.shape())
     {
-        let bytes = copy.width.checked_mul(copy.height).and_then(|n| n.checked_mul(copy.depth));
-        let bytes = bytes.ok_or(CuError::INVALID_VALUE)? as usize;
+        let bytes = copy.shape().bytes().ok_or(CuError::INVALID_VALUE)? as usize;
         return Ok(RawCopy::Line { dst, src, bytes });
     }
     let (src, dst) = (side(copy, copy.src, arrays)?, side(copy, copy.dst, arrays)?);
@@ -70,13 +69,6 @@ pub(crate) fn raw(copy: &Copy3d, arrays: &impl Arrays) -> Result<RawCopy, CuErro
         Depth: copy.depth as usize,
         ..Default::default()
     }))
-}
-
-/// Whether a place's rows follow each other without gaps.
-fn contiguous(copy: &Copy3d, place: Place) -> bool {
-    let Place::Mapped { pitch, slice, .. } = place else { return false };
-    (copy.height == 1 || pitch == copy.width)
-        && (copy.depth == 1 || Some(slice) == copy.width.checked_mul(copy.height))
 }
 
 fn side(copy: &Copy3d, place: Place, arrays: &impl Arrays) -> Result<Side, CuError> {

@@ -31,6 +31,10 @@ const WITHHELD: &[u32] = &[
     a::GENERIC_COMPRESSION_SUPPORTED,
 ];
 
+/// CUcomputemode.
+const PROHIBITED: i32 = 2;
+const EXCLUSIVE_PROCESS: i32 = 3;
+
 /// All devices that the driver shows, as many as the address map has room for.
 pub(crate) fn all(driver: &Driver) -> Result<Vec<CUdevice>, CuError> {
     let mut count = 0;
@@ -52,6 +56,26 @@ pub(crate) fn attribute(driver: &Driver, device: CUdevice, attribute: u32) -> Op
     // SAFETY: a live out pointer.
     check(unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, device) }).ok()?;
     Some(value)
+}
+
+/// Why a GPU takes no context, where its compute mode (CUcomputemode) is the reason.
+pub(crate) fn unavailable(driver: &Driver, device: CUdevice, error: CuError) -> Option<String> {
+    let mode = attribute(driver, device, a::COMPUTE_MODE)?;
+    let [domain, bus, slot] = [a::PCI_DOMAIN_ID, a::PCI_BUS_ID, a::PCI_DEVICE_ID]
+        .map(|id| attribute(driver, device, id).unwrap_or(0));
+    mode_obstacle(mode, &format!("{domain:08x}:{bus:02x}:{slot:02x}.0"), error)
+}
+
+fn mode_obstacle(mode: i32, gpu: &str, error: CuError) -> Option<String> {
+    let state = match mode {
+        PROHIBITED => "takes no programs (compute mode PROHIBITED)",
+        EXCLUSIVE_PROCESS if error == CuError::DEVICE_UNAVAILABLE => {
+            "is in use by another process, and takes one at a time (compute mode EXCLUSIVE_PROCESS; \
+             each process of a job has one of its own)"
+        }
+        _ => return None,
+    };
+    Some(format!("GPU {gpu} {state}: `sudo nvidia-smi -i {gpu} -c DEFAULT` lets it take several"))
 }
 
 pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, CuError> {
@@ -78,4 +102,21 @@ pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, 
         exact: false,
         attributes: List::new(known.collect()).unwrap_or_default(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_mode_that_excludes_is_an_obstacle() {
+        let (gpu, busy) = ("00000000:17:00.0", CuError::DEVICE_UNAVAILABLE);
+        let said = mode_obstacle(EXCLUSIVE_PROCESS, gpu, busy).unwrap();
+        assert!(
+            said.contains("another process") && said.contains("nvidia-smi -i 00000000:17:00.0")
+        );
+        assert!(mode_obstacle(PROHIBITED, gpu, busy).unwrap().contains("PROHIBITED"));
+        assert_eq!(mode_obstacle(0, gpu, busy), None);
+        assert_eq!(mode_obstacle(EXCLUSIVE_PROCESS, gpu, CuError::OUT_OF_MEMORY), None);
+    }
 }

@@ -3,6 +3,7 @@
 //! One table names every function that kedge calls, with its signature (CUDA Driver API reference).
 //! A driver that lacks one is refused with the function's name, except for those marked optional.
 
+use crate::presence::{LIBRARY, USUAL_PLACES};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
@@ -286,15 +287,6 @@ pub(crate) fn check(status: u32) -> Result<(), CuError> {
     if status == 0 { Ok(()) } else { Err(CuError(status)) }
 }
 
-/// Where drivers lie that the loader's own search does not find.
-const USUAL_PLACES: &[&str] = &[
-    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-    "/usr/lib64/libcuda.so.1",
-    "/usr/local/nvidia/lib64/libcuda.so.1",
-    "/usr/local/nvidia/lib/libcuda.so.1",
-    "/usr/lib/wsl/lib/libcuda.so.1",
-];
-
 impl Driver {
     /// Opens the driver: `KEDGE_DRIVER` if it is set, else what the loader finds, else the usual
     /// places.
@@ -302,7 +294,7 @@ impl Driver {
         if let Some(path) = std::env::var_os("KEDGE_DRIVER") {
             return Driver::open_at(Path::new(&path));
         }
-        let mut first = match Driver::open_at(Path::new("libcuda.so.1")) {
+        let mut first = match Driver::open_at(Path::new(LIBRARY)) {
             Ok(driver) => return Ok(driver),
             Err(error) => error,
         };

@@ -1,6 +1,7 @@
 //! CUDA devices driven through the installed driver, as a [`Backend`].
 //!
-//! - [`driver`]: `libcuda.so.1`, opened at run time. [`devices`]: what the program is told.
+//! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is there, why
+//!   it does not start. [`devices`]: what the program is told.
 //! - [`arena`], [`host_memory`]: memory at addresses of the client's choice.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`textures`].
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
@@ -11,6 +12,7 @@ mod backend;
 mod context;
 mod copies;
 mod devices;
+mod diagnosis;
 mod driver;
 mod graphs;
 mod host_call;
@@ -19,6 +21,7 @@ mod launch;
 mod modules;
 mod occupancy;
 mod output;
+mod presence;
 mod staging;
 mod stream;
 mod submit;
@@ -29,8 +32,10 @@ mod waiters;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
+pub use presence::{driver_path, gpu_nodes};
 
 use arena::Arena;
+use diagnosis::Installation;
 use driver::{Driver, check};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
@@ -49,16 +54,29 @@ use waiters::Waiters;
 pub enum StartError {
     #[error("{0}")]
     Driver(#[from] DriverError),
-    #[error("the NVIDIA driver does not start: {0}; see `nvidia-smi` and the kernel's log")]
-    Init(CuError),
-    #[error("the NVIDIA driver finds no GPU; use --gpu soft, or look at CUDA_VISIBLE_DEVICES")]
-    NoDevice,
+    /// The driver's own error, and what was found to be behind it.
+    #[error("{1}")]
+    Init(CuError, String),
     #[error("--gpu local:{0}: there is no such GPU; the driver shows {1}")]
     NoSuchDevice(u32, usize),
     #[error("{0}")]
     Arena(#[from] ArenaError),
     #[error("cannot capture what kernels print: {0}")]
     Output(io::Error),
+}
+
+impl StartError {
+    fn init(error: CuError) -> StartError {
+        StartError::Init(error, Installation::look().explain(error))
+    }
+
+    /// What cuInit answers.
+    pub fn code(&self) -> CuError {
+        match self {
+            StartError::Init(error, _) => *error,
+            _ => CuError::NO_DEVICE,
+        }
+    }
 }
 
 /// The GPUs of one client.
@@ -99,27 +117,53 @@ impl Shared {
     }
 }
 
-impl NvidiaBackend {
-    /// Starts the driver and reserves the address map. `ordinals` picks GPUs as the driver counts
-    /// them; empty: all. From now on, what is written to standard output and error goes to the
-    /// client.
+/// This machine's GPUs, found and described, of which a client gets some.
+pub struct Gpus {
+    driver: Arc<Driver>,
+    devices: Vec<CUdevice>,
+    infos: Vec<DeviceInfo>,
+    version: u32,
+}
+
+impl Gpus {
+    /// Starts the driver. `ordinals` picks GPUs as the driver counts them; empty: all.
     ///
     /// # Errors
     /// [`StartError`], which says what is missing and what mends it.
-    pub fn new(ordinals: &[u32], host: Arc<dyn Host>) -> Result<Arc<NvidiaBackend>, StartError> {
+    pub fn open(ordinals: &[u32]) -> Result<Gpus, StartError> {
         let driver = Arc::new(Driver::open()?);
         // SAFETY: the first call, as the reference demands.
-        check(unsafe { (driver.cuInit)(0) }).map_err(|error| match error {
-            CuError::NO_DEVICE => StartError::NoDevice,
-            error => StartError::Init(error),
-        })?;
-        let all = devices::all(&driver).map_err(StartError::Init)?;
+        check(unsafe { (driver.cuInit)(0) }).map_err(StartError::init)?;
+        let all = devices::all(&driver).map_err(StartError::init)?;
         let devices = pick(&all, ordinals)?;
         let infos = devices.iter().map(|&device| devices::describe(&driver, device));
-        let infos = infos.collect::<Result<Vec<_>, _>>().map_err(StartError::Init)?;
+        let infos = infos.collect::<Result<Vec<_>, _>>().map_err(StartError::init)?;
         let mut version = 0;
         // SAFETY: a live out pointer.
-        check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::Init)?;
+        check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::init)?;
+        Ok(Gpus { driver, devices, infos, version: u32::try_from(version).unwrap_or(0) })
+    }
+
+    /// What programs are told of them.
+    pub fn infos(&self) -> &[DeviceInfo] {
+        &self.infos
+    }
+}
+
+impl NvidiaBackend {
+    /// Reserves the address map for those of the GPUs that `chosen` names by their positions. From
+    /// now on, what is written to standard output and error goes to the client.
+    ///
+    /// # Errors
+    /// [`StartError`], which says what is missing and what mends it.
+    pub fn new(
+        gpus: Gpus,
+        chosen: &[usize],
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<NvidiaBackend>, StartError> {
+        let Gpus { driver, devices, infos, version } = gpus;
+        let devices: Vec<_> = chosen.iter().filter_map(|&at| devices.get(at).copied()).collect();
+        let infos = chosen.iter().filter_map(|&at| infos.get(at).cloned()).collect();
         let arena = Arena::reserve(&driver, &devices)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         Ok(Arc::new(NvidiaBackend {
@@ -134,7 +178,7 @@ impl NvidiaBackend {
             waiters: Waiters::default(),
             infos,
             devices,
-            version: u32::try_from(version).unwrap_or(0),
+            version,
         }))
     }
 
@@ -161,7 +205,7 @@ impl NvidiaBackend {
 /// The GPUs that were asked for.
 fn pick(all: &[CUdevice], ordinals: &[u32]) -> Result<Vec<CUdevice>, StartError> {
     if all.is_empty() {
-        return Err(StartError::NoDevice);
+        return Err(StartError::init(CuError::NO_DEVICE));
     }
     if ordinals.is_empty() {
         return Ok(all.to_vec());

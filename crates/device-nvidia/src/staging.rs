@@ -13,7 +13,7 @@ use kedge_device::Host;
 use kedge_protocol::{ArrayId, Copy3d, Place};
 use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a pinned buffer, and of the largest piece.
@@ -82,8 +82,7 @@ impl Buffer {
 
     /// The buffer as one side of a piece's copy, without gaps.
     fn place(&self, piece: &Copy3d) -> Place {
-        let slice = piece.width * piece.height;
-        Place::Mapped { addr: self.0 as u64, pitch: piece.width, slice }
+        piece.shape().packed_at(self.0 as u64)
     }
 }
 
@@ -99,9 +98,9 @@ pub(crate) fn run(
     // Nobody's buffer may wait for a stream that waits for somebody else's copy.
     // SAFETY: an event that was recorded in the stream.
     check(unsafe { (driver.cuEventSynchronize)(reached) })?;
-    let pieces = pieces(&copy.copy);
-    let lanes = LANES.min(pieces.len() as u64);
-    let next = AtomicUsize::new(0);
+    let pieces = copy.copy.pieces(PIECE);
+    let lanes = LANES.min(pieces.count());
+    let next = AtomicU64::new(0);
     let failed = AtomicU64::new(0);
     let lane = || {
         let outcome = Lane::open(copy, buffers).and_then(|mut lane| {
@@ -109,7 +108,7 @@ pub(crate) fn run(
                 if failed.load(Ordering::Relaxed) != 0 {
                     break;
                 }
-                lane.piece(piece, host)?;
+                lane.piece(&piece, host)?;
             }
             lane.finish()
         });
@@ -220,74 +219,19 @@ fn rows(
     packed: &mut [u8],
     mut each: impl FnMut(u64, &mut [u8]) -> Result<(), CuError>,
 ) -> Result<(), CuError> {
-    let Place::Client { addr, pitch, slice } = place else { return Err(CuError::INVALID_VALUE) };
-    let whole = piece.depth == 1 && (piece.height == 1 || pitch == piece.width);
-    if whole {
-        return each(addr, packed);
+    let row = |y, z| place.row(y, z).ok_or(CuError::INVALID_VALUE);
+    if place.is_packed(piece.shape()) {
+        return each(row(0, 0)?, packed);
     }
-    for (index, row) in (0..).zip(packed.chunks_mut(piece.width as usize)) {
-        let (y, z) = (index % piece.height, index / piece.height);
-        each(addr.wrapping_add(y * pitch).wrapping_add(z * slice), row)?;
+    for (index, bytes) in (0..).zip(packed.chunks_mut(piece.width as usize)) {
+        each(row(index % piece.height, index / piece.height)?, bytes)?;
     }
     Ok(())
-}
-
-/// A place further on by `x` bytes, `y` rows and `z` planes.
-fn advanced(place: Place, x: u64, y: u64, z: u64) -> Place {
-    let on = |addr: u64, pitch: u64, slice: u64| addr + x + y * pitch + z * slice;
-    match place {
-        Place::Mapped { addr, pitch, slice } => {
-            Place::Mapped { addr: on(addr, pitch, slice), pitch, slice }
-        }
-        Place::Client { addr, pitch, slice } => {
-            Place::Client { addr: on(addr, pitch, slice), pitch, slice }
-        }
-        Place::Array { array, x_bytes, y: y0, z: z0 } => {
-            Place::Array { array, x_bytes: x_bytes + x, y: y0 + y, z: z0 + z }
-        }
-    }
-}
-
-/// Cuts a copy into pieces of at most [`PIECE`] bytes.
-fn pieces(copy: &Copy3d) -> Vec<Copy3d> {
-    if copy.width == 0 || copy.height == 0 || copy.depth == 0 {
-        return Vec::new();
-    }
-    let width = copy.width.min(PIECE);
-    let rows = (PIECE / width).min(copy.height);
-    let mut all = Vec::new();
-    for z in 0..copy.depth {
-        for y in (0..copy.height).step_by(rows as usize) {
-            for x in (0..copy.width).step_by(width as usize) {
-                all.push(Copy3d {
-                    src: advanced(copy.src, x, y, z),
-                    dst: advanced(copy.dst, x, y, z),
-                    width: width.min(copy.width - x),
-                    height: rows.min(copy.height - y),
-                    depth: 1,
-                });
-            }
-        }
-    }
-    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pieces_cover_a_copy_once() {
-        for (width, height, depth) in [(1, 1, 1), (PIECE * 2 + 5, 3, 2), (1000, 5000, 2)] {
-            let src =
-                Place::Client { addr: 1 << 40, pitch: width + 3, slice: (width + 3) * height };
-            let dst = Place::Mapped { addr: 1 << 41, pitch: width, slice: width * height };
-            let pieces = pieces(&Copy3d { src, dst, width, height, depth });
-            let bytes: u64 = pieces.iter().map(|p| p.width * p.height * p.depth).sum();
-            assert_eq!(bytes, width * height * depth);
-            assert!(pieces.iter().all(|p| p.width * p.height * p.depth <= PIECE));
-        }
-    }
 
     #[test]
     fn rows_are_found_at_their_pitch() {

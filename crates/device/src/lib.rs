@@ -6,6 +6,10 @@
 //! a panic.
 #![forbid(unsafe_code)]
 
+mod ranges;
+
+pub use ranges::Ranges;
+
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_protocol::{
@@ -60,19 +64,11 @@ pub trait Backend: Send + Sync {
     /// Makes a part of a slab valid for access; asked of exact devices only, as is `unmap`.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;
-    /// Makes a range of the shared arena, or of an alias of it, valid for device access.
+    /// Makes a range of the shared arena, or of an alias of it, valid for device access. The host has
+    /// mapped it, and shares no byte twice; it ends exactly what it began.
     fn share(&self, addr: u64, size: u64) -> Result<(), CuError>;
     /// Ends what `share` made valid, which no work uses.
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError>;
-    /// Makes shared-arena pages appear at `alias` as well; MAP_FAILED where that address is taken.
-    /// A device that cannot says NOT_SUPPORTED.
-    fn alias(&self, _alias: u64, _addr: u64, _size: u64) -> Result<(), CuError> {
-        Err(CuError::NOT_SUPPORTED)
-    }
-    /// Ends an alias, or a part of one.
-    fn unalias(&self, _alias: u64, _size: u64) -> Result<(), CuError> {
-        Err(CuError::NOT_SUPPORTED)
-    }
 
     /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
     /// OUT_OF_MEMORY where there is not so much.

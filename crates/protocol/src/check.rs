@@ -2,7 +2,7 @@
 
 use crate::{
     Call, Elapsed, GlobalInfo, Hello, KernelInfo, KernelNames, LoadError, Message, Output, Post,
-    Welcome,
+    Refusal, Welcome,
 };
 use kedge_wire::{Wire, decode, encode};
 
@@ -16,7 +16,7 @@ pub fn check_bytes(bytes: &[u8]) {
     one::<Post>(bytes);
     one::<Call>(bytes);
     one::<Hello>(bytes);
-    one::<Welcome>(bytes);
+    one::<Result<Welcome, Refusal>>(bytes);
     one::<Result<(), LoadError>>(bytes);
     one::<Result<KernelInfo, u32>>(bytes);
     one::<Result<KernelNames, u32>>(bytes);

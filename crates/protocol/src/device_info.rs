@@ -18,6 +18,18 @@ wire! {
         pub probe_value: u64,
         /// The program's name, for logs.
         pub program: Text<4096>,
+        pub choice: DeviceChoice,
+    }
+
+    /// Which of the job's devices this client wants to see, and in which order: what its environment
+    /// says as it calls cuInit. The proxy applies it, so that device numbers mean the same on both
+    /// sides.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct DeviceChoice {
+        /// CUDA_VISIBLE_DEVICES; `None`: all.
+        pub visible: Option<Text<4096>>,
+        /// CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        pub pci_order: bool,
     }
 
     /// A device as the program sees it.
@@ -36,7 +48,7 @@ wire! {
         pub attributes: List<(u32, i32), 512>,
     }
 
-    /// The proxy's answer to `Hello`.
+    /// The proxy's answer to `Hello`: `Result<Welcome, Refusal>`.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Welcome {
         /// What cuDriverGetVersion answers, such as 13000.
@@ -44,5 +56,14 @@ wire! {
         /// Whether `Place::Client` works; where not, the client stages through the shared arena.
         pub client_memory: bool,
         pub devices: List<DeviceInfo, 16>,
+    }
+
+    /// The proxy's answer where it has no device for the client.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Refusal {
+        /// The CUresult of cuInit.
+        pub code: u32,
+        /// What is wrong and what mends it, as the job's log has it.
+        pub reason: Text<4096>,
     }
 }

@@ -8,21 +8,22 @@
 //! against what is allocated.
 #![forbid(unsafe_code)]
 
+mod array;
 pub mod check;
+mod copy;
 mod device_info;
 mod messages;
 mod module;
 mod stream_op;
 
-pub use device_info::{DeviceInfo, Hello, PROTOCOL_VERSION, Welcome};
+pub use array::ArrayDesc;
+pub use copy::{Copy3d, MAX_INLINE_COPY, Pieces, Place, Shape};
+pub use device_info::{DeviceChoice, DeviceInfo, Hello, PROTOCOL_VERSION, Refusal, Welcome};
 pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, Occupancy, ParamInfo,
 };
-pub use stream_op::{
-    ArrayDesc, Copy3d, Dim3, Launch, MAX_INLINE_COPY, MAX_PARAM_BYTES, Place, StreamOp, Texture,
-    TextureSource,
-};
+pub use stream_op::{Dim3, Launch, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource};
 
 kedge_wire::wire! {
     /// A CUDA context.

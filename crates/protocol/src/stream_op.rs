@@ -1,12 +1,10 @@
 //! What a stream executes. The same value is posted to a stream or kept as a graph's node.
 
-use crate::{ArrayId, EventId, GraphExecId, KernelRef};
+use crate::{ArrayId, Copy3d, EventId, GraphExecId, KernelRef, MAX_INLINE_COPY};
 use kedge_wire::{Bytes, wire};
 
 /// Kernel parameters in all: 32,764 bytes since CUDA 12.1, rounded up.
 pub const MAX_PARAM_BYTES: usize = 32 << 10;
-/// A host-to-device copy up to this size may travel in the ring.
-pub const MAX_INLINE_COPY: usize = 64 << 10;
 
 wire! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -26,29 +24,6 @@ wire! {
         pub cooperative: bool,
         /// The parameter buffer, laid out as `KernelInfo::params` says.
         pub params: Bytes<MAX_PARAM_BYTES>,
-    }
-
-    /// One side of a copy.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Place {
-        /// Memory that the proxy maps: the device arenas and the shared arena. `pitch` is bytes
-        /// between rows, `slice` bytes between planes.
-        Mapped = 1 { addr: u64, pitch: u64, slice: u64 },
-        /// The client's private memory, reached with process_vm_readv/writev when the operation
-        /// runs; the client waits for it.
-        Client = 2 { addr: u64, pitch: u64, slice: u64 },
-        /// A CUDA array, from element offset `x_bytes` (bytes), `y` (rows), `z` (planes or layers).
-        Array = 3 { array: ArrayId, x_bytes: u64, y: u64, z: u64 },
-    }
-
-    /// A copy of `width` bytes × `height` rows × `depth` planes.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct Copy3d {
-        pub src: Place,
-        pub dst: Place,
-        pub width: u64,
-        pub height: u64,
-        pub depth: u64,
     }
 
     #[derive(Debug, Clone, PartialEq)]
@@ -76,23 +51,6 @@ wire! {
         MemAlloc = 11 { addr: u64, size: u64 },
         /// Makes the range invalid, in stream order (`cuMemFreeAsync`).
         MemFree = 12 { addr: u64, size: u64 },
-    }
-
-    /// A CUDA array's shape, as CUDA_ARRAY3D_DESCRIPTOR gives it.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct ArrayDesc {
-        /// Device ordinal.
-        pub device: u32,
-        /// Elements; height and depth 0 for fewer dimensions.
-        pub width: u64,
-        pub height: u64,
-        pub depth: u64,
-        /// CUarray_format.
-        pub format: u32,
-        /// 1, 2 or 4.
-        pub channels: u32,
-        /// CUDA_ARRAY3D_* flags (layered 1, surface 2, cubemap 4, texture gather 8).
-        pub flags: u32,
     }
 
     /// What a texture or surface object reads.

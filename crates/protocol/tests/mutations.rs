@@ -97,7 +97,12 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         probe_addr: 1,
         probe_value: 2,
         program: Text::new("a.out".into()).unwrap(),
+        choice: DeviceChoice {
+            visible: Some(Text::new("1,GPU-07".into()).unwrap()),
+            pci_order: true,
+        },
     };
+    let refusal = Refusal { code: 100, reason: Text::new("no device".into()).unwrap() };
     vec![
         ("launch", enqueue(StreamOp::Launch { launch })),
         ("copy", enqueue(StreamOp::Copy { copy })),
@@ -160,12 +165,13 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("load-error", encoded(&Err::<(), _>(load_error))),
         (
             "welcome",
-            encoded(&Welcome {
+            encoded(&Ok::<_, Refusal>(Welcome {
                 driver_version: 13000,
                 client_memory: true,
                 devices: List::new(vec![device]).unwrap(),
-            }),
+            })),
         ),
+        ("refusal", encoded(&Err::<Welcome, _>(refusal))),
         ("hello", encoded(&hello)),
         ("output", encoded(&Output { parts: List::new(parts).unwrap(), more: true })),
     ]

@@ -1,9 +1,12 @@
 //! Which devices a client gets.
 
+use crate::visible::{self, Cut};
+use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::{Backend, Host};
-use kedge_device_nvidia::NvidiaBackend;
+use kedge_device_nvidia::{Gpus, NvidiaBackend};
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
+use kedge_protocol::{DeviceChoice, DeviceInfo};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -76,30 +79,79 @@ pub struct BackendConfig {
     pub workers: Option<usize>,
 }
 
-/// Builds the backend that `config` asks for.
-pub fn build(config: &BackendConfig, host: Arc<dyn Host>) -> Result<Arc<dyn Backend>, String> {
-    match &config.gpu {
-        GpuSpec::Soft { devices } => build_soft(config, *devices, host),
-        GpuSpec::Local { ordinals } => {
-            let backend = NvidiaBackend::new(ordinals, host).map_err(|error| error.to_string())?;
-            Ok(backend)
+/// Why a client has no device.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    #[error(transparent)]
+    Soft(#[from] kedge_device_soft::device::StartError),
+    #[error(transparent)]
+    Nvidia(#[from] kedge_device_nvidia::StartError),
+    #[error(
+        "CUDA_VISIBLE_DEVICES={list} hides all {count} of the job's devices{why}; name some of 0 to {}, or unset it",
+        count - 1
+    )]
+    Hidden { list: String, count: usize, why: String, code: CuError },
+}
+
+impl BuildError {
+    /// What cuInit answers.
+    pub fn code(&self) -> CuError {
+        match self {
+            BuildError::Nvidia(error) => error.code(),
+            BuildError::Soft(_) => CuError::NO_DEVICE,
+            BuildError::Hidden { code, .. } => *code,
         }
     }
 }
 
-fn build_soft(
+/// Builds the backend that `config` asks for, with those of its devices that the client chooses.
+pub fn build(
     config: &BackendConfig,
-    devices: u32,
+    choice: &DeviceChoice,
     host: Arc<dyn Host>,
-) -> Result<Arc<dyn Backend>, String> {
+) -> Result<Arc<dyn Backend>, BuildError> {
+    match &config.gpu {
+        GpuSpec::Soft { devices } => {
+            let soft = soft_config(config, *devices);
+            let infos = soft.describe();
+            let chosen = choose(&infos, choice, &*host)?;
+            let infos = chosen.iter().map(|&at| infos[at].clone()).collect();
+            Ok(SoftBackend::new(soft, infos, host)?)
+        }
+        GpuSpec::Local { ordinals } => {
+            let gpus = Gpus::open(ordinals)?;
+            let chosen = choose(gpus.infos(), choice, &*host)?;
+            Ok(NvidiaBackend::new(gpus, &chosen, host)?)
+        }
+    }
+}
+
+/// The positions of the devices that the client sees, at least one.
+fn choose(
+    infos: &[DeviceInfo],
+    choice: &DeviceChoice,
+    host: &dyn Host,
+) -> Result<Vec<usize>, BuildError> {
+    let found = visible::choose(infos, choice);
+    let list = choice.visible.as_deref().unwrap_or_default();
+    if found.devices.is_empty() {
+        let code = found.cut.as_ref().map_or(CuError::NO_DEVICE, Cut::code);
+        let why = found.cut.map(|cut| format!(": {cut}")).unwrap_or_default();
+        return Err(BuildError::Hidden { list: list.to_owned(), count: infos.len(), why, code });
+    }
+    if let Some(cut) = found.cut {
+        host.log(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
+    }
+    Ok(found.devices)
+}
+
+fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-    let soft = SoftConfig {
+    SoftConfig {
         devices,
         memory_per_device: config.soft_memory.unwrap_or_else(|| default_memory(devices)),
-        workers: config.workers.unwrap_or_else(cores),
-    };
-    let backend = SoftBackend::new(soft, host).map_err(|error| error.to_string())?;
-    Ok(backend)
+        workers: config.workers.unwrap_or_else(cores).max(1),
+    }
 }
 
 /// Half of the machine's memory, or of our cgroup's limit, shared among `devices`; whole 256 MiB,

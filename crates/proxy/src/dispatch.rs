@@ -1,6 +1,7 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
 use crate::host::ProxyHost;
+use crate::shared::SharedMemory;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done};
@@ -26,6 +27,7 @@ pub(crate) struct Dispatcher {
     streams: HashMap<StreamId, CtxId>,
     graphs: HashMap<GraphExecId, CtxId>,
     contexts: Vec<CtxId>,
+    shared: SharedMemory,
 }
 
 fn status(result: Result<(), CuError>) -> Status {
@@ -40,6 +42,7 @@ impl Dispatcher {
             streams: HashMap::new(),
             graphs: HashMap::new(),
             contexts: Vec::new(),
+            shared: SharedMemory::default(),
         }
     }
 
@@ -102,8 +105,8 @@ impl Dispatcher {
                 self.graphs.remove(&exec);
                 backend.graph_destroy(exec)
             }
-            Post::Unshare { addr, size } => backend.unshare(addr, size),
-            Post::Unalias { alias, size } => backend.unalias(alias, size),
+            Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
+            Post::Unalias { alias, size } => self.shared.unalias(alias, size),
             Post::HandleDestroy { handle } => backend.destroy_handle(handle),
             Post::HandleMap { handle, addr, size, offset } => {
                 backend.map_handle(handle, addr, size, offset)
@@ -237,10 +240,14 @@ impl Dispatcher {
             Call::HandleCreate { handle, device, size } => {
                 self.answer(to, &status(backend.create_handle(handle, device, size)));
             }
-            Call::Share { addr, size } => self.answer(to, &status(backend.share(addr, size))),
+            Call::Share { addr, size } => {
+                let shared = self.shared.share(&**backend, addr, size);
+                self.answer(to, &status(shared));
+            }
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
             Call::Alias { alias, addr, size } => {
-                self.answer(to, &status(backend.alias(alias, addr, size)));
+                let aliased = self.shared.alias(alias, addr, size);
+                self.answer(to, &status(aliased));
             }
             Call::Occupancy { kernel, query } => {
                 self.answer(to, &backend.occupancy(kernel, &query).map_err(code));

@@ -8,6 +8,7 @@ use crate::joblog::JobLog;
 use crate::serve::dispatch_all;
 use crate::watch;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::SHARED_BASE;
 use kedge_device::Backend;
 use kedge_protocol::*;
 use kedge_transport::Client;
@@ -86,7 +87,7 @@ fn an_idle_client_has_nothing_unfinished() {
     // And it becomes idle without being asked to.
     until("idle", || client.is_idle());
     assert_eq!(ran.load(Ordering::SeqCst), posted);
-    client.post(&Post::Unshare { addr: 0, size: 0 }).unwrap();
+    client.post(&Post::EventDestroy { event: EventId(1) }).unwrap();
     until("idle after a post that enqueues nothing", || client.is_idle());
 }
 
@@ -136,7 +137,10 @@ fn calls_that_fail_do_not_stick() {
     let grant = |bytes| status(Call::Grant { device: 0, addr: 0, bytes });
     assert_eq!(grant(1000), Err(CuError::OUT_OF_MEMORY.0));
     assert_eq!(grant(10), Ok(()));
-    assert_eq!(status(Call::Share { addr: 0, size: 1 }), Err(CuError::OUT_OF_MEMORY.0));
+    let share = |addr, size| status(Call::Share { addr, size });
+    assert_eq!(share(SHARED_BASE, 1 << 30), Err(CuError::OUT_OF_MEMORY.0));
+    assert_eq!(share(SHARED_BASE, 1), Ok(()));
+    assert_eq!(share(0, 1), Err(CuError::INVALID_VALUE.0));
     let name = Text::new("k".to_owned()).unwrap();
     let global = Call::Global { module: ModuleId(1), name: name.clone() };
     let global = client.call::<Result<GlobalInfo, u32>>(&global).unwrap();

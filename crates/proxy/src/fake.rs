@@ -55,6 +55,12 @@ impl Fake {
         Arc::new(Fake { queue: Mutex::new(sender), unfinished, ran })
     }
 
+    /// A fake that executes nothing.
+    pub(crate) fn idle() -> Arc<Fake> {
+        let (queue, unfinished, ran) = (Mutex::new(channel().0), Arc::default(), Arc::default());
+        Arc::new(Fake { queue, unfinished, ran })
+    }
+
     fn push(&self, work: Work) {
         self.queue.lock().unwrap().send(work).unwrap();
     }
@@ -102,8 +108,8 @@ impl Backend for Fake {
     fn unmap(&self, _: u64, _: u64) -> Result<(), CuError> {
         Err(CuError::INVALID_VALUE)
     }
-    fn share(&self, _: u64, _: u64) -> Result<(), CuError> {
-        Err(CuError::OUT_OF_MEMORY)
+    fn share(&self, _: u64, size: u64) -> Result<(), CuError> {
+        if size > 1 << 20 { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
     }
     fn unshare(&self, _: u64, _: u64) -> Result<(), CuError> {
         Ok(())

@@ -11,6 +11,9 @@ const MAX_LINE: usize = 8 << 10;
 /// What one process may write, bytes, so that a program that fails in a loop cannot fill the disk.
 const MAX_TOTAL: u64 = 16 << 20;
 
+/// Begins a line that tells of nothing amiss.
+const NOTE: &str = "note: ";
+
 /// A log that several processes append to, one write a line. A full disk loses lines, no more.
 #[derive(Debug)]
 pub struct JobLog {
@@ -29,6 +32,11 @@ impl JobLog {
     /// Keeps nothing.
     pub fn none() -> JobLog {
         JobLog { file: None, who: String::new(), written: AtomicU64::new(0) }
+    }
+
+    /// Appends a line that tells of nothing amiss.
+    pub fn note(&self, text: &str) {
+        self.line(&format!("{NOTE}{text}"));
     }
 
     /// Appends one line. Control characters become spaces: a client's text forges no line.
@@ -55,6 +63,16 @@ impl JobLog {
         // A log that cannot be written must not stop the program that it speaks of.
         let _ = file.write_all(line.as_bytes());
     }
+}
+
+/// What a log's line says of something amiss: neither when nor who. `None` for notes, and for what
+/// kedge has not written.
+pub fn telling(line: &str) -> Option<&str> {
+    let text = match line.strip_prefix('[') {
+        Some(shims) => shims.split_once("] ").map(|(_, text)| text),
+        None => line.split_once("]: ").map(|(_, text)| text),
+    };
+    text.filter(|text| !text.starts_with(NOTE)).map(str::trim)
 }
 
 /// `2026-11-20T19:35:00.123Z`.
@@ -98,6 +116,15 @@ mod tests {
         assert_eq!(at(951_782_400), "2000-02-29T00:00:00.000Z");
         assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.000Z");
         assert_eq!(at(4_102_444_800), "2100-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn what_is_amiss_is_told_from_notes() {
+        let line = "2026-11-21T15:50:32.941Z proxy[5276]: no device: [x]: none\n";
+        assert_eq!(telling(line), Some("no device: [x]: none"));
+        assert_eq!(telling("2026-11-21T15:50:32.941Z proxy[5276]: note: hello"), None);
+        assert_eq!(telling("[5275] cuInit: refused"), Some("cuInit: refused"));
+        assert_eq!(telling("Killed"), None);
     }
 
     #[test]

@@ -15,9 +15,12 @@ mod faults;
 mod host;
 mod host_fns;
 pub mod joblog;
+pub mod machine;
 pub mod options;
 mod output;
 mod serve;
+mod shared;
+mod visible;
 mod watch;
 
-pub use serve::serve;
+pub use serve::{ServeError, serve};

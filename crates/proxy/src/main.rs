@@ -1,5 +1,6 @@
 //! `kedge-proxy`: started by `kedge run` with a client's socket.
 
+use kedge_proxy::ServeError;
 use kedge_proxy::joblog::JobLog;
 use kedge_proxy::options::Options;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -29,7 +30,10 @@ fn main() -> ExitCode {
         Ok(never) => match never {},
         Err(error) => {
             log.line(&error.to_string());
-            ExitCode::FAILURE
+            match error {
+                ServeError::NoDevice(_) => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

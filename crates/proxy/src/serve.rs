@@ -1,14 +1,15 @@
 //! One client, from handshake to end.
 
+use crate::backend::{self, BuildError};
 use crate::client_memory::ClientMemory;
 use crate::dispatch::Dispatcher;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::options::Options;
-use crate::{backend, watch};
-use kedge_protocol::Welcome;
+use crate::watch;
+use kedge_protocol::{Refusal, Welcome};
 use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
-use kedge_wire::List;
+use kedge_wire::{List, Text};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -27,8 +28,9 @@ pub enum ServeError {
     Watch(io::Error),
     #[error("{0}")]
     Arena(#[from] ConnectError),
+    /// The client has been told.
     #[error("no device: {0}")]
-    Backend(String),
+    NoDevice(#[from] BuildError),
     #[error("{count} devices are more than a client can be told of")]
     TooManyDevices { count: usize },
     #[error("the client's ring is broken: {0}")]
@@ -61,7 +63,7 @@ fn serve_accepted(
 ) -> Result<std::convert::Infallible, ServeError> {
     let hello = &accepted.hello;
     let client = watch::pidfd(hello.pid).map_err(ServeError::Watch)?;
-    log.line(&format!("client {} ({}) has connected", hello.pid, &*hello.program));
+    log.note(&format!("client {} ({}) has connected", hello.pid, &*hello.program));
     kedge_transport::map_shared_arena(accepted.shared.as_fd())?;
 
     let memory = ClientMemory::new(hello.pid);
@@ -71,14 +73,21 @@ fn serve_accepted(
     }
     let outbox = accepted.server.outbox().clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone()));
-    let backend = backend::build(&options.backend, host.clone()).map_err(ServeError::Backend)?;
+    let backend = match backend::build(&options.backend, &hello.choice, host.clone()) {
+        Ok(backend) => backend,
+        Err(error) => {
+            let reason = Text::truncated(error.to_string());
+            accepted.refuse(Refusal { code: error.code().0, reason })?;
+            return Err(error.into());
+        }
+    };
     host.set_backend(&backend);
 
     let devices = backend.devices();
     let count = devices.len();
     let devices = List::new(devices).map_err(|_| ServeError::TooManyDevices { count })?;
     let driver_version = backend.driver_version();
-    let server = accepted.welcome(&Welcome { driver_version, client_memory, devices })?;
+    let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
     let hears = host.clone();
     watch::start(client, server.socket(), log, move |token| hears.host_function_done(token))
         .map_err(ServeError::Watch)?;

@@ -29,7 +29,7 @@ pub(crate) fn start(
     let socket = socket.try_clone_to_owned()?;
     let watch = move || {
         let reason = wait(&client, &socket, returned);
-        log.line(reason);
+        log.note(reason);
         // Not exit(): other threads run kernels, and nothing here is worth an orderly end.
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(0) }

@@ -2,9 +2,9 @@
 
 use crate::{entry, log};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{Call, Post, Welcome};
-use kedge_transport::{Client, Dead};
-use kedge_wire::Wire;
+use kedge_protocol::{Call, DeviceChoice, Post, Welcome};
+use kedge_transport::{Client, ConnectError, Dead};
+use kedge_wire::{Text, Wire};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -29,6 +29,8 @@ const FORKED: u8 = 2;
 
 static PHASE: AtomicU8 = AtomicU8::new(FRESH);
 static SESSION: OnceLock<Session> = OnceLock::new();
+/// Why the proxy gave this process no device. Asking again would not change it.
+static REFUSED: OnceLock<CuError> = OnceLock::new();
 
 /// NOT_INITIALIZED before cuInit has succeeded in this process.
 #[inline]
@@ -58,6 +60,9 @@ pub(crate) fn init() -> Result<(), CuError> {
     if let Ok(level) = std::env::var("KEDGE_TRACE") {
         entry::set_tracing(&level);
     }
+    if let Some(refused) = REFUSED.get() {
+        return Err(*refused);
+    }
     let session = connect()?;
     // SAFETY: the handler only stores to an atomic, which is allowed after fork().
     unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
@@ -77,9 +82,14 @@ fn connect() -> Result<Session, CuError> {
         return Err(CuError::NO_DEVICE);
     };
     let program = std::env::args().next().unwrap_or_default();
-    let (client, welcome) = Client::connect(Path::new(&socket), &program).map_err(|error| {
-        log::line(&format!("cuInit: {error}"));
-        CuError::NO_DEVICE
+    let connected = Client::connect(Path::new(&socket), &program, device_choice());
+    let (client, welcome) = connected.map_err(|error| match error {
+        // The proxy has said it in the log.
+        ConnectError::Refused { code, .. } => *REFUSED.get_or_init(|| code),
+        error => {
+            log::line(&format!("cuInit: {error}"));
+            CuError::NO_DEVICE
+        }
     })?;
     let Welcome { driver_version, client_memory, devices } = welcome;
     if devices.is_empty() {
@@ -88,6 +98,15 @@ fn connect() -> Result<Session, CuError> {
     }
     let devices = devices.into_inner().into_iter().map(Device::new).collect();
     Ok(Session { client, driver_version, client_memory, devices })
+}
+
+/// What the environment says of devices, now that cuInit is called: a program may have set it itself.
+fn device_choice() -> DeviceChoice {
+    let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    DeviceChoice {
+        visible: text("CUDA_VISIBLE_DEVICES").map(Text::truncated),
+        pci_order: text("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID"),
+    }
 }
 
 impl Session {

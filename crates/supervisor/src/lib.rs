@@ -26,6 +26,8 @@ use thiserror::Error;
 pub struct JobSpec {
     /// Devices that the program sees.
     pub gpu: GpuSpec,
+    /// Why these are the default, where nobody named any.
+    pub gpu_default: Option<String>,
     /// Bytes of each software device; `None`: the proxy's own choice.
     pub soft_memory: Option<u64>,
     /// `None`: made from the program's name.
@@ -93,6 +95,9 @@ fn supervise(
     let log = JobLog::open(&dir.log(), format!("kedge[{}]", std::process::id()));
     let log = log.map_err(|source| JobError::Io { path: dir.log(), source })?;
     let log = Arc::new(log);
+    if let Some(why) = &spec.gpu_default {
+        log.note(&format!("--gpu {} is the default here: {why}", spec.gpu));
+    }
     dir.link_driver(&parts.shim)?;
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;

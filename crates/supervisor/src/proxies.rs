@@ -123,6 +123,8 @@ impl Starter {
         let mut command = Command::new(&self.executable);
         command
             .args(&self.arguments)
+            // It chooses among the job's devices, for each client by the client's own environment.
+            .env_remove("CUDA_VISIBLE_DEVICES")
             .stdin(Stdio::null())
             .stdout(self.log_file()?)
             .stderr(self.log_file()?)

@@ -9,7 +9,9 @@ use crate::ring::Producer;
 use crate::slots::{self, LIVENESS_SLICE, SlotMap};
 use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{Call, CtxId, Hello, Message, PROTOCOL_VERSION, Post, Welcome};
+use kedge_protocol::{
+    Call, CtxId, DeviceChoice, Hello, Message, PROTOCOL_VERSION, Post, Refusal, Welcome,
+};
 use kedge_wire::{Text, Wire, Writer};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -38,15 +40,19 @@ pub struct Client {
 impl Client {
     /// Connects to the supervisor's socket, maps the shared arena, reserves the device arenas'
     /// address range without access, and shakes hands with the proxy. `program` names this process
-    /// in the job's log. Once a process: the mappings stay.
-    pub fn connect(socket: &Path, program: &str) -> Result<(Client, Welcome), ConnectError> {
+    /// in the job's log, `choice` the devices that it wants. Once a process: the mappings stay.
+    pub fn connect(
+        socket: &Path,
+        program: &str,
+        choice: DeviceChoice,
+    ) -> Result<(Client, Welcome), ConnectError> {
         let stream = UnixStream::connect(socket)
             .map_err(|source| ConnectError::Socket { path: socket.to_owned(), source })?;
         let shared = memory::create_shared_arena()
             .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;
         memory::map_shared_arena(shared.as_fd())?;
         memory::reserve_device_arenas()?;
-        Client::handshake(stream.into(), shared, program)
+        Client::handshake(stream.into(), shared, program, choice)
     }
 
     /// The handshake alone, over a connected socket and without arenas: for tests.
@@ -54,13 +60,14 @@ impl Client {
     pub fn connect_bare(socket: OwnedFd, program: &str) -> Result<(Client, Welcome), ConnectError> {
         let shared = memory::create_shared_arena()
             .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;
-        Client::handshake(socket, shared, program)
+        Client::handshake(socket, shared, program, DeviceChoice::default())
     }
 
     fn handshake(
         socket: OwnedFd,
         shared: OwnedFd,
         program: &str,
+        choice: DeviceChoice,
     ) -> Result<(Client, Welcome), ConnectError> {
         let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
         let (greeting, _) = socket::receive::<Greeting>(socket.as_fd(), deadline)?;
@@ -82,9 +89,14 @@ impl Client {
             probe_addr: probe.as_ptr() as u64,
             probe_value: probe.load(Ordering::Relaxed),
             program: Text::truncated(program.to_owned()),
+            choice,
         };
         socket::send(socket.as_fd(), &hello, &[segment.fd(), shared.as_fd()], deadline)?;
-        let (welcome, _) = socket::receive::<Welcome>(socket.as_fd(), deadline)?;
+        let (answer, _) = socket::receive::<Result<Welcome, Refusal>>(socket.as_fd(), deadline)?;
+        let welcome = answer.map_err(|Refusal { code, reason }| ConnectError::Refused {
+            code: CuError(code),
+            reason: reason.into_inner(),
+        })?;
         Ok((Client::new(socket, shared, Arc::new(segment)), welcome))
     }
 

@@ -1,3 +1,4 @@
+use kedge_cuda_types::CuError;
 use kedge_wire::WireError;
 use std::io;
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub enum ConnectError {
     Handshake(#[from] SocketError),
     #[error("the proxy speaks protocol {proxy}, this client {client}: install matching parts")]
     Version { client: u32, proxy: u32 },
+    #[error("{reason}")]
+    Refused { code: CuError, reason: String },
 }
 
 /// Why a frame did not come through the socket.

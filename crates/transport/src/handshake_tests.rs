@@ -6,7 +6,8 @@ use crate::memory::{Segment, create_shared_arena, sealed_memfd};
 use crate::server::Server;
 use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use crate::{Accepted, Client};
-use kedge_protocol::{Hello, PROTOCOL_VERSION, Welcome};
+use kedge_cuda_types::CuError;
+use kedge_protocol::{DeviceChoice, Hello, PROTOCOL_VERSION, Refusal, Welcome};
 use kedge_wire::{List, Text};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +21,7 @@ fn hello() -> Hello {
         probe_addr: 0,
         probe_value: 0,
         program: Text::default(),
+        choice: DeviceChoice::default(),
     }
 }
 
@@ -100,7 +102,7 @@ fn clients_refuse_what_is_no_proxy_of_theirs() {
         let greeting = Greeting { magic, version, pid: std::process::id() };
         socket::send(far.as_fd(), &greeting, &[], soon()).unwrap();
         let welcome = Welcome { driver_version: 0, client_memory: false, devices: List::default() };
-        socket::send(far.as_fd(), &welcome, &[], soon()).unwrap();
+        socket::send(far.as_fd(), &Ok::<_, Refusal>(welcome), &[], soon()).unwrap();
         Client::connect_bare(near.into(), "test").map(|_| far)
     };
     assert!(greet(GREETING_MAGIC, PROTOCOL_VERSION).is_ok());
@@ -108,4 +110,17 @@ fn clients_refuse_what_is_no_proxy_of_theirs() {
     assert!(matches!(stranger, Err(ConnectError::Handshake(SocketError::NotKedge))));
     let newer = greet(GREETING_MAGIC, PROTOCOL_VERSION + 1);
     assert!(matches!(newer, Err(ConnectError::Version { .. })));
+}
+
+#[test]
+fn a_refused_client_learns_why() {
+    let (near, far) = UnixStream::pair().unwrap();
+    let greeting =
+        Greeting { magic: GREETING_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
+    socket::send(far.as_fd(), &greeting, &[], soon()).unwrap();
+    let refusal = Refusal { code: 100, reason: Text::truncated("no GPU: buy one".to_owned()) };
+    socket::send(far.as_fd(), &Err::<Welcome, _>(refusal), &[], soon()).unwrap();
+    let refused = Client::connect_bare(near.into(), "test").unwrap_err();
+    assert_eq!(refused.to_string(), "no GPU: buy one");
+    assert!(matches!(refused, ConnectError::Refused { code: CuError::NO_DEVICE, .. }));
 }

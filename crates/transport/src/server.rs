@@ -6,7 +6,7 @@ use crate::outbox::Outbox;
 use crate::ring::{Consumer, Incoming};
 use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use kedge_cuda_types::arena;
-use kedge_protocol::{Hello, PROTOCOL_VERSION, Welcome};
+use kedge_protocol::{Hello, PROTOCOL_VERSION, Refusal, Welcome};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,8 +82,17 @@ impl Server {
 
 impl Accepted {
     /// Ends the handshake.
-    pub fn welcome(self, welcome: &Welcome) -> Result<Server, AcceptError> {
-        socket::send(self.server.socket.as_fd(), welcome, &[], self.deadline)?;
+    pub fn welcome(self, welcome: Welcome) -> Result<Server, AcceptError> {
+        self.answer(&Ok(welcome))?;
         Ok(self.server)
+    }
+
+    /// Ends the handshake, and with it the connection.
+    pub fn refuse(self, refusal: Refusal) -> Result<(), AcceptError> {
+        self.answer(&Err(refusal))
+    }
+
+    fn answer(&self, answer: &Result<Welcome, Refusal>) -> Result<(), AcceptError> {
+        Ok(socket::send(self.server.socket.as_fd(), answer, &[], self.deadline)?)
     }
 }

@@ -26,7 +26,7 @@ fn proxy_role() {
     }
     let accepted = Server::accept(socket, Duration::from_secs(10)).unwrap();
     let welcome = Welcome { driver_version: 1, client_memory: false, devices: List::default() };
-    let mut server = accepted.welcome(&welcome).unwrap();
+    let mut server = accepted.welcome(welcome).unwrap();
     if role == "deaf" {
         thread::sleep(Duration::from_secs(60));
     }

@@ -4,6 +4,7 @@ mod figures;
 
 use crate::Failure;
 use crate::child::{self, Place};
+use crate::gpu;
 use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table, styled};
 use clap::{Args, ValueEnum};
 use figures::Better;
@@ -34,9 +35,10 @@ pub(crate) struct BenchArgs {
     /// What to measure
     #[arg(value_enum)]
     what: What,
-    /// The device: soft, or local for this machine's GPUs
-    #[arg(long, value_name = "SPEC", default_value = "soft", conflicts_with = "native")]
-    gpu: GpuSpec,
+    /// The device: local for this machine's GPUs, or soft [default: as for `kedge run`; soft for
+    /// `bench soft`]
+    #[arg(long, value_name = "SPEC", conflicts_with = "native")]
+    gpu: Option<GpuSpec>,
     /// Measure this machine's own driver and GPU instead, without kedge
     #[arg(long)]
     native: bool,
@@ -79,7 +81,9 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let place = if args.native { Place::Native } else { Place::job(args.gpu.clone()) };
+    let soft_only = (args.what == What::Soft).then_some("bench soft");
+    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
+    let place = if args.native { Place::Native } else { Place::job(gpu()) };
     let progress = Progress::new();
     let mut series = Vec::new();
     let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {

@@ -6,6 +6,7 @@ mod native;
 mod runtimes;
 
 use crate::Failure;
+use crate::gpu;
 use crate::output::{self, BAD, DIM, FAIR, GOOD, HEADING, PLAIN, styled};
 use anstyle::Style;
 use clap::Args;
@@ -26,14 +27,13 @@ Exits with 1 if anything is missing.";
 
 /// Look at this machine: what kedge needs, every CUDA runtime and whether it starts
 ///
-/// Each CUDA runtime (libcudart) that is found is really started, in a job of its own on the software
-/// device. For what is missing, doctor prints the command that mends it.
+/// Each CUDA runtime (libcudart) that is found is really started, in a job of its own. For what is missing, doctor prints the command that mends it.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct DoctorArgs {
-    /// The devices on which runtimes are started
-    #[arg(long, value_name = "SPEC", default_value = "soft")]
-    gpu: GpuSpec,
+    /// The devices on which runtimes are started [default: as for `kedge run`]
+    #[arg(long, value_name = "SPEC")]
+    gpu: Option<GpuSpec>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -72,12 +72,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     for check in machine::checks() {
         report.add(check)?;
     }
-    let (checks, works) = installation::checks(&args.gpu);
+    let gpu = gpu::resolve(args.gpu.as_ref(), None).spec;
+    let (checks, works) = installation::checks(&gpu);
     for check in checks {
         report.add(check)?;
     }
     for path in runtimes::find() {
-        report.add(runtimes::start(&path, &args.gpu, works))?;
+        report.add(runtimes::start(&path, &gpu, works))?;
     }
     if !report.checks.iter().any(|check| check.group == runtimes::GROUP) {
         report.add(runtimes::none())?;

@@ -1,28 +1,25 @@
 //! NVIDIA's own driver and GPUs, which programs find when they run without kedge.
 
-use super::runtimes::cached;
 use super::{Check, Status};
+use kedge_proxy::backend::GpuSpec;
+use kedge_proxy::machine::Machine;
 use std::fs;
-use std::process::Command;
 
 const GROUP: &str = "native";
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![driver(), gpus()]
+    let machine = Machine::look();
+    vec![driver(&machine), gpus(&machine), default(&machine)]
 }
 
-fn driver() -> Check {
-    let list = |program| Command::new(program).arg("-p").output();
-    let output = list("ldconfig").or_else(|_| list("/sbin/ldconfig"));
-    let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-    let library = cached(&text, "libcuda.so.1").into_iter().next();
+fn driver(machine: &Machine) -> Check {
     let version = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let version = version.lines().next().and_then(kernel_module).map(str::to_owned);
-    let value = match (version, library) {
+    let value = match (version, &machine.driver) {
         (Some(version), Some(library)) => format!("{version}, {}", library.display()),
         (Some(version), None) => format!("{version}, without a libcuda.so.1"),
         (None, Some(library)) => format!("no kernel module; {}", library.display()),
-        (None, None) => "none: programs run on the software device".into(),
+        (None, None) => "none".into(),
     };
     Check::new(GROUP, "NVIDIA's driver", Status::Ok, value)
 }
@@ -36,15 +33,24 @@ fn kernel_module(line: &str) -> Option<&str> {
     line.split_whitespace().find(is_version)
 }
 
-fn gpus() -> Check {
-    let is_gpu = |name: &str| {
-        name.strip_prefix("nvidia")
-            .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+fn gpus(machine: &Machine) -> Check {
+    let value = match machine.gpus {
+        0 => "none".into(),
+        count => format!("{count} in /dev"),
     };
-    let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
-    let count = entries.filter(|e| e.file_name().to_str().is_some_and(is_gpu)).count();
-    let value = if count == 0 { "none".into() } else { format!("{count} in /dev") };
     Check::new(GROUP, "GPUs", Status::Ok, value)
+}
+
+/// What a job gets that names no devices.
+fn default(machine: &Machine) -> Check {
+    let (gpu, why) = machine.default_gpu();
+    let status = if matches!(gpu, GpuSpec::Soft { .. }) && (machine.gpus > 0) {
+        Status::Note
+    } else {
+        Status::Ok
+    };
+    let check = Check::new(GROUP, "default devices", status, format!("--gpu {gpu}: {why}"));
+    if status == Status::Note { check.mend("install NVIDIA's driver") } else { check }
 }
 
 #[cfg(test)]

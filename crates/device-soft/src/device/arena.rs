@@ -1,14 +1,13 @@
 //! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
 //! and the table of what programs may touch.
 
-use super::alias::Aliases;
-use super::ranges::Ranges;
 use super::tasks::lock;
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{
     self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN,
 };
+use kedge_device::Ranges;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -23,10 +22,6 @@ pub(super) struct Memory {
     /// What programs may touch, on all devices and in the shared arena.
     pub(super) spans: Arc<Spans>,
     devices: Vec<Device>,
-    /// Where the shared arena's pages appear a second time.
-    pub(super) aliases: Aliases,
-    /// What is valid of the shared arena and its aliases: address → bytes, as it was shared.
-    shared: Mutex<BTreeMap<u64, u64>>,
     /// Freed ranges whose pages are still resident.
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
@@ -36,8 +31,8 @@ pub(super) struct Memory {
 struct Device {
     total: u64,
     used: Mutex<u64>,
-    /// What the client was granted: address → bytes.
-    slabs: Mutex<BTreeMap<u64, u64>>,
+    /// What the client was granted.
+    slabs: Mutex<Ranges>,
     /// The arena's upper part: module variables, device heaps.
     own: Mutex<Placer>,
 }
@@ -62,8 +57,6 @@ impl Memory {
         Ok(Self {
             spans: Arc::default(),
             devices: mapped,
-            aliases: Aliases::default(),
-            shared: Mutex::default(),
             retained: Mutex::default(),
             managed: Mutex::new(managed),
         })
@@ -96,18 +89,20 @@ impl Memory {
         let mut slabs = lock(&self.device(device)?.slabs);
         check_client_range(addr, bytes, self.devices.len())?;
         let whole = bytes > 0 && (addr | bytes).is_multiple_of(SLAB_UNIT);
-        if !whole || arena::device_of(addr) != Some(device) || overlaps(&slabs, addr, bytes) {
+        if !whole || arena::device_of(addr) != Some(device) || slabs.overlap(addr, bytes) {
             return Err(CuError::INVALID_VALUE);
         }
         self.charge(device, bytes)?;
-        slabs.insert(addr, bytes);
+        slabs.add(addr, bytes);
         Ok(())
     }
 
     /// Ends a slab: nothing in it is valid any longer, and its pages go back to the system.
     pub(super) fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
         let mut slabs = lock(&self.device(device)?.slabs);
-        remove_exactly(&mut slabs, addr, bytes)?;
+        if !slabs.remove(addr, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
         self.spans.remove(addr, bytes);
         lock(&self.retained).cut(addr, bytes);
         discard(addr, bytes);
@@ -130,7 +125,7 @@ impl Memory {
     pub(super) fn open(&self, addr: u64, size: u64) -> Result<(), CuError> {
         self.reuse(addr, size)?;
         let device = arena::device_of(addr).ok_or(CuError::INVALID_VALUE)?;
-        if !contains(&lock(&self.device(device)?.slabs), addr, size) {
+        if !lock(&self.device(device)?.slabs).contain(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
         self.spans.insert(addr, size);
@@ -143,29 +138,10 @@ impl Memory {
         let mut retained = lock(&self.retained);
         retained.add(addr, size);
         if retained.bytes() > RETAIN_LIMIT {
-            for (addr, size) in std::mem::take(&mut *retained).into_iter() {
+            for (addr, size) in std::mem::take(&mut *retained).iter() {
                 discard(addr, size);
             }
         }
-        Ok(())
-    }
-
-    /// Makes a range of the client's part of the shared arena, or of an alias, valid.
-    pub(super) fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        let mut shared = lock(&self.shared);
-        let known = in_clients_share(addr, size) || self.aliases.holds(addr, size);
-        if size == 0 || !known || overlaps(&shared, addr, size) {
-            return Err(CuError::INVALID_VALUE);
-        }
-        shared.insert(addr, size);
-        self.spans.insert(addr, size);
-        Ok(())
-    }
-
-    /// Ends what `share` made valid, by the same range.
-    pub(super) fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        remove_exactly(&mut lock(&self.shared), addr, size)?;
-        self.spans.remove(addr, size);
         Ok(())
     }
 
@@ -227,35 +203,6 @@ pub(super) struct Placed {
     pub(super) size: u64,
     /// `None`: in the shared arena.
     device: Option<u32>,
-}
-
-/// Whether a range shares a byte with one of disjoint ranges.
-fn overlaps(ranges: &BTreeMap<u64, u64>, addr: u64, size: u64) -> bool {
-    let before = ranges.range(..addr.saturating_add(size)).next_back();
-    before.is_some_and(|(start, len)| start + len > addr)
-}
-
-/// Whether a range lies in one of disjoint ranges.
-fn contains(ranges: &BTreeMap<u64, u64>, addr: u64, size: u64) -> bool {
-    let before = ranges.range(..=addr).next_back();
-    let end = addr.checked_add(size);
-    before.zip(end).is_some_and(|((start, len), end)| end <= start + len)
-}
-
-/// # Errors
-/// INVALID_VALUE for what is not exactly one of the ranges.
-fn remove_exactly(ranges: &mut BTreeMap<u64, u64>, addr: u64, size: u64) -> Result<(), CuError> {
-    if ranges.get(&addr) != Some(&size) {
-        return Err(CuError::INVALID_VALUE);
-    }
-    ranges.remove(&addr);
-    Ok(())
-}
-
-/// Whether a range lies in the client's part of the shared arena.
-pub(super) fn in_clients_share(addr: u64, size: u64) -> bool {
-    addr >= SHARED_BASE
-        && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN)
 }
 
 /// # Errors

@@ -8,24 +8,6 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers.
-const LAYERED: u32 = 1 | 4;
-
-/// The shape of a mipmapped array's level: extents halve down to 1, layers stay.
-pub(super) fn level(desc: &ArrayDesc, level: u32) -> ArrayDesc {
-    let halved = |extent: u64| match extent {
-        0 => 0,
-        _ => extent.checked_shr(level).unwrap_or(0).max(1),
-    };
-    let layered = desc.flags & LAYERED != 0;
-    ArrayDesc {
-        width: halved(desc.width),
-        height: halved(desc.height),
-        depth: if layered { desc.depth } else { halved(desc.depth) },
-        ..*desc
-    }
-}
-
 /// An array's storage: rows without gaps, planes (or layers) of rows.
 pub(super) struct Array {
     pub(super) desc: ArrayDesc,
@@ -106,27 +88,5 @@ impl Drop for Array {
         unsafe { dealloc(self.storage.as_ptr(), self.layout) };
         // The device and the size are those that `charge` accepted.
         let _ = self.memory.refund(self.desc.device, self.layout.size() as u64);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels_halve_but_layers_stay() {
-        let desc = |width, height, depth, flags| ArrayDesc {
-            device: 0,
-            width,
-            height,
-            depth,
-            format: 0x20,
-            channels: 1,
-            flags,
-        };
-        assert_eq!(level(&desc(8, 4, 2, 0), 2), desc(2, 1, 1, 0));
-        assert_eq!(level(&desc(8, 4, 100, 1), 3), desc(1, 1, 100, 1));
-        assert_eq!(level(&desc(8, 8, 6, 4), 1), desc(4, 4, 6, 4));
-        assert_eq!(level(&desc(8, 0, 0, 0), 64), desc(1, 0, 0, 0));
     }
 }

@@ -3,11 +3,10 @@
 //! - [`tables`]: what the client has named; operations become tasks there.
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
-//! - [`arena`], [`alias`], [`ranges`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`arena`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
 
-mod alias;
 mod arena;
 mod arrays;
 mod context;
@@ -19,7 +18,6 @@ mod info;
 mod modules;
 mod nested;
 mod occupancy;
-mod ranges;
 mod runtime;
 mod streams;
 mod tables;
@@ -63,8 +61,16 @@ pub struct SoftConfig {
     pub devices: u32,
     /// Bytes.
     pub memory_per_device: u64,
-    /// Threads that execute kernels, shared by all devices; 0: one for each core.
+    /// Threads that execute kernels, shared by all devices; at least 1.
     pub workers: usize,
+}
+
+impl SoftConfig {
+    /// What programs are told of the devices.
+    pub fn describe(&self) -> Vec<DeviceInfo> {
+        let describe = |index| info::describe(index, self.memory_per_device, self.workers);
+        (0..self.devices).map(describe).collect()
+    }
 }
 
 /// Why the software devices do not start.
@@ -88,21 +94,26 @@ pub struct SoftBackend {
 }
 
 impl SoftBackend {
-    /// Starts the devices. The shared arena is `host`'s to map, before any managed variable is loaded.
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
+    /// shared arena is `host`'s to map, before any managed variable is loaded.
     ///
     /// # Errors
     /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(config: SoftConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, StartError> {
-        if config.devices == 0 || config.devices > MAX_DEVICES {
-            return Err(StartError::Devices(config.devices));
+    pub fn new(
+        config: SoftConfig,
+        infos: Vec<DeviceInfo>,
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<Self>, StartError> {
+        let devices = infos.len() as u32;
+        if devices == 0 || devices > MAX_DEVICES {
+            return Err(StartError::Devices(devices));
         }
-        let memory = Memory::map(config.devices, config.memory_per_device);
+        let memory = Memory::map(devices, config.memory_per_device);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), config.devices as usize);
+        let vmm = Vmm::new(Arc::clone(&memory.spans), infos.len());
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
-        let describe = |index| info::describe(index, config.memory_per_device, pool.workers());
         Ok(Arc::new(Self {
-            infos: (0..config.devices).map(describe).collect(),
+            infos,
             vmm: vmm.map_err(StartError::Memory)?,
             textures: Arc::default(),
             tables: Mutex::default(),
@@ -187,20 +198,13 @@ impl Backend for SoftBackend {
     }
 
     fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.share(addr, size)
+        self.runtime.memory.spans.insert(addr, size);
+        Ok(())
     }
 
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.unshare(addr, size)
-    }
-
-    fn alias(&self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.aliases.make(alias, addr, size)
-    }
-
-    fn unalias(&self, alias: u64, size: u64) -> Result<(), CuError> {
-        self.runtime.memory.spans.remove(alias, size);
-        self.runtime.memory.aliases.end(alias, size)
+        self.runtime.memory.spans.remove(addr, size);
+        Ok(())
     }
 
     fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
@@ -256,7 +260,7 @@ impl Backend for SoftBackend {
         }
         let mut made = HashMap::new();
         for (&id, number) in levels.iter().zip(0..) {
-            let array = Array::new(&self.runtime.memory, &arrays::level(desc, number))?;
+            let array = Array::new(&self.runtime.memory, &desc.level(number))?;
             let twice = made.insert(id, (ctx, Arc::new(array))).is_some();
             if twice || tables.arrays.contains_key(&id) {
                 return Err(CuError::INVALID_HANDLE);

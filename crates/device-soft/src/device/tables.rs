@@ -7,13 +7,13 @@ use super::copies::{Fill, Transfer};
 use super::events::{Event, Stamp};
 use super::graphs::Graph;
 use super::modules::Module;
-use super::ranges::Ranges;
 use super::runtime::Runtime;
 use super::streams::Streams;
 use super::tasks::Task;
 use super::work::{Condition, Work};
 use crate::launch::GridSpec;
 use kedge_cuda_types::CuError;
+use kedge_device::Ranges;
 use kedge_protocol::{
     ArrayId, CtxId, Dim3, EventId, GraphExecId, Launch, ModuleId, StreamId, StreamOp,
 };
@@ -237,7 +237,7 @@ impl Tables {
         let memory = Arc::clone(&runtime.memory);
         let release = Work::Release(Box::new(move || {
             drop((modules, arrays));
-            for (addr, size) in allocations.into_iter() {
+            for (addr, size) in allocations.iter() {
                 // The range was checked when it was allocated.
                 let _ = memory.close(addr, size);
             }

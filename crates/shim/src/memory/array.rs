@@ -142,6 +142,18 @@ fn describe(device: u32, shape: &CUDA_ARRAY3D_DESCRIPTOR) -> ArrayDesc {
     }
 }
 
+/// An array's shape as the program sees it.
+fn shape_of(desc: &ArrayDesc) -> CUDA_ARRAY3D_DESCRIPTOR {
+    CUDA_ARRAY3D_DESCRIPTOR {
+        Width: desc.width as usize,
+        Height: desc.height as usize,
+        Depth: desc.depth as usize,
+        Format: desc.format,
+        NumChannels: desc.channels,
+        Flags: desc.flags,
+    }
+}
+
 /// The handle of an array that the device has made; NULL where there are no more handles.
 fn publish(ctx: CtxId, id: ArrayId, shape: CUDA_ARRAY3D_DESCRIPTOR, is_level: bool) -> CUarray {
     CUarray(ARRAYS.insert(Array { id, ctx, shape, is_level }).unwrap_or(0))
@@ -221,24 +233,6 @@ pub(crate) unsafe fn cuArrayDestroy(array: CUarray) -> Result<(), CuError> {
     post(&Post::ArrayDestroy { array: found.id })
 }
 
-/// The shape of a mipmapped array's level.
-fn level_shape(shape: &CUDA_ARRAY3D_DESCRIPTOR, level: u32) -> CUDA_ARRAY3D_DESCRIPTOR {
-    let halved = |extent: usize| if extent == 0 { 0 } else { (extent >> level).max(1) };
-    let layered = shape.Flags & LAYERED != 0;
-    CUDA_ARRAY3D_DESCRIPTOR {
-        Width: halved(shape.Width),
-        Height: halved(shape.Height),
-        Depth: if layered { shape.Depth } else { halved(shape.Depth) },
-        ..*shape
-    }
-}
-
-/// Levels down to a single element.
-fn max_levels(shape: &CUDA_ARRAY3D_DESCRIPTOR) -> u32 {
-    let depth = if shape.Flags & LAYERED != 0 { 0 } else { shape.Depth };
-    shape.Width.max(shape.Height).max(depth).max(1).ilog2() + 1
-}
-
 pub(crate) unsafe fn cuMipmappedArrayCreate(
     handle: *mut CUmipmappedArray,
     desc: *const CUDA_ARRAY3D_DESCRIPTOR,
@@ -252,11 +246,11 @@ pub(crate) unsafe fn cuMipmappedArrayCreate(
         return Err(CuError::INVALID_VALUE);
     }
     capture::check_unsafe()?;
-    let ids: Vec<_> = (0..levels.min(max_levels(&shape))).map(|_| new_id()).collect();
     let (ctx, desc) = (current.ctx, describe(current.device, &shape));
+    let ids: Vec<_> = (0..levels.min(desc.max_levels())).map(|_| new_id()).collect();
     let levels = List::new(ids.clone()).map_err(|_| CuError::INVALID_VALUE)?;
     call_for_memory(current.device, &Call::MipmapCreate { ctx, levels, desc })?;
-    let publish = |(level, id)| (publish(ctx, id, level_shape(&shape, level), true), id);
+    let publish = |(level, id)| (publish(ctx, id, shape_of(&desc.level(level)), true), id);
     let made = Mipmapped { ctx, levels: (0..).zip(ids).map(publish).collect() };
     if made.levels.iter().any(|(array, _)| array.is_null()) {
         destroy_levels(&made)?;
@@ -339,14 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn levels_halve_but_layers_stay() {
-        let cube = shape(8, 4, 2, 0);
-        assert_eq!(max_levels(&cube), 4);
-        assert_eq!(level_shape(&cube, 2), shape(2, 1, 1, 0));
-        let layered = shape(8, 4, 100, CUDA_ARRAY3D_LAYERED);
-        assert_eq!(max_levels(&layered), 4);
-        assert_eq!(level_shape(&layered, 3), shape(1, 1, 100, CUDA_ARRAY3D_LAYERED));
-        assert_eq!(level_shape(&shape(8, 0, 0, 0), 1).Height, 0);
+    fn a_description_gives_the_shape_back() {
+        let cube = shape(8, 4, 2, CUDA_ARRAY3D_SURFACE_LDST);
+        assert_eq!(shape_of(&describe(1, &cube)), cube);
+        assert_eq!(shape_of(&describe(1, &cube).level(2)), shape(2, 1, 1, cube.Flags));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use kedge_cuda_types::arena::{
     DEVICE_CLIENT_LEN, SHARED_BASE, SHARED_CLIENT_LEN, device_base, device_of, is_shared,
 };
 use kedge_protocol::Place;
+pub(super) use kedge_protocol::Shape;
 
 /// What kind of memory one side of a copy lies in: this decides who waits for whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,43 +32,7 @@ pub(super) struct Side {
 impl Side {
     /// The same bytes as rows and planes of a shape, without gaps.
     pub(super) fn packed(self, shape: Shape) -> Self {
-        let (rows, planes) = (shape.width, shape.width * shape.height);
-        let place = match self.place {
-            Place::Mapped { addr, .. } => Place::Mapped { addr, pitch: rows, slice: planes },
-            Place::Client { addr, .. } => Place::Client { addr, pitch: rows, slice: planes },
-            array @ Place::Array { .. } => array,
-        };
-        Self { place, ..self }
-    }
-}
-
-/// What a copy moves: `width` bytes × `height` rows × `depth` planes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) width: u64,
-    pub(super) height: u64,
-    pub(super) depth: u64,
-}
-
-impl Shape {
-    pub(super) fn line(width: u64) -> Self {
-        Self { width, height: 1, depth: 1 }
-    }
-
-    pub(super) fn is_empty(self) -> bool {
-        self.width == 0 || self.height == 0 || self.depth == 0
-    }
-
-    /// Bytes in all; `None` beyond 64 bits.
-    pub(super) fn bytes(self) -> Option<u64> {
-        self.width.checked_mul(self.height)?.checked_mul(self.depth)
-    }
-
-    /// Bytes from the first to the last, with rows `pitch` and planes `slice` bytes apart.
-    fn reach(self, pitch: u64, slice: u64) -> Option<u64> {
-        let planes = slice.checked_mul(self.depth.checked_sub(1)?)?;
-        let rows = pitch.checked_mul(self.height.checked_sub(1)?)?;
-        planes.checked_add(rows)?.checked_add(self.width)
+        Self { place: self.place.packed(shape), ..self }
     }
 }
 
@@ -151,16 +116,6 @@ mod tests {
     use kedge_cuda_types::handle::CUcontext;
     use kedge_protocol::{CtxId, GlobalInfo};
     use kedge_wire::Text;
-
-    #[test]
-    fn reach_is_from_first_to_last_byte() {
-        let shape = Shape { width: 10, height: 3, depth: 2 };
-        assert_eq!(shape.reach(100, 1000), Some(1210));
-        assert_eq!(shape.bytes(), Some(60));
-        assert_eq!(Shape::line(7).reach(0, 0), Some(7));
-        assert_eq!(shape.reach(u64::MAX, 0), None);
-        assert_eq!(Shape { width: 1, height: 0, depth: 1 }.reach(0, 0), None);
-    }
 
     #[test]
     fn other_memory_is_private_and_free_addresses_are_invalid() {

@@ -61,7 +61,7 @@ pub(super) unsafe fn run(
             unsafe { copy_here(dst.place, src.place, shape) };
             return Ok(());
         }
-        (Home::Private, Home::Device | Home::Managed) if inline && contiguous(dst.place, shape) => {
+        (Home::Private, Home::Device | Home::Managed) if inline && dst.place.is_packed(shape) => {
             // SAFETY: as above.
             unsafe { copy_inline(dst.place, src.place, shape, stream)? };
             // The host may look into managed memory as soon as the call returns.
@@ -83,44 +83,7 @@ pub(super) unsafe fn run(
 }
 
 fn enqueue(dst: Place, src: Place, shape: Shape, stream: CUstream) -> Result<(), CuError> {
-    let Shape { width, height, depth } = shape;
-    stream::enqueue(stream, StreamOp::Copy { copy: Copy3d { src, dst, width, height, depth } })
-}
-
-/// Whether a place's rows follow each other without gaps.
-fn contiguous(place: Place, shape: Shape) -> bool {
-    match place {
-        Place::Mapped { pitch, slice, .. } | Place::Client { pitch, slice, .. } => {
-            (shape.height == 1 || pitch == shape.width)
-                && (shape.depth == 1 || slice == shape.width * shape.height)
-        }
-        Place::Array { .. } => false,
-    }
-}
-
-/// The address of row `y` of plane `z` in memory that this process maps; 0 for an array.
-fn row(place: Place, y: u64, z: u64) -> u64 {
-    match place {
-        Place::Mapped { addr, pitch, slice } | Place::Client { addr, pitch, slice } => {
-            addr + y * pitch + z * slice
-        }
-        Place::Array { .. } => 0,
-    }
-}
-
-/// A place further on by `x` bytes, `y` rows and `z` planes.
-fn advanced(place: Place, x: u64, y: u64, z: u64) -> Place {
-    match place {
-        Place::Mapped { pitch, slice, .. } => {
-            Place::Mapped { addr: row(place, y, z) + x, pitch, slice }
-        }
-        Place::Client { pitch, slice, .. } => {
-            Place::Client { addr: row(place, y, z) + x, pitch, slice }
-        }
-        Place::Array { array, x_bytes, y: y0, z: z0 } => {
-            Place::Array { array, x_bytes: x_bytes + x, y: y0 + y, z: z0 + z }
-        }
-    }
+    stream::enqueue(stream, StreamOp::Copy { copy: Copy3d::new(src, dst, shape) })
 }
 
 /// Copies between memories of this process.
@@ -128,15 +91,15 @@ fn advanced(place: Place, x: u64, y: u64, z: u64) -> Place {
 /// # Safety
 /// Neither place is an array; both are valid for the shape.
 unsafe fn copy_here(dst: Place, src: Place, shape: Shape) {
-    let all = contiguous(dst, shape) && contiguous(src, shape);
-    let (width, height, depth) = match all {
-        true => (shape.width * shape.height * shape.depth, 1, 1),
-        false => (shape.width, shape.height, shape.depth),
+    let all = dst.is_packed(shape) && src.is_packed(shape);
+    let Shape { width, height, depth } = match all {
+        true => Shape::line(shape.width * shape.height * shape.depth),
+        false => shape,
     };
     for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
-        let (to, from) = (row(dst, y, z) as usize as *mut u8, row(src, y, z) as usize as *const u8);
+        let (Some(to), Some(from)) = (dst.row(y, z), src.row(y, z)) else { return };
         // SAFETY: inside the places, says the caller; they may overlap.
-        unsafe { ptr::copy(from, to, width as usize) };
+        unsafe { ptr::copy(from as usize as *const u8, to as usize as *mut u8, width as usize) };
     }
 }
 
@@ -154,16 +117,12 @@ unsafe fn copy_inline(
     let mut bytes = Vec::<u8>::with_capacity(len);
     // SAFETY: the buffer has room for the shape's bytes, row after row, and all are written.
     unsafe {
-        copy_here(packed(bytes.as_mut_ptr() as u64, shape), src, shape);
+        copy_here(shape.packed_at(bytes.as_mut_ptr() as u64), src, shape);
         bytes.set_len(len);
     }
     let bytes = Bytes::new(bytes).map_err(|_| CuError::INVALID_VALUE)?;
-    stream::enqueue(stream, StreamOp::CopyInline { dst: row(dst, 0, 0), bytes })
-}
-
-/// Memory at `addr` that holds a shape without gaps.
-fn packed(addr: u64, shape: Shape) -> Place {
-    Place::Mapped { addr, pitch: shape.width, slice: shape.width * shape.height }
+    let dst = dst.row(0, 0).ok_or(CuError::INVALID_VALUE)?;
+    stream::enqueue(stream, StreamOp::CopyInline { dst, bytes })
 }
 
 /// Copies from or to private memory that the proxy cannot reach: piece by piece through a buffer in
@@ -173,9 +132,9 @@ fn packed(addr: u64, shape: Shape) -> Place {
 /// One side is private, and both are valid for the shape.
 unsafe fn staged(dst: Side, src: Side, shape: Shape, stream: CUstream) -> Result<(), CuError> {
     let buffer = Stage::new()?;
-    for (x, y, z, part) in pieces(shape) {
-        let stage = packed(buffer.addr, part);
-        let (to, from) = (advanced(dst.place, x, y, z), advanced(src.place, x, y, z));
+    for piece in Copy3d::new(src.place, dst.place, shape).pieces(STAGE).iter() {
+        let (to, from, part) = (piece.dst, piece.src, piece.shape());
+        let stage = part.packed_at(buffer.addr);
         if src.home == Home::Private {
             // SAFETY: a piece of the source; the buffer holds any piece.
             unsafe { copy_here(stage, from, part) };
@@ -189,23 +148,6 @@ unsafe fn staged(dst: Side, src: Side, shape: Shape, stream: CUstream) -> Result
         }
     }
     Ok(())
-}
-
-/// Cuts a shape into pieces of at most `STAGE` bytes: (x bytes, row, plane, piece).
-fn pieces(shape: Shape) -> impl Iterator<Item = (u64, u64, u64, Shape)> {
-    let width = shape.width.min(STAGE);
-    let rows = (STAGE / width).min(shape.height);
-    let (across, down) = (shape.width.div_ceil(width), shape.height.div_ceil(rows));
-    (0..across * down * shape.depth).map(move |index| {
-        let x = index % across * width;
-        let y = index / across % down * rows;
-        let part = Shape {
-            width: width.min(shape.width - x),
-            height: rows.min(shape.height - y),
-            depth: 1,
-        };
-        (x, y, index / across / down, part)
-    })
 }
 
 /// A buffer in the shared arena that devices can access while this lives.
@@ -252,31 +194,5 @@ mod tests {
         unsafe { copy_here(to, client(&src, 10, 50), shape) };
         assert_eq!(&dst[..10], [0, 1, 2, 0, 0, 10, 11, 12, 0, 0]);
         assert_eq!(&dst[20..30], [50, 51, 52, 0, 0, 60, 61, 62, 0, 0]);
-    }
-
-    #[test]
-    fn knows_what_has_gaps() {
-        let shape = Shape { width: 4, height: 3, depth: 2 };
-        assert!(contiguous(client(&[], 4, 12), shape));
-        assert!(!contiguous(client(&[], 5, 15), shape) && !contiguous(client(&[], 4, 16), shape));
-        assert!(contiguous(client(&[], 0, 0), Shape::line(9)));
-    }
-
-    /// Every byte of a shape lies in exactly one piece.
-    #[test]
-    fn pieces_cover_a_shape_once() {
-        for (width, height, depth) in [(1, 1, 1), (STAGE + 5, 3, 2), (1000, 9000, 2), (7, 1, 3)] {
-            let shape = Shape { width, height, depth };
-            let mut total = 0;
-            let mut last = None;
-            for (x, y, z, part) in pieces(shape) {
-                assert!(part.bytes().unwrap() <= STAGE && !part.is_empty());
-                assert!(x + part.width <= width && y + part.height <= height && z < depth);
-                assert!(last < Some((z, y, x)), "in order");
-                last = Some((z, y, x));
-                total += part.bytes().unwrap();
-            }
-            assert_eq!(Some(total), shape.bytes());
-        }
     }
 }

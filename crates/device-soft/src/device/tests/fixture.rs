@@ -83,7 +83,7 @@ impl Fixture {
 /// A thread of the backend before may be about to let go of the addresses.
 fn start(config: SoftConfig, host: &Arc<FakeHost>) -> Arc<SoftBackend> {
     for _ in 0..1000 {
-        match SoftBackend::new(config, Arc::clone(host) as _) {
+        match SoftBackend::new(config, config.describe(), Arc::clone(host) as _) {
             Ok(backend) => return backend,
             Err(StartError::Memory(_)) => thread::sleep(Duration::from_millis(2)),
             Err(error) => panic!("{error}"),

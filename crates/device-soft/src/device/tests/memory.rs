@@ -82,22 +82,6 @@ fn handles_are_charged_to_their_device() {
 }
 
 #[test]
-fn only_what_was_shared_can_be_unshared() {
-    let f = Fixture::bare();
-    let (backend, addr) = (&f.backend, arena::SHARED_BASE);
-    backend.share(addr, 8192).unwrap();
-    let bad = Err(CuError::INVALID_VALUE);
-    assert_eq!(backend.share(addr + 4096, 8192), bad);
-    assert_eq!(backend.share(addr + 8192, 0), bad);
-    assert_eq!(backend.share(0x1000, 4096), bad);
-    assert_eq!(backend.unshare(addr, 4096), bad);
-    assert_eq!(backend.unshare(addr + 4096, 4096), bad);
-    backend.unshare(addr, 8192).unwrap();
-    assert_eq!(backend.unshare(addr, 8192), bad);
-    backend.share(addr + 4096, 512).unwrap();
-}
-
-#[test]
 fn pitched_boxes_round_trip() {
     let f = Fixture::new();
     let dev = f.alloc(0, 1 << 20);

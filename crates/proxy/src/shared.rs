@@ -1,0 +1,188 @@
+//! Host memory that devices use in place: which of the shared arena's bytes they may, and the arena's
+//! pages at a second address. Memory that the program registered keeps its own address, and kernels
+//! may use that address too where this process has nothing else there.
+
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN};
+use kedge_device::{Backend, Ranges};
+
+const PAGE: u64 = 4096;
+/// The system bounds a process's mappings; a client gets a part of them.
+const MAX_ALIASES: usize = 16_384;
+
+/// What one client shares with its devices.
+#[derive(Default)]
+pub(crate) struct SharedMemory {
+    /// Where this process shows the arena's pages a second time.
+    aliases: Ranges,
+    /// What is valid for device access, as it was shared.
+    shared: Ranges,
+}
+
+impl SharedMemory {
+    /// Makes a range of the client's part of the shared arena, or of aliases, valid for `backend`.
+    pub(crate) fn share(
+        &mut self,
+        backend: &dyn Backend,
+        addr: u64,
+        size: u64,
+    ) -> Result<(), CuError> {
+        let known = in_clients_part(addr, size) || self.aliases.cover(addr, size);
+        if size == 0 || !known || self.shared.overlap(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        backend.share(addr, size)?;
+        self.shared.add(addr, size);
+        Ok(())
+    }
+
+    /// Ends what `share` made valid, by the same range.
+    pub(crate) fn unshare(
+        &mut self,
+        backend: &dyn Backend,
+        addr: u64,
+        size: u64,
+    ) -> Result<(), CuError> {
+        if !self.shared.remove(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        backend.unshare(addr, size)
+    }
+
+    /// Maps the arena's pages [addr, addr+size) at `alias` too. MAP_FAILED where that is taken.
+    pub(crate) fn alias(&mut self, alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
+        let whole = (alias | addr | size).is_multiple_of(PAGE) && size > 0;
+        if !whole || alias.checked_add(size).is_none() || !in_clients_part(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if self.aliases.count() >= MAX_ALIASES {
+            return Err(CuError::MAP_FAILED);
+        }
+        map(alias, addr, size)?;
+        self.aliases.add(alias, size);
+        Ok(())
+    }
+
+    /// Unmaps [alias, alias+size), which is aliased whole and shared with no device any longer.
+    pub(crate) fn unalias(&mut self, alias: u64, size: u64) -> Result<(), CuError> {
+        let whole = size > 0 && (alias | size).is_multiple_of(PAGE);
+        if !whole || !self.aliases.cover(alias, size) || self.shared.overlap(alias, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.aliases.cut(alias, size);
+        // SAFETY: pages that `map` put there, in a table that no other code changes; no device may
+        // use them.
+        let rc = unsafe { libc::munmap(alias as usize as *mut libc::c_void, size as usize) };
+        if rc == 0 { Ok(()) } else { Err(CuError::UNMAP_FAILED) }
+    }
+}
+
+/// Whether a range lies in the client's part of the shared arena.
+fn in_clients_part(addr: u64, size: u64) -> bool {
+    addr >= SHARED_BASE
+        && addr.checked_add(size).is_some_and(|end| end <= SHARED_BASE + SHARED_CLIENT_LEN)
+}
+
+fn map(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
+    let (want, len) = (alias as usize as *mut libc::c_void, size as usize);
+    let from = addr as usize as *mut libc::c_void;
+    let reserve =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the reservation replaces nothing. mremap with an old length of 0 makes a second mapping
+    // of the shared pages, here over that reservation, and leaves the first as it is.
+    unsafe {
+        let got = libc::mmap(want, len, libc::PROT_NONE, reserve, -1, 0);
+        if got == libc::MAP_FAILED {
+            return Err(CuError::MAP_FAILED);
+        }
+        if got != want {
+            // A kernel older than 4.17 ignores the flag.
+            libc::munmap(got, len);
+            return Err(CuError::MAP_FAILED);
+        }
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        if libc::mremap(from, 0, len, fixed, want) == libc::MAP_FAILED {
+            libc::munmap(want, len);
+            return Err(CuError::MAP_FAILED);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Fake;
+
+    const BAD: Result<(), CuError> = Err(CuError::INVALID_VALUE);
+    /// Far from where the kernel puts other threads' mappings.
+    const SECOND: u64 = 0x6000_0000_0000;
+
+    #[test]
+    fn nonsense_is_refused() {
+        let mut memory = SharedMemory::default();
+        assert_eq!(memory.alias(0x7000_0000_0001, SHARED_BASE, PAGE), BAD);
+        assert_eq!(memory.alias(0x7000_0000_0000, 0x1000, PAGE), BAD);
+        assert_eq!(memory.alias(u64::MAX - PAGE + 1, SHARED_BASE, PAGE), BAD);
+        assert_eq!(memory.alias(0x7000_0000_0000, SHARED_BASE, 0), BAD);
+        assert_eq!(memory.unalias(0x7000_0000_0000, PAGE), BAD);
+        let taken = (&raw const memory as u64) / PAGE * PAGE;
+        assert_eq!(memory.alias(taken, SHARED_BASE, PAGE), Err(CuError::MAP_FAILED));
+    }
+
+    #[test]
+    fn only_what_was_shared_can_be_unshared() {
+        let (backend, mut memory) = (Fake::idle(), SharedMemory::default());
+        let (b, addr) = (&*backend, SHARED_BASE);
+        memory.share(b, addr, 8192).unwrap();
+        assert_eq!(memory.share(b, addr + 4096, 8192), BAD);
+        assert_eq!(memory.share(b, addr + 8192, 0), BAD);
+        assert_eq!(memory.share(b, 0x1000, 4096), BAD);
+        assert_eq!(memory.share(b, addr + SHARED_CLIENT_LEN - 1, 2), BAD);
+        assert_eq!(memory.unshare(b, addr, 4096), BAD);
+        assert_eq!(memory.unshare(b, addr + 4096, 4096), BAD);
+        memory.unshare(b, addr, 8192).unwrap();
+        assert_eq!(memory.unshare(b, addr, 8192), BAD);
+        memory.share(b, addr + 4096, 512).unwrap();
+    }
+
+    #[test]
+    fn an_alias_stays_while_devices_may_use_it() {
+        let backend = Fake::idle();
+        let mut memory = SharedMemory::default();
+        // As two neighbours were aliased; nothing is mapped, so nothing may be unmapped.
+        memory.aliases.add(SECOND, PAGE);
+        memory.aliases.add(SECOND + PAGE, PAGE);
+        memory.share(&*backend, SECOND + 100, 2 * PAGE - 200).unwrap();
+        assert_eq!(memory.unalias(SECOND, PAGE), BAD);
+        assert_eq!(memory.unalias(SECOND + PAGE, PAGE), BAD);
+        assert_eq!(memory.unalias(SECOND, 3 * PAGE), BAD);
+        assert_eq!(memory.share(&*backend, SECOND + 2 * PAGE, 1), BAD);
+    }
+
+    #[test]
+    fn an_alias_shows_the_same_bytes_until_it_ends() {
+        let len = 2 * PAGE;
+        let (rw, shared) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let second = (SECOND + (1 << 30)) as usize as *mut libc::c_void;
+        // SAFETY: a new mapping, which only this test uses, and `map` replaces nothing.
+        let first = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, rw, shared, -1, 0) };
+        map(second as u64, first as u64, len).unwrap();
+        // SAFETY: both are mapped writable.
+        unsafe {
+            first.cast::<u64>().write(42);
+            assert_eq!(second.cast::<u64>().read(), 42);
+        }
+        let mut memory = SharedMemory::default();
+        memory.aliases.add(second as u64, len);
+        memory.unalias(second as u64 + PAGE, PAGE).unwrap();
+        assert_eq!(memory.unalias(second as u64 + PAGE, PAGE), BAD);
+        // SAFETY: the first page is still mapped; the first mapping is this test's own.
+        unsafe {
+            assert_eq!(second.cast::<u64>().read(), 42);
+            libc::munmap(first, len as usize);
+        }
+        memory.unalias(second as u64, PAGE).unwrap();
+    }
+}
