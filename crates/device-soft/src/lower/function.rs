@@ -213,22 +213,16 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                 Arg::Known => {}
                 Arg::Src(ty) => operands.push(self.source(operand, ty)?),
                 Arg::Address => {
-                    let (base, offset) = self.base64(operand)?;
-                    imm = imm.wrapping_add(offset);
-                    operands.push(base);
+                    operands.push(self.pointer(operand, 0)?);
                     cached = true;
                 }
                 Arg::Pointer(space) => {
-                    let (base, offset) = self.base64(operand)?;
                     let window = match space {
                         MemorySpace::Shared => SHARED_WINDOW,
                         MemorySpace::Local => LOCAL_WINDOW,
                         _ => 0,
                     };
-                    let pointer = self.temporary(Bank::B64);
-                    let step = vec![Opnd::Def(pointer), base];
-                    self.push_before::<adapt::AddImm64>(step, offset.wrapping_add(window), 0);
-                    operands.push(Opnd::Use(pointer));
+                    operands.push(self.pointer(operand, window)?);
                     cached = true;
                 }
                 Arg::Imm => match operand {
@@ -245,6 +239,18 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         }
         self.nodes.append(&mut after);
         Ok(())
+    }
+
+    /// An address operand's value, offset included, plus `window`: `Inst::imm` is the handler's own.
+    fn pointer(&mut self, operand: &Operand, window: u64) -> Result<Opnd, Complaint> {
+        let (base, offset) = self.base64(operand)?;
+        let step = offset.wrapping_add(window);
+        if step == 0 {
+            return Ok(base);
+        }
+        let pointer = self.temporary(Bank::B64);
+        self.push_before::<adapt::AddImm64>(vec![Opnd::Def(pointer), base], step, 0);
+        Ok(Opnd::Use(pointer))
     }
 
     /// Numbers the last node's inline cache.
