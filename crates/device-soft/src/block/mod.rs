@@ -245,6 +245,7 @@ impl Warp {
             polls: 0,
             last_poll: (0, 0),
             yielded: false,
+            staggered: false,
             shape: 0,
             index: 0,
             tid: [Row32([0; WARP]); 3],
@@ -275,6 +276,7 @@ impl Warp {
         self.slices = 0;
         self.rotate = false;
         self.yielded = false;
+        self.staggered = false;
         self.polls = 0;
         self.fault = None;
         self.others.clear();

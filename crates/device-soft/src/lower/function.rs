@@ -2,15 +2,15 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, memory};
+use super::{control, memory, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
-use crate::exec::run::Unsupported;
+use crate::exec::run::{Stagger, Unsupported};
 use crate::exec::select::{Arg, Query, Selected};
 use crate::exec::{CORE, Handlers, Level, Op, adapt, families, special};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space as MemorySpace};
 use kedge_ptx::ast::{self, AddressBase, Instruction, Operand, RegId, Space, Statement, Type};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Why an instruction does not lower; the line is added to it.
 pub(super) type Complaint = String;
@@ -116,7 +116,15 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     /// Lowers the whole body.
     pub(super) fn lower(&mut self) {
         control::load_register_params(self);
-        for statement in &self.body.statements {
+        let staggered = match self.function.entry {
+            true => stagger::stores(self.body),
+            false => HashSet::new(),
+        };
+        for (index, statement) in self.body.statements.iter().enumerate() {
+            if staggered.contains(&index) {
+                self.guard = None;
+                self.push(&Selected::scalar::<Stagger>([]), Vec::new());
+            }
             match statement {
                 Statement::Label(label) => {
                     self.labels[label.0 as usize] = self.nodes.len() as u32;

@@ -159,3 +159,42 @@ fn vectors_and_narrow_types_load_and_store() {
         assert_eq!(out[i as usize * 4..][..4], want, "thread {i}");
     }
 }
+
+/// A block of as many threads as the device allows runs, whatever the kernel keeps in registers.
+#[test]
+fn registers_never_forbid_a_whole_block() {
+    let sums: String =
+        (0..200).map(|i| format!("cvt.rn.f32.u32 %f{i}, %r1; add.u32 %r1, %r1, 1;")).collect();
+    let uses: String = (1..200).map(|i| format!("add.f32 %f0, %f0, %f{i};")).collect();
+    let kernel = |name: &str, limits: &str| {
+        format!(
+            ".visible .entry {name}(.param .u64 p) {limits} {{ .reg .f32 %f<200>; .reg .b32 %r<2>;
+            .reg .b64 %rd<2>; ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; {sums} {uses}
+            st.global.f32 [%rd1], %f0; ret; }}"
+        )
+    };
+    let text = kernel("free", "")
+        + &kernel("small", ".maxntid 128")
+        + &kernel("two", ".maxntid 256 .minnctapersm 2")
+        + &kernel("capped", ".maxnreg 40");
+    let program = Bench::new().program(&text, Level::detect());
+    let registers: Vec<u32> = program.kernels.iter().map(|kernel| kernel.registers).collect();
+    assert_eq!(registers[0], 64);
+    assert!(registers[1] > 200, "{registers:?}");
+    assert_eq!(registers[2..], [128, 40]);
+}
+
+/// The block's warps all start from the value that was there before any of them stored.
+#[test]
+fn warps_that_share_a_sum_load_it_together() {
+    let text = ".visible .entry k(.param .u64 data) {
+        .reg .b32 %r<8>; .reg .b64 %rd<8>; .reg .pred %p<2>;
+        ld.param.u64 %rd1, [data];
+        mov.u32 %r1, %laneid; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2;
+        ld.global.u32 %r2, [%rd3]; mov.u32 %r3, 0;
+        LOOP: add.u32 %r2, %r2, %r3; st.global.u32 [%rd3], %r2; add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p1, %r3, 5; @%p1 bra LOOP; ret; }";
+    let words: Vec<u32> = (0..32).map(|i| 100 * i).collect();
+    let out = Bench::new().transform(text, &Shape::new(1, 256), &words);
+    assert!(out.iter().zip(&words).all(|(out, word)| *out == word + 10), "{out:?}");
+}
