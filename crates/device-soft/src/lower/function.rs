@@ -2,7 +2,7 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, memory, stagger};
+use super::{control, memory, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
 use crate::exec::run::{Stagger, Unsupported};
@@ -35,6 +35,8 @@ pub(super) struct FunctionLowering<'a, 'm> {
     /// Guard and line of the instruction at hand.
     guard: Option<(VReg, bool)>,
     line: u32,
+    /// It gives the same results in every block.
+    steady: bool,
     /// The first thing that this device lacks.
     pub poison: Option<String>,
     /// Call sites whose frame sizes are filled in after register allocation.
@@ -66,6 +68,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             params: Vec::new(),
             guard: None,
             line: function.line,
+            steady: false,
             poison: None,
             sites: Vec::new(),
             tables: Vec::new(),
@@ -123,6 +126,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         for (index, statement) in self.body.statements.iter().enumerate() {
             if staggered.contains(&index) {
                 self.guard = None;
+                self.steady = false;
                 self.push(&Selected::scalar::<Stagger>([]), Vec::new());
             }
             match statement {
@@ -133,11 +137,13 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             }
         }
         self.guard = None;
+        self.steady = false;
         control::emit_return(self);
     }
 
     fn instruction_or_trap(&mut self, instruction: &'a Instruction) {
         self.line = instruction.line;
+        self.steady = self.function.entry && prologue::is_steady(self.function, instruction);
         self.guard = instruction.guard.map(|guard| (VReg(guard.register.0), guard.negated));
         let begin = self.nodes.len();
         if let Err(complaint) = self.instruction(instruction) {
@@ -290,8 +296,8 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     ) -> &mut Node {
         let at = self.nodes.len();
         let line = self.line;
-        let (cached, flow) = (false, NodeFlow::Next);
-        self.nodes.push(Node { run, imm, operands, guard, line, aux, cached, flow });
+        let (cached, steady, flow) = (false, self.steady, NodeFlow::Next);
+        self.nodes.push(Node { run, imm, operands, guard, line, aux, cached, steady, flow });
         &mut self.nodes[at]
     }
 
@@ -338,6 +344,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                     line: self.line,
                     aux: 0,
                     cached: false,
+                    steady: self.steady,
                     flow: NodeFlow::Next,
                 });
                 Ok(Opnd::Def(narrow))

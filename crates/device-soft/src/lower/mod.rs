@@ -6,6 +6,7 @@ mod ir;
 mod liveness;
 mod memory;
 mod pool;
+mod prologue;
 mod stagger;
 mod symbols;
 
@@ -108,11 +109,15 @@ fn lower<'a>(
 ) -> FunctionCode {
     let mut lowering = FunctionLowering::new(context, function, body, index, level);
     lowering.lower();
-    let FunctionLowering { nodes, banks, labels, tables, sites, poison, frame_local, .. } =
+    let FunctionLowering { mut nodes, banks, labels, tables, sites, poison, frame_local, .. } =
         lowering;
+    let prologue = match function.entry {
+        true => prologue::hoist(&mut nodes, &labels, banks.len()),
+        false => prologue::Prologue::default(),
+    };
     let lists: HashMap<u32, Vec<ast::LabelId>> = tables.iter().cloned().collect();
     let labels_of = |table: u32| lists.get(&table).cloned().unwrap_or_default();
-    let allocation = allocate(&nodes, &banks, &labels, labels_of);
+    let allocation = allocate(&nodes, &banks, &labels, labels_of, &prologue.kept);
     let entry = code.len() as u32;
     let local = frame_local.next_multiple_of(16);
     for site in sites {
@@ -129,6 +134,7 @@ fn lower<'a>(
     FunctionCode {
         name: function.name.clone(),
         entry,
+        prologue: prologue.len,
         frame32: allocation.frame32,
         frame64: allocation.frame64,
         frame_pred: allocation.frame_pred,
