@@ -17,6 +17,8 @@ mod error;
 pub mod layout;
 mod manifest;
 mod read;
+mod retention;
+mod verify;
 mod write;
 
 pub use codec::{Choice, Codec, Encoded, encode};
@@ -24,6 +26,8 @@ pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
 pub use read::ImageFile;
+pub use retention::{Claim, Found, State, catalogue, remove, retain};
+pub use verify::{Verified, chain, verify};
 pub use write::ImageWriter;
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not

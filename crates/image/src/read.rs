@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// An open file whose table has been checked. Payloads are checked as they are read.
 #[derive(Debug)]
 pub struct ImageFile {
-    path: PathBuf,
-    file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
     extents: Vec<Extent>,
 }
 
@@ -105,7 +105,7 @@ impl ImageFile {
         Err(self.damaged(extent.offset, "the checksum of an extent is wrong"))
     }
 
-    fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
+    pub(crate) fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
         ImageError::Damaged { path: self.path.clone(), offset, what }
     }
 }
