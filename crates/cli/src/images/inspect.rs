@@ -25,7 +25,8 @@ pub(crate) struct InspectArgs {
     #[arg(value_name = "IMAGE|DIR")]
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
-    /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd)
+    /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
+    /// gzip)
     #[arg(long)]
     json: bool,
 }
@@ -54,6 +55,7 @@ struct Contents {
     raw: u64,
     lz4: u64,
     zstd: u64,
+    gzip: u64,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
@@ -92,6 +94,7 @@ fn contents(name: String, bytes: u64, file: &ImageFile) -> Contents {
             Codec::Raw => contents.raw += u64::from(extent.stored),
             Codec::Lz4 => contents.lz4 += u64::from(extent.stored),
             Codec::Zstd => contents.zstd += u64::from(extent.stored),
+            Codec::Gzip => contents.gzip += u64::from(extent.stored),
         }
     }
     contents
@@ -112,8 +115,8 @@ fn render(report: &Report) -> String {
     for (what, value) in facts {
         text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
     }
-    let headings = ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD"];
-    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7]);
+    let headings = ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD", "GZIP"];
+    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8]);
     for file in &report.files {
         let numbers =
             [file.bytes, file.memory, file.zero, file.sections, file.raw, file.lz4, file.zstd];
