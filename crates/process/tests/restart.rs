@@ -119,7 +119,7 @@ fn bring_back(image: &Path) -> (Vec<String>, i32) {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
     let options = RestartOptions { folder: image.into(), streams };
-    let mut restarted = restart(&options, |job| job.reap_all()).unwrap();
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
     let mut text = String::new();
     BufReader::new(output).read_to_string(&mut text).unwrap();
