@@ -80,7 +80,7 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
 }
 
 /// The processes that there are now, parents before their children.
-fn found(roots: &Roots) -> Vec<pid_t> {
+pub(crate) fn found(roots: &Roots) -> Vec<pid_t> {
     let mut found = Vec::new();
     let mut known = BTreeSet::new();
     let mut next = roots.now();

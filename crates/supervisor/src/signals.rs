@@ -69,6 +69,11 @@ impl Signals {
         }
     }
 
+    /// Returns when a child has changed its state; other signals are nothing here.
+    pub(crate) fn child(&self) {
+        while !matches!(self.next(), Signal::Child) {}
+    }
+
     /// Returns when a child has changed its state, or after `limit`.
     pub(crate) fn child_within(&self, limit: Duration) {
         let limit = libc::timespec {
@@ -88,6 +93,12 @@ impl Signals {
     pub(crate) fn original(&self) -> libc::sigset_t {
         self.original
     }
+}
+
+/// Makes the waiting of this process look at its children again.
+pub(crate) fn look_at_children() {
+    // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from there.
+    unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
 }
 
 /// Orphans of the job become this process's children: they stay part of the job.
