@@ -2,6 +2,7 @@
 
 mod error;
 mod freeze;
+pub mod plugins;
 mod sys;
 mod thread;
 
