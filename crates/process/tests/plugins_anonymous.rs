@@ -12,6 +12,36 @@ fn memfds_come_back_with_contents_and_seals() {
 }
 
 #[test]
+fn eventfds_come_back_with_their_count() {
+    Scenario::round_trip(SOURCE, "eventfd");
+}
+
+#[test]
+fn timerfds_come_back_with_the_time_left() {
+    Scenario::round_trip(SOURCE, "timerfd");
+}
+
+#[test]
+fn signalfds_come_back_with_their_mask() {
+    Scenario::round_trip(SOURCE, "signalfd");
+}
+
+#[test]
+fn pidfds_come_back_as_the_same_process() {
+    Scenario::round_trip(SOURCE, "pidfd");
+}
+
+#[test]
+fn inotify_comes_back_with_its_watches() {
+    Scenario::round_trip(SOURCE, "inotify");
+}
+
+#[test]
+fn epoll_comes_back_with_its_members() {
+    Scenario::round_trip(SOURCE, "epoll");
+}
+
+#[test]
 fn ordinary_users_can_do_all_that() {
     as_an_ordinary_user();
 }

@@ -1,7 +1,7 @@
 //! The devices that have no state: /dev/null and its like.
 
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::job::{Capture, Found, Job};
+use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
@@ -36,12 +36,8 @@ impl Plugin for Devices {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let device = |index: &usize| Device {
-            description: *index as u32,
-            path: SavedPath(capture.file(*index).link.clone().into()),
-        };
-        let state: Vec<Device> = mine.iter().map(device).collect();
-        serde_json::to_value(state).map(Some).to(|| "write the devices")
+        let path = |index: &usize| SavedPath(capture.file(*index).link.clone().into());
+        state(mine.iter().map(|index| Ok(Device { description: *index as u32, path: path(index) })))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {

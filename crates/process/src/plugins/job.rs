@@ -7,6 +7,9 @@ use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, streams::Stream};
 use rustix::fd::OwnedFd;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -79,9 +82,34 @@ pub struct Job {
     pub files: Vec<Found>,
     pub contents: FileContents,
     pub limit: u64,
+    by_descriptor: HashMap<(usize, i32), usize>,
+    by_inode: HashMap<(u64, u64), Vec<usize>>,
 }
 
 impl Job {
+    pub(crate) fn new(processes: Vec<Process>, files: Vec<Found>) -> Job {
+        let mut job = Job { processes, ..Job::default() };
+        job.set_files(files);
+        job
+    }
+
+    pub(crate) fn set_files(&mut self, files: Vec<Found>) {
+        self.files = files;
+        self.by_descriptor.clear();
+        self.by_inode.clear();
+        for (index, file) in self.files.iter().enumerate() {
+            let numbers = file.holders.iter().map(|holder| ((holder.process, holder.fd), index));
+            self.by_descriptor.extend(numbers);
+            self.by_inode.entry((file.stat.device, file.stat.inode)).or_default().push(index);
+        }
+    }
+
+    /// All descriptions of the same inode, `file` among them.
+    pub fn same<'a>(&'a self, file: &Found) -> impl Iterator<Item = &'a Found> + use<'a> {
+        let indices = self.by_inode.get(&(file.stat.device, file.stat.inode));
+        indices.into_iter().flatten().map(|index| &self.files[*index])
+    }
+
     pub fn holder(&self, file: &Found) -> (i32, i32) {
         let holder = file.holders[0];
         (self.processes[holder.process].pid, holder.fd)
@@ -106,10 +134,9 @@ impl Job {
             .to(|| format!("duplicate {}", self.describe(file)))
     }
 
-    /// The index of the file that `other` holds as `fd`.
+    /// The index of the file that process `process` (an index) holds as `fd`.
     pub fn held(&self, process: usize, fd: i32) -> Option<usize> {
-        let holds = |holder: &Holder| holder.process == process && holder.fd == fd;
-        self.files.iter().position(|file| file.holders.iter().any(holds))
+        self.by_descriptor.get(&(process, fd)).copied()
     }
 }
 
@@ -136,6 +163,16 @@ impl Capture<'_> {
         self.job.duplicate(self.file(index))
     }
 
+    /// `mine`, together where they are of the same inode.
+    pub fn by_inode(&self, mine: &[usize]) -> Vec<Vec<usize>> {
+        let mut inodes: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
+        for &index in mine {
+            let stat = self.file(index).stat;
+            inodes.entry((stat.device, stat.inode)).or_default().push(index);
+        }
+        inodes.into_values().collect()
+    }
+
     /// Keeps some bytes, such as what is in flight in a pipe.
     pub fn blob(&mut self, bytes: &[u8]) -> Result<Blob, PluginError> {
         self.data.append(bytes)
@@ -146,5 +183,16 @@ impl Capture<'_> {
         let name = format!("file-{:06}.data", self.files.len());
         self.files.push(name.clone());
         name
+    }
+}
+
+/// A plugin's state from what it has saved of each thing; `None` if that is nothing.
+pub fn state<T: Serialize>(
+    all: impl IntoIterator<Item = Result<T, PluginError>>,
+) -> Result<Option<Value>, PluginError> {
+    let all = all.into_iter().collect::<Result<Vec<T>, _>>()?;
+    match all.is_empty() {
+        true => Ok(None),
+        false => serde_json::to_value(all).map(Some).to(|| "write a plugin's state"),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::files::{self, open};
-use crate::plugins::job::{Capture, Found, Job};
+use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::{Late, World};
 use crate::plugins::{Claim, Plugin, contents};
@@ -11,7 +11,6 @@ use rustix::fs::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 
@@ -61,16 +60,8 @@ impl Plugin for Memory {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let mut memfds: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
-        for &index in mine {
-            let stat = capture.file(index).stat;
-            memfds.entry((stat.device, stat.inode)).or_default().push(index);
-        }
-        let mut state = Vec::new();
-        for opened in memfds.into_values() {
-            state.push(save(capture, &opened)?);
-        }
-        serde_json::to_value(state).map(Some).to(|| "write the memfds")
+        let inodes = capture.by_inode(mine);
+        state(inodes.iter().map(|opened| save(capture, opened)))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {

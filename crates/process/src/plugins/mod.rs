@@ -13,23 +13,29 @@
 
 mod contents;
 mod devices;
+mod epoll;
 mod error;
+mod eventfd;
 mod files;
+mod inotify;
 mod job;
 mod memory;
 mod path;
+mod pidfd;
 mod pipes;
 mod procfs;
 mod recreate;
 mod saved;
+mod signalfd;
 mod streams;
 mod survey;
 mod sys;
+mod timerfd;
 mod world;
 
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
-pub use job::{Capture, Found, Holder, Job, Process};
+pub use job::{Capture, Found, Holder, Job, Process, state};
 pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
@@ -94,7 +100,19 @@ pub trait Plugin: Sync {
 
 /// Every plugin. The order is that of claiming: the special before the general.
 pub fn table() -> &'static [&'static dyn Plugin] {
-    &[&streams::Streams, &devices::Devices, &pipes::Pipes, &memory::Memory, &files::Files]
+    &[
+        &streams::Streams,
+        &devices::Devices,
+        &pipes::Pipes,
+        &memory::Memory,
+        &eventfd::Eventfd,
+        &timerfd::Timerfd,
+        &signalfd::Signalfd,
+        &pidfd::Pidfd,
+        &inotify::Inotify,
+        &epoll::Epoll,
+        &files::Files,
+    ]
 }
 
 /// The table in the layers' order: each after all that it requires.

@@ -1,7 +1,7 @@
 //! Pipes and FIFOs, with what is in flight.
 
 use crate::plugins::error::{Context, PluginError, damaged};
-use crate::plugins::job::{Capture, Found, Job};
+use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin};
@@ -14,7 +14,6 @@ use rustix::pipe::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -50,16 +49,8 @@ impl Plugin for Pipes {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let mut pipes: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
-        for &index in mine {
-            let stat = capture.file(index).stat;
-            pipes.entry((stat.device, stat.inode)).or_default().push(index);
-        }
-        let mut state = Vec::new();
-        for ends in pipes.into_values() {
-            state.push(save(capture, &ends)?);
-        }
-        serde_json::to_value(state).map(Some).to(|| "write the pipes")
+        let inodes = capture.by_inode(mine);
+        state(inodes.iter().map(|ends| save(capture, ends)))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
@@ -73,8 +64,7 @@ pub(crate) fn leads_outside(file: &Found, job: &Job) -> bool {
     if file.stat.kind() != libc::S_IFIFO || file.is_path_only() {
         return false;
     }
-    let ends = || job.files.iter().filter(|other| other.stat.is(&file.stat));
-    if ends().any(Found::reads) && ends().any(Found::writes) {
+    if job.same(file).any(Found::reads) && job.same(file).any(Found::writes) {
         return false;
     }
     // The kernel tells an end whose other one is gone.

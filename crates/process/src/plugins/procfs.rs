@@ -52,6 +52,12 @@ impl FdInfo {
         })
     }
 
+    /// The lines that begin with `start`, from its last word on.
+    pub fn lines<'a>(&'a self, start: &'a str) -> impl Iterator<Item = &'a str> {
+        let word = start.rfind(' ').map_or(0, |at| at + 1);
+        self.more.iter().filter(move |line| line.starts_with(start)).map(move |line| &line[word..])
+    }
+
     /// The values of all lines that begin with `NAME:`.
     pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.more.iter().filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':'))

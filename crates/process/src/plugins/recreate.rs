@@ -146,6 +146,10 @@ fn set_flags(fd: &OwnedFd, common: &Common) -> Result<(), PluginError> {
 
 /// The owner, its signal and O_ASYNC, by the first process that holds it.
 fn own(description: u32, common: &Common, world: &mut World) {
+    let plain = common.owner.1 == 0 && common.signal == 0;
+    if plain && common.flags & libc::O_ASYNC as u32 == 0 {
+        return;
+    }
     let Some(slot) = world.holders(description).next() else { return };
     let (pid, fd) = (slot.pid, slot.fd);
     let mut fcntl = |command: i32, argument, what: &str| {

@@ -1,7 +1,7 @@
 //! The streams that the job was started with, and its terminal: bound to those of the restart.
 
 use crate::plugins::error::{Context, PluginError, damaged};
-use crate::plugins::job::{Capture, Found, Holder, Job};
+use crate::plugins::job::{Capture, Found, Holder, Job, state};
 use crate::plugins::procfs::{Seen, Stat, descriptor};
 use crate::plugins::recreate::again;
 use crate::plugins::survey::SurveyOptions;
@@ -25,9 +25,6 @@ pub enum Stream {
 
 pub(crate) struct Streams;
 
-#[derive(Serialize, Deserialize)]
-struct State(Vec<(u32, Stream)>);
-
 impl Plugin for Streams {
     fn name(&self) -> &'static str {
         "streams"
@@ -43,13 +40,11 @@ impl Plugin for Streams {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let stream = |index: &usize| Some((*index as u32, capture.file(*index).stream?));
-        let state = State(mine.iter().filter_map(stream).collect());
-        serde_json::to_value(state).map(Some).to(|| "write the streams")
+        state(mine.iter().filter_map(stream).map(Ok))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
-        let State(bound) = world.parse(state)?;
-        for (description, stream) in bound {
+        for (description, stream) in world.parse::<Vec<(u32, Stream)>>(state)? {
             let flags = world.flags(description)?;
             let fd = match stream {
                 Stream::Standard(number) => standard(world, number, flags)?,
@@ -92,7 +87,7 @@ pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
     let own: Vec<Own> =
         (0..3).filter_map(|number| Own::of(number, options.streams[number as usize]?)).collect();
     let mut files = Vec::new();
-    for file in std::mem::take(&mut job.files) {
+    for file in job.files.clone() {
         let candidates: Vec<u8> = own
             .iter()
             .filter(|own| own.is(&file, &job.processes[file.holders[0].process].pid))
@@ -100,7 +95,7 @@ pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
             .collect();
         files.extend(split(file, &candidates));
     }
-    job.files = files;
+    job.set_files(files);
     for index in 0..job.files.len() {
         if job.files[index].stream.is_none() {
             job.files[index].stream = by_itself(&job.files[index], job);

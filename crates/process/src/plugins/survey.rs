@@ -152,7 +152,7 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
     for _ in 0..TRIES {
         let seen = seen(&processes).map_err(|(pid, e)| whole(pid)(&e))?;
         if let Ok(files) = grouped(&processes, seen) {
-            return Ok(Job { processes, files, ..Job::default() });
+            return Ok(Job::new(processes, files));
         }
     }
     let pid = pids.first().copied().unwrap_or(0);

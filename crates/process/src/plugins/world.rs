@@ -7,6 +7,7 @@ use crate::plugins::{Saved, Slot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -75,6 +76,8 @@ pub struct World<'a> {
     pub(crate) descriptions: Vec<Option<OwnedFd>>,
     pub(crate) calls: Vec<InjectedCall>,
     pub(crate) late: Vec<Late>,
+    /// Descriptions that mean the process which makes or registers them.
+    personal: BTreeSet<u32>,
     pub(crate) notes: Vec<String>,
     pub(crate) undo: Undo,
 }
@@ -89,8 +92,8 @@ impl<'a> World<'a> {
         let mut descriptions = Vec::new();
         descriptions.resize_with(saved.descriptions(), || None);
         let (calls, late, notes) = (Vec::new(), Vec::new(), Vec::new());
-        let undo = Undo::default();
-        Ok(World { options, saved, data, descriptions, calls, late, notes, undo })
+        let (personal, undo) = (BTreeSet::new(), Undo::default());
+        Ok(World { options, saved, data, descriptions, calls, late, personal, notes, undo })
     }
 
     /// Parses a plugin's state.
@@ -106,6 +109,15 @@ impl<'a> World<'a> {
             None => return Err(damaged(format!("no description {description}"))),
         }
         Ok(())
+    }
+
+    /// Says that what `epoll_ctl` does with it must be done by the process itself.
+    pub fn personal(&mut self, description: u32) {
+        self.personal.insert(description);
+    }
+
+    pub fn is_personal(&self, description: u32) -> bool {
+        self.personal.contains(&description)
     }
 
     /// What another plugin, which this one `requires`, has made.

@@ -7,6 +7,7 @@ use kedge_process::plugins::{
     Argument, InjectedCall, PathMap, RecreateOptions, Recreated, Saved, Survey, SurveyOptions,
 };
 use rustix::fd::{AsFd, OwnedFd};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -124,8 +125,14 @@ impl Scenario {
         let options = RecreateOptions { folder, paths, streams, ..RecreateOptions::default() };
         let mut made = saved.recreate(&options).unwrap();
         made.settle().unwrap();
-        let children: Vec<Child> =
-            (0..self.pids.len()).map(|role| self.again(role, &made)).collect();
+        // The first process comes last: it may know the others, whose ids are new here.
+        let mut ids = BTreeMap::new();
+        let mut children = Vec::new();
+        for role in (0..self.pids.len()).rev() {
+            let child = self.again(role, &made, &ids);
+            ids.insert(self.pids[role], child.id() as i32);
+            children.push(child);
+        }
         drop(stdout);
         // They hold copies of what is bound to the standard output.
         made.descriptors.clear();
@@ -137,10 +144,16 @@ impl Scenario {
         made
     }
 
-    fn again(&self, role: usize, made: &Recreated) -> Child {
+    fn again(&self, role: usize, made: &Recreated, ids: &BTreeMap<i32, i32>) -> Child {
         let pid = self.pids[role];
         let mut calls = made.place(pid);
         calls.extend(made.calls.iter().filter(|call| call.pid == pid).cloned());
+        // The engine gives them their old ids.
+        for call in calls.iter_mut().filter(|call| call.number == libc::SYS_pidfd_open) {
+            if let Argument::Number(target) = &mut call.arguments[0] {
+                *target = ids[&(*target as i32)] as u64;
+            }
+        }
         let mut command = Command::new(&self.program);
         command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().

@@ -5,7 +5,7 @@ mod restore;
 
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
-use crate::plugins::job::{Capture, Found, Job};
+use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
@@ -13,7 +13,6 @@ use crate::plugins::{Claim, Plugin};
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -73,16 +72,8 @@ impl Plugin for Files {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let mut inodes: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
-        for &index in mine {
-            let stat = capture.file(index).stat;
-            inodes.entry((stat.device, stat.inode)).or_default().push(index);
-        }
-        let mut state = Vec::new();
-        for opened in inodes.into_values() {
-            state.push(save(capture, &opened)?);
-        }
-        serde_json::to_value(state).map(Some).to(|| "write the files")
+        let inodes = capture.by_inode(mine);
+        state(inodes.iter().map(|opened| save(capture, opened)))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
@@ -132,10 +123,7 @@ fn has_contents(file: &Found, job: &Job) -> bool {
     if file.stat.kind() != libc::S_IFREG {
         return false;
     }
-    let written = || {
-        let same = job.files.iter().filter(|other| other.stat.is(&file.stat));
-        same.into_iter().any(|other| other.writes() && !other.is_path_only())
-    };
+    let written = || job.same(file).any(|other| other.writes() && !other.is_path_only());
     unlinked(file) || job.contents == FileContents::Save && written()
 }
 
@@ -201,8 +189,7 @@ fn readable(job: &Job, file: &Found) -> std::io::Result<(File, Option<u64>)> {
     match File::open(format!("/proc/{pid}/fd/{fd}")) {
         Ok(file) => Ok((file, None)),
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
-            let same = job.files.iter().filter(|other| other.stat.is(&file.stat));
-            let reader = same.into_iter().find(|other| other.reads() && !other.is_path_only());
+            let reader = job.same(file).find(|other| other.reads() && !other.is_path_only());
             let Some(reader) = reader else { return Err(e) };
             let own = job.duplicate(reader).map_err(|_| e)?;
             Ok((File::from(own), Some(reader.info.position)))
