@@ -1,7 +1,7 @@
 //! Programs are captured at some moment and killed, and brought back from the image. Each draws a
 //! nonce at its start, so that one which merely began anew is found out.
 
-use kedge_image::{Choice, Manifest};
+use kedge_image::Manifest;
 use kedge_process::{Options, RestartOptions, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -89,8 +89,7 @@ impl Running {
     fn capture_and_kill(mut self, image: &Path) {
         let roots = Roots::These(vec![self.pid()]);
         std::fs::create_dir(image).unwrap();
-        let options =
-            Options { folder: image.into(), codec: Choice::Auto, patience: Duration::from_secs(5) };
+        let options = Options::new(image.into());
         let captured = checkpoint(&roots, options).unwrap();
         let processes = captured.processes().to_vec();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
@@ -118,7 +117,7 @@ fn bring_back(image: &Path) -> (Vec<String>, i32) {
     let (output, theirs) = std::io::pipe().unwrap();
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
-    let options = RestartOptions { folder: image.into(), streams };
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
     let mut restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
     let deadline = Deadline::of(restarted.keeper());
