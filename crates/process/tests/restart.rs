@@ -193,9 +193,26 @@ fn steps_survive(name: &str, source: &str, flags: &[&str]) {
     let _alone = alone();
     let folder = Folder::new(name);
     let program = build(&folder, source, flags);
+    command_survives(&folder, &[program.to_str().unwrap()]);
+}
+
+/// The same for a program that may not be installed.
+fn script_survives(name: &str, command: &[&str]) {
+    let _alone = alone();
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", command[0]]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{} is not installed: not tested", command[0]);
+        return;
+    }
+    command_survives(&Folder::new(name), command);
+}
+
+fn command_survives(folder: &Folder, command: &[&str]) {
     let steps = 300;
     for (round, moment) in [1, 40, 90].into_iter().enumerate() {
-        let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
+        let arguments = &command[1..];
+        let mut running =
+            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
         let before = running.lines(moment);
         let image = folder.path(&format!("image-{round}"));
         running.capture_and_kill(&image);
@@ -223,6 +240,21 @@ fn sixty_four_threads_go_on() {
 #[test]
 fn a_tree_of_processes_goes_on() {
     steps_survive("tree", "tree.c", &["-pthread"]);
+}
+
+#[test]
+fn python_goes_on() {
+    script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
+}
+
+#[test]
+fn node_goes_on() {
+    script_survives("node", &["/usr/bin/node", "-e", include_str!("steps.js")]);
+}
+
+#[test]
+fn a_shell_and_its_children_go_on() {
+    script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
 }
 
 /// What works for root works for an ordinary user: the same tests again, in processes of one.
