@@ -7,6 +7,7 @@ mod build;
 mod directives;
 mod hosts;
 mod run;
+pub mod world;
 
 pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};

@@ -6,6 +6,7 @@ mod child;
 mod devices;
 mod doctor;
 mod failure;
+mod images;
 mod logs;
 mod manual;
 mod output;
@@ -13,6 +14,7 @@ mod probe;
 mod ps;
 mod run;
 mod size;
+mod time;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -22,7 +24,8 @@ const AFTER_HELP: &str = "\
 Exit status:
   what the program's was, for `kedge run` (a signal that ends the program ends kedge too)
   0    done
-  1    `kedge doctor` found something that kedge needs and that is missing
+  1    `kedge doctor` found something that kedge needs and that is missing; `kedge verify` found an
+       image that is damaged
   2    the command line was not understood
   125  kedge itself failed; stderr says why and what to do
   126  the program could not be executed
@@ -30,6 +33,7 @@ Exit status:
 
 Environment:
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ [default: /tmp/kedge-UID]
+  XDG_STATE_HOME   images are kept in its folder kedge/images/ [default: ~/.local/state]
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 
@@ -63,6 +67,10 @@ enum Command {
     /// The job's log has kedge's own messages: why a device faulted, which function is not
     /// supported, how a proxy ended. The program's own output is not in it.
     Logs(logs::LogsArgs),
+    Images(images::ImagesArgs),
+    Inspect(images::inspect::InspectArgs),
+    Verify(images::verify::VerifyArgs),
+    Rm(images::rm::RmArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// Print completions for a shell
@@ -85,6 +93,10 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
+        Command::Images(args) => images::run(&args).map(done),
+        Command::Inspect(args) => images::inspect::run(&args).map(done),
+        Command::Verify(args) => images::verify::run(&args),
+        Command::Rm(args) => images::rm::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Completions(args) => manual::completions(&args).map(done),

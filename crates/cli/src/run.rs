@@ -2,18 +2,27 @@
 
 use crate::Failure;
 use crate::size::Size;
+use crate::time::Time;
 use clap::Args;
-use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
+use kedge_supervisor::policy::{self, JobGpu, Policy};
 use kedge_supervisor::{JobSpec, Outcome, die_of};
 use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const AFTER_HELP: &str = "\
 Examples:
   kedge run -- ./program --its-own --arguments
   kedge run --gpu soft:2 --soft-memory 2G -- ./program
-  kedge run --job nightly -- make check     every program that make starts runs on the device";
+  kedge run --job nightly -- make check     every program that make starts runs on the device
+  kedge run --gpu none --interval 10m --keep 3 -- ./simulate
+                                            no device; an image every ten minutes, the last three kept";
+
+/// Shortest time between two checkpoints that nobody asks for.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Run a program on virtual GPUs; exits as the program does
 ///
@@ -23,15 +32,17 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
     /// Devices that the program sees: soft, soft:N for N software devices, local for this
-    /// machine's GPUs, or local:I,J… for some of them
+    /// machine's GPUs, local:I,J… for some of them, or none for a job of the CPU alone
     #[arg(long, value_name = "SPEC", default_value = "soft")]
-    gpu: GpuSpec,
+    gpu: JobGpu,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
     /// The program and its arguments
     #[arg(
         value_name = "CMD",
@@ -42,8 +53,42 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+/// How the job is checkpointed; `kedge restart` takes the same.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct CheckpointArgs {
+    /// Where the job's images go [default: $XDG_STATE_HOME/kedge/images, else ~/.local/state/kedge/images]
+    #[arg(long, value_name = "DIR")]
+    ckpt_dir: Option<PathBuf>,
+    /// Keep the newest N images of the job: an older one goes when a new one is durable, unless
+    /// another builds on it [default: keep all]
+    #[arg(long, value_name = "N")]
+    keep: Option<NonZeroU32>,
+    /// Checkpoint the job every so often, such as 10m or 1.5h
+    #[arg(long, value_name = "TIME")]
+    interval: Option<Time>,
+}
+
+impl CheckpointArgs {
+    pub(crate) fn policy(&self) -> Result<Policy, Failure> {
+        let dir = match &self.ckpt_dir {
+            Some(dir) => Some(std::path::absolute(dir)?),
+            None => policy::default_dir().ok(),
+        };
+        if self.interval.is_some() {
+            return Err(Failure::new("--interval: this kedge cannot checkpoint a running job yet"));
+        }
+        let interval = self.interval.map(|time| time.0);
+        if interval.is_some_and(|interval| interval < MIN_INTERVAL) {
+            return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
+        }
+        Ok(Policy { dir, keep: self.keep, interval })
+    }
+}
+
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
+    let policy = args.checkpoints.policy()?;
     let mut words = args.command.into_iter();
     let spec = JobSpec {
         gpu: args.gpu,
@@ -51,6 +96,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         name: args.job,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
+        policy,
     };
     match kedge_supervisor::run(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),

@@ -19,6 +19,8 @@ pub mod layout;
 mod manifest;
 mod plain;
 mod read;
+mod retention;
+mod verify;
 mod write;
 
 pub use codec::{Choice, Codec, Encoded, encode};
@@ -26,6 +28,8 @@ pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
 pub use read::ImageFile;
+pub use retention::{Claim, Found, State, catalogue, remove, retain};
+pub use verify::{Verified, chain, verify};
 pub use write::ImageWriter;
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not

@@ -1,6 +1,7 @@
 //! ptrace and its companions, typed.
 
 use crate::EngineError;
+use crate::proc::Status;
 use libc::{c_long, c_void, pid_t};
 use std::io;
 use std::time::{Duration, Instant};
@@ -119,26 +120,46 @@ pub(crate) fn wait_until(pid: pid_t, deadline: Instant) -> Result<Option<Stop>, 
     }
 }
 
-/// The stop that `pid` has to report, if waitpid with `flags` finds one.
+/// The stop that `pid` has to report, if waitid with `flags` finds one. Its end is left for its parent
+/// to collect, which may be another thread of this process (see `reap.rs`).
 fn poll(pid: pid_t, flags: i32) -> Result<Option<Stop>, EngineError> {
-    let mut status = 0;
-    // SAFETY: waitpid stores the status.
-    let result = unsafe { libc::waitpid(pid, &mut status, libc::__WALL | flags) };
-    if result == 0 {
-        return Ok(None);
-    }
-    if result != pid {
-        let interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-        return if interrupted { Ok(None) } else { Err(EngineError::Ended { pid }) };
-    }
-    if !libc::WIFSTOPPED(status) {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WSTOPPED | libc::__WALL | flags;
+    // SAFETY: waitid fills the structure, which is plain data anyway.
+    let (result, info) = unsafe {
+        let result = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
+        (result, info.assume_init())
+    };
+    if result < 0 {
+        if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
+            return Ok(None);
+        }
+        let_go_of_ended(pid);
         return Err(EngineError::Ended { pid });
     }
-    Ok(Some(match (libc::WSTOPSIG(status), status >> 16) {
+    // SAFETY: after a successful waitid these fields are the child's, or zero for none.
+    let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if found == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match (status & 0xff, status >> 8) {
         (signal, 0) if signal == libc::SIGTRAP | 0x80 => Stop::Syscall,
         (signal, 0) => Stop::Signal(signal),
         (_, event) => Stop::Event(event),
     }))
+}
+
+/// Passes the end of a traced thread on to its real parent, unless that is this process.
+fn let_go_of_ended(pid: pid_t) {
+    let own = i64::from(std::process::id());
+    let ours = Status::of(pid).is_ok_and(|status| {
+        status.decimal("PPid") == own && status.decimal("Tgid") == i64::from(pid)
+    });
+    if !ours {
+        let mut status = 0;
+        // SAFETY: waitpid stores the status.
+        unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::WNOHANG) };
+    }
 }
 
 /// Reads the memory of `pid` at `address`; how many bytes there were.

@@ -118,7 +118,7 @@ fn bring_back(image: &Path) -> (Vec<String>, i32) {
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
     let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
-    let mut restarted = restart(&options, |job| job.reap_all()).unwrap();
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
     let deadline = Deadline::of(restarted.keeper());
     let mut lines = Vec::new();

@@ -3,6 +3,7 @@
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -94,6 +95,8 @@ pub struct Meta {
     pub started: u64,
     pub ended: Option<u64>,
     pub state: State,
+    #[serde(default)]
+    pub policy: Option<Policy>,
 }
 
 pub fn now() -> u64 {
@@ -326,6 +329,7 @@ mod tests {
             started: 5,
             ended: None,
             state,
+            policy: None,
         }
     }
 

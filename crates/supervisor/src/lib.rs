@@ -5,6 +5,7 @@
 
 pub mod jobs;
 mod parts;
+pub mod policy;
 mod program;
 mod proxies;
 mod signals;
@@ -13,7 +14,9 @@ use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 pub use parts::{Parts, PartsError};
+use policy::{JobGpu, Policy};
 pub use program::Outcome;
+use proxies::Proxies;
 pub use signals::die_of;
 use std::ffi::OsString;
 use std::io;
@@ -25,13 +28,14 @@ use thiserror::Error;
 #[derive(Debug, Clone)]
 pub struct JobSpec {
     /// Devices that the program sees.
-    pub gpu: GpuSpec,
+    pub gpu: JobGpu,
     /// Bytes of each software device; `None`: the proxy's own choice.
     pub soft_memory: Option<u64>,
     /// `None`: made from the program's name.
     pub name: Option<JobName>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
+    pub policy: Policy,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -73,12 +77,15 @@ impl RunError {
 
 /// Runs the job to its end. Takes this process's signals and children over.
 pub fn run(spec: &JobSpec) -> Result<Outcome, RunError> {
-    let parts = Parts::find()?;
+    let devices = match &spec.gpu {
+        JobGpu::None => None,
+        JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
+    };
     let jobs = Jobs::open()?;
     let name = spec.name.clone();
     let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
     let dir = jobs.create(&name)?;
-    let outcome = supervise(spec, &name, &dir, &parts);
+    let outcome = supervise(spec, &name, &dir, devices.as_ref());
     dir.retire();
     jobs.prune();
     outcome
@@ -88,18 +95,23 @@ fn supervise(
     spec: &JobSpec,
     name: &JobName,
     dir: &JobDir,
-    parts: &Parts,
+    devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Outcome, RunError> {
     let log = JobLog::open(&dir.log(), format!("kedge[{}]", std::process::id()));
     let log = log.map_err(|source| JobError::Io { path: dir.log(), source })?;
     let log = Arc::new(log);
-    dir.link_driver(&parts.shim)?;
+    if let Some((_, parts)) = devices {
+        dir.link_driver(&parts.shim)?;
+    }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
 
     // Blocked before any thread starts, so that only the waiting below sees them.
     let signals = signals::Signals::block();
-    let proxies = proxies::Proxies::listen(dir, parts, spec, log.clone())?;
+    let proxies = match devices {
+        Some((gpu, parts)) => Proxies::listen(dir, parts, gpu, spec.soft_memory, log.clone())?,
+        None => Proxies::default(),
+    };
     signals::become_subreaper();
     let child = program::start(spec, name, dir, &signals);
     let child = match child {
@@ -137,5 +149,6 @@ fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
         started: jobs::now(),
         ended: None,
         state: State::Running,
+        policy: Some(spec.policy.clone()),
     }
 }

@@ -1,6 +1,7 @@
 //! The job's program: started, waited for.
 
 use crate::jobs::{JobDir, JobName};
+use crate::policy::JobGpu;
 use crate::proxies::Proxies;
 use crate::signals::{Signal, Signals};
 use crate::{JobSpec, RunError};
@@ -29,12 +30,10 @@ pub(crate) fn start(
 ) -> Result<u32, RunError> {
     let mask = signals.original();
     let mut command = Command::new(&spec.program);
-    command
-        .args(&spec.arguments)
-        .env("LD_LIBRARY_PATH", library_path(dir))
-        .env("KEDGE_SOCKET", dir.socket())
-        .env("KEDGE_LOG", dir.log())
-        .env("KEDGE_JOB", name.to_string());
+    command.args(&spec.arguments).env("KEDGE_LOG", dir.log()).env("KEDGE_JOB", name.to_string());
+    if matches!(spec.gpu, JobGpu::Devices(_)) {
+        command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
+    }
     // SAFETY: the closure runs in the child between fork and exec and makes one system call.
     unsafe {
         command.pre_exec(move || {

@@ -1,16 +1,19 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
+mod codecs;
 mod figures;
 
 use crate::Failure;
 use crate::child::{self, Place};
 use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table, styled};
+use crate::size::Size;
 use clap::{Args, ValueEnum};
 use figures::Better;
 use kedge_probe::Series;
 use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const AFTER_HELP: &str = "\
@@ -40,6 +43,12 @@ pub(crate) struct BenchArgs {
     /// Measure this machine's own driver and GPU instead, without kedge
     #[arg(long)]
     native: bool,
+    /// codecs: bytes of memory in each data set
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    size: Size,
+    /// codecs: a folder on the disk to write to [default: where images go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -53,6 +62,9 @@ enum What {
     Copy,
     /// Instructions that each core of the device executes, from kernels that need no compiler
     Soft,
+    /// How fast memory becomes a durable image and how large that is, by codec: the tables of the CRUM
+    /// paper. Random floats; then the arrays of a multigrid and of a sparse solver
+    Codecs,
 }
 
 impl What {
@@ -61,6 +73,7 @@ impl What {
             What::Calls => "calls",
             What::Copy => "copy",
             What::Soft => "soft",
+            What::Codecs => "codecs",
         }
     }
 }
@@ -79,14 +92,11 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let place = if args.native { Place::Native } else { Place::job(args.gpu.clone()) };
     let progress = Progress::new();
     let mut series = Vec::new();
-    let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
-        if let Ok(one) = serde_json::from_str::<Series>(line) {
-            progress.show(series.len() + 1, &one.name);
-            series.push(one);
-        }
+    let result = measure(args, &mut |one| {
+        progress.show(series.len() + 1, &one.name);
+        series.push(one);
     });
     progress.clear();
     let figures: Vec<Figure> = series.into_iter().filter_map(figure).collect();
@@ -97,6 +107,19 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         output::print(&render(&figures))?;
     }
     result.map_err(|said| Failure::new(format!("bench {}: {said}", args.what.name())))
+}
+
+/// Hands over each series as it comes.
+fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
+    if args.what == What::Codecs {
+        return codecs::run(args.size.0, args.dir.as_deref(), sink);
+    }
+    let place = if args.native { Place::Native } else { Place::job(args.gpu.clone()) };
+    child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
+        if let Ok(one) = serde_json::from_str::<Series>(line) {
+            sink(one);
+        }
+    })
 }
 
 /// Median, extremes and what is known of a series; `None` without samples.

@@ -241,6 +241,18 @@ impl Rebuilt {
         pid >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     }
 
+    /// Collects all children that have ended, also while another thread traces, and tells the
+    /// restarter when the program's first process is among them; false if no child is left.
+    pub fn collect(&mut self) -> bool {
+        let reaped = crate::reap(&[self.root]);
+        if let Some((_, status)) = reaped.ended.iter().find(|(pid, _)| *pid == self.root) {
+            self.reported = true;
+            // A restarter that has gone does not ask.
+            let _ = self.report.write_all(&status.to_le_bytes());
+        }
+        reaped.more
+    }
+
     /// Serves the job until nothing of it is left.
     pub fn reap_all(&mut self) {
         while self.reap(true) {}

@@ -151,9 +151,9 @@ impl Restarted {
     }
 
     /// Waits until the program's first process has ended: its status as wait() tells it.
-    pub fn wait(&mut self) -> Result<i32, EngineError> {
+    pub fn wait(&self) -> Result<i32, EngineError> {
         let mut status = [0; 4];
-        self.report
+        (&self.report)
             .read_exact(&mut status)
             .map_err(|_| EngineError::Init("the job was killed".into()))?;
         Ok(i32::from_le_bytes(status))
