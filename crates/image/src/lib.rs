@@ -5,6 +5,7 @@
 //! NAME-0001/manifest.json   the files, their lengths and checksums; written by fsync and rename
 //! NAME-0001/job.kimg        what the processes share
 //! NAME-0001/96.kimg         process 96: its state and its memory
+//! NAME-0001/*.data          files that are kept as they are
 //! ```
 //!
 //! A `.kimg` file is a header, payloads, a table of [`Extent`]s and a footer; [`layout`] has the
@@ -16,6 +17,7 @@ mod codec;
 mod error;
 pub mod layout;
 mod manifest;
+mod plain;
 mod read;
 mod retention;
 mod verify;

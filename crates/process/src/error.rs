@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use crate::plugins::PluginError;
 use kedge_image::ImageError;
 use std::io;
 use std::path::PathBuf;
@@ -38,6 +39,8 @@ pub enum EngineError {
     Machine(String),
     #[error("the image asks for what no program has: {0}")]
     Nonsense(&'static str),
+    #[error(transparent)]
+    Descriptors(#[from] PluginError),
     #[error(transparent)]
     Image(#[from] ImageError),
     /// What the restarted job's init says.

@@ -51,6 +51,29 @@ impl Parasite {
         checked(thread.pid(), what, result)
     }
 
+    /// One call whose arguments point to `data`, which is put where [`Parasite::data`] says; what it
+    /// is for is told if it fails.
+    pub(crate) fn call_with(
+        self,
+        thread: &mut Thread,
+        what: &str,
+        number: i64,
+        arguments: &[u64],
+        data: &[u8],
+    ) -> Result<i64, EngineError> {
+        if data.len() as u64 > DATA || arguments.len() > 6 {
+            return Err(EngineError::Nonsense("an argument of a call is too long"));
+        }
+        let pid = thread.pid();
+        sys::write(pid, self.data(), data)?;
+        let result = thread.call(self.entry(), number, arguments)?;
+        if (-4095..0).contains(&result) {
+            let source = io::Error::from_raw_os_error(-result as i32);
+            return Err(EngineError::unsupported(pid, format!("cannot {what}: {source}")));
+        }
+        Ok(result)
+    }
+
     pub(crate) fn batch(self, thread: &mut Thread) -> Batch<'_> {
         Batch { parasite: self, thread, calls: Vec::new(), whats: Vec::new(), data: Vec::new() }
     }

@@ -7,6 +7,7 @@ mod freeze;
 mod inject;
 mod machine;
 mod maps;
+pub mod plugins;
 mod proc;
 mod reap;
 mod restart;

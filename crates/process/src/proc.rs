@@ -30,11 +30,6 @@ pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
     numbers(&format!("/proc/{pid}/task"))
 }
 
-/// The descriptors of `pid`, by number.
-pub(crate) fn descriptors(pid: pid_t) -> Vec<i32> {
-    numbers(&format!("/proc/{pid}/fd"))
-}
-
 fn numbers(folder: &str) -> Vec<i32> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<i32> =

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 pub(crate) const PROCESS_SECTION: u64 = 1;
 /// The section of the job's file that holds its [`JobState`].
 pub(crate) const JOB_SECTION: u64 = 1;
+/// The section of the job's file that holds its descriptors.
+pub(crate) const DESCRIPTORS_SECTION: u64 = 2;
 /// Signals are 1 to 64.
 pub(crate) const SIGNALS: i32 = 64;
 const MAX_THREADS: usize = 1 << 22;
@@ -142,6 +144,8 @@ pub(crate) enum Backing {
     File(usize),
     /// The number of a shared object.
     Object(u64),
+    /// An open file description, whose plugin brings back what it holds.
+    Description(u32),
     /// The kernel's: [vdso] or one of its data pages. Of the vDSO: the checksum of its code.
     Kernel {
         name: String,
@@ -270,6 +274,7 @@ impl Saved {
         match &self.backing {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
             Backing::Object(number) => require(*number != 0, "a mapping of no object"),
+            Backing::Description(_) => require(self.shared, "a private mapping by description"),
             Backing::Anonymous => require(!self.shared, "shared memory without its object"),
             Backing::Kernel { name, .. } => {
                 require(KERNEL_MAPPINGS.contains(&name.as_str()), "no mapping of the kernel's")

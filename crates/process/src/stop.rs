@@ -79,6 +79,11 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
     if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
 }
 
+/// The processes that run now: zombies hold nothing.
+pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
+    found(roots).into_iter().filter(|pid| !is_zombie(*pid)).collect()
+}
+
 /// The processes that there are now, parents before their children.
 pub(crate) fn found(roots: &Roots) -> Vec<pid_t> {
     let mut found = Vec::new();

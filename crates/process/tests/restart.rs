@@ -1,9 +1,9 @@
 //! Programs are captured at some moment and killed, and brought back from the image. Each draws a
 //! nonce at its start, so that one which merely began anew is found out.
 
-use kedge_image::{Choice, Manifest};
+use kedge_image::Manifest;
 use kedge_process::{Options, RestartOptions, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -89,8 +89,7 @@ impl Running {
     fn capture_and_kill(mut self, image: &Path) {
         let roots = Roots::These(vec![self.pid()]);
         std::fs::create_dir(image).unwrap();
-        let options =
-            Options { folder: image.into(), codec: Choice::Auto, patience: Duration::from_secs(5) };
+        let options = Options::new(image.into());
         let captured = checkpoint(&roots, options).unwrap();
         let processes = captured.processes().to_vec();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
@@ -118,13 +117,49 @@ fn bring_back(image: &Path) -> (Vec<String>, i32) {
     let (output, theirs) = std::io::pipe().unwrap();
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
-    let options = RestartOptions { folder: image.into(), streams };
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
     let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
-    let mut text = String::new();
-    BufReader::new(output).read_to_string(&mut text).unwrap();
-    let status = restarted.wait().unwrap();
-    (text.lines().map(str::to_owned).collect(), status)
+    let deadline = Deadline::of(restarted.keeper());
+    let mut lines = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line.unwrap();
+        let wrong = line.starts_with("wrong");
+        lines.push(line);
+        if wrong {
+            // The others may wait for it for ever.
+            deadline.end_now();
+            panic!("after {} lines: {:?}", lines.len() - 1, lines.last());
+        }
+    }
+    let status = restarted.wait().expect("it hung and was killed");
+    (lines, status)
+}
+
+/// Kills a restarted job that takes too long.
+struct Deadline {
+    /// Its end is the timer's.
+    _ended: std::sync::mpsc::Sender<()>,
+    keeper: i32,
+}
+
+impl Deadline {
+    fn of(keeper: i32) -> Deadline {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let late = std::sync::mpsc::RecvTimeoutError::Timeout;
+            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
+                // SAFETY: a plain call; the keeper is a child that has not been waited for.
+                unsafe { libc::kill(keeper, libc::SIGKILL) };
+            }
+        });
+        Deadline { _ended: sender, keeper }
+    }
+
+    fn end_now(&self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.keeper, libc::SIGKILL) };
+    }
 }
 
 fn step(line: &str) -> usize {
@@ -135,7 +170,7 @@ fn step(line: &str) -> usize {
 /// undisturbed run of `steps` steps says.
 fn continues(before: &[String], after: &[String], steps: usize) {
     let nonce = before[0].split(' ').next().unwrap();
-    assert!(after.iter().all(|line| line.starts_with(nonce)), "another program: {after:?}");
+    assert!(after.iter().all(|line| line.starts_with(nonce)), "another program: {}", after[0]);
     assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
     let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
     let expected: Vec<usize> = (numbers[0]..=steps).collect();
@@ -154,13 +189,30 @@ fn continues(before: &[String], after: &[String], steps: usize) {
     }
 }
 
-fn steps_survive(name: &str, flags: &[&str]) {
+fn steps_survive(name: &str, source: &str, flags: &[&str]) {
     let _alone = alone();
     let folder = Folder::new(name);
-    let program = build(&folder, "step.c", flags);
+    let program = build(&folder, source, flags);
+    command_survives(&folder, &[program.to_str().unwrap()]);
+}
+
+/// The same for a program that may not be installed.
+fn script_survives(name: &str, command: &[&str]) {
+    let _alone = alone();
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", command[0]]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{} is not installed: not tested", command[0]);
+        return;
+    }
+    command_survives(&Folder::new(name), command);
+}
+
+fn command_survives(folder: &Folder, command: &[&str]) {
     let steps = 300;
     for (round, moment) in [1, 40, 90].into_iter().enumerate() {
-        let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
+        let arguments = &command[1..];
+        let mut running =
+            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
         let before = running.lines(moment);
         let image = folder.path(&format!("image-{round}"));
         running.capture_and_kill(&image);
@@ -172,12 +224,37 @@ fn steps_survive(name: &str, flags: &[&str]) {
 
 #[test]
 fn a_static_program_goes_on() {
-    steps_survive("static", &["-static"]);
+    steps_survive("static", "step.c", &["-static"]);
 }
 
 #[test]
 fn a_dynamic_program_goes_on() {
-    steps_survive("dynamic", &[]);
+    steps_survive("dynamic", "step.c", &[]);
+}
+
+#[test]
+fn sixty_four_threads_go_on() {
+    steps_survive("threads", "threads.c", &["-pthread"]);
+}
+
+#[test]
+fn a_tree_of_processes_goes_on() {
+    steps_survive("tree", "tree.c", &["-pthread"]);
+}
+
+#[test]
+fn python_goes_on() {
+    script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
+}
+
+#[test]
+fn node_goes_on() {
+    script_survives("node", &["/usr/bin/node", "-e", include_str!("steps.js")]);
+}
+
+#[test]
+fn a_shell_and_its_children_go_on() {
+    script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
 }
 
 /// What works for root works for an ordinary user: the same tests again, in processes of one.

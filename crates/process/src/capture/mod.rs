@@ -10,6 +10,7 @@ pub(crate) use process::vdso_checksum;
 
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
+use crate::plugins::{FileContents, PluginError, Survey, SurveyOptions};
 use crate::proc::{Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -17,6 +18,7 @@ use crate::{EngineError, maps};
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,19 @@ pub struct Options {
     pub codec: Choice,
     /// How long the threads may take to stop.
     pub patience: Duration,
+    /// What becomes of the contents of files that are open for writing.
+    pub contents: FileContents,
+    /// The most that the contents of one file may take, in bytes.
+    pub file_limit: u64,
+}
+
+impl Options {
+    /// The usual ones.
+    pub fn new(folder: PathBuf) -> Options {
+        let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
+        let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
+        Options { folder, codec, patience, contents, file_limit: limit }
+    }
 }
 
 /// A job that has been captured and runs again. Its memory is held by clones until
@@ -44,9 +59,13 @@ pub struct Captured {
     options: Options,
     job: JobState,
     objects: FileEntry,
+    /// Those of the descriptors.
+    files: Vec<String>,
     held: Vec<Held>,
     /// How long the job stood still.
     pub stall: Duration,
+    /// What the user should know.
+    pub warnings: Vec<String>,
     tracer: PhantomData<*const ()>,
 }
 
@@ -62,26 +81,44 @@ struct Held {
 }
 
 /// Captures the processes of `roots`. They run again when this returns, whatever it returns. A job
-/// that cannot be captured is not harmed. To be called on a thread that may wait: it traces.
+/// that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
+/// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
     let machine = Machine::this()?;
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
+    // What cannot be saved is told before anything is stopped.
+    survey(&stop::alive(roots), &options)?;
     let begin = Instant::now();
     let mut stopped = stop::stop(roots, options.patience)?;
     let (zombies, ids) = identify(&stopped)?;
+    let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
+    let descriptors = survey(&pids, &options)?.save(&options.folder)?;
     let mut objects = objects::Objects::default();
     let mut held = Vec::new();
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
-        held.push(process::hold(process, *ids, &options, &mut objects)?);
+        held.push(process::hold(process, *ids, &options, &descriptors, &mut objects)?);
     }
     objects.copy(&objects_file, options.codec)?;
     drop(stopped);
     let stall = begin.elapsed();
-    let processes = ids.iter().map(|ids| ids.pid).collect();
-    let job = JobState { machine, objects: objects.described(), processes, zombies };
+    let job = JobState { machine, objects: objects.described(), processes: pids, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
+    objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
+    let files = descriptors.files().map(str::to_owned).collect();
+    let warnings = descriptors.warnings().to_vec();
     let objects = objects_file.finish()?;
-    Ok(Captured { options, job, objects, held, stall, tracer: PhantomData })
+    Ok(Captured { options, job, objects, files, held, stall, warnings, tracer: PhantomData })
+}
+
+/// What the processes hold open, and who is to save it.
+fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineError> {
+    // SAFETY: the standard streams are never closed. One that is not open is no stream.
+    let stream =
+        |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
+    let streams = [stream(0), stream(1), stream(2)];
+    let (contents, limit) = (options.contents, options.file_limit);
+    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit });
+    Ok(survey.map_err(PluginError::Survey)?)
 }
 
 /// The ids of everybody, as the job sees them: what is outside of it is 0.
@@ -128,6 +165,9 @@ impl Captured {
     pub fn finish(self, mut manifest: Manifest) -> Result<Manifest, EngineError> {
         manifest.processes = self.job.processes;
         manifest.files = vec![self.objects];
+        for name in &self.files {
+            manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
+        }
         for held in self.held {
             manifest.files.push(held.finish(self.options.codec)?);
         }

@@ -6,6 +6,7 @@ use super::queries::Scratch;
 use super::{Held, Options, process_file};
 use crate::freeze::FrozenClone;
 use crate::maps::{self, Mapping};
+use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
 use crate::state::*;
 use crate::stop::StoppedProcess;
@@ -30,6 +31,7 @@ pub(super) fn hold(
     process: &mut StoppedProcess,
     ids: Ids,
     options: &Options,
+    descriptors: &plugins::Saved,
     objects: &mut Objects,
 ) -> Result<Held, EngineError> {
     let pid = process.pid;
@@ -40,7 +42,7 @@ pub(super) fn hold(
     let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
     let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
     let mut state = describe(process, ids, &status)?;
-    (state.files, state.mappings) = describe_mappings(pid, &mappings, objects)?;
+    (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
     ask_live(process, &mappings, &mut state)?;
     let clone = FrozenClone::of(&mut process.leader)?;
     let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
@@ -66,10 +68,6 @@ fn refuse(pid: pid_t, status: &Status) -> Result<(), EngineError> {
     }
     if !proc::text(pid, "timers")?.is_empty() {
         return unsupported("it has POSIX timers");
-    }
-    if let Some(fd) = proc::descriptors(pid).into_iter().find(|fd| *fd > 2) {
-        let leads = fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
-        return unsupported(&format!("its descriptor {fd} is open ({})", leads.display()));
     }
     Ok(())
 }
@@ -165,6 +163,7 @@ fn known_file(path: &Path) -> Option<MappedFile> {
 fn describe_mappings(
     pid: pid_t,
     mappings: &[Mapping],
+    descriptors: &plugins::Saved,
     objects: &mut Objects,
 ) -> Result<(Vec<MappedFile>, Vec<Saved>), EngineError> {
     let mut files = Files::default();
@@ -176,7 +175,10 @@ fn describe_mappings(
             protection: mapping.protection,
             shared: mapping.shared,
             offset: mapping.offset,
-            backing: backing(pid, mapping, &mut files, objects)?,
+            backing: match held(mapping, descriptors) {
+                Some(description) => Backing::Description(description),
+                None => backing(pid, mapping, &mut files, objects)?,
+            },
             flags: mapping.flags.clone(),
         });
     }
@@ -210,6 +212,16 @@ impl Files {
         self.list[index].writable |= writable;
         Some(index)
     }
+}
+
+/// The open file description that a shared mapping is a mapping of. One that the process has closed
+/// is another matter.
+fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
+    let (major, minor) = mapping.device.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    let device = libc::makedev(number(major)?, number(minor)?);
+    let kind = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
+    kind.then(|| descriptors.description_of(device, mapping.inode))?
 }
 
 fn backing(

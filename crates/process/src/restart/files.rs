@@ -2,12 +2,13 @@
 
 use super::Plan;
 use crate::EngineError;
-use crate::state::MappedFile;
+use crate::plugins::{PathMap, RecreateOptions, Recreated};
+use crate::state::{Backing, MappedFile};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,9 @@ pub(super) struct Inherited {
     files: BTreeMap<(PathBuf, bool), File>,
     folders: BTreeMap<PathBuf, File>,
     objects: BTreeMap<u64, OwnedFd>,
+    /// Descriptions that are mapped, opened once more, so that they allow what the mapping needs.
+    mapped: BTreeMap<u32, File>,
+    pub(super) descriptors: Recreated,
 }
 
 fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> EngineError {
@@ -26,23 +30,25 @@ fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> EngineEr
 impl Inherited {
     pub(super) fn open(plan: &Plan) -> Result<Inherited, EngineError> {
         raise_limit();
+        let descriptors = recreate(plan)?;
         let (mut files, mut folders) = (BTreeMap::new(), BTreeMap::new());
         for process in &plan.processes {
             for file in process.files.iter().chain(&process.exe) {
                 let key = (file.path.clone(), file.writable);
                 if let Entry::Vacant(place) = files.entry(key) {
-                    place.insert(open(file)?);
+                    place.insert(open(file, &plan.paths)?);
                 }
             }
             if let Entry::Vacant(place) = folders.entry(process.cwd.clone()) {
-                place.insert(open_folder(&process.cwd)?);
+                place.insert(open_folder(&plan.paths.apply(&process.cwd))?);
             }
         }
         let mut objects = BTreeMap::new();
         for object in &plan.job.objects {
             objects.insert(object.number, memory_file(&object.name, object.bytes)?);
         }
-        Ok(Inherited { files, folders, objects })
+        let mapped = open_mapped(plan, &descriptors)?;
+        Ok(Inherited { files, folders, objects, mapped, descriptors })
     }
 
     pub(super) fn file(&self, file: &MappedFile) -> Result<RawFd, EngineError> {
@@ -55,10 +61,46 @@ impl Inherited {
         found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a folder that is not there"))
     }
 
+    pub(super) fn description(&self, index: u32) -> Result<RawFd, EngineError> {
+        let found = self.mapped.get(&index);
+        found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a mapping of no description"))
+    }
+
     pub(super) fn object(&self, number: u64) -> Result<RawFd, EngineError> {
         let found = self.objects.get(&number);
         found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a mapping of no object"))
     }
+}
+
+/// Every open file description of the job, made anew.
+fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
+    // SAFETY: the standard streams are never closed. One that is not open is no stream.
+    let stream =
+        |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
+    let options = RecreateOptions {
+        folder: plan.folder.clone(),
+        paths: plan.paths.clone(),
+        streams: [stream(0), stream(1), stream(2)],
+        processes: plan.job.processes.clone(),
+    };
+    Ok(plan.descriptors.recreate(&options)?)
+}
+
+fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, File>, EngineError> {
+    let mut mapped = BTreeMap::new();
+    for saved in plan.processes.iter().flat_map(|process| &process.mappings) {
+        let Backing::Description(index) = saved.backing else { continue };
+        if mapped.contains_key(&index) {
+            continue;
+        }
+        let made = descriptors.descriptors.get(index as usize);
+        let made = made.ok_or(EngineError::Nonsense("a mapping of no description"))?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
+        let writable = OpenOptions::new().read(true).write(true).open(&path);
+        let file = writable.or_else(|_| File::open(&path));
+        mapped.insert(index, file.map_err(failed(&path, "open it, which the program had mapped"))?);
+    }
+    Ok(mapped)
 }
 
 /// As many descriptors as may be: each mapped file needs one for a moment.
@@ -74,8 +116,8 @@ fn raise_limit() {
 }
 
 /// Opens a file and compares it with what it was.
-fn open(file: &MappedFile) -> Result<File, EngineError> {
-    let path = &file.path;
+fn open(file: &MappedFile, paths: &PathMap) -> Result<File, EngineError> {
+    let path = &paths.apply(&file.path);
     let mut options = OpenOptions::new();
     // A FIFO that has taken the name must not block this.
     options.read(true).write(file.writable).custom_flags(libc::O_NONBLOCK);

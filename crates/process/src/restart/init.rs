@@ -2,10 +2,12 @@
 //! their orphans.
 
 use super::files::Inherited;
-use super::tree::Tree;
-use super::{Plan, memory, process, tree};
+use super::tree::{Made, Tree};
+use super::{Plan, memory, process, threads, tree};
+use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -51,10 +53,11 @@ pub(super) fn run(
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
     close_all_but(&[report.as_raw_fd()])?;
-    let threads = rebuild(plan)?;
+    let (threads, mut descriptors) = rebuild(plan)?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
     // From here on nothing fails any more.
+    descriptors.commit();
     drop(threads);
     for process in plan.processes.iter().filter(|process| process.stopped) {
         // SAFETY: a plain call; it is a process that this one has made.
@@ -63,6 +66,10 @@ pub(super) fn run(
     let mut told = || {
         report.write_all(&[RUNS])?;
         send(report, &pidfd)?;
+        let notes = descriptors.notes.join("\n");
+        let notes = &notes.as_bytes()[..notes.len().min(MAX_REPORT as usize)];
+        report.write_all(&(notes.len() as u32).to_le_bytes())?;
+        report.write_all(notes)?;
         report.try_clone()
     };
     let what = "report that the job runs";
@@ -71,19 +78,57 @@ pub(super) fn run(
     Ok(())
 }
 
-/// All processes with all of their state, stopped.
-fn rebuild(plan: &Plan) -> Result<Vec<Thread>, EngineError> {
+/// All processes with all of their state, stopped; and what has come back with their descriptors.
+fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let inherited = Inherited::open(plan)?;
     memory::fill_objects(plan, &inherited)?;
     let mut tree = Tree::make(plan)?;
-    let mut threads = Vec::new();
-    for (state, thread) in plan.processes.iter().zip(tree.take()) {
+    let mut made = tree.take();
+    for (state, made) in plan.processes.iter().zip(&mut made) {
         let file = plan.open(&crate::capture::process_file(state.ids.pid))?;
         let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
-        threads.extend(rebuilding.run(thread, &file)?);
+        rebuilding.run(made, &file)?;
+    }
+    let mut descriptors = inherited.descriptors;
+    inject(&descriptors.calls, plan, &mut made)?;
+    descriptors.settle()?;
+    let mut threads = Vec::new();
+    for (state, made) in plan.processes.iter().zip(made) {
+        threads.extend(threads::rebuild(state, made)?);
     }
     tree::finish(plan)?;
-    Ok(threads)
+    Ok((threads, descriptors))
+}
+
+/// The calls by which processes do themselves what is to be done with their descriptors.
+fn inject(calls: &[InjectedCall], plan: &Plan, made: &mut [Made]) -> Result<(), EngineError> {
+    let mut results: BTreeMap<pid_t, Vec<i64>> = BTreeMap::new();
+    for call in calls {
+        let index = plan.job.processes.iter().position(|pid| *pid == call.pid);
+        let Made { thread, parasite } =
+            &mut made[index.ok_or(EngineError::Nonsense("a call by no process"))?];
+        let earlier = results.entry(call.pid).or_default();
+        let mut data = Vec::new();
+        let mut arguments = Vec::new();
+        for argument in &call.arguments {
+            arguments.push(match argument {
+                Argument::Number(number) => *number,
+                Argument::Bytes(bytes) => {
+                    let at = parasite.data() + data.len() as u64;
+                    data.extend(bytes);
+                    data.resize(data.len().next_multiple_of(8), 0);
+                    at
+                }
+                Argument::Earlier(back) => {
+                    let index = earlier.len().checked_sub(*back).filter(|_| *back > 0);
+                    let index = index.ok_or(EngineError::Nonsense("a call before the first"))?;
+                    earlier[index] as u64
+                }
+            });
+        }
+        earlier.push(parasite.call_with(thread, &call.what, call.number, &arguments, &data)?);
+    }
+    Ok(())
 }
 
 fn pidfd(pid: pid_t) -> Result<OwnedFd, EngineError> {
@@ -155,12 +200,19 @@ pub(super) fn report_failure(report: &mut UnixStream, error: &EngineError) {
 }
 
 /// What the init reports: the root's process descriptor, or why there is none.
-pub(super) fn outcome(report: &mut UnixStream) -> Result<OwnedFd, EngineError> {
+pub(super) fn outcome(report: &mut UnixStream) -> Result<(OwnedFd, Vec<String>), EngineError> {
     let lost = |_| EngineError::Init("the restarted job's init was killed".into());
     let mut first = [0; 1];
     report.read_exact(&mut first).map_err(lost)?;
     if first[0] == RUNS {
-        return receive(report).map_err(lost);
+        let root = receive(report).map_err(lost)?;
+        let mut length = [0; 4];
+        report.read_exact(&mut length).map_err(lost)?;
+        let length = u64::from(u32::from_le_bytes(length)).min(MAX_REPORT);
+        let mut notes = Vec::new();
+        report.take(length).read_to_end(&mut notes).map_err(lost)?;
+        let notes = String::from_utf8_lossy(&notes);
+        return Ok((root, notes.lines().map(str::to_owned).collect()));
     }
     let mut text = Vec::new();
     report.take(MAX_REPORT).read_to_end(&mut text).map_err(lost)?;

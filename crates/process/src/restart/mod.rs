@@ -11,6 +11,7 @@ mod tree;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
+use crate::plugins::{PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{ImageFile, Manifest};
@@ -29,6 +30,15 @@ pub struct RestartOptions {
     pub folder: PathBuf,
     /// Standard input, output and error of the job; the caller's own where there is none.
     pub streams: [Option<OwnedFd>; 3],
+    /// Where files are that were elsewhere.
+    pub paths: PathMap,
+}
+
+impl RestartOptions {
+    /// The usual ones.
+    pub fn new(folder: PathBuf) -> RestartOptions {
+        RestartOptions { folder, streams: [None, None, None], paths: PathMap::default() }
+    }
 }
 
 /// What is to be brought back, checked.
@@ -36,7 +46,9 @@ pub struct RestartOptions {
 struct Plan {
     folder: PathBuf,
     manifest: Manifest,
+    paths: PathMap,
     job: JobState,
+    descriptors: Saved,
     processes: Vec<ProcessState>,
 }
 
@@ -47,7 +59,13 @@ impl Plan {
         let file = open(&folder, &manifest, JOB_FILE)?;
         let job: JobState = state::parse(&file.section(state::JOB_SECTION)?)?;
         job.machine.runs_on(&Machine::this()?)?;
-        let mut plan = Plan { folder, manifest, job, processes: Vec::new() };
+        let descriptors = Saved::from_bytes(&file.section(state::DESCRIPTORS_SECTION)?)?;
+        for file in descriptors.files() {
+            let entry = manifest.file(file).ok_or(EngineError::Nonsense("a file that it lacks"))?;
+            entry.verify_plain(&folder)?;
+        }
+        let (paths, processes) = (options.paths.clone(), Vec::new());
+        let mut plan = Plan { folder, manifest, paths, job, descriptors, processes };
         for pid in &plan.job.processes {
             let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
             let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
@@ -102,6 +120,8 @@ pub struct Restarted {
     /// The program's first process.
     root: OwnedFd,
     report: UnixStream,
+    /// What the user should know.
+    pub notes: Vec<String>,
 }
 
 /// Restarts the job in the image. It runs when this returns: its standard streams are the caller's.
@@ -116,7 +136,7 @@ pub fn restart(
     let (mut report, inner) = UnixStream::pair().map_err(failed("make a socket"))?;
     let keeper = namespaces::enter(&plan, &options.streams, inner, serve)?;
     match init::outcome(&mut report) {
-        Ok(root) => Ok(Restarted { keeper, root, report }),
+        Ok((root, notes)) => Ok(Restarted { keeper, root, report, notes }),
         Err(error) => {
             wait(keeper, 0);
             Err(error)

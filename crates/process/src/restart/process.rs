@@ -7,6 +7,7 @@ use super::tree::{Area, Made};
 use crate::capture::vdso_checksum;
 use crate::inject::{Batch, Parasite};
 use crate::maps::{self, Mapping};
+use crate::plugins::Argument;
 use crate::state::{Backing, KERNEL_MAPPINGS, ProcessState, SIGNALS, Saved};
 use crate::{EngineError, Thread};
 use kedge_image::{Codec, ImageFile};
@@ -35,23 +36,23 @@ const ADVICE: [(&str, i32); 8] = [
 ];
 
 impl Rebuilding<'_> {
-    /// The threads of the process, complete but stopped.
-    pub(super) fn run(&self, made: Made, file: &ImageFile) -> Result<Vec<Thread>, EngineError> {
-        let Made { mut thread, parasite } = made;
+    /// Gives the process everything but its threads.
+    pub(super) fn run(&self, made: &mut Made, file: &ImageFile) -> Result<(), EngineError> {
+        let Made { thread, parasite } = made;
+        let parasite = *parasite;
         let pid = self.state.ids.pid;
         let kernel = self.kernel_mappings(pid)?;
         let filled = self.filled(file)?;
-        self.empty(&mut thread, parasite, &kernel)?;
-        self.map(&mut parasite.batch(&mut thread), &filled)?;
+        self.empty(thread, parasite, &kernel)?;
+        self.map(&mut parasite.batch(thread), &filled)?;
         memory::fill(self.state, file)?;
-        let mut batch = parasite.batch(&mut thread);
+        let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
         self.place_kernel(&mut batch, &kernel)?;
         self.set_bounds(&mut batch)?;
         self.set_context(&mut batch)?;
         set_actions(&mut batch, self.state)?;
-        batch.run()?;
-        threads::rebuild(self.state, thread, parasite)
+        batch.run().map(drop)
     }
 
     /// The kernel's mappings that the process has, each with where it is to lie: those of the same
@@ -125,6 +126,7 @@ impl Rebuilding<'_> {
                     u64::MAX
                 }
                 Backing::File(index) => self.inherited.file(&self.state.files[*index])? as u64,
+                Backing::Description(index) => self.inherited.description(*index)? as u64,
                 Backing::Object(number) => self.inherited.object(*number)? as u64,
             };
             for (flag, bit) in [("gd", libc::MAP_GROWSDOWN), ("nr", libc::MAP_NORESERVE)] {
@@ -196,15 +198,27 @@ impl Rebuilding<'_> {
         batch.call("set the bounds of its address space", libc::SYS_prctl, &arguments)
     }
 
-    /// Working folder, umask, personality; then it lets go of what it has inherited.
+    /// Working folder, umask, personality; then its descriptors, in the place of what it has inherited.
     fn set_context(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
         let folder = self.inherited.folder(&self.state.cwd)? as u64;
         batch.call("enter its working folder", libc::SYS_fchdir, &[folder])?;
         batch.call("set its umask", libc::SYS_umask, &[u64::from(self.state.umask)])?;
         let personality = u64::from(self.state.personality);
         batch.call("set its personality", libc::SYS_personality, &[personality])?;
-        let arguments = [3, u64::from(u32::MAX), 0];
-        batch.call("close what it inherited", libc::SYS_close_range, &arguments)
+        let descriptors = &self.inherited.descriptors;
+        let arguments = [0, descriptors.above as u64 - 1, 0];
+        batch.call("close what it inherited", libc::SYS_close_range, &arguments)?;
+        for call in descriptors.place(self.state.ids.pid) {
+            let mut arguments = [0; 6];
+            for (place, argument) in arguments.iter_mut().zip(&call.arguments) {
+                let Argument::Number(number) = argument else {
+                    return Err(EngineError::Nonsense("a descriptor that needs memory"));
+                };
+                *place = *number;
+            }
+            batch.call("put its descriptors in place", call.number, &arguments)?;
+        }
+        Ok(())
     }
 }
 

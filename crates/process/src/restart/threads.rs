@@ -1,6 +1,6 @@
 //! Rebuilding the threads of a process, and what they have each for itself.
 
-use super::tree::clone_arguments;
+use super::tree::{Made, clone_arguments};
 use crate::inject::{Batch, Parasite};
 use crate::state::{Hex, ProcessState, ThreadState};
 use crate::sys::{self, REGISTERS, SIGINFO};
@@ -11,11 +11,8 @@ const CAPABILITY_VERSION: u64 = 0x2008_0522;
 const LAST_CAPABILITY: u64 = 63;
 
 /// Makes the other threads and gives each its state. The parasite is gone afterwards.
-pub(super) fn rebuild(
-    state: &ProcessState,
-    mut leader: Thread,
-    parasite: Parasite,
-) -> Result<Vec<Thread>, EngineError> {
+pub(super) fn rebuild(state: &ProcessState, made: Made) -> Result<Vec<Thread>, EngineError> {
+    let Made { thread: mut leader, parasite } = made;
     const FLAGS: i32 = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_FILES
