@@ -13,7 +13,7 @@ Prints the image's path. The job stands still for some milliseconds and goes on 
 written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was.
 
 With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
-the job stood still), bytes and seconds (null where it was not waited for)
+the job stood still), bytes and seconds (null where it was not waited for), warnings
 
 Examples:
   kedge checkpoint nightly
@@ -40,6 +40,10 @@ pub(crate) struct CheckpointArgs {
     /// How memory is stored; auto: LZ4 where that helps, raw elsewhere
     #[arg(long, value_enum, default_value_t = Codec::Auto)]
     codec: Codec,
+    /// What becomes of files that are open for writing: save their contents with the image, from which a
+    /// restart brings them back; or keep them where they are, and restart with what is there then
+    #[arg(long, value_enum, default_value_t = Files::Save)]
+    files: Files,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -49,6 +53,12 @@ pub(crate) struct CheckpointArgs {
 enum Wait {
     Captured,
     Durable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Files {
+    Save,
+    Keep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,12 +78,13 @@ struct Report {
     stall_seconds: f64,
     bytes: Option<u64>,
     seconds: Option<f64>,
+    warnings: Vec<String>,
 }
 
 pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let dir = args.dir.as_ref().map(std::path::absolute).transpose()?;
     let codec = args.codec.to_possible_value().map(|value| value.get_name().to_owned());
-    let order = Order { dir, codec, stop: args.stop };
+    let order = Order { dir, codec, keep_files: args.files == Files::Keep, stop: args.stop };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,
@@ -81,8 +92,13 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let mut report = Report::default();
     let jobs = Jobs::open()?;
     control::checkpoint(&jobs, &args.job, &order, until, |progress| match progress.clone() {
-        Progress::Captured { image, processes, stall_seconds } => {
-            report = Report { image, state: "captured", processes, stall_seconds, ..report };
+        Progress::Captured { image, processes, stall_seconds, warnings } => {
+            warnings.iter().for_each(|text| {
+                anstream::eprintln!("kedge: warning: {}", output::harmless(text));
+            });
+            let (bytes, seconds) = (None, None);
+            let state = "captured";
+            report = Report { image, state, processes, stall_seconds, bytes, seconds, warnings };
         }
         Progress::Durable { bytes, seconds, .. } => {
             report.state = "durable";

@@ -34,8 +34,17 @@ pub(crate) struct RestartArgs {
     /// The job's name [default: the one that it had]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    /// Take the files below OLD, as the job knows them, from below NEW
+    #[arg(long = "path-map", value_name = "OLD=NEW", value_parser = pair)]
+    paths: Vec<(PathBuf, PathBuf)>,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
+}
+
+fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let pair = text.split_once('=').map(|(old, new)| (PathBuf::from(old), PathBuf::from(new)));
+    pair.filter(|(old, new)| old.is_absolute() && new.is_absolute())
+        .ok_or_else(|| format!("`{text}` maps no path: give OLD=NEW, two absolute paths"))
 }
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
@@ -46,7 +55,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
-    let spec = RestartSpec { path, name: args.job, policy };
+    let spec = RestartSpec { path, name: args.job, paths: args.paths, policy };
     match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),

@@ -4,16 +4,18 @@ use crate::control::{Order, Progress};
 use crate::jobs::{self, JobName, LastImage};
 use crate::policy::{NoStateFolder, Policy, default_dir};
 use kedge_image::{Choice, Claim, ImageError, Manifest, retain};
+use kedge_process::plugins::FileContents;
 use kedge_process::{EngineError, Options, Roots};
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use thiserror::Error;
 
-/// How long a job's threads may take to stop: one in the kernel, waiting for a disk, may need seconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Warnings that are passed on, and the length of each.
+const MOST_WARNINGS: usize = 50;
+const LONGEST_WARNING: usize = 1000;
 
 #[derive(Debug, Error)]
 pub(crate) enum CheckpointError {
@@ -96,12 +98,14 @@ impl Checkpointer {
         let claim = Claim::new(&dir, &self.name.to_string())?;
         let image = claim.folder().to_owned();
         let captured_at = jobs::now();
-        let options = Options { folder: image.clone(), codec, patience: PATIENCE };
+        let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
+        let options = Options { codec, contents, ..Options::new(image.clone()) };
         let written = kedge_process::checkpoint(&self.roots, options).and_then(|captured| {
             let hold = order.stop.then(|| Hold::of(&self.roots));
             let stall_seconds = captured.stall.as_secs_f64();
             let processes = captured.processes().len();
-            tell(Progress::Captured { image: image.clone(), processes, stall_seconds });
+            let warnings = self.warnings(&captured.warnings);
+            tell(Progress::Captured { image: image.clone(), processes, stall_seconds, warnings });
             let manifest = Manifest::new(self.name.to_string(), self.command.clone(), captured_at);
             let manifest = captured.finish(manifest)?;
             if let Some(hold) = hold {
@@ -123,6 +127,13 @@ impl Checkpointer {
         self.retain(&dir);
         tell(Progress::Durable { image, bytes, seconds });
         Ok(())
+    }
+
+    /// Logs them all, and gives back what fits into a message.
+    fn warnings(&self, warnings: &[String]) -> Vec<String> {
+        warnings.iter().for_each(|warning| self.log.line(warning));
+        let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
+        warnings.iter().take(MOST_WARNINGS).map(short).collect()
     }
 
     fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {

@@ -8,6 +8,7 @@ use crate::signals::{self, Signals};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
 use kedge_image::{ImageError, Manifest};
+use kedge_process::plugins::PathMap;
 use kedge_process::{Rebuilt, RestartOptions, Restarted};
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct RestartSpec {
     pub path: PathBuf,
     /// `None`: the name that the job had.
     pub name: Option<JobName>,
+    /// Where files are that were elsewhere: old and new.
+    pub paths: Vec<(PathBuf, PathBuf)>,
     pub policy: Policy,
 }
 
@@ -101,10 +104,12 @@ fn first_that_works<'a>(
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
         let checkpointer = Checkpointing { spec, name, dir, manifest };
-        let options = RestartOptions { folder: folder.clone(), streams: [None, None, None] };
+        let paths = PathMap::new(spec.paths.iter().cloned());
+        let options = RestartOptions { paths, ..RestartOptions::new(folder.clone()) };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
+                restarted.notes.iter().for_each(|note| log.line(note));
                 return Ok((restarted, manifest));
             }
             Err(error) => {

@@ -41,6 +41,8 @@ impl Signals {
         unsafe {
             libc::sigemptyset(taken.as_mut_ptr());
             libc::sigaddset(taken.as_mut_ptr(), libc::SIGCHLD);
+            // A limit on files must end a checkpoint (EFBIG), not its supervisor.
+            libc::sigaddset(taken.as_mut_ptr(), libc::SIGXFSZ);
             for signal in FORWARDED {
                 libc::sigaddset(taken.as_mut_ptr(), signal);
             }

@@ -31,6 +31,9 @@ pub struct Order {
     pub dir: Option<PathBuf>,
     /// `None`: chosen for each part of memory.
     pub codec: Option<CodecName>,
+    /// Whether the contents of files that are open for writing stay out of the image.
+    #[serde(default)]
+    pub keep_files: bool,
     /// Whether the job ends when the image is durable.
     pub stop: bool,
 }
@@ -42,8 +45,8 @@ pub type CodecName = String;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Progress {
-    /// The job runs again.
-    Captured { image: PathBuf, processes: usize, stall_seconds: f64 },
+    /// The job runs again. What a restart will not bring back is a warning.
+    Captured { image: PathBuf, processes: usize, stall_seconds: f64, warnings: Vec<String> },
     /// The image counts.
     Durable { image: PathBuf, bytes: u64, seconds: f64 },
 }
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let order = Order { dir: Some("/x".into()), codec: None, stop: true };
+        let order = Order { dir: Some("/x".into()), codec: None, keep_files: false, stop: true };
         let mut bytes = Vec::new();
         send(&mut bytes, &Request { version: 1, ask: Ask::Checkpoint(order.clone()) }).unwrap();
         send(&mut bytes, &Request { version: 2, ask: Ask::Settle }).unwrap();
