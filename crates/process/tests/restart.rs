@@ -87,7 +87,9 @@ impl Running {
 
     /// Captures it into `image` and kills every process of it.
     fn capture_and_kill(mut self, image: &Path) {
-        let roots = Roots::These(vec![self.pid()]);
+        // Orphans included.
+        let parent = std::process::id() as i32;
+        let roots = Roots::ChildrenOf { parent, except: Vec::new() };
         std::fs::create_dir(image).unwrap();
         let options = Options::new(image.into());
         let captured = checkpoint(&roots, options).unwrap();
