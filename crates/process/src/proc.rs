@@ -58,6 +58,7 @@ pub(crate) enum Field {
     Ppid = 4,
     Pgrp = 5,
     Session = 6,
+    StartTime = 22,
     StartCode = 26,
     EndCode = 27,
     StartStack = 28,

@@ -1,6 +1,6 @@
 //! Stopping a whole job: every thread of every process.
 
-use crate::proc::{self, Stat, Status};
+use crate::proc::{self, Field, Stat, Status};
 use crate::thread::Interrupted;
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -25,6 +25,8 @@ impl Roots {
             Roots::ChildrenOf { parent, except } => {
                 let mut children = proc::children(*parent);
                 children.retain(|pid| !except.contains(pid));
+                // The program's first process is the oldest; the kernel lists by thread first.
+                children.sort_by_key(|pid| (started(*pid), *pid));
                 children
             }
         }
@@ -106,6 +108,10 @@ fn is_ours(pid: pid_t) -> bool {
 fn tracer(pid: pid_t) -> Option<pid_t> {
     let tracer = Status::of(pid).ok()?.decimal("TracerPid") as pid_t;
     (tracer != 0).then_some(tracer)
+}
+
+fn started(pid: pid_t) -> i64 {
+    Stat::of(pid).map_or(i64::MAX, |stat| stat.get(Field::StartTime))
 }
 
 fn is_zombie(pid: pid_t) -> bool {

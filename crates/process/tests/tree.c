@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COUNT = 6 };
+enum { COUNT = 9 };
 struct shared {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -31,6 +31,7 @@ static void check(int good, int code) {
 
 struct ids { pid_t pid, parent, group, session; };
 static struct ids outer;
+static pid_t orphans_parent;
 
 // Ids from outside of the job are others after a restart: 0 stands for them.
 static struct ids ids(void) {
@@ -41,7 +42,7 @@ static struct ids ids(void) {
 }
 
 static int same(struct ids a, struct ids b, int inner) {
-    return a.pid == b.pid && (!inner || (a.parent == b.parent && a.group == b.group && a.session == b.session));
+    return a.pid == b.pid && (!inner || ((a.parent == b.parent || a.parent == outer.parent) && a.group == b.group && a.session == b.session));
 }
 
 static void play(int which, int inner) {
@@ -81,10 +82,25 @@ static pid_t child(int which, void (*before)(void)) {
 static void nothing(void) {}
 static void own_group(void) { check(!setpgid(0, 0), 41); }
 static void own_session(void) { check(setsid() == getpid(), 42); }
+
+// A child of a process that ends at once, and so an orphan: it stays in its session and group.
+static void orphan(int which, void (*before)(void)) {
+    pid_t between = fork();
+    if (!between) {
+        before();
+        pid_t pid = fork();
+        if (pid) _exit(0);
+        while (getppid() != orphans_parent) usleep(1000);
+        play(which, 1);
+        _exit(0);
+    }
+    check(waitpid(between, 0, 0) == between, 44);
+}
 static void grandchild(void) {
     own_session();
-    pid_t early = child(3, nothing);
-    check(!setpgid(early, early) || errno == EACCES, 43);
+    // In the session of one that goes on.
+    orphan(7, nothing);
+    child(3, own_group);
 }
 
 int main(int argc, char **argv) {
@@ -109,6 +125,9 @@ int main(int argc, char **argv) {
     siginfo_t info;
     check(!waitid(P_PID, first, &info, WEXITED | WNOWAIT), 51);
     check(!waitid(P_PID, second, &info, WEXITED | WNOWAIT), 52);
+    orphans_parent = outer.parent;
+    // In the session, or the group, of one that has ended.
+    orphan(6, own_session), orphan(8, own_group);
     child(1, own_group), child(2, grandchild), child(4, nothing), child(5, own_session);
     play(0, 0);
     int status, ended = 0, all = 0;

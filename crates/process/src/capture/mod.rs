@@ -10,7 +10,7 @@ pub(crate) use process::vdso_checksum;
 
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
-use crate::plugins::{FileContents, PluginError, Survey, SurveyOptions};
+use crate::plugins::{FileContents, PluginError, Refusal, Survey, SurveyOptions};
 use crate::proc::{Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -87,7 +87,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let machine = Machine::this()?;
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
     // What cannot be saved is told before anything is stopped.
-    survey(&stop::alive(roots), &options)?;
+    survey_ahead(roots, &options)?;
     let begin = Instant::now();
     let mut stopped = stop::stop(roots, options.patience)?;
     let (zombies, ids) = identify(&stopped)?;
@@ -121,26 +121,44 @@ fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineErro
     Ok(survey.map_err(PluginError::Survey)?)
 }
 
+/// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
+/// stopped job is looked at again.
+fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+    match survey(&stop::alive(roots), options) {
+        Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
+            let remain = stop::alive(roots);
+            let holds = |refusal: &Refusal| {
+                let descriptor = |fd| format!("/proc/{}/fd/{fd}", refusal.pid);
+                let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
+                remain.contains(&refusal.pid) && refusal.fd.is_none_or(there)
+            };
+            let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
+            let none = refusals.is_empty();
+            if none { Ok(()) } else { Err(PluginError::Survey(refusals).into()) }
+        }
+        other => other.map(drop),
+    }
+}
+
 /// The ids of everybody, as the job sees them: what is outside of it is 0.
 fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError> {
     let alive = stopped.processes.iter().map(|process| process.pid);
     let members: BTreeSet<i32> = alive.clone().chain(stopped.zombies.iter().copied()).collect();
     // SAFETY: plain calls.
     let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
-    let inside = |pid, id: i64, own: i32, what: &str| match id as i32 {
-        id if members.contains(&id) => Ok(id),
-        id if id == own || id == 0 => Ok(0),
-        id => Err(EngineError::unsupported(
-            pid,
-            format!("its {what} {id} is led by no process of the job, which kedge cannot save yet"),
-        )),
+    // One whose leader lives outside of the job is from outside; one whose leader lives no more is
+    // the job's own, unless it is this process's as well.
+    let inside = |id: i64, own: i32| match id as i32 {
+        id if members.contains(&id) => id,
+        id if id == own || id == 0 || Stat::of(id).is_ok() => 0,
+        id => id,
     };
     let ids = |pid| -> Result<(Ids, Stat), EngineError> {
         let stat = Stat::of(pid)?;
         let parent = stat.get(Field::Ppid) as i32;
         let parent = if members.contains(&parent) { parent } else { 0 };
-        let group = inside(pid, stat.get(Field::Pgrp), own_group, "process group")?;
-        let session = inside(pid, stat.get(Field::Session), own_session, "session")?;
+        let group = inside(stat.get(Field::Pgrp), own_group);
+        let session = inside(stat.get(Field::Session), own_session);
         Ok((Ids { pid, parent, group, session }, stat))
     };
     let zombie = |pid: &i32| {

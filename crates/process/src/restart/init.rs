@@ -58,6 +58,9 @@ pub(super) fn run(
     let pidfd = pidfd(root)?;
     // From here on nothing fails any more.
     descriptors.commit();
+    let notes = descriptors.notes.join("\n");
+    // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
+    drop(descriptors);
     drop(threads);
     for process in plan.processes.iter().filter(|process| process.stopped) {
         // SAFETY: a plain call; it is a process that this one has made.
@@ -66,7 +69,6 @@ pub(super) fn run(
     let mut told = || {
         report.write_all(&[RUNS])?;
         send(report, &pidfd)?;
-        let notes = descriptors.notes.join("\n");
         let notes = &notes.as_bytes()[..notes.len().min(MAX_REPORT as usize)];
         report.write_all(&(notes.len() as u32).to_le_bytes())?;
         report.write_all(notes)?;

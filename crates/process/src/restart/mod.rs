@@ -2,6 +2,7 @@
 //! anew, and all of them go on at once. If anything fails, the namespace ends and nothing is left.
 
 mod files;
+mod ghosts;
 mod init;
 mod memory;
 mod namespaces;

@@ -2,12 +2,13 @@
 //! are so far is copies of the init.
 
 use super::Plan;
+use super::ghosts::Ghosts;
 use crate::inject::{self, Parasite, checked};
 use crate::state::{Ids, Zombie};
 use crate::sys;
 use crate::{EngineError, Thread, maps};
 use libc::pid_t;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the injected code and, after it, the kernel's own mappings lie meanwhile; free in all
 /// processes.
@@ -57,14 +58,18 @@ impl Tree {
     /// Makes the processes of the plan, in its order.
     pub(super) fn make(plan: &Plan) -> Result<Tree, EngineError> {
         let area = Area::find(plan)?;
-        let mut maker = Maker { plan, area, made: BTreeMap::new() };
-        let members = plan.processes.iter().map(|process| process.ids);
-        let members: Vec<Ids> = members.chain(plan.job.zombies.iter().map(|z| z.ids)).collect();
-        maker.make_descendants(0, &members)?;
-        if maker.made.len() != members.len() {
+        let living = plan.processes.iter().map(|process| process.ids);
+        let members: Vec<Ids> = living.chain(plan.job.zombies.iter().map(|z| z.ids)).collect();
+        let mut maker = Maker { plan, area, members: &members, made: BTreeMap::new() };
+        let mut ghosts = Ghosts::default();
+        ghosts.lead_sessions(&mut maker)?;
+        maker.make_roots(&ghosts)?;
+        if maker.made.len() != members.len() + ghosts.count() {
             return Err(EngineError::Nonsense("processes that descend from none"));
         }
-        maker.set_groups(&members)?;
+        ghosts.lead_groups(&mut maker)?;
+        maker.set_groups()?;
+        ghosts.end(&mut maker)?;
         for zombie in &plan.job.zombies {
             maker.end(zombie)?;
         }
@@ -78,26 +83,84 @@ impl Tree {
     }
 }
 
-struct Maker<'a> {
+pub(super) struct Maker<'a> {
     plan: &'a Plan,
     area: Area,
-    made: BTreeMap<pid_t, Made>,
+    pub(super) members: &'a [Ids],
+    pub(super) made: BTreeMap<pid_t, Made>,
 }
 
 impl Maker<'_> {
-    fn make_descendants(&mut self, parent: pid_t, members: &[Ids]) -> Result<(), EngineError> {
-        // Level by level, so that no tree is too deep for a stack.
-        let mut next: Vec<pid_t> = vec![parent];
+    /// The init's children, and all that descends from them. An orphan in another's session is made
+    /// in that session, and given to the init by its maker's end.
+    fn make_roots(&mut self, ghosts: &Ghosts) -> Result<(), EngineError> {
+        let roots = self.members.iter().filter(|ids| ids.parent == 0);
+        let (mut orphans, children): (Vec<Ids>, Vec<Ids>) =
+            roots.partition(|ids| ids.session != 0 && ids.session != ids.pid);
+        for child in children {
+            self.make_child(0, &child)?;
+            self.make_descendants(child.pid)?;
+        }
+        // The leader of one's session may descend from another.
+        while !orphans.is_empty() {
+            let ready = orphans.iter().position(|orphan| self.made.contains_key(&orphan.session));
+            let ready = ready.ok_or(EngineError::Nonsense("a session that nobody leads"))?;
+            let orphan = orphans.remove(ready);
+            if ghosts.leads(orphan.session) {
+                self.make_child(orphan.session, &orphan)?;
+            } else {
+                self.make_orphan(&orphan)?;
+            }
+            self.make_descendants(orphan.pid)?;
+        }
+        Ok(())
+    }
+
+    /// By a process in between, which ends.
+    fn make_orphan(&mut self, orphan: &Ids) -> Result<(), EngineError> {
+        let between = self.unused_id()?;
+        let leader = orphan.session;
+        self.make(leader, between, 0)?;
+        self.make_child(between, orphan)?;
+        self.end_helper(between, leader)
+    }
+
+    /// Ends a process that only helped, and has its maker collect it.
+    pub(super) fn end_helper(&mut self, pid: pid_t, maker: pid_t) -> Result<(), EngineError> {
+        let Made { thread, parasite } = self.made.remove(&pid).ok_or(EngineError::Ended { pid })?;
+        thread.end(parasite.entry(), 0);
+        if maker != 0 {
+            let arguments = [pid as u64, 0, libc::__WALL as u64, 0];
+            return self.call(maker, "collect it", libc::SYS_wait4, &arguments).map(drop);
+        }
+        let mut status = 0;
+        // SAFETY: waitpid stores the status; a process that is collected already is none.
+        unsafe { libc::waitpid(pid, &mut status, libc::__WALL) };
+        Ok(())
+    }
+
+    fn unused_id(&self) -> Result<pid_t, EngineError> {
+        let threads = self.plan.processes.iter().flat_map(|process| &process.threads);
+        let members = self.members.iter().flat_map(|ids| [ids.pid, ids.group, ids.session]);
+        let used: BTreeSet<pid_t> = threads.map(|thread| thread.tid).chain(members).collect();
+        let unused = (2..32768).find(|id| !used.contains(id) && !self.made.contains_key(id));
+        unused.ok_or(EngineError::Nonsense("more processes than there are ids"))
+    }
+
+    fn make_descendants(&mut self, root: pid_t) -> Result<(), EngineError> {
+        // Without recursion, so that no tree is too deep for a stack.
+        let mut next: Vec<pid_t> = vec![root];
         while let Some(parent) = next.pop() {
             let children: Vec<Ids> =
-                members.iter().filter(|ids| ids.parent == parent).copied().collect();
-            let session = members.iter().find(|ids| ids.pid == parent).map_or(0, |p| p.session);
+                self.members.iter().filter(|ids| ids.parent == parent).copied().collect();
+            let session = self.members.iter().find(|ids| ids.pid == parent);
+            let session = session.map_or(0, |parent| parent.session);
             // Those that stayed in the session that their parent has left were made before it left.
             let early = |child: &&Ids| child.session != session && child.session != child.pid;
             for child in children.iter().filter(early) {
                 self.make_child(parent, child)?;
             }
-            if session == parent && parent != 0 {
+            if session == parent {
                 self.call(parent, "make it lead a session", libc::SYS_setsid, &[])?;
             }
             for child in children.iter().filter(|child| !early(child)) {
@@ -110,20 +173,30 @@ impl Maker<'_> {
 
     fn make_child(&mut self, parent: pid_t, child: &Ids) -> Result<(), EngineError> {
         let process = self.plan.processes.iter().find(|process| process.ids.pid == child.pid);
-        let signal = process.map_or(libc::SIGCHLD, |process| process.exit_signal);
+        self.make(parent, child.pid, process.map_or(libc::SIGCHLD, |process| process.exit_signal))
+    }
+
+    /// Has `parent`, or for 0 this process, make a child.
+    pub(super) fn make(
+        &mut self,
+        parent: pid_t,
+        pid: pid_t,
+        signal: i32,
+    ) -> Result<(), EngineError> {
         let made = match self.made.get_mut(&parent) {
-            None => first(child.pid, signal, self.area)?,
+            None if parent != 0 => return Err(EngineError::Ended { pid: parent }),
+            None => first(pid, signal, self.area)?,
             Some(parent) => {
-                let arguments = clone_arguments(0, signal, child.pid, parent.parasite.data());
+                let arguments = clone_arguments(0, signal, pid, parent.parasite.data());
                 let thread = parent.parasite.clone_into(&mut parent.thread, &arguments)?;
                 Made { thread, parasite: parent.parasite }
             }
         };
-        self.made.insert(child.pid, made);
+        self.made.insert(pid, made);
         Ok(())
     }
 
-    fn call(
+    pub(super) fn call(
         &mut self,
         pid: pid_t,
         what: &'static str,
@@ -135,7 +208,8 @@ impl Maker<'_> {
     }
 
     /// Leaders first: a group must exist before anybody can join it.
-    fn set_groups(&mut self, members: &[Ids]) -> Result<(), EngineError> {
+    fn set_groups(&mut self) -> Result<(), EngineError> {
+        let members = self.members;
         let what = "put it into its process group";
         for ids in members.iter().filter(|ids| ids.group == ids.pid && ids.session != ids.pid) {
             self.call(ids.pid, what, libc::SYS_setpgid, &[0, 0])?;
