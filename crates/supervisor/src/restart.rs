@@ -75,7 +75,7 @@ fn restart_one(
     let meta = Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
-        pid: None,
+        pid: restarted.root(),
         command: manifest.command.clone(),
         gpu: "none".into(),
         started: jobs::now(),
