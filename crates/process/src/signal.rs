@@ -10,7 +10,7 @@ pub fn signal(roots: &Roots, signal: i32) {
     let mut sent = BTreeSet::new();
     loop {
         let new: Vec<i32> =
-            stop::found(roots).into_iter().filter(|pid| sent.insert(*pid)).collect();
+            stop::alive(roots).into_iter().filter(|pid| sent.insert(*pid)).collect();
         if new.is_empty() {
             return;
         }

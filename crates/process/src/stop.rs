@@ -64,7 +64,8 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
     let mut seen = BTreeSet::new();
     // A stopped process makes no others, so a pass that finds none is the last.
     loop {
-        let new: Vec<pid_t> = found(roots).into_iter().filter(|pid| !seen.contains(pid)).collect();
+        let mut new = found(roots, &seen);
+        new.retain(|pid| !seen.contains(pid));
         if new.is_empty() {
             break;
         }
@@ -83,23 +84,23 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
 
 /// The processes that run now: zombies hold nothing.
 pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
-    found(roots).into_iter().filter(|pid| !is_zombie(*pid)).collect()
+    found(roots, &BTreeSet::new()).into_iter().filter(|pid| !is_zombie(*pid)).collect()
 }
 
-/// The processes that there are now, parents before their children.
-pub(crate) fn found(roots: &Roots) -> Vec<pid_t> {
+/// The processes that there are now, parents before their children. Those that this process traces
+/// are clones that hold memory, but for the ones in `stopped`, whose children are the job's.
+fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
     let mut found = Vec::new();
     let mut known = BTreeSet::new();
     let mut next = roots.now();
     while !next.is_empty() {
-        next.retain(|pid| known.insert(*pid) && !is_ours(*pid));
+        next.retain(|pid| known.insert(*pid) && (stopped.contains(pid) || !is_ours(*pid)));
         found.extend(&next);
         next = next.iter().flat_map(|pid| proc::children(*pid)).collect();
     }
     found
 }
 
-/// Whether this process traces it: then it is a clone that holds memory.
 fn is_ours(pid: pid_t) -> bool {
     tracer(pid)
         .is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false))

@@ -37,6 +37,7 @@ static __attribute__((unused)) void fork_role(void (*in)(void)) {
     int made = fork();
     EXPECT(made >= 0);
     if (made == 0) {
+        alarm(60);
         if (in)
             in();
         for (;;)

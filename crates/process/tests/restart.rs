@@ -172,7 +172,9 @@ fn step(line: &str) -> usize {
 /// undisturbed run of `steps` steps says.
 fn continues(before: &[String], after: &[String], steps: usize) {
     let nonce = before[0].split(' ').next().unwrap();
-    assert!(after.iter().all(|line| line.starts_with(nonce)), "another program: {}", after[0]);
+    let other = after.iter().position(|line| !line.starts_with(nonce));
+    let shown = other.map(|at| &after[at.saturating_sub(1)..(at + 2).min(after.len())]);
+    assert!(other.is_none(), "another program than {nonce}, line {other:?}: {shown:?}");
     assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
     let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
     let expected: Vec<usize> = (numbers[0]..=steps).collect();

@@ -4,11 +4,12 @@ use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
 use crate::plugins::survey::FileContents;
-use crate::plugins::{Blob, streams::Stream};
-use rustix::fd::OwnedFd;
+use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use serde::Serialize;
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
@@ -43,6 +44,8 @@ pub struct Found {
     pub info: FdInfo,
     /// It is one of the streams that the job was started with.
     pub stream: Option<Stream>,
+    /// It is a socket of this kind.
+    pub socket: Option<Kind>,
 }
 
 impl Found {
@@ -171,6 +174,18 @@ impl Capture<'_> {
             inodes.entry((stat.device, stat.inode)).or_default().push(index);
         }
         inodes.into_values().collect()
+    }
+
+    /// The index of the description that this descriptor of our own stands for.
+    pub fn known(&self, fd: &OwnedFd) -> Option<usize> {
+        let me = std::process::id() as i32;
+        let own = crate::plugins::procfs::descriptor(me, fd.as_raw_fd()).ok()??;
+        let is_it = |index: &usize| {
+            let place = self.job.holder(self.file(*index));
+            matches!(sys::compare_files((me, fd.as_raw_fd()), place), Ok(Ordering::Equal))
+        };
+        let id = (own.stat.device, own.stat.inode);
+        self.job.by_inode.get(&id)?.iter().copied().find(is_it)
     }
 
     /// Keeps some bytes, such as what is in flight in a pipe.

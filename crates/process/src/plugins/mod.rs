@@ -27,10 +27,12 @@ mod procfs;
 mod recreate;
 mod saved;
 mod signalfd;
+mod sockets;
 mod streams;
 mod survey;
 mod sys;
 mod timerfd;
+mod unix;
 mod world;
 
 pub use contents::{Blob, DATA_FILE};
@@ -40,6 +42,7 @@ pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};
+pub use sockets::Kind;
 pub use survey::{FileContents, Survey, SurveyOptions};
 pub use world::{Argument, InjectedCall, World};
 
@@ -105,6 +108,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
+        &unix::Unix,
         &eventfd::Eventfd,
         &timerfd::Timerfd,
         &signalfd::Signalfd,

@@ -104,6 +104,7 @@ impl Saved {
                 plugin.restart(state.state.clone(), &mut world)?;
             }
         }
+        world.finish_steps()?;
         self.finish(world)
     }
 

@@ -5,7 +5,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, streams, sys, table};
+use crate::plugins::{Claim, sockets, streams, sys, table};
 use rustix::fd::BorrowedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
@@ -56,6 +56,7 @@ impl<'a> Survey<'a> {
         let mut job = look(pids)?;
         (job.contents, job.limit) = (options.contents, options.limit);
         streams::recognise(&mut job, options);
+        sockets::recognise(&mut job);
         let mut claims = Vec::with_capacity(job.files.len());
         let mut refusals = Vec::new();
         for file in &job.files {
@@ -126,6 +127,9 @@ fn kind(file: &Found) -> String {
         0 => name.to_owned(),
         special => format!("{name} {}:{}", libc::major(special), libc::minor(special)),
     };
+    if let Some(kind) = file.socket {
+        return kind.name();
+    }
     match (file.anonymous(), file.stat.kind()) {
         (Some(name), _) => name.to_owned(),
         (None, libc::S_IFCHR) => of("the character device"),
@@ -226,7 +230,14 @@ fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> 
             None => {
                 same.insert(low, files.len());
                 let Seen { link, stat, info } = seen;
-                files.push(Found { holders: vec![holder], link, stat, info, stream: None });
+                files.push(Found {
+                    holders: vec![holder],
+                    link,
+                    stat,
+                    info,
+                    stream: None,
+                    socket: None,
+                });
             }
         }
     }

@@ -167,3 +167,64 @@ pub(crate) fn add_members(epoll: i32, members: &[(i32, i32, u32, u64)]) -> io::R
         Err(_) => Err(io::Error::other("the thread that adds members has failed")),
     })
 }
+
+/// Reads a socket option; how many bytes it has.
+pub(crate) fn socket_option(
+    fd: impl AsFd,
+    level: i32,
+    name: i32,
+    value: &mut [u8],
+) -> io::Result<usize> {
+    let mut length = value.len() as libc::socklen_t;
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the kernel stores as many bytes as `length` says at most, which is the buffer's.
+    let result =
+        unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut length) };
+    done(result).map(|()| (length as usize).min(value.len()))
+}
+
+/// Reads an option that is an int.
+pub(crate) fn socket_number(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = [0; 4];
+    match socket_option(fd, level, name, &mut value)? {
+        4 => Ok(i32::from_ne_bytes(value)),
+        _ => Err(io::Error::other("an option of another length")),
+    }
+}
+
+pub(crate) fn set_socket_option(
+    fd: impl AsFd,
+    level: i32,
+    name: i32,
+    value: &[u8],
+) -> io::Result<()> {
+    let (fd, length) = (fd.as_fd().as_raw_fd(), value.len() as libc::socklen_t);
+    // SAFETY: the kernel reads `length` bytes at most.
+    done(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) })
+}
+
+/// Does `what`, which makes system calls, in the directory `path`, without moving anybody else
+/// there.
+pub(crate) fn in_directory<T: Send>(
+    path: &std::path::Path,
+    what: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let there = || {
+        // SAFETY: a plain call; from here on this thread, which ends soon, has a directory of its own.
+        done(unsafe { libc::unshare(libc::CLONE_FS) })?;
+        std::env::set_current_dir(path)?;
+        what()
+    };
+    std::thread::scope(|scope| match scope.spawn(there).join() {
+        Ok(result) => result,
+        Err(_) => Err(io::Error::other("the thread in another directory has failed")),
+    })
+}
+
+/// Bytes that a socket has sent and nobody has received (`SIOCOUTQ`).
+pub(crate) fn unsent(fd: impl AsFd) -> io::Result<usize> {
+    let mut count = 0i32;
+    // SAFETY: the kernel stores one int.
+    done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut count) })?;
+    Ok(count.max(0) as usize)
+}

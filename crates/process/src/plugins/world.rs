@@ -68,7 +68,9 @@ impl Drop for Undo {
     }
 }
 
-#[derive(Debug)]
+/// What is done when all descriptions are there.
+type Step = Box<dyn FnOnce(&mut World) -> Result<(), PluginError>>;
+
 pub struct World<'a> {
     pub options: &'a RecreateOptions<'a>,
     saved: &'a Saved,
@@ -76,6 +78,7 @@ pub struct World<'a> {
     pub(crate) descriptions: Vec<Option<OwnedFd>>,
     pub(crate) calls: Vec<InjectedCall>,
     pub(crate) late: Vec<Late>,
+    after: Vec<Step>,
     /// Descriptions that mean the process which makes or registers them.
     personal: BTreeSet<u32>,
     pub(crate) notes: Vec<String>,
@@ -91,9 +94,9 @@ impl<'a> World<'a> {
         let data = File::open(&path).to(|| format!("open {}", path.display()))?;
         let mut descriptions = Vec::new();
         descriptions.resize_with(saved.descriptions(), || None);
-        let (calls, late, notes) = (Vec::new(), Vec::new(), Vec::new());
+        let (calls, late, after, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (personal, undo) = (BTreeSet::new(), Undo::default());
-        Ok(World { options, saved, data, descriptions, calls, late, personal, notes, undo })
+        Ok(World { options, saved, data, descriptions, calls, late, after, personal, notes, undo })
     }
 
     /// Parses a plugin's state.
@@ -160,6 +163,15 @@ impl<'a> World<'a> {
     /// Where `path` is now.
     pub fn path(&self, path: &Path) -> PathBuf {
         self.options.paths.apply(path)
+    }
+
+    /// Leaves a step for the time when all descriptions are there.
+    pub fn after(&mut self, step: impl FnOnce(&mut World) -> Result<(), PluginError> + 'static) {
+        self.after.push(Box::new(step));
+    }
+
+    pub(crate) fn finish_steps(&mut self) -> Result<(), PluginError> {
+        std::mem::take(&mut self.after).into_iter().try_for_each(|step| step(self))
     }
 
     /// Adds a call for the process itself.

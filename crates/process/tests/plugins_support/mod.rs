@@ -71,7 +71,7 @@ impl Scenario {
     }
 
     pub(crate) fn options(&self) -> SurveyOptions<'_> {
-        let streams = [None, Some(self.stdout.as_fd()), None];
+        let streams = [None, Some(self.stdout.as_fd()), Some(rustix::stdio::stderr())];
         SurveyOptions { streams, ..SurveyOptions::default() }
     }
 
@@ -120,7 +120,7 @@ impl Scenario {
     /// Makes the descriptors again, and lets the program check them.
     pub(crate) fn check(&self, saved: &Saved, paths: PathMap) -> Recreated {
         let (output, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let streams = [None, Some(stdout.as_fd()), None];
+        let streams = [None, Some(stdout.as_fd()), Some(rustix::stdio::stderr())];
         let folder = self.image();
         let options = RecreateOptions { folder, paths, streams, ..RecreateOptions::default() };
         let mut made = saved.recreate(&options).unwrap();
