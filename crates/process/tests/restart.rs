@@ -1,0 +1,322 @@
+//! Programs are captured at some moment and killed, and brought back from the image. Each draws a
+//! nonce at its start, so that one which merely began anew is found out.
+
+use kedge_image::Manifest;
+use kedge_process::{Options, Rebuilt, RestartOptions, Roots, checkpoint, restart};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A restart needs the process ids that the job had, and its caller forks: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path =
+            std::env::temp_dir().join(format!("kedge-restart-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn build(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.path(source.trim_end_matches(".c"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-D_GNU_SOURCE"]).arg("-o").arg(&program).arg(source).args(flags);
+    assert!(compiler.status().expect("cc").success());
+    program
+}
+
+struct Running {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // What the test's own parent has left open is none of the program's.
+        // SAFETY: a plain system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+                Ok(())
+            })
+        };
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Running { child, output }
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn lines(&mut self, count: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for _ in 0..count {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
+            lines.push(line.trim_end().to_owned());
+        }
+        lines
+    }
+
+    /// Captures it into `image` and kills every process of it.
+    fn capture_and_kill(mut self, image: &Path) {
+        // Orphans included.
+        let parent = std::process::id() as i32;
+        let roots = Roots::ChildrenOf { parent, except: Vec::new() };
+        std::fs::create_dir(image).unwrap();
+        let options = Options::new(image.into());
+        let captured = checkpoint(&roots, options).unwrap();
+        let processes = captured.processes().to_vec();
+        captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
+        for pid in &processes {
+            // SAFETY: a plain call.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        self.child.wait().unwrap();
+        reap();
+        for pid in processes {
+            assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} still lives");
+        }
+    }
+}
+
+/// Collects orphans until there are none.
+fn reap() {
+    let mut status = 0;
+    // SAFETY: waitpid stores the status.
+    while unsafe { libc::waitpid(-1, &mut status, 0) } > 0 {}
+}
+
+/// Brings the job back: its output from there on, and its status.
+fn bring_back(image: &Path) -> (Vec<String>, i32) {
+    let (output, theirs) = std::io::pipe().unwrap();
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
+    drop(options);
+    let deadline = Deadline::of(restarted.keeper());
+    let mut lines = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line.unwrap();
+        let wrong = line.starts_with("wrong");
+        lines.push(line);
+        if wrong {
+            // The others may wait for it for ever.
+            deadline.end_now();
+            panic!("after {} lines: {:?}", lines.len() - 1, lines.last());
+        }
+    }
+    let status = restarted.wait().expect("it hung and was killed");
+    (lines, status)
+}
+
+/// Kills a restarted job that takes too long.
+struct Deadline {
+    /// Its end is the timer's.
+    _ended: std::sync::mpsc::Sender<()>,
+    keeper: i32,
+}
+
+impl Deadline {
+    fn of(keeper: i32) -> Deadline {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let late = std::sync::mpsc::RecvTimeoutError::Timeout;
+            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
+                // SAFETY: a plain call; the keeper is a child that has not been waited for.
+                unsafe { libc::kill(keeper, libc::SIGKILL) };
+            }
+        });
+        Deadline { _ended: sender, keeper }
+    }
+
+    fn end_now(&self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.keeper, libc::SIGKILL) };
+    }
+}
+
+fn step(line: &str) -> usize {
+    line.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+/// `before` was said before the capture, `after` after the restart; together they must be what an
+/// undisturbed run of `steps` steps says.
+fn continues(before: &[String], after: &[String], steps: usize) {
+    let nonce = before[0].split(' ').next().unwrap();
+    let other = after.iter().position(|line| !line.starts_with(nonce));
+    let shown = other.map(|at| &after[at.saturating_sub(1)..(at + 2).min(after.len())]);
+    assert!(other.is_none(), "another program than {nonce}, line {other:?}: {shown:?}");
+    assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
+    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+    let expected: Vec<usize> = (numbers[0]..=steps).collect();
+    assert_eq!(numbers, expected);
+    // Every value follows from the nonce and the steps.
+    let start = u64::from_str_radix(nonce, 16).unwrap();
+    let (mut value, mut sum) = (start, 0.0);
+    for number in 1..=steps {
+        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        sum += 1.0 / number as f64;
+        if let Some(line) = after.iter().find(|line| step(line) == number) {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words[2].parse::<f64>().unwrap(), sum, "{line}");
+            assert_eq!(words[3], format!("{value:016x}"));
+        }
+    }
+}
+
+fn steps_survive(name: &str, source: &str, flags: &[&str]) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, source, flags);
+    command_survives(&folder, &[program.to_str().unwrap()]);
+}
+
+/// The same for a program that may not be installed.
+fn script_survives(name: &str, command: &[&str]) {
+    let _alone = alone();
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", command[0]]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{} is not installed: not tested", command[0]);
+        return;
+    }
+    command_survives(&Folder::new(name), command);
+}
+
+fn command_survives(folder: &Folder, command: &[&str]) {
+    let steps = 300;
+    for (round, moment) in [1, 40, 90].into_iter().enumerate() {
+        let arguments = &command[1..];
+        let mut running =
+            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
+        let before = running.lines(moment);
+        let image = folder.path(&format!("image-{round}"));
+        running.capture_and_kill(&image);
+        let (after, status) = bring_back(&image);
+        continues(&before, &after, steps);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+    }
+}
+
+#[test]
+fn a_static_program_goes_on() {
+    steps_survive("static", "step.c", &["-static"]);
+}
+
+#[test]
+fn a_dynamic_program_goes_on() {
+    steps_survive("dynamic", "step.c", &[]);
+}
+
+#[test]
+fn sixty_four_threads_go_on() {
+    steps_survive("threads", "threads.c", &["-pthread"]);
+}
+
+#[test]
+fn a_tree_of_processes_goes_on() {
+    steps_survive("tree", "tree.c", &["-pthread"]);
+}
+
+#[test]
+#[ignore = "asyncio needs the plugin for sockets"]
+fn python_goes_on() {
+    script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
+}
+
+#[test]
+fn node_goes_on() {
+    script_survives("node", &["/usr/bin/node", "-e", include_str!("steps.js")]);
+}
+
+#[test]
+fn a_shell_and_its_children_go_on() {
+    script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
+}
+
+/// A job that was restarted is captured again, by its init, and restarted once more.
+#[test]
+fn a_restarted_job_can_be_captured_again() {
+    let _alone = alone();
+    let folder = Folder::new("again");
+    let program = build(&folder, "threads.c", &["-pthread"]);
+    let steps = 400;
+    let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
+    let before = running.lines(10);
+    let images = [folder.path("image-0"), folder.path("image-1"), folder.path("image-2")];
+    running.capture_and_kill(&images[0]);
+    for pair in images.windows(2) {
+        let (output, theirs) = std::io::pipe().unwrap();
+        let streams = [None, Some(OwnedFd::from(theirs)), None];
+        let options = RestartOptions { streams, ..RestartOptions::new(pair[0].clone()) };
+        std::fs::create_dir(&pair[1]).unwrap();
+        let capture = || {
+            std::thread::sleep(Duration::from_millis(60));
+            let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
+            let captured = checkpoint(&roots, Options::new(pair[1].clone()))?;
+            captured.finish(Manifest::new("test".into(), vec![], 1))
+        };
+        // The job is killed when this returns.
+        let serve = |_: &mut Rebuilt| {
+            if let Err(error) = capture() {
+                let _ = std::fs::write(pair[1].join("error"), error.to_string());
+            }
+        };
+        let restarted = restart(&options, serve).unwrap();
+        drop(options);
+        let lines: Vec<String> = BufReader::new(output).lines().map(Result::unwrap).collect();
+        drop(restarted);
+        reap();
+        let error = std::fs::read_to_string(pair[1].join("error"));
+        assert!(error.is_err(), "{error:?}");
+        assert!(lines.iter().all(|line| line[..16] == before[0][..16]), "{}", lines[0]);
+    }
+    let (after, status) = bring_back(&images[2]);
+    continues(&before, &after, steps);
+    assert!(step(&after[0]) > 20, "{}", after[0]);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
+/// What works for root works for an ordinary user: the same tests again, in processes of one.
+#[test]
+fn an_ordinary_user_can_do_the_same() {
+    // SAFETY: a plain call.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let _alone = alone();
+    let mut tests = Command::new("setpriv");
+    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
+    let output = tests.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+}
