@@ -6,6 +6,7 @@
 mod build;
 mod directives;
 mod hosts;
+pub mod job;
 mod run;
 pub mod world;
 

@@ -2,7 +2,7 @@
 
 use crate::kedge;
 use serde_json::Value;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -63,14 +63,35 @@ impl World {
             .collect()
     }
 
-    /// Copies of kedge's parts that any user can run.
+    /// Copies of kedge's parts that any user can run: its command.
     pub fn parts(&self) -> PathBuf {
         let bin = self.0.join("bin");
-        std::fs::create_dir_all(&bin).expect("a folder");
-        for part in ["kedge", "kedge-proxy", "libkedge_cuda.so"] {
-            std::fs::copy(kedge().with_file_name(part), bin.join(part)).expect("kedge's parts");
+        if !bin.join("kedge").exists() {
+            std::fs::create_dir_all(&bin).expect("a folder");
+            for part in ["kedge-proxy", "libkedge_cuda.so", "kedge"] {
+                let (from, to) = (kedge().with_file_name(part), bin.join(part));
+                if std::fs::hard_link(&from, &to).is_err() {
+                    std::fs::copy(from, to).expect("kedge's parts");
+                }
+            }
         }
         bin.join("kedge")
+    }
+
+    /// A private folder for the user who runs the jobs.
+    pub fn home(&self) -> PathBuf {
+        let home = self.0.join("home");
+        if !home.exists() {
+            std::fs::create_dir_all(&home).expect("a folder");
+            let private = std::fs::Permissions::from_mode(0o700);
+            std::fs::set_permissions(&home, private).expect("mine");
+        }
+        home
+    }
+
+    /// Gives it, empty as it is, to the user without rights; root can still use it.
+    pub fn give_home_away(&self) {
+        std::os::unix::fs::chown(self.home(), Some(65534), Some(65534)).expect("root");
     }
 }
 

@@ -12,11 +12,13 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "run",
     "devices",
     "ps",
     "logs",
+    "checkpoint",
+    "restart",
     "images",
     "inspect",
     "verify",

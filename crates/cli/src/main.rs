@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod checkpoint;
 mod child;
 mod devices;
 mod doctor;
@@ -12,6 +13,7 @@ mod manual;
 mod output;
 mod probe;
 mod ps;
+mod restart;
 mod run;
 mod size;
 mod time;
@@ -22,7 +24,8 @@ use std::process::ExitCode;
 
 const AFTER_HELP: &str = "\
 Exit status:
-  what the program's was, for `kedge run` (a signal that ends the program ends kedge too)
+  what the program's was, for `kedge run` and `kedge restart` (a signal that ends the program
+       ends kedge too)
   0    done
   1    `kedge doctor` found something that kedge needs and that is missing; `kedge verify` found an
        image that is damaged
@@ -40,6 +43,9 @@ Environment:
 Examples:
   kedge run -- ./vector_add        run a program on one software device
   kedge run --gpu soft:2 -- ./p2p  on two
+  kedge run --gpu none --job sim -- ./simulate
+  kedge checkpoint sim             save it as an image
+  kedge restart sim-0001           bring it back from there, also after a reboot
   kedge logs                       what kedge had to say about the latest job
   kedge doctor                     what this machine offers, and what is missing";
 
@@ -67,6 +73,8 @@ enum Command {
     /// The job's log has kedge's own messages: why a device faulted, which function is not
     /// supported, how a proxy ended. The program's own output is not in it.
     Logs(logs::LogsArgs),
+    Checkpoint(checkpoint::CheckpointArgs),
+    Restart(restart::RestartArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
@@ -93,6 +101,8 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
+        Command::Checkpoint(args) => checkpoint::run(&args).map(done),
+        Command::Restart(args) => restart::run(args),
         Command::Images(args) => images::run(&args).map(done),
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),

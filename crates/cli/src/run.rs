@@ -5,7 +5,7 @@ use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
 use kedge_supervisor::jobs::JobName;
-use kedge_supervisor::policy::{self, JobGpu, Policy};
+use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
 use kedge_supervisor::{JobSpec, Outcome, die_of};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -67,28 +67,54 @@ pub(crate) struct CheckpointArgs {
     /// Checkpoint the job every so often, such as 10m or 1.5h
     #[arg(long, value_name = "TIME")]
     interval: Option<Time>,
+    /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
+    /// on when the job is captured; at the latest after TIME, such as 30s
+    #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
+    on_term: Option<OnTerm>,
+}
+
+/// `checkpoint` or `checkpoint,30s`.
+fn on_term(text: &str) -> Result<OnTerm, String> {
+    let (what, deadline) = match text.split_once(',') {
+        Some((what, deadline)) => (what, Some(deadline)),
+        None => (text, None),
+    };
+    if what != "checkpoint" {
+        return Err(format!("`{what}` is nothing that kedge does on SIGTERM: give checkpoint"));
+    }
+    let deadline = deadline.map(str::parse::<Time>).transpose().map_err(|bad| bad.to_string())?;
+    Ok(OnTerm { deadline: deadline.map(|time| time.0) })
 }
 
 impl CheckpointArgs {
+    pub(crate) fn names_a_dir(&self) -> bool {
+        self.ckpt_dir.is_some()
+    }
+
     pub(crate) fn policy(&self) -> Result<Policy, Failure> {
         let dir = match &self.ckpt_dir {
             Some(dir) => Some(std::path::absolute(dir)?),
             None => policy::default_dir().ok(),
         };
-        if self.interval.is_some() {
-            return Err(Failure::new("--interval: this kedge cannot checkpoint a running job yet"));
-        }
         let interval = self.interval.map(|time| time.0);
         if interval.is_some_and(|interval| interval < MIN_INTERVAL) {
             return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
         }
-        Ok(Policy { dir, keep: self.keep, interval })
+        Ok(Policy { dir, keep: self.keep, interval, on_term: self.on_term })
     }
 }
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
+    if matches!(args.gpu, JobGpu::Devices(_))
+        && (policy.interval.is_some() || policy.on_term.is_some())
+    {
+        return Err(Failure::new(
+            "a job with devices cannot be checkpointed yet: leave --interval and --on-term out, or \
+             give --gpu none",
+        ));
+    }
     let mut words = args.command.into_iter();
     let spec = JobSpec {
         gpu: args.gpu,

@@ -89,7 +89,9 @@ fn is_left_over(folder: &Path) -> bool {
         let number = name.rsplit_once('-').map(|(_, number)| number);
         number.is_some_and(|n| n.len() >= 4 && n.bytes().all(|byte| byte.is_ascii_digit()))
     });
-    let ours = |name: &str| name == NAME || name == NEW || name.ends_with(".kimg");
+    let ours = |name: &str| {
+        name == NAME || name == NEW || [".kimg", ".data"].iter().any(|end| name.ends_with(end))
+    };
     let all_ours = || -> io::Result<bool> {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;

@@ -3,7 +3,7 @@
 use crate::codec::Codec;
 use crate::error::ImageError;
 use crate::layout::{Extent, FOOTER, HEADER, RECORD};
-use crate::manifest::Manifest;
+use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -55,21 +55,28 @@ fn same(a: &Path, b: &Path) -> bool {
 /// many threads. All that is damaged is told, by file and offset.
 pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>> {
     let chain = chain(folder).map_err(|error| vec![error])?;
+    let entries: Vec<(&Path, &FileEntry)> =
+        chain.iter().flat_map(|(folder, m)| m.files.iter().map(move |e| (&**folder, e))).collect();
     let mut errors = Vec::new();
     let mut files = Vec::new();
-    for (folder, manifest) in &chain {
-        for entry in &manifest.files {
-            let file = ImageFile::open(&folder.join(&entry.name), Some(entry));
-            match file.and_then(|file| file.check_padding().map(|()| file)) {
-                Ok(file) => files.push(file),
-                Err(error) => errors.push(error),
-            }
+    for (folder, entry) in entries.iter().filter(|(_, entry)| !entry.is_plain()) {
+        let file = ImageFile::open(&folder.join(&entry.name), Some(entry));
+        match file.and_then(|file| file.check_padding().map(|()| file)) {
+            Ok(file) => files.push(file),
+            Err(error) => errors.push(error),
         }
     }
-    let (bytes, more) = read_all(&files, threads);
+    let plain = entries.iter().copied().filter(|(_, entry)| entry.is_plain());
+    let extents = files.iter().flat_map(|file| file.extents().iter().map(move |e| (file, e)));
+    let work: Vec<Work> = extents
+        .filter(|(_, extent)| extent.codec != Codec::Zero)
+        .map(|(file, extent)| Work::Extent(file, extent))
+        .chain(plain.map(|(folder, entry)| Work::Plain(folder, entry)))
+        .collect();
+    let (bytes, more) = read_all(&work, threads);
     errors.extend(more);
     if errors.is_empty() {
-        return Ok(Verified { images: chain.len(), files: files.len(), bytes });
+        return Ok(Verified { images: chain.len(), files: entries.len(), bytes });
     }
     errors.sort_by_key(place);
     errors.truncate(MOST_ERRORS);
@@ -84,23 +91,38 @@ fn place(error: &ImageError) -> (PathBuf, u64) {
     }
 }
 
+/// What one thread reads at a time.
+enum Work<'a> {
+    Extent(&'a ImageFile, &'a Extent),
+    /// A file that is kept as it is, and its folder.
+    Plain(&'a Path, &'a FileEntry),
+}
+
+impl Work<'_> {
+    /// Stored bytes that were read.
+    fn check(&self, scratch: &mut Vec<u8>, decoded: &mut Vec<u8>) -> Result<u64, ImageError> {
+        match self {
+            Work::Extent(file, extent) => {
+                // Bounded by what the table was checked against.
+                decoded.resize(extent.decoded as usize, 0);
+                file.read(extent, scratch, decoded)?;
+                Ok(u64::from(extent.stored))
+            }
+            Work::Plain(folder, entry) => entry.verify_plain(folder).map(|()| entry.bytes),
+        }
+    }
+}
+
 /// Bytes read, and what was wrong.
-fn read_all(files: &[ImageFile], threads: usize) -> (u64, Vec<ImageError>) {
-    let work: Vec<(&ImageFile, &Extent)> = files
-        .iter()
-        .flat_map(|file| file.extents().iter().map(move |extent| (file, extent)))
-        .filter(|(_, extent)| extent.codec != Codec::Zero)
-        .collect();
+fn read_all(work: &[Work<'_>], threads: usize) -> (u64, Vec<ImageError>) {
     let next = AtomicUsize::new(0);
     let found = Mutex::new((0, Vec::new()));
     let one = || {
         let (mut scratch, mut decoded) = (Vec::new(), Vec::new());
         let (mut bytes, mut errors) = (0, Vec::new());
-        while let Some((file, extent)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // Bounded by what the table was checked against.
-            decoded.resize(extent.decoded as usize, 0);
-            match file.read(extent, &mut scratch, &mut decoded) {
-                Ok(()) => bytes += u64::from(extent.stored),
+        while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match work.check(&mut scratch, &mut decoded) {
+                Ok(read) => bytes += read,
                 Err(error) if errors.len() < MOST_ERRORS => errors.push(error),
                 Err(_) => {}
             }
@@ -191,6 +213,8 @@ mod tests {
             }
             manifest.files.push(writer.finish().unwrap());
         }
+        fs::write(folder.join("file-000000.data"), noise(9, 5000)).unwrap();
+        manifest.files.push(FileEntry::plain(folder, "file-000000.data").unwrap());
         manifest.parent = parent.map(str::to_owned);
         manifest.write(folder).unwrap();
     }
@@ -201,7 +225,7 @@ mod tests {
         let image_folder = folder.0.join("j-0001");
         image(&image_folder, None);
         let good = verify(&image_folder, 4).unwrap();
-        assert_eq!((good.images, good.files), (1, 2));
+        assert_eq!((good.images, good.files), (1, 3));
         for entry in fs::read_dir(&image_folder).unwrap() {
             let path = entry.unwrap().path();
             let bytes = fs::read(&path).unwrap();

@@ -71,10 +71,6 @@ impl Running {
         Running { child, output }
     }
 
-    fn pid(&self) -> i32 {
-        self.child.id() as i32
-    }
-
     fn lines(&mut self, count: usize) -> Vec<String> {
         let mut lines = Vec::new();
         for _ in 0..count {
@@ -247,7 +243,6 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
-#[ignore = "asyncio needs the plugin for sockets"]
 fn python_goes_on() {
     script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
 }

@@ -45,6 +45,16 @@ pub struct Policy {
     pub keep: Option<NonZeroU32>,
     /// Between two checkpoints that nobody asks for.
     pub interval: Option<Duration>,
+    /// Checkpoint when this process is asked to end (SIGTERM), before the program is.
+    #[serde(default)]
+    pub on_term: Option<OnTerm>,
+}
+
+/// A checkpoint before the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnTerm {
+    /// From the signal on; when it has passed, the program is asked to end and no image is waited for.
+    pub deadline: Option<Duration>,
 }
 
 #[derive(Debug, Error)]

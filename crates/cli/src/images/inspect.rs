@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
 MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored. The other
-columns are bytes in the file, by how they are stored.
+columns are bytes in the file, by how they are stored; PLAIN, the contents of open files and pipes.
 
 Tables are read and checked, contents are not: that is what `kedge verify` does.";
 
@@ -26,7 +26,7 @@ pub(crate) struct InspectArgs {
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
     /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
-    /// gzip)
+    /// gzip, plain)
     #[arg(long)]
     json: bool,
 }
@@ -56,14 +56,20 @@ struct Contents {
     lz4: u64,
     zstd: u64,
     gzip: u64,
+    /// Contents of files and pipes, kept as they are.
+    plain: u64,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let (image, manifest) = newest(&real(&args.image)?)?;
     let mut files = Vec::new();
     for entry in &manifest.files {
-        let file = ImageFile::open(&image.join(&entry.name), Some(entry))?;
-        files.push(contents(entry.name.clone(), entry.bytes, &file));
+        let empty =
+            Contents { name: entry.name.clone(), bytes: entry.bytes, ..Contents::default() };
+        files.push(match entry.is_plain() {
+            true => Contents { plain: entry.bytes, ..empty },
+            false => contents(empty, &ImageFile::open(&image.join(&entry.name), Some(entry))?),
+        });
     }
     let report = Report {
         image,
@@ -82,8 +88,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     Ok(output::print(&render(&report))?)
 }
 
-fn contents(name: String, bytes: u64, file: &ImageFile) -> Contents {
-    let mut contents = Contents { name, bytes, ..Contents::default() };
+fn contents(mut contents: Contents, file: &ImageFile) -> Contents {
     for extent in file.extents() {
         match extent.kind {
             Kind::Memory => contents.memory += extent.decoded,
@@ -115,8 +120,9 @@ fn render(report: &Report) -> String {
     for (what, value) in facts {
         text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
     }
-    let headings = ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD", "GZIP"];
-    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let headings =
+        ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN"];
+    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     for file in &report.files {
         let numbers =
             [file.bytes, file.memory, file.zero, file.sections, file.raw, file.lz4, file.zstd];
