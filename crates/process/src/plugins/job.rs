@@ -154,6 +154,8 @@ pub struct Capture<'a> {
     pub(crate) files: Vec<String>,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// What was taken out of connections, and through what it is to be given back.
+    pub(crate) taken: Vec<(OwnedFd, Vec<u8>)>,
 }
 
 impl Capture<'_> {

@@ -17,6 +17,7 @@ mod epoll;
 mod error;
 mod eventfd;
 mod files;
+mod inet;
 mod inotify;
 mod job;
 mod memory;
@@ -109,6 +110,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &pipes::Pipes,
         &memory::Memory,
         &unix::Unix,
+        &inet::Inet,
         &eventfd::Eventfd,
         &timerfd::Timerfd,
         &signalfd::Signalfd,

@@ -47,7 +47,8 @@ pub(crate) struct Scenario {
     pub(crate) pids: Vec<i32>,
     child: Option<Child>,
     /// The job's standard output, as the supervisor has it.
-    stdout: OwnedFd,
+    stdout: Option<OwnedFd>,
+    output: BufReader<File>,
 }
 
 impl Scenario {
@@ -63,15 +64,16 @@ impl Scenario {
         command.args(["make", name]).arg(folder.0.join("work")).stdin(Stdio::null());
         let child = command.stdout(stdout.try_clone().unwrap()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(File::from(output)).read_line(&mut line).unwrap();
+        let mut output = BufReader::new(File::from(output));
+        output.read_line(&mut line).unwrap();
         let others = line.trim().strip_prefix("ready").expect(&line).split_whitespace();
         let mut pids = vec![child.id() as i32];
         pids.extend(others.map(|pid| pid.parse::<i32>().unwrap()));
-        Scenario { name, folder, program, pids, child: Some(child), stdout }
+        Scenario { name, folder, program, pids, child: Some(child), stdout: Some(stdout), output }
     }
 
     pub(crate) fn options(&self) -> SurveyOptions<'_> {
-        let streams = [None, Some(self.stdout.as_fd()), Some(rustix::stdio::stderr())];
+        let streams = [None, self.stdout.as_ref().map(AsFd::as_fd), Some(rustix::stdio::stderr())];
         SurveyOptions { streams, ..SurveyOptions::default() }
     }
 
@@ -159,6 +161,17 @@ impl Scenario {
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().
         unsafe { command.pre_exec(move || perform(&calls)) };
         command.spawn().unwrap()
+    }
+
+    /// Lets what was saved go on, and check for itself that nothing has happened to it.
+    pub(crate) fn goes_on(mut self) {
+        self.stdout = None;
+        self.signal(libc::SIGCONT);
+        self.signal(libc::SIGUSR1);
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "well\n");
+        assert!(self.child.take().unwrap().wait().unwrap().success());
     }
 
     /// The whole way.
