@@ -42,6 +42,8 @@ pub struct Found {
     pub link: OsString,
     pub stat: Stat,
     pub info: FdInfo,
+    /// Process (an index) and line of each lock, which /proc tells with each descriptor.
+    pub locks: Vec<(usize, String)>,
     /// It is one of the streams that the job was started with.
     pub stream: Option<Stream>,
     /// It is a socket of this kind.

@@ -20,6 +20,7 @@ mod files;
 mod inet;
 mod inotify;
 mod job;
+mod locks;
 mod memory;
 mod path;
 mod pidfd;
@@ -106,6 +107,7 @@ pub trait Plugin: Sync {
 pub fn table() -> &'static [&'static dyn Plugin] {
     &[
         &streams::Streams,
+        &locks::Locks,
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,

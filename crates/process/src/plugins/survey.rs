@@ -225,19 +225,18 @@ fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> 
                 Ordering::Greater => high = middle,
             }
         }
+        let locks = seen.info.values("lock").map(|line| (holder.process, line.to_owned()));
+        let locks: Vec<_> = locks.collect();
         match known {
-            Some(index) => files[index].holders.push(holder),
+            Some(index) => {
+                files[index].holders.push(holder);
+                files[index].locks.extend(locks);
+            }
             None => {
                 same.insert(low, files.len());
                 let Seen { link, stat, info } = seen;
-                files.push(Found {
-                    holders: vec![holder],
-                    link,
-                    stat,
-                    info,
-                    stream: None,
-                    socket: None,
-                });
+                let holders = vec![holder];
+                files.push(Found { holders, link, stat, info, locks, stream: None, socket: None });
             }
         }
     }

@@ -159,7 +159,7 @@ impl Scenario {
         let mut command = Command::new(&self.program);
         command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().
-        unsafe { command.pre_exec(move || perform(&calls)) };
+        unsafe { command.pre_exec(move || perform(&calls, pid)) };
         command.spawn().unwrap()
     }
 
@@ -224,8 +224,11 @@ fn build(source: &str, folder: &Folder) -> PathBuf {
     program
 }
 
-/// What the engine does in a stopped process: the calls, in order.
-fn perform(calls: &[InjectedCall]) -> std::io::Result<()> {
+/// What the engine does in a stopped process: the calls, in order. The engine gives it its old id,
+/// `old`, too.
+fn perform(calls: &[InjectedCall], old: i32) -> std::io::Result<()> {
+    const F_SETOWN_EX: u64 = 15;
+    let own = i32::try_from(std::process::id()).unwrap();
     let mut results: Vec<i64> = Vec::new();
     for call in calls {
         let mut arguments = [0u64; 6];
@@ -235,6 +238,16 @@ fn perform(calls: &[InjectedCall]) -> std::io::Result<()> {
                 Argument::Bytes(bytes) => bytes.as_ptr() as u64,
                 Argument::Earlier(back) => results[results.len() - back] as u64,
             };
+        }
+        let mut owner;
+        if let (libc::SYS_fcntl, F_SETOWN_EX, Some(Argument::Bytes(bytes))) =
+            (call.number, arguments[1], call.arguments.get(2))
+        {
+            owner = bytes.clone();
+            if owner[4..] == old.to_ne_bytes() {
+                owner[4..].copy_from_slice(&own.to_ne_bytes());
+            }
+            arguments[2] = owner.as_ptr() as u64;
         }
         let [a, b, c, d, e, f] = arguments;
         // SAFETY: the plugins' own calls, on this fresh process.
