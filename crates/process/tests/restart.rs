@@ -248,6 +248,11 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
+fn mappings_of_all_kinds_come_back() {
+    steps_survive("mappings", "mappings.c", &[]);
+}
+
+#[test]
 fn python_goes_on() {
     script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
 }
