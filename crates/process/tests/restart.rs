@@ -276,6 +276,22 @@ fn a_shell_and_its_children_go_on() {
     script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
 }
 
+/// Its clock goes on where it was, however long it lay in its image.
+#[test]
+fn time_stands_still_in_an_image() {
+    let _alone = alone();
+    let folder = Folder::new("time");
+    let program = build(&folder, "clock.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("300"));
+    let before = running.lines(20);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    std::thread::sleep(Duration::from_secs(6));
+    let (after, status) = bring_back(&image);
+    continues(&before, &after, 300);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
 /// A job that was restarted is captured again, by its init, and restarted once more.
 #[test]
 fn a_restarted_job_can_be_captured_again() {
