@@ -2,6 +2,7 @@
 //! they go on, and brings them back from it.
 
 mod capture;
+mod clocks;
 mod error;
 mod freeze;
 mod inject;

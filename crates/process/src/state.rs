@@ -21,6 +21,8 @@ const MAX_PID: i32 = 1 << 22;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct JobState {
     pub(crate) machine: crate::machine::Machine,
+    /// When it was captured.
+    pub(crate) clocks: crate::clocks::Clocks,
     pub(crate) objects: Vec<SharedObject>,
     /// Parents before their children.
     pub(crate) processes: Vec<i32>,

@@ -8,6 +8,7 @@ mod queries;
 
 pub(crate) use process::vdso_checksum;
 
+use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
 use crate::plugins::{FileContents, PluginError, Refusal, Survey, SurveyOptions};
@@ -98,10 +99,11 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
         held.push(process::hold(process, *ids, &options, &descriptors, &mut objects)?);
     }
+    let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
     drop(stopped);
     let stall = begin.elapsed();
-    let job = JobState { machine, objects: objects.described(), processes: pids, zombies };
+    let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
     objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
     let files = descriptors.files().map(str::to_owned).collect();
