@@ -95,9 +95,6 @@ fn supervise(
     let log = JobLog::open(&dir.log(), format!("kedge[{}]", std::process::id()));
     let log = log.map_err(|source| JobError::Io { path: dir.log(), source })?;
     let log = Arc::new(log);
-    if let Some(why) = &spec.gpu_default {
-        log.note(&format!("--gpu {} is the default here: {why}", spec.gpu));
-    }
     dir.link_driver(&parts.shim)?;
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;

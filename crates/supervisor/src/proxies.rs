@@ -34,6 +34,8 @@ struct Starter {
     arguments: Vec<OsString>,
     log_path: PathBuf,
     log: Arc<JobLog>,
+    /// What the first client is worth saying.
+    first: Mutex<Option<String>>,
     running: Arc<Mutex<HashSet<u32>>>,
 }
 
@@ -56,6 +58,7 @@ impl Proxies {
             arguments: arguments(spec, dir),
             log_path: dir.log(),
             log,
+            first: Mutex::new(default_note(spec)),
             running: running.clone(),
         };
         std::thread::Builder::new()
@@ -74,6 +77,12 @@ impl Proxies {
     pub(crate) fn ended(&self, pid: u32) -> bool {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid)
     }
+}
+
+/// Why the devices are these, where nobody named any.
+fn default_note(spec: &JobSpec) -> Option<String> {
+    let why = spec.gpu_default.as_ref()?;
+    Some(format!("--gpu {} is the default here: {why}", spec.gpu))
 }
 
 fn arguments(spec: &JobSpec, dir: &JobDir) -> Vec<OsString> {
@@ -119,6 +128,9 @@ impl Starter {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.len() >= MAX_PROXIES {
             return Err(io::Error::other(format!("the job has {MAX_PROXIES} clients already")));
+        }
+        if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.log.note(&note);
         }
         let mut command = Command::new(&self.executable);
         command
