@@ -162,6 +162,7 @@ impl Backend for Fake {
             const_bytes: 0,
             max_threads_per_block: 0,
             required_cluster: [0; 3],
+            cluster_must_be_set: false,
             ptx_version: 80,
             binary_version: 90,
             unsupported: kedge_wire::Text::default(),
