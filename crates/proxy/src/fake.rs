@@ -75,8 +75,8 @@ impl Backend for Fake {
     fn driver_version(&self) -> u32 {
         13000
     }
-    fn create_context(&self, _: CtxId, _: u32, _: StreamId) -> Result<(), CuError> {
-        Ok(())
+    fn create_context(&self, _: CtxId, device: u32, _: StreamId) -> Result<(), CuError> {
+        if device == 9 { Err(CuError::DEVICE_UNAVAILABLE) } else { Ok(()) }
     }
     fn destroy_context(&self, _: CtxId) -> Result<(), CuError> {
         Ok(())
