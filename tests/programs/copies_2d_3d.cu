@@ -52,6 +52,10 @@ int main()
             bool cleared = sy >= 3 && sy < 7 && sx >= 10 && sx < 30;
             REQUIRE(dst[y * 50 + x] == (cleared ? 0 : sy * 100 + sx));
         }
+    // A host pointer that was never set is refused, and the program lives on.
+    EXPECT(cudaErrorInvalidValue, cudaMemcpy(plane, nullptr, 64, cudaMemcpyHostToDevice));
+    EXPECT(cudaErrorInvalidValue, cudaMemcpy(nullptr, plane, 64, cudaMemcpyDeviceToHost));
+    (void)cudaGetLastError();
     CUDA(cudaFree(plane));
     CUDA(cudaFree(a.ptr));
     CUDA(cudaFree(b.ptr));

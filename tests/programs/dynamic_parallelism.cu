@@ -24,6 +24,21 @@ __global__ void parent(int *p, int n)
     }
 }
 
+// Copies and fills by a kernel, in the order of its streams.
+__global__ void mover(int *from, int *to, int n)
+{
+    if (threadIdx.x == 0) {
+        each<<<(n + 63) / 64, 64>>>(from, n);
+        cudaMemcpyAsync(to, from, n * sizeof(int), cudaMemcpyDeviceToDevice, 0);
+        each<<<(n + 63) / 64, 64>>>(to, n);
+        cudaStream_t side;
+        cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
+        cudaMemsetAsync(to + n, 0x11, n * sizeof(int), side);
+        each<<<(n + 63) / 64, 64, 0, side>>>(to + n, n);
+        cudaStreamDestroy(side);
+    }
+}
+
 int main()
 {
     const int n = 256;
@@ -35,5 +50,10 @@ int main()
     CUDA(cudaDeviceSynchronize());
     auto got = d.host();
     for (int i = 0; i < n; i++) REQUIRE(got[i] == i * 10 + 4 + 5);
+    Device<int> moved(2 * n);
+    mover<<<1, 32>>>(d, moved, n);
+    CUDA(cudaDeviceSynchronize());
+    auto both = moved.host();
+    for (int i = 0; i < n; i++) REQUIRE(both[i] == got[i] + 2 && both[n + i] == 0x11111112);
     OK("%d leaves", n / 16);
 }

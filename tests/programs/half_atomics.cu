@@ -1,6 +1,7 @@
 // Vector atomics of sm_90: f16 minimum and maximum, bf16 and float4 additions.
 // build: -gencode arch=compute_90,code=compute_90
 #include "check.h"
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 __global__ void extremes(const __half2 *in, __half2 *least, __half2 *greatest)
@@ -14,6 +15,13 @@ __global__ void extremes(const __half2 *in, __half2 *least, __half2 *greatest)
 }
 
 __global__ void add4(float4 *sum) { atomicAdd(sum, make_float4(1, 2, 3, float(threadIdx.x))); }
+
+// Whole numbers up to 256 are exact in bf16.
+__global__ void add_bf16(__nv_bfloat162 *pair, __nv_bfloat16 *one)
+{
+    atomicAdd(&pair[threadIdx.x % 4], __floats2bfloat162_rn(1, 2));
+    atomicAdd(one, __float2bfloat16(1));
+}
 
 int main()
 {
@@ -38,5 +46,10 @@ int main()
     add4<<<4, 64>>>(sum);
     float4 s = sum.host()[0];
     REQUIRE(s.x == 256 && s.y == 512 && s.z == 768 && s.w == 4 * 63 * 32);
-    OK("f16x2, float4");
+    Device<__nv_bfloat162> pair(std::vector<__nv_bfloat162>(4, __floats2bfloat162_rn(0, -100)));
+    Device<__nv_bfloat16> one(std::vector<__nv_bfloat16>(1, __float2bfloat16(-56)));
+    add_bf16<<<4, 64>>>(pair, one);
+    for (auto p : pair.host()) REQUIRE(__low2float(p) == 64 && __high2float(p) == 28);
+    REQUIRE(__bfloat162float(one.host()[0]) == 200);
+    OK("f16x2, bf16, float4");
 }

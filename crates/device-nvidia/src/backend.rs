@@ -173,6 +173,17 @@ impl Backend for NvidiaBackend {
         tables.textures.destroy_object(&self.shared.driver, &context, handle)
     }
 
+    fn check_placed(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
+        self.tables().context(ctx)?.enter()?;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: live out pointers; the driver only looks the address up.
+        let found =
+            unsafe { (self.shared.driver.cuMemGetAddressRange_v2)(&mut base, &mut bytes, addr) };
+        let reach = (addr - base.min(addr)).checked_add(size);
+        let inside = found == 0 && reach.is_some_and(|reach| reach <= bytes as u64);
+        if inside { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+    }
+
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
         tensor_maps::encode(&self.shared.driver, map)
     }
@@ -213,13 +224,7 @@ impl Backend for NvidiaBackend {
     }
 
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
-        let global = self.tables().module(module)?.global(name)?;
-        if global.managed {
-            let remedy = "allocate it with cudaMallocManaged, or use --gpu soft";
-            self.shared.host.log(&format!("managed variable {name} is not supported: {remedy}"));
-            return Err(CuError::NOT_SUPPORTED);
-        }
-        Ok(global)
+        self.tables().module(module)?.global(name)
     }
 
     /// A program may set what its driver lacks; the launch will tell.
@@ -460,7 +465,8 @@ impl NvidiaBackend {
     ) -> Result<(), CuError> {
         let mut tables = self.tables();
         let mut graph = tables.graphs.remove(&exec).ok_or(CuError::INVALID_HANDLE)?;
-        let result = change(&mut graph, &tables);
+        let entered = graph.ctx.enter();
+        let result = entered.and_then(|()| change(&mut graph, &tables));
         tables.graphs.insert(exec, graph);
         result
     }

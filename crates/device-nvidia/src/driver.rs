@@ -89,9 +89,11 @@ driver! {
     fn cuMemUnmap(CUdeviceptr, usize);
     fn cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    fn cuMemFreeHost(*mut c_void);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+    fn cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
     fn cuPointerGetAttribute(*mut c_void, c_uint, CUdeviceptr);
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);

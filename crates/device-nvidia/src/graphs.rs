@@ -3,12 +3,13 @@
 use crate::context::Context;
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
+use crate::graph_copies::{HostStep, StagedCopy};
 use crate::host_call::HostCall;
 use crate::launch;
 use crate::modules::Kernel;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::*;
-use kedge_cuda_types::handle::{CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use kedge_cuda_types::handle::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
 use kedge_protocol::Launch;
 use std::ptr;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub(crate) enum Node<'a> {
     Empty,
     Kernel(&'a Kernel, &'a Launch),
     Copy(RawCopy),
+    Staged(StagedCopy),
     Fill(CUDA_MEMSET_NODE_PARAMS_v1),
     Record(CUevent),
     Wait(CUevent),
@@ -29,11 +31,21 @@ pub(crate) struct Graph {
     pub(crate) ctx: Arc<Context>,
     driver: Arc<Driver>,
     raw: CUgraph,
-    nodes: Vec<CUgraphNode>,
+    nodes: Vec<Place>,
     exec: CUgraphExec,
     /// What its host nodes point at, for as long as it may run.
     #[expect(clippy::vec_box, reason = "the driver keeps each call's address")]
     calls: Vec<Box<HostCall>>,
+    /// As `calls`, for copies.
+    #[expect(clippy::vec_box, reason = "the driver keeps each step's address")]
+    steps: Vec<Box<HostStep>>,
+}
+
+/// A node of the client's in the driver's graph: one node, or the first and the last of two.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    first: CUgraphNode,
+    last: CUgraphNode,
 }
 
 impl Graph {
@@ -50,6 +62,7 @@ impl Graph {
             nodes: Vec::new(),
             exec: CUgraphExec::NULL,
             calls: Vec::new(),
+            steps: Vec::new(),
         })
     }
 
@@ -57,11 +70,19 @@ impl Graph {
     pub(crate) fn add(&mut self, node: Node<'_>) -> Result<(), CuError> {
         self.ctx.enter()?;
         let (driver, graph, ctx) = (&*self.driver, self.raw, self.ctx.raw);
+        if let Node::Staged(copy) = node {
+            let place = self.add_staged(&copy)?;
+            self.nodes.push(place);
+            self.steps.push(copy.into_step());
+            return Ok(());
+        }
         let mut made = CUgraphNode::NULL;
         let (out, none) = (ptr::from_mut(&mut made), ptr::null());
         // SAFETY: a graph of the driver's, live out pointers, parameters that outlive each call.
         unsafe {
             match &node {
+                // Added above.
+                Node::Staged(_) => {}
                 Node::Empty => check((driver.cuGraphAddEmptyNode)(out, graph, none, 0))?,
                 Node::Kernel(kernel, launch) => {
                     launch::with_node_params(kernel, launch, |params| {
@@ -101,25 +122,53 @@ impl Graph {
                 }
             }
         }
-        self.nodes.push(made);
+        self.nodes.push(Place { first: made, last: made });
         self.keep(node);
         Ok(())
     }
 
-    /// A host node's call lives as long as the graph: an earlier launch may still make it.
-    fn keep(&mut self, node: Node<'_>) {
-        if let Node::Host(call) = node {
-            self.calls.push(call);
+    /// A host node and the driver's copy, one after the other.
+    fn add_staged(&self, copy: &StagedCopy) -> Result<Place, CuError> {
+        let (driver, graph, none) = (&*self.driver, self.raw, ptr::null());
+        let (mut step, mut moved) = (CUgraphNode::NULL, CUgraphNode::NULL);
+        let params = copy.node_params();
+        // SAFETY: a graph of the driver's, live out pointers, parameters that outlive each call.
+        unsafe {
+            check((driver.cuGraphAddHostNode)(&mut step, graph, none, 0, &params))?;
+            let Some(raw) = copy.copy else { return Ok(Place { first: step, last: step }) };
+            let params = copies::shaped(raw);
+            check((driver.cuGraphAddMemcpyNode)(
+                &mut moved,
+                graph,
+                none,
+                0,
+                &params,
+                self.ctx.raw,
+            ))?;
+            let (first, last) = if copy.fills { (step, moved) } else { (moved, step) };
+            check((driver.cuGraphAddDependencies)(graph, &first, &last, 1))?;
+            Ok(Place { first, last })
         }
     }
 
-    fn node(&self, number: u32) -> Result<CUgraphNode, CuError> {
+    /// A host node's call lives as long as the graph: an earlier launch may still make it.
+    fn keep(&mut self, node: Node<'_>) {
+        match node {
+            Node::Host(call) => self.calls.push(call),
+            Node::Staged(copy) => self.steps.push(copy.into_step()),
+            _ => {}
+        }
+    }
+
+    fn node(&self, number: u32) -> Result<Place, CuError> {
         self.nodes.get(number as usize).copied().ok_or(CuError::INVALID_VALUE)
     }
 
     pub(crate) fn edges(&self, edges: &[(u32, u32)]) -> Result<(), CuError> {
-        let from = edges.iter().map(|(from, _)| self.node(*from)).collect::<Result<Vec<_>, _>>()?;
-        let to = edges.iter().map(|(_, to)| self.node(*to)).collect::<Result<Vec<_>, _>>()?;
+        let from = edges.iter().map(|(from, _)| Ok(self.node(*from)?.last));
+        let from = from.collect::<Result<Vec<_>, CuError>>()?;
+        let to = edges.iter().map(|(_, to)| Ok(self.node(*to)?.first));
+        let to = to.collect::<Result<Vec<_>, CuError>>()?;
         self.ctx.enter()?;
         // SAFETY: two arrays of that length, of nodes of this graph.
         check(unsafe {
@@ -140,13 +189,14 @@ impl Graph {
 
     /// Replaces one node's operation in later launches.
     pub(crate) fn update(&mut self, number: u32, node: Node<'_>) -> Result<(), CuError> {
-        let at = self.node(number)?;
+        let Place { first: at, last } = self.node(number)?;
         self.ctx.enter()?;
         let (driver, exec, ctx) = (&*self.driver, self.exec, self.ctx.raw);
         // SAFETY: as in `add`.
         unsafe {
             match &node {
                 Node::Empty => Ok(()),
+                Node::Staged(copy) => update_staged(driver, exec, at, last, copy, ctx),
                 Node::Kernel(kernel, launch) => {
                     launch::with_node_params(kernel, launch, |params| {
                         check((driver.cuGraphExecKernelNodeSetParams_v2)(exec, at, params))
@@ -181,8 +231,28 @@ impl Graph {
     }
 }
 
+/// Replaces a staged copy by another of the same kind.
+fn update_staged(
+    driver: &Driver,
+    exec: CUgraphExec,
+    first: CUgraphNode,
+    last: CUgraphNode,
+    copy: &StagedCopy,
+    ctx: CUcontext,
+) -> Result<(), CuError> {
+    let (step, moved) = if copy.fills { (first, last) } else { (last, first) };
+    let params = copy.node_params();
+    // SAFETY: nodes of the executable; parameters that outlive each call.
+    unsafe {
+        check((driver.cuGraphExecHostNodeSetParams)(exec, step, &params))?;
+        let Some(raw) = copy.copy else { return Ok(()) };
+        let params = copies::shaped(raw);
+        check((driver.cuGraphExecMemcpyNodeSetParams)(exec, moved, &params, ctx))
+    }
+}
+
 fn batch(
-    ctx: kedge_cuda_types::handle::CUcontext,
+    ctx: CUcontext,
     operation: &mut CUstreamBatchMemOpParams,
 ) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
     CUDA_BATCH_MEM_OP_NODE_PARAMS { ctx, count: 1, paramArray: operation, flags: 0 }

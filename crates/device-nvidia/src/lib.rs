@@ -14,6 +14,7 @@ mod copies;
 mod devices;
 mod diagnosis;
 mod driver;
+mod graph_copies;
 mod graphs;
 mod host_call;
 mod host_memory;

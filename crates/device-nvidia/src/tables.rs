@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::context::Context;
 use crate::copies::{self, Arrays};
 use crate::driver::Driver;
+use crate::graph_copies::StagedCopy;
 use crate::graphs::{Graph, Node};
 use crate::host_call::HostCall;
 use crate::host_memory::HostMemory;
@@ -30,6 +31,7 @@ pub(crate) struct Tables {
     pub(crate) textures: Textures,
     pub(crate) arena: Arena,
     pub(crate) host_memory: HostMemory,
+    driver: Arc<Driver>,
 }
 
 impl Tables {
@@ -43,6 +45,7 @@ impl Tables {
             textures: Textures::default(),
             arena,
             host_memory: HostMemory::new(driver),
+            driver: Arc::clone(driver),
         }
     }
 
@@ -71,7 +74,7 @@ impl Tables {
         self.streams.retain(|_, stream| stream.ctx.id != ctx);
     }
 
-    /// An operation as a graph's node.
+    /// An operation as a graph's node. The graph's context is current.
     pub(crate) fn node<'a>(
         &'a self,
         op: &'a StreamOp,
@@ -86,9 +89,8 @@ impl Tables {
                 Node::Kernel(kernel, launch)
             }
             StreamOp::Copy { copy } => match (copy.src, copy.dst) {
-                // Every launch would have to stage it.
                 (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
-                    return Err(CuError::NOT_SUPPORTED);
+                    Node::Staged(StagedCopy::new(&self.driver, host, copy, &self.textures)?)
                 }
                 _ => Node::Copy(copies::raw(copy, &self.textures)?),
             },

@@ -65,6 +65,8 @@ pub(crate) struct FunctionCode {
     pub name: String,
     /// First instruction.
     pub entry: u32,
+    /// Instructions at its start that a warp need not run again in another block of the same grid.
+    pub prologue: u32,
     /// Slots of each bank.
     pub frame32: u32,
     pub frame64: u32,

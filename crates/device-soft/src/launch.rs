@@ -1,7 +1,7 @@
 //! Grids: what a launch asks for, what it needs of its device, and how far it is.
 
 use crate::block::Block;
-use crate::builtin::launch::DeviceLaunch;
+use crate::builtin::launch::DeviceWork;
 use crate::code::{Kernel, Program};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Spans;
@@ -23,9 +23,9 @@ pub trait Services: Send + Sync {
     fn free(&self, addr: u64) -> bool;
     /// A texture or surface object.
     fn texture(&self, handle: u64) -> Option<Arc<crate::exec::texture::TextureView>>;
-    /// A launch by a kernel, for programs that do that; a cudaError_t where it cannot be.
-    fn launch(&self, launch: DeviceLaunch) -> Result<(), u32> {
-        let _ = launch;
+    /// A launch, copy or fill by a kernel, for programs that do that; a cudaError_t where it cannot be.
+    fn submit(&self, work: DeviceWork) -> Result<(), u32> {
+        let _ = work;
         Err(CuError::NOT_SUPPORTED.0)
     }
 }

@@ -102,6 +102,11 @@ pub trait Backend: Send + Sync {
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError>;
     fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError>;
 
+    /// Whether a range outside of the arenas is device memory that the driver has placed, such as a
+    /// module's variables; asked of inexact devices.
+    fn check_placed(&self, _ctx: CtxId, _addr: u64, _size: u64) -> Result<(), CuError> {
+        Err(CuError::INVALID_VALUE)
+    }
     /// A tensor map as the device reads it; asked of inexact devices, for the others read kedge's.
     fn tensor_map(&self, _map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
         Err(CuError::NOT_SUPPORTED)

@@ -125,6 +125,9 @@ wire! {
         TensorMap = 26 { map: [u8; 128] },
         /// A tensor map as the device reads it → the same with another address.
         TensorMapMove = 27 { map: [u8; 128], address: u64 },
+        /// Whether [addr, addr+size), outside of the arenas, is memory that the driver has placed on
+        /// the context's device → `Status`: INVALID_VALUE if not. To an inexact device only.
+        CheckPlaced = 28 { ctx: CtxId, addr: u64, size: u64 },
     }
 
     /// What travels in the ring.

@@ -267,6 +267,9 @@ impl Dispatcher {
             Call::TensorMapMove { map, address } => {
                 self.answer(to, &backend.move_tensor_map(&map, address).map_err(code));
             }
+            Call::CheckPlaced { ctx, addr, size } => {
+                self.answer(to, &status(backend.check_placed(ctx, addr, size)));
+            }
             Call::Ping {} => self.answer::<Status>(to, &Ok(())),
         }
     }

@@ -245,6 +245,7 @@ impl Warp {
             polls: 0,
             last_poll: (0, 0),
             yielded: false,
+            staggered: false,
             shape: 0,
             index: 0,
             tid: [Row32([0; WARP]); 3],
@@ -267,6 +268,8 @@ impl Warp {
         self.shared_len = grid.shared_len;
         self.local_len = grid.local_len;
         let same_shape = self.shape == grid.id && self.index == index;
+        // It has run a block of this grid, to the end: its prologue's results are still there.
+        let primed = same_shape && self.live == 0;
         self.shape = grid.id;
         self.grid = Arc::as_ptr(grid);
         self.index = index;
@@ -275,12 +278,13 @@ impl Warp {
         self.slices = 0;
         self.rotate = false;
         self.yielded = false;
+        self.staggered = false;
         self.polls = 0;
         self.fault = None;
         self.others.clear();
         self.current.frames.clear();
         self.current.mask = mask;
-        self.current.pc = function.entry;
+        self.current.pc = function.entry + if primed { function.prologue } else { 0 };
         self.current.state = State::Ready;
         self.current.resumed = false;
         self.current.base32 = 0;

@@ -12,8 +12,23 @@ use crate::spec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// What a kernel asks its device to do, in the order of one of its streams.
+pub struct DeviceWork {
+    pub task: DeviceTask,
+    /// The stream as the kernel names it.
+    pub stream: u64,
+    /// Linear index of the asking block.
+    pub launcher: u64,
+}
+
+pub enum DeviceTask {
+    Grid(DeviceGrid),
+    Copy { to: u64, from: u64, bytes: u64 },
+    Fill { to: u64, byte: u8, bytes: u64 },
+}
+
 /// A launch by a kernel.
-pub struct DeviceLaunch {
+pub struct DeviceGrid {
     pub program: Arc<Program>,
     /// Index in `Program::kernels`.
     pub kernel: u32,
@@ -22,10 +37,6 @@ pub struct DeviceLaunch {
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
     pub params: Vec<u8>,
-    /// The stream as the kernel names it.
-    pub stream: u64,
-    /// Linear index of the launching block.
-    pub launcher: u64,
 }
 
 /// Streams from here on were created by a kernel; below, a handle is special: 3 launches when the
@@ -152,18 +163,60 @@ fn launch(call: &mut Call<'_>, lane: usize) -> Result<u32, Flow> {
     }
     params.truncate(kernel.param_bytes as usize);
     call.services().free(buffer - HEADER_BYTES);
-    let (block, [x, y, _]) = (call.block().map(u64::from), call.grid().spec.grid.map(u64::from));
-    let launch = DeviceLaunch {
+    let grid = DeviceGrid {
         kernel: header.kernel,
         grid: header.grid,
         block: header.block,
         shared_bytes: header.shared_bytes,
         params,
-        stream,
-        launcher: block[0] + x * (block[1] + y * block[2]),
         program,
     };
-    Ok(call.services().launch(launch).map_or_else(|error| error, |()| SUCCESS))
+    Ok(submit(call, stream, DeviceTask::Grid(grid)))
+}
+
+/// Hands a task of the calling block on; a cudaError_t.
+fn submit(call: &Call<'_>, stream: u64, task: DeviceTask) -> u32 {
+    let (block, [x, y, _]) = (call.block().map(u64::from), call.grid().spec.grid.map(u64::from));
+    let launcher = block[0] + x * (block[1] + y * block[2]);
+    let work = DeviceWork { task, stream, launcher };
+    call.services().submit(work).map_or_else(|error| error, |()| SUCCESS)
+}
+
+/// `cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)`.
+pub(super) fn memcpy(call: &mut Call<'_>) -> Result<(), Flow> {
+    for lane in call.lanes() {
+        let [to, from, bytes] = [0, 1, 2].map(|index| call.u64(lane, index));
+        let status = submit(call, call.u64(lane, 4), DeviceTask::Copy { to, from, bytes });
+        call.set_result(lane, status.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// `cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t)`.
+pub(super) fn memset(call: &mut Call<'_>) -> Result<(), Flow> {
+    for lane in call.lanes() {
+        let (to, byte, bytes) = (call.u64(lane, 0), call.u32(lane, 1) as u8, call.u64(lane, 2));
+        let status = submit(call, call.u64(lane, 3), DeviceTask::Fill { to, byte, bytes });
+        call.set_result(lane, status.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// `const char *cudaGetErrorString(cudaError_t)`: a text in the device heap, or NULL where that is
+/// full. It is never freed: programs ask once, before they give up.
+pub(super) fn error_string(call: &mut Call<'_>) -> Result<(), Flow> {
+    for lane in call.lanes() {
+        let text = match call.u32(lane, 0) {
+            SUCCESS => "no error\0".to_owned(),
+            error => format!("CUDA error {error}\0"),
+        };
+        let at = call.services().malloc(text.len() as u64);
+        if at != 0 {
+            call.write(lane, at, text.as_bytes())?;
+        }
+        call.set_result(lane, at.to_le_bytes());
+    }
+    Ok(())
 }
 
 fn widen<const N: usize>(bytes: [u8; N]) -> [u8; 8] {

@@ -49,7 +49,9 @@ impl Module {
         let named = program.kernels.iter().map(|kernel| kernel.name.clone());
         let kernels = named.zip(0..).collect();
         let globals = program.globals.iter().map(|global| global.name.clone()).zip(0..).collect();
-        let nests = linked.unresolved.iter().any(|name| name.contains("LaunchDeviceV2"));
+        let nests = linked.unresolved.iter().any(|name| {
+            ["LaunchDeviceV2", "MemcpyAsync", "MemsetAsync"].iter().any(|call| name.contains(call))
+        });
         let (program, numbered, _variables) = (Arc::new(program), Vec::new(), variables);
         Ok(Self { ctx, program, kernels, globals, numbered, nests, _variables })
     }

@@ -1,18 +1,20 @@
-//! Dynamic parallelism: grids that kernels launch (CUDA programming guide, "CUDA Dynamic
-//! Parallelism").
+//! Dynamic parallelism: grids, copies and fills that kernels launch (CUDA programming guide, "CUDA
+//! Dynamic Parallelism").
 //!
 //! A grid is over when its own blocks and all grids that it launched are over; then its tail
 //! launches run, one after the other. Launches into one stream of a grid run one after the other; a
 //! block has a NULL stream of its own; fire-and-forget launches wait for nothing.
 
 use super::context::Context;
+use super::copies::{Fill, Transfer};
 use super::runtime::Runtime;
 use super::tasks::{Task, lock};
-use crate::builtin::launch::{DeviceLaunch, FIRST_NAMED_STREAM};
+use crate::builtin::launch::{DeviceGrid, DeviceTask, DeviceWork, FIRST_NAMED_STREAM};
 use crate::exec::texture::TextureView;
 use crate::fault::Fault;
 use crate::launch::{GridSpec, Services};
-use kedge_protocol::OutputTarget;
+use kedge_cuda_types::CuError;
+use kedge_protocol::{Copy3d, OutputTarget, Place};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -58,9 +60,9 @@ enum Lane {
 struct State {
     /// The grid itself while it runs, and its launches that are not over, tails excepted.
     unfinished: usize,
-    tails: VecDeque<DeviceLaunch>,
+    tails: VecDeque<DeviceWork>,
     /// Streams with a running launch: what waits behind it.
-    lanes: HashMap<Lane, VecDeque<DeviceLaunch>>,
+    lanes: HashMap<Lane, VecDeque<DeviceWork>>,
 }
 
 impl Nested {
@@ -82,7 +84,22 @@ impl Nested {
         &self.tree.task.ctx
     }
 
-    fn start_child(self: &Arc<Self>, lane: Lane, launch: DeviceLaunch) {
+    fn start_child(self: &Arc<Self>, lane: Lane, work: DeviceWork) {
+        match work.task {
+            DeviceTask::Grid(grid) => self.start_grid(lane, grid),
+            task => {
+                let (node, runtime) = (Arc::clone(self), Arc::clone(&self.tree.runtime));
+                runtime.pool.spawn(Box::new(move || {
+                    if let Err(error) = move_memory(&node.tree.runtime, &task) {
+                        node.ctx().fault(error, "a copy or fill by a kernel, on invalid memory");
+                    }
+                    Self::child_over(node, lane);
+                }));
+            }
+        }
+    }
+
+    fn start_grid(self: &Arc<Self>, lane: Lane, launch: DeviceGrid) {
         let spec = GridSpec {
             program: launch.program,
             kernel: launch.kernel,
@@ -104,14 +121,27 @@ impl Nested {
         if let Err(fault) = result {
             self.ctx().fault(fault.kind.error(), &fault.to_string());
         }
+        if !self.release() {
+            return;
+        }
+        match self.parent.clone() {
+            Some((parent, lane)) => Self::child_over(parent, lane),
+            None => self.tree.runtime.complete(&self.tree.task),
+        }
+    }
+
+    /// What ran in `lane` of this grid is over, and so, perhaps, is the grid.
+    fn child_over(mut self: Arc<Self>, mut lane: Lane) {
         // A loop, not recursion: the ends of a long chain of tail launches come all at once.
-        let mut node = self;
-        while node.release() {
-            let Some((parent, lane)) = node.parent.clone() else {
-                return node.tree.runtime.complete(&node.tree.task);
+        loop {
+            self.next_in(lane);
+            if !self.release() {
+                return;
+            }
+            let Some((parent, next)) = self.parent.clone() else {
+                return self.tree.runtime.complete(&self.tree.task);
             };
-            parent.next_in(lane);
-            node = parent;
+            (self, lane) = (parent, next);
         }
     }
 
@@ -152,13 +182,35 @@ impl Nested {
         }
     }
 
-    fn lane(launch: &DeviceLaunch) -> Lane {
-        match launch.stream {
+    fn lane(work: &DeviceWork) -> Lane {
+        match work.stream {
             TAIL_LAUNCH => Lane::Tail,
             FIRE_AND_FORGET => Lane::Free,
             stream if stream >= FIRST_NAMED_STREAM => Lane::Stream(stream),
-            _ => Lane::Block(launch.launcher),
+            _ => Lane::Block(work.launcher),
         }
+    }
+}
+
+/// A kernel's copy or fill.
+///
+/// # Errors
+/// ILLEGAL_ADDRESS where a byte is not valid.
+fn move_memory(runtime: &Runtime, task: &DeviceTask) -> Result<(), CuError> {
+    match *task {
+        DeviceTask::Copy { to, from, bytes } => {
+            let place = |addr| Place::Mapped { addr, pitch: bytes, slice: bytes };
+            let (src, dst) = (place(from), place(to));
+            let copy = Copy3d { src, dst, width: bytes, height: 1, depth: 1 };
+            let transfer = Transfer::new(&copy, |_| Err(CuError::INVALID_HANDLE))?;
+            transfer.run(&runtime.memory, &*runtime.host)
+        }
+        DeviceTask::Fill { to, byte, bytes } => {
+            let value = u32::from(byte);
+            let fill = Fill { dst: to, pitch: bytes, value, element: 1, width: bytes, height: 1 };
+            fill.run(&runtime.memory)
+        }
+        DeviceTask::Grid(_) => Err(CuError::NOT_SUPPORTED),
     }
 }
 
@@ -179,8 +231,8 @@ impl Services for Arc<Nested> {
         self.ctx().texture(handle)
     }
 
-    fn launch(&self, launch: DeviceLaunch) -> Result<(), u32> {
-        let lane = Nested::lane(&launch);
+    fn submit(&self, work: DeviceWork) -> Result<(), u32> {
+        let lane = Nested::lane(&work);
         if self.depth == MAX_DEPTH && lane != Lane::Tail {
             return Err(LAUNCH_MAX_DEPTH_EXCEEDED);
         }
@@ -189,19 +241,19 @@ impl Services for Arc<Nested> {
             return Err(LAUNCH_PENDING_COUNT_EXCEEDED);
         }
         if lane == Lane::Tail {
-            state.tails.push_back(launch);
+            state.tails.push_back(work);
             return Ok(());
         }
         state.unfinished += 1;
         if lane != Lane::Free {
             if let Some(waiting) = state.lanes.get_mut(&lane) {
-                waiting.push_back(launch);
+                waiting.push_back(work);
                 return Ok(());
             }
             state.lanes.insert(lane, VecDeque::new());
         }
         drop(state);
-        self.start_child(lane, launch);
+        self.start_child(lane, work);
         Ok(())
     }
 }

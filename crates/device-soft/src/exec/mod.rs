@@ -72,6 +72,8 @@ pub enum Flow {
     Wait,
     /// Go on with the next instruction, but let other blocks run soon (`nanosleep`).
     Yield,
+    /// Go on with the next instruction, after the block's other warps have had a turn.
+    Turn,
     /// `Warp::fault` says what went wrong.
     Fault,
 }

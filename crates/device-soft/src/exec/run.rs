@@ -131,6 +131,10 @@ impl Warp {
                 self.yielded = true;
                 Next::Pause(self.end_slice())
             }
+            Flow::Turn => {
+                self.current.pc = pc;
+                Next::Pause(Pause::Slice)
+            }
             Flow::Fault => Next::Pause(Pause::Fault),
         }
     }
@@ -140,6 +144,15 @@ enum Next {
     Go(u32),
     Schedule,
     Pause(Pause),
+}
+
+/// Lets the block's other warps come as far, the first time that the warp gets here.
+pub(crate) struct Stagger;
+
+impl Op for Stagger {
+    unsafe fn run<I: Isa>(warp: &mut Warp, _: &Inst, _: u32) -> Flow {
+        if std::mem::replace(&mut warp.staggered, true) { Flow::Next } else { Flow::Turn }
+    }
 }
 
 /// What an instruction becomes that this device lacks: a fault that names it. `imm` is its number

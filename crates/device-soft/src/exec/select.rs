@@ -68,7 +68,7 @@ pub enum Arg {
     Src(Type),
     /// `[base+offset]`: one slot in the 64-bit bank, with the offset added to it.
     Address,
-    /// `[base+offset]` in this space: one slot in the 64-bit bank, with the whole generic address.
+    /// `[base+offset]` in this space: as `Address`, but the whole generic address.
     Pointer(Space),
     /// An integer constant, which goes to `Inst::imm` and takes no operand slot.
     Imm,

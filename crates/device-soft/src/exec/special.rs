@@ -136,7 +136,8 @@ impl Special {
         let selected = match self {
             _ if self.wide() => Selected::scalar::<Read64>([]),
             Special::TidX | Special::TidY | Special::TidZ => Selected::new::<ReadTid>([]),
-            _ => Selected::scalar::<Read32>([]),
+            _ if self.varies() => Selected::scalar::<Read32>([]),
+            _ => Selected::new::<ReadUniform>([]),
         };
         selected.imm(self as u64)
     }
@@ -250,19 +251,28 @@ impl Op for ReadTid {
     }
 }
 
-/// Any other 32-bit register.
+/// A 32-bit register that differs from lane to lane.
 struct Read32;
 
 impl Op for Read32 {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let special = Special::from_imm(inst.imm);
-        let row = if special.varies() {
-            std::array::from_fn(|lane| special.value(warp, lane as u32))
-        } else {
-            [special.value(warp, 0); WARP]
-        };
+        let row = std::array::from_fn(|lane| special.value(warp, lane as u32));
         // SAFETY: op[0] is a 32-bit destination.
         unsafe { warp.set32(inst.op[0], &row, mask) };
+        Flow::Next
+    }
+}
+
+/// A 32-bit register that the lanes share.
+struct ReadUniform;
+
+impl Op for ReadUniform {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let value = Special::from_imm(inst.imm).value(warp, 0);
+        // SAFETY: op[0] is a 32-bit destination.
+        unsafe { warp.set32(inst.op[0], &[value; WARP], mask) };
         Flow::Next
     }
 }

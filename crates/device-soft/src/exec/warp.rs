@@ -88,6 +88,8 @@ pub struct Warp {
     pub(crate) last_poll: (usize, u64),
     /// The warp asked to be set aside soon (`nanosleep`, a long spin).
     pub(crate) yielded: bool,
+    /// It has let the block's other warps catch up ([`super::run::Stagger`]).
+    pub(crate) staggered: bool,
     /// The grid whose `%tid` values the warp holds.
     pub(crate) shape: u64,
     /// Number of the warp in its block.

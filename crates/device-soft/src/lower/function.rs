@@ -2,15 +2,15 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, memory};
+use super::{control, memory, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
-use crate::exec::run::Unsupported;
+use crate::exec::run::{Stagger, Unsupported};
 use crate::exec::select::{Arg, Query, Selected};
 use crate::exec::{CORE, Handlers, Level, Op, adapt, families, special};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space as MemorySpace};
 use kedge_ptx::ast::{self, AddressBase, Instruction, Operand, RegId, Space, Statement, Type};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Why an instruction does not lower; the line is added to it.
 pub(super) type Complaint = String;
@@ -35,6 +35,8 @@ pub(super) struct FunctionLowering<'a, 'm> {
     /// Guard and line of the instruction at hand.
     guard: Option<(VReg, bool)>,
     line: u32,
+    /// It gives the same results in every block.
+    steady: bool,
     /// The first thing that this device lacks.
     pub poison: Option<String>,
     /// Call sites whose frame sizes are filled in after register allocation.
@@ -66,6 +68,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             params: Vec::new(),
             guard: None,
             line: function.line,
+            steady: false,
             poison: None,
             sites: Vec::new(),
             tables: Vec::new(),
@@ -116,7 +119,16 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     /// Lowers the whole body.
     pub(super) fn lower(&mut self) {
         control::load_register_params(self);
-        for statement in &self.body.statements {
+        let staggered = match self.function.entry {
+            true => stagger::stores(self.body),
+            false => HashSet::new(),
+        };
+        for (index, statement) in self.body.statements.iter().enumerate() {
+            if staggered.contains(&index) {
+                self.guard = None;
+                self.steady = false;
+                self.push(&Selected::scalar::<Stagger>([]), Vec::new());
+            }
             match statement {
                 Statement::Label(label) => {
                     self.labels[label.0 as usize] = self.nodes.len() as u32;
@@ -125,11 +137,13 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             }
         }
         self.guard = None;
+        self.steady = false;
         control::emit_return(self);
     }
 
     fn instruction_or_trap(&mut self, instruction: &'a Instruction) {
         self.line = instruction.line;
+        self.steady = self.function.entry && prologue::is_steady(self.function, instruction);
         self.guard = instruction.guard.map(|guard| (VReg(guard.register.0), guard.negated));
         let begin = self.nodes.len();
         if let Err(complaint) = self.instruction(instruction) {
@@ -213,22 +227,16 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                 Arg::Known => {}
                 Arg::Src(ty) => operands.push(self.source(operand, ty)?),
                 Arg::Address => {
-                    let (base, offset) = self.base64(operand)?;
-                    imm = imm.wrapping_add(offset);
-                    operands.push(base);
+                    operands.push(self.pointer(operand, 0)?);
                     cached = true;
                 }
                 Arg::Pointer(space) => {
-                    let (base, offset) = self.base64(operand)?;
                     let window = match space {
                         MemorySpace::Shared => SHARED_WINDOW,
                         MemorySpace::Local => LOCAL_WINDOW,
                         _ => 0,
                     };
-                    let pointer = self.temporary(Bank::B64);
-                    let step = vec![Opnd::Def(pointer), base];
-                    self.push_before::<adapt::AddImm64>(step, offset.wrapping_add(window), 0);
-                    operands.push(Opnd::Use(pointer));
+                    operands.push(self.pointer(operand, window)?);
                     cached = true;
                 }
                 Arg::Imm => match operand {
@@ -245,6 +253,18 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         }
         self.nodes.append(&mut after);
         Ok(())
+    }
+
+    /// An address operand's value, offset included, plus `window`: `Inst::imm` is the handler's own.
+    fn pointer(&mut self, operand: &Operand, window: u64) -> Result<Opnd, Complaint> {
+        let (base, offset) = self.base64(operand)?;
+        let step = offset.wrapping_add(window);
+        if step == 0 {
+            return Ok(base);
+        }
+        let pointer = self.temporary(Bank::B64);
+        self.push_before::<adapt::AddImm64>(vec![Opnd::Def(pointer), base], step, 0);
+        Ok(Opnd::Use(pointer))
     }
 
     /// Numbers the last node's inline cache.
@@ -276,8 +296,8 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     ) -> &mut Node {
         let at = self.nodes.len();
         let line = self.line;
-        let (cached, flow) = (false, NodeFlow::Next);
-        self.nodes.push(Node { run, imm, operands, guard, line, aux, cached, flow });
+        let (cached, steady, flow) = (false, self.steady, NodeFlow::Next);
+        self.nodes.push(Node { run, imm, operands, guard, line, aux, cached, steady, flow });
         &mut self.nodes[at]
     }
 
@@ -324,6 +344,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                     line: self.line,
                     aux: 0,
                     cached: false,
+                    steady: self.steady,
                     flow: NodeFlow::Next,
                 });
                 Ok(Opnd::Def(narrow))

@@ -49,6 +49,8 @@ pub(super) struct Node {
     pub aux: u32,
     /// It accesses memory, and gets an inline cache.
     pub cached: bool,
+    /// Its results are the same in every block ([`super::prologue`]).
+    pub steady: bool,
     pub flow: NodeFlow,
 }
 

@@ -19,15 +19,20 @@ pub(super) struct Allocation {
     pub frame_pred: u32,
 }
 
-/// Assigns a slot to every virtual register. `labels` gives the node that each label stands before.
+/// Assigns a slot to every virtual register. `labels` gives the node that each label stands before;
+/// the registers in `kept` share their slots with no others.
 pub(super) fn allocate(
     nodes: &[Node],
     banks: &[Bank],
     labels: &[u32],
     tables: impl Fn(u32) -> Vec<LabelId>,
+    kept: &[VReg],
 ) -> Allocation {
     let blocks = Blocks::find(nodes, labels, tables);
-    let lives = lives(nodes, banks.len(), &blocks);
+    let mut lives = lives(nodes, banks.len(), &blocks);
+    for register in kept {
+        lives[register.0 as usize] = Some((0, u32::MAX));
+    }
     scan(banks, &lives)
 }
 
@@ -238,6 +243,7 @@ mod tests {
             line: 0,
             aux: 0,
             cached: false,
+            steady: false,
             flow,
         }
     }
@@ -251,9 +257,16 @@ mod tests {
     #[test]
     fn values_that_never_meet_share_a_slot() {
         let nodes = [step(&[0], &[]), step(&[1], &[0]), step(&[2], &[1]), step(&[], &[2])];
-        let allocation = allocate(&nodes, &[Bank::B32; 3], &[], |_| Vec::new());
+        let allocation = allocate(&nodes, &[Bank::B32; 3], &[], |_| Vec::new(), &[]);
         assert_eq!(allocation.frame32, 2);
         assert_eq!(allocation.slots[0], allocation.slots[2]);
+    }
+
+    #[test]
+    fn what_is_kept_shares_no_slot() {
+        let nodes = [step(&[0], &[]), step(&[1], &[0]), step(&[2], &[1]), step(&[], &[2])];
+        let allocation = allocate(&nodes, &[Bank::B32; 3], &[], |_| Vec::new(), &[VReg(2)]);
+        assert_eq!(allocation.frame32, 3);
     }
 
     #[test]
@@ -263,7 +276,7 @@ mod tests {
         nodes.push(node(vec![], Some(2), NodeFlow::Branch(LabelId(0))));
         nodes.push(step(&[], &[1]));
         let banks = [Bank::B32, Bank::B32, Bank::B32];
-        let allocation = allocate(&nodes, &banks, &[1], |_| Vec::new());
+        let allocation = allocate(&nodes, &banks, &[1], |_| Vec::new(), &[]);
         assert_eq!(allocation.frame32, 3, "all three live at the branch");
     }
 
@@ -273,7 +286,7 @@ mod tests {
         nodes.push(node(vec![Opnd::Def(VReg(0))], Some(2), NodeFlow::Next));
         nodes.push(step(&[], &[0]));
         let banks = [Bank::B32, Bank::B32, Bank::Pred];
-        let allocation = allocate(&nodes, &banks, &[], |_| Vec::new());
+        let allocation = allocate(&nodes, &banks, &[], |_| Vec::new(), &[]);
         assert_ne!(allocation.slots[0], allocation.slots[1]);
     }
 }

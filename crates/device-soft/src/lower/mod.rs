@@ -6,6 +6,8 @@ mod ir;
 mod liveness;
 mod memory;
 mod pool;
+mod prologue;
+mod stagger;
 mod symbols;
 
 use crate::code::{BuildError, FunctionCode, Inst, Kernel, Placement, Program};
@@ -17,6 +19,11 @@ use liveness::{Allocation, allocate, slot_of};
 use pool::Pools;
 use std::collections::HashMap;
 use symbols::{CallGraph, ModuleContext, defined, signature_layout};
+
+/// Registers of a thread, at least and at most, and what they are given out in.
+const MIN_REGISTERS: u32 = 16;
+const MAX_REGISTERS: u32 = 255;
+const REGISTER_UNIT: u32 = 8;
 
 /// Lowers every function of `module` and places its variables.
 ///
@@ -102,11 +109,15 @@ fn lower<'a>(
 ) -> FunctionCode {
     let mut lowering = FunctionLowering::new(context, function, body, index, level);
     lowering.lower();
-    let FunctionLowering { nodes, banks, labels, tables, sites, poison, frame_local, .. } =
+    let FunctionLowering { mut nodes, banks, labels, tables, sites, poison, frame_local, .. } =
         lowering;
+    let prologue = match function.entry {
+        true => prologue::hoist(&mut nodes, &labels, banks.len()),
+        false => prologue::Prologue::default(),
+    };
     let lists: HashMap<u32, Vec<ast::LabelId>> = tables.iter().cloned().collect();
     let labels_of = |table: u32| lists.get(&table).cloned().unwrap_or_default();
-    let allocation = allocate(&nodes, &banks, &labels, labels_of);
+    let allocation = allocate(&nodes, &banks, &labels, labels_of, &prologue.kept);
     let entry = code.len() as u32;
     let local = frame_local.next_multiple_of(16);
     for site in sites {
@@ -123,6 +134,7 @@ fn lower<'a>(
     FunctionCode {
         name: function.name.clone(),
         entry,
+        prologue: prologue.len,
         frame32: allocation.frame32,
         frame64: allocation.frame64,
         frame_pred: allocation.frame_pred,
@@ -211,7 +223,7 @@ fn kernels(
             function: index as u32,
             params: offsets.into_iter().zip(sizes).collect(),
             param_bytes,
-            registers: (code.frame32 + 2 * code.frame64).clamp(8, 255),
+            registers: registers(code, &limits, max_threads),
             shared_bytes: shared[index],
             local_bytes,
             unbounded_stack,
@@ -224,6 +236,16 @@ fn kernels(
         });
     }
     kernels
+}
+
+/// Registers a thread: what the frame holds, but never so many that a block, or as many as the kernel
+/// asks for, could not run: a compiler would spill the rest.
+fn registers(code: &FunctionCode, limits: &ast::Limits, max_threads: u32) -> u32 {
+    let threads = max_threads.saturating_mul(limits.min_blocks_per_sm.max(1));
+    let room = crate::spec::REGISTERS_PER_BLOCK / threads.max(1) / REGISTER_UNIT * REGISTER_UNIT;
+    let asked = if limits.max_registers == 0 { u32::MAX } else { limits.max_registers };
+    let most = room.min(asked).clamp(MIN_REGISTERS, MAX_REGISTERS);
+    (code.frame32 + 2 * code.frame64).clamp(MIN_REGISTERS, most)
 }
 
 /// Bytes of local memory on the deepest path of calls from `root`, and whether recursion or an

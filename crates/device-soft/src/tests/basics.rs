@@ -159,3 +159,73 @@ fn vectors_and_narrow_types_load_and_store() {
         assert_eq!(out[i as usize * 4..][..4], want, "thread {i}");
     }
 }
+
+/// A block of as many threads as the device allows runs, whatever the kernel keeps in registers.
+#[test]
+fn registers_never_forbid_a_whole_block() {
+    let sums: String =
+        (0..200).map(|i| format!("cvt.rn.f32.u32 %f{i}, %r1; add.u32 %r1, %r1, 1;")).collect();
+    let uses: String = (1..200).map(|i| format!("add.f32 %f0, %f0, %f{i};")).collect();
+    let kernel = |name: &str, limits: &str| {
+        format!(
+            ".visible .entry {name}(.param .u64 p) {limits} {{ .reg .f32 %f<200>; .reg .b32 %r<2>;
+            .reg .b64 %rd<2>; ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; {sums} {uses}
+            st.global.f32 [%rd1], %f0; ret; }}"
+        )
+    };
+    let text = kernel("free", "")
+        + &kernel("small", ".maxntid 128")
+        + &kernel("two", ".maxntid 256 .minnctapersm 2")
+        + &kernel("capped", ".maxnreg 40");
+    let program = Bench::new().program(&text, Level::detect());
+    let registers: Vec<u32> = program.kernels.iter().map(|kernel| kernel.registers).collect();
+    assert_eq!(registers[0], 64);
+    assert!(registers[1] > 200, "{registers:?}");
+    assert_eq!(registers[2..], [128, 40]);
+}
+
+/// The block's warps all start from the value that was there before any of them stored.
+#[test]
+fn warps_that_share_a_sum_load_it_together() {
+    let text = ".visible .entry k(.param .u64 data) {
+        .reg .b32 %r<8>; .reg .b64 %rd<8>; .reg .pred %p<2>;
+        ld.param.u64 %rd1, [data];
+        mov.u32 %r1, %laneid; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2;
+        ld.global.u32 %r2, [%rd3]; mov.u32 %r3, 0;
+        LOOP: add.u32 %r2, %r2, %r3; st.global.u32 [%rd3], %r2; add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p1, %r3, 5; @%p1 bra LOOP; ret; }";
+    let words: Vec<u32> = (0..32).map(|i| 100 * i).collect();
+    let out = Bench::new().transform(text, &Shape::new(1, 256), &words);
+    assert!(out.iter().zip(&words).all(|(out, word)| *out == word + 10), "{out:?}");
+}
+
+/// What does not change from block to block is computed once a warp, what does every time; a result
+/// of a call is not taken for a parameter.
+#[test]
+fn blocks_share_what_a_warp_has_computed() {
+    let text = ".func (.param .b32 out) next(.param .b32 x) { .reg .b32 %r<3>;
+        ld.param.u32 %r1, [x]; add.u32 %r2, %r1, 1; st.param.b32 [out], %r2; ret; }
+    .visible .entry k(.param .u64 data) {
+        .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .pred %p<2>;
+        mov.u32 %r1, %ctaid.x;
+        { .param .b32 arg; .param .b32 back; st.param.b32 [arg], %r1;
+        call (back), next, (arg); ld.param.b32 %r8, [back]; }
+        ld.param.u64 %rd1, [data];
+        mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
+        mad.lo.u32 %r4, %r1, %r2, %r3;
+        shl.b32 %r5, %r3, 4;
+        setp.eq.u32 %p1, %r3, 7;
+        mul.wide.u32 %rd2, %r4, 4; add.u64 %rd3, %rd1, %rd2;
+        add.u32 %r6, %r5, %r8;
+        @%p1 add.u32 %r6, %r6, 1000;
+        mov.u32 %r7, %r5; add.u32 %r7, %r7, %r6;
+        st.global.u32 [%rd3], %r7; ret; }";
+    // The last warp of a block is not full.
+    let (blocks, threads) = (50u32, 40u32);
+    let out = Bench::new().transform(text, &Shape::new(blocks, threads), &vec![0u32; 2000]);
+    for (index, word) in out.iter().enumerate() {
+        let (block, thread) = (index as u32 / threads, index as u32 % threads);
+        let extra = if thread == 7 { 1000 } else { 0 };
+        assert_eq!(*word, 32 * thread + block + 1 + extra, "block {block}, thread {thread}");
+    }
+}

@@ -157,13 +157,12 @@ fn wmma_loads_and_stores_with_strides() {
     };
     let (fa, fb, fc) = (registers(0), registers(8), registers(16));
     let text = format!(
-        "mov.b32 %r30, 24; add.u64 %rd3, %rd1, 512; add.u64 %rd4, %rd1, 2560;
-        add.u64 %rd5, %rd1, 3584;
+        "mov.b32 %r30, 24; add.u64 %rd3, %rd1, 1024; add.u64 %rd5, %rd1, 4096;
         wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {fa}, [%rd1];
-        wmma.load.b.sync.aligned.col.m16n16k16.f16 {fb}, [%rd3], %r30;
-        wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {fc}, [%rd4], 16;
+        wmma.load.b.sync.aligned.col.m16n16k16.f16 {fb}, [%rd1+512], %r30;
+        wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {fc}, [%rd3+1536], 16;
         wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {fc}, {fa}, {fb}, {fc};
-        wmma.store.d.sync.aligned.col.m16n16k16.global.f32 [%rd5], {fc}, 16;"
+        wmma.store.d.sync.aligned.col.m16n16k16.global.f32 [%rd5-512], {fc}, 16;"
     );
     let out = run(0, &words, &text);
     for row in 0..16 {
@@ -187,7 +186,7 @@ fn ldmatrix_and_its_transposes() {
         st.shared.v4.b32 [%r12], {%r0, %r1, %r2, %r3};
         bar.warp.sync -1;
         ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r12];
-        ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%r8, %r9}, [%r12];
+        ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%r8, %r9}, [%r12+256];
         movmatrix.sync.aligned.m8n8.trans.b16 %r13, %r8;
         st.global.v4.b32 [%rd3+512], {%r7, %r8, %r9, %r13};";
     let out = run(0, &words, text);
@@ -201,6 +200,6 @@ fn ldmatrix_and_its_transposes() {
             element(matrix, 2 * thread, group) | element(matrix, 2 * thread + 1, group) << 16
         };
         let got = &out[128 + lane as usize * 4..][..4];
-        assert_eq!(got, [by_row(3), by_column(0), by_column(1), by_row(0)], "lane {lane}");
+        assert_eq!(got, [by_row(3), by_column(2), by_column(3), by_row(2)], "lane {lane}");
     }
 }

@@ -1,9 +1,9 @@
 //! Device memory: `cuMemAlloc` and its kin, and `cuMemFree` for every kind of memory.
 
-use super::link::{Current, Proxy, ask, call, current, post_alloc, post_free, quiesce};
+use super::link::{Current, Proxy, ask, call, current, is_exact, post_alloc, post_free, quiesce};
 use super::ranges::GRANULE;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, array, give, host, managed, pool, texture};
+use super::{MEMORY, array, give, host, managed, pool, shadow, texture};
 use crate::{capture, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdeviceptr};
@@ -145,6 +145,7 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
         .collect();
     let dead: Vec<_> = bases.iter().filter_map(|&base| table.remove(base, |_| true)).collect();
     drop(table);
+    shadow::context_destroyed(ctx);
     array::forget_context(ctx);
     texture::forget_context(ctx);
     for found in dead {
@@ -154,12 +155,24 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
 }
 
 /// A variable of a module in that context can be copied to and asked about from now on.
-pub(crate) fn variable_found(context: CUcontext, ctx: CtxId, device: u32, variable: &GlobalInfo) {
+///
+/// # Errors
+/// NOT_SUPPORTED for a managed variable that cannot have a shadow here.
+pub(crate) fn variable_found(
+    context: CUcontext,
+    ctx: CtxId,
+    device: u32,
+    variable: &GlobalInfo,
+) -> Result<(), CuError> {
     if variable.size > 0 {
+        if variable.managed && !is_exact(device) {
+            shadow::create(ctx, variable)?;
+        }
         let current = Current { context, ctx, device };
         let kind = Kind::Variable { managed: variable.managed };
         MEMORY.record(&current, kind, variable.addr, variable.size, variable.size);
     }
+    Ok(())
 }
 
 /// The module of these variables is gone.
@@ -167,6 +180,9 @@ pub(crate) fn variables_gone<'a>(variables: impl Iterator<Item = &'a GlobalInfo>
     let mut table = MEMORY.table_mut();
     for variable in variables {
         table.remove(variable.addr, |found| matches!(found.kind, Kind::Variable { .. }));
+        if variable.managed {
+            shadow::remove(variable);
+        }
     }
 }
 

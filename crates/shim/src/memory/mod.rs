@@ -25,6 +25,7 @@ mod pointer;
 mod pool;
 mod ranges;
 mod register;
+pub(crate) mod shadow;
 mod shaped;
 mod shared;
 mod slabs;

@@ -3,12 +3,13 @@
 use super::link::{current, is_exact};
 use super::table::Kind;
 use super::{MEMORY, link};
+use crate::session;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{
     DEVICE_CLIENT_LEN, SHARED_BASE, SHARED_CLIENT_LEN, device_base, device_of, is_shared,
 };
-use kedge_protocol::Place;
 pub(super) use kedge_protocol::Shape;
+use kedge_protocol::{Call, Place};
 
 /// What kind of memory one side of a copy lies in: this decides who waits for whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,11 +78,14 @@ pub(super) fn locate_on_device(
         return Ok(side);
     }
     // Outside of the arenas there may be what a driver has placed: a variable, whose address a kernel
-    // told. The driver checks it then; what it does not know is a fault.
-    let drivers = current().is_ok_and(|current| !is_exact(current.device));
-    if !drivers || MEMORY.table().find_registered(addr).is_some() {
+    // told.
+    let current = current().ok().filter(|current| !is_exact(current.device));
+    let current = current.ok_or(CuError::INVALID_VALUE)?;
+    if MEMORY.table().find_registered(addr).is_some() {
         return Err(CuError::INVALID_VALUE);
     }
+    let size = shape.reach(pitch, slice).ok_or(CuError::INVALID_VALUE)?;
+    session::get()?.call_status(&Call::CheckPlaced { ctx: current.ctx, addr, size })?;
     Ok(Side { place: Place::Mapped { addr, pitch, slice }, home: Home::Device })
 }
 
@@ -138,7 +142,7 @@ mod tests {
         let name = Text::new("table".to_owned()).unwrap();
         let variable =
             GlobalInfo { name, addr: VARIABLE, size: 64, constant: false, managed: false };
-        variable_found(CUcontext(1), CtxId(1), 0, &variable);
+        variable_found(CUcontext(1), CtxId(1), 0, &variable).unwrap();
         let inside = locate(VARIABLE + 60, 0, 0, Shape::line(4)).unwrap();
         assert_eq!(inside.home, Home::Device);
         assert_eq!(inside.place, Place::Mapped { addr: VARIABLE + 60, pitch: 0, slice: 0 });

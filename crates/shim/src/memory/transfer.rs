@@ -47,6 +47,10 @@ pub(super) unsafe fn run(
         return Ok(());
     }
     let bytes = shape.bytes().ok_or(CuError::INVALID_VALUE)?;
+    // A pointer that was never set: the driver refuses it, and does not crash.
+    if [dst, src].iter().any(|side| side.home == Home::Private && row(side.place, 0, 0) == 0) {
+        return Err(CuError::INVALID_VALUE);
+    }
     if finish == Finish::Sync {
         capture::check_unsafe()?;
     }

@@ -156,7 +156,7 @@ impl Module {
         contents.check()?;
         let call = Call::Global { module: self.id, name: text(name)? };
         let found = session::get()?.call::<Result<GlobalInfo, u32>>(&call)?.map_err(CuError)?;
-        memory::variable_found(self.context, self.ctx, self.device, &found);
+        memory::variable_found(self.context, self.ctx, self.device, &found)?;
         contents.globals.insert(name.to_owned(), found.clone());
         Ok(found)
     }

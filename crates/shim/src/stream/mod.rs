@@ -19,7 +19,7 @@ pub(crate) use output::flush_output;
 use crate::capture::{self, Member};
 use crate::graph::Payload;
 use crate::handle::{Kind, Table};
-use crate::{callback, session};
+use crate::{callback, memory, session};
 use attribute::Attributes;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUstream};
@@ -77,6 +77,7 @@ impl Stream {
     /// Sends `op` to the device, capture or not.
     #[inline]
     pub(crate) fn post(&self, op: StreamOp) -> Result<(), CuError> {
+        memory::shadow::push(self.ctx, self.id)?;
         session::get()?.post(&Post::Enqueue { stream: self.id, op })
     }
 

@@ -1,6 +1,6 @@
 //! What kernels print, written where the program writes.
 
-use crate::{callback, session};
+use crate::{callback, memory, session};
 use kedge_protocol::{Call, Output, OutputTarget};
 use std::ffi::c_void;
 
@@ -25,6 +25,7 @@ pub(crate) fn flush_output() {
             break;
         }
     }
+    memory::shadow::pull();
     callback::sweep();
 }
 

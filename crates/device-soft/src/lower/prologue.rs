@@ -1,0 +1,110 @@
+//! What a kernel computes before it looks at its block: parameters, addresses, thread indices.
+//!
+//! A worker runs block after block of a grid with the same warps. What depends only on the grid and
+//! on the thread's place in its block is the same for a warp every time, so those instructions move
+//! to the front, their results keep slots of their own, and only a warp's first block runs them.
+
+use super::ir::{Node, NodeFlow, Opnd, VReg};
+use kedge_ptx::ast::{AddressBase, Function, Instruction, Operand};
+
+/// The instructions at the front of a kernel that need not run again.
+#[derive(Debug, Default)]
+pub(super) struct Prologue {
+    pub len: u32,
+    /// Results that the rest of the kernel reads.
+    pub kept: Vec<VReg>,
+}
+
+/// Instructions that read nothing but their operands, and write nothing but their results.
+const PURE: &[&str] = &[
+    "abs", "add", "and", "bfe", "bfi", "brev", "clz", "cvt", "cvta", "div", "fma", "lop3", "mad",
+    "mad24", "max", "min", "mov", "mul", "mul24", "neg", "not", "or", "popc", "prmt", "rcp", "rem",
+    "selp", "set", "setp", "shf", "shl", "shr", "sqrt", "sub", "xor",
+];
+
+/// Special registers that a warp sees alike in every block.
+const STEADY: &[&str] = &[
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%ntid.y",
+    "%ntid.z",
+    "%nctaid.x",
+    "%nctaid.y",
+    "%nctaid.z",
+    "%laneid",
+    "WARP_SZ",
+];
+
+/// Whether an instruction of kernel `function` gives the same result in every block, if what it reads
+/// does.
+pub(super) fn is_steady(function: &Function, instruction: &Instruction) -> bool {
+    let opcode = instruction.name.first().map_or("", String::as_str);
+    let pure = PURE.contains(&opcode) && !instruction.name.iter().any(|part| part == "cc");
+    let own = |name: &str| function.params.iter().any(|param| param.name == name);
+    let param = opcode == "ld"
+        && match instruction.operands.get(1) {
+            Some(Operand::Address(AddressBase::Symbol(name), _)) => own(name),
+            _ => false,
+        };
+    (pure || param) && instruction.operands.iter().all(steady_operand)
+}
+
+fn steady_operand(operand: &Operand) -> bool {
+    match operand {
+        Operand::Special(name) => STEADY.contains(&name.as_str()),
+        Operand::Vector(items) | Operand::List(items) => items.iter().all(steady_operand),
+        _ => true,
+    }
+}
+
+/// Moves what is steady in the kernel's first stretch, up to a label or a branch, to its front.
+pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &[u32], registers: usize) -> Prologue {
+    let branch = nodes.iter().position(|node| node.flow != NodeFlow::Next).unwrap_or(nodes.len());
+    let label = labels.iter().copied().min().unwrap_or(u32::MAX) as usize;
+    let rest = nodes.split_off(branch.min(label).min(nodes.len()));
+    let mut writes = vec![0u32; registers];
+    for register in nodes.iter().chain(&rest).flat_map(written) {
+        writes[register.0 as usize] += 1;
+    }
+    let mut steady = vec![false; registers];
+    let (mut front, mut back) = (Vec::with_capacity(nodes.len()), Vec::new());
+    for node in nodes.drain(..) {
+        let fits = node.steady
+            && node.guard.is_none()
+            && read(&node).all(|register| steady[register.0 as usize])
+            && written(&node).all(|register| writes[register.0 as usize] == 1);
+        if fits {
+            written(&node).for_each(|register| steady[register.0 as usize] = true);
+            front.push(node);
+        } else {
+            back.push(node);
+        }
+    }
+    let len = front.len() as u32;
+    let mut kept: Vec<VReg> = back.iter().chain(&rest).flat_map(read).collect();
+    kept.retain(|register| steady[register.0 as usize]);
+    kept.sort_unstable();
+    kept.dedup();
+    front.append(&mut back);
+    front.extend(rest);
+    *nodes = front;
+    Prologue { len, kept }
+}
+
+fn written(node: &Node) -> impl Iterator<Item = VReg> {
+    node.operands.iter().filter_map(|operand| match operand {
+        Opnd::Def(register) => Some(*register),
+        _ => None,
+    })
+}
+
+fn read(node: &Node) -> impl Iterator<Item = VReg> {
+    let guard = node.guard.map(|(register, _)| register);
+    let operands = node.operands.iter().filter_map(|operand| match operand {
+        Opnd::Use(register) => Some(*register),
+        _ => None,
+    });
+    guard.into_iter().chain(operands)
+}
