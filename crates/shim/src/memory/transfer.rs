@@ -48,7 +48,7 @@ pub(super) unsafe fn run(
     }
     let bytes = shape.bytes().ok_or(CuError::INVALID_VALUE)?;
     // A pointer that was never set: the driver refuses it, and does not crash.
-    if [dst, src].iter().any(|side| side.home == Home::Private && row(side.place, 0, 0) == 0) {
+    if [dst, src].iter().any(|side| side.home == Home::Private && side.place.row(0, 0) == Some(0)) {
         return Err(CuError::INVALID_VALUE);
     }
     if finish == Finish::Sync {
