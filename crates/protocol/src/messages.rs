@@ -69,7 +69,7 @@ wire! {
         Return = 2 { device: u32, addr: u64, bytes: u64 },
         /// `legacy` names the context's legacy default stream → `Status`: DEVICE_UNAVAILABLE where another
         /// process has the device for itself, OUT_OF_MEMORY.
-        CtxCreate = 28 { ctx: CtxId, device: u32, legacy: StreamId },
+        CtxCreate = 29 { ctx: CtxId, device: u32, legacy: StreamId },
         /// Free bytes that the device could still grant → `Result<u64, u32>`.
         MemFree = 3 { device: u32 },
         /// → `Result<(), LoadError>`.
