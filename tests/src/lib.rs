@@ -6,7 +6,9 @@
 mod build;
 mod directives;
 mod hosts;
+pub mod job;
 mod run;
+pub mod world;
 
 pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};

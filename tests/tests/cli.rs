@@ -3,116 +3,31 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::kedge;
+use kedge_tests::world::{World, failure, has_fields, is_root, stderr};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const COMMANDS: [&str; 8] =
-    ["run", "devices", "ps", "logs", "doctor", "bench", "completions", "man"];
-
-/// A private folder for jobs, gone at the end.
-struct World(PathBuf);
-
-impl World {
-    fn new(name: &str) -> World {
-        // Short, because socket paths are.
-        let dir = PathBuf::from(format!("/tmp/kcli-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(dir.join("run")).expect("a folder under /tmp");
-        World(dir)
-    }
-
-    fn runtime(&self) -> PathBuf {
-        self.0.join("run")
-    }
-
-    fn job(&self, name: &str) -> PathBuf {
-        self.runtime().join("kedge/jobs").join(name)
-    }
-
-    fn kedge(&self, arguments: &[&str]) -> Command {
-        // A runner in the background or under nohup ignores signals, and children inherit that.
-        let mut command = Command::new("env");
-        command.arg("--default-signal=HUP,INT,QUIT").arg(kedge());
-        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime()).env_remove("NO_COLOR");
-        command
-    }
-
-    fn output(&self, arguments: &[&str]) -> Output {
-        self.kedge(arguments).output().expect("kedge: build it first (cargo build --release)")
-    }
-
-    /// What kedge printed, where it is done without a complaint.
-    fn text(&self, arguments: &[&str]) -> String {
-        let output = self.output(arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        String::from_utf8(output.stdout).expect("UTF-8")
-    }
-
-    fn json(&self, arguments: &[&str]) -> Vec<Value> {
-        match serde_json::from_str(&self.text(arguments)) {
-            Ok(Value::Array(list)) => list,
-            other => panic!("{arguments:?}: not a JSON list: {other:?}"),
-        }
-    }
-
-    /// Processes that work for this world's jobs.
-    fn processes(&self) -> Vec<String> {
-        let mark = self.0.display().to_string();
-        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
-        let lines = entries.filter_map(|e| std::fs::read(e.path().join("cmdline")).ok());
-        lines
-            .map(|l| String::from_utf8_lossy(&l).into_owned())
-            .filter(|l| l.contains(&mark))
-            .collect()
-    }
-
-    /// Copies of kedge's parts that any user can run.
-    fn parts(&self) -> PathBuf {
-        let bin = self.0.join("bin");
-        std::fs::create_dir_all(&bin).expect("a folder");
-        for part in ["kedge", "kedge-proxy", "libkedge_cuda.so"] {
-            std::fs::copy(kedge().with_file_name(part), bin.join(part)).expect("kedge's parts");
-        }
-        bin.join("kedge")
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// kedge's own failure: 125 and one line, which is given back.
-fn failure(output: &Output) -> String {
-    let said = stderr(output);
-    assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.starts_with("kedge: ") && said.lines().count() == 1, "{said}");
-    said
-}
-
-fn has_fields(objects: &[Value], fields: &[&str]) {
-    assert!(!objects.is_empty());
-    for object in objects {
-        for field in fields {
-            assert!(object.get(field).is_some(), "no {field} in {object}");
-        }
-    }
-}
-
-fn is_root() -> bool {
-    std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
-}
+const COMMANDS: [&str; 14] = [
+    "run",
+    "devices",
+    "ps",
+    "logs",
+    "checkpoint",
+    "restart",
+    "images",
+    "inspect",
+    "verify",
+    "rm",
+    "doctor",
+    "bench",
+    "completions",
+    "man",
+];
 
 /// The kernel that needs no compiler, run and checked.
 fn probe() -> [String; 3] {

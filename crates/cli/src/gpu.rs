@@ -2,6 +2,7 @@
 
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::machine::Machine;
+use kedge_supervisor::policy::JobGpu;
 
 /// The devices, and why they are the default where nobody named any.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,17 @@ pub(crate) struct Gpu {
 /// words), and else the default of this machine.
 pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Gpu {
     resolve_on(asked, soft_only, Machine::look)
+}
+
+/// As [`resolve`], for a job, which may have no devices.
+pub(crate) fn of_job(asked: Option<&JobGpu>, soft_only: Option<&str>) -> (JobGpu, Option<String>) {
+    let asked = match asked {
+        Some(JobGpu::None) => return (JobGpu::None, None),
+        Some(JobGpu::Devices(spec)) => Some(spec),
+        None => None,
+    };
+    let Gpu { spec, default } = resolve(asked, soft_only);
+    (JobGpu::Devices(spec), default)
 }
 
 fn resolve_on(

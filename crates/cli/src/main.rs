@@ -2,18 +2,22 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod checkpoint;
 mod child;
 mod devices;
 mod doctor;
 mod failure;
 mod gpu;
+mod images;
 mod logs;
 mod manual;
 mod output;
 mod probe;
 mod ps;
+mod restart;
 mod run;
 mod size;
+mod time;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -21,9 +25,11 @@ use std::process::ExitCode;
 
 const AFTER_HELP: &str = "\
 Exit status:
-  what the program's was, for `kedge run` (a signal that ends the program ends kedge too)
+  what the program's was, for `kedge run` and `kedge restart` (a signal that ends the program
+       ends kedge too)
   0    done
-  1    `kedge doctor` found something that kedge needs and that is missing
+  1    `kedge doctor` found something that kedge needs and that is missing; `kedge verify` found an
+       image that is damaged
   2    the command line was not understood
   125  kedge itself failed; stderr says why and what to do
   126  the program could not be executed
@@ -31,12 +37,16 @@ Exit status:
 
 Environment:
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ [default: /tmp/kedge-UID]
+  XDG_STATE_HOME   images are kept in its folder kedge/images/ [default: ~/.local/state]
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 
 Examples:
   kedge run -- ./vector_add        run a program on one software device
   kedge run --gpu soft:2 -- ./p2p  on two
+  kedge run --gpu none --job sim -- ./simulate
+  kedge checkpoint sim             save it as an image
+  kedge restart sim-0001           bring it back from there, also after a reboot
   kedge logs                       what kedge had to say about the latest job
   kedge doctor                     what this machine offers, and what is missing";
 
@@ -64,6 +74,12 @@ enum Command {
     /// The job's log has kedge's own messages: why a device faulted, which function is not
     /// supported, how a proxy ended. The program's own output is not in it.
     Logs(logs::LogsArgs),
+    Checkpoint(checkpoint::CheckpointArgs),
+    Restart(restart::RestartArgs),
+    Images(images::ImagesArgs),
+    Inspect(images::inspect::InspectArgs),
+    Verify(images::verify::VerifyArgs),
+    Rm(images::rm::RmArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// Print completions for a shell
@@ -86,6 +102,12 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
+        Command::Checkpoint(args) => checkpoint::run(&args).map(done),
+        Command::Restart(args) => restart::run(args),
+        Command::Images(args) => images::run(&args).map(done),
+        Command::Inspect(args) => images::inspect::run(&args).map(done),
+        Command::Verify(args) => images::verify::run(&args),
+        Command::Rm(args) => images::rm::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Completions(args) => manual::completions(&args).map(done),

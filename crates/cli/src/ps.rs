@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
 use clap::Args;
-use kedge_supervisor::jobs::{self, Jobs, Meta, State};
+use kedge_supervisor::jobs::{self, Jobs, LastImage, Meta, State};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ pub(crate) struct PsArgs {
     #[arg(long, short)]
     all: bool,
     /// Print a JSON list of objects: name, state ("running", "exited", "killed"), status, signal, pid,
-    /// supervisor, gpu, command, started and ended (seconds since 1970), log
+    /// supervisor, gpu, command, started and ended (seconds since 1970), log, image (null, or the latest that is
+    /// durable: image, captured, bytes, stall_seconds)
     #[arg(long)]
     json: bool,
 }
@@ -34,6 +35,7 @@ struct Row {
     started: u64,
     ended: Option<u64>,
     log: Option<PathBuf>,
+    image: Option<LastImage>,
 }
 
 pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
@@ -71,11 +73,13 @@ fn row(jobs: &Jobs, meta: Meta) -> Row {
         State::Exited(status) => ("exited", Some(status), None),
         State::Killed(signal) => ("killed", None, Some(signal)),
     };
+    let name = meta.name.parse().ok();
     Row {
         state,
         status,
         signal,
-        log: meta.name.parse().ok().map(|name| jobs.log_path(&name)),
+        log: name.as_ref().map(|name| jobs.log_path(name)),
+        image: name.as_ref().and_then(|name| jobs.last_image(name)),
         name: meta.name,
         pid: meta.pid,
         supervisor: meta.supervisor,

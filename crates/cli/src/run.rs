@@ -3,19 +3,28 @@
 use crate::Failure;
 use crate::gpu;
 use crate::size::Size;
+use crate::time::Time;
 use clap::Args;
-use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
+use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
 use kedge_supervisor::{JobSpec, Outcome, die_of};
 use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const AFTER_HELP: &str = "\
 Examples:
   kedge run -- ./program --its-own --arguments
   kedge run --gpu soft:2 --soft-memory 2G -- ./program
   CUDA_VISIBLE_DEVICES=1 kedge run --gpu local -- ./program   as without kedge
-  kedge run --job nightly -- make check     every program that make starts runs on the device";
+  kedge run --job nightly -- make check     every program that make starts runs on the device
+  kedge run --gpu none --interval 10m --keep 3 -- ./simulate
+                                            no device; an image every ten minutes, the last three kept";
+
+/// Shortest time between two checkpoints that nobody asks for.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Run a program on virtual GPUs; exits as the program does
 ///
@@ -25,16 +34,18 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
     /// Devices that the program sees: local for this machine's GPUs, local:I,J… for some of them,
-    /// soft, or soft:N for N software devices [default: local where there are a driver and a GPU,
-    /// else soft]
+    /// soft, or soft:N for N software devices, or none for a job of the CPU alone [default: local
+    /// where there are a driver and a GPU, else soft]
     #[arg(long, value_name = "SPEC")]
-    gpu: Option<GpuSpec>,
+    gpu: Option<JobGpu>,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
     /// The program and its arguments
     #[arg(
         value_name = "CMD",
@@ -45,18 +56,77 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+/// How the job is checkpointed; `kedge restart` takes the same.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct CheckpointArgs {
+    /// Where the job's images go [default: $XDG_STATE_HOME/kedge/images, else ~/.local/state/kedge/images]
+    #[arg(long, value_name = "DIR")]
+    ckpt_dir: Option<PathBuf>,
+    /// Keep the newest N images of the job: an older one goes when a new one is durable, unless
+    /// another builds on it [default: keep all]
+    #[arg(long, value_name = "N")]
+    keep: Option<NonZeroU32>,
+    /// Checkpoint the job every so often, such as 10m or 1.5h
+    #[arg(long, value_name = "TIME")]
+    interval: Option<Time>,
+    /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
+    /// on when the job is captured; at the latest after TIME, such as 30s
+    #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
+    on_term: Option<OnTerm>,
+}
+
+/// `checkpoint` or `checkpoint,30s`.
+fn on_term(text: &str) -> Result<OnTerm, String> {
+    let (what, deadline) = match text.split_once(',') {
+        Some((what, deadline)) => (what, Some(deadline)),
+        None => (text, None),
+    };
+    if what != "checkpoint" {
+        return Err(format!("`{what}` is nothing that kedge does on SIGTERM: give checkpoint"));
+    }
+    let deadline = deadline.map(str::parse::<Time>).transpose().map_err(|bad| bad.to_string())?;
+    Ok(OnTerm { deadline: deadline.map(|time| time.0) })
+}
+
+impl CheckpointArgs {
+    pub(crate) fn names_a_dir(&self) -> bool {
+        self.ckpt_dir.is_some()
+    }
+
+    pub(crate) fn policy(&self) -> Result<Policy, Failure> {
+        let dir = match &self.ckpt_dir {
+            Some(dir) => Some(std::path::absolute(dir)?),
+            None => policy::default_dir().ok(),
+        };
+        let interval = self.interval.map(|time| time.0);
+        if interval.is_some_and(|interval| interval < MIN_INTERVAL) {
+            return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
+        }
+        Ok(Policy { dir, keep: self.keep, interval, on_term: self.on_term })
+    }
+}
+
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
+    let policy = args.checkpoints.policy()?;
+    if args.gpu != Some(JobGpu::None) && (policy.interval.is_some() || policy.on_term.is_some()) {
+        return Err(Failure::new(
+            "a job with devices cannot be checkpointed yet: leave --interval and --on-term out, or \
+             give --gpu none",
+        ));
+    }
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let gpu = gpu::resolve(args.gpu.as_ref(), soft_only);
+    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
     let spec = JobSpec {
-        gpu: gpu.spec,
-        gpu_default: gpu.default,
+        gpu,
+        gpu_default,
         soft_memory: args.soft_memory.map(|size| size.0),
         name: args.job,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
+        policy,
     };
     match kedge_supervisor::run(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),

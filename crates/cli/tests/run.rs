@@ -122,6 +122,26 @@ fn the_program_finds_the_driver_and_the_job() {
 }
 
 #[test]
+fn a_job_of_the_cpu_alone_finds_no_driver() {
+    let world = World::new("none");
+    let script = "echo ${LD_LIBRARY_PATH-unset} ${KEDGE_SOCKET-unset} $KEDGE_JOB";
+    let run = ["run", "--gpu", "none", "--job", "n", "--keep", "2"];
+    let mut command =
+        world.kedge(&[&run[..], &["--ckpt-dir", "sub", "--", "sh", "-c", script]].concat());
+    // Neither is needed.
+    let output = command.env("KEDGE_LIB_DIR", "/nonexistent").current_dir("/tmp").output().unwrap();
+    assert_eq!(text(&output.stdout), "unset unset n\n", "{output:?}");
+    let meta = world.meta("n");
+    assert_eq!(meta["gpu"], "none");
+    let policy = &meta["policy"];
+    assert_eq!((&policy["dir"], &policy["keep"]), (&"/tmp/sub".into(), &2.into()));
+    for bad in [["--keep", "0"], ["--interval", "soon"], ["--gpu", "nothing"]] {
+        let output = world.kedge(&[&["run"], &bad[..], &["true"]].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{bad:?}");
+    }
+}
+
+#[test]
 fn no_descriptor_of_kedge_reaches_the_program() {
     let world = World::new("fds");
     let script = "ls /proc/self/fd | wc -l";

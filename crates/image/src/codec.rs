@@ -1,7 +1,11 @@
 //! How the bytes of an extent are stored.
 
 use crate::layout::MAX_SECTION;
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
 use std::str::FromStr;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,20 +17,20 @@ pub enum Codec {
     Lz4,
     /// One Zstd frame.
     Zstd,
+    /// One gzip member.
+    Gzip,
 }
+
+/// By number.
+const CODECS: [Codec; 5] = [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::Gzip];
 
 impl Codec {
     pub(crate) fn number(self) -> u8 {
-        match self {
-            Codec::Zero => 0,
-            Codec::Raw => 1,
-            Codec::Lz4 => 2,
-            Codec::Zstd => 3,
-        }
+        CODECS.iter().position(|codec| *codec == self).unwrap_or(0) as u8
     }
 
     pub(crate) fn from_number(number: u8) -> Option<Codec> {
-        [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd].get(usize::from(number)).copied()
+        CODECS.get(usize::from(number)).copied()
     }
 }
 
@@ -39,6 +43,7 @@ pub enum Choice {
     Raw,
     Lz4,
     Zstd,
+    Gzip,
 }
 
 impl FromStr for Choice {
@@ -49,13 +54,16 @@ impl FromStr for Choice {
             "raw" => Ok(Choice::Raw),
             "lz4" => Ok(Choice::Lz4),
             "zstd" => Ok(Choice::Zstd),
-            _ => Err(format!("`{text}` is no codec: auto, raw, lz4 or zstd")),
+            "gzip" => Ok(Choice::Gzip),
+            _ => Err(format!("`{text}` is no codec: auto, raw, lz4, zstd or gzip")),
         }
     }
 }
 
 /// Zstd's fastest ordinary level: a checkpoint should keep up with its disk.
 const ZSTD_LEVEL: i32 = 1;
+/// The fastest that makes Huffman codes of its own: level 1 here cannot shrink floats.
+const GZIP_LEVEL: u32 = 2;
 /// Bytes that stand for the whole when the codec is chosen.
 const SAMPLE: usize = 16 << 10;
 
@@ -77,6 +85,7 @@ pub fn encode(bytes: &[u8], choice: Choice) -> Encoded<'_> {
         Choice::Zstd => {
             zstd::bulk::compress(bytes, ZSTD_LEVEL).ok().map(|packed| (Codec::Zstd, packed))
         }
+        Choice::Gzip => gzip(bytes).ok().map(|packed| (Codec::Gzip, packed)),
     };
     match packed {
         Some((codec, packed)) if packed.len() < bytes.len() => {
@@ -84,6 +93,22 @@ pub fn encode(bytes: &[u8], choice: Choice) -> Encoded<'_> {
         }
         _ => Encoded { codec: Codec::Raw, bytes: bytes.into() },
     }
+}
+
+fn gzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let packed = Vec::with_capacity(bytes.len() / 2);
+    let mut encoder = GzEncoder::new(packed, Compression::new(GZIP_LEVEL));
+    encoder.write_all(bytes)?;
+    encoder.finish()
+}
+
+/// How many bytes there were.
+fn gunzip(stored: &[u8], decoded: &mut [u8]) -> io::Result<usize> {
+    let mut decoder = GzDecoder::new(stored);
+    decoder.read_exact(decoded)?;
+    // Its end carries the member's own checksum, and must be where it is expected.
+    let more = decoder.read(&mut [0])?;
+    Ok(decoded.len() + more)
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
@@ -117,6 +142,7 @@ pub(crate) fn decode(codec: Codec, stored: &[u8], decoded: &mut [u8]) -> Result<
             .map_err(|_| "an extent's LZ4 block is invalid")?,
         Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, decoded)
             .map_err(|_| "an extent's Zstd frame is invalid")?,
+        Codec::Gzip => gunzip(stored, decoded).map_err(|_| "an extent's gzip member is invalid")?,
     };
     if length == decoded.len() { Ok(()) } else { Err("an extent decodes to another length") }
 }
@@ -137,7 +163,7 @@ mod tests {
     fn what_does_not_shrink_stays_raw() {
         let noise: Vec<u8> =
             (0..8192u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        for choice in [Choice::Auto, Choice::Raw, Choice::Lz4, Choice::Zstd] {
+        for choice in [Choice::Auto, Choice::Raw, Choice::Lz4, Choice::Zstd, Choice::Gzip] {
             let encoded = encode(&noise, choice);
             assert!(encoded.bytes.len() <= noise.len());
             let mut back = vec![0; noise.len()];

@@ -16,6 +16,14 @@ pub enum ImageError {
     Newer { path: PathBuf, found: u32, known: u32 },
     #[error("{path}: no image here: a checkpoint that was not finished, or another folder")]
     NoImage { path: PathBuf },
+    #[error("{path}: builds on the image {parent}, which is not beside it: put it there")]
+    NoParent { path: PathBuf, parent: String },
+    #[error("{path}: builds on itself, through {parent}; the image is damaged, use another one")]
+    Circle { path: PathBuf, parent: String },
+    #[error("{path}: the image {by} builds on it: remove that one too")]
+    Needed { path: PathBuf, by: String },
+    #[error("{path}: a checkpoint is being written there: wait until it has ended")]
+    Busy { path: PathBuf },
 }
 
 impl ImageError {

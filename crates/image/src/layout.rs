@@ -12,7 +12,7 @@
 //!
 //! ```text
 //!  0  kind u8            0 memory, 1 section
-//!  1  codec u8           0 zero, 1 raw, 2 LZ4 (block), 3 Zstd
+//!  1  codec u8           0 zero, 1 raw, 2 LZ4 (block), 3 Zstd, 4 gzip
 //!  2  zero u16
 //!  4  stored u32         bytes in the file
 //!  8  decoded u64        bytes in memory
@@ -123,7 +123,7 @@ impl Extent {
         let fits = match self.codec {
             Codec::Zero => stored == 0,
             Codec::Raw => stored == self.decoded,
-            Codec::Lz4 | Codec::Zstd => stored > 0,
+            Codec::Lz4 | Codec::Zstd | Codec::Gzip => stored > 0,
         };
         if !fits {
             return Err("an extent's lengths disagree");

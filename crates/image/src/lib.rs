@@ -5,6 +5,7 @@
 //! NAME-0001/manifest.json   the files, their lengths and checksums; written by fsync and rename
 //! NAME-0001/job.kimg        what the processes share
 //! NAME-0001/96.kimg         process 96: its state and its memory
+//! NAME-0001/*.data          files that are kept as they are
 //! ```
 //!
 //! A `.kimg` file is a header, payloads, a table of [`Extent`]s and a footer; [`layout`] has the
@@ -16,7 +17,10 @@ mod codec;
 mod error;
 pub mod layout;
 mod manifest;
+mod plain;
 mod read;
+mod retention;
+mod verify;
 mod write;
 
 pub use codec::{Choice, Codec, Encoded, encode};
@@ -24,6 +28,8 @@ pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
 pub use read::ImageFile;
+pub use retention::{Claim, Found, State, catalogue, remove, retain};
+pub use verify::{Verified, chain, verify};
 pub use write::ImageWriter;
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not

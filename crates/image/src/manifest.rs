@@ -2,12 +2,15 @@
 
 use crate::error::ImageError;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-const NAME: &str = "manifest.json";
+pub(crate) const NAME: &str = "manifest.json";
+/// Its name until it is whole.
+pub(crate) const NEW: &str = "manifest.json.new";
 const VERSION: u32 = 1;
 /// Longest manifest that is read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -34,6 +37,9 @@ pub struct Manifest {
     /// Process ids, the program's first.
     pub processes: Vec<i32>,
     pub files: Vec<FileEntry>,
+    /// The image that this one builds on: a folder's name beside its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
 }
 
 impl Manifest {
@@ -45,12 +51,13 @@ impl Manifest {
             captured,
             processes: Vec::new(),
             files: Vec::new(),
+            parent: None,
         }
     }
 
     /// Makes `folder` an image: from the rename on, and not before, it is one.
     pub fn write(&self, folder: &Path) -> Result<(), ImageError> {
-        let (path, new) = (folder.join(NAME), folder.join("manifest.json.new"));
+        let (path, new) = (folder.join(NAME), folder.join(NEW));
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
         text.push(b'\n');
@@ -101,6 +108,9 @@ impl Manifest {
         if !manifest.files.iter().all(|file| plain(&file.name)) {
             return Err(damaged("a file lies outside of the image's folder"));
         }
+        if !manifest.parent.iter().all(|parent| plain(parent)) {
+            return Err(damaged("its parent does not lie beside it"));
+        }
         Ok(manifest)
     }
 
@@ -131,14 +141,19 @@ pub fn next_folder(parent: &Path, job: &str) -> Result<PathBuf, ImageError> {
     Err(ImageError::io(parent)(io::Error::other("it has too many images of this job")))
 }
 
-fn number(path: &Path, job: &str) -> Option<u32> {
+pub(crate) fn number(path: &Path, job: &str) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     name.strip_prefix(job)?.strip_prefix('-')?.parse().ok()
 }
 
-fn folders(parent: &Path) -> Result<Vec<PathBuf>, ImageError> {
+pub(crate) fn folders(parent: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let entries = fs::read_dir(parent).map_err(ImageError::io(parent))?;
     Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// Orders images as they were captured; those of one second by their numbers.
+pub(crate) fn age(path: &Path, manifest: &Manifest) -> (u64, Option<u32>, PathBuf) {
+    (manifest.captured, number(path, &manifest.job), path.to_owned())
 }
 
 /// The finished images in `parent`, the newest first.
@@ -147,7 +162,7 @@ pub fn list(parent: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
         .into_iter()
         .filter_map(|path| Manifest::read(&path).ok().map(|manifest| (path, manifest)))
         .collect();
-    images.sort_by(|(a_path, a), (b_path, b)| (b.captured, b_path).cmp(&(a.captured, a_path)));
+    images.sort_by_cached_key(|(path, manifest)| Reverse(age(path, manifest)));
     Ok(images)
 }
 
@@ -203,7 +218,12 @@ mod tests {
             assert!(Manifest::parse(&bad, &parent).is_err(), "offset {at}");
             assert!(Manifest::parse(&good[..at], &parent).is_err(), "length {at}");
         }
-        manifest.files.push(FileEntry { name: "../x".into(), bytes: 0, checksum: 0 });
+        let outside = "../x".to_owned();
+        manifest.parent = Some(outside.clone());
+        manifest.write(&parent).unwrap();
+        assert!(Manifest::read(&parent).is_err());
+        manifest.parent = None;
+        manifest.files.push(FileEntry { name: outside, bytes: 0, checksum: 0 });
         manifest.write(&parent).unwrap();
         assert!(Manifest::read(&parent).is_err());
         fs::remove_dir_all(&parent).unwrap();

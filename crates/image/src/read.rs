@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// An open file whose table has been checked. Payloads are checked as they are read.
 #[derive(Debug)]
 pub struct ImageFile {
-    path: PathBuf,
-    file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
     extents: Vec<Extent>,
 }
 
@@ -105,7 +105,7 @@ impl ImageFile {
         Err(self.damaged(extent.offset, "the checksum of an extent is wrong"))
     }
 
-    fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
+    pub(crate) fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
         ImageError::Damaged { path: self.path.clone(), offset, what }
     }
 }
@@ -248,7 +248,7 @@ mod tests {
         #[test]
         fn no_record_passes_that_reaches_past_its_file(
             record in prop::array::uniform32(any::<u8>()), rest in prop::array::uniform16(any::<u8>()),
-            kind in 0u8..3, codec in 0u8..5, limit in any::<u64>(),
+            kind in 0u8..3, codec in 0u8..6, limit in any::<u64>(),
         ) {
             let mut bytes = [0; RECORD];
             bytes[..32].copy_from_slice(&record);
@@ -273,7 +273,7 @@ mod tests {
         fn every_codec_gives_back_what_it_got(
             bytes in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 1..9000),
         ) {
-            for choice in [Choice::Auto, Choice::Raw, Choice::Lz4, Choice::Zstd] {
+            for choice in [Choice::Auto, Choice::Raw, Choice::Lz4, Choice::Zstd, Choice::Gzip] {
                 let encoded = encode(&bytes, choice);
                 let mut back = vec![1; bytes.len()];
                 codec::decode(encoded.codec, &encoded.bytes, &mut back).unwrap();
@@ -286,7 +286,7 @@ mod tests {
             stored in prop::collection::vec(any::<u8>(), 0..300), length in 0usize..9000,
         ) {
             let mut decoded = vec![0; length];
-            for codec in [Codec::Lz4, Codec::Zstd, Codec::Raw] {
+            for codec in [Codec::Lz4, Codec::Zstd, Codec::Gzip, Codec::Raw] {
                 let _ = codec::decode(codec, &stored, &mut decoded);
             }
         }

@@ -40,6 +40,9 @@ pub struct Call {
 core::arch::global_asm!(
     ".pushsection .rodata.kedge_parasite, \"a\", @progbits",
     ".balign 16",
+    // Global, because code() may be inlined into other crates; hidden, because nobody else asks.
+    ".globl kedge_parasite_start, kedge_parasite_end",
+    ".hidden kedge_parasite_start, kedge_parasite_end",
     "kedge_parasite_start:",
     "syscall",
     "ud2",

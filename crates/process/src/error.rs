@@ -1,6 +1,9 @@
 //! What can go wrong.
 
+use crate::plugins::PluginError;
+use kedge_image::ImageError;
 use std::io;
+use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -13,4 +16,44 @@ pub enum EngineError {
         "process {pid} has no system call instruction in its vDSO: such a process cannot be entered"
     )]
     NoEntry { pid: i32 },
+    #[error("process {pid} is traced by process {tracer}: end the debugger, then try again")]
+    Traced { pid: i32, tracer: i32 },
+    #[error(
+        "thread {tid} of process {pid} did not stop in time (it is in state {state}): try again later"
+    )]
+    WouldNotStop { pid: i32, tid: i32, state: char },
+    #[error("no process of the job is left")]
+    NoProcess,
+    /// What the engine cannot save or bring back yet, by name.
+    #[error("process {pid}: {what}")]
+    Unsupported { pid: i32, what: String },
+    #[error("process {pid}: its {file} in /proc is not as this kedge knows it: {what}")]
+    Proc { pid: i32, file: &'static str, what: &'static str },
+    #[error("{path}: cannot {what}: {source}")]
+    File { path: PathBuf, what: &'static str, source: io::Error },
+    #[error(
+        "{path}: it is not the file that the program had mapped (its {what} differs): put the old one back"
+    )]
+    FileChanged { path: PathBuf, what: &'static str },
+    #[error("this machine differs from the one that the image is from: {0}")]
+    Machine(String),
+    #[error("the image asks for what no program has: {0}")]
+    Nonsense(&'static str),
+    #[error(transparent)]
+    Descriptors(#[from] PluginError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// What the restarted job's init says.
+    #[error("{0}")]
+    Init(String),
+}
+
+impl EngineError {
+    pub(crate) fn last(pid: i32, what: &'static str) -> EngineError {
+        EngineError::System { pid, what, source: io::Error::last_os_error() }
+    }
+
+    pub(crate) fn unsupported(pid: i32, what: impl Into<String>) -> EngineError {
+        EngineError::Unsupported { pid, what: what.into() }
+    }
 }

@@ -1,12 +1,10 @@
 //! A clone of a stopped process that holds its memory and never runs.
 
+use crate::inject::entry;
 use crate::sys;
 use crate::{EngineError, Thread};
 use libc::pid_t;
 use std::io;
-
-/// Longest vDSO that is searched.
-const MAX_VDSO: u64 = 64 << 10;
 
 /// The frozen clone. It ends when this is dropped, and with the process that traces it.
 #[derive(Debug)]
@@ -30,6 +28,11 @@ impl FrozenClone {
     pub fn pid(&self) -> pid_t {
         self.0
     }
+
+    /// Its only thread, to make calls that answer for the process that it was cloned from.
+    pub(crate) fn thread(&self) -> Result<Thread, EngineError> {
+        Thread::frozen(self.0)
+    }
 }
 
 impl Drop for FrozenClone {
@@ -51,7 +54,7 @@ fn between(leader: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> 
     let between = made(leader, shares, "clone it")?;
     let mut between = Thread::adopt(between)?;
     let clone = detach_and_clone(&mut between, entry);
-    between.end(entry);
+    between.end(entry, 0);
     // Its remains are the leader's to collect; nobody else there can see them.
     leader.call(entry, libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
     let clone = clone?;
@@ -76,19 +79,4 @@ fn made(parent: &mut Thread, result: i64, what: &'static str) -> Result<pid_t, E
         what,
         source: io::Error::from_raw_os_error(-result as i32),
     })
-}
-
-/// A system call instruction that the process has already: one in its vDSO.
-fn entry(pid: pid_t) -> Result<u64, EngineError> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
-        .map_err(|source| EngineError::System { pid, what: "read its maps", source })?;
-    let bounds = maps.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| {
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
-    });
-    let (start, end) = bounds.ok_or(EngineError::NoEntry { pid })?;
-    let mut code = vec![0; end.saturating_sub(start).min(MAX_VDSO) as usize];
-    let count = sys::read(pid, start, &mut code)?;
-    let at = code[..count].windows(2).position(|pair| pair == [0x0f, 0x05]);
-    at.map(|at| start + at as u64).ok_or(EngineError::NoEntry { pid })
 }

@@ -1,10 +1,28 @@
-//! The process engine: stops processes from outside and, so far, holds their memory in a frozen clone.
+//! The process engine: stops the processes of a job from outside, captures them into an image while
+//! they go on, and brings them back from it.
 
+mod capture;
+mod clocks;
 mod error;
 mod freeze;
+mod inject;
+mod machine;
+mod maps;
+pub mod plugins;
+mod proc;
+mod reap;
+mod restart;
+mod signal;
+mod state;
+mod stop;
 mod sys;
 mod thread;
 
+pub use capture::{Captured, Options, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
+pub use reap::{Reaped, reap};
+pub use restart::{Rebuilt, RestartOptions, Restarted, restart};
+pub use signal::signal;
+pub use stop::Roots;
 pub use thread::Thread;

@@ -1,14 +1,26 @@
 //! ptrace and its companions, typed.
 
 use crate::EngineError;
+use crate::proc::Status;
 use libc::{c_long, c_void, pid_t};
 use std::io;
+use std::time::{Duration, Instant};
 
 pub(crate) type Registers = libc::user_regs_struct;
 
 /// Requests that the libc crate does not name on every target.
+const PEEKSIGINFO: u32 = 0x4209;
 const GETSIGMASK: u32 = 0x420a;
 const SETSIGMASK: u32 = 0x420b;
+const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+/// The register set that XSAVE writes.
+const NT_X86_XSTATE: usize = 0x202;
+/// Longest such set that is read: AMX's is 11 KiB.
+const MAX_XSTATE: usize = 64 << 10;
+/// Bytes of a siginfo_t.
+pub(crate) const SIGINFO: usize = 128;
+/// Most pending signals of a thread or process that are read: the kernel's own limit is lower.
+const MAX_PENDING: usize = 64 << 10;
 
 /// What a traced thread has stopped for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,25 +93,73 @@ pub(crate) fn event_message(pid: pid_t) -> Result<pid_t, EngineError> {
 
 /// Waits until `pid` stops; an error if it ends instead.
 pub(crate) fn wait(pid: pid_t) -> Result<Stop, EngineError> {
-    let mut status = 0;
     loop {
-        // SAFETY: waitpid stores the status.
-        let result = unsafe { libc::waitpid(pid, &mut status, libc::__WALL) };
-        if result == pid {
-            break;
-        }
-        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return Err(EngineError::Ended { pid });
+        if let Some(stop) = poll(pid, 0)? {
+            return Ok(stop);
         }
     }
-    if !libc::WIFSTOPPED(status) {
+}
+
+/// Waits until `pid` stops, but not past `deadline`.
+pub(crate) fn wait_until(pid: pid_t, deadline: Instant) -> Result<Option<Stop>, EngineError> {
+    // Most stops take microseconds; a thread inside the kernel may need longer.
+    let patient = Instant::now() + Duration::from_micros(200);
+    loop {
+        if let Some(stop) = poll(pid, libc::WNOHANG)? {
+            return Ok(Some(stop));
+        }
+        let now = Instant::now();
+        if now > deadline {
+            return Ok(None);
+        }
+        if now > patient {
+            std::thread::sleep(Duration::from_micros(100));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The stop that `pid` has to report, if waitid with `flags` finds one. Its end is left for its parent
+/// to collect, which may be another thread of this process (see `reap.rs`).
+fn poll(pid: pid_t, flags: i32) -> Result<Option<Stop>, EngineError> {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WSTOPPED | libc::__WALL | flags;
+    // SAFETY: waitid fills the structure, which is plain data anyway.
+    let (result, info) = unsafe {
+        let result = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
+        (result, info.assume_init())
+    };
+    if result < 0 {
+        if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
+            return Ok(None);
+        }
+        let_go_of_ended(pid);
         return Err(EngineError::Ended { pid });
     }
-    Ok(match (libc::WSTOPSIG(status), status >> 16) {
+    // SAFETY: after a successful waitid these fields are the child's, or zero for none.
+    let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if found == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match (status & 0xff, status >> 8) {
         (signal, 0) if signal == libc::SIGTRAP | 0x80 => Stop::Syscall,
         (signal, 0) => Stop::Signal(signal),
         (_, event) => Stop::Event(event),
-    })
+    }))
+}
+
+/// Passes the end of a traced thread on to its real parent, unless that is this process.
+fn let_go_of_ended(pid: pid_t) {
+    let own = i64::from(std::process::id());
+    let ours = Status::of(pid).is_ok_and(|status| {
+        status.decimal("PPid") == own && status.decimal("Tgid") == i64::from(pid)
+    });
+    if !ours {
+        let mut status = 0;
+        // SAFETY: waitpid stores the status.
+        unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::WNOHANG) };
+    }
 }
 
 /// Reads the memory of `pid` at `address`; how many bytes there were.
@@ -110,4 +170,188 @@ pub(crate) fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<usize, E
     let count = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
     checked(pid, "read its memory", count as c_long)?;
     Ok(count as usize)
+}
+
+/// Writes `bytes` into the memory of `pid` at `address`, all of them.
+pub(crate) fn write(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        let local = libc::iovec {
+            iov_base: rest.as_ptr().cast_mut().cast::<c_void>(),
+            iov_len: rest.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: address.wrapping_add(done as u64) as *mut c_void,
+            iov_len: rest.len(),
+        };
+        // SAFETY: the local vector is `rest`, which is only read; the remote one is the kernel's
+        // to check.
+        let count = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+        checked(pid, "write its memory", count as c_long)?;
+        done += count as usize;
+    }
+    Ok(())
+}
+
+/// The extended registers (x87, SSE, AVX and on), as XSAVE lays them out.
+pub(crate) fn extended(pid: pid_t) -> Result<Vec<u8>, EngineError> {
+    let mut bytes = vec![0u8; MAX_XSTATE];
+    let mut vector =
+        libc::iovec { iov_base: bytes.as_mut_ptr().cast::<c_void>(), iov_len: bytes.len() };
+    // SAFETY: the kernel stores at most iov_len bytes and sets it to how many there are.
+    let result =
+        unsafe { libc::ptrace(libc::PTRACE_GETREGSET, pid, NT_X86_XSTATE, &raw mut vector) };
+    checked(pid, "read its extended registers", result)?;
+    bytes.truncate(vector.iov_len);
+    Ok(bytes)
+}
+
+pub(crate) fn set_extended(pid: pid_t, bytes: &[u8]) -> Result<(), EngineError> {
+    let vector =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
+    // SAFETY: the kernel reads iov_len bytes and checks them.
+    let result =
+        unsafe { libc::ptrace(libc::PTRACE_SETREGSET, pid, NT_X86_XSTATE, &raw const vector) };
+    checked(pid, "set its extended registers", result)
+}
+
+/// A siginfo_t, which is copied and never looked into.
+pub(crate) type SigInfo = [u8; SIGINFO];
+
+/// The signals pending for the thread, or, if `shared`, for its whole process.
+pub(crate) fn pending(pid: pid_t, shared: bool) -> Result<Vec<SigInfo>, EngineError> {
+    #[repr(C)]
+    struct Arguments {
+        offset: u64,
+        flags: u32,
+        count: i32,
+    }
+    let mut all = Vec::new();
+    while all.len() < MAX_PENDING {
+        let mut chunk = [[0u8; SIGINFO]; 32];
+        let arguments = Arguments {
+            offset: all.len() as u64,
+            flags: u32::from(shared),
+            count: chunk.len() as i32,
+        };
+        // SAFETY: the kernel stores at most `count` siginfo_t of 128 bytes each.
+        let count =
+            unsafe { libc::ptrace(PEEKSIGINFO, pid, &raw const arguments, chunk.as_mut_ptr()) };
+        checked(pid, "read its pending signals", count)?;
+        if count == 0 {
+            break;
+        }
+        all.extend(&chunk[..(count as usize).min(chunk.len())]);
+    }
+    Ok(all)
+}
+
+/// Where a thread told the kernel to keep its rseq area: address, length, signature; the address
+/// is 0 if nowhere.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Rseq {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) signature: u32,
+    flags: u32,
+    zero: u32,
+}
+
+pub(crate) fn rseq(pid: pid_t) -> Result<Rseq, EngineError> {
+    let mut rseq = Rseq::default();
+    // SAFETY: the kernel stores at most as many bytes as the address argument says.
+    let result =
+        unsafe { libc::ptrace(GET_RSEQ_CONFIGURATION, pid, size_of::<Rseq>(), &raw mut rseq) };
+    checked(pid, "read its rseq registration", result)?;
+    Ok(rseq)
+}
+
+/// The robust list that a thread has registered: head and length.
+pub(crate) fn robust_list(tid: pid_t) -> Result<(u64, u64), EngineError> {
+    let (mut head, mut length) = (0u64, 0u64);
+    // SAFETY: the kernel stores two words.
+    let result =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, tid, &raw mut head, &raw mut length) };
+    checked(tid, "read its robust list", result)?;
+    Ok((head, length))
+}
+
+/// The registers as the kernel lays them out.
+pub(crate) fn words(registers: &Registers) -> [u64; REGISTERS] {
+    // SAFETY: the structure is 27 words and nothing else, as its size shows; any bits are a word.
+    unsafe { std::mem::transmute(*registers) }
+}
+
+pub(crate) fn from_words(words: [u64; REGISTERS]) -> Registers {
+    // SAFETY: as above, the other way round.
+    unsafe { std::mem::transmute(words) }
+}
+
+pub(crate) const REGISTERS: usize = size_of::<Registers>() / 8;
+
+pub(crate) fn nice(tid: pid_t) -> Result<i32, EngineError> {
+    // The kernel's own answer, which is 20 - nice, so that no valid one is negative.
+    // SAFETY: a plain call.
+    let result = unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, tid) };
+    checked(tid, "read its priority", result).map(|()| 20 - result as i32)
+}
+
+/// Scheduling policy, with its reset-on-fork bit, and priority.
+pub(crate) fn policy(tid: pid_t) -> Result<(i32, i32), EngineError> {
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel stores the structure.
+    let (policy, result) =
+        unsafe { (libc::sched_getscheduler(tid), libc::sched_getparam(tid, &raw mut param)) };
+    checked(tid, "read its scheduling policy", c_long::from(policy.min(result)))?;
+    Ok((policy, param.sched_priority))
+}
+
+/// The processors that it may run on, a bit each.
+pub(crate) fn affinity(tid: pid_t) -> Result<Vec<u64>, EngineError> {
+    let mut mask = vec![0u64; 1024];
+    let bytes = mask.len() * 8;
+    // SAFETY: the kernel stores at most `bytes` and returns how many.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, bytes, mask.as_mut_ptr()) };
+    checked(tid, "read its processors", result)?;
+    mask.truncate(result as usize / 8);
+    Ok(mask)
+}
+
+/// Schedules a thread as it was. What this machine or user does not allow is left as it is: it
+/// changes how fast the program runs, and not what it does.
+pub(crate) fn schedule(tid: pid_t, policy: (i32, i32), nice: i32, processors: &[u64]) {
+    let param = libc::sched_param { sched_priority: policy.1 };
+    // SAFETY: the kernel reads the structure and as many bytes of the mask as it is told.
+    unsafe {
+        if processors.iter().any(|word| *word != 0) {
+            let (bytes, mask) = (std::mem::size_of_val(processors), processors.as_ptr());
+            libc::syscall(libc::SYS_sched_setaffinity, tid, bytes, mask);
+        }
+        if policy != (libc::SCHED_OTHER, 0) {
+            libc::sched_setscheduler(tid, policy.0, &raw const param);
+        }
+        libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, tid, nice);
+    }
+}
+
+/// Sets a limit of a process, as far as this user may.
+pub(crate) fn limit(pid: pid_t, resource: u32, soft: u64, hard: u64) -> Result<(), EngineError> {
+    let wanted = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+    let mut now = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel stores one structure and reads the other.
+    unsafe {
+        let result = libc::prlimit64(pid, resource, std::ptr::null(), &raw mut now);
+        checked(pid, "read its limits", c_long::from(result))?;
+        if libc::prlimit64(pid, resource, &raw const wanted, std::ptr::null_mut()) == 0 {
+            return Ok(());
+        }
+        // A hard limit that is lower here stays.
+        let possible =
+            libc::rlimit64 { rlim_cur: soft.min(now.rlim_max), rlim_max: hard.min(now.rlim_max) };
+        let result = libc::prlimit64(pid, resource, &raw const possible, std::ptr::null_mut());
+        checked(pid, "set its limits", c_long::from(result))
+    }
 }

@@ -3,6 +3,8 @@
 use crate::EngineError;
 use crate::sys::{self, Registers, Stop};
 use libc::pid_t;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 /// While a thread is being stopped, what it makes itself is not traced: it would stay stopped.
 const STOPPING: i32 = libc::PTRACE_O_TRACESYSGOOD;
@@ -23,6 +25,63 @@ const NEVER_RESTARTED: [i64; 9] = [
     libc::SYS_io_getevents,
 ];
 
+/// How long a thread may take to stop where the caller names no time.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long one that did not stop in time is waited for, so that it can be let go.
+const LATE: Duration = Duration::from_secs(60);
+
+/// A thread that was asked to stop. If this is dropped, [`release_late`] lets it go.
+#[derive(Debug)]
+pub(crate) struct Interrupted {
+    pid: pid_t,
+    arrived: bool,
+}
+
+impl Interrupted {
+    pub(crate) fn ask(pid: pid_t) -> Result<Interrupted, EngineError> {
+        sys::request(libc::PTRACE_SEIZE, pid, STOPPING as usize, "trace it")?;
+        let asked = Interrupted { pid, arrived: false };
+        sys::request(libc::PTRACE_INTERRUPT, pid, 0, "stop it")?;
+        Ok(asked)
+    }
+
+    /// Waits until it has stopped.
+    pub(crate) fn stopped(mut self, deadline: Instant) -> Result<Thread, EngineError> {
+        let thread = Thread::arrive(self.pid, deadline)?;
+        self.arrived = true;
+        Ok(thread)
+    }
+}
+
+impl Drop for Interrupted {
+    fn drop(&mut self) {
+        if !self.arrived {
+            LATE_ONES.with_borrow_mut(|late| late.push(self.pid));
+        }
+    }
+}
+
+thread_local! {
+    /// Threads that this one traces and that have not stopped in time.
+    static LATE_ONES: RefCell<Vec<pid_t>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets go of threads that did not stop in time. Only a stopped one can be let go, so they are
+/// waited for; one that is stuck in the kernel for longer is let go when the tracing thread ends.
+pub(crate) fn release_late() {
+    let deadline = Instant::now() + LATE;
+    for pid in LATE_ONES.take() {
+        if sys::wait_until(pid, deadline).is_ok_and(|stop| stop.is_some()) {
+            let _ = sys::request(libc::PTRACE_DETACH, pid, 0, "let it go");
+        }
+    }
+}
+
+fn state(pid: pid_t) -> char {
+    crate::proc::Stat::of(pid).map_or('?', |stat| stat.state)
+}
+
 /// A stopped thread. It goes on from where it was when this is dropped.
 #[derive(Debug)]
 pub struct Thread {
@@ -41,16 +100,19 @@ pub struct Thread {
 impl Thread {
     /// Stops the thread `pid`, wherever it is. No signal is involved.
     pub fn stop(pid: pid_t) -> Result<Thread, EngineError> {
-        sys::request(libc::PTRACE_SEIZE, pid, STOPPING as usize, "trace it")?;
-        sys::request(libc::PTRACE_INTERRUPT, pid, 0, "stop it")?;
-        Thread::adopt(pid)
+        Interrupted::ask(pid)?.stopped(Instant::now() + PATIENCE)
     }
 
     /// Takes over a thread that a traced one has made, and that has not run yet.
     pub(crate) fn adopt(pid: pid_t) -> Result<Thread, EngineError> {
+        Thread::arrive(pid, Instant::now() + PATIENCE)
+    }
+
+    fn arrive(pid: pid_t, deadline: Instant) -> Result<Thread, EngineError> {
         let mut stopped = false;
         loop {
-            match sys::wait(pid)? {
+            let would_not = || EngineError::WouldNotStop { pid, tid: pid, state: state(pid) };
+            match sys::wait_until(pid, deadline)?.ok_or_else(would_not)? {
                 Stop::Event(libc::PTRACE_EVENT_STOP) => break,
                 Stop::Signal(libc::SIGSTOP) => stopped = true,
                 // Any other signal goes to the program first; the stop follows. One that does
@@ -87,11 +149,7 @@ impl Thread {
         number: i64,
         args: &[u64],
     ) -> Result<i64, EngineError> {
-        if !self.away {
-            sys::request(libc::PTRACE_SETOPTIONS, self.pid, CALLING as usize, "trace its clones")?;
-            sys::set_signal_mask(self.pid, u64::MAX)?;
-            self.away = true;
-        }
+        self.leave_home()?;
         let arg = |index: usize| args.get(index).copied().unwrap_or(0);
         let mut registers = self.home;
         (registers.rip, registers.rax, registers.orig_rax) = (entry, number as u64, u64::MAX);
@@ -103,6 +161,36 @@ impl Thread {
         self.next_syscall_stop()?;
         self.next_syscall_stop()?;
         Ok(sys::registers(self.pid)?.rax as i64)
+    }
+
+    /// From here on it runs what it is told, undisturbed.
+    pub(crate) fn leave_home(&mut self) -> Result<(), EngineError> {
+        if !self.away {
+            sys::request(libc::PTRACE_SETOPTIONS, self.pid, CALLING as usize, "trace its clones")?;
+            sys::set_signal_mask(self.pid, u64::MAX)?;
+            self.away = true;
+        }
+        Ok(())
+    }
+
+    /// Its own registers; calls that were interrupted begin again there, or go on.
+    pub(crate) fn home(&self) -> Registers {
+        self.home
+    }
+
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// Makes these its own, so that it goes on with them.
+    pub(crate) fn set_home(&mut self, home: Registers, mask: u64) {
+        (self.home, self.mask, self.away) = (home, mask, true);
+    }
+
+    /// A thread that is stopped already, and that is never to go on by itself.
+    pub(crate) fn frozen(pid: pid_t) -> Result<Thread, EngineError> {
+        let (home, mask) = (sys::registers(pid)?, sys::signal_mask(pid)?);
+        Ok(Thread { pid, home, mask, away: false, stopped: false, made: None, ended: true })
     }
 
     /// What the last call has made: a process or thread, traced and not yet run.
@@ -142,11 +230,31 @@ impl Thread {
         Ok(())
     }
 
-    /// Makes the process end, by the call at `entry`.
-    pub(crate) fn end(mut self, entry: u64) {
+    /// Makes the process end with that status, by the call at `entry`.
+    pub(crate) fn end(mut self, entry: u64, status: i32) {
         // Ending is the one call that has no exit; a failure means that it has ended already.
-        let _ = self.call(entry, libc::SYS_exit_group, &[0]);
+        let _ = self.call(entry, libc::SYS_exit_group, &[status as u64]);
         self.ended = true;
+    }
+
+    /// Makes the process end by a signal, whose action must be the default.
+    pub(crate) fn end_by(mut self, entry: u64, signal: i32) -> Result<(), EngineError> {
+        let arguments = [self.pid as u64, signal as u64];
+        // SIGKILL comes at once, the others when nothing blocks them any more.
+        if self.call(entry, libc::SYS_kill, &arguments).is_ok() {
+            sys::set_signal_mask(self.pid, 0)?;
+            let mut deliver = 0;
+            loop {
+                sys::request(libc::PTRACE_CONT, self.pid, deliver, "end it")?;
+                match sys::wait(self.pid) {
+                    Ok(Stop::Signal(stopped)) if stopped == signal => deliver = signal as usize,
+                    Ok(_) => deliver = 0,
+                    Err(_) => break,
+                }
+            }
+        }
+        self.ended = true;
+        Ok(())
     }
 }
 
@@ -174,6 +282,48 @@ fn begin_again(pid: pid_t, registers: &mut Registers) {
         registers.rip -= 2;
         registers.orig_rax = u64::MAX;
     }
+}
+
+/// The registers with which a stopped thread can go on elsewhere: there the kernel knows nothing of
+/// a call that was interrupted here, so it begins anew.
+pub(crate) fn begun_anew(thread: &Thread) -> Registers {
+    /// -ERESTARTSYS, -ERESTARTNOINTR, -ERESTARTNOHAND, -ERESTART_RESTARTBLOCK.
+    const RESTART: [i64; 4] = [-512, -513, -514, -516];
+    let mut registers = thread.home;
+    let number = registers.orig_rax as i64;
+    if number >= 0 && RESTART.contains(&(registers.rax as i64)) {
+        if number == libc::SYS_restart_syscall {
+            match resumed(thread.pid, registers.rip) {
+                Some(original) => {
+                    registers.rax = original;
+                    registers.rip -= 2;
+                }
+                None => registers.rax = -i64::from(libc::EINTR) as u64,
+            }
+        } else {
+            registers.rax = registers.orig_rax;
+            registers.rip -= 2;
+        }
+    }
+    registers.orig_rax = u64::MAX;
+    registers
+}
+
+/// Which call a thread resumes by restart_syscall: one that was stopped before, whose number the
+/// kernel has forgotten. The instruction that loads it lies just before the call, as compilers
+/// and libraries write it; `None` if it is not found, and then the call ends with EINTR, as it
+/// may.
+fn resumed(pid: pid_t, rip: u64) -> Option<u64> {
+    /// Those that the kernel resumes so.
+    const CALLS: [i64; 4] =
+        [libc::SYS_poll, libc::SYS_nanosleep, libc::SYS_futex, libc::SYS_clock_nanosleep];
+    const LOAD_EAX: u8 = 0xb8;
+    let mut code = [0; 64];
+    let count = sys::read(pid, rip.checked_sub(code.len() as u64)?, &mut code).ok()?;
+    code[..count].windows(5).rev().find_map(|bytes| {
+        let number = i64::from(u32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]));
+        (bytes[0] == LOAD_EAX && CALLS.contains(&number)).then_some(number as u64)
+    })
 }
 
 /// Whether a signal waits that the thread would take: then EINTR is the program's due.

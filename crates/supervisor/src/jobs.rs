@@ -1,8 +1,10 @@
-//! Jobs on disk: `jobs/NAME/{lock, meta.json, log, socket, lib/}` in a folder private to the user.
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, log, socket, control, lib/}` in a folder
+//! private to the user.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -94,6 +96,25 @@ pub struct Meta {
     pub started: u64,
     pub ended: Option<u64>,
     pub state: State,
+    #[serde(default)]
+    pub policy: Option<Policy>,
+}
+
+/// The job's latest image that is durable: `last.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastImage {
+    pub image: PathBuf,
+    /// Seconds since 1970.
+    pub captured: u64,
+    pub bytes: u64,
+    /// How long the job stood still for it.
+    pub stall_seconds: f64,
+}
+
+impl LastImage {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), JobError> {
+        replace(path, self)
+    }
 }
 
 pub fn now() -> u64 {
@@ -153,7 +174,7 @@ impl Jobs {
             if !same {
                 continue;
             }
-            for left in ["socket", "log", "meta.json"] {
+            for left in ["socket", "control", "log", "meta.json", "last.json"] {
                 let _ = fs::remove_file(dir.join(left));
             }
             let _ = fs::remove_dir_all(dir.join("lib"));
@@ -194,6 +215,16 @@ impl Jobs {
         self.job_dir(name).join("log")
     }
 
+    /// Where the job `name` answers while it runs.
+    pub(crate) fn control_path(&self, name: &JobName) -> PathBuf {
+        self.job_dir(name).join("control")
+    }
+
+    /// The latest image of job `name`.
+    pub fn last_image(&self, name: &JobName) -> Option<LastImage> {
+        serde_json::from_slice(&fs::read(self.job_dir(name).join("last.json")).ok()?).ok()
+    }
+
     /// Removes all but the latest ended jobs.
     pub(crate) fn prune(&self) {
         let ended =
@@ -218,6 +249,14 @@ impl JobDir {
         self.dir.join("socket")
     }
 
+    pub(crate) fn control(&self) -> PathBuf {
+        self.dir.join("control")
+    }
+
+    pub(crate) fn last_image(&self) -> PathBuf {
+        self.dir.join("last.json")
+    }
+
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
@@ -239,13 +278,7 @@ impl JobDir {
 
     /// Replaces `meta.json` as a whole.
     pub(crate) fn write_meta(&self, meta: &Meta) -> Result<(), JobError> {
-        let (path, new) = (self.dir.join("meta.json"), self.dir.join("meta.json.new"));
-        let text = serde_json::to_vec_pretty(meta).map_err(|e| io_error(&path)(e.into()))?;
-        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &path));
-        written.map_err(|error| {
-            let _ = fs::remove_file(&new);
-            io_error(&path)(error)
-        })
+        replace(&self.dir.join("meta.json"), meta)
     }
 
     /// Removes what only a running job needs; everything, of a job that never came to be.
@@ -255,8 +288,20 @@ impl JobDir {
             return;
         }
         let _ = fs::remove_file(self.socket());
+        let _ = fs::remove_file(self.control());
         let _ = fs::remove_dir_all(self.lib());
     }
+}
+
+/// Replaces the file `path` as a whole.
+fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobError> {
+    let new = path.with_extension("json.new");
+    let text = serde_json::to_vec_pretty(value).map_err(|e| io_error(path)(e.into()))?;
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&new);
+        io_error(path)(error)
+    })
 }
 
 /// Makes `path` if need be, and refuses it unless it is a folder of `uid` that only it can enter.
@@ -326,6 +371,7 @@ mod tests {
             started: 5,
             ended: None,
             state,
+            policy: None,
         }
     }
 

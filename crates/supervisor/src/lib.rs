@@ -3,29 +3,41 @@
 //! [`run`] makes the job's folder, listens on its socket, starts the program, gives each process of
 //! the job that connects a proxy of its own, and ends when the program does.
 
+mod checkpoint;
+pub mod control;
 pub mod jobs;
 mod parts;
+pub mod policy;
 mod program;
 mod proxies;
+mod restart;
 mod signals;
+mod watch;
 
+use checkpoint::Checkpointer;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
+use kedge_process::Roots;
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 pub use parts::{Parts, PartsError};
+use policy::{JobGpu, Policy};
 pub use program::Outcome;
+use program::Program;
+use proxies::Proxies;
+pub use restart::{RestartSpec, images_of, restart};
 pub use signals::die_of;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use thiserror::Error;
+use watch::Watch;
 
 /// What to run, and on what.
 #[derive(Debug, Clone)]
 pub struct JobSpec {
     /// Devices that the program sees.
-    pub gpu: GpuSpec,
+    pub gpu: JobGpu,
     /// Why these are the default, where nobody named any.
     pub gpu_default: Option<String>,
     /// Bytes of each software device; `None`: the proxy's own choice.
@@ -34,6 +46,7 @@ pub struct JobSpec {
     pub name: Option<JobName>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
+    pub policy: Policy,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -49,6 +62,10 @@ pub enum RunError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Image(#[from] kedge_image::ImageError),
+    #[error(transparent)]
+    Restart(#[from] kedge_process::EngineError),
     #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
 }
@@ -75,12 +92,15 @@ impl RunError {
 
 /// Runs the job to its end. Takes this process's signals and children over.
 pub fn run(spec: &JobSpec) -> Result<Outcome, RunError> {
-    let parts = Parts::find()?;
+    let devices = match &spec.gpu {
+        JobGpu::None => None,
+        JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
+    };
     let jobs = Jobs::open()?;
     let name = spec.name.clone();
     let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
     let dir = jobs.create(&name)?;
-    let outcome = supervise(spec, &name, &dir, &parts);
+    let outcome = supervise(spec, &name, &dir, devices.as_ref());
     dir.retire();
     jobs.prune();
     outcome
@@ -90,22 +110,29 @@ fn supervise(
     spec: &JobSpec,
     name: &JobName,
     dir: &JobDir,
-    parts: &Parts,
+    devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Outcome, RunError> {
-    let log = JobLog::open(&dir.log(), format!("kedge[{}]", std::process::id()));
-    let log = log.map_err(|source| JobError::Io { path: dir.log(), source })?;
-    let log = Arc::new(log);
-    dir.link_driver(&parts.shim)?;
+    let log = open_log(dir)?;
+    if let Some((_, parts)) = devices {
+        dir.link_driver(&parts.shim)?;
+    }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
 
     // Blocked before any thread starts, so that only the waiting below sees them.
     let signals = signals::Signals::block();
-    let proxies = proxies::Proxies::listen(dir, parts, spec, log.clone())?;
+    let proxies = match devices {
+        Some((gpu, parts)) => {
+            // Worth saying once a process asks for devices.
+            let why = spec.gpu_default.as_ref();
+            let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
+            Proxies::listen(dir, parts, gpu, spec.soft_memory, log.clone(), note)?
+        }
+        None => Proxies::default(),
+    };
     signals::become_subreaper();
-    let child = program::start(spec, name, dir, &signals);
-    let child = match child {
-        Ok(child) => child,
+    let program = match Program::start(spec, name, dir, &signals) {
+        Ok(program) => Arc::new(program),
         Err(error) => {
             meta.state = State::Exited(i32::from(error.exit_code()));
             meta.ended = Some(jobs::now());
@@ -113,9 +140,24 @@ fn supervise(
             return Err(error);
         }
     };
-    meta.pid = Some(child);
+    meta.pid = Some(program.pid);
     let _ = dir.write_meta(&meta);
-    let outcome = program::wait(child, &signals, &proxies, &log);
+    serve_control(spec, name, dir, &meta, &log);
+    let signalled = program.clone();
+    let watch = Watch {
+        control: dir.control(),
+        policy: spec.policy.clone(),
+        log: log.clone(),
+        signal: Arc::new(move |signal| signalled.signal(signal)),
+    };
+    let outcome = watch.wait(&signals, || program.reap(&proxies, &log));
+    program.see_proxies_off(&signals, &proxies, &log);
+    finish(dir, meta, outcome, &log);
+    Ok(outcome)
+}
+
+/// Notes how the job ended.
+fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
     meta.state = match outcome {
         Outcome::Exited(code) => State::Exited(i32::from(code)),
         Outcome::Killed(signal) => State::Killed(signal),
@@ -125,7 +167,28 @@ fn supervise(
     if let Err(error) = dir.write_meta(&meta) {
         log.line(&error.to_string());
     }
-    Ok(outcome)
+}
+
+/// Answers on the job's control socket. A job that cannot be checkpointed runs all the same.
+fn serve_control(spec: &JobSpec, name: &JobName, dir: &JobDir, meta: &Meta, log: &Arc<JobLog>) {
+    let checkpointer = Checkpointer {
+        name: name.clone(),
+        command: meta.command.clone(),
+        devices: matches!(spec.gpu, JobGpu::Devices(_)).then(|| meta.gpu.clone()),
+        policy: spec.policy.clone(),
+        roots: Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() },
+        log: log.clone(),
+        last: dir.last_image(),
+        under_way: Mutex::default(),
+    };
+    if let Err(error) = control::serve(&dir.control(), Arc::new(checkpointer)) {
+        log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
+    }
+}
+
+fn open_log(dir: &JobDir) -> Result<Arc<JobLog>, JobError> {
+    let log = JobLog::open(&dir.log(), format!("kedge[{}]", std::process::id()));
+    log.map(Arc::new).map_err(|source| JobError::Io { path: dir.log(), source })
 }
 
 fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
@@ -139,5 +202,6 @@ fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
         started: jobs::now(),
         ended: None,
         state: State::Running,
+        policy: Some(spec.policy.clone()),
     }
 }

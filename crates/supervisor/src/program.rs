@@ -1,11 +1,14 @@
-//! The job's program: started, waited for.
+//! The job's program: started, signalled, collected.
 
 use crate::jobs::{JobDir, JobName};
+use crate::policy::JobGpu;
 use crate::proxies::Proxies;
-use crate::signals::{Signal, Signals};
+use crate::signals::Signals;
 use crate::{JobSpec, RunError};
 use kedge_proxy::joblog::JobLog;
 use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,34 +23,102 @@ pub enum Outcome {
     Killed(libc::c_int),
 }
 
-/// Starts the program in this process's group, with its descriptors, and returns its process id.
-pub(crate) fn start(
-    spec: &JobSpec,
-    name: &JobName,
-    dir: &JobDir,
-    signals: &Signals,
-) -> Result<u32, RunError> {
-    let mask = signals.original();
-    let mut command = Command::new(&spec.program);
-    command
-        .args(&spec.arguments)
-        .env("LD_LIBRARY_PATH", library_path(dir))
-        .env("KEDGE_SOCKET", dir.socket())
-        .env("KEDGE_LOG", dir.log())
-        .env("KEDGE_JOB", name.to_string());
-    // SAFETY: the closure runs in the child between fork and exec and makes one system call.
-    unsafe {
-        command.pre_exec(move || {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
-            Ok(())
-        });
+impl Outcome {
+    /// From a status as wait() tells it.
+    pub(crate) fn of(status: libc::c_int) -> Outcome {
+        if libc::WIFSIGNALED(status) {
+            Outcome::Killed(libc::WTERMSIG(status))
+        } else {
+            Outcome::Exited(libc::WEXITSTATUS(status) as u8)
+        }
     }
-    let child = command.spawn().map_err(|source| RunError::Start {
-        program: spec.program.to_string_lossy().into_owned(),
-        source,
-    })?;
-    // Not waited for through `Child`: the loop below reaps every child of this process.
-    Ok(child.id())
+}
+
+/// The program's first process.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) pid: u32,
+    /// Means that process even when its id means another.
+    descriptor: OwnedFd,
+}
+
+impl Program {
+    /// Starts the program in this process's group, with its descriptors.
+    pub(crate) fn start(
+        spec: &JobSpec,
+        name: &JobName,
+        dir: &JobDir,
+        signals: &Signals,
+    ) -> Result<Program, RunError> {
+        let mask = signals.original();
+        let mut command = Command::new(&spec.program);
+        command
+            .args(&spec.arguments)
+            .env("KEDGE_LOG", dir.log())
+            .env("KEDGE_JOB", name.to_string());
+        if matches!(spec.gpu, JobGpu::Devices(_)) {
+            command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
+        }
+        // SAFETY: the closure runs in the child between fork and exec and makes one system call.
+        unsafe {
+            command.pre_exec(move || {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|source| RunError::Start {
+            program: spec.program.to_string_lossy().into_owned(),
+            source,
+        })?;
+        let pid = child.id();
+        // SAFETY: a plain call on a child that has not been waited for; what it returns is a new
+        // descriptor.
+        let descriptor = unsafe {
+            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as RawFd;
+            if fd < 0 {
+                let source = io::Error::last_os_error();
+                return Err(RunError::System { what: "open the program's descriptor", source });
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        // Not waited for through `Child`: reap() below collects every child of this process.
+        Ok(Program { pid, descriptor })
+    }
+
+    /// Sends it a signal, if it has not ended.
+    pub(crate) fn signal(&self, signal: libc::c_int) {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        let fd = self.descriptor.as_raw_fd();
+        // SAFETY: the descriptor is open; no siginfo is given.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, none, 0) };
+    }
+
+    /// Collects every child that has ended; the program's outcome if it is among them.
+    pub(crate) fn reap(&self, proxies: &Proxies, log: &JobLog) -> Option<Outcome> {
+        let mut outcome = None;
+        for (pid, status) in kedge_process::reap(&[self.pid as libc::pid_t]).ended {
+            let ended = Outcome::of(status);
+            if pid as u32 == self.pid {
+                outcome = Some(ended);
+            } else if proxies.ended(pid as u32) && ended != Outcome::Exited(0) {
+                log.line(&format!("proxy {pid} ended badly: {ended:?}"));
+            }
+        }
+        outcome
+    }
+
+    /// Waits a moment for the proxies of clients that ended with the program: their last lines are
+    /// then in the log, and no zombie is left to an init that may not care.
+    pub(crate) fn see_proxies_off(&self, signals: &Signals, proxies: &Proxies, log: &JobLog) {
+        let start = Instant::now();
+        while let Some(left) = FAREWELL.checked_sub(start.elapsed()) {
+            self.reap(proxies, log);
+            if proxies.none() {
+                return;
+            }
+            signals.child_within(left);
+        }
+    }
 }
 
 /// The job's driver first, then whatever the user had.
@@ -58,58 +129,4 @@ fn library_path(dir: &JobDir) -> OsString {
         path.push(old);
     }
     path
-}
-
-/// Waits until the program ends; passes signals on to it and reaps what else ends meanwhile.
-pub(crate) fn wait(program: u32, signals: &Signals, proxies: &Proxies, log: &JobLog) -> Outcome {
-    loop {
-        match signals.next() {
-            Signal::Forward(signal) => {
-                // SAFETY: the program has not been reaped, so the id is still its own.
-                unsafe { libc::kill(program as libc::pid_t, signal) };
-            }
-            Signal::Child => {
-                if let Some(outcome) = reap(program, proxies, log) {
-                    see_proxies_off(program, signals, proxies, log);
-                    return outcome;
-                }
-            }
-        }
-    }
-}
-
-/// Waits a moment for the proxies of clients that ended with the program: their last lines are then
-/// in the log, and no zombie is left to an init that may not care.
-fn see_proxies_off(program: u32, signals: &Signals, proxies: &Proxies, log: &JobLog) {
-    let start = Instant::now();
-    while let Some(left) = FAREWELL.checked_sub(start.elapsed()) {
-        reap(program, proxies, log);
-        if proxies.none() {
-            return;
-        }
-        signals.child_within(left);
-    }
-}
-
-/// Reaps every child that has ended; the program's outcome if it is among them.
-fn reap(program: u32, proxies: &Proxies, log: &JobLog) -> Option<Outcome> {
-    let mut outcome = None;
-    loop {
-        let mut status = 0;
-        // SAFETY: waitpid stores into `status`.
-        let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
-        if pid <= 0 {
-            return outcome;
-        }
-        let ended = if libc::WIFSIGNALED(status) {
-            Outcome::Killed(libc::WTERMSIG(status))
-        } else {
-            Outcome::Exited(libc::WEXITSTATUS(status) as u8)
-        };
-        if pid as u32 == program {
-            outcome = Some(ended);
-        } else if proxies.ended(pid as u32) && ended != Outcome::Exited(0) {
-            log.line(&format!("proxy {pid} ended badly: {ended:?}"));
-        }
-    }
 }

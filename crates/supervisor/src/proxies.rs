@@ -1,8 +1,9 @@
 //! The job's socket, and a proxy for each client that connects to it.
 
+use crate::RunError;
 use crate::jobs::JobDir;
 use crate::parts::Parts;
-use crate::{JobSpec, RunError};
+use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -22,8 +23,8 @@ const MAX_PROXIES: usize = 512;
 /// The descriptor under which a proxy finds its client's socket.
 const PROXY_FD: RawFd = 3;
 
-/// The proxies that run.
-#[derive(Debug, Clone)]
+/// The proxies that run; none, by default.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Proxies {
     running: Arc<Mutex<HashSet<u32>>>,
 }
@@ -34,18 +35,21 @@ struct Starter {
     arguments: Vec<OsString>,
     log_path: PathBuf,
     log: Arc<JobLog>,
-    /// What the first client is worth saying.
+    /// A note for the log when the first client comes.
     first: Mutex<Option<String>>,
     running: Arc<Mutex<HashSet<u32>>>,
 }
 
 impl Proxies {
-    /// Listens on the job's socket, on a thread of its own.
+    /// Listens on the job's socket, on a thread of its own. `first` is a note for the log when the first
+    /// client comes.
     pub(crate) fn listen(
         dir: &JobDir,
         parts: &Parts,
-        spec: &JobSpec,
+        gpu: &GpuSpec,
+        soft_memory: Option<u64>,
         log: Arc<JobLog>,
+        first: Option<String>,
     ) -> Result<Proxies, RunError> {
         let path = dir.socket();
         let bad = |source| RunError::Listen { path: path.clone(), source };
@@ -55,10 +59,10 @@ impl Proxies {
         let running = Arc::<Mutex<HashSet<u32>>>::default();
         let starter = Starter {
             executable: parts.proxy.clone(),
-            arguments: arguments(spec, dir),
+            arguments: arguments(gpu, soft_memory, dir),
             log_path: dir.log(),
             log,
-            first: Mutex::new(default_note(spec)),
+            first: Mutex::new(first),
             running: running.clone(),
         };
         std::thread::Builder::new()
@@ -79,20 +83,10 @@ impl Proxies {
     }
 }
 
-/// Why the devices are these, where nobody named any.
-fn default_note(spec: &JobSpec) -> Option<String> {
-    let why = spec.gpu_default.as_ref()?;
-    Some(format!("--gpu {} is the default here: {why}", spec.gpu))
-}
-
-fn arguments(spec: &JobSpec, dir: &JobDir) -> Vec<OsString> {
-    let mut list: Vec<OsString> = vec![
-        "--fd".into(),
-        PROXY_FD.to_string().into(),
-        "--gpu".into(),
-        spec.gpu.to_string().into(),
-    ];
-    if let Some(size) = spec.soft_memory {
+fn arguments(gpu: &GpuSpec, soft_memory: Option<u64>, dir: &JobDir) -> Vec<OsString> {
+    let mut list: Vec<OsString> =
+        vec!["--fd".into(), PROXY_FD.to_string().into(), "--gpu".into(), gpu.to_string().into()];
+    if let Some(size) = soft_memory {
         list.extend(["--soft-memory".into(), size.to_string().into()]);
     }
     list.extend(["--log".into(), dir.log().into_os_string()]);

@@ -41,6 +41,8 @@ impl Signals {
         unsafe {
             libc::sigemptyset(taken.as_mut_ptr());
             libc::sigaddset(taken.as_mut_ptr(), libc::SIGCHLD);
+            // A limit on files must end a checkpoint (EFBIG), not its supervisor.
+            libc::sigaddset(taken.as_mut_ptr(), libc::SIGXFSZ);
             for signal in FORWARDED {
                 libc::sigaddset(taken.as_mut_ptr(), signal);
             }
@@ -69,6 +71,11 @@ impl Signals {
         }
     }
 
+    /// Returns when a child has changed its state; other signals are nothing here.
+    pub(crate) fn child(&self) {
+        while !matches!(self.next(), Signal::Child) {}
+    }
+
     /// Returns when a child has changed its state, or after `limit`.
     pub(crate) fn child_within(&self, limit: Duration) {
         let limit = libc::timespec {
@@ -88,6 +95,12 @@ impl Signals {
     pub(crate) fn original(&self) -> libc::sigset_t {
         self.original
     }
+}
+
+/// Makes the waiting of this process look at its children again.
+pub(crate) fn look_at_children() {
+    // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from there.
+    unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
 }
 
 /// Orphans of the job become this process's children: they stay part of the job.

@@ -65,6 +65,9 @@ fn target(name: &str) -> Option<f64> {
 }
 
 fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
+    if let Some(found) = super::codecs::published::find(name) {
+        return Some(found);
+    }
     if let Some(found) = copy_reference(name) {
         return Some((found, NATIVE, H200));
     }

@@ -1,17 +1,20 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
+pub(crate) mod codecs;
 mod figures;
 
 use crate::Failure;
 use crate::child::{self, Place};
 use crate::gpu;
 use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table, styled};
+use crate::size::Size;
 use clap::{Args, ValueEnum};
 use figures::Better;
 use kedge_probe::Series;
 use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const AFTER_HELP: &str = "\
@@ -42,6 +45,12 @@ pub(crate) struct BenchArgs {
     /// Measure this machine's own driver and GPU instead, without kedge
     #[arg(long)]
     native: bool,
+    /// codecs: bytes of memory in each data set
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    size: Size,
+    /// codecs: a folder on the disk to write to [default: where images go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -55,6 +64,10 @@ enum What {
     Copy,
     /// Instructions that each core of the device executes, from kernels that need no compiler
     Soft,
+    /// How fast memory becomes a durable image and how large that is, by codec: the tables of the CRUM
+    /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
+    /// job with that memory stands still
+    Codecs,
 }
 
 impl What {
@@ -63,6 +76,7 @@ impl What {
             What::Calls => "calls",
             What::Copy => "copy",
             What::Soft => "soft",
+            What::Codecs => "codecs",
         }
     }
 }
@@ -81,16 +95,11 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let soft_only = (args.what == What::Soft).then_some("bench soft");
-    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
-    let place = if args.native { Place::Native } else { Place::job(gpu()) };
     let progress = Progress::new();
     let mut series = Vec::new();
-    let result = child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
-        if let Ok(one) = serde_json::from_str::<Series>(line) {
-            progress.show(series.len() + 1, &one.name);
-            series.push(one);
-        }
+    let result = measure(args, &mut |one| {
+        progress.show(series.len() + 1, &one.name);
+        series.push(one);
     });
     progress.clear();
     let figures: Vec<Figure> = series.into_iter().filter_map(figure).collect();
@@ -101,6 +110,21 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         output::print(&render(&figures))?;
     }
     result.map_err(|said| Failure::new(format!("bench {}: {said}", args.what.name())))
+}
+
+/// Hands over each series as it comes.
+fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
+    if args.what == What::Codecs {
+        return codecs::run(args.size.0, args.dir.as_deref(), sink);
+    }
+    let soft_only = (args.what == What::Soft).then_some("bench soft");
+    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
+    let place = if args.native { Place::Native } else { Place::job(gpu()) };
+    child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
+        if let Ok(one) = serde_json::from_str::<Series>(line) {
+            sink(one);
+        }
+    })
 }
 
 /// Median, extremes and what is known of a series; `None` without samples.

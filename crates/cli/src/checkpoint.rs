@@ -1,0 +1,112 @@
+//! `kedge checkpoint`.
+
+use crate::Failure;
+use crate::output;
+use clap::{Args, ValueEnum};
+use kedge_supervisor::control::{self, Order, Progress, Until};
+use kedge_supervisor::jobs::{JobName, Jobs};
+use serde::Serialize;
+use std::path::PathBuf;
+
+const AFTER_HELP: &str = "\
+Prints the image's path. The job stands still for some milliseconds and goes on while the image is
+written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was.
+
+With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
+the job stood still), bytes and seconds (null where it was not waited for), warnings
+
+Examples:
+  kedge checkpoint nightly
+  kedge checkpoint nightly --wait captured
+  kedge checkpoint nightly --stop && kedge restart nightly-0004   now, or after a reboot";
+
+/// Save a running job as an image from which `kedge restart` brings it back
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct CheckpointArgs {
+    /// The job: one that `kedge run --gpu none` or `kedge restart` has started
+    #[arg(value_name = "JOB")]
+    job: JobName,
+    /// Return when the job runs again, or when the image is on the disk
+    #[arg(long, value_enum, default_value_t = Wait::Durable)]
+    wait: Wait,
+    /// End the job when the image is durable; it stands still until then, so that nothing that it does
+    /// is done twice
+    #[arg(long, conflicts_with = "wait")]
+    stop: bool,
+    /// Where the image goes [default: the job's --ckpt-dir]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// How memory is stored; auto: LZ4 where that helps, raw elsewhere
+    #[arg(long, value_enum, default_value_t = Codec::Auto)]
+    codec: Codec,
+    /// What becomes of files that are open for writing: save their contents with the image, from which a
+    /// restart brings them back; or keep them where they are, and restart with what is there then
+    #[arg(long, value_enum, default_value_t = Files::Save)]
+    files: Files,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wait {
+    Captured,
+    Durable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Files {
+    Save,
+    Keep,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Codec {
+    Auto,
+    Raw,
+    Lz4,
+    Zstd,
+    Gzip,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    image: PathBuf,
+    state: &'static str,
+    processes: usize,
+    stall_seconds: f64,
+    bytes: Option<u64>,
+    seconds: Option<f64>,
+    warnings: Vec<String>,
+}
+
+pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
+    let dir = args.dir.as_ref().map(std::path::absolute).transpose()?;
+    let codec = args.codec.to_possible_value().map(|value| value.get_name().to_owned());
+    let order = Order { dir, codec, keep_files: args.files == Files::Keep, stop: args.stop };
+    let until = match args.wait {
+        Wait::Captured => Until::Captured,
+        Wait::Durable => Until::Durable,
+    };
+    let mut report = Report::default();
+    let jobs = Jobs::open()?;
+    control::checkpoint(&jobs, &args.job, &order, until, |progress| match progress.clone() {
+        Progress::Captured { image, processes, stall_seconds, warnings } => {
+            warnings.iter().for_each(|text| {
+                anstream::eprintln!("kedge: warning: {}", output::harmless(text));
+            });
+            let (bytes, seconds) = (None, None);
+            let state = "captured";
+            report = Report { image, state, processes, stall_seconds, bytes, seconds, warnings };
+        }
+        Progress::Durable { bytes, seconds, .. } => {
+            report.state = "durable";
+            (report.bytes, report.seconds) = (Some(bytes), Some(seconds));
+        }
+    })?;
+    match args.json {
+        true => Ok(output::json(&report)?),
+        false => Ok(output::print(&format!("{}\n", report.image.display()))?),
+    }
+}

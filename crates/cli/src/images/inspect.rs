@@ -1,0 +1,135 @@
+//! `kedge inspect`.
+
+use super::{date, name, real};
+use crate::Failure;
+use crate::output::{self, PLAIN, Table};
+use crate::size::Size;
+use clap::Args;
+use kedge_image::layout::Kind;
+use kedge_image::{Codec, ImageFile, newest};
+use serde::Serialize;
+use std::path::PathBuf;
+
+const AFTER_HELP: &str = "\
+MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored. The other
+columns are bytes in the file, by how they are stored; PLAIN, the contents of open files and pipes.
+
+Tables are read and checked, contents are not: that is what `kedge verify` does.";
+
+/// Show what is in a checkpoint image
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct InspectArgs {
+    /// An image, or a folder of images for the newest of them: a path, or a name in the folder where
+    /// images go by default
+    #[arg(value_name = "IMAGE|DIR")]
+    image: PathBuf,
+    /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
+    /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
+    /// gzip, plain)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    image: PathBuf,
+    version: u32,
+    job: String,
+    command: Vec<String>,
+    captured: u64,
+    processes: Vec<i32>,
+    parent: Option<String>,
+    bytes: u64,
+    files: Vec<Contents>,
+}
+
+/// What a file holds, in bytes.
+#[derive(Debug, Default, Serialize)]
+struct Contents {
+    name: String,
+    bytes: u64,
+    memory: u64,
+    zero: u64,
+    sections: u64,
+    raw: u64,
+    lz4: u64,
+    zstd: u64,
+    gzip: u64,
+    /// Contents of files and pipes, kept as they are.
+    plain: u64,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
+    let (image, manifest) = newest(&real(&args.image)?)?;
+    let mut files = Vec::new();
+    for entry in &manifest.files {
+        let empty =
+            Contents { name: entry.name.clone(), bytes: entry.bytes, ..Contents::default() };
+        files.push(match entry.is_plain() {
+            true => Contents { plain: entry.bytes, ..empty },
+            false => contents(empty, &ImageFile::open(&image.join(&entry.name), Some(entry))?),
+        });
+    }
+    let report = Report {
+        image,
+        bytes: manifest.bytes(),
+        version: manifest.version,
+        job: manifest.job,
+        command: manifest.command,
+        captured: manifest.captured,
+        processes: manifest.processes,
+        parent: manifest.parent,
+        files,
+    };
+    if args.json {
+        return Ok(output::json(&report)?);
+    }
+    Ok(output::print(&render(&report))?)
+}
+
+fn contents(mut contents: Contents, file: &ImageFile) -> Contents {
+    for extent in file.extents() {
+        match extent.kind {
+            Kind::Memory => contents.memory += extent.decoded,
+            Kind::Section => contents.sections += u64::from(extent.stored),
+        }
+        match extent.codec {
+            Codec::Zero => contents.zero += extent.decoded,
+            Codec::Raw => contents.raw += u64::from(extent.stored),
+            Codec::Lz4 => contents.lz4 += u64::from(extent.stored),
+            Codec::Zstd => contents.zstd += u64::from(extent.stored),
+            Codec::Gzip => contents.gzip += u64::from(extent.stored),
+        }
+    }
+    contents
+}
+
+fn render(report: &Report) -> String {
+    let processes: Vec<String> = report.processes.iter().map(i32::to_string).collect();
+    let facts = [
+        ("image", report.image.display().to_string()),
+        ("job", report.job.clone()),
+        ("command", report.command.join(" ")),
+        ("captured", date(report.captured)),
+        ("processes", processes.join(" ")),
+        ("builds on", report.parent.clone().unwrap_or_else(|| "nothing".into())),
+        ("size", Size(report.bytes).to_string()),
+    ];
+    let mut text = String::new();
+    for (what, value) in facts {
+        text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
+    }
+    let headings =
+        ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN"];
+    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    for file in &report.files {
+        let numbers =
+            [file.bytes, file.memory, file.zero, file.sections, file.raw, file.lz4, file.zstd];
+        let name = (PLAIN, output::harmless(&name(file.name.as_ref())));
+        let sizes = numbers.map(|bytes| (PLAIN, Size(bytes).to_string()));
+        table.row(std::iter::once(name).chain(sizes));
+    }
+    text.push('\n');
+    text + &table.render()
+}

@@ -1,0 +1,138 @@
+//! Checkpoint images: listed here; inspected, verified and removed in the modules below.
+
+pub(crate) mod inspect;
+pub(crate) mod rm;
+pub(crate) mod verify;
+
+use crate::Failure;
+use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN, Table};
+use crate::size::Size;
+use anstyle::Style;
+use clap::Args;
+use kedge_image::{Found, State, catalogue};
+use kedge_proxy::joblog;
+use kedge_supervisor::policy;
+use serde::Serialize;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+const AFTER_HELP: &str = "\
+STATE is one of
+  finished    it counts; `kedge verify` reads all of it
+  damaged     its manifest is no good
+  writing     a checkpoint that has not ended
+  unfinished  what a checkpoint left that did not come to its end; `kedge rm` removes it
+
+Examples:
+  kedge images                     those in the folder where images go by default
+  kedge images /scratch/images     those in another";
+
+/// List checkpoint images, the newest first
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct ImagesArgs {
+    /// The folder that holds the images
+    /// [default: $XDG_STATE_HOME/kedge/images, else ~/.local/state/kedge/images]
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
+    /// 1970), processes (how many), bytes, parent (the image that it builds on), error
+    #[arg(long)]
+    json: bool,
+}
+
+/// An image, flat, as scripts like it.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    image: PathBuf,
+    state: &'static str,
+    job: Option<String>,
+    command: Vec<String>,
+    captured: Option<u64>,
+    processes: Option<usize>,
+    bytes: Option<u64>,
+    parent: Option<String>,
+    error: Option<String>,
+}
+
+pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
+    let found = match &args.dir {
+        Some(dir) => catalogue(&real(dir)?)?,
+        // Nobody has made an image yet, so there need not be such a folder.
+        None => match policy::default_dir()? {
+            dir if dir.exists() => catalogue(&dir)?,
+            _ => Vec::new(),
+        },
+    };
+    let rows: Vec<Row> = found.into_iter().map(row).collect();
+    if args.json {
+        return Ok(output::json(&rows)?);
+    }
+    let headings = ["IMAGE", "STATE", "CAPTURED", "PROCESSES", "SIZE", "COMMAND"];
+    let mut table = Table::new(&headings, &[3, 4]);
+    for row in rows {
+        let words = output::harmless(&row.command.join(" "));
+        table.row([
+            (PLAIN, output::harmless(&name(&row.image))),
+            (style(row.state), row.state.to_owned()),
+            (PLAIN, row.captured.map(date).unwrap_or_default()),
+            (PLAIN, row.processes.map(|count| count.to_string()).unwrap_or_default()),
+            (PLAIN, row.bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default()),
+            (PLAIN, row.error.map(|error| output::harmless(&error)).unwrap_or(words)),
+        ]);
+    }
+    Ok(output::print(&table.render())?)
+}
+
+fn row(found: Found) -> Row {
+    let empty = Row { image: found.folder, ..Row::default() };
+    match found.state {
+        State::Finished(manifest) => Row {
+            state: "finished",
+            bytes: Some(manifest.bytes()),
+            job: Some(manifest.job),
+            command: manifest.command,
+            captured: Some(manifest.captured),
+            processes: Some(manifest.processes.len()),
+            parent: manifest.parent,
+            ..empty
+        },
+        State::Damaged(error) => Row { state: "damaged", error: Some(error.to_string()), ..empty },
+        State::Writing => Row { state: "writing", ..empty },
+        State::Unfinished => Row { state: "unfinished", ..empty },
+    }
+}
+
+fn style(state: &str) -> Style {
+    match state {
+        "finished" => GOOD,
+        "damaged" => BAD,
+        "writing" => FAIR,
+        _ => DIM,
+    }
+}
+
+fn name(folder: &Path) -> String {
+    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Seconds since 1970, as a date and time in UTC.
+fn date(seconds: u64) -> String {
+    let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH);
+    let text = joblog::timestamp(at);
+    format!("{}Z", text.split('.').next().unwrap_or_default())
+}
+
+/// `path` without links and dots; an image that is not there by that name may lie in the folder where
+/// images go by default.
+pub(crate) fn real(path: &Path) -> Result<PathBuf, Failure> {
+    let bad = |error: io::Error| Failure::new(format!("{}: {error}", path.display()));
+    match path.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.components().count() == 1 => {
+            let there = policy::default_dir().ok().and_then(|d| d.join(path).canonicalize().ok());
+            there.ok_or_else(|| bad(error))
+        }
+        other => other.map_err(bad),
+    }
+}

@@ -1,0 +1,63 @@
+//! `kedge restart`.
+
+use crate::Failure;
+use crate::images::real;
+use crate::run::CheckpointArgs;
+use clap::Args;
+use kedge_supervisor::jobs::JobName;
+use kedge_supervisor::{Outcome, RestartSpec, die_of};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const AFTER_HELP: &str = "\
+The job has its process ids, in namespaces of its own; for an ordinary user that takes a user
+namespace, which an administrator can forbid. A restart happens as a whole or not at all. Every
+checksum is compared: of a folder of images, a damaged one is passed over for the next older, which
+`kedge logs` tells.
+
+Examples:
+  kedge restart nightly-0004              an image, from the folder where images go by default
+  kedge restart /scratch/images           the newest good one in a folder
+  kedge restart nightly-0004 --job again  under another name";
+
+/// Bring a job back from its image; exits as its program does
+///
+/// Its standard input, output and error are those of this command, and so are the terminal, the signals
+/// and the exit status.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct RestartArgs {
+    /// An image, or a folder of images for the newest good one: a path, or a name in the folder where
+    /// images go by default
+    #[arg(value_name = "IMAGE|DIR")]
+    path: PathBuf,
+    /// The job's name [default: the one that it had]
+    #[arg(long, value_name = "NAME")]
+    job: Option<JobName>,
+    /// Take the files below OLD, as the job knows them, from below NEW
+    #[arg(long = "path-map", value_name = "OLD=NEW", value_parser = pair)]
+    paths: Vec<(PathBuf, PathBuf)>,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
+}
+
+fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    let pair = text.split_once('=').map(|(old, new)| (PathBuf::from(old), PathBuf::from(new)));
+    pair.filter(|(old, new)| old.is_absolute() && new.is_absolute())
+        .ok_or_else(|| format!("`{text}` maps no path: give OLD=NEW, two absolute paths"))
+}
+
+/// Runs the job. Does not return where a signal ended the program: that ends this process too.
+pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
+    let mut policy = args.checkpoints.policy()?;
+    let path = real(&args.path)?;
+    // Its images stay together.
+    if !args.checkpoints.names_a_dir() {
+        policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
+    }
+    let spec = RestartSpec { path, name: args.job, paths: args.paths, policy };
+    match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
+        Outcome::Exited(code) => Ok(ExitCode::from(code)),
+        Outcome::Killed(signal) => die_of(signal),
+    }
+}

@@ -1,0 +1,346 @@
+//! Which images a folder has, and which of them may go.
+
+use crate::error::ImageError;
+use crate::manifest::{self, Manifest, NAME, NEW};
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What a writer may need between making its folder and locking it, by far.
+const UNCLAIMED: Duration = Duration::from_secs(60);
+
+/// A new folder for an image, which counts as being written for as long as this lives: by a lock, so
+/// that a writer that died, however it died, leaves a folder that is known to be nobody's.
+#[derive(Debug)]
+pub struct Claim {
+    folder: PathBuf,
+    /// `None` where the file system has no such locks; such a folder is never taken for nobody's.
+    _lock: Option<File>,
+}
+
+impl Claim {
+    /// The folder for the next image of `job` in `parent`.
+    pub fn new(parent: &Path, job: &str) -> Result<Claim, ImageError> {
+        let folder = manifest::next_folder(parent, job)?;
+        let lock = File::open(&folder).map_err(ImageError::io(&folder))?;
+        let locked = lock.try_lock().is_ok();
+        Ok(Claim { folder, _lock: locked.then_some(lock) })
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Removes what there is of an image that came to nothing.
+    pub fn abandon(self) -> Result<(), ImageError> {
+        erase(&self.folder)
+    }
+}
+
+/// What a folder is.
+#[derive(Debug)]
+pub enum State {
+    Finished(Manifest),
+    /// It has a manifest that is no good.
+    Damaged(ImageError),
+    Writing,
+    /// What a checkpoint left that did not come to its end.
+    Unfinished,
+}
+
+#[derive(Debug)]
+pub struct Found {
+    pub folder: PathBuf,
+    pub state: State,
+}
+
+/// Every image in `parent`, the newest first, then those that are none yet or no more.
+pub fn catalogue(parent: &Path) -> Result<Vec<Found>, ImageError> {
+    let mut all: Vec<Found> = manifest::folders(parent)?
+        .into_iter()
+        .filter_map(|folder| state(&folder).map(|state| Found { folder, state }))
+        .collect();
+    all.sort_by_cached_key(|found| match &found.state {
+        State::Finished(manifest) => (0, Some(Reverse(manifest::age(&found.folder, manifest)))),
+        _ => (1, Some(Reverse((0, None, found.folder.clone())))),
+    });
+    Ok(all)
+}
+
+fn state(folder: &Path) -> Option<State> {
+    if !folder.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        return None;
+    }
+    match Manifest::read(folder) {
+        Ok(manifest) => Some(State::Finished(manifest)),
+        Err(ImageError::NoImage { .. }) if !is_left_over(folder) => None,
+        Err(ImageError::NoImage { .. }) if is_locked(folder) => Some(State::Writing),
+        Err(ImageError::NoImage { .. }) => Some(State::Unfinished),
+        Err(error) => Some(State::Damaged(error)),
+    }
+}
+
+/// Whether `folder` is named as images are and holds nothing but what they are made of.
+fn is_left_over(folder: &Path) -> bool {
+    let named = folder.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
+        let number = name.rsplit_once('-').map(|(_, number)| number);
+        number.is_some_and(|n| n.len() >= 4 && n.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    let ours = |name: &str| {
+        name == NAME || name == NEW || [".kimg", ".data"].iter().any(|end| name.ends_with(end))
+    };
+    let all_ours = || -> io::Result<bool> {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if !entry.file_type()?.is_file() || !entry.file_name().to_str().is_some_and(ours) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    named && all_ours().unwrap_or(false)
+}
+
+/// Whether a writer lives; also where that cannot be known.
+fn is_locked(folder: &Path) -> bool {
+    let Ok(file) = File::open(folder) else { return true };
+    match file.try_lock() {
+        Ok(()) => false,
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
+    }
+}
+
+/// Removes all but the newest `keep` images of `job` in `parent`, and what its dead writers left; what
+/// was removed. An image on which a kept one builds is kept; so is one that is damaged, which is
+/// for its owner to judge.
+pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, ImageError> {
+    let all = catalogue(parent)?;
+    let images: Vec<(&Path, &Manifest)> = all
+        .iter()
+        .filter_map(|found| match &found.state {
+            State::Finished(manifest) => Some((found.folder.as_path(), manifest)),
+            _ => None,
+        })
+        .collect();
+    let kept = images.iter().filter(|(_, m)| m.job == job).take(keep.max(1));
+    let others = images.iter().filter(|(_, m)| m.job != job);
+    let needed = with_parents(&images, kept.chain(others).map(|(path, _)| *path));
+    let old = images.iter().filter(|(path, m)| m.job == job && !needed.contains(path));
+    let left = all.iter().filter(|found| {
+        let of_job = manifest::number(&found.folder, job).is_some();
+        of_job && matches!(found.state, State::Unfinished) && is_settled(&found.folder)
+    });
+    // The newest first: what is left over by a crash has its parents still.
+    let go: Vec<&Path> =
+        old.map(|(path, _)| *path).chain(left.map(|found| found.folder.as_path())).collect();
+    for folder in &go {
+        erase(folder)?;
+    }
+    Ok(go.into_iter().map(Path::to_owned).collect())
+}
+
+/// `kept` and all that they build on.
+fn with_parents<'a>(
+    images: &[(&'a Path, &'a Manifest)],
+    kept: impl Iterator<Item = &'a Path>,
+) -> HashSet<&'a Path> {
+    let mut needed = HashSet::new();
+    for mut path in kept {
+        // A folder seen before has had its parents followed, which also ends circles.
+        while needed.insert(path) {
+            let own = images.iter().find(|(other, _)| *other == path);
+            let parent = own.and_then(|(_, manifest)| manifest.parent.as_deref());
+            let above = parent.and_then(|name| {
+                images.iter().find(|(other, _)| other.file_name() == Some(name.as_ref()))
+            });
+            match above {
+                Some((above, _)) => path = above,
+                None => break,
+            }
+        }
+    }
+    needed
+}
+
+/// Whether a folder without a lock is older than a writer needs to lock it.
+fn is_settled(folder: &Path) -> bool {
+    let changed = fs::metadata(folder).and_then(|meta| meta.modified());
+    changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > UNCLAIMED))
+}
+
+/// Removes the images in `folders`, all or, where one of them must stay, none. Refuses what is no
+/// image, what is being written, and what an image that stays builds on.
+pub fn remove(folders: &[PathBuf]) -> Result<(), ImageError> {
+    let mut go = Vec::new();
+    for folder in folders {
+        let own = fs::canonicalize(folder).map_err(ImageError::io(folder))?;
+        match state(&own) {
+            None => return Err(ImageError::NoImage { path: folder.clone() }),
+            Some(State::Writing) => return Err(ImageError::Busy { path: folder.clone() }),
+            Some(_) => go.push(own),
+        }
+    }
+    for folder in &go {
+        check_unneeded(folder, &go)?;
+    }
+    go.iter().try_for_each(|folder| erase(folder))
+}
+
+fn check_unneeded(folder: &Path, go: &[PathBuf]) -> Result<(), ImageError> {
+    let Some(beside) = folder.parent() else { return Ok(()) };
+    for (path, manifest) in manifest::list(beside)? {
+        let needs = manifest.parent.as_deref().map(std::ffi::OsStr::new) == folder.file_name();
+        if needs && !go.contains(&path) {
+            let by = path.display().to_string();
+            return Err(ImageError::Needed { path: folder.to_owned(), by });
+        }
+    }
+    Ok(())
+}
+
+/// Removes an image: first what makes it count, so that half of one is never taken for one.
+fn erase(folder: &Path) -> Result<(), ImageError> {
+    let forgive = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(ImageError::io(folder)),
+    };
+    forgive(fs::remove_file(folder.join(NAME)))?;
+    forgive(File::open(folder).and_then(|file| file.sync_all()))?;
+    forgive(fs::remove_dir_all(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("kret-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).unwrap();
+            Folder(path)
+        }
+
+        /// The image `number` of `job`, captured at that second.
+        fn image(&self, job: &str, number: u64, parent: Option<&str>) -> PathBuf {
+            let folder = self.0.join(format!("{job}-{number:04}"));
+            fs::create_dir(&folder).unwrap();
+            let mut manifest = Manifest::new(job.into(), vec![], number);
+            manifest.parent = parent.map(str::to_owned);
+            manifest.write(&folder).unwrap();
+            folder
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap().flatten();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// As if nobody had touched it for two minutes.
+    fn age(folder: &Path) {
+        let then = std::time::SystemTime::now() - 2 * UNCLAIMED;
+        File::open(folder).unwrap().set_modified(then).unwrap();
+    }
+
+    #[test]
+    fn the_newest_of_the_job_stay() {
+        let folder = Folder::new("newest");
+        for number in 1..=4 {
+            folder.image("a", number, None);
+            folder.image("a-b", number, None);
+        }
+        let removed = retain(&folder.0, "a", 2).unwrap();
+        assert_eq!(removed, [folder.0.join("a-0002"), folder.0.join("a-0001")]);
+        let left = ["a-0003", "a-0004", "a-b-0001", "a-b-0002", "a-b-0003", "a-b-0004"];
+        assert_eq!(folder.names(), left);
+        // Never the last one.
+        retain(&folder.0, "a", 0).unwrap();
+        assert_eq!(folder.names()[0], "a-0004");
+    }
+
+    #[test]
+    fn what_another_builds_on_stays() {
+        let folder = Folder::new("chain");
+        folder.image("a", 1, None);
+        folder.image("a", 2, Some("a-0001"));
+        folder.image("a", 3, None);
+        folder.image("a", 4, Some("a-0002"));
+        retain(&folder.0, "a", 1).unwrap();
+        assert_eq!(folder.names(), ["a-0001", "a-0002", "a-0004"]);
+        // A circle, which only damage makes, ends nothing but itself.
+        folder.image("a", 5, Some("a-0006"));
+        folder.image("a", 6, Some("a-0005"));
+        retain(&folder.0, "a", 1).unwrap();
+        assert_eq!(folder.names(), ["a-0005", "a-0006"]);
+    }
+
+    #[test]
+    fn only_what_dead_writers_left_goes() {
+        let folder = Folder::new("dead");
+        folder.image("a", 1, None);
+        let live = Claim::new(&folder.0, "a").unwrap();
+        let dead = Claim::new(&folder.0, "a").unwrap();
+        let young = Claim::new(&folder.0, "a").unwrap();
+        fs::write(dead.folder().join("7.kimg"), b"half").unwrap();
+        age(live.folder());
+        age(dead.folder());
+        drop((dead, young));
+        let other = folder.0.join("a-2024");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("thesis.tex"), b"not ours").unwrap();
+        age(&other);
+        let states = catalogue(&folder.0).unwrap();
+        let of = |name: &str| states.iter().find(|found| found.folder.ends_with(name));
+        assert!(matches!(of("a-0002").unwrap().state, State::Writing));
+        assert!(matches!(of("a-0003").unwrap().state, State::Unfinished));
+        assert!(of("a-2024").is_none());
+        assert_eq!(retain(&folder.0, "a", 1).unwrap(), [folder.0.join("a-0003")]);
+        assert_eq!(folder.names(), ["a-0001", "a-0002", "a-0004", "a-2024"]);
+        live.abandon().unwrap();
+        assert!(!folder.names().contains(&"a-0002".to_owned()));
+    }
+
+    #[test]
+    fn removing_is_refused_where_it_would_harm() {
+        let folder = Folder::new("remove");
+        let first = folder.image("a", 1, None);
+        let second = folder.image("a", 2, Some("a-0001"));
+        let error = remove(std::slice::from_ref(&first)).unwrap_err();
+        assert!(matches!(&error, ImageError::Needed { by, .. } if by.ends_with("a-0002")));
+        let live = Claim::new(&folder.0, "a").unwrap();
+        let busy = remove(&[second.clone(), live.folder().to_owned()]);
+        assert!(matches!(busy, Err(ImageError::Busy { .. })));
+        assert!(matches!(remove(std::slice::from_ref(&folder.0)), Err(ImageError::NoImage { .. })));
+        assert_eq!(folder.names(), ["a-0001", "a-0002", "a-0003"]);
+        remove(&[first, second]).unwrap();
+        assert_eq!(folder.names(), ["a-0003"]);
+    }
+
+    #[test]
+    fn a_damaged_image_is_shown_and_never_counted() {
+        let folder = Folder::new("damaged");
+        folder.image("a", 1, None);
+        let bad = folder.image("a", 2, None);
+        fs::write(bad.join(NAME), b"nonsense that is long enough to be one").unwrap();
+        let states = catalogue(&folder.0).unwrap();
+        assert!(matches!(states[0].state, State::Finished(_)));
+        assert!(matches!(states[1].state, State::Damaged(_)));
+        retain(&folder.0, "a", 1).unwrap();
+        assert_eq!(folder.names(), ["a-0001", "a-0002"]);
+        remove(&[bad]).unwrap();
+        assert_eq!(folder.names(), ["a-0001"]);
+    }
+}

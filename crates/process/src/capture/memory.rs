@@ -1,0 +1,182 @@
+//! A process's own memory: which pages are its own, and writing them.
+
+use crate::EngineError;
+use crate::freeze::FrozenClone;
+use crate::maps::Mapping;
+use crate::sys;
+use kedge_image::{Choice, ImageWriter, PAGE};
+use libc::pid_t;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Bytes that are read and stored together: enough to amortise a call, few enough to share out.
+const CHUNK: u64 = 1 << 20;
+/// Pages whose entries are read together.
+const WINDOW: u64 = 64 << 10;
+/// Threads that write one image at most: more than that, and the disk is what is slow.
+const MAX_WRITERS: usize = 8;
+
+/// Bits of an entry of /proc/PID/pagemap.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+
+/// Memory that is stored as one extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chunk {
+    address: u64,
+    length: u64,
+    /// Without PROT_READ: it is read all the same.
+    hidden: bool,
+}
+
+impl Chunk {
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+fn failed(pid: pid_t) -> impl Fn(std::io::Error) -> EngineError {
+    move |source| EngineError::System { pid, what: "read its memory", source }
+}
+
+/// The pages of private mappings that the program has written, but for mappings that begin at one
+/// of `written`. What it has not written is zero or still in its file.
+pub(super) fn chunks(
+    clone: &FrozenClone,
+    mappings: &[Mapping],
+    written: &[u64],
+) -> Result<Vec<Chunk>, EngineError> {
+    let pid = clone.pid();
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed(pid))?;
+    let mut chunks = Vec::new();
+    for mapping in mappings.iter().filter(|m| own(m) && !written.contains(&m.start)) {
+        // What no name leads to is saved whole: nobody could map it again.
+        let runs = if mapping.deleted() {
+            vec![(mapping.start, mapping.end)]
+        } else {
+            touched(pid, &pagemap, mapping)?
+        };
+        split(mapping, &runs, &mut chunks);
+    }
+    Ok(chunks)
+}
+
+/// Whether the mapping's pages are the process's own, once written.
+pub(super) fn own(mapping: &Mapping) -> bool {
+    !mapping.shared && !crate::state::KERNEL_MAPPINGS.contains(&mapping.name.as_str())
+}
+
+pub(super) fn split(mapping: &Mapping, runs: &[(u64, u64)], chunks: &mut Vec<Chunk>) {
+    let hidden = mapping.protection & libc::PROT_READ == 0;
+    for (start, end) in runs {
+        let parts = (*start..*end).step_by(CHUNK as usize);
+        chunks.extend(parts.map(|address| {
+            let length = CHUNK.min(end - address);
+            Chunk { address, length, hidden }
+        }));
+    }
+}
+
+/// The runs of pages of `mapping` that differ from what is mapped there.
+fn touched(pid: pid_t, pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    let mut entries = vec![0u8; (mapping.len() / PAGE).min(WINDOW) as usize * 8];
+    let mut at = mapping.start;
+    while at < mapping.end {
+        let pages = ((mapping.end - at) / PAGE).min(WINDOW);
+        let bytes = &mut entries[..pages as usize * 8];
+        pagemap.read_exact_at(bytes, at / PAGE * 8).map_err(failed(pid))?;
+        for (index, entry) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            let entry = u64::from_le_bytes(*entry);
+            if entry & (PRESENT | SWAPPED) == 0 || entry & OF_FILE != 0 {
+                continue;
+            }
+            let page = at + index as u64 * PAGE;
+            match runs.last_mut() {
+                Some((_, end)) if *end == page => *end += PAGE,
+                _ => runs.push((page, page + PAGE)),
+            }
+        }
+        at += pages * PAGE;
+    }
+    Ok(runs)
+}
+
+/// Reads `chunks` of the clone and stores them, by several threads.
+pub(super) fn write(
+    clone: &FrozenClone,
+    chunks: &[Chunk],
+    writer: &ImageWriter,
+    codec: Choice,
+) -> Result<(), EngineError> {
+    let pid = clone.pid();
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        let mut buffer = Vec::new();
+        while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = store(pid, 0, chunk, chunk.address, writer, codec, &mut buffer) {
+                // The first failure ends the work of all.
+                next.store(chunks.len(), Ordering::Relaxed);
+                failure.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads.min(chunks.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
+}
+
+/// Stores one chunk of `pid` as memory of `object` at `place`.
+pub(super) fn store(
+    pid: pid_t,
+    object: u64,
+    chunk: &Chunk,
+    place: u64,
+    writer: &ImageWriter,
+    codec: Choice,
+    buffer: &mut Vec<u8>,
+) -> Result<(), EngineError> {
+    buffer.resize(chunk.length as usize, 0);
+    if chunk.hidden {
+        let path = PathBuf::from(format!("/proc/{pid}/mem"));
+        let memory = File::open(&path).map_err(failed(pid))?;
+        memory.read_exact_at(buffer, chunk.address).map_err(failed(pid))?;
+    } else {
+        read(pid, chunk.address, buffer)?;
+    }
+    let encoded = kedge_image::encode(buffer, codec);
+    Ok(writer.memory(object, place, chunk.length, &encoded)?)
+}
+
+/// Reads memory that may end early: past the end of a mapped file there is nothing, as if zero.
+fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<(), EngineError> {
+    let mut done = 0;
+    while done < into.len() {
+        let at = address + done as u64;
+        match sys::read(pid, at, &mut into[done..]) {
+            Ok(count) if count > 0 => done += count,
+            Err(EngineError::System { source, .. })
+                if source.raw_os_error() == Some(libc::EFAULT) =>
+            {
+                let page = (PAGE - at % PAGE) as usize;
+                let end = into.len().min(done + page);
+                into[done..end].fill(0);
+                done = end;
+            }
+            Err(other) => return Err(other),
+            Ok(_) => return Err(EngineError::Ended { pid }),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is cloned,
+//! and all goes on; the clones' memory is written to the image afterwards.
+
+mod memory;
+mod objects;
+mod process;
+mod queries;
+
+pub(crate) use process::vdso_checksum;
+
+use crate::clocks::Clocks;
+use crate::freeze::FrozenClone;
+use crate::machine::Machine;
+use crate::plugins::{FileContents, PluginError, Refusal, Survey, SurveyOptions};
+use crate::proc::{Field, Stat};
+use crate::state::{self, Ids, JobState, ProcessState, Zombie};
+use crate::stop::{self, Roots, StoppedJob};
+use crate::{EngineError, maps};
+use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The file of what the processes share.
+pub(crate) const JOB_FILE: &str = "job.kimg";
+
+/// The file of a process.
+pub(crate) fn process_file(pid: i32) -> String {
+    format!("{pid}.kimg")
+}
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// An empty folder, which becomes the image.
+    pub folder: PathBuf,
+    pub codec: Choice,
+    /// How long the threads may take to stop.
+    pub patience: Duration,
+    /// What becomes of the contents of files that are open for writing.
+    pub contents: FileContents,
+    /// The most that the contents of one file may take, in bytes.
+    pub file_limit: u64,
+}
+
+impl Options {
+    /// The usual ones.
+    pub fn new(folder: PathBuf) -> Options {
+        let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
+        let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
+        Options { folder, codec, patience, contents, file_limit: limit }
+    }
+}
+
+/// A job that has been captured and runs again. Its memory is held by clones until
+/// [`Captured::finish`]; they end with this, and with the thread that made it, so it stays there.
+#[derive(Debug)]
+pub struct Captured {
+    options: Options,
+    job: JobState,
+    objects: FileEntry,
+    /// Those of the descriptors.
+    files: Vec<String>,
+    held: Vec<Held>,
+    /// How long the job stood still.
+    pub stall: Duration,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+    tracer: PhantomData<*const ()>,
+}
+
+/// A process's state and the clone that holds its memory.
+#[derive(Debug)]
+struct Held {
+    state: ProcessState,
+    clone: FrozenClone,
+    mappings: Vec<maps::Mapping>,
+    /// Its file, which already has what a clone does not inherit.
+    writer: ImageWriter,
+    written: Vec<u64>,
+}
+
+/// Captures the processes of `roots`. They run again when this returns, whatever it returns. A job
+/// that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
+/// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
+pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
+    let machine = Machine::this()?;
+    let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
+    // What cannot be saved is told before anything is stopped.
+    survey_ahead(roots, &options)?;
+    let begin = Instant::now();
+    let mut stopped = stop::stop(roots, options.patience)?;
+    let (zombies, ids) = identify(&stopped)?;
+    let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
+    let descriptors = survey(&pids, &options)?.save(&options.folder)?;
+    let mut objects = objects::Objects::default();
+    let mut held = Vec::new();
+    for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
+        held.push(process::hold(process, *ids, &options, &descriptors, &mut objects)?);
+    }
+    let clocks = Clocks::now();
+    objects.copy(&objects_file, options.codec)?;
+    drop(stopped);
+    let stall = begin.elapsed();
+    let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
+    objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
+    objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
+    let files = descriptors.files().map(str::to_owned).collect();
+    let warnings = descriptors.warnings().to_vec();
+    let objects = objects_file.finish()?;
+    Ok(Captured { options, job, objects, files, held, stall, warnings, tracer: PhantomData })
+}
+
+/// What the processes hold open, and who is to save it.
+fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineError> {
+    // SAFETY: the standard streams are never closed. One that is not open is no stream.
+    let stream =
+        |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
+    let streams = [stream(0), stream(1), stream(2)];
+    let (contents, limit) = (options.contents, options.file_limit);
+    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit });
+    Ok(survey.map_err(PluginError::Survey)?)
+}
+
+/// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
+/// stopped job is looked at again.
+fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+    match survey(&stop::alive(roots), options) {
+        Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
+            let remain = stop::alive(roots);
+            let holds = |refusal: &Refusal| {
+                let descriptor = |fd| format!("/proc/{}/fd/{fd}", refusal.pid);
+                let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
+                remain.contains(&refusal.pid) && refusal.fd.is_none_or(there)
+            };
+            let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
+            let none = refusals.is_empty();
+            if none { Ok(()) } else { Err(PluginError::Survey(refusals).into()) }
+        }
+        other => other.map(drop),
+    }
+}
+
+/// The ids of everybody, as the job sees them: what is outside of it is 0.
+fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError> {
+    let alive = stopped.processes.iter().map(|process| process.pid);
+    let members: BTreeSet<i32> = alive.clone().chain(stopped.zombies.iter().copied()).collect();
+    // SAFETY: plain calls.
+    let (own_group, own_session) = unsafe { (libc::getpgid(0), libc::getsid(0)) };
+    // One whose leader lives outside of the job is from outside; one whose leader lives no more is
+    // the job's own, unless it is this process's as well.
+    let inside = |id: i64, own: i32| match id as i32 {
+        id if members.contains(&id) => id,
+        id if id == own || id == 0 || Stat::of(id).is_ok() => 0,
+        id => id,
+    };
+    let ids = |pid| -> Result<(Ids, Stat), EngineError> {
+        let stat = Stat::of(pid)?;
+        let parent = stat.get(Field::Ppid) as i32;
+        let parent = if members.contains(&parent) { parent } else { 0 };
+        let group = inside(stat.get(Field::Pgrp), own_group);
+        let session = inside(stat.get(Field::Session), own_session);
+        Ok((Ids { pid, parent, group, session }, stat))
+    };
+    let zombie = |pid: &i32| {
+        let (ids, stat) = ids(*pid)?;
+        Ok(Zombie { ids, status: stat.get(Field::ExitCode) as i32 })
+    };
+    // One that this process has collected meanwhile is gone.
+    let collected = |zombie: &Result<_, _>| matches!(zombie, Err(EngineError::Ended { .. }));
+    let zombies = stopped.zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
+    let zombies: Result<Vec<Zombie>, EngineError> = zombies.collect();
+    // A zombie whose parent is outside is somebody else's to wait for.
+    let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
+    let ids: Result<Vec<Ids>, EngineError> = alive.map(|pid| Ok(ids(pid)?.0)).collect();
+    Ok((zombies, ids?))
+}
+
+impl Captured {
+    /// The processes, parents before their children.
+    pub fn processes(&self) -> &[i32] {
+        &self.job.processes
+    }
+
+    /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.
+    /// The processes and files of `manifest` are filled in.
+    pub fn finish(self, mut manifest: Manifest) -> Result<Manifest, EngineError> {
+        manifest.processes = self.job.processes;
+        manifest.files = vec![self.objects];
+        for name in &self.files {
+            manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
+        }
+        for held in self.held {
+            manifest.files.push(held.finish(self.options.codec)?);
+        }
+        manifest.write(&self.options.folder)?;
+        Ok(manifest)
+    }
+}
+
+impl Held {
+    fn finish(mut self, codec: Choice) -> Result<FileEntry, EngineError> {
+        queries::ask_clone(&self.clone, &self.mappings, &mut self.state)?;
+        process::add_flags(self.clone.pid(), &mut self.state)?;
+        let chunks = memory::chunks(&self.clone, &self.mappings, &self.written)?;
+        memory::write(&self.clone, &chunks, &self.writer, codec)?;
+        self.state.check()?;
+        self.writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
+        Ok(self.writer.finish()?)
+    }
+}

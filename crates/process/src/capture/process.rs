@@ -1,0 +1,359 @@
+//! Holding one process: its state is read, its memory cloned.
+
+use super::memory;
+use super::objects::Objects;
+use super::queries::Scratch;
+use super::{Held, Options, process_file};
+use crate::freeze::FrozenClone;
+use crate::maps::{self, Mapping};
+use crate::plugins;
+use crate::proc::{self, Field, Stat, Status};
+use crate::state::*;
+use crate::stop::StoppedProcess;
+use crate::sys;
+use crate::thread::begun_anew;
+use crate::{EngineError, Thread};
+use kedge_image::ImageWriter;
+use libc::pid_t;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
+const NOT_INHERITED: &str = "dc";
+
+/// Resource limits are 0 to 15.
+const LIMITS: u32 = 16;
+
+/// Reads what is to be known of a stopped process and clones its memory.
+pub(super) fn hold(
+    process: &mut StoppedProcess,
+    ids: Ids,
+    options: &Options,
+    descriptors: &plugins::Saved,
+    objects: &mut Objects,
+) -> Result<Held, EngineError> {
+    let pid = process.pid;
+    let status = Status::of(pid)?;
+    refuse(pid, &status)?;
+    // Locked pages are not inherited as locked.
+    let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
+    let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
+    let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    let mut state = describe(process, ids, &status)?;
+    (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
+    ask_live(process, &mappings, &mut state)?;
+    let clone = FrozenClone::of(&mut process.leader)?;
+    let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
+    let written = store_not_inherited(pid, &clone, &mappings, &mut state, &writer, options)?;
+    Ok(Held { state, clone, mappings, writer, written })
+}
+
+/// What kedge cannot bring back yet.
+fn refuse(pid: pid_t, status: &Status) -> Result<(), EngineError> {
+    let unsupported = |what: &str| {
+        Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
+    };
+    if status.get("Seccomp") != "0" && !status.get("Seccomp").is_empty() {
+        return unsupported("it filters its system calls (seccomp)");
+    }
+    for name in ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc"] {
+        if proc::link(pid, name)? != proc::link(std::process::id() as pid_t, name)? {
+            return unsupported("it has namespaces of its own");
+        }
+    }
+    if proc::link(pid, "root")? != Path::new("/") {
+        return unsupported("it has changed its root folder");
+    }
+    if !proc::text(pid, "timers")?.is_empty() {
+        return unsupported("it has POSIX timers");
+    }
+    Ok(())
+}
+
+fn describe(
+    process: &StoppedProcess,
+    ids: Ids,
+    status: &Status,
+) -> Result<ProcessState, EngineError> {
+    let pid = process.pid;
+    let stat = Stat::of(pid)?;
+    let at = |field| stat.get(field) as u64;
+    Ok(ProcessState {
+        ids,
+        exit_signal: stat.get(Field::ExitSignal) as i32,
+        stopped: process.state == 'T',
+        exe: known_file(&proc::link(pid, "exe")?),
+        cwd: proc::link(pid, "cwd")?,
+        umask: status.octal("Umask"),
+        personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
+        dumpable: 1,
+        no_new_privs: status.decimal("NoNewPrivs") != 0,
+        credentials: credentials(pid, status)?,
+        limits: limits(pid)?,
+        actions: Vec::new(),
+        pending: hex(sys::pending(pid, true)?),
+        timers: Vec::new(),
+        parent_death_signal: 0,
+        subreaper: false,
+        mm: MemoryMap {
+            code: (at(Field::StartCode), at(Field::EndCode)),
+            data: (at(Field::StartData), at(Field::EndData)),
+            brk: (at(Field::StartBrk), at(Field::StartBrk)),
+            stack: at(Field::StartStack),
+            arguments: (at(Field::ArgStart), at(Field::ArgEnd)),
+            environment: (at(Field::EnvStart), at(Field::EnvEnd)),
+            auxiliary: auxiliary(pid)?,
+        },
+        files: Vec::new(),
+        mappings: Vec::new(),
+        threads: Vec::new(),
+    })
+}
+
+fn hex(signals: Vec<sys::SigInfo>) -> Vec<Hex> {
+    signals.into_iter().map(|signal| Hex(signal.to_vec())).collect()
+}
+
+fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> {
+    let four = |field: &str| {
+        let what = "user or group ids";
+        let ids = status.numbers(field).try_into();
+        ids.map_err(|_| EngineError::Proc { pid, file: "status", what })
+    };
+    let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+    Ok(Credentials {
+        uids: four("Uid")?,
+        gids: four("Gid")?,
+        groups: status.numbers("Groups"),
+        capabilities: sets.map(|set| status.hex(set)),
+    })
+}
+
+fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
+    let limit = |resource: u32| {
+        let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel stores the structure.
+        let result = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) };
+        if result < 0 {
+            return Err(EngineError::last(pid, "read its limits"));
+        }
+        Ok((limit.rlim_cur, limit.rlim_max))
+    };
+    (0..LIMITS).map(limit).collect()
+}
+
+fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
+    let bytes = fs::read(format!("/proc/{pid}/auxv")).map_err(|source| EngineError::System {
+        pid,
+        what: "read its auxiliary vector",
+        source,
+    })?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+}
+
+/// How to know the file again; `None` if no name leads to it.
+fn known_file(path: &Path) -> Option<MappedFile> {
+    let metadata = fs::metadata(path).ok()?;
+    let written = metadata.is_file().then(|| (metadata.mtime(), metadata.mtime_nsec()));
+    Some(MappedFile { path: path.to_owned(), bytes: metadata.len(), written, writable: false })
+}
+
+fn describe_mappings(
+    pid: pid_t,
+    mappings: &[Mapping],
+    descriptors: &plugins::Saved,
+    objects: &mut Objects,
+) -> Result<(Vec<MappedFile>, Vec<Saved>), EngineError> {
+    let mut files = Files::default();
+    let mut saved = Vec::with_capacity(mappings.len());
+    for mapping in mappings {
+        saved.push(Saved {
+            start: mapping.start,
+            end: mapping.end,
+            protection: mapping.protection,
+            shared: mapping.shared,
+            offset: mapping.offset,
+            backing: match held(mapping, descriptors) {
+                Some(description) => Backing::Description(description),
+                None => backing(pid, mapping, &mut files, objects)?,
+            },
+            flags: mapping.flags.clone(),
+        });
+    }
+    Ok((files.list, saved))
+}
+
+/// The files that a process maps, each once.
+#[derive(Debug, Default)]
+struct Files {
+    list: Vec<MappedFile>,
+    by_path: BTreeMap<String, usize>,
+}
+
+impl Files {
+    /// The index of the mapping's file; `None` if its name leads elsewhere now.
+    fn index(&mut self, mapping: &Mapping) -> Option<usize> {
+        let path = mapping.path()?;
+        let writable = mapping.shared && mapping.protection & libc::PROT_WRITE != 0;
+        let index = match self.by_path.get(path) {
+            Some(index) => *index,
+            None => {
+                // File systems may report another device than maps has; the inode is the same.
+                if fs::metadata(path).ok()?.ino() != mapping.inode {
+                    return None;
+                }
+                self.list.push(known_file(Path::new(path))?);
+                self.by_path.insert(path.to_owned(), self.list.len() - 1);
+                self.list.len() - 1
+            }
+        };
+        self.list[index].writable |= writable;
+        Some(index)
+    }
+}
+
+/// The open file description that a shared mapping is a mapping of. One that the process has closed
+/// is another matter.
+fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
+    let (major, minor) = mapping.device.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    let device = libc::makedev(number(major)?, number(minor)?);
+    let kind = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
+    kind.then(|| descriptors.description_of(device, mapping.inode))?
+}
+
+fn backing(
+    pid: pid_t,
+    mapping: &Mapping,
+    files: &mut Files,
+    objects: &mut Objects,
+) -> Result<Backing, EngineError> {
+    let unsupported = |what: &str| {
+        let name = &mapping.name;
+        Err(EngineError::unsupported(pid, format!("it maps {name}, {what}")))
+    };
+    let name = mapping.name.as_str();
+    if KERNEL_MAPPINGS.contains(&name) {
+        let checksum = if name == "[vdso]" { vdso_checksum(pid, mapping)? } else { 0 };
+        return Ok(Backing::Kernel { name: name.into(), checksum });
+    }
+    if mapping.inode == 0 {
+        let plain =
+            name.is_empty() || ["[heap]", "[stack]"].contains(&name) || name.starts_with("[anon:");
+        return match (plain, mapping.shared) {
+            (true, false) => Ok(Backing::Anonymous),
+            _ => unsupported("which kedge cannot save yet"),
+        };
+    }
+    if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
+        return unsupported("which kedge cannot save yet");
+    }
+    if name.starts_with("/anon_hugepage") {
+        return unsupported("huge pages, which kedge cannot save yet");
+    }
+    let device = |path| fs::metadata(path).is_ok_and(|m| m.file_type().is_char_device());
+    if mapping.path().is_some_and(|path| path != "/dev/zero" && device(path)) {
+        return unsupported("a device, whose memory cannot be saved");
+    }
+    match (files.index(mapping), mapping.shared, mapping.deleted()) {
+        (Some(index), _, _) => Ok(Backing::File(index)),
+        (None, false, true) => Ok(Backing::Anonymous),
+        (None, true, true) => Ok(Backing::Object(objects.note(pid, mapping))),
+        (None, _, false) => unsupported("but another file has that name now: put the old one back"),
+    }
+}
+
+/// Of the vDSO's code: only the same kernel's can take its place.
+pub(crate) fn vdso_checksum(pid: pid_t, mapping: &Mapping) -> Result<u64, EngineError> {
+    let mut code = vec![0; mapping.len().min(1 << 20) as usize];
+    crate::inject::read_exact(pid, mapping.start, &mut code)?;
+    Ok(kedge_image::checksum(&code))
+}
+
+/// What is asked of the live threads.
+fn ask_live(
+    process: &mut StoppedProcess,
+    mappings: &[Mapping],
+    state: &mut ProcessState,
+) -> Result<(), EngineError> {
+    let pid = process.pid;
+    let scratch = Scratch::of(pid, mappings)?;
+    state.timers = scratch.timers(&mut process.leader)?;
+    state.parent_death_signal = scratch.parent_death_signal(&mut process.leader)?;
+    state.subreaper = scratch.subreaper(&mut process.leader)?;
+    for thread in std::iter::once(&mut process.leader).chain(&mut process.others) {
+        state.threads.push(describe_thread(pid, thread, &scratch)?);
+    }
+    Ok(())
+}
+
+fn describe_thread(
+    pid: pid_t,
+    thread: &mut Thread,
+    scratch: &Scratch,
+) -> Result<ThreadState, EngineError> {
+    let tid = thread.pid();
+    // Before any call, which would change them.
+    let extended = Hex(sys::extended(tid)?);
+    let rseq = sys::rseq(tid)?;
+    let name = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+    let pending = hex(sys::pending(tid, false)?);
+    Ok(ThreadState {
+        tid,
+        name: name.trim_end_matches('\n').to_owned(),
+        registers: sys::words(&begun_anew(thread)).to_vec(),
+        extended,
+        mask: thread.mask(),
+        pending,
+        alternate_stack: scratch.alternate_stack(thread)?,
+        robust_list: sys::robust_list(tid)?,
+        clear_tid: scratch.clear_tid(thread)?,
+        rseq: (rseq.address, rseq.length, rseq.signature),
+        nice: sys::nice(tid)?,
+        policy: sys::policy(tid)?,
+        affinity: sys::affinity(tid)?,
+    })
+}
+
+/// Stores what the clone has not inherited; the addresses of those mappings.
+fn store_not_inherited(
+    pid: pid_t,
+    clone: &FrozenClone,
+    mappings: &[Mapping],
+    state: &mut ProcessState,
+    writer: &ImageWriter,
+    options: &Options,
+) -> Result<Vec<u64>, EngineError> {
+    let inherited: BTreeMap<u64, u64> =
+        maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
+    let mut missing = Vec::new();
+    let mut buffer = Vec::new();
+    for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
+        if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
+            continue;
+        }
+        missing.push(mapping.start);
+        saved.flags.push(NOT_INHERITED.to_owned());
+        let mut chunks = Vec::new();
+        memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        for chunk in &chunks {
+            let (place, codec) = (chunk.address(), options.codec);
+            memory::store(pid, 0, chunk, place, writer, codec, &mut buffer)?;
+        }
+    }
+    Ok(missing)
+}
+
+/// Adds the flags of the mappings, which the clone has inherited.
+pub(super) fn add_flags(clone: pid_t, state: &mut ProcessState) -> Result<(), EngineError> {
+    let mut flags: BTreeMap<u64, Vec<String>> =
+        maps::with_flags(clone)?.into_iter().map(|m| (m.start, m.flags)).collect();
+    for saved in &mut state.mappings {
+        if let Some(inherited) = flags.remove(&saved.start) {
+            saved.flags.extend(inherited);
+        }
+    }
+    Ok(())
+}

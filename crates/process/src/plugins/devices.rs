@@ -1,0 +1,53 @@
+//! The devices that have no state: /dev/null and its like.
+
+use crate::plugins::error::{Context, PluginError};
+use crate::plugins::job::{Capture, Found, Job, state};
+use crate::plugins::path::SavedPath;
+use crate::plugins::world::World;
+use crate::plugins::{Claim, Plugin};
+use rustix::fs::{Mode, OFlags, open};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Major and minor number (devices.txt): null, zero, full, random, urandom.
+const STATELESS: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+
+pub(crate) struct Devices;
+
+#[derive(Serialize, Deserialize)]
+struct Device {
+    description: u32,
+    path: SavedPath,
+}
+
+impl Plugin for Devices {
+    fn name(&self) -> &'static str {
+        "devices"
+    }
+
+    fn claim(&self, file: &Found, _job: &Job) -> Claim {
+        let number = (libc::major(file.stat.special), libc::minor(file.stat.special));
+        let device = file.stat.kind() == libc::S_IFCHR && !file.is_path_only();
+        Claim::when(device && STATELESS.contains(&number))
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        let path = |index: &usize| SavedPath(capture.file(*index).link.clone().into());
+        state(mine.iter().map(|index| Ok(Device { description: *index as u32, path: path(index) })))
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        for device in world.parse::<Vec<Device>>(state)? {
+            let path = world.path(&device.path.0);
+            let access = world.flags(device.description)? & libc::O_ACCMODE as u32;
+            let flags = OFlags::from_bits_retain(access) | OFlags::CLOEXEC | OFlags::NOCTTY;
+            let fd = open(&path, flags, Mode::empty()).to(|| format!("open {}", path.display()))?;
+            world.made(device.description, fd)?;
+        }
+        Ok(())
+    }
+}

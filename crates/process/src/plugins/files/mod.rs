@@ -1,0 +1,223 @@
+//! Files and directories: offset, flags and path; contents where they would be lost or changed.
+
+pub(super) mod open;
+mod restore;
+
+use crate::plugins::contents;
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::job::{Capture, Found, Job, state};
+use crate::plugins::path::SavedPath;
+use crate::plugins::survey::FileContents;
+use crate::plugins::world::World;
+use crate::plugins::{Claim, Plugin};
+use rustix::fs::{SeekFrom, fstatfs, seek};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+pub(crate) struct Files;
+
+/// A file, a directory, or what an `O_PATH` descriptor stands for.
+#[derive(Debug, Serialize, Deserialize)]
+struct Inode {
+    /// `S_IFMT` and permissions.
+    mode: u32,
+    size: u64,
+    /// Nanoseconds since 1970: seconds and the rest.
+    modified: (i64, u32),
+    /// It has no name: it was removed, or never had one.
+    unlinked: bool,
+    /// The name of the file in the image that has its contents.
+    contents: Option<String>,
+    /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
+    companions: Vec<String>,
+    opened: Vec<Opened>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Opened {
+    description: u32,
+    path: SavedPath,
+    offset: u64,
+}
+
+impl Plugin for Files {
+    fn name(&self) -> &'static str {
+        "files"
+    }
+
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        let mine = matches!(file.stat.kind(), libc::S_IFREG | libc::S_IFDIR);
+        let nameless = !file.link.as_bytes().starts_with(b"/");
+        if nameless || !(mine || file.is_path_only()) || is_memory(file) {
+            return Claim::No;
+        }
+        if unlinked(file) && file.is_path_only() && file.stat.kind() != libc::S_IFREG {
+            return Claim::Refused("it has no name any more".to_owned());
+        }
+        if has_contents(file, job) && file.stat.allocated > job.limit {
+            let (size, limit) = (file.stat.allocated, job.limit);
+            return Claim::Refused(format!(
+                "its contents take {size} bytes, and {limit} is the limit: raise it, or keep files where they are"
+            ));
+        }
+        Claim::Yes
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        let inodes = capture.by_inode(mine);
+        state(inodes.iter().map(|opened| save(capture, opened)))
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        let inodes: Vec<Inode> = world.parse(state)?;
+        // All contents first: a file may be open under another name, too.
+        let names = restore::names(&inodes, world);
+        let mut homes = Vec::new();
+        for inode in &inodes {
+            homes.push(restore::restore(inode, &names, world)?);
+        }
+        for (inode, home) in inodes.iter().zip(&homes) {
+            inode
+                .opened
+                .iter()
+                .try_for_each(|opened| reopen(inode, opened, home.as_ref(), world))?;
+        }
+        Ok(())
+    }
+}
+
+/// memfd and shared memory without a name.
+pub(crate) fn is_memory(file: &Found) -> bool {
+    file.link.as_bytes().starts_with(b"/memfd:")
+}
+
+/// The path that it was opened under.
+fn path(file: &Found) -> PathBuf {
+    let bytes = file.link.as_bytes();
+    let named = match unlinked(file) {
+        true => bytes.strip_suffix(b" (deleted)").unwrap_or(bytes),
+        false => bytes,
+    };
+    PathBuf::from(OsStr::from_bytes(named))
+}
+
+/// Whether its path does not lead to it any more: removed, replaced, or out of sight from here.
+fn unlinked(file: &Found) -> bool {
+    let found = fs::symlink_metadata(&file.link).map(|metadata| {
+        use std::os::unix::fs::MetadataExt;
+        (metadata.dev(), metadata.ino())
+    });
+    file.stat.links == 0 || found.ok() != Some((file.stat.device, file.stat.inode))
+}
+
+/// Whether its contents go with the image.
+fn has_contents(file: &Found, job: &Job) -> bool {
+    if file.stat.kind() != libc::S_IFREG {
+        return false;
+    }
+    let written = || job.same(file).any(|other| other.writes() && !other.is_path_only());
+    unlinked(file) || job.contents == FileContents::Save && written()
+}
+
+fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
+    let job = capture.job;
+    // One that can be read, if there is one.
+    let best = opened.iter().find(|index| !job.files[**index].is_path_only());
+    let file = &job.files[*best.unwrap_or(&opened[0])];
+    let unlinked = unlinked(file);
+    let (mut contents, mut companions) = (None, Vec::new());
+    let wanted = opened.iter().any(|index| has_contents(&job.files[*index], job));
+    if wanted && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
+        contents = Some(save_contents(capture, file)?);
+        companions = if unlinked { Vec::new() } else { restore::companions(&path(file)) };
+    }
+    if unlinked && file.stat.links > 0 {
+        let what = job.describe(file);
+        capture
+            .warnings
+            .push(format!("{what} cannot be reached by its name: a restart makes a copy"));
+    }
+    let opened = opened.iter().map(|index| {
+        let file = &job.files[*index];
+        let path = SavedPath(path(file));
+        Opened { description: *index as u32, path, offset: file.info.position }
+    });
+    let (mode, size) = (file.stat.mode, file.stat.size);
+    let second = 1_000_000_000;
+    let modified = (
+        file.stat.modified.div_euclid(second) as i64,
+        file.stat.modified.rem_euclid(second) as u32,
+    );
+    let opened = opened.collect();
+    Ok(Inode { mode, size, modified, unlinked, contents, companions, opened })
+}
+
+/// Files of /proc and the like have no contents to keep.
+fn is_made_by_kernel(capture: &Capture, index: usize) -> Result<bool, PluginError> {
+    /// proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs (linux/magic.h).
+    const MAGIC: [u32; 7] =
+        [0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673];
+    let fd = capture.duplicate(index)?;
+    let kind = fstatfs(&fd).to(|| format!("look at {}", capture.file(index).what()))?.f_type;
+    Ok(MAGIC.contains(&(kind as u32)))
+}
+
+pub(super) fn save_contents(capture: &mut Capture, file: &Found) -> Result<String, PluginError> {
+    let what = || format!("read {}", file.what());
+    let (from, offset) = readable(capture.job, file).to(what)?;
+    let name = capture.new_file();
+    let to = contents::create(capture.folder, &name)?;
+    let copied = contents::copy(&from, &to).to(|| format!("copy {} into the image", file.what()));
+    if let Some(offset) = offset {
+        seek(&from, SeekFrom::Start(offset)).to(what)?;
+    }
+    copied.map(|()| name)
+}
+
+/// The file, opened anew so that the program's offset stays; or, if its permissions have been
+/// taken away since, the program's own description, and its offset.
+fn readable(job: &Job, file: &Found) -> std::io::Result<(File, Option<u64>)> {
+    let (pid, fd) = job.holder(file);
+    match File::open(format!("/proc/{pid}/fd/{fd}")) {
+        Ok(file) => Ok((file, None)),
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            let reader = job.same(file).find(|other| other.reads() && !other.is_path_only());
+            let Some(reader) = reader else { return Err(e) };
+            let own = job.duplicate(reader).map_err(|_| e)?;
+            Ok((File::from(own), Some(reader.info.position)))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+fn reopen(
+    inode: &Inode,
+    opened: &Opened,
+    home: Option<&File>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let flags = world.flags(opened.description)?;
+    let path = world.path(&opened.path.0);
+    let fd = match home {
+        Some(home) if inode.unlinked => open::through(home, flags)?,
+        _ => open::by_path(&path, flags, inode.mode)?,
+    };
+    if flags & libc::O_PATH as u32 == 0 && opened.offset != 0 {
+        seek(&fd, SeekFrom::Start(opened.offset))
+            .map_err(|e| damaged(format!("offset {} of {}: {e}", opened.offset, path.display())))?;
+    }
+    world.made(opened.description, fd)
+}
+
+/// The directory and the name of `path`.
+fn split(path: &Path) -> Option<(&Path, &OsStr)> {
+    Some((path.parent()?, path.file_name()?))
+}

@@ -1,0 +1,190 @@
+//! Contents that come back: what the job had written is found again, and what was written since
+//! the checkpoint is moved aside, not lost.
+
+use super::{Inode, split};
+use crate::plugins::contents;
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::world::World;
+use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, fchmod, futimens, open, openat};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// What databases put beside a file, and would replay into it: SQLite's, by the end of their name.
+pub(super) const COMPANIONS: [&str; 3] = ["-journal", "-wal", "-shm"];
+/// Most names that are tried for something moved aside.
+const MAX_ASIDE: u32 = 10_000;
+
+/// The companions of `path` that are there.
+pub(super) fn companions(path: &Path) -> Vec<String> {
+    let there = |end: &&&str| companion(path, end).symlink_metadata().is_ok();
+    COMPANIONS.iter().filter(there).map(|end| (*end).to_owned()).collect()
+}
+
+fn companion(path: &Path, end: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(end);
+    PathBuf::from(name)
+}
+
+/// Where all files of the image are now.
+pub(super) fn names(inodes: &[Inode], world: &World) -> BTreeSet<PathBuf> {
+    let opened = inodes.iter().filter(|inode| !inode.unlinked).flat_map(|inode| &inode.opened);
+    opened.map(|opened| world.path(&opened.path.0)).collect()
+}
+
+/// Puts the contents of `inode` back, if the image has them. The file, if it has no name.
+pub(super) fn restore(
+    inode: &Inode,
+    names: &BTreeSet<PathBuf>,
+    world: &mut World,
+) -> Result<Option<File>, PluginError> {
+    let first = inode.opened.first().ok_or_else(|| damaged("a file that nobody opened"))?;
+    let path = world.path(&first.path.0);
+    match &inode.contents {
+        Some(name) if inode.mode & libc::S_IFMT == libc::S_IFREG => {
+            let saved = world.content(name)?;
+            if saved.metadata().to(|| format!("look at {name}"))?.len() != inode.size {
+                return Err(damaged(format!("{name} has not {} bytes", inode.size)));
+            }
+            if inode.unlinked {
+                return nameless(inode, &path, &saved).map(Some);
+            }
+            named(inode, &path, &saved, world)?;
+            lead_aside(inode, &path, names, world).map(|()| None)
+        }
+        Some(_) => Err(damaged("contents of what is not a file")),
+        None if inode.unlinked => nameless_directory(inode, &path).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// A file without a name, best in the directory where it was.
+fn nameless(inode: &Inode, path: &Path, saved: &File) -> Result<File, PluginError> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let make = |folder: &Path| open(folder, flags, Mode::RUSR | Mode::WUSR);
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let made = make(parent).or_else(|_| make(&std::env::temp_dir()));
+    let file =
+        File::from(made.to(|| format!("make a file without a name in {}", parent.display()))?);
+    contents::copy(saved, &file).to(|| "copy a file out of the image")?;
+    dress(inode, &file)?;
+    Ok(file)
+}
+
+/// A directory that was removed while it was open.
+fn nameless_directory(inode: &Inode, path: &Path) -> Result<File, PluginError> {
+    if inode.mode & libc::S_IFMT != libc::S_IFDIR {
+        return Err(damaged("a file without name and contents"));
+    }
+    let make = |folder: &Path| -> io::Result<File> {
+        let name = folder.join(format!(".kedge-{}-{}", std::process::id(), inode.size));
+        fs::create_dir(&name)?;
+        let opened = openat(CWD, &name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        fs::remove_dir(&name)?;
+        Ok(File::from(opened?))
+    };
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    make(parent).or_else(|_| make(&std::env::temp_dir())).to(|| "make a directory without a name")
+}
+
+/// Makes the file at `path` what it was.
+fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
+    match File::open(path) {
+        Ok(now) if is_unchanged(&now, saved, path)? => return Ok(()),
+        Ok(now) if !now.metadata().is_ok_and(|metadata| metadata.is_file()) => {
+            let what = format!("{} is another kind of file than it was", path.display());
+            return Err(PluginError::Refused(what));
+        }
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+        Err(e) => return Err(e).to(|| format!("open {}", path.display())),
+    }
+    let new = free_name(path, "kedge-new")?;
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let file = match options.open(&new) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return overwrite(path, saved, world);
+        }
+        other => other.to(|| format!("create {}", new.display()))?,
+    };
+    world.temporary(&new);
+    contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
+    dress(inode, &file)?;
+    aside(path, world)?;
+    world.rename(&new, path)
+}
+
+fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginError> {
+    if !now.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Ok(false);
+    }
+    contents::same(now, saved).to(|| format!("compare {} with the image", path.display()))
+}
+
+/// Where the directory is not ours but the file is, there is no aside.
+fn overwrite(path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
+    let file = File::options().read(true).write(true).truncate(true).open(path);
+    let file = file.to(|| format!("write {}", path.display()))?;
+    contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
+    world.note(format!("{} was overwritten with what it held at the checkpoint", path.display()));
+    Ok(())
+}
+
+/// Mode, and time of the last change.
+fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
+    let mode = Mode::from_raw_mode(inode.mode & 0o7777);
+    fchmod(file, mode).to(|| "set a file's mode")?;
+    let (tv_sec, nanoseconds) = inode.modified;
+    if nanoseconds >= 1_000_000_000 {
+        return Err(damaged("a file's time"));
+    }
+    let time = Timespec { tv_sec, tv_nsec: i64::from(nanoseconds) };
+    let times = Timestamps { last_access: time, last_modification: time };
+    futimens(file, &times).to(|| "set a file's time")
+}
+
+/// Companions that came after the checkpoint would be replayed into the file as it is now.
+fn lead_aside(
+    inode: &Inode,
+    path: &Path,
+    names: &BTreeSet<PathBuf>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    for end in COMPANIONS {
+        let companion = companion(path, end);
+        if !names.contains(&companion) && !inode.companions.iter().any(|known| known == end) {
+            aside(&companion, world)?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves what is at `path`, if anything, to a name that is told to the user.
+fn aside(path: &Path, world: &mut World) -> Result<(), PluginError> {
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let to = free_name(path, "kedge-aside")?;
+    world.rename(path, &to)?;
+    let (path, to) = (path.display(), to.display());
+    world.note(format!("{path} had changed since the checkpoint: it is {to} now"));
+    Ok(())
+}
+
+/// PATH.WORD-N that does not exist.
+fn free_name(path: &Path, word: &str) -> Result<PathBuf, PluginError> {
+    let (folder, name) = split(path).ok_or_else(|| damaged(format!("{}", path.display())))?;
+    let named = |number: u32| {
+        let mut name = name.to_owned();
+        name.push(format!(".{word}-{number}"));
+        folder.join(name)
+    };
+    let free = (1..MAX_ASIDE).map(named).find(|path| path.symlink_metadata().is_err());
+    free.ok_or_else(|| PluginError::Refused(format!("too many files {}.{word}-*", path.display())))
+}

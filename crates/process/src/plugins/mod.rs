@@ -1,0 +1,156 @@
+//! Descriptors: what a job's processes hold open, saved from outside and made again.
+//!
+//! The engine knows no resource. A [`Plugin`] knows one kind of descriptor, and [`table`] lists
+//! them all; docs/plugins.md shows how to add one. The engine's side has three moments:
+//!
+//! 1. [`Survey::of`], before anything is stopped: every open file description of the job, and who
+//!    takes it. What cannot be saved is a [`Refusal`] that names it.
+//! 2. [`Survey::save`], while all processes are stopped: [`Saved`], plus files in the image's
+//!    folder. [`Saved::resume`] once they run again.
+//! 3. [`Saved::recreate`], in the init of a restart: one descriptor for each open file description,
+//!    the table of who holds which under what number, and the calls that only the process itself
+//!    can make ([`InjectedCall`]).
+
+mod contents;
+mod devices;
+mod epoll;
+mod error;
+mod eventfd;
+mod files;
+mod inet;
+mod inotify;
+mod job;
+mod locks;
+mod memory;
+mod path;
+mod pidfd;
+mod pipes;
+mod procfs;
+mod recreate;
+mod saved;
+mod signalfd;
+mod sockets;
+mod streams;
+mod survey;
+mod sys;
+mod timerfd;
+mod unix;
+mod world;
+
+pub use contents::{Blob, DATA_FILE};
+pub use error::{PluginError, Refusal};
+pub use job::{Capture, Found, Holder, Job, Process, state};
+pub use path::PathMap;
+pub use procfs::FdInfo;
+pub use recreate::{RecreateOptions, Recreated};
+pub use saved::{Saved, Slot};
+pub use sockets::Kind;
+pub use survey::{FileContents, Survey, SurveyOptions};
+pub use world::{Argument, InjectedCall, World};
+
+use serde_json::Value;
+
+/// Whether a plugin takes an open file description.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    No,
+    Yes,
+    /// It is of the plugin's kind, and cannot be saved: why, and what to do about it.
+    Refused(String),
+}
+
+impl Claim {
+    pub(crate) fn when(mine: bool) -> Claim {
+        if mine { Claim::Yes } else { Claim::No }
+    }
+}
+
+/// What knows one kind of descriptor. Each plugin saves all descriptions of its kind together, so
+/// that what they share (a pipe between its ends) is saved once.
+pub trait Plugin: Sync {
+    /// What it provides: its name in the image, in refusals and in `requires`.
+    fn name(&self) -> &'static str;
+
+    /// Of the state that `checkpoint` returns. An image with a newer one is refused.
+    fn version(&self) -> u32 {
+        1
+    }
+
+    /// Plugins whose descriptions must be there before this one's `restart`.
+    fn requires(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Whether it takes `file`, asked in the table's order while the job runs.
+    fn claim(&self, file: &Found, job: &Job) -> Claim;
+
+    /// The state of `mine` (indices into the job's files), while every process is stopped. Also
+    /// called without any of its own, for what belongs to other plugins' descriptions (locks);
+    /// then `None` says that there is nothing.
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError>;
+
+    /// Makes every description of `state` ([`World::made`]).
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError>;
+
+    /// After `checkpoint`, just before the processes run again, whether the checkpoint succeeded or not:
+    /// puts back what it took out of them.
+    fn resume(&self, _capture: &mut Capture) -> Result<(), PluginError> {
+        Ok(())
+    }
+}
+
+/// Every plugin. The order is that of claiming: the special before the general.
+pub fn table() -> &'static [&'static dyn Plugin] {
+    &[
+        &streams::Streams,
+        &locks::Locks,
+        &devices::Devices,
+        &pipes::Pipes,
+        &memory::Memory,
+        &unix::Unix,
+        &inet::Inet,
+        &eventfd::Eventfd,
+        &timerfd::Timerfd,
+        &signalfd::Signalfd,
+        &pidfd::Pidfd,
+        &inotify::Inotify,
+        &epoll::Epoll,
+        &files::Files,
+    ]
+}
+
+/// The table in the layers' order: each after all that it requires.
+pub fn layers() -> Vec<&'static dyn Plugin> {
+    let mut left: Vec<_> = table().to_vec();
+    let mut ordered: Vec<&'static dyn Plugin> = Vec::new();
+    // Each round takes one plugin at least: the table has no cycles (tested below).
+    while !left.is_empty() {
+        let ready = |plugin: &&'static dyn Plugin| {
+            plugin.requires().iter().all(|name| ordered.iter().any(|done| done.name() == *name))
+        };
+        let next = left.iter().position(ready).unwrap_or(0);
+        ordered.push(left.remove(next));
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_what_is_required_comes_first() {
+        let ordered = layers();
+        for (at, plugin) in ordered.iter().enumerate() {
+            assert!(!ordered[..at].iter().any(|other| other.name() == plugin.name()));
+            for name in plugin.requires() {
+                let before = ordered[..at].iter().any(|other| other.name() == *name);
+                assert!(before, "{} requires {name}", plugin.name());
+            }
+        }
+    }
+}

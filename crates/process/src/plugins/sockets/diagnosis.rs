@@ -1,0 +1,184 @@
+//! What the kernel tells of sockets through sock_diag(7).
+
+use rustix::fd::OwnedFd;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Diagnosis {
+    /// As TCP has them: 1 established, 10 listening.
+    pub state: u8,
+    /// The inode that the socket's name made, and its device in the kernel's form.
+    pub file: Option<u32>,
+    /// The peer's inode; 0: it has no process any more, or not yet.
+    pub peer: Option<u32>,
+    /// Inodes of those who wait to be accepted.
+    pub waiting: Vec<u32>,
+    /// Most that may wait.
+    pub backlog: u32,
+    /// 1: nothing can be received any more; 2: nothing sent.
+    pub shutdown: u8,
+}
+
+pub(crate) const ESTABLISHED: u8 = 1;
+pub(crate) const LISTENING: u8 = 10;
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+/// Of the answer's header, and of what precedes its attributes.
+const HEADER: usize = 16;
+const FIXED: usize = 16;
+/// Enough for the longest list of waiting sockets: `net.core.somaxconn` is 4096.
+const ANSWER: usize = 1 << 20;
+
+/// A connection to the kernel.
+#[derive(Debug)]
+pub(crate) struct Diagnoser(OwnedFd);
+
+impl Diagnoser {
+    pub(crate) fn new() -> io::Result<Diagnoser> {
+        let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+        let protocol = Some(netlink::SOCK_DIAG);
+        Ok(Diagnoser(socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?))
+    }
+
+    /// Of the Unix socket with this inode.
+    pub(crate) fn unix(&self, inode: u64) -> io::Result<Diagnosis> {
+        parse(&self.ask(&unix_request(inode as u32))?)
+    }
+
+    /// The TCP socket of this machine with these addresses: its inode, 0 if no process has it yet
+    /// or any more, and how many bytes wait in it.
+    pub(crate) fn tcp(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<(u32, u32)> {
+        /// Offsets in struct inet_diag_msg: idiag_inode, idiag_rqueue.
+        const INODE: usize = 68;
+        const WAITING: usize = 56;
+        let answer = self.ask(&tcp_request(local, remote))?;
+        expect(&answer)?;
+        let at = |offset| word(&answer, HEADER + offset).ok_or_else(strange);
+        Ok((at(INODE)?, at(WAITING)?))
+    }
+
+    fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+        send(&self.0, request, SendFlags::empty())?;
+        let mut answer = vec![0; ANSWER];
+        let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
+        answer.truncate(length);
+        Ok(answer)
+    }
+}
+
+fn header(length: u32) -> Vec<u8> {
+    const REQUEST: u16 = 1;
+    let mut bytes = length.to_ne_bytes().to_vec();
+    bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes.extend(REQUEST.to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes
+}
+
+/// struct unix_diag_req
+fn unix_request(inode: u32) -> Vec<u8> {
+    /// File, peer, who waits, queue lengths.
+    const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
+    let mut bytes = header(40);
+    bytes.extend([libc::AF_UNIX as u8, 0, 0, 0]);
+    // All states; this inode; and no cookie.
+    for word in [u32::MAX, inode, SHOW, u32::MAX, u32::MAX] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// struct inet_diag_req_v2
+fn tcp_request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
+    let family = if local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let address = |ip: IpAddr| match ip {
+        IpAddr::V6(six) => six.octets(),
+        IpAddr::V4(four) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&four.octets());
+            bytes
+        }
+    };
+    let mut bytes = header(72);
+    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    bytes.extend(u32::MAX.to_ne_bytes());
+    bytes.extend(local.port().to_be_bytes());
+    bytes.extend(remote.port().to_be_bytes());
+    bytes.extend(address(local.ip()));
+    bytes.extend(address(remote.ip()));
+    // Any interface; and no cookie.
+    for word in [0, u32::MAX, u32::MAX] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes
+}
+
+fn strange() -> io::Error {
+    io::Error::other("an answer of unknown form")
+}
+
+/// Refuses all but the answer that was asked for.
+fn expect(answer: &[u8]) -> io::Result<()> {
+    match half(answer, 4).ok_or_else(strange)? {
+        SOCK_DIAG_BY_FAMILY => Ok(()),
+        NLMSG_ERROR => {
+            let error = word(answer, HEADER).ok_or_else(strange)? as i32;
+            Err(io::Error::from_raw_os_error(error.saturating_neg()))
+        }
+        _ => Err(strange()),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn parse(answer: &[u8]) -> io::Result<Diagnosis> {
+    expect(answer)?;
+    let length = (word(answer, 0).ok_or_else(strange)? as usize).min(answer.len());
+    let state = *answer.get(HEADER + 2).ok_or_else(strange)?;
+    let mut found = Diagnosis { state, ..Diagnosis::default() };
+    let mut at = HEADER + FIXED;
+    while at + 4 <= length {
+        let size = usize::from(half(answer, at).ok_or_else(strange)?);
+        let value = answer.get(at + 4..at + size.max(4)).ok_or_else(strange)?;
+        match half(answer, at + 2) {
+            Some(1) => found.file = word(value, 0),
+            Some(2) => found.peer = word(value, 0),
+            Some(3) => {
+                found.waiting = value.chunks_exact(4).filter_map(|one| word(one, 0)).collect();
+            }
+            Some(4) => found.backlog = word(value, 4).unwrap_or(0),
+            Some(6) => found.shutdown = value.first().copied().unwrap_or(0),
+            _ => {}
+        }
+        at += size.max(4).next_multiple_of(4);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_answer_is_read_or_refused(mut answer in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&answer);
+            if answer.len() > 6 {
+                answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+                let _ = parse(&answer);
+            }
+        }
+    }
+}

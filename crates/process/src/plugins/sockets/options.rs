@@ -1,0 +1,120 @@
+//! Socket options: those that can be read are kept, and set where a fresh socket has others.
+
+use crate::plugins::sys;
+use rustix::fd::AsFd;
+use serde::{Deserialize, Serialize};
+
+/// An option's level, name and value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SocketOption {
+    level: i32,
+    name: i32,
+    value: Vec<u8>,
+}
+
+/// Longest value: the name of a congestion control is 16 bytes.
+const MAX_VALUE: usize = 64;
+
+/// Which of a socket's buffers have a size that the program has chosen (`SO_BUF_LOCK`).
+const SO_BUF_LOCK: i32 = 72;
+const SO_PASSPIDFD: i32 = 76;
+
+const SOCKET: i32 = libc::SOL_SOCKET;
+const IP: i32 = libc::IPPROTO_IP;
+const IP6: i32 = libc::IPPROTO_IPV6;
+const TCP: i32 = libc::IPPROTO_TCP;
+
+/// Every option that is kept. Read where the socket has it.
+const KEPT: [(i32, i32); 52] = [
+    (SOCKET, libc::SO_REUSEADDR),
+    (SOCKET, libc::SO_REUSEPORT),
+    (SOCKET, libc::SO_BROADCAST),
+    (SOCKET, libc::SO_KEEPALIVE),
+    (SOCKET, libc::SO_OOBINLINE),
+    (SOCKET, libc::SO_PRIORITY),
+    (SOCKET, libc::SO_LINGER),
+    (SOCKET, libc::SO_PASSCRED),
+    (SOCKET, libc::SO_PASSSEC),
+    (SOCKET, SO_PASSPIDFD),
+    (SOCKET, libc::SO_RCVLOWAT),
+    (SOCKET, libc::SO_RCVTIMEO),
+    (SOCKET, libc::SO_SNDTIMEO),
+    (SOCKET, libc::SO_TIMESTAMP),
+    (SOCKET, libc::SO_TIMESTAMPNS),
+    (SOCKET, libc::SO_MARK),
+    (SOCKET, libc::SO_BINDTODEVICE),
+    (SOCKET, libc::SO_RXQ_OVFL),
+    (SOCKET, libc::SO_DONTROUTE),
+    (IP, libc::IP_TOS),
+    (IP, libc::IP_TTL),
+    (IP, libc::IP_PKTINFO),
+    (IP, libc::IP_RECVTTL),
+    (IP, libc::IP_RECVTOS),
+    (IP, libc::IP_RECVERR),
+    (IP, libc::IP_MTU_DISCOVER),
+    (IP, libc::IP_FREEBIND),
+    (IP, libc::IP_TRANSPARENT),
+    (IP, libc::IP_MULTICAST_TTL),
+    (IP, libc::IP_MULTICAST_LOOP),
+    (IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (IP6, libc::IPV6_V6ONLY),
+    (IP6, libc::IPV6_UNICAST_HOPS),
+    (IP6, libc::IPV6_MULTICAST_HOPS),
+    (IP6, libc::IPV6_MULTICAST_LOOP),
+    (IP6, libc::IPV6_RECVPKTINFO),
+    (IP6, libc::IPV6_RECVHOPLIMIT),
+    (IP6, libc::IPV6_RECVTCLASS),
+    (IP6, libc::IPV6_RECVERR),
+    (IP6, libc::IPV6_TCLASS),
+    (TCP, libc::TCP_NODELAY),
+    (TCP, libc::TCP_CORK),
+    (TCP, libc::TCP_KEEPIDLE),
+    (TCP, libc::TCP_KEEPINTVL),
+    (TCP, libc::TCP_KEEPCNT),
+    (TCP, libc::TCP_SYNCNT),
+    (TCP, libc::TCP_LINGER2),
+    (TCP, libc::TCP_DEFER_ACCEPT),
+    (TCP, libc::TCP_CONGESTION),
+    (TCP, libc::TCP_USER_TIMEOUT),
+    (TCP, libc::TCP_NOTSENT_LOWAT),
+    (TCP, libc::TCP_FASTOPEN),
+];
+
+/// Sizes are read doubled (socket(7)), and setting one fixes it.
+const SIZES: [(i32, i32); 2] = [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)];
+
+fn value(fd: impl AsFd, level: i32, name: i32) -> Option<Vec<u8>> {
+    let mut value = [0; MAX_VALUE];
+    let length = sys::socket_option(fd, level, name, &mut value).ok()?;
+    (length > 0).then(|| value[..length].to_vec())
+}
+
+pub(crate) fn read(fd: impl AsFd) -> Vec<SocketOption> {
+    let kept = KEPT.iter().filter_map(|&(level, name)| {
+        Some(SocketOption { level, name, value: value(&fd, level, name)? })
+    });
+    let locked = sys::socket_number(&fd, SOCKET, SO_BUF_LOCK).unwrap_or(0);
+    let sizes = SIZES.iter().filter(|(bit, _)| locked & bit != 0).filter_map(|&(_, name)| {
+        let size = sys::socket_number(&fd, SOCKET, name).ok()? / 2;
+        Some(SocketOption { level: SOCKET, name, value: size.to_ne_bytes().to_vec() })
+    });
+    kept.chain(sizes).collect()
+}
+
+/// Sets what differs; names what cannot be set here.
+pub(crate) fn apply(fd: impl AsFd, options: &[SocketOption]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for option in options {
+        let SocketOption { level, name, value: wanted } = option;
+        let size = *level == SOCKET && SIZES.iter().any(|(_, size)| size == name);
+        let known = size || KEPT.contains(&(*level, *name));
+        if !known || wanted.len() > MAX_VALUE || value(&fd, *level, *name).as_ref() == Some(wanted)
+        {
+            continue;
+        }
+        if let Err(e) = sys::set_socket_option(&fd, *level, *name, wanted) {
+            notes.push(format!("socket option {level}/{name} cannot be set here: {e}"));
+        }
+    }
+    notes
+}

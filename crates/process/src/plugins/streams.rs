@@ -1,0 +1,170 @@
+//! The streams that the job was started with, and its terminal: bound to those of the restart.
+
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::job::{Capture, Found, Holder, Job, state};
+use crate::plugins::procfs::{Seen, Stat, descriptor};
+use crate::plugins::recreate::again;
+use crate::plugins::survey::SurveyOptions;
+use crate::plugins::world::World;
+use crate::plugins::{Claim, Plugin, pipes, sys};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::termios::isatty;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::cmp::Ordering;
+
+/// What a description is bound to at a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stream {
+    /// 0, 1 or 2.
+    Standard(u8),
+    /// /dev/tty.
+    Terminal,
+}
+
+pub(crate) struct Streams;
+
+impl Plugin for Streams {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn claim(&self, file: &Found, _job: &Job) -> Claim {
+        Claim::when(file.stream.is_some())
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        let stream = |index: &usize| Some((*index as u32, capture.file(*index).stream?));
+        state(mine.iter().filter_map(stream).map(Ok))
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        for (description, stream) in world.parse::<Vec<(u32, Stream)>>(state)? {
+            let flags = world.flags(description)?;
+            let fd = match stream {
+                Stream::Standard(number) => standard(world, number, flags)?,
+                Stream::Terminal => terminal(world, flags)?,
+            };
+            world.made(description, fd)?;
+        }
+        Ok(())
+    }
+}
+
+fn standard(world: &World, number: u8, flags: u32) -> Result<OwnedFd, PluginError> {
+    let stream = world.options.streams.get(usize::from(number));
+    match stream.ok_or_else(|| damaged(format!("no standard stream {number}")))? {
+        Some(fd) => again(fd),
+        None => open_like("/dev/null", flags),
+    }
+}
+
+/// The terminal of the restart: a stream of its own that is one, or /dev/tty.
+fn terminal(world: &mut World, flags: u32) -> Result<OwnedFd, PluginError> {
+    if let Some(fd) = world.options.streams.iter().flatten().find(|fd| isatty(fd)) {
+        return again(fd);
+    }
+    open_like("/dev/tty", flags).or_else(|_| {
+        world.note("there is no terminal here: the job finds /dev/null instead".to_owned());
+        open_like("/dev/null", flags)
+    })
+}
+
+fn open_like(path: &str, flags: u32) -> Result<OwnedFd, PluginError> {
+    let access = OFlags::from_bits_retain(flags & libc::O_ACCMODE as u32);
+    open(path, access | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+        .to(|| format!("open {path}"))
+}
+
+/// Marks what is one of the streams. A description that stands for several of them (a terminal is
+/// usually opened once for all three) falls apart: each may be bound to something else later.
+pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
+    let own: Vec<Own> =
+        (0..3).filter_map(|number| Own::of(number, options.streams[number as usize]?)).collect();
+    let mut files = Vec::new();
+    for file in job.files.clone() {
+        let candidates: Vec<u8> = own
+            .iter()
+            .filter(|own| own.is(&file, &job.processes[file.holders[0].process].pid))
+            .map(|own| own.number)
+            .collect();
+        files.extend(split(file, &candidates));
+    }
+    job.set_files(files);
+    for index in 0..job.files.len() {
+        if job.files[index].stream.is_none() {
+            job.files[index].stream = by_itself(&job.files[index], job);
+        }
+    }
+}
+
+/// One of this process's streams.
+struct Own {
+    number: u8,
+    fd: i32,
+    stat: Stat,
+    access: u32,
+}
+
+impl Own {
+    fn of(number: u8, fd: BorrowedFd) -> Option<Own> {
+        let (pid, fd) = (std::process::id() as i32, fd.as_raw_fd());
+        let Seen { stat, info, .. } = descriptor(pid, fd).ok()??;
+        Some(Own { number, fd, stat, access: info.flags & libc::O_ACCMODE as u32 })
+    }
+
+    /// The same description; or, where no content could tell them apart, another one of the same
+    /// thing.
+    fn is(&self, file: &Found, pid: &i32) -> bool {
+        if !self.stat.is(&file.stat) {
+            return false;
+        }
+        let terminal = file.stat.kind() == libc::S_IFCHR && is_terminal(file.stat.special);
+        let pipe = file.stat.kind() == libc::S_IFIFO && file.access() == self.access;
+        if terminal || pipe {
+            return true;
+        }
+        let (me, place) = (std::process::id() as i32, file.holders[0].fd);
+        matches!(sys::compare_files((me, self.fd), (*pid, place)), Ok(Ordering::Equal))
+    }
+}
+
+/// Consoles, serial lines and pseudo-terminals (devices.txt).
+pub(crate) fn is_terminal(device: u64) -> bool {
+    matches!(libc::major(device), 4 | 5 | 136..=143)
+}
+
+/// One file for each stream that its holders use.
+fn split(file: Found, candidates: &[u8]) -> Vec<Found> {
+    let Some(&first) = candidates.first() else { return vec![file] };
+    // The output of a terminal that was opened once for reading and writing is output.
+    let other = if file.writes() && !file.reads() && candidates.contains(&1) { 1 } else { first };
+    let stream = |holder: &Holder| {
+        let same = candidates.iter().find(|number| i32::from(**number) == holder.fd);
+        *same.unwrap_or(&other)
+    };
+    let part = |number: u8| {
+        let holders: Vec<_> =
+            file.holders.iter().filter(|holder| stream(holder) == number).copied().collect();
+        let stream = Some(Stream::Standard(number));
+        (!holders.is_empty()).then(|| Found { holders, stream, ..file.clone() })
+    };
+    candidates.iter().filter_map(|number| part(*number)).collect()
+}
+
+/// What is the terminal by its name, or a pipe under a stream's number that leads outside.
+fn by_itself(file: &Found, job: &Job) -> Option<Stream> {
+    /// /dev/tty, whatever terminal that is (devices.txt).
+    const TTY: (u32, u32) = (5, 0);
+    let special = file.stat.special;
+    if file.stat.kind() == libc::S_IFCHR && (libc::major(special), libc::minor(special)) == TTY {
+        return Some(Stream::Terminal);
+    }
+    let number = file.holders.iter().find(|holder| (0..3).contains(&holder.fd))?.fd as u8;
+    pipes::leads_outside(file, job).then_some(Stream::Standard(number))
+}

@@ -1,0 +1,244 @@
+//! The survey: which open file descriptions a job has, and which plugin takes each.
+
+use crate::plugins::contents::DataWriter;
+use crate::plugins::error::{PluginError, Refusal};
+use crate::plugins::job::{Capture, Found, Holder, Job, Process};
+use crate::plugins::procfs::{self, Seen};
+use crate::plugins::saved::{self, Saved};
+use crate::plugins::{Claim, sockets, streams, sys, table};
+use rustix::fd::BorrowedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// How often a job that changes while it is looked at is looked at again.
+const TRIES: usize = 5;
+
+/// What becomes of the contents of files that are open for writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FileContents {
+    /// They go with the image.
+    #[default]
+    Save,
+    /// They stay where they are; a restart takes what it finds there.
+    Keep,
+}
+
+#[derive(Debug, Clone)]
+pub struct SurveyOptions<'a> {
+    /// The standard streams that the job was started with: descriptors of this process.
+    pub streams: [Option<BorrowedFd<'a>>; 3],
+    pub contents: FileContents,
+    /// The most that the contents of one file may take, in bytes; a larger one is refused.
+    pub limit: u64,
+}
+
+impl Default for SurveyOptions<'_> {
+    fn default() -> Self {
+        SurveyOptions { streams: [None; 3], contents: FileContents::Save, limit: 4 << 30 }
+    }
+}
+
+#[derive(Debug)]
+pub struct Survey<'a> {
+    pids: Vec<i32>,
+    options: SurveyOptions<'a>,
+    job: Job,
+    /// For each file of the job the index of its plugin in [`table`].
+    claims: Vec<usize>,
+}
+
+impl<'a> Survey<'a> {
+    /// Looks at the processes `pids`, running or stopped. The refusals name all that cannot be
+    /// saved.
+    pub fn of(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
+        let mut job = look(pids)?;
+        (job.contents, job.limit) = (options.contents, options.limit);
+        streams::recognise(&mut job, options);
+        sockets::recognise(&mut job);
+        let mut claims = Vec::with_capacity(job.files.len());
+        let mut refusals = Vec::new();
+        for file in &job.files {
+            match claimed(file, &job) {
+                Ok(plugin) => claims.push(plugin),
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
+        Ok(Survey { pids: pids.to_vec(), options: options.clone(), job, claims })
+    }
+
+    /// The name of the plugin that takes each file.
+    pub fn claims(&self) -> impl Iterator<Item = (&Found, &'static str)> {
+        self.job.files.iter().zip(self.claims.iter().map(|claim| table()[*claim].name()))
+    }
+
+    /// Saves everything, files into the image's `folder`, which exists. Every process is stopped, and stays
+    /// so until this returns; on an error they can go on as if nothing had happened.
+    pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {
+        // They may have opened and closed since.
+        let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
+        let data = DataWriter::create(folder)?;
+        let (files, warnings, taken) = (Vec::new(), Vec::new(), Vec::new());
+        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken };
+        let states = now.checkpoint(&mut capture);
+        // Whatever happened: all plugins give back, and the first error counts.
+        let mut resumed = Ok(());
+        for plugin in table() {
+            resumed = resumed.and(plugin.resume(&mut capture));
+        }
+        let states = states.and_then(|states| resumed.map(|()| states))?;
+        saved::saved(capture, states)
+    }
+
+    fn checkpoint(&self, capture: &mut Capture) -> Result<Vec<saved::State>, PluginError> {
+        let mut states = Vec::new();
+        for (index, plugin) in table().iter().enumerate() {
+            let mine = (0..self.claims.len()).filter(|file| self.claims[*file] == index);
+            let mine: Vec<usize> = mine.collect();
+            if let Some(state) = plugin.checkpoint(capture, &mine)? {
+                let (plugin, version) = (plugin.name().to_owned(), plugin.version());
+                states.push(saved::State { plugin, version, state });
+            }
+        }
+        Ok(states)
+    }
+}
+
+fn claimed(file: &Found, job: &Job) -> Result<usize, Refusal> {
+    let (pid, fd) = job.holder(file);
+    let refusal = |remedy| Refusal { pid, fd: Some(fd), what: file.what(), remedy };
+    for (index, plugin) in table().iter().enumerate() {
+        match plugin.claim(file, job) {
+            Claim::Yes => return Ok(index),
+            Claim::Refused(why) => return Err(refusal(why)),
+            Claim::No => {}
+        }
+    }
+    Err(refusal(format!("a plugin for {} would be needed", kind(file))))
+}
+
+/// The kind of something that no plugin takes.
+fn kind(file: &Found) -> String {
+    let of = |name: &str| match file.stat.special {
+        0 => name.to_owned(),
+        special => format!("{name} {}:{}", libc::major(special), libc::minor(special)),
+    };
+    if let Some(kind) = file.socket {
+        return kind.name();
+    }
+    match (file.anonymous(), file.stat.kind()) {
+        (Some(name), _) => name.to_owned(),
+        (None, libc::S_IFCHR) => of("the character device"),
+        (None, libc::S_IFBLK) => of("the block device"),
+        (None, libc::S_IFSOCK) => "this kind of socket".to_owned(),
+        (None, libc::S_IFIFO) => "pipes".to_owned(),
+        (None, _) => "this kind of file".to_owned(),
+    }
+}
+
+fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
+    let whole = |pid| {
+        move |error: &dyn std::fmt::Display| {
+            let (what, remedy) = ("the process".to_owned(), error.to_string());
+            vec![Refusal { pid, fd: None, what, remedy }]
+        }
+    };
+    let mut processes = Vec::new();
+    for &pid in pids {
+        let process = process(pid).map_err(|e| whole(pid)(&e))?;
+        processes.push(process);
+    }
+    own_tables(&processes)?;
+    for _ in 0..TRIES {
+        let seen = seen(&processes).map_err(|(pid, e)| whole(pid)(&e))?;
+        if let Ok(files) = grouped(&processes, seen) {
+            return Ok(Job::new(processes, files));
+        }
+    }
+    let pid = pids.first().copied().unwrap_or(0);
+    Err(whole(pid)(&"it cannot be compared (kcmp), or changes too fast while it is looked at"))
+}
+
+fn process(pid: i32) -> std::io::Result<Process> {
+    let id = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("no process has this id"))?;
+    let pidfd = pidfd_open(id, PidfdFlags::empty())?;
+    Ok(Process { pid, inner: procfs::inner_pid(pid)?, pidfd })
+}
+
+/// Refuses processes that share a table of descriptors (CLONE_FILES).
+fn own_tables(processes: &[Process]) -> Result<(), Vec<Refusal>> {
+    let mut ordered: Vec<&Process> = Vec::new();
+    for process in processes {
+        let compare = |other: &&Process| {
+            sys::compare_tables(other.pid, process.pid).unwrap_or(Ordering::Less)
+        };
+        match ordered.binary_search_by(compare) {
+            Err(at) => ordered.insert(at, process),
+            Ok(at) => {
+                let what = format!("the descriptor table shared with process {}", ordered[at].pid);
+                let remedy = "let each process have its own (clone without CLONE_FILES; a vfork \
+                              ends at exec)";
+                let (pid, remedy) = (process.pid, remedy.to_owned());
+                return Err(vec![Refusal { pid, fd: None, what, remedy }]);
+            }
+        }
+    }
+    Ok(())
+}
+
+type AllSeen = Vec<(Holder, Seen)>;
+
+fn seen(processes: &[Process]) -> Result<AllSeen, (i32, PluginError)> {
+    let mut all = Vec::new();
+    for (process, of) in processes.iter().enumerate() {
+        let failed = |e| (of.pid, e);
+        for fd in procfs::descriptors(of.pid).map_err(failed)? {
+            let Some(seen) = procfs::descriptor(of.pid, fd).map_err(failed)? else { continue };
+            let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
+            all.push((Holder { process, fd, close_on_exec }, seen));
+        }
+    }
+    Ok(all)
+}
+
+/// Groups descriptors by open file description, in the order of their first holders. An error
+/// means that something was closed meanwhile.
+fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> {
+    let mut files: Vec<Found> = Vec::new();
+    // Only descriptions of one inode can be the same; kept in kcmp's order.
+    let mut by_inode: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
+    for (holder, seen) in seen {
+        let same = by_inode.entry((seen.stat.device, seen.stat.inode)).or_default();
+        let place = |holder: Holder| (processes[holder.process].pid, holder.fd);
+        let (mut low, mut high) = (0, same.len());
+        let mut known = None;
+        while low < high && known.is_none() {
+            let middle = (low + high) / 2;
+            let other = files[same[middle]].holders[0];
+            match sys::compare_files(place(other), place(holder))? {
+                Ordering::Equal => known = Some(same[middle]),
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
+            }
+        }
+        let locks = seen.info.values("lock").map(|line| (holder.process, line.to_owned()));
+        let locks: Vec<_> = locks.collect();
+        match known {
+            Some(index) => {
+                files[index].holders.push(holder);
+                files[index].locks.extend(locks);
+            }
+            None => {
+                same.insert(low, files.len());
+                let Seen { link, stat, info } = seen;
+                let holders = vec![holder];
+                files.push(Found { holders, link, stat, info, locks, stream: None, socket: None });
+            }
+        }
+    }
+    Ok(files)
+}

@@ -1,0 +1,272 @@
+//! Makes Unix sockets again: pairs, then names, then who listens, then who connects.
+
+use super::{Message, Role, Socket, name::Name};
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::sockets::options;
+use crate::plugins::world::World;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, listen, sendmsg, sendmsg_addr, shutdown, socket_with,
+    socketpair,
+};
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+
+type Sockets = BTreeMap<u32, Socket>;
+
+pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), PluginError> {
+    let sockets: Sockets = sockets.into_iter().map(|one| (one.description, one)).collect();
+    for socket in sockets.values() {
+        if !matches!(socket.kind, libc::SOCK_STREAM | libc::SOCK_DGRAM | libc::SOCK_SEQPACKET) {
+            return Err(damaged(format!("a Unix socket of type {}", socket.kind)));
+        }
+    }
+    let mut ends = BTreeMap::new();
+    for socket in sockets.values() {
+        connected(socket, &sockets, &mut ends, world)?;
+    }
+    for socket in sockets.values() {
+        alone(socket, world)?;
+    }
+    for socket in sockets.values() {
+        reach(socket, &sockets, world)?;
+    }
+    // Descriptors that are under way may be of any kind.
+    world.after(move |world| fill(&sockets, &ends, world));
+    Ok(())
+}
+
+fn new(kind: i32) -> Result<OwnedFd, PluginError> {
+    let kind = SocketType::from_raw(kind as u32);
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).to(|| "make a Unix socket")
+}
+
+fn set_options(fd: impl AsFd, socket: &Socket, world: &mut World) {
+    options::apply(fd, &socket.options).into_iter().for_each(|note| world.note(note));
+}
+
+/// Both ends of a connection; an end that nobody has is kept in `ends` until all is filled.
+fn connected(
+    socket: &Socket,
+    sockets: &Sockets,
+    ends: &mut BTreeMap<u32, OwnedFd>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let Role::Connected { peer } = socket.role else { return Ok(()) };
+    let Some(peer) = peer else {
+        let (own, other) = pair(socket, None, sockets, world)?;
+        set_options(&own, socket, world);
+        ends.insert(socket.description, other);
+        return world.made(socket.description, own);
+    };
+    let other = sockets.get(&peer).filter(|other| {
+        let back =
+            matches!(other.role, Role::Connected { peer } if peer == Some(socket.description));
+        back && other.kind == socket.kind && peer != socket.description
+    });
+    let other = other.ok_or_else(|| damaged("a connection with one end"))?;
+    if peer < socket.description {
+        return Ok(());
+    }
+    let (a, b) = pair(socket, Some(other), sockets, world)?;
+    set_options(&a, socket, world);
+    set_options(&b, other, world);
+    world.made(socket.description, a)?;
+    world.made(peer, b)
+}
+
+/// Two sockets that are connected. Names come from how they were connected: the end that was
+/// accepted has the name of who listened.
+fn pair(
+    a: &Socket,
+    b: Option<&Socket>,
+    sockets: &Sockets,
+    world: &mut World,
+) -> Result<(OwnedFd, OwnedFd), PluginError> {
+    let b_name = b.and_then(|b| b.name.as_ref());
+    if a.kind != libc::SOCK_DGRAM && (a.name.is_some() || b_name.is_some()) {
+        let listened = |name: Option<&Name>| {
+            let listens = |other: &Socket| matches!(other.role, Role::Listening { .. });
+            name.is_some() && sockets.values().any(|s| listens(s) && s.name.as_ref() == name)
+        };
+        let a_accepted = listened(a.name.as_ref()) || (b_name.is_none() && b.is_some());
+        let made = match b {
+            Some(b) if !a_accepted && b_name.is_some() => {
+                accepted(b, Some(a), world).map(|(b, a)| (a, b))
+            }
+            _ => accepted(a, b, world),
+        };
+        match made {
+            Ok(made) => return Ok(made),
+            Err(e) => world.note(format!("a connection has lost its names: {e}")),
+        }
+    }
+    let kind = SocketType::from_raw(a.kind as u32);
+    socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).to(|| "make a socket pair")
+}
+
+/// (who was accepted, who connected), by somebody who listens for this moment only.
+fn accepted(
+    server: &Socket,
+    client: Option<&Socket>,
+    world: &mut World,
+) -> Result<(OwnedFd, OwnedFd), PluginError> {
+    let what = || "connect a pair of Unix sockets";
+    let listener = new(server.kind)?;
+    let connecting = new(server.kind)?;
+    if let Some((client, name)) = client.and_then(|client| Some((client, client.name.as_ref()?))) {
+        name.bind(&connecting, client.file.unwrap_or(0o600), &client.folder.0, world)?;
+        remove_unless(client.file.is_some(), name, client, world)?;
+    }
+    let folder = &server.folder.0;
+    let Some(name) = &server.name else { return Err(damaged("nobody was accepted")) };
+    name.bind(&listener, 0o600, folder, world)?;
+    let connected = (|| {
+        listen(&listener, 1)?;
+        name.connect(&connecting, folder, world)?;
+        Ok::<_, std::io::Error>(accept_with(&listener, SocketFlags::CLOEXEC)?)
+    })();
+    remove_unless(false, name, server, world)?;
+    Ok((connected.to(what)?, connecting))
+}
+
+/// Removes the file that a name has made, unless it was there at the checkpoint.
+fn remove_unless(
+    keep: bool,
+    name: &Name,
+    socket: &Socket,
+    world: &World,
+) -> Result<(), PluginError> {
+    match name.file(&world.path(&socket.folder.0)).map(|file| world.path(&file)) {
+        Some(file) if !keep => {
+            std::fs::remove_file(&file).to(|| format!("remove {}", file.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is not connected, and who listens.
+fn alone(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+    if matches!(socket.role, Role::Connected { .. }) {
+        return Ok(());
+    }
+    let fd = new(socket.kind)?;
+    set_options(&fd, socket, world);
+    if let Some(name) = &socket.name {
+        name.bind(&fd, socket.file.unwrap_or(0o600), &socket.folder.0, world)?;
+        remove_unless(socket.file.is_some(), name, socket, world)?;
+    }
+    if let Role::Listening { backlog } = socket.role {
+        listen(&fd, backlog.min(i32::MAX as u32) as i32).to(|| "listen")?;
+    }
+    world.made(socket.description, fd)
+}
+
+/// Who waits to be accepted, and datagram sockets that send to a name.
+fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
+    let fd = |world: &World| {
+        let fd = world.get(socket.description)?.try_clone_to_owned();
+        fd.to(|| "duplicate a socket")
+    };
+    match &socket.role {
+        Role::Waiting { listener } => {
+            let listener = sockets.get(listener).ok_or_else(|| damaged("nobody listens"))?;
+            let name =
+                listener.name.as_ref().ok_or_else(|| damaged("it listens without a name"))?;
+            let what = || format!("connect to {name} again");
+            name.connect(&fd(world)?, &listener.folder.0, world).to(what)
+        }
+        Role::Toward(name) => {
+            if let Err(e) = name.connect(&fd(world)?, &socket.folder.0, world) {
+                world.note(format!("a datagram socket cannot reach {name} any more: {e}"));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Puts back what waited, and shuts down what was.
+fn fill(
+    sockets: &Sockets,
+    ends: &BTreeMap<u32, OwnedFd>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    for socket in sockets.values() {
+        for message in &socket.queue {
+            send(socket, message, sockets, ends, world)?;
+        }
+    }
+    for socket in sockets.values() {
+        let how = match socket.shutdown {
+            0 => continue,
+            1 => Shutdown::Read,
+            2 => Shutdown::Write,
+            _ => Shutdown::Both,
+        };
+        // The other end's shutdown has done it already, or the end is gone.
+        let _ = shutdown(world.get(socket.description)?, how);
+    }
+    Ok(())
+}
+
+fn send(
+    to: &Socket,
+    message: &Message,
+    sockets: &Sockets,
+    ends: &BTreeMap<u32, OwnedFd>,
+    world: &World,
+) -> Result<(), PluginError> {
+    let data = world.blob(&message.data)?;
+    let passed = message.passed.iter().map(|description| world.get(*description));
+    let passed: Vec<BorrowedFd> = passed.collect::<Result<_, _>>()?;
+    if let Role::Connected { peer } = to.role {
+        return match (peer, ends.get(&to.description)) {
+            (Some(peer), _) => deliver(world.get(peer)?, None, &data, &passed),
+            (None, Some(end)) => deliver(end, None, &data, &passed),
+            (None, None) => Err(damaged("a message from nowhere")),
+        };
+    }
+    let name = to.name.as_ref().ok_or_else(|| damaged("a message to nowhere"))?;
+    let sender =
+        sockets.values().find(|s| s.kind == to.kind && s.name == message.from && s.name.is_some());
+    // A socket that sent and is gone cannot get an answer anyway.
+    let stranger = new(to.kind)?;
+    let sender = match sender {
+        Some(sender) => world.get(sender.description)?,
+        None => stranger.as_fd(),
+    };
+    let via = |address: &SocketAddrUnix| {
+        deliver(sender, Some(address), &data, &passed).map_err(std::io::Error::other)
+    };
+    name.address(&to.folder.0, world, via).to(|| format!("send again to {name}"))
+}
+
+fn deliver(
+    by: impl AsFd,
+    address: Option<&SocketAddrUnix>,
+    data: &[u8],
+    passed: &[BorrowedFd],
+) -> Result<(), PluginError> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(passed.len()))];
+    let mut done = 0;
+    loop {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if done == 0 && !passed.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(passed));
+        }
+        let rest = [IoSlice::new(&data[done..])];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = retry_on_intr(|| match address {
+            None => sendmsg(&by, &rest, &mut control, flags),
+            Some(address) => sendmsg_addr(&by, address, &rest, &mut control, flags),
+        });
+        done += sent.to(|| "put back what waited in a socket")?;
+        if done >= data.len() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The names of Unix sockets: paths, absolute or not, and abstract ones.
+
+use crate::plugins::error::{Context, PluginError};
+use crate::plugins::path::SavedPath;
+use crate::plugins::sys;
+use crate::plugins::world::World;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    socket_with,
+};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Name {
+    Path(SavedPath),
+    Abstract(Vec<u8>),
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Name::Path(path) => write!(f, "{}", path.0.display()),
+            Name::Abstract(name) => write!(f, "@{}", String::from_utf8_lossy(name)),
+        }
+    }
+}
+
+impl Name {
+    /// `None`: it has no name.
+    pub(super) fn of(address: SocketAddrAny) -> Option<Name> {
+        let address = SocketAddrUnix::try_from(address).ok()?;
+        if let Some(name) = address.abstract_name() {
+            return (!name.is_empty()).then(|| Name::Abstract(name.to_vec()));
+        }
+        let path = PathBuf::from(OsStr::from_bytes(address.path_bytes()?));
+        Some(Name::Path(SavedPath(path)))
+    }
+
+    /// The file that it made, given where names without a slash in front are from.
+    pub(super) fn file(&self, folder: &Path) -> Option<PathBuf> {
+        match self {
+            Name::Path(path) => Some(folder.join(&path.0)),
+            Name::Abstract(_) => None,
+        }
+    }
+
+    /// As it is to be used now, and the directory to use it in.
+    fn here(&self, folder: &Path, world: &World) -> io::Result<(SocketAddrUnix, Option<PathBuf>)> {
+        Ok(match self {
+            Name::Abstract(name) => (SocketAddrUnix::new_abstract_name(name)?, None),
+            Name::Path(path) if path.0.is_absolute() => {
+                (SocketAddrUnix::new(world.path(&path.0))?, None)
+            }
+            Name::Path(path) => (SocketAddrUnix::new(&path.0)?, Some(world.path(folder))),
+        })
+    }
+
+    /// Does `what` where this name means what it meant.
+    pub(super) fn address(
+        &self,
+        folder: &Path,
+        world: &World,
+        what: impl FnOnce(&SocketAddrUnix) -> io::Result<()> + Send,
+    ) -> io::Result<()> {
+        let (address, directory) = self.here(folder, world)?;
+        match directory {
+            None => what(&address),
+            Some(directory) => sys::in_directory(&directory, || what(&address)),
+        }
+    }
+
+    /// Connects, without waiting.
+    pub(super) fn connect(
+        &self,
+        fd: impl AsFd + Sync,
+        folder: &Path,
+        world: &World,
+    ) -> io::Result<()> {
+        self.address(folder, world, |address| Ok(connect(&fd, address)?))
+    }
+
+    /// Gives `fd` this name, and the file that it makes these permissions. A file that was left by
+    /// a socket which is gone gives way.
+    pub(super) fn bind(
+        &self,
+        fd: &OwnedFd,
+        permissions: u32,
+        folder: &Path,
+        world: &mut World,
+    ) -> Result<(), PluginError> {
+        let file = self.file(&world.path(folder)).map(|file| world.path(&file));
+        if let Some(file) = &file {
+            self.give_way(file, folder, world)?;
+        }
+        let bound = self.address(folder, world, |address| Ok(bind(fd, address)?));
+        bound.to(|| format!("give a socket the name {self}"))?;
+        if let Some(file) = file {
+            world.temporary(&file);
+            fs::set_permissions(&file, Permissions::from_mode(permissions & 0o7777))
+                .to(|| format!("set the permissions of {}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    fn give_way(&self, file: &Path, folder: &Path, world: &World) -> Result<(), PluginError> {
+        let Ok(metadata) = fs::symlink_metadata(file) else { return Ok(()) };
+        let refused = |what: &str| {
+            Err(PluginError::Refused(format!("{}: {what}; move it away", file.display())))
+        };
+        if !metadata.file_type().is_socket() {
+            return refused("there is a file where the job had a socket");
+        }
+        for kind in [SocketType::STREAM, SocketType::DGRAM, SocketType::SEQPACKET] {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let probe =
+                socket_with(AddressFamily::UNIX, kind, flags, None).to(|| "make a socket")?;
+            match self.connect(&probe, folder, world) {
+                Err(e) if e.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()) => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    return fs::remove_file(file).to(|| format!("remove {}", file.display()));
+                }
+                _ => return refused("somebody listens there"),
+            }
+        }
+        refused("somebody has a socket there")
+    }
+}

@@ -1,0 +1,162 @@
+//! Reads Unix sockets: who is connected to whom, and what waits.
+
+use super::{Message, Role, Socket, name::Name};
+use crate::plugins::error::{Context, PluginError};
+use crate::plugins::job::{Capture, Found, state};
+use crate::plugins::path::SavedPath;
+use crate::plugins::sockets::diagnosis::{Diagnoser, Diagnosis, ESTABLISHED, LISTENING};
+use crate::plugins::sockets::{options, queue};
+use crate::plugins::sys;
+use rustix::fd::OwnedFd;
+use rustix::net::{getpeername, getsockname};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// What is known of one socket.
+struct Known {
+    index: usize,
+    fd: OwnedFd,
+    kind: i32,
+    name: Option<Name>,
+    told: Diagnosis,
+}
+
+pub(super) fn save(capture: &mut Capture, mine: &[usize]) -> Result<Option<Value>, PluginError> {
+    if mine.is_empty() {
+        return Ok(None);
+    }
+    let diagnoser = Diagnoser::new().to(|| "ask the kernel about sockets")?;
+    let mut known = BTreeMap::new();
+    for &index in mine {
+        let socket = look(capture, index, &diagnoser)?;
+        known.insert(capture.file(index).stat.inode as u32, socket);
+    }
+    state(known.values().map(|socket| save_one(capture, socket, &known)))
+}
+
+fn look(capture: &Capture, index: usize, diagnoser: &Diagnoser) -> Result<Known, PluginError> {
+    let file = capture.file(index);
+    let what = || format!("look at {}", capture.job.describe(file));
+    let fd = capture.duplicate(index)?;
+    let told = diagnoser.unix(file.stat.inode).to(what)?;
+    let name = Name::of(getsockname(&fd).to(what)?);
+    Ok(Known { index, fd, kind: file.socket.map_or(0, |kind| kind.kind), name, told })
+}
+
+fn save_one(
+    capture: &mut Capture,
+    socket: &Known,
+    all: &BTreeMap<u32, Known>,
+) -> Result<Socket, PluginError> {
+    let job = capture.job;
+    let file = &job.files[socket.index];
+    let process = job.processes[file.holders[0].process].pid;
+    let folder =
+        fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| PathBuf::from("/"));
+    let role = match socket.kind {
+        libc::SOCK_DGRAM => datagram_role(capture, socket, all),
+        _ => stream_role(capture, socket, all)?,
+    };
+    let own_file = socket.name.as_ref().and_then(|name| name.file(&folder)).and_then(|path| {
+        let metadata = fs::symlink_metadata(path).ok()?;
+        (Some(metadata.ino() as u32) == socket.told.file).then(|| metadata.mode() & 0o7777)
+    });
+    // What waits at a listening socket is connections.
+    let queue = match role {
+        Role::Listening { .. } => Vec::new(),
+        _ => messages(capture, socket, file)?,
+    };
+    Ok(Socket {
+        description: socket.index as u32,
+        kind: socket.kind,
+        options: options::read(&socket.fd),
+        name: socket.name.clone(),
+        file: own_file,
+        folder: SavedPath(folder),
+        role,
+        shutdown: socket.told.shutdown,
+        queue,
+    })
+}
+
+fn stream_role(
+    capture: &mut Capture,
+    socket: &Known,
+    all: &BTreeMap<u32, Known>,
+) -> Result<Role, PluginError> {
+    let told = &socket.told;
+    if told.state == LISTENING {
+        return Ok(Role::Listening { backlog: told.backlog });
+    }
+    let Some(peer) = told.peer.filter(|_| told.state == ESTABLISHED) else {
+        return Ok(Role::Idle);
+    };
+    if let Some(peer) = all.get(&peer) {
+        return Ok(Role::Connected { peer: Some(peer.index as u32) });
+    }
+    let own = capture.file(socket.index).stat.inode as u32;
+    if let Some(listener) = all.values().find(|other| other.told.waiting.contains(&own)) {
+        if sys::unsent(&socket.fd).to(|| "look at a socket's queue")? > 0 {
+            let what = capture.job.describe(capture.file(socket.index));
+            return Err(PluginError::Refused(format!(
+                "{what} has sent to a socket that nobody has accepted yet: try again later"
+            )));
+        }
+        return Ok(Role::Waiting { listener: listener.index as u32 });
+    }
+    if peer != 0 {
+        outside(capture, socket);
+    }
+    Ok(Role::Connected { peer: None })
+}
+
+fn outside(capture: &mut Capture, socket: &Known) {
+    let what = capture.job.describe(capture.file(socket.index));
+    let name = getpeername(&socket.fd).ok().flatten().and_then(Name::of);
+    let whom = name.map_or_else(String::new, |name| format!(" to {name}"));
+    capture.warnings.push(format!(
+        "{what} is connected{whom} outside of the job: after a restart it finds the connection closed"
+    ));
+}
+
+fn datagram_role(capture: &mut Capture, socket: &Known, all: &BTreeMap<u32, Known>) -> Role {
+    let own = capture.file(socket.index).stat.inode as u32;
+    let Some(inode) = socket.told.peer else { return Role::Idle };
+    let peer = all.get(&inode);
+    let mutual = peer.filter(|peer| peer.told.peer == Some(own));
+    if let Some(name) = getpeername(&socket.fd).ok().flatten().and_then(Name::of) {
+        return Role::Toward(name);
+    }
+    if mutual.is_none() && inode != 0 {
+        outside(capture, socket);
+    }
+    Role::Connected { peer: mutual.map(|peer| peer.index as u32) }
+}
+
+fn messages(
+    capture: &mut Capture,
+    socket: &Known,
+    file: &Found,
+) -> Result<Vec<Message>, PluginError> {
+    let what = capture.job.describe(file);
+    let pieces = queue::peek(&socket.fd).to(|| format!("read what waits in {what}"))?;
+    let mut messages = Vec::new();
+    for piece in pieces {
+        let mut passed = Vec::new();
+        for fd in &piece.passed {
+            let known = capture.known(fd).ok_or_else(|| {
+                PluginError::Refused(format!(
+                    "a descriptor that is under way in {what} is held by no process of the job: try \
+                     again when it has been received"
+                ))
+            })?;
+            passed.push(known as u32);
+        }
+        let from = piece.from.and_then(Name::of);
+        messages.push(Message { data: capture.blob(&piece.data)?, from, passed });
+    }
+    Ok(messages)
+}

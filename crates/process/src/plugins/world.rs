@@ -1,0 +1,200 @@
+//! A restart in the making: what plugins put their descriptions into.
+
+use crate::plugins::contents::{self, Blob, DATA_FILE};
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::recreate::RecreateOptions;
+use crate::plugins::{Saved, Slot};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// An argument of an [`InjectedCall`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Argument {
+    Number(u64),
+    /// The address of these bytes, which the engine puts into the process's memory.
+    Bytes(Vec<u8>),
+    /// What the call so many places before this one, of the same process, has returned.
+    Earlier(usize),
+}
+
+/// A system call that only the process itself can make, once its descriptors are in place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InjectedCall {
+    /// The process, by the id that it knows itself.
+    pub pid: i32,
+    pub number: i64,
+    /// The rest is 0.
+    pub arguments: Vec<Argument>,
+    /// What it is for, should it fail.
+    pub what: String,
+}
+
+/// What is done by the init when memory and processes are there.
+#[derive(Debug)]
+pub(crate) enum Late {
+    /// Seals that forbid what rebuilding the memory needs.
+    Seal(OwnedFd, u32),
+}
+
+/// What has been done to the file system, undone in reverse order if the restart fails.
+#[derive(Debug, Default)]
+pub(crate) struct Undo(Vec<Undone>);
+
+#[derive(Debug)]
+enum Undone {
+    Rename { from: PathBuf, to: PathBuf },
+    Remove(PathBuf),
+}
+
+impl Undo {
+    pub(crate) fn commit(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        for step in self.0.drain(..).rev() {
+            // Nothing is left to do about an error; the original's name was told.
+            let _ = match step {
+                Undone::Rename { from, to } => fs::rename(to, from),
+                Undone::Remove(path) => fs::remove_file(path),
+            };
+        }
+    }
+}
+
+/// What is done when all descriptions are there.
+type Step = Box<dyn FnOnce(&mut World) -> Result<(), PluginError>>;
+
+pub struct World<'a> {
+    pub options: &'a RecreateOptions<'a>,
+    saved: &'a Saved,
+    data: File,
+    pub(crate) descriptions: Vec<Option<OwnedFd>>,
+    pub(crate) calls: Vec<InjectedCall>,
+    pub(crate) late: Vec<Late>,
+    after: Vec<Step>,
+    /// Descriptions that mean the process which makes or registers them.
+    personal: BTreeSet<u32>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) undo: Undo,
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn new(
+        saved: &'a Saved,
+        options: &'a RecreateOptions<'a>,
+    ) -> Result<World<'a>, PluginError> {
+        let path = options.folder.join(DATA_FILE);
+        let data = File::open(&path).to(|| format!("open {}", path.display()))?;
+        let mut descriptions = Vec::new();
+        descriptions.resize_with(saved.descriptions(), || None);
+        let (calls, late, after, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (personal, undo) = (BTreeSet::new(), Undo::default());
+        Ok(World { options, saved, data, descriptions, calls, late, after, personal, notes, undo })
+    }
+
+    /// Parses a plugin's state.
+    pub fn parse<T: DeserializeOwned>(&self, state: Value) -> Result<T, PluginError> {
+        serde_json::from_value(state).map_err(|e| damaged(e.to_string()))
+    }
+
+    /// Hands the descriptor for an open file description over.
+    pub fn made(&mut self, description: u32, fd: impl Into<OwnedFd>) -> Result<(), PluginError> {
+        match self.descriptions.get_mut(description as usize) {
+            Some(place @ None) => *place = Some(fd.into()),
+            Some(Some(_)) => return Err(damaged(format!("description {description} twice"))),
+            None => return Err(damaged(format!("no description {description}"))),
+        }
+        Ok(())
+    }
+
+    /// Says that what `epoll_ctl` does with it must be done by the process itself.
+    pub fn personal(&mut self, description: u32) {
+        self.personal.insert(description);
+    }
+
+    pub fn is_personal(&self, description: u32) -> bool {
+        self.personal.contains(&description)
+    }
+
+    /// What another plugin, which this one `requires`, has made.
+    pub fn get(&self, description: u32) -> Result<BorrowedFd<'_>, PluginError> {
+        let made = self.descriptions.get(description as usize).and_then(Option::as_ref);
+        made.map(AsFd::as_fd).ok_or_else(|| damaged(format!("no description {description} yet")))
+    }
+
+    /// The flags that `F_GETFL` returned.
+    pub fn flags(&self, description: u32) -> Result<u32, PluginError> {
+        let common = self.saved.descriptions.get(description as usize);
+        common
+            .map(|common| common.flags)
+            .ok_or_else(|| damaged(format!("no description {description}")))
+    }
+
+    /// Who holds it.
+    pub fn holders(&self, description: u32) -> impl Iterator<Item = &'a Slot> + use<'a> {
+        self.saved.slots.iter().filter(move |slot| slot.description == description)
+    }
+
+    /// The ids of all processes, as they know themselves.
+    pub fn has_process(&self, pid: i32) -> bool {
+        self.options.processes.contains(&pid) || self.saved.slots.iter().any(|slot| slot.pid == pid)
+    }
+
+    pub fn blob(&self, blob: &Blob) -> Result<Vec<u8>, PluginError> {
+        contents::read_blob(&self.data, blob)
+    }
+
+    /// Opens a file that `checkpoint` has put into the image's folder.
+    pub fn content(&self, name: &str) -> Result<File, PluginError> {
+        if !self.saved.files.iter().any(|known| known == name) {
+            return Err(damaged(format!("{name} is not among its files")));
+        }
+        let path = self.options.folder.join(name);
+        File::open(&path).to(|| format!("open {}", path.display()))
+    }
+
+    /// Where `path` is now.
+    pub fn path(&self, path: &Path) -> PathBuf {
+        self.options.paths.apply(path)
+    }
+
+    /// Leaves a step for the time when all descriptions are there.
+    pub fn after(&mut self, step: impl FnOnce(&mut World) -> Result<(), PluginError> + 'static) {
+        self.after.push(Box::new(step));
+    }
+
+    pub(crate) fn finish_steps(&mut self) -> Result<(), PluginError> {
+        std::mem::take(&mut self.after).into_iter().try_for_each(|step| step(self))
+    }
+
+    /// Adds a call for the process itself.
+    pub fn inject(&mut self, call: InjectedCall) {
+        self.calls.push(call);
+    }
+
+    /// Tells the user.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// Renames, until the restart fails. Never over something else.
+    pub fn rename(&mut self, from: &Path, to: &Path) -> Result<(), PluginError> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
+            .to(|| format!("rename {} to {}", from.display(), to.display()))?;
+        self.undo.0.push(Undone::Rename { from: from.to_owned(), to: to.to_owned() });
+        Ok(())
+    }
+
+    /// Removes what was just made there, if the restart fails.
+    pub fn temporary(&mut self, path: &Path) {
+        self.undo.0.push(Undone::Remove(path.to_owned()));
+    }
+}

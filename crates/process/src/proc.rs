@@ -1,0 +1,152 @@
+//! What /proc says of a process, parsed.
+
+use crate::EngineError;
+use libc::pid_t;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+/// `/proc/PID/FILE` as text.
+pub(crate) fn text(pid: pid_t, file: &'static str) -> Result<String, EngineError> {
+    let bytes = fs::read(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn failed(pid: pid_t, source: io::Error) -> EngineError {
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => EngineError::Ended { pid },
+        _ => EngineError::System { pid, what: "read its files in /proc", source },
+    }
+}
+
+/// Where the link `/proc/PID/FILE` leads.
+pub(crate) fn link(pid: pid_t, file: &'static str) -> Result<PathBuf, EngineError> {
+    fs::read_link(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))
+}
+
+/// The threads of `pid`; none if it has ended.
+pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
+    numbers(&format!("/proc/{pid}/task"))
+}
+
+fn numbers(folder: &str) -> Vec<i32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut numbers: Vec<i32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The children of all threads of `pid`.
+pub(crate) fn children(pid: pid_t) -> Vec<pid_t> {
+    let of = |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
+    let lists: Vec<String> = threads(pid).into_iter().filter_map(|tid| of(tid).ok()).collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|id| id.parse().ok()).collect()
+}
+
+/// `/proc/PID/stat`, what the engine needs of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Stat {
+    pub(crate) state: char,
+    fields: Vec<i64>,
+}
+
+/// Fields of stat by the numbers in proc(5).
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Field {
+    Ppid = 4,
+    Pgrp = 5,
+    Session = 6,
+    StartTime = 22,
+    StartCode = 26,
+    EndCode = 27,
+    StartStack = 28,
+    ExitSignal = 38,
+    StartData = 45,
+    EndData = 46,
+    StartBrk = 47,
+    ArgStart = 48,
+    ArgEnd = 49,
+    EnvStart = 50,
+    EnvEnd = 51,
+    ExitCode = 52,
+}
+
+impl Stat {
+    pub(crate) fn of(pid: pid_t) -> Result<Stat, EngineError> {
+        let strange = |what| EngineError::Proc { pid, file: "stat", what };
+        let text = text(pid, "stat")?;
+        // The name may hold anything, parentheses included.
+        let (_, rest) = text.rsplit_once(')').ok_or_else(|| strange("it names no command"))?;
+        let mut words = rest.split_whitespace();
+        let state = words.next().and_then(|word| word.chars().next());
+        let state = state.ok_or_else(|| strange("it has no state"))?;
+        // Addresses above i64 do not occur; limits do, and are not needed.
+        let fields: Vec<i64> = words.map(|word| word.parse().unwrap_or(i64::MAX)).collect();
+        if fields.len() < Field::ExitCode as usize - 3 {
+            return Err(strange("it is too short"));
+        }
+        Ok(Stat { state, fields })
+    }
+
+    pub(crate) fn get(&self, field: Field) -> i64 {
+        // Fields 1 to 3 are the id, the name and the state.
+        self.fields[field as usize - 4]
+    }
+}
+
+/// `/proc/PID/status`, by field.
+#[derive(Debug, Clone)]
+pub(crate) struct Status(BTreeMap<String, String>);
+
+impl Status {
+    pub(crate) fn of(pid: pid_t) -> Result<Status, EngineError> {
+        let text = text(pid, "status")?;
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        Ok(Status(fields.map(|(key, value)| (key.into(), value.trim().into())).collect()))
+    }
+
+    /// A field's text; empty where the kernel does not tell.
+    pub(crate) fn get(&self, field: &str) -> &str {
+        self.0.get(field).map_or("", String::as_str)
+    }
+
+    pub(crate) fn decimal(&self, field: &str) -> i64 {
+        self.get(field).parse().unwrap_or(0)
+    }
+
+    pub(crate) fn hex(&self, field: &str) -> u64 {
+        u64::from_str_radix(self.get(field), 16).unwrap_or(0)
+    }
+
+    pub(crate) fn octal(&self, field: &str) -> u32 {
+        u32::from_str_radix(self.get(field), 8).unwrap_or(0)
+    }
+
+    /// The words of a field as numbers: ids, groups.
+    pub(crate) fn numbers(&self, field: &str) -> Vec<u32> {
+        self.get(field).split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_reads_itself() {
+        let pid = std::process::id() as pid_t;
+        let stat = Stat::of(pid).unwrap();
+        assert!(matches!(stat.state, 'R' | 'S'));
+        // SAFETY: plain calls.
+        let (ppid, session) = unsafe { (libc::getppid(), libc::getsid(0)) };
+        assert_eq!(stat.get(Field::Ppid), i64::from(ppid));
+        assert_eq!(stat.get(Field::Session), i64::from(session));
+        assert!(stat.get(Field::StartCode) < stat.get(Field::EndCode));
+        let status = Status::of(pid).unwrap();
+        assert_eq!(status.decimal("Pid"), i64::from(pid));
+        assert!(threads(pid).contains(&pid));
+        assert!(matches!(Stat::of(pid_t::MAX), Err(EngineError::Ended { .. })));
+    }
+}

@@ -1,0 +1,47 @@
+//! Collecting children that have ended, in a process another of whose threads traces some of them.
+//!
+//! waitpid() for any child will not do: a child that is traced by a thread of its own parent is shown
+//! to the whole parent, `__WNOTHREAD` or not, and its stops would be taken from the tracer
+//! (wait_consider_task() in the kernel: "just pretend the caller is ptrace_do_wait()"). So only
+//! children that are known to have ended are waited for, by id.
+
+use crate::proc::{self, Stat, Status};
+use libc::pid_t;
+
+/// What is left after a look at this process's children.
+#[derive(Debug)]
+pub struct Reaped {
+    /// Those that had ended: ids and statuses as wait() tells them.
+    pub ended: Vec<(pid_t, i32)>,
+    /// Whether there are others.
+    pub more: bool,
+}
+
+/// Collects the children of this process that have ended. One that a thread of it traces still is
+/// left for later, so that its id stays its own; but not one of `wanted`.
+pub fn reap(wanted: &[pid_t]) -> Reaped {
+    let own = std::process::id() as pid_t;
+    let mut reaped = Reaped { ended: Vec::new(), more: false };
+    for pid in proc::children(own) {
+        match has_ended(pid) && (wanted.contains(&pid) || !is_traced(pid)) {
+            true => reaped.ended.extend(collect(pid)),
+            false => reaped.more = true,
+        }
+    }
+    reaped
+}
+
+fn has_ended(pid: pid_t) -> bool {
+    Stat::of(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
+}
+
+fn is_traced(pid: pid_t) -> bool {
+    Status::of(pid).is_ok_and(|status| status.decimal("TracerPid") != 0)
+}
+
+fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
+    let mut status = 0;
+    // SAFETY: waitpid stores the status.
+    let found = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::__WALL) };
+    (found == pid).then_some((pid, status))
+}

@@ -1,0 +1,165 @@
+//! What the processes inherit from their init: the files that they map, and their working folders.
+
+use super::Plan;
+use crate::EngineError;
+use crate::plugins::{PathMap, RecreateOptions, Recreated};
+use crate::state::{Backing, MappedFile};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Descriptors under which they lie; the processes close them when they have used them.
+#[derive(Debug)]
+pub(super) struct Inherited {
+    files: BTreeMap<(PathBuf, bool), File>,
+    folders: BTreeMap<PathBuf, File>,
+    objects: BTreeMap<u64, OwnedFd>,
+    /// Descriptions that are mapped, opened once more, so that they allow what the mapping needs.
+    mapped: BTreeMap<u32, File>,
+    pub(super) descriptors: Recreated,
+}
+
+fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> EngineError {
+    move |source| EngineError::File { path: path.to_owned(), what, source }
+}
+
+impl Inherited {
+    pub(super) fn open(plan: &Plan) -> Result<Inherited, EngineError> {
+        raise_limit();
+        let descriptors = recreate(plan)?;
+        let (mut files, mut folders) = (BTreeMap::new(), BTreeMap::new());
+        for process in &plan.processes {
+            for file in process.files.iter().chain(&process.exe) {
+                let key = (file.path.clone(), file.writable);
+                if let Entry::Vacant(place) = files.entry(key) {
+                    place.insert(open(file, &plan.paths)?);
+                }
+            }
+            if let Entry::Vacant(place) = folders.entry(process.cwd.clone()) {
+                place.insert(open_folder(&plan.paths.apply(&process.cwd))?);
+            }
+        }
+        let mut objects = BTreeMap::new();
+        for object in &plan.job.objects {
+            objects.insert(object.number, memory_file(&object.name, object.bytes)?);
+        }
+        let mapped = open_mapped(plan, &descriptors)?;
+        Ok(Inherited { files, folders, objects, mapped, descriptors })
+    }
+
+    pub(super) fn file(&self, file: &MappedFile) -> Result<RawFd, EngineError> {
+        let found = self.files.get(&(file.path.clone(), file.writable));
+        found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a file that is not there"))
+    }
+
+    pub(super) fn folder(&self, path: &Path) -> Result<RawFd, EngineError> {
+        let found = self.folders.get(path);
+        found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a folder that is not there"))
+    }
+
+    pub(super) fn description(&self, index: u32) -> Result<RawFd, EngineError> {
+        let found = self.mapped.get(&index);
+        found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a mapping of no description"))
+    }
+
+    pub(super) fn object(&self, number: u64) -> Result<RawFd, EngineError> {
+        let found = self.objects.get(&number);
+        found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a mapping of no object"))
+    }
+}
+
+/// Every open file description of the job, made anew.
+fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
+    // SAFETY: the standard streams are never closed. One that is not open is no stream.
+    let stream =
+        |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
+    let options = RecreateOptions {
+        folder: plan.folder.clone(),
+        paths: plan.paths.clone(),
+        streams: [stream(0), stream(1), stream(2)],
+        processes: plan.job.processes.clone(),
+    };
+    Ok(plan.descriptors.recreate(&options)?)
+}
+
+fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, File>, EngineError> {
+    let mut mapped = BTreeMap::new();
+    for saved in plan.processes.iter().flat_map(|process| &process.mappings) {
+        let Backing::Description(index) = saved.backing else { continue };
+        if mapped.contains_key(&index) {
+            continue;
+        }
+        let made = descriptors.descriptors.get(index as usize);
+        let made = made.ok_or(EngineError::Nonsense("a mapping of no description"))?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
+        let writable = OpenOptions::new().read(true).write(true).open(&path);
+        let file = writable.or_else(|_| File::open(&path));
+        mapped.insert(index, file.map_err(failed(&path, "open it, which the program had mapped"))?);
+    }
+    Ok(mapped)
+}
+
+/// As many descriptors as may be: each mapped file needs one for a moment.
+fn raise_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is stored and read; if it cannot be raised, opening tells.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Opens a file and compares it with what it was.
+fn open(file: &MappedFile, paths: &PathMap) -> Result<File, EngineError> {
+    let path = &paths.apply(&file.path);
+    let mut options = OpenOptions::new();
+    // A FIFO that has taken the name must not block this.
+    options.read(true).write(file.writable).custom_flags(libc::O_NONBLOCK);
+    let opened =
+        options.open(path).map_err(failed(path, "open it, which the program had mapped"))?;
+    let found = opened.metadata().map_err(failed(path, "look at it"))?;
+    let changed = |what| Err(EngineError::FileChanged { path: path.clone(), what });
+    match file.written {
+        None if found.is_file() => changed("kind"),
+        // What the job itself writes may have changed meanwhile.
+        Some(_) if file.writable => Ok(opened),
+        Some(_) if found.len() != file.bytes => changed("size"),
+        Some(written) if written != (found.mtime(), found.mtime_nsec()) => {
+            changed("time of change")
+        }
+        _ => Ok(opened),
+    }
+}
+
+fn open_folder(path: &Path) -> Result<File, EngineError> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
+    options.open(path).map_err(failed(path, "open it, the program's working folder"))
+}
+
+/// A memory file of `bytes` zeros.
+fn memory_file(name: &str, bytes: u64) -> Result<OwnedFd, EngineError> {
+    let short: String = name.chars().filter(|c| *c != '\0').take(50).collect();
+    let name = std::ffi::CString::new(short.trim_start_matches("/memfd:")).unwrap_or_default();
+    // SAFETY: the name is a string; what the call returns is a new descriptor.
+    let fd = unsafe {
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(EngineError::last(0, "make shared memory"));
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    let file = File::from(fd);
+    file.set_len(bytes).map_err(|source| EngineError::System {
+        pid: 0,
+        what: "size shared memory",
+        source,
+    })?;
+    Ok(file.into())
+}

@@ -1,0 +1,262 @@
+//! The first process of a restarted job's namespace. It makes the others, and is then the parent of
+//! their orphans.
+
+use super::files::Inherited;
+use super::tree::{Made, Tree};
+use super::{Plan, memory, process, threads, tree};
+use crate::plugins::{Argument, InjectedCall, Recreated};
+use crate::{EngineError, Thread};
+use libc::pid_t;
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// Longest report of a failure that is read.
+const MAX_REPORT: u64 = 64 << 10;
+/// What begins a report: the job runs, or it does not.
+const RUNS: u8 = b'+';
+const FAILED: u8 = b'-';
+
+/// The restarted job, as its init sees it.
+#[derive(Debug)]
+pub struct Rebuilt {
+    root: pid_t,
+    report: UnixStream,
+    reported: bool,
+}
+
+/// Closes every descriptor but the standard ones and those of `kept`.
+pub(super) fn close_all_but(kept: &[RawFd]) -> Result<(), EngineError> {
+    let mut kept: Vec<u32> = kept.iter().map(|fd| *fd as u32).collect();
+    kept.sort_unstable();
+    let mut from = 3;
+    for next in kept.into_iter().chain([u32::MAX]) {
+        if next > from {
+            let last = if next == u32::MAX { next } else { next - 1 };
+            // SAFETY: these descriptors belong to objects of the process that this is a copy of,
+            // which are never used or dropped here.
+            let result = unsafe { libc::syscall(libc::SYS_close_range, from, last, 0) };
+            if result < 0 {
+                return Err(EngineError::last(0, "close descriptors"));
+            }
+        }
+        from = next.saturating_add(1);
+    }
+    Ok(())
+}
+
+/// Rebuilds the job, lets it go, and serves it.
+pub(super) fn run(
+    plan: &Plan,
+    report: &mut UnixStream,
+    serve: impl FnOnce(&mut Rebuilt),
+) -> Result<(), EngineError> {
+    close_all_but(&[report.as_raw_fd()])?;
+    let (threads, mut descriptors) = rebuild(plan)?;
+    let root = plan.job.processes[0];
+    let pidfd = pidfd(root)?;
+    // From here on nothing fails any more.
+    descriptors.commit();
+    let notes = descriptors.notes.join("\n");
+    // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
+    drop(descriptors);
+    drop(threads);
+    for process in plan.processes.iter().filter(|process| process.stopped) {
+        // SAFETY: a plain call; it is a process that this one has made.
+        unsafe { libc::kill(process.ids.pid, libc::SIGSTOP) };
+    }
+    let mut told = || {
+        report.write_all(&[RUNS])?;
+        send(report, &pidfd)?;
+        let notes = &notes.as_bytes()[..notes.len().min(MAX_REPORT as usize)];
+        report.write_all(&(notes.len() as u32).to_le_bytes())?;
+        report.write_all(notes)?;
+        report.try_clone()
+    };
+    let what = "report that the job runs";
+    let report = told().map_err(|source| EngineError::System { pid: 0, what, source })?;
+    serve(&mut Rebuilt { root, report, reported: false });
+    Ok(())
+}
+
+/// All processes with all of their state, stopped; and what has come back with their descriptors.
+fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
+    let inherited = Inherited::open(plan)?;
+    memory::fill_objects(plan, &inherited)?;
+    let mut tree = Tree::make(plan)?;
+    let mut made = tree.take();
+    for (state, made) in plan.processes.iter().zip(&mut made) {
+        let file = plan.open(&crate::capture::process_file(state.ids.pid))?;
+        let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
+        rebuilding.run(made, &file)?;
+    }
+    let mut descriptors = inherited.descriptors;
+    inject(&descriptors.calls, plan, &mut made)?;
+    descriptors.settle()?;
+    let mut threads = Vec::new();
+    for (state, made) in plan.processes.iter().zip(made) {
+        threads.extend(threads::rebuild(state, made)?);
+    }
+    tree::finish(plan)?;
+    Ok((threads, descriptors))
+}
+
+/// The calls by which processes do themselves what is to be done with their descriptors.
+fn inject(calls: &[InjectedCall], plan: &Plan, made: &mut [Made]) -> Result<(), EngineError> {
+    let mut results: BTreeMap<pid_t, Vec<i64>> = BTreeMap::new();
+    for call in calls {
+        let index = plan.job.processes.iter().position(|pid| *pid == call.pid);
+        let Made { thread, parasite } =
+            &mut made[index.ok_or(EngineError::Nonsense("a call by no process"))?];
+        let earlier = results.entry(call.pid).or_default();
+        let mut data = Vec::new();
+        let mut arguments = Vec::new();
+        for argument in &call.arguments {
+            arguments.push(match argument {
+                Argument::Number(number) => *number,
+                Argument::Bytes(bytes) => {
+                    let at = parasite.data() + data.len() as u64;
+                    data.extend(bytes);
+                    data.resize(data.len().next_multiple_of(8), 0);
+                    at
+                }
+                Argument::Earlier(back) => {
+                    let index = earlier.len().checked_sub(*back).filter(|_| *back > 0);
+                    let index = index.ok_or(EngineError::Nonsense("a call before the first"))?;
+                    earlier[index] as u64
+                }
+            });
+        }
+        earlier.push(parasite.call_with(thread, &call.what, call.number, &arguments, &data)?);
+    }
+    Ok(())
+}
+
+fn pidfd(pid: pid_t) -> Result<OwnedFd, EngineError> {
+    // SAFETY: a plain call; what it returns is a new descriptor.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        if fd < 0 {
+            return Err(EngineError::last(pid, "open its process descriptor"));
+        }
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+/// Room for one descriptor's control message.
+const CONTROL: usize = 64;
+
+#[repr(align(8))]
+struct Control([u8; CONTROL]);
+
+/// Sends a descriptor.
+fn send(socket: &UnixStream, fd: &OwnedFd) -> io::Result<()> {
+    let mut byte = [0u8; 1];
+    let mut control = Control([0; CONTROL]);
+    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: the message is made of buffers that live through the call; the control buffer is
+    // aligned and long enough for the one descriptor that is put in.
+    let result = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(fd.as_raw_fd());
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut byte = [0u8; 1];
+    let mut control = Control([0; CONTROL]);
+    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: as in send(); a descriptor is taken only out of a message that says it is one, and
+    // belongs to nobody else.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL;
+        if libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
+    }
+}
+
+/// Tells the caller why there is no job.
+pub(super) fn report_failure(report: &mut UnixStream, error: &EngineError) {
+    // A caller that has gone needs no report.
+    let _ =
+        report.write_all(&[FAILED]).and_then(|()| report.write_all(error.to_string().as_bytes()));
+}
+
+/// What the init reports: the root's process descriptor, or why there is none.
+pub(super) fn outcome(report: &mut UnixStream) -> Result<(OwnedFd, Vec<String>), EngineError> {
+    let lost = |_| EngineError::Init("the restarted job's init was killed".into());
+    let mut first = [0; 1];
+    report.read_exact(&mut first).map_err(lost)?;
+    if first[0] == RUNS {
+        let root = receive(report).map_err(lost)?;
+        let mut length = [0; 4];
+        report.read_exact(&mut length).map_err(lost)?;
+        let length = u64::from(u32::from_le_bytes(length)).min(MAX_REPORT);
+        let mut notes = Vec::new();
+        report.take(length).read_to_end(&mut notes).map_err(lost)?;
+        let notes = String::from_utf8_lossy(&notes);
+        return Ok((root, notes.lines().map(str::to_owned).collect()));
+    }
+    let mut text = Vec::new();
+    report.take(MAX_REPORT).read_to_end(&mut text).map_err(lost)?;
+    Err(EngineError::Init(String::from_utf8_lossy(&text).into_owned()))
+}
+
+impl Rebuilt {
+    /// The program's first process.
+    pub fn root(&self) -> pid_t {
+        self.root
+    }
+
+    /// Collects a child that has ended and tells the restarter when it is the program's first
+    /// process; false if none is left. Blocks if `block`. Only of the calling thread's children, so
+    /// that another thread can trace.
+    pub fn reap(&mut self, block: bool) -> bool {
+        let mut status = 0;
+        let flags = libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
+        // SAFETY: waitpid stores the status.
+        let pid = unsafe { libc::waitpid(-1, &mut status, flags) };
+        if pid == self.root && !self.reported {
+            self.reported = true;
+            // A restarter that has gone does not ask.
+            let _ = self.report.write_all(&status.to_le_bytes());
+        }
+        pid >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    }
+
+    /// Collects all children that have ended, also while another thread traces, and tells the
+    /// restarter when the program's first process is among them; false if no child is left.
+    pub fn collect(&mut self) -> bool {
+        let reaped = crate::reap(&[self.root]);
+        if let Some((_, status)) = reaped.ended.iter().find(|(pid, _)| *pid == self.root) {
+            self.reported = true;
+            // A restarter that has gone does not ask.
+            let _ = self.report.write_all(&status.to_le_bytes());
+        }
+        reaped.more
+    }
+
+    /// Serves the job until nothing of it is left.
+    pub fn reap_all(&mut self) {
+        while self.reap(true) {}
+    }
+}

@@ -1,0 +1,199 @@
+//! Restarting a job: its image is read and checked, an init in new namespaces makes the processes
+//! anew, and all of them go on at once. If anything fails, the namespace ends and nothing is left.
+
+mod files;
+mod ghosts;
+mod init;
+mod memory;
+mod namespaces;
+mod process;
+mod threads;
+mod tree;
+
+use crate::capture::{JOB_FILE, process_file};
+use crate::machine::Machine;
+use crate::plugins::{PathMap, Saved};
+use crate::state::{self, JobState, ProcessState};
+use crate::{EngineError, Roots};
+use kedge_image::{ImageFile, Manifest};
+use libc::pid_t;
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+pub use init::Rebuilt;
+
+#[derive(Debug)]
+pub struct RestartOptions {
+    /// The image.
+    pub folder: PathBuf,
+    /// Standard input, output and error of the job; the caller's own where there is none.
+    pub streams: [Option<OwnedFd>; 3],
+    /// Where files are that were elsewhere.
+    pub paths: PathMap,
+}
+
+impl RestartOptions {
+    /// The usual ones.
+    pub fn new(folder: PathBuf) -> RestartOptions {
+        RestartOptions { folder, streams: [None, None, None], paths: PathMap::default() }
+    }
+}
+
+/// What is to be brought back, checked.
+#[derive(Debug)]
+struct Plan {
+    folder: PathBuf,
+    manifest: Manifest,
+    paths: PathMap,
+    job: JobState,
+    descriptors: Saved,
+    processes: Vec<ProcessState>,
+}
+
+impl Plan {
+    fn read(options: &RestartOptions) -> Result<Plan, EngineError> {
+        let folder = options.folder.clone();
+        let manifest = Manifest::read(&folder)?;
+        let file = open(&folder, &manifest, JOB_FILE)?;
+        let job: JobState = state::parse(&file.section(state::JOB_SECTION)?)?;
+        job.machine.runs_on(&Machine::this()?)?;
+        let descriptors = Saved::from_bytes(&file.section(state::DESCRIPTORS_SECTION)?)?;
+        for file in descriptors.files() {
+            let entry = manifest.file(file).ok_or(EngineError::Nonsense("a file that it lacks"))?;
+            entry.verify_plain(&folder)?;
+        }
+        let (paths, processes) = (options.paths.clone(), Vec::new());
+        let mut plan = Plan { folder, manifest, paths, job, descriptors, processes };
+        for pid in &plan.job.processes {
+            let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
+            let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
+            process.check()?;
+            plan.processes.push(process);
+        }
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// What the processes must agree on.
+    fn check(&self) -> Result<(), EngineError> {
+        let nonsense = |what| Err(EngineError::Nonsense(what));
+        self.job.zombies.iter().try_for_each(|zombie| zombie.ids.check())?;
+        if self.processes.is_empty() {
+            return nonsense("no process");
+        }
+        let mut ids = BTreeSet::new();
+        for (pid, process) in self.job.processes.iter().zip(&self.processes) {
+            if process.ids.pid != *pid || !process.threads.iter().all(|t| ids.insert(t.tid)) {
+                return nonsense("two processes or threads with one id");
+            }
+        }
+        if !self.job.zombies.iter().all(|zombie| ids.insert(zombie.ids.pid)) {
+            return nonsense("a process that lives and has ended");
+        }
+        for process in &self.processes {
+            namespaces::may_become(process)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, name: &str) -> Result<ImageFile, EngineError> {
+        open(&self.folder, &self.manifest, name)
+    }
+}
+
+fn open(
+    folder: &std::path::Path,
+    manifest: &Manifest,
+    name: &str,
+) -> Result<ImageFile, EngineError> {
+    let entry = manifest.file(name).ok_or(EngineError::Nonsense("a process without its file"))?;
+    Ok(ImageFile::open(&folder.join(name), Some(entry))?)
+}
+
+/// A restarted job, as the one sees it who restarted it.
+#[derive(Debug)]
+pub struct Restarted {
+    /// The process that waits for the job's init; it ends with the job.
+    keeper: pid_t,
+    /// The program's first process.
+    root: OwnedFd,
+    report: UnixStream,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Restarts the job in the image. It runs when this returns: its standard streams are the caller's.
+/// The caller should have one thread only. `serve` runs in the job's init, which is the parent of
+/// the job's orphans and so the place to checkpoint it from; the job is killed when it returns.
+pub fn restart(
+    options: &RestartOptions,
+    serve: impl FnOnce(&mut Rebuilt),
+) -> Result<Restarted, EngineError> {
+    let plan = Plan::read(options)?;
+    let failed = |what| move |source| EngineError::System { pid: 0, what, source };
+    let (mut report, inner) = UnixStream::pair().map_err(failed("make a socket"))?;
+    let keeper = namespaces::enter(&plan, &options.streams, inner, serve)?;
+    match init::outcome(&mut report) {
+        Ok((root, notes)) => Ok(Restarted { keeper, root, report, notes }),
+        Err(error) => {
+            wait(keeper, 0);
+            Err(error)
+        }
+    }
+}
+
+impl Restarted {
+    /// The process that ends when all of the job has ended, or if its init is killed.
+    pub fn keeper(&self) -> pid_t {
+        self.keeper
+    }
+
+    /// The program's first process, by the id that the caller's namespace has for it; `None` once it
+    /// has ended.
+    pub fn root(&self) -> Option<u32> {
+        let fdinfo = format!("/proc/self/fdinfo/{}", self.root.as_raw_fd());
+        let text = std::fs::read_to_string(fdinfo).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
+    }
+
+    /// Waits until the program's first process has ended: its status as wait() tells it.
+    pub fn wait(&self) -> Result<i32, EngineError> {
+        let mut status = [0; 4];
+        (&self.report)
+            .read_exact(&mut status)
+            .map_err(|_| EngineError::Init("the job was killed".into()))?;
+        Ok(i32::from_le_bytes(status))
+    }
+
+    /// Sends a signal to the program's first process.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: the descriptor is open; no siginfo is given.
+        let result = unsafe {
+            libc::syscall(libc::SYS_pidfd_send_signal, self.root.as_raw_fd(), signal, none, 0)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl Drop for Restarted {
+    fn drop(&mut self) {
+        wait(self.keeper, libc::WNOHANG);
+    }
+}
+
+fn wait(pid: pid_t, flags: i32) {
+    let mut status = 0;
+    // SAFETY: waitpid stores the status.
+    unsafe { libc::waitpid(pid, &mut status, flags) };
+}
+
+impl Rebuilt {
+    /// Whom to checkpoint: all that descends from the init.
+    pub fn roots(&self) -> Roots {
+        Roots::ChildrenOf { parent: 1, except: Vec::new() }
+    }
+}

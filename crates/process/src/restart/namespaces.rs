@@ -1,0 +1,159 @@
+//! The namespaces of a restarted job: process ids of its own, so that they can be the old ones; mounts,
+//! for a /proc that shows them; time, for clocks that go on; for an ordinary user, users, which allow the
+//! rest.
+
+use super::Plan;
+use super::init::{self, Rebuilt};
+use crate::EngineError;
+use crate::state::ProcessState;
+use libc::pid_t;
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+/// Whether this user may make processes with those credentials.
+pub(super) fn may_become(process: &ProcessState) -> Result<(), EngineError> {
+    // SAFETY: plain calls.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let credentials = &process.credentials;
+    let own = credentials.uids.iter().all(|id| *id == uid)
+        && credentials.gids.iter().all(|id| *id == gid);
+    if uid == 0 || own {
+        return Ok(());
+    }
+    let [old, ..] = credentials.uids;
+    let pid = process.ids.pid;
+    Err(EngineError::unsupported(pid, format!("it ran as user {old}: restart it as that user")))
+}
+
+fn failed(what: &'static str) -> EngineError {
+    EngineError::last(0, what)
+}
+
+fn check(result: i32, what: &'static str) -> Result<(), EngineError> {
+    if result < 0 { Err(failed(what)) } else { Ok(()) }
+}
+
+/// Forks the process that enters the namespaces and waits there for the init that it forks: its id.
+pub(super) fn enter(
+    plan: &Plan,
+    streams: &[Option<OwnedFd>; 3],
+    mut report: UnixStream,
+    serve: impl FnOnce(&mut Rebuilt),
+) -> Result<pid_t, EngineError> {
+    // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing of
+    // this program's that another thread might hold.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed("fork")),
+        0 => {
+            let ended = bind(streams).and_then(|()| keep(plan, &mut report, serve));
+            if let Err(error) = &ended {
+                init::report_failure(&mut report, error);
+            }
+            exit(i32::from(ended.is_err()))
+        }
+        keeper => Ok(keeper),
+    }
+}
+
+/// Makes `streams` the standard ones.
+fn bind(streams: &[Option<OwnedFd>; 3]) -> Result<(), EngineError> {
+    for (number, stream) in (0..).zip(streams) {
+        if let Some(stream) = stream {
+            // SAFETY: a plain call.
+            check(unsafe { libc::dup2(stream.as_raw_fd(), number) }, "bind its standard streams")?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends this process at once: what its parent has registered for its end is the parent's.
+fn exit(status: i32) -> ! {
+    // SAFETY: a plain call, which does not return.
+    unsafe { libc::_exit(status) }
+}
+
+fn keep(
+    plan: &Plan,
+    report: &mut UnixStream,
+    serve: impl FnOnce(&mut Rebuilt),
+) -> Result<(), EngineError> {
+    unshare()?;
+    plan.job.clocks.set_for_children()?;
+    // SAFETY: this process has one thread.
+    match unsafe { libc::fork() } {
+        -1 => Err(failed("fork")),
+        0 => {
+            let rebuilt = begin().and_then(|()| init::run(plan, report, serve));
+            if let Err(error) = &rebuilt {
+                init::report_failure(report, error);
+            }
+            exit(i32::from(rebuilt.is_err()))
+        }
+        init => {
+            // What the init holds is not held here as well.
+            init::close_all_but(&[])?;
+            let mut status = 0;
+            // SAFETY: waitpid stores the status.
+            while unsafe { libc::waitpid(init, &mut status, 0) } < 0 {
+                if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                    break;
+                }
+            }
+            exit(libc::WEXITSTATUS(status))
+        }
+    }
+}
+
+fn unshare() -> Result<(), EngineError> {
+    // SAFETY: plain calls.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    if uid != 0 {
+        // SAFETY: a plain call, in a process of one thread.
+        let result = unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+        check(
+            result,
+            "make a user namespace, without which an ordinary user cannot restart a job (an \
+             administrator allows it by user.max_user_namespaces, kernel.unprivileged_userns_clone \
+             or kernel.apparmor_restrict_unprivileged_userns)",
+        )?;
+        let map =
+            |file: &str, text: String| {
+                let what = "map its user into the user namespace";
+                fs::write(format!("/proc/self/{file}"), text)
+                    .map_err(|source| EngineError::System { pid: 0, what, source })
+            };
+        map("setgroups", "deny".into())?;
+        map("uid_map", format!("{uid} {uid} 1"))?;
+        map("gid_map", format!("{gid} {gid} 1"))?;
+    }
+    // SAFETY: as above.
+    let result = unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) };
+    check(result, "make namespaces for process ids and mounts")
+}
+
+/// The first steps of the init: it ends with its keeper, and /proc shows its own namespace.
+fn begin() -> Result<(), EngineError> {
+    // SAFETY: a plain call.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }, "follow its keeper")?;
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    mount(c"none", c"/", None, private, "keep its mounts to itself")?;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")
+}
+
+fn mount(
+    source: &CStr,
+    target: &CStr,
+    kind: Option<&CStr>,
+    flags: u64,
+    what: &'static str,
+) -> Result<(), EngineError> {
+    let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: the strings live through the call; no data is given.
+    let result =
+        unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, std::ptr::null()) };
+    check(result, what)
+}

@@ -1,0 +1,245 @@
+//! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
+
+use super::files::Inherited;
+use super::memory;
+use super::threads;
+use super::tree::{Area, Made};
+use crate::capture::vdso_checksum;
+use crate::inject::{Batch, Parasite};
+use crate::maps::{self, Mapping};
+use crate::plugins::Argument;
+use crate::state::{Backing, KERNEL_MAPPINGS, ProcessState, SIGNALS, Saved};
+use crate::{EngineError, Thread};
+use kedge_image::{Codec, ImageFile};
+use libc::pid_t;
+use std::collections::BTreeSet;
+
+/// The end of what a program can map.
+const TASK_SIZE: u64 = (1 << 47) - 4096;
+
+pub(super) struct Rebuilding<'a> {
+    pub(super) state: &'a ProcessState,
+    pub(super) area: Area,
+    pub(super) inherited: &'a Inherited,
+}
+
+/// Flags of smaps, and the advice that brings them back (madvise(2)).
+const ADVICE: [(&str, i32); 8] = [
+    ("dd", libc::MADV_DONTDUMP),
+    ("dc", libc::MADV_DONTFORK),
+    ("wf", libc::MADV_WIPEONFORK),
+    ("hg", libc::MADV_HUGEPAGE),
+    ("nh", libc::MADV_NOHUGEPAGE),
+    ("mg", libc::MADV_MERGEABLE),
+    ("sr", libc::MADV_SEQUENTIAL),
+    ("rr", libc::MADV_RANDOM),
+];
+
+impl Rebuilding<'_> {
+    /// Gives the process everything but its threads.
+    pub(super) fn run(&self, made: &mut Made, file: &ImageFile) -> Result<(), EngineError> {
+        let Made { thread, parasite } = made;
+        let parasite = *parasite;
+        let pid = self.state.ids.pid;
+        let kernel = self.kernel_mappings(pid)?;
+        let filled = self.filled(file)?;
+        self.empty(thread, parasite, &kernel)?;
+        self.map(&mut parasite.batch(thread), &filled)?;
+        memory::fill(self.state, file)?;
+        let mut batch = parasite.batch(thread);
+        self.protect(&mut batch, &filled)?;
+        self.place_kernel(&mut batch, &kernel)?;
+        self.set_bounds(&mut batch)?;
+        self.set_context(&mut batch)?;
+        set_actions(&mut batch, self.state)?;
+        batch.run().map(drop)
+    }
+
+    /// The kernel's mappings that the process has, each with where it is to lie: those of the same
+    /// kernel.
+    fn kernel_mappings(&self, pid: pid_t) -> Result<Vec<(Mapping, u64)>, EngineError> {
+        let differs = || {
+            let text = "its kernel's vDSO is another one, which kedge cannot put in the old one's \
+                        place yet: restart under the same kernel";
+            EngineError::Machine(text.into())
+        };
+        let mut here = maps::of(pid)?;
+        here.retain(|mapping| KERNEL_MAPPINGS.contains(&mapping.name.as_str()));
+        let mut found = Vec::new();
+        for saved in &self.state.mappings {
+            let Backing::Kernel { name, checksum } = &saved.backing else { continue };
+            let own = here.iter().find(|own| own.name == *name && own.len() == saved.len());
+            let own = own.ok_or_else(differs)?;
+            if name == "[vdso]" && vdso_checksum(pid, own)? != *checksum {
+                return Err(differs());
+            }
+            found.push((own.clone(), saved.start));
+        }
+        if found.len() == here.len() { Ok(found) } else { Err(differs()) }
+    }
+
+    /// The mappings that something is to be written into, by their first address.
+    fn filled(&self, file: &ImageFile) -> Result<BTreeSet<u64>, EngineError> {
+        let own = file.memory().filter(|extent| extent.object == 0);
+        let mut filled = BTreeSet::new();
+        for extent in own {
+            let saved = memory::mapping_of(self.state, extent)?;
+            if extent.codec != Codec::Zero || saved.backing != Backing::Anonymous {
+                filled.insert(saved.start);
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Unmaps all but the area, into which the kernel's mappings are moved.
+    fn empty(
+        &self,
+        thread: &mut Thread,
+        parasite: Parasite,
+        kernel: &[(Mapping, u64)],
+    ) -> Result<(), EngineError> {
+        let mut batch = parasite.batch(thread);
+        let mut to = self.area.kernel();
+        for (mapping, _) in kernel {
+            move_mapping(&mut batch, mapping.start, mapping.len(), to)?;
+            to += mapping.len();
+        }
+        if to > self.area.end() {
+            return Err(EngineError::Nonsense("kernel mappings that are too long"));
+        }
+        let what = "unmap what it inherited";
+        batch.call(what, libc::SYS_munmap, &[0, self.area.start])?;
+        let rest = TASK_SIZE - self.area.end();
+        batch.call(what, libc::SYS_munmap, &[self.area.end(), rest])?;
+        batch.run().map(drop)
+    }
+
+    fn map(&self, batch: &mut Batch<'_>, filled: &BTreeSet<u64>) -> Result<(), EngineError> {
+        for saved in &self.state.mappings {
+            let has = |flag: &str| saved.flags.iter().any(|own| own == flag);
+            let mut flags =
+                libc::MAP_FIXED | if saved.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+            let fd = match &saved.backing {
+                Backing::Kernel { .. } => continue,
+                Backing::Anonymous => {
+                    flags |= libc::MAP_ANONYMOUS;
+                    u64::MAX
+                }
+                Backing::File(index) => self.inherited.file(&self.state.files[*index])? as u64,
+                Backing::Description(index) => self.inherited.description(*index)? as u64,
+                Backing::Object(number) => self.inherited.object(*number)? as u64,
+            };
+            for (flag, bit) in [("gd", libc::MAP_GROWSDOWN), ("nr", libc::MAP_NORESERVE)] {
+                if has(flag) {
+                    flags |= bit;
+                }
+            }
+            let offset = if fd == u64::MAX { 0 } else { saved.offset };
+            let protection = (saved.protection | for_filling(saved, filled)) as u64;
+            let arguments = [saved.start, saved.len(), protection, flags as u64, fd, offset];
+            batch.call("map its memory", libc::SYS_mmap, &arguments)?;
+        }
+        batch.run().map(drop)
+    }
+
+    /// Takes back what only filling needed, and says again what the program said of its memory.
+    fn protect(&self, batch: &mut Batch<'_>, filled: &BTreeSet<u64>) -> Result<(), EngineError> {
+        for saved in &self.state.mappings {
+            let range = [saved.start, saved.len()];
+            if for_filling(saved, filled) & !saved.protection != 0 {
+                let arguments = [range[0], range[1], saved.protection as u64];
+                batch.call("protect its memory", libc::SYS_mprotect, &arguments)?;
+            }
+            for (flag, advice) in ADVICE {
+                if saved.flags.iter().any(|own| own == flag) {
+                    let arguments = [range[0], range[1], advice as u64];
+                    batch.attempt("advise on its memory", libc::SYS_madvise, &arguments)?;
+                }
+            }
+            if saved.flags.iter().any(|own| own == "lo") {
+                batch.attempt("lock its memory", libc::SYS_mlock, &range)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn place_kernel(
+        &self,
+        batch: &mut Batch<'_>,
+        kernel: &[(Mapping, u64)],
+    ) -> Result<(), EngineError> {
+        let mut from = self.area.kernel();
+        for (mapping, to) in kernel {
+            move_mapping(batch, from, mapping.len(), *to)?;
+            from += mapping.len();
+        }
+        Ok(())
+    }
+
+    /// The bounds that the kernel keeps of the address space, and the program's file.
+    fn set_bounds(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
+        let mm = &self.state.mm;
+        let auxiliary: Vec<u8> = mm.auxiliary.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let at = batch.put(&auxiliary)?;
+        let exe = match &self.state.exe {
+            Some(exe) => self.inherited.file(exe)? as u32,
+            None => u32::MAX,
+        };
+        let pairs = [mm.code, mm.data, mm.brk];
+        let mut words: Vec<u64> = pairs.iter().flat_map(|(from, to)| [*from, *to]).collect();
+        words.push(mm.stack);
+        let pairs = [mm.arguments, mm.environment];
+        words.extend(pairs.iter().flat_map(|(from, to)| [*from, *to]));
+        words.extend([at, auxiliary.len() as u64 | u64::from(exe) << 32]);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let map = batch.put(&bytes)?;
+        let (set, option) = (libc::PR_SET_MM as u64, libc::PR_SET_MM_MAP as u64);
+        let arguments = [set, option, map, bytes.len() as u64, 0];
+        batch.call("set the bounds of its address space", libc::SYS_prctl, &arguments)
+    }
+
+    /// Working folder, umask, personality; then its descriptors, in the place of what it has inherited.
+    fn set_context(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
+        let folder = self.inherited.folder(&self.state.cwd)? as u64;
+        batch.call("enter its working folder", libc::SYS_fchdir, &[folder])?;
+        batch.call("set its umask", libc::SYS_umask, &[u64::from(self.state.umask)])?;
+        let personality = u64::from(self.state.personality);
+        batch.call("set its personality", libc::SYS_personality, &[personality])?;
+        let descriptors = &self.inherited.descriptors;
+        let arguments = [0, descriptors.above as u64 - 1, 0];
+        batch.call("close what it inherited", libc::SYS_close_range, &arguments)?;
+        for call in descriptors.place(self.state.ids.pid) {
+            let mut arguments = [0; 6];
+            for (place, argument) in arguments.iter_mut().zip(&call.arguments) {
+                let Argument::Number(number) = argument else {
+                    return Err(EngineError::Nonsense("a descriptor that needs memory"));
+                };
+                *place = *number;
+            }
+            batch.call("put its descriptors in place", call.number, &arguments)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a mapping must allow while it is being filled.
+fn for_filling(saved: &Saved, filled: &BTreeSet<u64>) -> i32 {
+    if filled.contains(&saved.start) { libc::PROT_READ | libc::PROT_WRITE } else { 0 }
+}
+
+fn move_mapping(batch: &mut Batch<'_>, from: u64, length: u64, to: u64) -> Result<(), EngineError> {
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    batch.call("move its vDSO", libc::SYS_mremap, &[from, length, length, flags, to])
+}
+
+/// Signal actions, all but the trap's, which ends batches.
+fn set_actions(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
+    for signal in 1..=SIGNALS {
+        if ![libc::SIGKILL, libc::SIGSTOP, libc::SIGTRAP].contains(&signal) {
+            let at = batch.put(&threads::action(state, signal))?;
+            let arguments = [signal as u64, at, 0, 8];
+            batch.call("set its signal actions", libc::SYS_rt_sigaction, &arguments)?;
+        }
+    }
+    Ok(())
+}

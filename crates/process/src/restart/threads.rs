@@ -1,0 +1,228 @@
+//! Rebuilding the threads of a process, and what they have each for itself.
+
+use super::tree::{Made, clone_arguments};
+use crate::inject::{Batch, Parasite};
+use crate::state::{Hex, ProcessState, ThreadState};
+use crate::sys::{self, REGISTERS, SIGINFO};
+use crate::{EngineError, Thread};
+use libc::pid_t;
+
+const CAPABILITY_VERSION: u64 = 0x2008_0522;
+const LAST_CAPABILITY: u64 = 63;
+
+/// Makes the other threads and gives each its state. The parasite is gone afterwards.
+pub(super) fn rebuild(state: &ProcessState, made: Made) -> Result<Vec<Thread>, EngineError> {
+    let Made { thread: mut leader, parasite } = made;
+    const FLAGS: i32 = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    let mut others = Vec::new();
+    for thread in &state.threads[1..] {
+        let arguments = clone_arguments(FLAGS as u64, 0, thread.tid, parasite.data());
+        others.push(parasite.clone_into(&mut leader, &arguments)?);
+    }
+    for (thread, saved) in others.iter_mut().zip(&state.threads[1..]) {
+        let mut batch = parasite.batch(thread);
+        set_thread(&mut batch, saved)?;
+        queue(&mut batch, state.ids.pid, Some(saved.tid), &saved.pending)?;
+        set_credentials(&mut batch, state)?;
+        batch.run()?;
+    }
+    let mut batch = parasite.batch(&mut leader);
+    set_thread(&mut batch, &state.threads[0])?;
+    set_process(&mut batch, state)?;
+    batch.run()?;
+    set_trap(&mut leader, parasite, state)?;
+    parasite.remove(&mut leader)?;
+    let mut threads = vec![leader];
+    threads.extend(others);
+    for (thread, saved) in threads.iter_mut().zip(&state.threads) {
+        set_outside(thread, saved)?;
+    }
+    Ok(threads)
+}
+
+/// What a thread has told the kernel about itself.
+fn set_thread(batch: &mut Batch<'_>, saved: &ThreadState) -> Result<(), EngineError> {
+    let mut name = saved.name.clone().into_bytes();
+    name.push(0);
+    let name = batch.put(&name)?;
+    batch.call("set its name", libc::SYS_prctl, &[libc::PR_SET_NAME as u64, name])?;
+    batch.call("set its tid address", libc::SYS_set_tid_address, &[saved.clear_tid])?;
+    let (head, length) = saved.robust_list;
+    if head != 0 {
+        batch.call("set its robust list", libc::SYS_set_robust_list, &[head, length])?;
+    }
+    let (address, length, signature) = saved.rseq;
+    if address != 0 {
+        let arguments = [address, u64::from(length), 0, u64::from(signature)];
+        batch.call("register its rseq area", libc::SYS_rseq, &arguments)?;
+    }
+    let (address, flags, length) = saved.alternate_stack;
+    // Being on it is no property that can be set: it follows from the stack pointer.
+    let flags = flags & !libc::SS_ONSTACK;
+    let words = [address, flags as u64 & 0xffff_ffff, length];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let at = batch.put(&bytes)?;
+    batch.call("set its alternate stack", libc::SYS_sigaltstack, &[at, 0])
+}
+
+/// What belongs to the process and not to one of its threads.
+fn set_process(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
+    forget_children(batch)?;
+    queue(batch, state.ids.pid, None, &state.pending)?;
+    queue(batch, state.ids.pid, Some(state.ids.pid), &state.threads[0].pending)?;
+    if state.subreaper {
+        let arguments = [libc::PR_SET_CHILD_SUBREAPER as u64, 1];
+        batch.call("make it a subreaper", libc::SYS_prctl, &arguments)?;
+    }
+    set_credentials(batch, state)?;
+    if state.dumpable != 1 {
+        // 2, which only the kernel gives, cannot be given.
+        let arguments = [libc::PR_SET_DUMPABLE as u64, state.dumpable as u64];
+        batch.attempt("set whether it is dumpable", libc::SYS_prctl, &arguments)?;
+    }
+    if state.parent_death_signal != 0 {
+        let arguments = [libc::PR_SET_PDEATHSIG as u64, state.parent_death_signal as u64];
+        batch.call("set its parent death signal", libc::SYS_prctl, &arguments)?;
+    }
+    for (which, (interval, rest)) in state.timers.iter().enumerate() {
+        if *rest != 0 {
+            let parts = [interval, rest].map(|time| [time / 1_000_000, time % 1_000_000]);
+            let bytes: Vec<u8> = parts.iter().flatten().flat_map(|w| w.to_le_bytes()).collect();
+            let at = batch.put(&bytes)?;
+            batch.call("set its timers", libc::SYS_setitimer, &[which as u64, at, 0])?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the signals away that came of making its children anew.
+fn forget_children(batch: &mut Batch<'_>) -> Result<(), EngineError> {
+    let set = batch.put(&(1u64 << (libc::SIGCHLD - 1)).to_le_bytes())?;
+    let now = batch.put(&[0; 16])?;
+    batch.attempt("take a signal", libc::SYS_rt_sigtimedwait, &[set, 0, now, 8])
+}
+
+/// Makes signals pending again: for the process, or for one thread of it.
+fn queue(
+    batch: &mut Batch<'_>,
+    pid: pid_t,
+    tid: Option<pid_t>,
+    signals: &[Hex],
+) -> Result<(), EngineError> {
+    let what = "queue its pending signals";
+    for Hex(bytes) in signals {
+        if bytes.len() != SIGINFO {
+            return Err(EngineError::Nonsense("a pending signal that is none"));
+        }
+        let signal = u64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let at = batch.put(bytes)?;
+        match tid {
+            None => batch.call(what, libc::SYS_rt_sigqueueinfo, &[pid as u64, signal, at])?,
+            Some(tid) => {
+                let arguments = [pid as u64, tid as u64, signal, at];
+                batch.call(what, libc::SYS_rt_tgsigqueueinfo, &arguments)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each thread has its own. The last step of those that need privileges.
+fn set_credentials(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
+    let credentials = &state.credentials;
+    // SAFETY: a plain call. An ordinary user has one id to map and no groups to set.
+    if unsafe { libc::geteuid() } == 0 {
+        set_ids(batch, state)?;
+    }
+    let [inheritable, permitted, effective, _, ambient] = credentials.capabilities;
+    let header = batch.put(&CAPABILITY_VERSION.to_le_bytes())?;
+    let halves =
+        [0, 32].map(|shift| [effective, permitted, inheritable].map(|set| (set >> shift) as u32));
+    let bytes: Vec<u8> = halves.iter().flatten().flat_map(|half| half.to_le_bytes()).collect();
+    let data = batch.put(&bytes)?;
+    batch.call("set its capabilities", libc::SYS_capset, &[header, data])?;
+    for capability in (0..=LAST_CAPABILITY).filter(|bit| ambient >> bit & 1 != 0) {
+        let raise = libc::PR_CAP_AMBIENT_RAISE as u64;
+        let arguments = [libc::PR_CAP_AMBIENT as u64, raise, capability, 0, 0];
+        batch.attempt("raise its ambient capabilities", libc::SYS_prctl, &arguments)?;
+    }
+    if state.no_new_privs {
+        let arguments = [libc::PR_SET_NO_NEW_PRIVS as u64, 1, 0, 0, 0];
+        batch.call("forbid it new privileges", libc::SYS_prctl, &arguments)?;
+    }
+    Ok(())
+}
+
+fn set_ids(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
+    let credentials = &state.credentials;
+    let bounding = credentials.capabilities[3];
+    for capability in (0..=LAST_CAPABILITY).filter(|bit| bounding >> bit & 1 == 0) {
+        let arguments = [libc::PR_CAPBSET_DROP as u64, capability, 0, 0, 0];
+        batch.attempt("drop a capability for good", libc::SYS_prctl, &arguments)?;
+    }
+    let groups: Vec<u8> = credentials.groups.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let at = batch.put(&groups)?;
+    let count = credentials.groups.len() as u64;
+    batch.call("set its groups", libc::SYS_setgroups, &[count, at])?;
+    let [real, effective, saved, files] = credentials.gids.map(u64::from);
+    batch.call("set its group", libc::SYS_setresgid, &[real, effective, saved])?;
+    batch.call("set its group", libc::SYS_setfsgid, &[files])?;
+    let keep = libc::PR_SET_KEEPCAPS as u64;
+    batch.call("keep its capabilities", libc::SYS_prctl, &[keep, 1])?;
+    let [real, effective, saved, files] = credentials.uids.map(u64::from);
+    batch.call("set its user", libc::SYS_setresuid, &[real, effective, saved])?;
+    batch.call("set its user", libc::SYS_setfsuid, &[files])?;
+    batch.call("keep its capabilities", libc::SYS_prctl, &[keep, 0])
+}
+
+/// The trap's action, after the last batch, which a trap has ended.
+fn set_trap(
+    leader: &mut Thread,
+    parasite: Parasite,
+    state: &ProcessState,
+) -> Result<(), EngineError> {
+    sys::write(leader.pid(), parasite.data(), &action(state, libc::SIGTRAP))?;
+    let arguments = [libc::SIGTRAP as u64, parasite.data(), 0, 8];
+    parasite.call(leader, "set its signal actions", libc::SYS_rt_sigaction, &arguments).map(drop)
+}
+
+/// What rt_sigaction reads for `signal`.
+pub(super) fn action(state: &ProcessState, signal: i32) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    if let Some(action) = state.actions.iter().find(|action| action.signal == signal) {
+        let words = [action.handler, action.flags, action.restorer, action.mask];
+        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+    }
+    bytes
+}
+
+/// What is set from outside: registers, and how it is scheduled.
+fn set_outside(thread: &mut Thread, saved: &ThreadState) -> Result<(), EngineError> {
+    let tid = saved.tid;
+    let words: [u64; REGISTERS] = saved.registers[..]
+        .try_into()
+        .map_err(|_| EngineError::Nonsense("another number of registers"))?;
+    let mut extended = saved.extended.0.clone();
+    // The kernel takes all that it has; what it has more than the old one is in its first state.
+    extended.resize(sys::extended(tid)?.len(), 0);
+    sys::set_extended(tid, &extended)?;
+    sys::schedule(tid, saved.policy, saved.nice, &saved.affinity);
+    thread.set_home(sys::from_words(words), saved.mask);
+    Ok(())
+}
+
+/// Resource limits, which would have bound the rebuilding as well.
+pub(super) fn set_limits(state: &ProcessState) -> Result<(), EngineError> {
+    let pid = state.ids.pid;
+    for (resource, (soft, hard)) in state.limits.iter().enumerate() {
+        sys::limit(pid, resource as u32, *soft, *hard)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,304 @@
+//! Making the processes: each by its own parent, with its own id, in its session and group. What they
+//! are so far is copies of the init.
+
+use super::Plan;
+use super::ghosts::Ghosts;
+use crate::inject::{self, Parasite, checked};
+use crate::state::{Ids, Zombie};
+use crate::sys;
+use crate::{EngineError, Thread, maps};
+use libc::pid_t;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where the injected code and, after it, the kernel's own mappings lie meanwhile; free in all
+/// processes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Area {
+    pub(super) start: u64,
+}
+
+impl Area {
+    const KERNEL_ROOM: u64 = 1 << 20;
+    pub(super) const LENGTH: u64 = Parasite::LENGTH + Area::KERNEL_ROOM;
+
+    fn find(plan: &Plan) -> Result<Area, EngineError> {
+        let own = maps::of(std::process::id() as pid_t)?;
+        let own = own.into_iter().map(|mapping| (mapping.start, mapping.end));
+        let theirs = plan.processes.iter().flat_map(|process| &process.mappings);
+        let taken = own.chain(theirs.map(|saved| (saved.start, saved.end)));
+        let start = maps::hole(taken, Area::LENGTH)
+            .ok_or(EngineError::Nonsense("an address space that is full"))?;
+        Ok(Area { start })
+    }
+
+    pub(super) fn end(self) -> u64 {
+        self.start + Area::LENGTH
+    }
+
+    /// Where the kernel's mappings lie meanwhile.
+    pub(super) fn kernel(self) -> u64 {
+        self.start + Parasite::LENGTH
+    }
+}
+
+/// A process that has been made: its one thread, and the code in it.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) thread: Thread,
+    pub(super) parasite: Parasite,
+}
+
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) area: Area,
+    made: Vec<Made>,
+}
+
+impl Tree {
+    /// Makes the processes of the plan, in its order.
+    pub(super) fn make(plan: &Plan) -> Result<Tree, EngineError> {
+        let area = Area::find(plan)?;
+        let living = plan.processes.iter().map(|process| process.ids);
+        let members: Vec<Ids> = living.chain(plan.job.zombies.iter().map(|z| z.ids)).collect();
+        let mut maker = Maker { plan, area, members: &members, made: BTreeMap::new() };
+        let mut ghosts = Ghosts::default();
+        ghosts.lead_sessions(&mut maker)?;
+        maker.make_roots(&ghosts)?;
+        if maker.made.len() != members.len() + ghosts.count() {
+            return Err(EngineError::Nonsense("processes that descend from none"));
+        }
+        ghosts.lead_groups(&mut maker)?;
+        maker.set_groups()?;
+        ghosts.end(&mut maker)?;
+        for zombie in &plan.job.zombies {
+            maker.end(zombie)?;
+        }
+        let made = plan.processes.iter().map(|process| maker.made.remove(&process.ids.pid));
+        let made: Option<Vec<Made>> = made.collect();
+        Ok(Tree { area, made: made.ok_or(EngineError::Nonsense("a process twice"))? })
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Made> {
+        std::mem::take(&mut self.made)
+    }
+}
+
+pub(super) struct Maker<'a> {
+    plan: &'a Plan,
+    area: Area,
+    pub(super) members: &'a [Ids],
+    pub(super) made: BTreeMap<pid_t, Made>,
+}
+
+impl Maker<'_> {
+    /// The init's children, and all that descends from them. An orphan in another's session is made
+    /// in that session, and given to the init by its maker's end.
+    fn make_roots(&mut self, ghosts: &Ghosts) -> Result<(), EngineError> {
+        let roots = self.members.iter().filter(|ids| ids.parent == 0);
+        let (mut orphans, children): (Vec<Ids>, Vec<Ids>) =
+            roots.partition(|ids| ids.session != 0 && ids.session != ids.pid);
+        for child in children {
+            self.make_child(0, &child)?;
+            self.make_descendants(child.pid)?;
+        }
+        // The leader of one's session may descend from another.
+        while !orphans.is_empty() {
+            let ready = orphans.iter().position(|orphan| self.made.contains_key(&orphan.session));
+            let ready = ready.ok_or(EngineError::Nonsense("a session that nobody leads"))?;
+            let orphan = orphans.remove(ready);
+            if ghosts.leads(orphan.session) {
+                self.make_child(orphan.session, &orphan)?;
+            } else {
+                self.make_orphan(&orphan)?;
+            }
+            self.make_descendants(orphan.pid)?;
+        }
+        Ok(())
+    }
+
+    /// By a process in between, which ends.
+    fn make_orphan(&mut self, orphan: &Ids) -> Result<(), EngineError> {
+        let between = self.unused_id()?;
+        let leader = orphan.session;
+        self.make(leader, between, 0)?;
+        self.make_child(between, orphan)?;
+        self.end_helper(between, leader)
+    }
+
+    /// Ends a process that only helped, and has its maker collect it.
+    pub(super) fn end_helper(&mut self, pid: pid_t, maker: pid_t) -> Result<(), EngineError> {
+        let Made { thread, parasite } = self.made.remove(&pid).ok_or(EngineError::Ended { pid })?;
+        thread.end(parasite.entry(), 0);
+        if maker != 0 {
+            let arguments = [pid as u64, 0, libc::__WALL as u64, 0];
+            return self.call(maker, "collect it", libc::SYS_wait4, &arguments).map(drop);
+        }
+        let mut status = 0;
+        // SAFETY: waitpid stores the status; a process that is collected already is none.
+        unsafe { libc::waitpid(pid, &mut status, libc::__WALL) };
+        Ok(())
+    }
+
+    fn unused_id(&self) -> Result<pid_t, EngineError> {
+        let threads = self.plan.processes.iter().flat_map(|process| &process.threads);
+        let members = self.members.iter().flat_map(|ids| [ids.pid, ids.group, ids.session]);
+        let used: BTreeSet<pid_t> = threads.map(|thread| thread.tid).chain(members).collect();
+        let unused = (2..32768).find(|id| !used.contains(id) && !self.made.contains_key(id));
+        unused.ok_or(EngineError::Nonsense("more processes than there are ids"))
+    }
+
+    fn make_descendants(&mut self, root: pid_t) -> Result<(), EngineError> {
+        // Without recursion, so that no tree is too deep for a stack.
+        let mut next: Vec<pid_t> = vec![root];
+        while let Some(parent) = next.pop() {
+            let children: Vec<Ids> =
+                self.members.iter().filter(|ids| ids.parent == parent).copied().collect();
+            let session = self.members.iter().find(|ids| ids.pid == parent);
+            let session = session.map_or(0, |parent| parent.session);
+            // Those that stayed in the session that their parent has left were made before it left.
+            let early = |child: &&Ids| child.session != session && child.session != child.pid;
+            for child in children.iter().filter(early) {
+                self.make_child(parent, child)?;
+            }
+            if session == parent {
+                self.call(parent, "make it lead a session", libc::SYS_setsid, &[])?;
+            }
+            for child in children.iter().filter(|child| !early(child)) {
+                self.make_child(parent, child)?;
+            }
+            next.extend(children.iter().map(|child| child.pid));
+        }
+        Ok(())
+    }
+
+    fn make_child(&mut self, parent: pid_t, child: &Ids) -> Result<(), EngineError> {
+        let process = self.plan.processes.iter().find(|process| process.ids.pid == child.pid);
+        self.make(parent, child.pid, process.map_or(libc::SIGCHLD, |process| process.exit_signal))
+    }
+
+    /// Has `parent`, or for 0 this process, make a child.
+    pub(super) fn make(
+        &mut self,
+        parent: pid_t,
+        pid: pid_t,
+        signal: i32,
+    ) -> Result<(), EngineError> {
+        let made = match self.made.get_mut(&parent) {
+            None if parent != 0 => return Err(EngineError::Ended { pid: parent }),
+            None => first(pid, signal, self.area)?,
+            Some(parent) => {
+                let arguments = clone_arguments(0, signal, pid, parent.parasite.data());
+                let thread = parent.parasite.clone_into(&mut parent.thread, &arguments)?;
+                Made { thread, parasite: parent.parasite }
+            }
+        };
+        self.made.insert(pid, made);
+        Ok(())
+    }
+
+    pub(super) fn call(
+        &mut self,
+        pid: pid_t,
+        what: &'static str,
+        number: i64,
+        arguments: &[u64],
+    ) -> Result<i64, EngineError> {
+        let made = self.made.get_mut(&pid).ok_or(EngineError::Ended { pid })?;
+        made.parasite.call(&mut made.thread, what, number, arguments)
+    }
+
+    /// Leaders first: a group must exist before anybody can join it.
+    fn set_groups(&mut self) -> Result<(), EngineError> {
+        let members = self.members;
+        let what = "put it into its process group";
+        for ids in members.iter().filter(|ids| ids.group == ids.pid && ids.session != ids.pid) {
+            self.call(ids.pid, what, libc::SYS_setpgid, &[0, 0])?;
+        }
+        for ids in members.iter().filter(|ids| ids.group != 0 && ids.group != ids.pid) {
+            self.call(ids.pid, what, libc::SYS_setpgid, &[0, ids.group as u64])?;
+        }
+        Ok(())
+    }
+
+    /// Ends a process as the old one ended; its parent is still to wait for it.
+    fn end(&mut self, zombie: &Zombie) -> Result<(), EngineError> {
+        let pid = zombie.ids.pid;
+        let Made { thread, parasite } = self.made.remove(&pid).ok_or(EngineError::Ended { pid })?;
+        let signal = zombie.status & 0x7f;
+        if signal == 0 {
+            thread.end(parasite.entry(), zombie.status >> 8 & 0xff);
+        } else {
+            let default = parasite.data();
+            let mut thread = thread;
+            sys::write(pid, default, &[0; 32])?;
+            let arguments = [signal as u64, default, 0, 8];
+            // Some signals have no other action.
+            let _ = parasite.call(&mut thread, "end it", libc::SYS_rt_sigaction, &arguments);
+            thread.end_by(parasite.entry(), signal)?;
+        }
+        Ok(())
+    }
+}
+
+/// What clone3 reads: flags, exit signal, and one id to be given.
+pub(super) fn clone_arguments(flags: u64, signal: i32, pid: pid_t, data: u64) -> [u64; 12] {
+    // The id lies after the eleven words of the structure.
+    let set_tid = data + 88;
+    [flags, 0, 0, 0, signal as u64, 0, 0, 0, set_tid, 1, 0, pid as u64]
+}
+
+impl Parasite {
+    /// Makes the process of `thread` clone itself by clone3 with those arguments: the new thread,
+    /// stopped.
+    pub(super) fn clone_into(
+        self,
+        thread: &mut Thread,
+        arguments: &[u64; 12],
+    ) -> Result<Thread, EngineError> {
+        let bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_le_bytes()).collect();
+        sys::write(thread.pid(), self.data(), &bytes)?;
+        self.call(thread, "clone it", libc::SYS_clone3, &[self.data(), 88])?;
+        let made = thread.made().ok_or(EngineError::Ended { pid: thread.pid() })?;
+        Thread::adopt(made)
+    }
+}
+
+/// Makes a child of this process with the id `pid`.
+fn first(pid: pid_t, signal: i32, area: Area) -> Result<Made, EngineError> {
+    let mut arguments = Box::new([0; 12]);
+    *arguments = clone_arguments(0, signal, pid, arguments.as_ptr() as u64);
+    // SAFETY: the arguments and the id after them live through the call. The child has a copy of
+    // everything, and does nothing but wait to be traced.
+    let result = unsafe {
+        let result = libc::syscall(libc::SYS_clone3, arguments.as_ptr(), 88usize);
+        if result == 0 {
+            loop {
+                libc::syscall(libc::SYS_pause);
+            }
+        }
+        result
+    };
+    if result < 0 {
+        return Err(EngineError::last(pid, "make it under its old id"));
+    }
+    let mut thread = Thread::stop(pid)?;
+    // The area that it has inherited is about to be unmapped.
+    let rseq = sys::rseq(pid)?;
+    if rseq.address != 0 {
+        const UNREGISTER: u64 = 1;
+        let arguments =
+            [rseq.address, u64::from(rseq.length), UNREGISTER, u64::from(rseq.signature)];
+        let result = thread.call(inject::entry(pid)?, libc::SYS_rseq, &arguments)?;
+        checked(pid, "end its rseq registration", result)?;
+    }
+    let parasite = Parasite::install(&mut thread, area.start)?;
+    Ok(Made { thread, parasite })
+}
+
+/// The last steps on processes that are complete but for going on.
+pub(super) fn finish(plan: &Plan) -> Result<(), EngineError> {
+    for process in &plan.processes {
+        super::threads::set_limits(process)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! Stopping a whole job: every thread of every process.
+
+use crate::proc::{self, Field, Stat, Status};
+use crate::thread::Interrupted;
+use crate::{EngineError, Thread};
+use libc::pid_t;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Which processes a job has: these and all that descend from them.
+#[derive(Debug, Clone)]
+pub enum Roots {
+    These(Vec<pid_t>),
+    /// The children of a process, orphans that it has been given included, but not those.
+    ChildrenOf {
+        parent: pid_t,
+        except: Vec<pid_t>,
+    },
+}
+
+impl Roots {
+    fn now(&self) -> Vec<pid_t> {
+        match self {
+            Roots::These(pids) => pids.clone(),
+            Roots::ChildrenOf { parent, except } => {
+                let mut children = proc::children(*parent);
+                children.retain(|pid| !except.contains(pid));
+                // The program's first process is the oldest; the kernel lists by thread first.
+                children.sort_by_key(|pid| (started(*pid), *pid));
+                children
+            }
+        }
+    }
+}
+
+/// A process all of whose threads are stopped.
+#[derive(Debug)]
+pub(crate) struct StoppedProcess {
+    pub(crate) pid: pid_t,
+    /// What its leader was doing before: `T` if a signal had stopped it.
+    pub(crate) state: char,
+    pub(crate) leader: Thread,
+    pub(crate) others: Vec<Thread>,
+}
+
+/// A job that is stopped as a whole. It goes on when this is dropped.
+#[derive(Debug)]
+pub(crate) struct StoppedJob {
+    /// Parents before their children.
+    pub(crate) processes: Vec<StoppedProcess>,
+    /// Children that have ended and not been waited for.
+    pub(crate) zombies: Vec<pid_t>,
+}
+
+/// Stops every process of the job within `patience`, or none.
+pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
+    // Whoever had stopped already goes on before a late one is waited for.
+    stop_all(roots, patience).inspect_err(|_| crate::thread::release_late())
+}
+
+fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
+    let deadline = Instant::now() + patience;
+    let mut job = StoppedJob { processes: Vec::new(), zombies: Vec::new() };
+    let mut seen = BTreeSet::new();
+    // A stopped process makes no others, so a pass that finds none is the last.
+    loop {
+        let mut new = found(roots, &seen);
+        new.retain(|pid| !seen.contains(pid));
+        if new.is_empty() {
+            break;
+        }
+        for pid in new {
+            seen.insert(pid);
+            match stop_process(pid, deadline) {
+                Ok(process) => job.processes.push(process),
+                Err(EngineError::Ended { .. }) if is_zombie(pid) => job.zombies.push(pid),
+                Err(EngineError::Ended { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+    }
+    if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
+}
+
+/// The processes that run now: zombies hold nothing.
+pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
+    found(roots, &BTreeSet::new()).into_iter().filter(|pid| !is_zombie(*pid)).collect()
+}
+
+/// The processes that there are now, parents before their children. Those that this process traces
+/// are clones that hold memory, but for the ones in `stopped`, whose children are the job's.
+fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
+    let mut found = Vec::new();
+    let mut known = BTreeSet::new();
+    let mut next = roots.now();
+    while !next.is_empty() {
+        next.retain(|pid| known.insert(*pid) && (stopped.contains(pid) || !is_ours(*pid)));
+        found.extend(&next);
+        next = next.iter().flat_map(|pid| proc::children(*pid)).collect();
+    }
+    found
+}
+
+fn is_ours(pid: pid_t) -> bool {
+    tracer(pid)
+        .is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false))
+}
+
+fn tracer(pid: pid_t) -> Option<pid_t> {
+    let tracer = Status::of(pid).ok()?.decimal("TracerPid") as pid_t;
+    (tracer != 0).then_some(tracer)
+}
+
+fn started(pid: pid_t) -> i64 {
+    Stat::of(pid).map_or(i64::MAX, |stat| stat.get(Field::StartTime))
+}
+
+fn is_zombie(pid: pid_t) -> bool {
+    Stat::of(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
+}
+
+/// The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are queued
+/// all the same, and would end other threads' calls.
+fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineError> {
+    let state = Stat::of(pid)?.state;
+    let mut others = BTreeMap::new();
+    stop_others(pid, &mut others, deadline)?;
+    let leader = match ask(pid, pid) {
+        // Its leader alone has ended.
+        Err(EngineError::Ended { .. }) if !others.is_empty() => {
+            return Err(EngineError::unsupported(
+                pid,
+                "its first thread has ended and others go on, which kedge cannot save yet",
+            ));
+        }
+        other => arrive(pid, other?, deadline)?,
+    };
+    // What the leader had made meanwhile.
+    stop_others(pid, &mut others, deadline)?;
+    Ok(StoppedProcess { pid, state, leader, others: others.into_values().collect() })
+}
+
+fn stop_others(
+    pid: pid_t,
+    stopped: &mut BTreeMap<pid_t, Thread>,
+    deadline: Instant,
+) -> Result<(), EngineError> {
+    let mut gone = BTreeSet::new();
+    loop {
+        let known = |tid: &pid_t| *tid == pid || stopped.contains_key(tid) || gone.contains(tid);
+        let new: Vec<pid_t> = proc::threads(pid).into_iter().filter(|tid| !known(tid)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        // All are asked before the first is waited for: they stop side by side.
+        let mut asked = Vec::new();
+        for tid in new {
+            match ask(pid, tid) {
+                Ok(one) => asked.push((tid, one)),
+                Err(EngineError::Ended { .. }) => drop(gone.insert(tid)),
+                Err(other) => return Err(other),
+            }
+        }
+        for (tid, one) in asked {
+            match arrive(pid, one, deadline) {
+                Ok(thread) => drop(stopped.insert(tid, thread)),
+                Err(EngineError::Ended { .. }) => drop(gone.insert(tid)),
+                Err(other) => return Err(other),
+            }
+        }
+    }
+}
+
+fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
+    Interrupted::ask(tid).map_err(|error| match error {
+        // The kernel says so of one that is ending as of one that is traced.
+        EngineError::System { source, .. } if source.raw_os_error() == Some(libc::EPERM) => {
+            match tracer(tid) {
+                Some(tracer) => EngineError::Traced { pid, tracer },
+                None if is_zombie(tid) => EngineError::Ended { pid: tid },
+                None => EngineError::System { pid, what: "trace it", source },
+            }
+        }
+        other => other,
+    })
+}
+
+fn arrive(pid: pid_t, asked: Interrupted, deadline: Instant) -> Result<Thread, EngineError> {
+    asked.stopped(deadline).map_err(|error| match error {
+        EngineError::WouldNotStop { tid, state, .. } => {
+            EngineError::WouldNotStop { pid, tid, state }
+        }
+        other => other,
+    })
+}

@@ -1,0 +1,174 @@
+//! Files, directories, devices, pipes and streams come back as they were.
+
+mod plugins_support;
+
+use kedge_process::plugins::{
+    FileContents, PathMap, RecreateOptions, Saved, Survey, SurveyOptions,
+};
+use plugins_support::{Scenario, as_an_ordinary_user};
+use std::fs;
+
+const SOURCE: &str = "plugins_files.c";
+
+#[test]
+fn offsets_come_back_shared_or_not() {
+    Scenario::round_trip(SOURCE, "offsets");
+}
+
+#[test]
+fn processes_share_what_they_shared() {
+    Scenario::round_trip(SOURCE, "shared");
+}
+
+#[test]
+fn appending_goes_on() {
+    Scenario::round_trip(SOURCE, "append");
+}
+
+#[test]
+fn files_without_a_name_come_back() {
+    Scenario::round_trip(SOURCE, "unlinked");
+}
+
+#[test]
+fn directories_paths_and_devices_come_back() {
+    Scenario::round_trip(SOURCE, "paths");
+}
+
+#[test]
+fn pipes_come_back_with_what_is_in_flight() {
+    Scenario::round_trip(SOURCE, "pipes");
+}
+
+#[test]
+fn fifos_come_back_with_what_is_in_flight() {
+    Scenario::round_trip(SOURCE, "fifos");
+}
+
+#[test]
+fn locks_come_back() {
+    Scenario::round_trip(SOURCE, "locks");
+}
+
+#[test]
+fn owners_of_signals_come_back() {
+    Scenario::round_trip(SOURCE, "owner");
+}
+
+#[test]
+fn a_lease_is_refused_by_name() {
+    let scenario = Scenario::start(SOURCE, "lease");
+    let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+    assert_eq!(refusals[0].fd, Some(10));
+    assert!(refusals[0].to_string().contains("LEASE"), "{}", refusals[0]);
+}
+
+#[test]
+fn what_was_written_is_found_and_what_came_later_is_moved_aside() {
+    let mut scenario = Scenario::start(SOURCE, "database");
+    let saved = scenario.save();
+    scenario.kill();
+    let (base, journal) = (scenario.work().join("base"), scenario.work().join("base-journal"));
+    fs::write(&base, "state two").unwrap();
+    fs::write(&journal, "what leads back to state zero").unwrap();
+    let mut made = scenario.check(&saved, PathMap::default());
+    assert_eq!(made.notes.len(), 2, "{:?}", made.notes);
+    let aside = scenario.work().join("base.kedge-aside-1");
+    assert_eq!(fs::read_to_string(&aside).unwrap(), "state two");
+    assert!(scenario.work().join("base-journal.kedge-aside-1").exists());
+    made.commit();
+    drop(made);
+    assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
+}
+
+#[test]
+fn a_restart_that_fails_leaves_nothing_behind() {
+    let mut scenario = Scenario::start(SOURCE, "database");
+    let saved = scenario.save();
+    scenario.kill();
+    let (base, journal) = (scenario.work().join("base"), scenario.work().join("base-journal"));
+    fs::write(&base, "state two").unwrap();
+    fs::write(&journal, "later").unwrap();
+    drop(scenario.check(&saved, PathMap::default()));
+    assert_eq!(fs::read_to_string(&base).unwrap(), "state two");
+    assert_eq!(fs::read_to_string(&journal).unwrap(), "later");
+    assert_eq!(fs::read_dir(scenario.work()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_file_that_moved_is_found_by_the_path_map_and_a_missing_one_is_named() {
+    let mut scenario = Scenario::start(SOURCE, "offsets");
+    let saved = scenario.save();
+    scenario.kill();
+    let (old, new) = (scenario.work(), scenario.folder.0.join("moved"));
+    fs::create_dir(&new).unwrap();
+    fs::rename(old.join("read"), new.join("read")).unwrap();
+    let options = RecreateOptions { folder: scenario.image(), ..RecreateOptions::default() };
+    let error = saved.recreate(&options).unwrap_err().to_string();
+    assert!(error.contains("/work/read is not there"), "{error}");
+    scenario.check(&saved, PathMap::new([(old, new)]));
+}
+
+#[test]
+fn files_that_stay_are_taken_as_they_are() {
+    let mut scenario = Scenario::start(SOURCE, "database");
+    let options = SurveyOptions { contents: FileContents::Keep, ..scenario.options() };
+    let saved = Survey::of(&scenario.pids, &options).unwrap().save(&scenario.image()).unwrap();
+    scenario.kill();
+    assert_eq!(saved.files().count(), 1, "no contents");
+    fs::write(scenario.work().join("base"), "state one").unwrap();
+    scenario.check(&saved, PathMap::default());
+}
+
+#[test]
+fn what_cannot_be_saved_is_named_with_its_remedy() {
+    let scenario = Scenario::start(SOURCE, "database");
+    let options = SurveyOptions { limit: 1, ..scenario.options() };
+    let refusals = Survey::of(&scenario.pids, &options).unwrap_err();
+    assert_eq!(refusals.len(), 1, "{refusals:?}");
+    let said = refusals[0].to_string();
+    let begin =
+        format!("process {}, descriptor 10: {}", scenario.pids[0], scenario.work().display());
+    assert!(said.starts_with(&begin) && said.contains("raise it"), "{said}");
+}
+
+#[test]
+fn the_table_tells_who_holds_what_under_which_number() {
+    let scenario = Scenario::start(SOURCE, "pipes");
+    let saved = scenario.save();
+    let slot =
+        |pid, fd| *saved.slots().iter().find(|slot| (slot.pid, slot.fd) == (pid, fd)).unwrap();
+    let (first, second) = (scenario.pids[0], scenario.pids[1]);
+    for fd in [0, 1, 20, 21, 31] {
+        assert_eq!(slot(first, fd).description, slot(second, fd).description, "{fd}");
+    }
+    assert_ne!(slot(first, 20).description, slot(first, 30).description);
+    assert!(saved.slots().iter().all(|slot| !slot.close_on_exec));
+}
+
+#[test]
+fn a_saved_job_is_not_disturbed() {
+    // Twice, and the second finds the same.
+    let scenario = Scenario::start(SOURCE, "pipes");
+    let first = scenario.save();
+    for file in first.files() {
+        fs::remove_file(scenario.image().join(file)).unwrap();
+    }
+    let second = scenario.save();
+    assert_eq!(first, second);
+    let mut scenario = scenario;
+    scenario.kill();
+    scenario.check(&second, PathMap::default());
+}
+
+#[test]
+fn bytes_that_are_no_saved_job_are_refused() {
+    for bytes in [&b""[..], b"{}", b"[1]", b"{\"version\":1}", &[0xff; 64]] {
+        assert!(Saved::from_bytes(bytes).is_err());
+    }
+}
+
+#[test]
+fn ordinary_users_can_do_all_that() {
+    as_an_ordinary_user();
+}

@@ -1,0 +1,241 @@
+/* Unix sockets. */
+#include "plugins_child.h"
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static void pair(int type, int a, int b) {
+    int ends[2];
+    EXPECT(socketpair(AF_UNIX, type, 0, ends) == 0);
+    put(ends[0], a);
+    put(ends[1], b);
+}
+
+static socklen_t name(struct sockaddr_un *address, const char *text) {
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    size_t length = strlen(text);
+    memcpy(address->sun_path, text, length);
+    /* @ stands for the zero byte of an abstract name. */
+    if (text[0] == '@') {
+        address->sun_path[0] = 0;
+        return offsetof(struct sockaddr_un, sun_path) + length;
+    }
+    return sizeof *address;
+}
+
+static void bind_to(int fd, const char *text) {
+    struct sockaddr_un address;
+    socklen_t length = name(&address, text);
+    EXPECT(bind(fd, (struct sockaddr *)&address, length) == 0);
+}
+
+static void connect_to(int fd, const char *text) {
+    struct sockaddr_un address;
+    socklen_t length = name(&address, text);
+    EXPECT(connect(fd, (struct sockaddr *)&address, length) == 0);
+}
+
+static void expect_name(int fd, int peer, const char *text) {
+    struct sockaddr_un address = {0};
+    socklen_t length = sizeof address;
+    EXPECT((peer ? getpeername : getsockname)(fd, (struct sockaddr *)&address, &length) == 0);
+    if (text[0] == '@')
+        EXPECT(address.sun_path[0] == 0 && strncmp(address.sun_path + 1, text + 1, strlen(text) - 1) == 0);
+    else
+        EXPECT(strcmp(address.sun_path, text) == 0);
+}
+
+static void send_descriptor(int by, int fd) {
+    char text = 'd', control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec vector = {&text, 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(header), &fd, sizeof(int));
+    EXPECT(sendmsg(by, &message, 0) == 1);
+}
+
+static int receive_descriptor(int by) {
+    char text, control[CMSG_SPACE(sizeof(int))];
+    struct iovec vector = {&text, 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    EXPECT(recvmsg(by, &message, 0) == 1 && text == 'd');
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    EXPECT(header && header->cmsg_type == SCM_RIGHTS);
+    int fd;
+    memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    return fd;
+}
+
+static void make_pairs(void) {
+    pair(SOCK_STREAM, 10, 11);
+    say(10, "to eleven");
+    int ends[2];
+    EXPECT(pipe(ends) == 0);
+    put(ends[0], 12);
+    put(ends[1], 13);
+    send_descriptor(10, 13);
+    say(10, "after it");
+    say(11, "to ten");
+    EXPECT(shutdown(11, SHUT_WR) == 0);
+    struct timeval time = {.tv_sec = 7};
+    EXPECT(setsockopt(10, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
+    EXPECT(fcntl(10, F_SETFL, O_NONBLOCK) == 0);
+    pair(SOCK_DGRAM, 14, 15);
+    say(14, "one");
+    say(14, "second");
+    say(15, "back");
+    pair(SOCK_SEQPACKET, 16, 17);
+    say(16, "packet");
+    say(16, "another");
+    /* The other end is gone, its words are not. */
+    pair(SOCK_STREAM, 18, 19);
+    say(19, "last words");
+    EXPECT(close(19) == 0);
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 20);
+}
+
+static void expect_packet(int fd, const char *text) {
+    char buffer[64];
+    EXPECT(recv(fd, buffer, sizeof buffer, 0) == (ssize_t)strlen(text));
+    EXPECT(memcmp(buffer, text, strlen(text)) == 0);
+}
+
+static void check_pairs(int role) {
+    expect_text(11, "to eleven");
+    int passed = receive_descriptor(11);
+    say(passed, "through what was passed");
+    expect_text(12, "through what was passed");
+    expect_text(11, "after it");
+    expect_text(10, "to ten");
+    expect_end(10);
+    say(10, "this way still");
+    expect_text(11, "this way still");
+    signal(SIGPIPE, SIG_IGN);
+    EXPECT(write(11, "x", 1) == -1 && errno == EPIPE);
+    struct timeval time;
+    socklen_t length = sizeof time;
+    EXPECT(getsockopt(10, SOL_SOCKET, SO_RCVTIMEO, &time, &length) == 0 && time.tv_sec == 7);
+    EXPECT(fcntl(10, F_GETFL) & O_NONBLOCK);
+    expect_packet(15, "one");
+    expect_packet(15, "second");
+    expect_packet(14, "back");
+    say(14, "new");
+    expect_packet(15, "new");
+    expect_packet(17, "packet");
+    expect_packet(17, "another");
+    expect_text(18, "last words");
+    expect_end(18);
+    EXPECT(write(18, "x", 1) == -1 && errno == EPIPE);
+    bind_to(20, "fresh");
+}
+
+static void make_server(void) {
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 10);
+    bind_to(10, "server");
+    EXPECT(chmod("server", 0700) == 0);
+    EXPECT(listen(10, 5) == 0);
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 11);
+    char text[64];
+    sprintf(text, "@kedge-client-%d", getpid());
+    bind_to(11, text);
+    connect_to(11, "server");
+    put(accept(10, NULL, NULL), 12);
+    put(open("name", O_RDWR | O_CREAT, 0600), 30);
+    say(30, text);
+    say(11, "request");
+    say(12, "answer");
+    /* Nobody has accepted it yet. */
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 13);
+    connect_to(13, "server");
+    put(socket(AF_UNIX, SOCK_SEQPACKET, 0), 14);
+    sprintf(text, "@kedge-abstract-%d", getpid());
+    bind_to(14, text);
+    EXPECT(listen(14, 5) == 0);
+    fork_role(NULL);
+}
+
+static void check_server(int role) {
+    if (role == 1)
+        return;
+    char text[64] = {0};
+    EXPECT(pread(30, text, 63, 0) > 0);
+    expect_text(12, "request");
+    expect_text(11, "answer");
+    expect_name(10, 0, "server");
+    expect_name(12, 0, "server");
+    expect_name(12, 1, text);
+    expect_name(11, 0, text);
+    expect_name(11, 1, "server");
+    struct stat stat_;
+    EXPECT(stat("server", &stat_) == 0 && (stat_.st_mode & 0777) == 0700);
+    put(accept(10, NULL, NULL), 20);
+    say(13, "at last");
+    expect_text(20, "at last");
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 21);
+    connect_to(21, "server");
+    put(accept(10, NULL, NULL), 22);
+    say(21, "new");
+    expect_text(22, "new");
+    struct sockaddr_un address;
+    socklen_t length = sizeof address;
+    EXPECT(getsockname(14, (struct sockaddr *)&address, &length) == 0);
+    put(socket(AF_UNIX, SOCK_SEQPACKET, 0), 23);
+    EXPECT(connect(23, (struct sockaddr *)&address, length) == 0);
+}
+
+static void make_datagrams(void) {
+    put(socket(AF_UNIX, SOCK_DGRAM, 0), 10);
+    bind_to(10, "receiver");
+    put(socket(AF_UNIX, SOCK_DGRAM, 0), 11);
+    bind_to(11, "sender");
+    connect_to(11, "receiver");
+    put(socket(AF_UNIX, SOCK_DGRAM, 0), 12);
+    connect_to(12, "receiver");
+    say(11, "from the sender");
+    say(12, "from nobody");
+}
+
+static void check_datagrams(int role) {
+    char buffer[64];
+    struct sockaddr_un from = {0};
+    socklen_t length = sizeof from;
+    EXPECT(recvfrom(10, buffer, 64, 0, (struct sockaddr *)&from, &length) == 15);
+    EXPECT(strcmp(from.sun_path, "sender") == 0);
+    expect_packet(10, "from nobody");
+    EXPECT(sendto(10, "answer", 6, 0, (struct sockaddr *)&from, length) == 6);
+    expect_packet(11, "answer");
+    say(12, "again");
+    expect_packet(10, "again");
+}
+
+/* The other end is held outside of the job. */
+static void make_outside(void) {
+    pair(SOCK_STREAM, 10, 11);
+    say(11, "from outside");
+    int parent = getpid();
+    if (fork() == 0) {
+        alarm(60);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (getppid() == parent)
+            pause();
+        _exit(0);
+    }
+    EXPECT(close(11) == 0);
+}
+
+static void check_outside(int role) {
+    expect_text(10, "from outside");
+    expect_end(10);
+}
+
+const struct scenario scenarios[] = {
+    {"pairs", make_pairs, check_pairs},
+    {"server", make_server, check_server},
+    {"datagrams", make_datagrams, check_datagrams},
+    {"outside", make_outside, check_outside},
+    {0},
+};

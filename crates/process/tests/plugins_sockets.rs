@@ -1,0 +1,49 @@
+//! Sockets come back connected, with what waits in them.
+
+mod plugins_support;
+
+use kedge_process::plugins::PathMap;
+use plugins_support::{Scenario, as_an_ordinary_user};
+
+const SOURCE: &str = "plugins_sockets.c";
+
+#[test]
+fn pairs_come_back_with_messages_and_passed_descriptors() {
+    Scenario::round_trip(SOURCE, "pairs");
+}
+
+#[test]
+fn servers_come_back_with_their_clients() {
+    Scenario::round_trip(SOURCE, "server");
+}
+
+#[test]
+fn datagrams_come_back_with_their_senders() {
+    Scenario::round_trip(SOURCE, "datagrams");
+}
+
+#[test]
+fn a_peer_outside_is_named_and_found_closed() {
+    let mut scenario = Scenario::start(SOURCE, "outside");
+    let saved = scenario.save();
+    scenario.kill();
+    // The test itself may have been started with pipes that lead outside.
+    let named = |warning: &&String| warning.contains("descriptor 10 ");
+    let warning = saved.warnings().iter().find(named).expect("a warning");
+    assert!(warning.contains("is connected outside of the job"), "{warning}");
+    scenario.check(&saved, PathMap::default());
+}
+
+#[test]
+fn sockets_of_a_saved_job_are_not_disturbed() {
+    for name in ["pairs", "datagrams"] {
+        let scenario = Scenario::start(SOURCE, name);
+        scenario.save();
+        scenario.goes_on();
+    }
+}
+
+#[test]
+fn ordinary_users_can_do_all_that() {
+    as_an_ordinary_user();
+}

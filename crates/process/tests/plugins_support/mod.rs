@@ -1,0 +1,279 @@
+//! Runs a C program twice around a save: `PROGRAM make SCENARIO FOLDER` makes descriptors and says
+//! "ready"; it is stopped, saved and killed. `PROGRAM check SCENARIO FOLDER ROLE` gets what was
+//! saved under the old numbers, once for each process, and says "well" if that is as it should be.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use kedge_process::plugins::{
+    Argument, InjectedCall, PathMap, RecreateOptions, Recreated, Saved, Survey, SurveyOptions,
+};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A folder of this test's own, removed with everything in it.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Folder {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kedge-plugins-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A scenario, from its start to what it finds again.
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) folder: Folder,
+    program: PathBuf,
+    /// The job's processes, the first one first.
+    pub(crate) pids: Vec<i32>,
+    child: Option<Child>,
+    /// The job's standard output, as the supervisor has it.
+    stdout: Option<OwnedFd>,
+    output: BufReader<File>,
+}
+
+impl Scenario {
+    /// Starts `source`'s scenario `name`, and waits until it is ready. It says the ids of its other
+    /// processes.
+    pub(crate) fn start(source: &str, name: &'static str) -> Scenario {
+        let folder = Folder::new();
+        let program = build(source, &folder);
+        fs::create_dir(folder.0.join("work")).unwrap();
+        fs::create_dir(folder.0.join("image")).unwrap();
+        let (output, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let mut command = Command::new(&program);
+        command.args(["make", name]).arg(folder.0.join("work")).stdin(Stdio::null());
+        let child = command.stdout(stdout.try_clone().unwrap()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(File::from(output));
+        output.read_line(&mut line).unwrap();
+        let others = line.trim().strip_prefix("ready").expect(&line).split_whitespace();
+        let mut pids = vec![child.id() as i32];
+        pids.extend(others.map(|pid| pid.parse::<i32>().unwrap()));
+        Scenario { name, folder, program, pids, child: Some(child), stdout: Some(stdout), output }
+    }
+
+    pub(crate) fn options(&self) -> SurveyOptions<'_> {
+        let streams = [None, self.stdout.as_ref().map(AsFd::as_fd), Some(rustix::stdio::stderr())];
+        SurveyOptions { streams, ..SurveyOptions::default() }
+    }
+
+    pub(crate) fn work(&self) -> PathBuf {
+        self.folder.0.join("work")
+    }
+
+    pub(crate) fn image(&self) -> PathBuf {
+        self.folder.0.join("image")
+    }
+
+    /// Surveys it while it runs, stops it, saves it, and reads back what was saved.
+    pub(crate) fn save(&self) -> Saved {
+        let survey = Survey::of(&self.pids, &self.options()).unwrap();
+        self.signal(libc::SIGSTOP);
+        for pid in &self.pids {
+            wait_for_state(*pid, 'T');
+        }
+        let saved = survey.save(&self.image()).unwrap();
+        let bytes = saved.to_bytes().unwrap();
+        let read = Saved::from_bytes(&bytes).unwrap();
+        assert_eq!(read, saved);
+        read
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        for pid in &self.pids {
+            // SAFETY: a plain call, to processes that this test has started.
+            unsafe { libc::kill(*pid, signal) };
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        if let Some(mut child) = self.child.take() {
+            child.wait().unwrap();
+        }
+        // Grandchildren are reaped by whoever reaps orphans.
+        let begin = Instant::now();
+        while self.pids.iter().any(|pid| is_alive(*pid)) {
+            assert!(begin.elapsed() < PATIENCE, "they do not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Makes the descriptors again, and lets the program check them.
+    pub(crate) fn check(&self, saved: &Saved, paths: PathMap) -> Recreated {
+        let (output, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let streams = [None, Some(stdout.as_fd()), Some(rustix::stdio::stderr())];
+        let folder = self.image();
+        let options = RecreateOptions { folder, paths, streams, ..RecreateOptions::default() };
+        let mut made = saved.recreate(&options).unwrap();
+        made.settle().unwrap();
+        // The first process comes last: it may know the others, whose ids are new here.
+        let mut ids = BTreeMap::new();
+        let mut children = Vec::new();
+        for role in (0..self.pids.len()).rev() {
+            let child = self.again(role, &made, &ids);
+            ids.insert(self.pids[role], child.id() as i32);
+            children.push(child);
+        }
+        drop(stdout);
+        // They hold copies of what is bound to the standard output.
+        made.descriptors.clear();
+        let said = read_all(output);
+        for mut child in children {
+            assert!(child.wait().unwrap().success(), "{}: {said}", self.name);
+        }
+        assert_eq!(said, "well\n".repeat(self.pids.len()), "{}", self.name);
+        made
+    }
+
+    fn again(&self, role: usize, made: &Recreated, ids: &BTreeMap<i32, i32>) -> Child {
+        let pid = self.pids[role];
+        let mut calls = made.place(pid);
+        calls.extend(made.calls.iter().filter(|call| call.pid == pid).cloned());
+        // The engine gives them their old ids.
+        for call in calls.iter_mut().filter(|call| call.number == libc::SYS_pidfd_open) {
+            if let Argument::Number(target) = &mut call.arguments[0] {
+                *target = ids[&(*target as i32)] as u64;
+            }
+        }
+        let mut command = Command::new(&self.program);
+        command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
+        // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().
+        unsafe { command.pre_exec(move || perform(&calls, pid)) };
+        command.spawn().unwrap()
+    }
+
+    /// Lets what was saved go on, and check for itself that nothing has happened to it.
+    pub(crate) fn goes_on(mut self) {
+        self.stdout = None;
+        self.signal(libc::SIGCONT);
+        self.signal(libc::SIGUSR1);
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "well\n");
+        assert!(self.child.take().unwrap().wait().unwrap().success());
+    }
+
+    /// The whole way.
+    pub(crate) fn round_trip(source: &str, name: &'static str) {
+        let mut scenario = Scenario::start(source, name);
+        let saved = scenario.save();
+        scenario.kill();
+        scenario.check(&saved, PathMap::default());
+    }
+}
+
+impl Drop for Scenario {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.signal(libc::SIGKILL);
+            let _ = self.child.take().map(|mut child| child.wait());
+        }
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+pub(crate) fn wait_for_state(pid: i32, wanted: char) {
+    let begin = Instant::now();
+    while state(pid) != Some(wanted) {
+        assert!(begin.elapsed() < PATIENCE, "process {pid} is {:?}", state(pid));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn read_all(output: OwnedFd) -> String {
+    let mut said = String::new();
+    File::from(output).read_to_string(&mut said).unwrap();
+    said
+}
+
+fn build(source: &str, folder: &Folder) -> PathBuf {
+    let program = folder.0.join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-pthread", "-D_GNU_SOURCE", "-Wall", "-o"]).arg(&program).arg(source);
+    assert!(cc.status().expect("cc").success());
+    program
+}
+
+/// What the engine does in a stopped process: the calls, in order. The engine gives it its old id,
+/// `old`, too.
+fn perform(calls: &[InjectedCall], old: i32) -> std::io::Result<()> {
+    const F_SETOWN_EX: u64 = 15;
+    let own = i32::try_from(std::process::id()).unwrap();
+    let mut results: Vec<i64> = Vec::new();
+    for call in calls {
+        let mut arguments = [0u64; 6];
+        for (argument, value) in arguments.iter_mut().zip(&call.arguments) {
+            *argument = match value {
+                Argument::Number(number) => *number,
+                Argument::Bytes(bytes) => bytes.as_ptr() as u64,
+                Argument::Earlier(back) => results[results.len() - back] as u64,
+            };
+        }
+        let mut owner;
+        if let (libc::SYS_fcntl, F_SETOWN_EX, Some(Argument::Bytes(bytes))) =
+            (call.number, arguments[1], call.arguments.get(2))
+        {
+            owner = bytes.clone();
+            if owner[4..] == old.to_ne_bytes() {
+                owner[4..].copy_from_slice(&own.to_ne_bytes());
+            }
+            arguments[2] = owner.as_ptr() as u64;
+        }
+        let [a, b, c, d, e, f] = arguments;
+        // SAFETY: the plugins' own calls, on this fresh process.
+        let result = unsafe { libc::syscall(call.number, a, b, c, d, e, f) };
+        if result == -1 {
+            let error = std::io::Error::last_os_error();
+            eprintln!("cannot {}: {error}", call.what);
+            return Err(error);
+        }
+        results.push(result);
+    }
+    Ok(())
+}
+
+/// Runs this file's other tests again as an ordinary user, if this one is root.
+pub(crate) fn as_an_ordinary_user() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = Folder::new();
+    fs::set_permissions(&folder.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    // The build's folder may be private to root.
+    let copy = folder.0.join("tests");
+    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
+    let status = command.env("TMPDIR", &folder.0).current_dir(&folder.0).status().unwrap();
+    assert!(status.success(), "as an ordinary user");
+}

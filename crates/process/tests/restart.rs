@@ -1,0 +1,199 @@
+//! Programs are captured at some moment and killed, and brought back from the image. Each draws a
+//! nonce at its start, so that one which merely began anew is found out.
+
+mod support;
+
+use kedge_image::Manifest;
+use kedge_process::{Options, Rebuilt, RestartOptions, Roots, checkpoint, restart};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::time::Duration;
+use support::{Folder, Running, alone, bring_back, build, reap, step};
+
+/// `before` was said before the capture, `after` after the restart; together they must be what an
+/// undisturbed run of `steps` steps says.
+fn continues(before: &[String], after: &[String], steps: usize) {
+    let nonce = before[0].split(' ').next().unwrap();
+    let other = after.iter().position(|line| !line.starts_with(nonce));
+    let shown = other.map(|at| &after[at.saturating_sub(1)..(at + 2).min(after.len())]);
+    assert!(other.is_none(), "another program than {nonce}, line {other:?}: {shown:?}");
+    assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
+    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+    let expected: Vec<usize> = (numbers[0]..=steps).collect();
+    assert_eq!(numbers, expected);
+    // Every value follows from the nonce and the steps.
+    let start = u64::from_str_radix(nonce, 16).unwrap();
+    let (mut value, mut sum) = (start, 0.0);
+    for number in 1..=steps {
+        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        sum += 1.0 / number as f64;
+        if let Some(line) = after.iter().find(|line| step(line) == number) {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words[2].parse::<f64>().unwrap(), sum, "{line}");
+            assert_eq!(words[3], format!("{value:016x}"));
+        }
+    }
+}
+
+fn steps_survive(name: &str, source: &str, flags: &[&str]) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, source, flags);
+    command_survives(&folder, &[program.to_str().unwrap()]);
+}
+
+/// The same for a program that may not be installed.
+fn script_survives(name: &str, command: &[&str]) {
+    let _alone = alone();
+    if installed(command[0]) {
+        command_survives(&Folder::new(name), command);
+    }
+}
+
+fn installed(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{program} is not installed: not tested");
+    }
+    found.status.success()
+}
+
+fn command_survives(folder: &Folder, command: &[&str]) {
+    let steps = 300;
+    for (round, moment) in [1, 40, 90].into_iter().enumerate() {
+        let arguments = &command[1..];
+        let mut running =
+            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
+        let before = running.lines(moment);
+        let image = folder.path(&format!("image-{round}"));
+        running.capture_and_kill(&image);
+        let (after, status) = bring_back(&image);
+        continues(&before, &after, steps);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+    }
+}
+
+#[test]
+fn a_static_program_goes_on() {
+    steps_survive("static", "step.c", &["-static"]);
+}
+
+#[test]
+fn a_dynamic_program_goes_on() {
+    steps_survive("dynamic", "step.c", &[]);
+}
+
+#[test]
+fn sixty_four_threads_go_on() {
+    steps_survive("threads", "threads.c", &["-pthread"]);
+}
+
+#[test]
+fn a_tree_of_processes_goes_on() {
+    steps_survive("tree", "tree.c", &["-pthread"]);
+}
+
+#[test]
+fn mappings_of_all_kinds_come_back() {
+    steps_survive("mappings", "mappings.c", &[]);
+}
+
+#[test]
+fn python_goes_on() {
+    script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
+}
+
+#[test]
+fn a_redis_server_goes_on_with_its_client() {
+    let programs = ["redis-server", "/usr/bin/python3"];
+    if programs.iter().all(|program| installed(program)) {
+        let script = include_str!("steps_redis.py");
+        script_survives("redis", &["/usr/bin/python3", "-c", script]);
+    }
+}
+
+#[test]
+fn node_goes_on() {
+    script_survives("node", &["/usr/bin/node", "-e", include_str!("steps.js")]);
+}
+
+#[test]
+fn a_shell_and_its_children_go_on() {
+    script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
+}
+
+/// Its clock goes on where it was, however long it lay in its image.
+#[test]
+fn time_stands_still_in_an_image() {
+    let _alone = alone();
+    let folder = Folder::new("time");
+    let program = build(&folder, "clock.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("300"));
+    let before = running.lines(20);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    std::thread::sleep(Duration::from_secs(6));
+    let (after, status) = bring_back(&image);
+    continues(&before, &after, 300);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
+/// A job that was restarted is captured again, by its init, and restarted once more.
+#[test]
+fn a_restarted_job_can_be_captured_again() {
+    let _alone = alone();
+    let folder = Folder::new("again");
+    let program = build(&folder, "threads.c", &["-pthread"]);
+    let steps = 400;
+    let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
+    let before = running.lines(10);
+    let images = [folder.path("image-0"), folder.path("image-1"), folder.path("image-2")];
+    running.capture_and_kill(&images[0]);
+    for pair in images.windows(2) {
+        let (output, theirs) = std::io::pipe().unwrap();
+        let streams = [None, Some(OwnedFd::from(theirs)), None];
+        let options = RestartOptions { streams, ..RestartOptions::new(pair[0].clone()) };
+        std::fs::create_dir(&pair[1]).unwrap();
+        let capture = || {
+            std::thread::sleep(Duration::from_millis(60));
+            let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
+            let captured = checkpoint(&roots, Options::new(pair[1].clone()))?;
+            captured.finish(Manifest::new("test".into(), vec![], 1))
+        };
+        // The job is killed when this returns.
+        let serve = |_: &mut Rebuilt| {
+            if let Err(error) = capture() {
+                let _ = std::fs::write(pair[1].join("error"), error.to_string());
+            }
+        };
+        let restarted = restart(&options, serve).unwrap();
+        drop(options);
+        let lines: Vec<String> = BufReader::new(output).lines().map(Result::unwrap).collect();
+        drop(restarted);
+        reap();
+        let error = std::fs::read_to_string(pair[1].join("error"));
+        assert!(error.is_err(), "{error:?}");
+        assert!(lines.iter().all(|line| line[..16] == before[0][..16]), "{}", lines[0]);
+    }
+    let (after, status) = bring_back(&images[2]);
+    continues(&before, &after, steps);
+    assert!(step(&after[0]) > 20, "{}", after[0]);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
+/// What works for root works for an ordinary user: the same tests again, in processes of one.
+#[test]
+fn an_ordinary_user_can_do_the_same() {
+    // SAFETY: a plain call.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let _alone = alone();
+    let mut tests = Command::new("setpriv");
+    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
+    let output = tests.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+}

@@ -1,0 +1,228 @@
+//! Taking a checkpoint of the job that this process is the parent of.
+
+use crate::control::{Order, Progress};
+use crate::jobs::{self, JobName, LastImage};
+use crate::policy::{NoStateFolder, Policy, default_dir};
+use kedge_image::{Choice, Claim, ImageError, Manifest, retain};
+use kedge_process::plugins::FileContents;
+use kedge_process::{EngineError, Options, Roots};
+use kedge_proxy::joblog::JobLog;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What a checkpoint that is durable may need to say so.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Warnings that are passed on, and the length of each.
+const MOST_WARNINGS: usize = 50;
+const LONGEST_WARNING: usize = 1000;
+
+#[derive(Debug, Error)]
+pub(crate) enum CheckpointError {
+    #[error("a checkpoint of this job is under way: try again when it is durable")]
+    Busy,
+    #[error(
+        "the job has devices ({gpu}), which kedge cannot checkpoint yet: run it with `--gpu none`"
+    )]
+    Devices { gpu: String },
+    #[error("{0} (`--dir`)")]
+    NoFolder(NoStateFolder),
+    #[error("`{0}` is no codec: auto, raw, lz4, zstd or gzip")]
+    Codec(String),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("cannot start a thread for it")]
+    Thread,
+}
+
+/// Takes the checkpoints of one job, one at a time.
+#[derive(Debug)]
+pub(crate) struct Checkpointer {
+    pub(crate) name: JobName,
+    pub(crate) command: Vec<String>,
+    /// The devices that the job sees, if any.
+    pub(crate) devices: Option<String>,
+    pub(crate) policy: Policy,
+    pub(crate) roots: Roots,
+    pub(crate) log: Arc<JobLog>,
+    /// Where the latest image is noted.
+    pub(crate) last: PathBuf,
+    /// Held by a checkpoint from its beginning to its end.
+    pub(crate) under_way: Mutex<()>,
+}
+
+impl Checkpointer {
+    /// Takes a checkpoint and tells how far it has come. One that fails leaves the job as it was, and
+    /// no image.
+    pub(crate) fn checkpoint(
+        &self,
+        order: &Order,
+        tell: impl FnMut(Progress) + Send,
+    ) -> Result<(), CheckpointError> {
+        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        // A thread of its own: what it traces is let go, at the latest, when it ends.
+        let taken = thread::scope(|scope| {
+            let tracing = thread::Builder::new().name("checkpoint".into());
+            let tracing = tracing.spawn_scoped(scope, || self.take(order, tell));
+            tracing
+                .map_err(|_| CheckpointError::Thread)?
+                .join()
+                .unwrap_or(Err(CheckpointError::Thread))
+        });
+        // What ended while it was traced can be collected now.
+        crate::signals::look_at_children();
+        if let Err(error) = &taken {
+            self.log.line(&format!("checkpoint failed: {error}"));
+        }
+        taken
+    }
+
+    /// The right to take a checkpoint, if no other is under way or that one just says that it is done.
+    fn begin(&self) -> Option<MutexGuard<'_, ()>> {
+        let asked = Instant::now();
+        loop {
+            match self.under_way.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
+                Err(TryLockError::WouldBlock) if asked.elapsed() > LAST_WORDS => return None,
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Returns when no checkpoint is under way.
+    pub(crate) fn settle(&self) {
+        drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {
+        if let Some(gpu) = &self.devices {
+            return Err(CheckpointError::Devices { gpu: gpu.clone() });
+        }
+        let dir = self.dir(order)?;
+        let codec = codec(order)?;
+        let begin = Instant::now();
+        let claim = Claim::new(&dir, &self.name.to_string())?;
+        let image = claim.folder().to_owned();
+        let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
+        let options = Options { codec, contents, ..Options::new(image.clone()) };
+        let (manifest, stall_seconds) = match self.write(options, order.stop, &mut tell) {
+            Ok(written) => written,
+            Err(error) => {
+                // A full disk may keep even this from being done; then `kedge rm` does it.
+                let _ = claim.abandon();
+                return Err(error.into());
+            }
+        };
+        drop(claim);
+        let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
+        self.note(&image, &manifest, stall_seconds, seconds);
+        self.retain(&dir);
+        tell(Progress::Durable { image, bytes, seconds });
+        Ok(())
+    }
+
+    /// Captures the job and makes the image durable: its manifest, and for how many seconds the job
+    /// stood still.
+    fn write(
+        &self,
+        options: Options,
+        stop: bool,
+        tell: &mut impl FnMut(Progress),
+    ) -> Result<(Manifest, f64), EngineError> {
+        let image = options.folder.clone();
+        let at = jobs::now();
+        let captured = kedge_process::checkpoint(&self.roots, options)?;
+        let hold = stop.then(|| Hold::of(&self.roots));
+        let stall_seconds = captured.stall.as_secs_f64();
+        let processes = captured.processes().len();
+        let warnings = self.warnings(&captured.warnings);
+        tell(Progress::Captured { image, processes, stall_seconds, warnings });
+        let manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        let manifest = captured.finish(manifest)?;
+        if let Some(hold) = hold {
+            hold.end();
+        }
+        Ok((manifest, stall_seconds))
+    }
+
+    /// Logs them all, and gives back what fits into a message.
+    fn warnings(&self, warnings: &[String]) -> Vec<String> {
+        warnings.iter().for_each(|warning| self.log.line(warning));
+        let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
+        warnings.iter().take(MOST_WARNINGS).map(short).collect()
+    }
+
+    fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {
+        match order.dir.as_ref().or(self.policy.dir.as_ref()) {
+            Some(dir) => Ok(dir.clone()),
+            None => default_dir().map_err(CheckpointError::NoFolder),
+        }
+    }
+
+    fn note(&self, image: &Path, manifest: &Manifest, stall_seconds: f64, seconds: f64) {
+        let last = LastImage {
+            image: image.to_owned(),
+            captured: manifest.captured,
+            bytes: manifest.bytes(),
+            stall_seconds,
+        };
+        if let Err(error) = last.write(&self.last) {
+            self.log.line(&error.to_string());
+        }
+        self.log.line(&format!(
+            "checkpoint {}: {} processes, {} bytes, stood still for {:.1} ms, durable after {:.2} s",
+            image.display(),
+            manifest.processes.len(),
+            manifest.bytes(),
+            stall_seconds * 1e3,
+            seconds
+        ));
+    }
+
+    fn retain(&self, dir: &Path) {
+        let Some(keep) = self.policy.keep else { return };
+        match retain(dir, &self.name.to_string(), keep.get() as usize) {
+            Ok(removed) => removed
+                .iter()
+                .for_each(|image| self.log.line(&format!("removed {}", image.display()))),
+            Err(error) => self.log.line(&format!("cannot remove old images: {error}")),
+        }
+    }
+}
+
+fn codec(order: &Order) -> Result<Choice, CheckpointError> {
+    match &order.codec {
+        None => Ok(Choice::Auto),
+        Some(name) => name.parse().map_err(|_| CheckpointError::Codec(name.clone())),
+    }
+}
+
+/// A job that stands still until its image is durable, and then ends: what it did meanwhile would be
+/// done twice. It goes on if this is dropped.
+struct Hold<'a> {
+    roots: &'a Roots,
+    ends: bool,
+}
+
+impl Hold<'_> {
+    fn of(roots: &Roots) -> Hold<'_> {
+        kedge_process::signal(roots, libc::SIGSTOP);
+        Hold { roots, ends: false }
+    }
+
+    fn end(mut self) {
+        self.ends = true;
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let signal = if self.ends { libc::SIGKILL } else { libc::SIGCONT };
+        kedge_process::signal(self.roots, signal);
+    }
+}

@@ -1,0 +1,115 @@
+//! The asking side.
+
+use super::message::{Ask, FailureKind, Order, Progress, Reply, Request, VERSION, receive, send};
+use crate::jobs::{JobError, JobName, Jobs, State};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long a job may need from its start until it answers.
+const BEGINNING: Duration = Duration::from_secs(2);
+
+/// How far a checkpoint is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    Captured,
+    Durable,
+}
+
+#[derive(Debug, Error)]
+pub enum AskError {
+    #[error(transparent)]
+    Job(#[from] JobError),
+    #[error("there is no job named {0}: `kedge ps` lists those that run")]
+    Unknown(JobName),
+    #[error("the job {0} has ended: `kedge ps` lists those that run")]
+    Ended(JobName),
+    #[error("the job {job} does not answer ({source}): `kedge logs {job}` may say why")]
+    Silent { job: JobName, source: io::Error },
+    /// In the job's own words.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Checkpoints the running job `name`, and tells how far that is.
+pub fn checkpoint(
+    jobs: &Jobs,
+    name: &JobName,
+    order: &Order,
+    until: Until,
+    tell: impl FnMut(&Progress),
+) -> Result<(), AskError> {
+    match jobs.find(name) {
+        None => return Err(AskError::Unknown(name.clone())),
+        Some(meta) if meta.state != State::Running => return Err(AskError::Ended(name.clone())),
+        Some(_) => {}
+    }
+    let control = jobs.control_path(name);
+    wait_for(&control);
+    take(&control, order, until, tell).map_err(|error| match error {
+        TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
+        TakeError::Failed { message, .. } => AskError::Failed(message),
+    })
+}
+
+/// A job that has just been started or restarted answers in a moment.
+fn wait_for(control: &Path) {
+    let begin = Instant::now();
+    while !control.exists() && begin.elapsed() < BEGINNING {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum TakeError {
+    #[error("it does not answer: {0}")]
+    Silent(#[from] io::Error),
+    /// In the job's own words.
+    #[error("{message}")]
+    Failed { busy: bool, message: String },
+}
+
+/// Asks on the socket `control` for a checkpoint.
+pub(crate) fn take(
+    control: &Path,
+    order: &Order,
+    until: Until,
+    mut tell: impl FnMut(&Progress),
+) -> Result<(), TakeError> {
+    let stream = ask(control, Ask::Checkpoint(order.clone()))?;
+    loop {
+        match receive(&stream)? {
+            Reply::Progress(progress) => {
+                tell(&progress);
+                if until == Until::Captured || matches!(progress, Progress::Durable { .. }) {
+                    return Ok(());
+                }
+            }
+            Reply::Failed { kind, message } => {
+                return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
+            }
+            Reply::Settled => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+    }
+}
+
+/// Returns when no checkpoint of the job is under way, nobody answers any more, or at `deadline`.
+pub(crate) fn settle(control: &Path, deadline: Option<Instant>) {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    if left.is_some_and(|left| left.is_zero()) {
+        return;
+    }
+    if let Ok(stream) = ask(control, Ask::Settle)
+        && stream.set_read_timeout(left).is_ok()
+    {
+        let _ = receive::<Reply>(&stream);
+    }
+}
+
+fn ask(control: &Path, ask: Ask) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(control)?;
+    send(&stream, &Request { version: VERSION, ask })?;
+    Ok(stream)
+}

@@ -1,0 +1,119 @@
+//! What is said on a control socket: a length in four bytes, little-endian, and that much JSON.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+/// Longest message: paths are the long part.
+const MOST: u32 = 64 << 10;
+/// Changes with what messages mean.
+pub(super) const VERSION: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Request {
+    pub(super) version: u32,
+    pub(super) ask: Ask,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Ask {
+    Checkpoint(Order),
+    /// To be told when no checkpoint is under way.
+    Settle,
+}
+
+/// A checkpoint that is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// Where the image goes: absolute. `None`: where the job's images go.
+    pub dir: Option<PathBuf>,
+    /// `None`: chosen for each part of memory.
+    pub codec: Option<CodecName>,
+    /// Whether the contents of files that are open for writing stay out of the image.
+    #[serde(default)]
+    pub keep_files: bool,
+    /// Whether the job ends when the image is durable.
+    pub stop: bool,
+}
+
+/// A codec by its name, such as `lz4`.
+pub type CodecName = String;
+
+/// How far a checkpoint has come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Progress {
+    /// The job runs again. What a restart will not bring back is a warning.
+    Captured { image: PathBuf, processes: usize, stall_seconds: f64, warnings: Vec<String> },
+    /// The image counts.
+    Durable { image: PathBuf, bytes: u64, seconds: f64 },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Reply {
+    Progress(Progress),
+    Settled,
+    Failed { kind: FailureKind, message: String },
+}
+
+/// What a script may want to tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum FailureKind {
+    Busy,
+    Refused,
+    Failed,
+    Version,
+}
+
+pub(super) fn send(mut stream: impl Write, message: &impl Serialize) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let length = u32::try_from(body.len()).ok().filter(|length| *length <= MOST);
+    let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
+    let mut bytes = length.to_le_bytes().to_vec();
+    bytes.extend(body);
+    stream.write_all(&bytes)
+}
+
+pub(super) fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MOST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
+    }
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let order = Order { dir: Some("/x".into()), codec: None, keep_files: false, stop: true };
+        let mut bytes = Vec::new();
+        send(&mut bytes, &Request { version: 1, ask: Ask::Checkpoint(order.clone()) }).unwrap();
+        send(&mut bytes, &Request { version: 2, ask: Ask::Settle }).unwrap();
+        let mut rest = &bytes[..];
+        let first: Request = receive(&mut rest).unwrap();
+        assert!(matches!(first.ask, Ask::Checkpoint(found) if found == order));
+        assert_eq!(receive::<Request>(&mut rest).unwrap().version, 2);
+    }
+
+    #[test]
+    fn hostile_messages_are_refused() {
+        let long = [&(MOST + 1).to_le_bytes()[..], &[b' '; 100]].concat();
+        let short = [&100_u32.to_le_bytes()[..], b"{}"].concat();
+        let nonsense = [&4_u32.to_le_bytes()[..], b"null"].concat();
+        let deep = [&60_000_u32.to_le_bytes()[..], &[b'['; 60_000]].concat();
+        for bytes in [&long[..], &short, &nonsense, &deep, b"", b"ab"] {
+            assert!(receive::<Request>(bytes).is_err());
+        }
+    }
+}

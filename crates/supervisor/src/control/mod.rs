@@ -1,0 +1,11 @@
+//! The control socket of a job: `control` in its folder, private to the user, on which the process that
+//! can trace the job answers. That is the supervisor, or a restarted job's init.
+
+mod client;
+mod message;
+mod server;
+
+pub use client::{AskError, Until, checkpoint};
+pub(crate) use client::{TakeError, settle, take};
+pub use message::{CodecName, Order, Progress};
+pub(crate) use server::serve;

@@ -1,0 +1,98 @@
+//! The answering side.
+
+use super::message::{Ask, FailureKind, Reply, Request, VERSION, receive, send};
+use crate::checkpoint::{CheckpointError, Checkpointer};
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Questions that are answered at a time.
+const MOST_CLIENTS: usize = 16;
+/// How long one may take to ask, or to take an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answers on the socket `path`, on threads of its own, for as long as the process lives.
+pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {
+    // What a job of that name that was restarted before has left.
+    let _ = fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    // The folder is private already.
+    fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
+    let accept = move || {
+        let clients = Arc::new(AtomicUsize::new(0));
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => admit(stream, &clients, &checkpointer),
+                // Out of descriptors, most likely: does not get better by asking faster.
+                Err(_) => thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    };
+    thread::Builder::new().name("control".into()).spawn(accept)?;
+    Ok(())
+}
+
+fn admit(stream: UnixStream, clients: &Arc<AtomicUsize>, checkpointer: &Arc<Checkpointer>) {
+    // SAFETY: a plain call.
+    let uid = unsafe { libc::geteuid() };
+    let same = kedge_transport::peer_uid(stream.as_fd()).is_ok_and(|peer| peer == uid);
+    // One that is not admitted sees the socket closed.
+    if !same || clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
+        if same {
+            clients.fetch_sub(1, Ordering::SeqCst);
+        }
+        return;
+    }
+    let (clients_inside, checkpointer) = (clients.clone(), checkpointer.clone());
+    let answering = move || {
+        // The asker may have gone: the job does not care.
+        let _ = answer(&stream, &checkpointer);
+        clients_inside.fetch_sub(1, Ordering::SeqCst);
+    };
+    if thread::Builder::new().name("answer".into()).spawn(answering).is_err() {
+        clients.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request: Request = receive(stream)?;
+    if request.version != VERSION {
+        let message = "the job was started by another version of kedge: use that one".to_owned();
+        return send(stream, &Reply::Failed { kind: FailureKind::Version, message });
+    }
+    match request.ask {
+        Ask::Settle => {
+            checkpointer.settle();
+            send(stream, &Reply::Settled)
+        }
+        Ask::Checkpoint(order) => {
+            let tell = |progress| {
+                // The checkpoint goes on without anybody who listens.
+                let _ = send(stream, &Reply::Progress(progress));
+            };
+            match checkpointer.checkpoint(&order, tell) {
+                Ok(()) => Ok(()),
+                Err(error) => send(stream, &failure(&error)),
+            }
+        }
+    }
+}
+
+fn failure(error: &CheckpointError) -> Reply {
+    let kind = match error {
+        CheckpointError::Busy => FailureKind::Busy,
+        CheckpointError::Devices { .. } | CheckpointError::NoFolder(_) => FailureKind::Refused,
+        _ => FailureKind::Failed,
+    };
+    // Bounded, as the message is.
+    Reply::Failed { kind, message: error.to_string().chars().take(8 << 10).collect() }
+}

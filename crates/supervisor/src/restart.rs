@@ -1,0 +1,190 @@
+//! Restarting a job from its image: it is a job as any other, but that its processes live in namespaces of
+//! their own, where the init that made them takes its checkpoints.
+
+use crate::checkpoint::Checkpointer;
+use crate::jobs::{self, JobDir, JobName, Jobs, Meta, State};
+use crate::policy::Policy;
+use crate::signals::{self, Signals};
+use crate::watch::Watch;
+use crate::{Outcome, RunError, control, finish, open_log};
+use kedge_image::{ImageError, Manifest};
+use kedge_process::plugins::PathMap;
+use kedge_process::{Rebuilt, RestartOptions, Restarted};
+use kedge_proxy::joblog::JobLog;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+
+/// What to restart.
+#[derive(Debug, Clone)]
+pub struct RestartSpec {
+    /// An image, or a folder of images: then its newest good one.
+    pub path: PathBuf,
+    /// `None`: the name that the job had.
+    pub name: Option<JobName>,
+    /// Where files are that were elsewhere: old and new.
+    pub paths: Vec<(PathBuf, PathBuf)>,
+    pub policy: Policy,
+}
+
+/// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
+/// one thread only.
+pub fn restart(spec: &RestartSpec) -> Result<Outcome, RunError> {
+    let images = candidates(&spec.path)?;
+    let (_, first) = images.first().ok_or(ImageError::NoImage { path: spec.path.clone() })?;
+    let jobs = Jobs::open()?;
+    let name = spec.name.clone().map_or_else(|| first.job.parse(), Ok)?;
+    let dir = jobs.create(&name)?;
+    let outcome = restart_one(spec, &name, &dir, &images);
+    dir.retire();
+    jobs.prune();
+    outcome
+}
+
+/// The folder of images that `path` is, or is in if it is an image.
+pub fn images_of(path: &Path) -> Option<PathBuf> {
+    match Manifest::read(path) {
+        Ok(_) => path.parent().map(Path::to_owned),
+        Err(_) => Some(path.to_owned()),
+    }
+}
+
+/// The image at `path`, or those in it, the newest first: all of one job.
+fn candidates(path: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
+    match Manifest::read(path) {
+        Ok(manifest) => return Ok(vec![(path.to_owned(), manifest)]),
+        Err(ImageError::NoImage { .. }) => {}
+        Err(other) => return Err(other),
+    }
+    let mut images = kedge_image::list(path)?;
+    let job = images.first().map(|(_, manifest)| manifest.job.clone());
+    images.retain(|(_, manifest)| Some(&manifest.job) == job.as_ref());
+    Ok(images)
+}
+
+fn restart_one(
+    spec: &RestartSpec,
+    name: &JobName,
+    dir: &JobDir,
+    images: &[(PathBuf, Manifest)],
+) -> Result<Outcome, RunError> {
+    let log = open_log(dir)?;
+    let signals = Signals::block();
+    signals::become_subreaper();
+    let (restarted, manifest) = first_that_works(spec, name, dir, images, &log)?;
+    let meta = Meta {
+        name: name.to_string(),
+        supervisor: std::process::id(),
+        pid: restarted.root(),
+        command: manifest.command.clone(),
+        gpu: "none".into(),
+        started: jobs::now(),
+        ended: None,
+        state: State::Running,
+        policy: Some(spec.policy.clone()),
+    };
+    dir.write_meta(&meta)?;
+    let restarted = Arc::new(restarted);
+    let outcome = watch(spec, dir, &log, &signals, &restarted);
+    finish(dir, meta, outcome, &log);
+    Ok(outcome)
+}
+
+/// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
+fn first_that_works<'a>(
+    spec: &RestartSpec,
+    name: &JobName,
+    dir: &JobDir,
+    images: &'a [(PathBuf, Manifest)],
+    log: &JobLog,
+) -> Result<(Restarted, &'a Manifest), RunError> {
+    let mut rest = images.iter().peekable();
+    loop {
+        let Some((folder, manifest)) = rest.next() else {
+            return Err(ImageError::NoImage { path: spec.path.clone() }.into());
+        };
+        let checkpointer = Checkpointing { spec, name, dir, manifest };
+        let paths = PathMap::new(spec.paths.iter().cloned());
+        let options = RestartOptions { paths, ..RestartOptions::new(folder.clone()) };
+        match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
+            Ok(restarted) => {
+                log.line(&format!("restarted from {}", folder.display()));
+                restarted.notes.iter().for_each(|note| log.line(note));
+                return Ok((restarted, manifest));
+            }
+            Err(error) => {
+                log.line(&format!("{} cannot be restarted: {error}", folder.display()));
+                let cores = thread::available_parallelism().map_or(1, usize::from);
+                if rest.peek().is_none() || kedge_image::verify(folder, cores).is_ok() {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+fn watch(
+    spec: &RestartSpec,
+    dir: &JobDir,
+    log: &Arc<JobLog>,
+    signals: &Signals,
+    restarted: &Arc<Restarted>,
+) -> Outcome {
+    let status = Arc::new(OnceLock::new());
+    let (waiting, told) = (restarted.clone(), status.clone());
+    let wait = move || {
+        // An init that was killed takes the job with it.
+        let outcome = waiting.wait().map_or(Outcome::Killed(libc::SIGKILL), Outcome::of);
+        let _ = told.set(outcome);
+        signals::look_at_children();
+    };
+    if thread::Builder::new().name("wait".into()).spawn(wait).is_err() {
+        log.line("cannot start a thread: the job's end will not be noticed");
+    }
+    let signalled = restarted.clone();
+    let watch = Watch {
+        control: dir.control(),
+        policy: spec.policy.clone(),
+        log: log.clone(),
+        // One that has ended takes no signal.
+        signal: Arc::new(move |signal| drop(signalled.signal(signal))),
+    };
+    watch.wait(signals, || status.get().copied())
+}
+
+/// What the restarted job's init needs to take checkpoints.
+struct Checkpointing<'a> {
+    spec: &'a RestartSpec,
+    name: &'a JobName,
+    dir: &'a JobDir,
+    manifest: &'a Manifest,
+}
+
+impl Checkpointing<'_> {
+    /// Runs in the init, until nothing of the job is left.
+    fn serve(&self, job: &mut Rebuilt) {
+        // The init has closed what it inherited.
+        let log =
+            JobLog::open(&self.dir.log(), "init".to_owned()).unwrap_or_else(|_| JobLog::none());
+        let log = Arc::new(log);
+        let checkpointer = Arc::new(Checkpointer {
+            name: self.name.clone(),
+            command: self.manifest.command.clone(),
+            devices: None,
+            policy: self.spec.policy.clone(),
+            roots: job.roots(),
+            log: log.clone(),
+            last: self.dir.last_image(),
+            under_way: Mutex::default(),
+        });
+        if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
+            log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
+        }
+        // SIGCHLD is blocked here as in the process that this is a copy of.
+        let signals = Signals::block();
+        while job.collect() {
+            signals.child();
+        }
+        checkpointer.settle();
+    }
+}

@@ -1,0 +1,117 @@
+//! What a supervisor does while its job runs: it passes signals on, and has checkpoints taken that
+//! nobody asks for. They are asked for on the job's own control socket, because in a restarted job
+//! another process takes them.
+
+use crate::Outcome;
+use crate::control::{self, Order, TakeError, Until};
+use crate::policy::{OnTerm, Policy};
+use crate::signals::{Signal, Signals};
+use kedge_proxy::joblog::JobLog;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A job that runs.
+pub(crate) struct Watch {
+    pub(crate) control: PathBuf,
+    pub(crate) policy: Policy,
+    pub(crate) log: Arc<JobLog>,
+    /// Sends a signal to the program.
+    pub(crate) signal: Arc<dyn Fn(libc::c_int) + Send + Sync>,
+}
+
+impl Watch {
+    /// Waits until `ended`, which is asked whenever a child may have ended, tells an outcome; and until
+    /// no checkpoint is under way.
+    pub(crate) fn wait(
+        &self,
+        signals: &Signals,
+        mut ended: impl FnMut() -> Option<Outcome>,
+    ) -> Outcome {
+        if let Some(interval) = self.policy.interval {
+            self.checkpoint_every(interval);
+        }
+        // From the first SIGTERM on; `None` in it: as long as it takes.
+        let mut ending: Option<Option<Instant>> = None;
+        loop {
+            match signals.next() {
+                Signal::Forward(libc::SIGTERM) if ending.is_none() && self.has_last_word() => {
+                    ending = Some(self.checkpoint_and_end());
+                }
+                Signal::Forward(signal) => (self.signal)(signal),
+                Signal::Child => {
+                    if let Some(outcome) = ended() {
+                        // An image of a program that has ended since is a good image.
+                        control::settle(&self.control, ending.flatten());
+                        return outcome;
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_last_word(&self) -> bool {
+        self.policy.on_term.is_some()
+    }
+
+    fn checkpoint_every(&self, interval: Duration) {
+        let (control, log) = (self.control.clone(), self.log.clone());
+        let all = move || {
+            let mut next = Instant::now() + interval;
+            loop {
+                thread::sleep(next.saturating_duration_since(Instant::now()));
+                next = Instant::now().max(next + interval);
+                match take_one(&control, Until::Durable, None) {
+                    Ok(()) => {}
+                    Err(error) => log.line(&format!("interval checkpoint: {error}")),
+                }
+            }
+        };
+        if thread::Builder::new().name("interval".into()).spawn(all).is_err() {
+            self.log.line("cannot start a thread: there will be no interval checkpoints");
+        }
+    }
+
+    /// Has a checkpoint taken, and asks the program to end as soon as it is captured, cannot be, or the
+    /// deadline has passed: that.
+    fn checkpoint_and_end(&self) -> Option<Instant> {
+        let OnTerm { deadline } = self.policy.on_term?;
+        let deadline = deadline.map(|deadline| Instant::now() + deadline);
+        let (control, log, signal) = (self.control.clone(), self.log.clone(), self.signal.clone());
+        let last_word = move || {
+            let (done, captured) = mpsc::channel();
+            let taking = move || done.send(take_one(&control, Until::Captured, deadline));
+            let taking = thread::Builder::new().name("last image".into()).spawn(taking);
+            let result = match deadline {
+                Some(at) => captured.recv_timeout(at.saturating_duration_since(Instant::now())),
+                None => captured.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            };
+            match (taking, result) {
+                (Ok(_), Ok(Ok(()))) => {}
+                (Ok(_), Ok(Err(error))) => log.line(&format!("checkpoint on SIGTERM: {error}")),
+                _ => log.line("checkpoint on SIGTERM: not captured in time"),
+            }
+            signal(libc::SIGTERM);
+        };
+        if thread::Builder::new().name("term".into()).spawn(last_word).is_err() {
+            self.log.line("cannot start a thread: no checkpoint on SIGTERM");
+            (self.signal)(libc::SIGTERM);
+        }
+        deadline
+    }
+}
+
+/// A checkpoint as the job's policy has it, after the one that may be under way.
+fn take_one(control: &Path, until: Until, deadline: Option<Instant>) -> Result<(), TakeError> {
+    loop {
+        match control::take(control, &Order::default(), until, |_| {}) {
+            Err(TakeError::Failed { busy: true, .. })
+                if deadline.is_none_or(|at| Instant::now() < at) =>
+            {
+                control::settle(control, deadline);
+            }
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A job that prints a nonce and its steps: started, checkpointed, killed and restarted by the tests.
+
+use crate::world::World;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Ends what has hung.
+const PATIENCE: &str = "60";
+/// Closes what the tests themselves were started with, then runs its arguments.
+const CLOSED: &str = r#"
+for fd in /proc/$$/fd/*; do
+    fd=${fd##*/}
+    case $fd in 0|1|2|255) ;; *) eval "exec $fd>&-" ;; esac
+done
+exec "$@""#;
+
+/// Who runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    Same,
+    /// One without any rights: only root can become it.
+    Nobody,
+}
+
+/// kedge, run by `user` with nothing open but the standard streams.
+pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    // In the foreground: its own process group would be another than the terminal's.
+    command.args([
+        "--foreground",
+        "--kill-after=5",
+        PATIENCE,
+        "env",
+        "--default-signal=HUP,INT,QUIT",
+    ]);
+    if user == User::Nobody {
+        command.args(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    }
+    command.args(["bash", "-c", CLOSED, "bash"]).arg(world.parts()).args(arguments);
+    command.env("XDG_RUNTIME_DIR", world.home()).env("XDG_STATE_HOME", world.home());
+    command.env("HOME", world.home()).current_dir(world.home());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A job whose output is read line by line.
+#[derive(Debug)]
+pub struct Job {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    pub nonce: String,
+    /// The last step that was printed.
+    pub step: u64,
+}
+
+impl Job {
+    /// Starts `command`, whose first line tells the nonce.
+    pub fn start(mut command: Command) -> Job {
+        let mut job = Job::spawn(&mut command);
+        let first = job.line().unwrap_or_else(|| job.fail("no first line"));
+        match first.strip_prefix("nonce ") {
+            Some(nonce) => job.nonce = nonce.to_owned(),
+            None => job.fail(&format!("first line {first:?}")),
+        }
+        job
+    }
+
+    /// Restarts a job that had drawn `nonce`, and reads its first step.
+    pub fn restart(mut command: Command, nonce: &str) -> Job {
+        let mut job = Job::spawn(&mut command);
+        nonce.clone_into(&mut job.nonce);
+        let first = job.line().unwrap_or_else(|| job.fail("no first line"));
+        job.step = job.number(&first);
+        job
+    }
+
+    fn spawn(command: &mut Command) -> Job {
+        let mut child = command.spawn().expect("timeout, from coreutils");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Job { child, lines, nonce: String::new(), step: 0 }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let length = self.lines.read_line(&mut line).expect("a line of text");
+        (length > 0).then(|| line.trim_end().to_owned())
+    }
+
+    fn number(&mut self, line: &str) -> u64 {
+        let number = line.strip_prefix(&self.nonce).and_then(|rest| rest.trim().parse().ok());
+        number.unwrap_or_else(|| self.fail(&format!("{line:?} is no step of {}", self.nonce)))
+    }
+
+    fn fail(&mut self, what: &str) -> ! {
+        let _ = self.child.kill();
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        panic!("{what}; {said}");
+    }
+
+    /// Reads until step `until` has been printed; each follows the one before.
+    pub fn read_to(&mut self, until: u64) {
+        while self.step < until {
+            let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
+            let step = self.number(&line);
+            assert_eq!(step, self.step + 1, "a step is missing or done twice");
+            self.step = step;
+        }
+    }
+
+    /// Reads whatever is there after its end.
+    pub fn drain(&mut self) {
+        while let Some(line) = self.line() {
+            if let Some(step) = line.rsplit(' ').next().and_then(|step| step.parse().ok()) {
+                self.step = step;
+            }
+        }
+    }
+
+    /// Reads to its end, `steps`, and its last word.
+    pub fn finish(mut self, steps: u64) -> ExitStatus {
+        self.read_to(steps);
+        let last = self.line().unwrap_or_default();
+        assert_eq!(last, format!("{} well", self.nonce));
+        self.child.wait().expect("ended")
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("ended")
+    }
+
+    pub fn kedge(&self) -> u32 {
+        // timeout's only child.
+        children(self.child.id()).first().copied().unwrap_or(self.child.id())
+    }
+
+    /// Sends a signal to kedge.
+    pub fn signal(&self, signal: &str) {
+        send(signal, &[self.kedge()]);
+    }
+
+    /// Sends a signal to the process group that it leads, as a terminal's keys do.
+    pub fn signal_group(&self, signal: &str) {
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill").args(["-s", signal, "--", &group]).status();
+    }
+
+    /// kedge and every process of the job, killed at once and seen dead.
+    pub fn kill(&mut self) {
+        let all = family(self.kedge());
+        assert!(all.len() > 1, "no job to kill");
+        send("KILL", &all);
+        let _ = self.child.wait();
+        let begin = Instant::now();
+        while let Some(pid) = all.iter().find(|pid| is_alive(**pid)) {
+            assert!(begin.elapsed() < Duration::from_secs(5), "process {pid} lives");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.drain();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            send("KILL", &family(self.child.id()));
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Sends a signal to processes of the test's own.
+pub fn send(signal: &str, pids: &[u32]) {
+    let pids = pids.iter().map(u32::to_string);
+    let _ = Command::new("kill").arg("-s").arg(signal).args(pids).stderr(Stdio::null()).status();
+}
+
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let all: Vec<String> = lists.collect();
+    all.iter().flat_map(|list| list.split_whitespace()).filter_map(|id| id.parse().ok()).collect()
+}
+
+/// `pid` and all that descend from it.
+pub fn family(pid: u32) -> Vec<u32> {
+    let mut all = BTreeSet::new();
+    let mut next = vec![pid];
+    while let Some(pid) = next.pop() {
+        if all.insert(pid) {
+            next.extend(children(pid));
+        }
+    }
+    all.into_iter().collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Builds `tests/hosts/NAME.c` for this world.
+pub fn build(world: &World, name: &str, flags: &[&str]) -> PathBuf {
+    let program = world.home().join(name);
+    let source = crate::root().join("tests/hosts").join(name).with_extension("c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-D_GNU_SOURCE"]).args(flags);
+    let built = compiler.arg("-o").arg(&program).arg(source).status();
+    assert!(built.expect("cc").success());
+    program
+}

@@ -1,0 +1,127 @@
+//! What the tests of the `kedge` command share: a world of its own for each.
+
+use crate::kedge;
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A private folder for jobs, gone at the end.
+pub struct World(pub PathBuf);
+
+impl World {
+    pub fn new(name: &str) -> World {
+        // Short, because socket paths are.
+        let dir = PathBuf::from(format!("/tmp/kcli-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("run")).expect("a folder under /tmp");
+        World(dir)
+    }
+
+    pub fn runtime(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    pub fn job(&self, name: &str) -> PathBuf {
+        self.runtime().join("kedge/jobs").join(name)
+    }
+
+    pub fn kedge(&self, arguments: &[&str]) -> Command {
+        // A runner in the background or under nohup ignores signals, and children inherit that.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,QUIT").arg(kedge());
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime()).env_remove("NO_COLOR");
+        command
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.kedge(arguments).output().expect("kedge: build it first (cargo build --release)")
+    }
+
+    /// What kedge printed, where it is done without a complaint.
+    pub fn text(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Vec<Value> {
+        match serde_json::from_str(&self.text(arguments)) {
+            Ok(Value::Array(list)) => list,
+            other => panic!("{arguments:?}: not a JSON list: {other:?}"),
+        }
+    }
+
+    /// Processes that work for this world's jobs.
+    pub fn processes(&self) -> Vec<String> {
+        let mark = self.0.display().to_string();
+        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+        let lines = entries.filter_map(|e| std::fs::read(e.path().join("cmdline")).ok());
+        lines
+            .map(|l| String::from_utf8_lossy(&l).into_owned())
+            .filter(|l| l.contains(&mark))
+            .collect()
+    }
+
+    /// Copies of kedge's parts that any user can run: its command.
+    pub fn parts(&self) -> PathBuf {
+        let bin = self.0.join("bin");
+        if !bin.join("kedge").exists() {
+            std::fs::create_dir_all(&bin).expect("a folder");
+            for part in ["kedge-proxy", "libkedge_cuda.so", "kedge"] {
+                let (from, to) = (kedge().with_file_name(part), bin.join(part));
+                if std::fs::hard_link(&from, &to).is_err() {
+                    std::fs::copy(from, to).expect("kedge's parts");
+                }
+            }
+        }
+        bin.join("kedge")
+    }
+
+    /// A private folder for the user who runs the jobs.
+    pub fn home(&self) -> PathBuf {
+        let home = self.0.join("home");
+        if !home.exists() {
+            std::fs::create_dir_all(&home).expect("a folder");
+            let private = std::fs::Permissions::from_mode(0o700);
+            std::fs::set_permissions(&home, private).expect("mine");
+        }
+        home
+    }
+
+    /// Gives it, empty as it is, to the user without rights; root can still use it.
+    pub fn give_home_away(&self) {
+        std::os::unix::fs::chown(self.home(), Some(65534), Some(65534)).expect("root");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// kedge's own failure: 125 and one line, which is given back.
+pub fn failure(output: &Output) -> String {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.starts_with("kedge: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+pub fn has_fields(objects: &[Value], fields: &[&str]) {
+    assert!(!objects.is_empty());
+    for object in objects {
+        for field in fields {
+            assert!(object.get(field).is_some(), "no {field} in {object}");
+        }
+    }
+}
+
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
+}
