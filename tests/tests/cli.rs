@@ -70,8 +70,33 @@ fn devices_are_told_to_people_and_scripts() {
     assert_eq!(devices[1]["name"], "kedge software device");
     assert_eq!(devices[1]["total_memory"], 512 << 20);
     assert_eq!(devices[1]["attributes"]["WARP_SIZE"], 32);
-    assert_eq!(world.text(&["devices"]).lines().count(), 2);
+    assert_eq!(world.text(&["devices", "--gpu", "soft"]).lines().count(), 2);
+    assert!(world.text(&["devices"]).contains(" is the default here: "));
     assert_eq!(world.output(&["devices", "--gpu", "soft:99"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_missing_device_is_told_with_its_remedy() {
+    let world = World::new("none");
+    let no_driver = |arguments: &[&str]| {
+        let mut command = world.kedge(arguments);
+        let output = command.env("KEDGE_DRIVER", "/no/such/libcuda.so.1").output().expect("kedge");
+        failure(&output)
+    };
+    for what in [&["devices", "--gpu", "local"][..], &["bench", "calls", "--gpu", "local"]] {
+        let said = no_driver(what);
+        assert!(
+            said.contains("CUDA_ERROR_NO_DEVICE") && said.contains("no NVIDIA driver"),
+            "{said}"
+        );
+        assert!(said.contains("--gpu soft") && said.lines().count() == 1, "{said}");
+    }
+    let hidden = |list: &str| {
+        let mut command = world.kedge(&["devices", "--gpu", "soft:2"]);
+        failure(&command.env("CUDA_VISIBLE_DEVICES", list).output().expect("kedge"))
+    };
+    assert!(hidden("2").contains("`2` is none of the job's devices"), "{}", hidden("2"));
+    assert!(hidden("1,1").contains("CUDA_ERROR_INVALID_DEVICE"), "{}", hidden("1,1"));
 }
 
 #[test]
@@ -161,7 +186,7 @@ fn logs_are_the_job_s_and_the_latest_by_default() {
 #[test]
 fn doctor_starts_a_kernel_and_every_runtime() {
     let world = World::new("doctor");
-    let output = world.output(&["doctor", "--json"]);
+    let output = world.output(&["doctor", "--gpu", "soft", "--json"]);
     let checks: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a JSON list");
     has_fields(&checks, &["group", "name", "status", "value", "mend"]);
     for check in &checks {

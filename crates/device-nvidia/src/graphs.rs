@@ -88,8 +88,14 @@ impl Graph {
                     launch::with_node_params(kernel, launch, |params| {
                         check((driver.cuGraphAddKernelNode_v2)(out, graph, none, 0, params))
                     })?;
-                    for (id, value) in launch::node_attributes(launch) {
-                        check((driver.cuGraphKernelNodeSetAttribute)(*out, id, &value))?;
+                    let (needed, hints) = launch::node_attributes(launch);
+                    for attribute in needed {
+                        let (id, value) = (attribute.id, &attribute.value);
+                        check((driver.cuGraphKernelNodeSetAttribute)(*out, id, value))?;
+                    }
+                    for hint in hints {
+                        // A driver that cannot take a hint does without.
+                        (driver.cuGraphKernelNodeSetAttribute)(*out, hint.id, &hint.value);
                     }
                 }
                 Node::Copy(copy) => {

@@ -5,7 +5,7 @@ use crate::modules::Kernel;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::*;
 use kedge_cuda_types::handle::{CUcontext, CUkernel, CUstream};
-use kedge_protocol::{Dim3, Launch};
+use kedge_protocol::{Dim3, Launch, LaunchHint};
 use std::ffi::c_void;
 use std::ptr;
 
@@ -37,7 +37,7 @@ fn cluster_blocks(cluster: Dim3) -> u32 {
     if blocks > 1 { u32::try_from(blocks).unwrap_or(u32::MAX) } else { 0 }
 }
 
-/// The attributes that a launch needs: (attribute, value).
+/// The attributes that a launch needs to be right.
 fn attributes(launch: &Launch) -> Vec<CUlaunchAttribute> {
     let mut all = Vec::new();
     let mut add = |id, words: &[u32]| {
@@ -54,6 +54,16 @@ fn attributes(launch: &Launch) -> Vec<CUlaunchAttribute> {
     all
 }
 
+/// The attributes that only steer.
+fn hints(launch: &Launch) -> impl Iterator<Item = CUlaunchAttribute> {
+    let value = |hint: &LaunchHint| CUlaunchAttributeValue { bytes: hint.value };
+    launch.hints.iter().map(move |hint| CUlaunchAttribute {
+        id: hint.id,
+        pad: 0,
+        value: value(hint),
+    })
+}
+
 /// Launches in `stream`, whose context is current.
 pub(crate) fn run(
     driver: &Driver,
@@ -62,9 +72,19 @@ pub(crate) fn run(
     stream: CUstream,
 ) -> Result<(), CuError> {
     let (grid, block) = (launch.grid, launch.block);
+    let mut needed = attributes(launch);
+    if !launch.hints.is_empty() {
+        let mut all = needed.clone();
+        all.extend(hints(launch));
+        match extended(driver, kernel, launch, stream, &mut all) {
+            // Refused, and so not launched: perhaps for a hint that this driver or GPU cannot take.
+            Err(CuError::INVALID_VALUE | CuError::NOT_SUPPORTED) => {}
+            outcome => return outcome,
+        }
+    }
     let mut params = Params::new(launch);
     let mut extra = params.extra();
-    if !launch.cooperative && cluster_blocks(launch.cluster) == 0 {
+    if needed.is_empty() {
         // SAFETY: a function of a loaded module; the parameter buffer has the size that is given, and
         // the driver copies it.
         return check(unsafe {
@@ -83,7 +103,20 @@ pub(crate) fn run(
             )
         });
     }
-    let mut attrs = attributes(launch);
+    extended(driver, kernel, launch, stream, &mut needed)
+}
+
+/// Launches with attributes.
+fn extended(
+    driver: &Driver,
+    kernel: &Kernel,
+    launch: &Launch,
+    stream: CUstream,
+    attrs: &mut [CUlaunchAttribute],
+) -> Result<(), CuError> {
+    let (grid, block) = (launch.grid, launch.block);
+    let mut params = Params::new(launch);
+    let mut extra = params.extra();
     let config = CUlaunchConfig {
         gridDimX: grid.x,
         gridDimY: grid.y,
@@ -96,7 +129,7 @@ pub(crate) fn run(
         attrs: attrs.as_mut_ptr(),
         numAttrs: attrs.len() as u32,
     };
-    // SAFETY: as above; the attributes outlive the call.
+    // SAFETY: as in `run`; the attributes outlive the call.
     check(unsafe {
         (driver.cuLaunchKernelEx)(&config, kernel.raw, ptr::null_mut(), extra.as_mut_ptr())
     })
@@ -128,7 +161,11 @@ pub(crate) fn with_node_params<T>(
     })
 }
 
-/// The attributes of a kernel node.
-pub(crate) fn node_attributes(launch: &Launch) -> Vec<(u32, CUlaunchAttributeValue)> {
-    attributes(launch).into_iter().map(|attribute| (attribute.id, attribute.value)).collect()
+/// The attributes of a kernel node: those that it needs, and those that only steer.
+pub(crate) fn node_attributes(
+    launch: &Launch,
+) -> (Vec<CUlaunchAttribute>, impl Iterator<Item = CUlaunchAttribute>) {
+    /// In a graph, edges say what may begin early.
+    const NOT_OF_NODES: u32 = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    (attributes(launch), hints(launch).filter(|hint| hint.id != NOT_OF_NODES))
 }

@@ -30,6 +30,7 @@ const LOCAL_SIZE_BYTES: c_uint = 3;
 const NUM_REGS: c_uint = 4;
 const PTX_VERSION: c_uint = 5;
 const BINARY_VERSION: c_uint = 6;
+const CLUSTER_SIZE_MUST_BE_SET: c_uint = 10;
 const REQUIRED_CLUSTER: [c_uint; 3] = [11, 12, 13];
 
 /// CU_POINTER_ATTRIBUTE_IS_MANAGED.
@@ -177,6 +178,7 @@ fn describe(driver: &Driver, function: CUfunction, name: &str) -> Result<KernelI
         const_bytes: get(CONST_SIZE_BYTES)?,
         max_threads_per_block: get(MAX_THREADS_PER_BLOCK)?,
         required_cluster: cluster,
+        cluster_must_be_set: get(CLUSTER_SIZE_MUST_BE_SET).is_ok_and(|set| set != 0),
         ptx_version: get(PTX_VERSION)?,
         binary_version: get(BINARY_VERSION)?,
         unsupported: Text::default(),

@@ -97,6 +97,7 @@ pub struct Kernel {
     pub const_bytes: u32,
     pub max_threads: u32,
     pub required_cluster: [u32; 3],
+    pub explicit_cluster: bool,
     /// The virtual architecture that the PTX is for: 90 for `compute_90`.
     pub ptx_version: u32,
     /// Why a launch fails with NOT_SUPPORTED: the instruction that is missing, and its line.

@@ -23,7 +23,9 @@ pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, Occupancy, ParamInfo,
 };
-pub use stream_op::{Dim3, Launch, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource};
+pub use stream_op::{
+    Dim3, Launch, LaunchHint, MAX_HINTS, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource,
+};
 
 kedge_wire::wire! {
     /// A CUDA context.

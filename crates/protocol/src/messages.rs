@@ -13,8 +13,6 @@ wire! {
     /// One way. A failure of a post is an execution fault of its context and sticks.
     #[derive(Debug, Clone, PartialEq)]
     pub enum Post {
-        /// `legacy` names the context's legacy default stream.
-        CtxCreate = 1 { ctx: CtxId, device: u32, legacy: StreamId },
         /// Its streams, events, modules and allocations go with it.
         CtxDestroy = 2 { ctx: CtxId },
         /// `blocking`: ordered with the legacy stream.
@@ -69,6 +67,9 @@ wire! {
         Grant = 1 { device: u32, addr: u64, bytes: u64 },
         /// Gives a slab back, whole; no work uses it → `Status`.
         Return = 2 { device: u32, addr: u64, bytes: u64 },
+        /// `legacy` names the context's legacy default stream → `Status`: DEVICE_UNAVAILABLE where another
+        /// process has the device for itself, OUT_OF_MEMORY.
+        CtxCreate = 29 { ctx: CtxId, device: u32, legacy: StreamId },
         /// Free bytes that the device could still grant → `Result<u64, u32>`.
         MemFree = 3 { device: u32 },
         /// → `Result<(), LoadError>`.

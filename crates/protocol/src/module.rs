@@ -39,6 +39,8 @@ wire! {
         pub max_threads_per_block: u32,
         /// `.reqntid` / `.maxnreg`-style cluster requirements; 0 where absent.
         pub required_cluster: [u32; 3],
+        /// A launch must name its cluster (`.explicitcluster`).
+        pub cluster_must_be_set: bool,
         /// The virtual architecture that the PTX is for: 90 for `compute_90`.
         pub ptx_version: u32,
         pub binary_version: u32,

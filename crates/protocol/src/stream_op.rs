@@ -1,10 +1,13 @@
 //! What a stream executes. The same value is posted to a stream or kept as a graph's node.
 
 use crate::{ArrayId, Copy3d, EventId, GraphExecId, KernelRef, MAX_INLINE_COPY};
-use kedge_wire::{Bytes, wire};
+use kedge_wire::{Bytes, List, wire};
 
 /// Kernel parameters in all: 32,764 bytes since CUDA 12.1, rounded up.
 pub const MAX_PARAM_BYTES: usize = 32 << 10;
+
+/// Hints of one launch: as many as there are kinds.
+pub const MAX_HINTS: usize = 16;
 
 wire! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -24,6 +27,17 @@ wire! {
         pub cooperative: bool,
         /// The parameter buffer, laid out as `KernelInfo::params` says.
         pub params: Bytes<MAX_PARAM_BYTES>,
+        /// What else the program asks of the launch; each attribute once.
+        pub hints: List<LaunchHint, MAX_HINTS>,
+    }
+
+    /// A launch attribute that steers a device and that no result depends on: a device may ignore it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct LaunchHint {
+        /// CU_LAUNCH_ATTRIBUTE_*.
+        pub id: u32,
+        /// CUlaunchAttributeValue.
+        pub value: [u8; 64],
     }
 
     #[derive(Debug, Clone, PartialEq)]

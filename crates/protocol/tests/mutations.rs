@@ -38,6 +38,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         shared_bytes: 48,
         cooperative: true,
         params: Bytes::new(vec![9; 20]).unwrap(),
+        hints: List::new(vec![LaunchHint { id: 8, value: [5; 64] }]).unwrap(),
     };
     let copy = Copy3d {
         src: Place::Mapped { addr: 1 << 45, pitch: 512, slice: 0 },
@@ -68,6 +69,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         const_bytes: 0,
         max_threads_per_block: 1024,
         required_cluster: [0; 3],
+        cluster_must_be_set: true,
         ptx_version: 75,
         binary_version: 75,
         unsupported: Text::default(),

@@ -67,11 +67,6 @@ impl Dispatcher {
     fn run_post(&mut self, post: Post) -> Result<(), CuError> {
         let backend = &self.backend;
         match post {
-            Post::CtxCreate { ctx, device, legacy } => {
-                self.contexts.push(ctx);
-                self.streams.insert(legacy, ctx);
-                backend.create_context(ctx, device, legacy)
-            }
             Post::CtxDestroy { ctx } => {
                 let result = backend.destroy_context(ctx);
                 self.forget_context(ctx);
@@ -124,8 +119,7 @@ impl Dispatcher {
     /// The context that a post belongs to, where it says so.
     fn context_of(&self, post: &Post) -> Option<CtxId> {
         match post {
-            Post::CtxCreate { ctx, .. }
-            | Post::CtxDestroy { ctx }
+            Post::CtxDestroy { ctx }
             | Post::StreamCreate { ctx, .. }
             | Post::EventCreate { ctx, .. }
             | Post::MemAlloc { ctx, .. }
@@ -177,6 +171,14 @@ impl Dispatcher {
         let backend = &self.backend;
         let code = |error: CuError| error.0;
         match call {
+            Call::CtxCreate { ctx, device, legacy } => {
+                let made = backend.create_context(ctx, device, legacy);
+                if made.is_ok() {
+                    self.contexts.push(ctx);
+                    self.streams.insert(legacy, ctx);
+                }
+                self.answer(to, &status(made));
+            }
             Call::Grant { device, addr, bytes } => {
                 self.answer(to, &status(backend.grant(device, addr, bytes)));
             }

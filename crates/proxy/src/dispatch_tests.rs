@@ -39,10 +39,15 @@ fn connected() -> (Client, Arc<AtomicU64>) {
         let dispatcher = Dispatcher::new(backend, host.clone());
         dispatch_all(server, dispatcher, &host, Duration::from_micros(20))
     });
-    client.post(&Post::CtxCreate { ctx: CTX, device: 0, legacy: StreamId(1) }).unwrap();
+    create(&client, CTX, StreamId(1));
     let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };
     client.post(&stream).unwrap();
     (client, ran)
+}
+
+fn create(client: &Client, ctx: CtxId, legacy: StreamId) {
+    let call = Call::CtxCreate { ctx, device: 0, legacy };
+    client.call::<Status>(&call).unwrap().unwrap();
 }
 
 fn enqueue(client: &Client, op: StreamOp) {
@@ -105,7 +110,7 @@ fn a_synchronised_client_is_idle() {
 fn the_first_fault_sticks_to_its_context() {
     let (client, _) = connected();
     let other = CtxId(5);
-    client.post(&Post::CtxCreate { ctx: other, device: 0, legacy: StreamId(9) }).unwrap();
+    create(&client, other, StreamId(9));
     assert_eq!(sync(&client), Ok(()));
     fault(&client, 700);
     fault(&client, 719);
@@ -134,6 +139,8 @@ fn a_failed_post_breaks_its_context() {
 fn calls_that_fail_do_not_stick() {
     let (client, _) = connected();
     let status = |call| client.call::<Status>(&call).unwrap();
+    let absent = Call::CtxCreate { ctx: CtxId(7), device: 9, legacy: StreamId(70) };
+    assert_eq!(status(absent), Err(CuError::DEVICE_UNAVAILABLE.0));
     let grant = |bytes| status(Call::Grant { device: 0, addr: 0, bytes });
     assert_eq!(grant(1000), Err(CuError::OUT_OF_MEMORY.0));
     assert_eq!(grant(10), Ok(()));

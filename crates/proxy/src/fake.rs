@@ -75,8 +75,8 @@ impl Backend for Fake {
     fn driver_version(&self) -> u32 {
         13000
     }
-    fn create_context(&self, _: CtxId, _: u32, _: StreamId) -> Result<(), CuError> {
-        Ok(())
+    fn create_context(&self, _: CtxId, device: u32, _: StreamId) -> Result<(), CuError> {
+        if device == 9 { Err(CuError::DEVICE_UNAVAILABLE) } else { Ok(()) }
     }
     fn destroy_context(&self, _: CtxId) -> Result<(), CuError> {
         Ok(())
@@ -162,6 +162,7 @@ impl Backend for Fake {
             const_bytes: 0,
             max_threads_per_block: 0,
             required_cluster: [0; 3],
+            cluster_must_be_set: false,
             ptx_version: 80,
             binary_version: 90,
             unsupported: kedge_wire::Text::default(),

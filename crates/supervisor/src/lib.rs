@@ -113,9 +113,6 @@ fn supervise(
     devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Outcome, RunError> {
     let log = open_log(dir)?;
-    if let Some(why) = &spec.gpu_default {
-        log.note(&format!("--gpu {} is the default here: {why}", spec.gpu));
-    }
     if let Some((_, parts)) = devices {
         dir.link_driver(&parts.shim)?;
     }
@@ -125,7 +122,12 @@ fn supervise(
     // Blocked before any thread starts, so that only the waiting below sees them.
     let signals = signals::Signals::block();
     let proxies = match devices {
-        Some((gpu, parts)) => Proxies::listen(dir, parts, gpu, spec.soft_memory, log.clone())?,
+        Some((gpu, parts)) => {
+            // Worth saying once a process asks for devices.
+            let why = spec.gpu_default.as_ref();
+            let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
+            Proxies::listen(dir, parts, gpu, spec.soft_memory, log.clone(), note)?
+        }
         None => Proxies::default(),
     };
     signals::become_subreaper();

@@ -35,17 +35,21 @@ struct Starter {
     arguments: Vec<OsString>,
     log_path: PathBuf,
     log: Arc<JobLog>,
+    /// A note for the log when the first client comes.
+    first: Mutex<Option<String>>,
     running: Arc<Mutex<HashSet<u32>>>,
 }
 
 impl Proxies {
-    /// Listens on the job's socket, on a thread of its own.
+    /// Listens on the job's socket, on a thread of its own. `first` is a note for the log when the first
+    /// client comes.
     pub(crate) fn listen(
         dir: &JobDir,
         parts: &Parts,
         gpu: &GpuSpec,
         soft_memory: Option<u64>,
         log: Arc<JobLog>,
+        first: Option<String>,
     ) -> Result<Proxies, RunError> {
         let path = dir.socket();
         let bad = |source| RunError::Listen { path: path.clone(), source };
@@ -58,6 +62,7 @@ impl Proxies {
             arguments: arguments(gpu, soft_memory, dir),
             log_path: dir.log(),
             log,
+            first: Mutex::new(first),
             running: running.clone(),
         };
         std::thread::Builder::new()
@@ -117,6 +122,9 @@ impl Starter {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.len() >= MAX_PROXIES {
             return Err(io::Error::other(format!("the job has {MAX_PROXIES} clients already")));
+        }
+        if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.log.note(&note);
         }
         let mut command = Command::new(&self.executable);
         command

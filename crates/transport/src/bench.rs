@@ -4,7 +4,7 @@ use crate::{Dead, pair};
 use kedge_protocol::{
     Call, Dim3, KernelRef, Launch, Message, ModuleId, Post, Status, StreamId, StreamOp,
 };
-use kedge_wire::Bytes;
+use kedge_wire::{Bytes, List};
 use std::time::{Duration, Instant};
 
 /// A proxy that answers at once and does nothing else, for as long as its client lives.
@@ -40,6 +40,7 @@ fn launch() -> Post {
                 shared_bytes: 0,
                 cooperative: false,
                 params: Bytes::new(vec![0; 32]).unwrap_or_default(),
+                hints: List::default(),
             },
         },
     }

@@ -225,6 +225,7 @@ fn kernel_info(kernel: &Kernel) -> Result<KernelInfo, CuError> {
         const_bytes: kernel.const_bytes,
         max_threads_per_block: kernel.max_threads,
         required_cluster: kernel.required_cluster,
+        cluster_must_be_set: kernel.explicit_cluster,
         ptx_version: kernel.ptx_version,
         binary_version: spec::SM,
         unsupported: Text::truncated(kernel.unsupported.clone().unwrap_or_default()),

@@ -230,6 +230,7 @@ fn kernels(
             const_bytes: const_bytes.min(u64::from(u32::MAX)) as u32,
             max_threads,
             required_cluster: limits.required_cluster,
+            explicit_cluster: limits.explicit_cluster,
             ptx_version: module.sm,
             unsupported,
         });

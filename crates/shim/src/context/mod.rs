@@ -16,7 +16,7 @@ use crate::handle::{Kind, Table};
 use crate::session::{self, Device, Session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUcontext;
-use kedge_protocol::{CtxId, Post, StreamId};
+use kedge_protocol::{Call, CtxId, Post, StreamId};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -61,16 +61,21 @@ impl Context {
         let ctx = CONTEXTS
             .insert_with(|handle| Self::new(handle, device as u32, false, flags))
             .ok_or(CuError::OUT_OF_MEMORY)?;
-        ctx.activate(session)?;
-        Ok(ctx)
+        match ctx.activate(session) {
+            Ok(()) => Ok(ctx),
+            Err(error) => {
+                CONTEXTS.remove(ctx.handle);
+                Err(error)
+            }
+        }
     }
 
-    /// Tells the proxy of the context, under a new id.
+    /// Has the proxy make the context, under a new id.
     fn activate(&self, session: &Session) -> Result<(), CuError> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let legacy = crate::stream::new_stream_id();
-        session.post(&Post::CtxCreate { ctx: CtxId(id), device: self.device, legacy })?;
+        session.call_status(&Call::CtxCreate { ctx: CtxId(id), device: self.device, legacy })?;
         self.id.store(id, Ordering::Relaxed);
         self.legacy.store(legacy.0, Ordering::Relaxed);
         self.active.store(true, Ordering::Release);

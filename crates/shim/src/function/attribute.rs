@@ -115,7 +115,7 @@ pub(crate) fn get(function: &Function, attribute: u32) -> Result<c_int, CuError>
         CACHE_MODE_CA => 0,
         MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared() as c_int,
         PREFERRED_SHARED_MEMORY_CARVEOUT => settings.get(attribute).unwrap_or(-1),
-        CLUSTER_SIZE_MUST_BE_SET => 0,
+        CLUSTER_SIZE_MUST_BE_SET => c_int::from(info.cluster_must_be_set),
         REQUIRED_CLUSTER_WIDTH => cluster(0),
         REQUIRED_CLUSTER_HEIGHT => cluster(1),
         REQUIRED_CLUSTER_DEPTH => cluster(2),
@@ -125,7 +125,8 @@ pub(crate) fn get(function: &Function, attribute: u32) -> Result<c_int, CuError>
     })
 }
 
-/// INVALID_VALUE for an attribute that cannot be set, or a value out of its range.
+/// INVALID_VALUE for an attribute that cannot be set, or a value out of its range; NOT_PERMITTED for
+/// a cluster where the kernel was compiled for one.
 pub(crate) fn set(function: &Function, attribute: u32, value: c_int) -> Result<(), CuError> {
     let range = match attribute {
         MAX_DYNAMIC_SHARED_SIZE_BYTES => {
@@ -135,10 +136,11 @@ pub(crate) fn set(function: &Function, attribute: u32, value: c_int) -> Result<(
         }
         PREFERRED_SHARED_MEMORY_CARVEOUT => -1..=100,
         REQUIRED_CLUSTER_WIDTH | REQUIRED_CLUSTER_HEIGHT | REQUIRED_CLUSTER_DEPTH
-            if function.info().required_cluster == [0; 3] =>
+            if function.info().required_cluster != [0; 3] =>
         {
-            0..=c_int::MAX
+            return Err(CuError::NOT_PERMITTED);
         }
+        REQUIRED_CLUSTER_WIDTH | REQUIRED_CLUSTER_HEIGHT | REQUIRED_CLUSTER_DEPTH => 0..=c_int::MAX,
         NON_PORTABLE_CLUSTER_SIZE_ALLOWED => 0..=1,
         CLUSTER_SCHEDULING_POLICY_PREFERENCE => 0..=2,
         _ => return Err(CuError::INVALID_VALUE),

@@ -10,8 +10,8 @@ use kedge_cuda_types::graph::{
     CUlaunchAttributeValue,
 };
 use kedge_cuda_types::handle::{CUcontext, CUfunction, CUgraphNode, CUkernel};
-use kedge_protocol::{Dim3, Launch, StreamOp};
-use std::collections::BTreeMap;
+use kedge_protocol::{Dim3, Launch, LaunchHint, StreamOp};
+use kedge_wire::List;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -21,8 +21,6 @@ pub(crate) struct Kernel {
     /// As the program named it: one of the two is NULL. None for a captured launch.
     given: Option<(CUfunction, CUkernel)>,
     launch: Launch,
-    /// Attributes that only the program can see.
-    attributes: BTreeMap<u32, CUlaunchAttributeValue>,
     /// Addresses of the parameters in `launch.params`, made when the program asks for them: words,
     /// because the node is not bound to a thread.
     pointers: Vec<usize>,
@@ -33,7 +31,6 @@ impl Clone for Kernel {
         Self {
             given: self.given,
             launch: self.launch.clone(),
-            attributes: self.attributes.clone(),
             // They point into the original's buffer.
             pointers: Vec::new(),
         }
@@ -47,7 +44,7 @@ pub(super) fn second_form(v1: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PA
 
 impl Kernel {
     pub(crate) fn from_launch(launch: Launch) -> Self {
-        Self { given: None, launch, attributes: BTreeMap::new(), pointers: Vec::new() }
+        Self { given: None, launch, pointers: Vec::new() }
     }
 
     /// Checks and packs a launch as `cuLaunchKernel` does.
@@ -121,7 +118,9 @@ impl Kernel {
             }
             _ => {
                 Attributes::default().apply(id, &CUlaunchAttributeValue::ZERO)?;
-                Ok(self.attributes.get(&id).copied().unwrap_or(CUlaunchAttributeValue::ZERO))
+                let hint = self.launch.hints.iter().find(|hint| hint.id == id);
+                let value = hint.map(|hint| CUlaunchAttributeValue { bytes: hint.value });
+                Ok(value.unwrap_or(CUlaunchAttributeValue::ZERO))
             }
         }
     }
@@ -136,6 +135,7 @@ impl Kernel {
             CU_LAUNCH_ATTRIBUTE_IGNORE => return Err(CuError::INVALID_VALUE),
             _ => {}
         }
+        let zero = value == CUlaunchAttributeValue::ZERO;
         let mut asked = Attributes::default();
         asked.apply(id, &value)?;
         match id {
@@ -143,10 +143,16 @@ impl Kernel {
             CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
                 self.launch.cluster = asked.cluster.unwrap_or_default();
             }
-            _ => {
-                self.attributes.insert(id, value);
-            }
+            _ => asked.hints.into_iter().try_for_each(|hint| self.set_hint(hint, zero))?,
         }
+        Ok(())
+    }
+
+    fn set_hint(&mut self, hint: LaunchHint, none: bool) -> Result<(), CuError> {
+        let mut hints = std::mem::take(&mut self.launch.hints).into_inner();
+        hints.retain(|known| known.id != hint.id);
+        hints.extend((!none).then_some(hint));
+        self.launch.hints = List::new(hints).map_err(|_| CuError::INVALID_VALUE)?;
         Ok(())
     }
 
@@ -154,7 +160,7 @@ impl Kernel {
     pub(crate) fn copy_attributes(&mut self, from: &Self) -> Result<(), CuError> {
         self.launch.cooperative = from.launch.cooperative;
         self.launch.cluster = from.launch.cluster;
-        self.attributes = from.attributes.clone();
+        self.launch.hints = from.launch.hints.clone();
         Ok(())
     }
 }
@@ -214,6 +220,7 @@ mod tests {
             shared_bytes: 0,
             cooperative: false,
             params: Bytes::default(),
+            hints: List::default(),
         })
     }
 

@@ -6,7 +6,7 @@ use crate::{event, ffi, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::CUlaunchConfig;
 use kedge_cuda_types::handle::{CUfunction, CUstream};
-use kedge_protocol::{Dim3, StreamOp};
+use kedge_protocol::Dim3;
 use std::ffi::{c_int, c_void};
 
 /// # Safety
@@ -21,7 +21,7 @@ unsafe fn launch(
     // SAFETY: as the caller promises.
     let (function, launch) = unsafe { prepare(function, shape, params, attributes)? };
     check_sticky(&function)?;
-    stream::enqueue(stream, StreamOp::Launch { launch })?;
+    stream::enqueue_launch(stream, launch)?;
     match attributes.event {
         // SAFETY: handles are checked.
         Some(event) => unsafe { event::cuEventRecord(event, stream) },

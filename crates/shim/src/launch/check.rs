@@ -71,6 +71,9 @@ fn cluster(function: &Function, shape: Shape, attributes: &Attributes) -> Result
         }
         (Some(asked), _) => asked,
         (None, Some([x, y, z])) => Dim3 { x, y, z },
+        (None, None) if function.info().cluster_must_be_set => {
+            return Err(CuError::INVALID_CLUSTER_SIZE);
+        }
         (None, None) => return Ok(Dim3::default()),
     };
     let most = match function.settings().allows_non_portable_clusters() {

@@ -17,6 +17,7 @@ use crate::session;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUfunction;
 use kedge_protocol::{Dim3, Launch};
+use kedge_wire::List;
 use std::sync::Arc;
 
 /// A launch's shape, as the program gives it.
@@ -42,6 +43,7 @@ pub(crate) unsafe fn prepare(
     let cluster = check::launch(&function, shape, attributes)?;
     // SAFETY: as the caller promises.
     let params = unsafe { params.pack(&function)? };
+    let hints = List::new(attributes.hints.clone()).map_err(|_| CuError::INVALID_VALUE)?;
     let launch = Launch {
         kernel: function.kernel(),
         grid: shape.grid,
@@ -50,6 +52,7 @@ pub(crate) unsafe fn prepare(
         shared_bytes: shape.shared_bytes,
         cooperative: attributes.cooperative,
         params,
+        hints,
     };
     Ok((function, launch))
 }

@@ -40,6 +40,7 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
         kind: if blocking { StreamKind::Blocking } else { StreamKind::NonBlocking },
         priority,
         attributes: Mutex::default(),
+        has_attributes: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
     let stream = stream.ok_or(CuError::OUT_OF_MEMORY)?;

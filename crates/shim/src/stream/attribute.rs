@@ -1,5 +1,5 @@
-//! Stream attributes: kept for the program. They steer caches and schedulers that an executed
-//! program cannot observe otherwise, so nothing is sent.
+//! Stream attributes: kept for the program, and told to the device with each launch. They steer caches
+//! and schedulers; no result depends on them.
 
 use super::{Stream, find};
 use crate::ffi;
@@ -10,7 +10,10 @@ use kedge_cuda_types::graph::{
     CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, CU_SYNC_POLICY_AUTO, CUlaunchAttributeValue,
 };
 use kedge_cuda_types::handle::CUstream;
+use kedge_protocol::{Launch, LaunchHint};
+use kedge_wire::List;
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
 /// What was set, by `CUstreamAttrID`.
@@ -19,6 +22,42 @@ pub(super) type Attributes = BTreeMap<u32, CUlaunchAttributeValue>;
 impl Stream {
     fn attributes(&self) -> MutexGuard<'_, Attributes> {
         self.attributes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to a launch what the stream says of its launches, where the launch itself says nothing.
+    /// A captured launch takes the stream's priority with it.
+    #[inline]
+    pub(super) fn add_hints(&self, launch: &mut Launch, captured: bool) -> Result<(), CuError> {
+        let priority = captured && self.priority != 0;
+        if priority || self.has_attributes.load(Ordering::Relaxed) {
+            self.add_hints_now(launch, priority)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn add_hints_now(&self, launch: &mut Launch, priority: bool) -> Result<(), CuError> {
+        let mut all = self.attributes().clone();
+        // How the host waits is no matter of a launch.
+        all.remove(&CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY);
+        if priority {
+            let own = CUlaunchAttributeValue::from_words(&[self.priority as u32]);
+            all.entry(CU_LAUNCH_ATTRIBUTE_PRIORITY).or_insert(own);
+        }
+        let mut hints = std::mem::take(&mut launch.hints).into_inner();
+        for (id, value) in all {
+            if hints.iter().all(|known| known.id != id) {
+                hints.push(LaunchHint { id, value: value.bytes });
+            }
+        }
+        launch.hints = List::new(hints).map_err(|_| CuError::INVALID_VALUE)?;
+        Ok(())
+    }
+
+    fn set_attributes(&self, change: impl FnOnce(&mut Attributes)) {
+        let mut attributes = self.attributes();
+        change(&mut attributes);
+        self.has_attributes.store(!attributes.is_empty(), Ordering::Relaxed);
     }
 
     fn attribute(&self, id: u32) -> Result<CUlaunchAttributeValue, CuError> {
@@ -56,7 +95,9 @@ pub(crate) unsafe fn cuStreamSetAttribute(
     stream.attribute(id)?;
     // SAFETY: the caller promises a value.
     let value = unsafe { ffi::read(value) }?;
-    stream.attributes().insert(id, value);
+    stream.set_attributes(|attributes| {
+        attributes.insert(id, value);
+    });
     Ok(())
 }
 
@@ -66,6 +107,6 @@ pub(crate) unsafe fn cuStreamCopyAttributes(
 ) -> Result<(), CuError> {
     let (target, source) = (find(target)?, find(source)?);
     let copied = source.attributes().clone();
-    *target.attributes() = copied;
+    target.set_attributes(|attributes| *attributes = copied);
     Ok(())
 }

@@ -93,6 +93,7 @@ fn default_stream(context: &context::Context, handle: CUstream) -> Stream {
         kind,
         priority: 0,
         attributes: Mutex::default(),
+        has_attributes: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     }
 }

@@ -23,7 +23,7 @@ use crate::{callback, memory, session};
 use attribute::Attributes;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUstream};
-use kedge_protocol::{Call, CtxId, Post, StreamId, StreamOp};
+use kedge_protocol::{Call, CtxId, Launch, Post, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -39,6 +39,7 @@ pub(crate) struct Stream {
     kind: StreamKind,
     priority: i32,
     attributes: Mutex<Attributes>,
+    has_attributes: AtomicBool,
     /// Its context was destroyed.
     gone: AtomicBool,
 }
@@ -104,6 +105,19 @@ impl Stream {
 pub(crate) fn enqueue(stream: CUstream, op: StreamOp) -> Result<(), CuError> {
     let stream = open(stream)?;
     if capture::intercepts(&stream)? {
+        capture::append(&stream, Payload::from_op(op)?).map(drop)
+    } else {
+        stream.post(op)
+    }
+}
+
+/// As [`enqueue`], for a launch, which the stream's attributes steer.
+pub(crate) fn enqueue_launch(stream: CUstream, mut launch: Launch) -> Result<(), CuError> {
+    let stream = open(stream)?;
+    let captured = capture::intercepts(&stream)?;
+    stream.add_hints(&mut launch, captured)?;
+    let op = StreamOp::Launch { launch };
+    if captured {
         capture::append(&stream, Payload::from_op(op)?).map(drop)
     } else {
         stream.post(op)

@@ -4,7 +4,7 @@ use super::fixture::{A, B, CTX, Fixture, client, copy, mapped, wait, word};
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::Backend;
 use kedge_protocol::{Dim3, KernelInfo, KernelRef, Launch, ModuleId, StreamOp};
-use kedge_wire::Bytes;
+use kedge_wire::{Bytes, List};
 use std::sync::mpsc;
 
 const MODULE: ModuleId = ModuleId(1);
@@ -82,6 +82,7 @@ pub(super) fn launch(
         shared_bytes: 0,
         cooperative: false,
         params: Bytes::new(params).unwrap(),
+        hints: List::default(),
     };
     StreamOp::Launch { launch }
 }
@@ -177,6 +178,7 @@ fn the_client_numbers_kernels_one_after_the_other() {
         shared_bytes: 0,
         cooperative: false,
         params: Bytes::new(add_params(dev, dev, dev, 1)).unwrap(),
+        hints: List::default(),
     };
     f.submit(A, StreamOp::Launch { launch: launch(1) });
     assert_eq!(f.sync(A), Ok(()));
