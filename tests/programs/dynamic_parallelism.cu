@@ -54,6 +54,10 @@ int main()
     mover<<<1, 32>>>(d, moved, n);
     CUDA(cudaDeviceSynchronize());
     auto both = moved.host();
-    for (int i = 0; i < n; i++) REQUIRE(both[i] == got[i] + 2 && both[n + i] == 0x11111112);
+    for (int i = 0; i < n; i++) {
+        if (both[i] != got[i] + 2 || both[n + i] != 0x11111112) printf("%d: %d %x\n", i, both[i] - got[i], both[n + i]);
+        REQUIRE(both[i] == got[i] + 2);
+        REQUIRE(both[n + i] == 0x11111112);
+    }
     OK("%d leaves", n / 16);
 }

@@ -12,12 +12,36 @@ const PAGE: u64 = 4096;
 /// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP.
 const FLAGS: u32 = 1 | 2;
 
-/// What is registered. Small allocations share pages, and the driver registers a page once, so a
-/// page that several allocations lie in has a count.
+/// What is registered. Allocations share pages, and the driver registers a page once, so each run of
+/// pages that was registered together counts the allocations that lie in it.
 pub(crate) struct HostMemory {
     driver: Arc<Driver>,
-    /// First page → (end, allocations in it).
-    registered: BTreeMap<u64, (u64, u32)>,
+    registered: Runs,
+}
+
+/// First page → (end, allocations in it).
+type Runs = BTreeMap<u64, (u64, u32)>;
+
+/// The runs that a range touches.
+fn touched(runs: &mut Runs, from: u64, to: u64) -> impl Iterator<Item = (u64, &mut (u64, u32))> {
+    let before = runs.range(..from).next_back().filter(|(_, (end, _))| *end > from);
+    let first = before.map_or(from, |(start, _)| *start);
+    runs.range_mut(first..to).map(|(start, run)| (*start, run))
+}
+
+/// The parts of a range that lie in no run.
+fn gaps(runs: &mut Runs, from: u64, to: u64) -> Vec<(u64, u64)> {
+    let (mut gaps, mut at) = (Vec::new(), from);
+    for (start, (end, _)) in touched(runs, from, to) {
+        if start > at {
+            gaps.push((at, start));
+        }
+        at = *end;
+    }
+    if at < to {
+        gaps.push((at, to));
+    }
+    gaps
 }
 
 fn pages(addr: u64, size: u64) -> Result<(u64, u64), CuError> {
@@ -34,12 +58,27 @@ impl HostMemory {
     /// Makes [addr, addr+size) usable by kernels, in every context.
     pub(crate) fn share(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
         let (from, to) = pages(addr, size)?;
-        if let Some((end, count)) = self.registered.get_mut(&from)
-            && *end == to
-        {
-            *count += 1;
-            return Ok(());
+        for (start, end) in gaps(&mut self.registered, from, to) {
+            if let Err(error) = self.register(start, end) {
+                let _ = self.drop_unused(from, to);
+                return Err(error);
+            }
+            self.registered.insert(start, (end, 0));
         }
+        touched(&mut self.registered, from, to).for_each(|(_, (_, count))| *count += 1);
+        Ok(())
+    }
+
+    pub(crate) fn unshare(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        let (from, to) = pages(addr, size)?;
+        if !gaps(&mut self.registered, from, to).is_empty() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        touched(&mut self.registered, from, to).for_each(|(_, (_, count))| *count -= 1);
+        self.drop_unused(from, to)
+    }
+
+    fn register(&self, from: u64, to: u64) -> Result<(), CuError> {
         let start = ptr::with_exposed_provenance_mut(from as usize);
         // SAFETY: pages of the shared arena or of an alias: the host keeps them mapped while shared.
         check(unsafe { (self.driver.cuMemHostRegister_v2)(start, (to - from) as usize, FLAGS) })?;
@@ -52,21 +91,37 @@ impl HostMemory {
             unsafe { (self.driver.cuMemHostUnregister)(start) };
             return Err(asked.err().unwrap_or(CuError::NOT_SUPPORTED));
         }
-        self.registered.insert(from, (to, 1));
         Ok(())
     }
 
-    pub(crate) fn unshare(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
-        let (from, to) = pages(addr, size)?;
-        let found = self.registered.get_mut(&from).filter(|(end, _)| *end == to);
-        let (_, count) = found.ok_or(CuError::INVALID_VALUE)?;
-        *count -= 1;
-        if *count > 0 {
-            return Ok(());
+    /// Unregisters the runs of a range in which no allocation lies any longer.
+    fn drop_unused(&mut self, from: u64, to: u64) -> Result<(), CuError> {
+        let unused = touched(&mut self.registered, from, to).filter(|(_, (_, count))| *count == 0);
+        let unused: Vec<u64> = unused.map(|(start, _)| start).collect();
+        let mut outcome = Ok(());
+        for start in unused {
+            self.registered.remove(&start);
+            let start = ptr::with_exposed_provenance_mut(start as usize);
+            // SAFETY: registered by `share`, and used by no work any longer.
+            let ended = check(unsafe { (self.driver.cuMemHostUnregister)(start) });
+            outcome = outcome.and(ended);
         }
-        self.registered.remove(&from);
-        let start = ptr::with_exposed_provenance_mut(from as usize);
-        // SAFETY: registered by `share`, and used by no work any longer.
-        check(unsafe { (self.driver.cuMemHostUnregister)(start) })
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_a_page() {
+        let mut runs = Runs::from([(0x1000, (0x4000, 1)), (0x8000, (0x9000, 1))]);
+        assert_eq!(gaps(&mut runs, 0x3000, 0x6000), [(0x4000, 0x6000)]);
+        assert_eq!(gaps(&mut runs, 0x2000, 0x3000), []);
+        assert_eq!(gaps(&mut runs, 0, 0xa000), [(0, 0x1000), (0x4000, 0x8000), (0x9000, 0xa000)]);
+        assert_eq!(gaps(&mut runs, 0x4000, 0x5000), [(0x4000, 0x5000)]);
+        let starts: Vec<u64> = touched(&mut runs, 0x3fff, 0x8001).map(|(start, _)| start).collect();
+        assert_eq!(starts, [0x1000, 0x8000]);
     }
 }

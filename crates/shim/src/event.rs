@@ -41,12 +41,15 @@ impl Event {
     }
 
     /// Whether what it marks is known to be over without asking. CAPTURED_EVENT if it is a mark in
-    /// a graph, which is never over.
+    /// a graph, which is never over; to ask spoils the capture.
     fn known_done(&self) -> Result<bool, CuError> {
         match *self.last() {
             Last::Never => Ok(true),
             Last::Device(post) => Ok(session::get()?.client.completed() >= post),
-            Last::Captured(_) => Err(CuError::CAPTURED_EVENT),
+            Last::Captured(ref mark) => {
+                capture::spoil(mark);
+                Err(CuError::CAPTURED_EVENT)
+            }
         }
     }
 

@@ -301,6 +301,10 @@ impl Captures {
         (!capture.begin.borrowed).then_some(capture.begin.graph)
     }
 
+    pub(crate) fn spoil(&mut self, mark: &Mark) {
+        self.invalidate(mark.capture);
+    }
+
     fn invalidate(&mut self, capture: CaptureId) {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.valid = false;

@@ -116,6 +116,11 @@ pub(crate) fn wait(stream: &Stream, mark: Option<&Mark>) -> Result<bool, CuError
     with(|captures| captures.wait(stream.member(), mark))
 }
 
+/// Invalidates the capture that `mark` belongs to, if it still goes on.
+pub(crate) fn spoil(mark: &Mark) {
+    with(|captures| captures.spoil(mark));
+}
+
 /// To be asked first by a call that CUDA names "potentially unsafe" under capture (cuMemAlloc,
 /// cuMemFree, cuMemHostAlloc, cuModuleUnload, cuEventQuery …): STREAM_CAPTURE_UNSUPPORTED, and the
 /// captures in its way are invalidated, unless the thread's capture mode allows it.

@@ -4,7 +4,7 @@ use super::flatten::{Flat, Unfit, flatten};
 use super::update::compare;
 use super::{Payload, world};
 use crate::handle::{Kind, Table};
-use crate::{callback, context, entry, event, session, stream};
+use crate::{callback, capture, context, entry, event, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CU_GRAPH_EXEC_UPDATE_ERROR, CU_GRAPH_EXEC_UPDATE_SUCCESS,
@@ -118,10 +118,9 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
 pub(crate) fn launch(exec: CUgraphExec, handle: CUstream) -> Result<(), CuError> {
     let exec = find(exec)?;
     let stream = stream::open(handle)?;
-    if crate::capture::intercepts(&stream)? {
-        let child = world::with(|graphs| graphs.duplicate(exec.graph, true))?;
-        let added = crate::capture::append(&stream, Payload::Graph(child));
-        return added.map(drop).inspect_err(|_| super::discard_child(child));
+    if capture::intercepts(&stream)? {
+        // As real drivers do: no child graph, and the capture is spoilt.
+        return capture::check_wait(&stream).and(Err(CuError::STREAM_CAPTURE_UNSUPPORTED));
     }
     stream.post(StreamOp::GraphLaunch { exec: exec.id })?;
     exec.state().events.iter().for_each(|&event| event::recorded_by_graph(event));
