@@ -10,16 +10,14 @@ use kedge_wire::{List, Text};
 /// CUDA 13.0: the oldest that the 13.x runtimes accept.
 pub(super) const DRIVER_VERSION: u32 = 13_000;
 
-/// kHz; what a kernel's `clock()` is scaled to where the host's own rate is unknown.
-const FALLBACK_CLOCK_KHZ: i32 = 2_000_000;
-
 /// Describes device `index` with `memory` bytes and `workers` multiprocessors.
 pub(super) fn describe(index: u32, memory: u64, workers: usize) -> DeviceInfo {
     let pci = [PCI_DOMAIN, index as i32, 0];
     let mut values: Vec<(u32, i32)> = FIXED.to_vec();
     values.extend([
         (a::MULTIPROCESSOR_COUNT, i32::try_from(workers).unwrap_or(i32::MAX)),
-        (a::CLOCK_RATE, clock_khz()),
+        // A program that divides cycles by it gets seconds.
+        (a::CLOCK_RATE, crate::spec::CLOCK_KHZ as i32),
         (a::PCI_DOMAIN_ID, pci[0]),
         (a::PCI_BUS_ID, pci[1]),
         (a::PCI_DEVICE_ID, pci[2]),
@@ -50,16 +48,6 @@ fn uuid(index: u32) -> [u8; 16] {
     let mut uuid = *b"kedge-soft\0\0\0\0\0\0";
     uuid[12..].copy_from_slice(&index.to_be_bytes());
     uuid
-}
-
-/// The host's clock rate, so that a program that divides cycles by it gets plausible seconds.
-fn clock_khz() -> i32 {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix("cpu MHz")?.split(':').nth(1)?.trim().parse::<f64>().ok()
-        })
-        .map_or(FALLBACK_CLOCK_KHZ, |mhz| (mhz * 1000.0) as i32)
 }
 
 const FIXED: &[(u32, i32)] = &[

@@ -22,6 +22,8 @@ pub(crate) enum Pause {
 pub(crate) const SLICE: i64 = 64 << 10;
 /// What an access draws from the fuel that saw what it saw the last time: it polls.
 const POLL_COST: i64 = 1024;
+/// Times that a warp reads a clock in a row, and does nothing else, in one slice.
+const TIME_READS: i64 = 8;
 
 impl Warp {
     /// Runs the warp until it pauses.
@@ -84,6 +86,16 @@ impl Warp {
         if self.last_poll == seen {
             self.fuel -= POLL_COST;
             self.polls += 1;
+        }
+        self.last_poll = seen;
+    }
+
+    /// Tells that `inst` has read a clock: a warp that only looks at the time is soon set aside, so
+    /// that the block's others wait meanwhile, too.
+    pub(crate) fn watch_time(&mut self, inst: &Inst) {
+        let seen = (std::ptr::from_ref(inst) as usize, 0);
+        if self.last_poll == seen {
+            self.fuel -= SLICE / TIME_READS;
         }
         self.last_poll = seen;
     }

@@ -137,6 +137,9 @@ impl Special {
             _ if self.wide() => Selected::scalar::<Read64>([]),
             Special::TidX | Special::TidY | Special::TidZ => Selected::new::<ReadTid>([]),
             _ if self.varies() => Selected::scalar::<Read32>([]),
+            Special::Clock | Special::ClockHi | Special::GlobalTimerLo | Special::GlobalTimerHi => {
+                Selected::scalar::<ReadTime>([])
+            }
             _ => Selected::new::<ReadUniform>([]),
         };
         selected.imm(self as u64)
@@ -277,12 +280,29 @@ impl Op for ReadUniform {
     }
 }
 
-/// A 64-bit register.
+/// Half of a clock. A loop of nothing else waits for time to pass, and lets others run meanwhile.
+struct ReadTime;
+
+impl Op for ReadTime {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        warp.watch_time(inst);
+        let value = Special::from_imm(inst.imm).value(warp, 0);
+        // SAFETY: op[0] is a 32-bit destination.
+        unsafe { warp.set32(inst.op[0], &[value; WARP], mask) };
+        Flow::Next
+    }
+}
+
+/// A 64-bit register; of the clocks as [`ReadTime`].
 struct Read64;
 
 impl Op for Read64 {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        let value = match Special::from_imm(inst.imm) {
+        let special = Special::from_imm(inst.imm);
+        if matches!(special, Special::Clock64 | Special::GlobalTimer) {
+            warp.watch_time(inst);
+        }
+        let value = match special {
             Special::Clock64 => clock(),
             Special::GlobalTimer => global_timer(),
             Special::GridId => warp.grid().id,

@@ -244,3 +244,24 @@ fn blocks_that_wait_for_each_other_all_run() {
     let shape = Shape { cooperative: true, ..Shape::new(20, 1) };
     assert_eq!(Bench::new().transform(body, &shape, &[0u32, 0]), [20, 20]);
 }
+
+/// Warps that wait for time to pass wait together: all have begun before the first one ends.
+#[test]
+fn warps_watch_the_clock_together() {
+    let text = ".visible .entry k(.param .u64 data) {
+        .reg .b32 %r<4>; .reg .b64 %rd<8>; .reg .pred %p<2>;
+        ld.param.u64 %rd1, [data];
+        mov.u64 %rd2, %clock64;
+        LOOP: mov.u64 %rd3, %clock64;
+        sub.s64 %rd4, %rd3, %rd2; setp.lt.s64 %p1, %rd4, 50000000; @%p1 bra LOOP;
+        mov.u32 %r1, %tid.x; mul.wide.u32 %rd5, %r1, 16; add.u64 %rd6, %rd1, %rd5;
+        st.global.v2.u64 [%rd6], {%rd2, %rd3}; ret; }";
+    let bench = Bench::new();
+    let mut times = vec![0u64; 512];
+    let addr = bench.map(&mut times);
+    let program = bench.program(text, crate::exec::Level::detect());
+    bench.run(&program, &Shape::new(1, 256), &[addr]).unwrap();
+    let last_start = times.iter().step_by(2).max();
+    let first_end = times.iter().skip(1).step_by(2).min();
+    assert!(last_start < first_end, "{last_start:?} {first_end:?}");
+}
