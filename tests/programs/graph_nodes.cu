@@ -165,7 +165,10 @@ int main()
     REQUIRE(destroyed == 0);
     CUDA(cudaGraphExecDestroy(nested));
     // CUDA says not when: a thread of its own may do it.
-    for (int ms = 0; ms < 5000 && destroyed == 0; ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int ms = 0; ms < 5000 && destroyed == 0; ms++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        CUDA(cudaDeviceSynchronize());
+    }
     REQUIRE(destroyed == 1);
     OK("seven kinds of nodes");
 }
