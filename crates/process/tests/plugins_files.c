@@ -1,5 +1,6 @@
 /* Files, directories, devices and pipes. */
 #include "plugins_child.h"
+#include <sys/file.h>
 
 static void write_file(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0640);
@@ -231,6 +232,81 @@ static void check_fifos(int role) {
     EXPECT(access("lost", F_OK) == -1);
 }
 
+static struct flock range(short type, off_t start, off_t length) {
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
+}
+
+static void make_locks(void) {
+    for (int fd = 10; fd < 14; fd++) {
+        char name[16];
+        sprintf(name, "locked-%d", fd);
+        put(open(name, O_RDWR | O_CREAT, 0600), fd);
+    }
+    EXPECT(flock(10, LOCK_EX) == 0);
+    struct flock write = range(F_WRLCK, 5, 10), read = range(F_RDLCK, 100, 0);
+    EXPECT(fcntl(11, F_SETLK, &write) == 0);
+    EXPECT(fcntl(11, F_SETLK, &read) == 0);
+    EXPECT(fcntl(12, F_OFD_SETLK, &write) == 0);
+    EXPECT(flock(13, LOCK_SH) == 0);
+    EXPECT(dup2(11, 14) == 14);
+    fork_role(NULL);
+}
+
+static void check_locks(int role) {
+    if (role == 1)
+        return;
+    int other = open("locked-10", O_RDWR);
+    EXPECT(flock(other, LOCK_SH | LOCK_NB) == -1 && errno == EWOULDBLOCK);
+    EXPECT(flock(10, LOCK_UN) == 0 && flock(other, LOCK_EX | LOCK_NB) == 0);
+    other = open("locked-13", O_RDWR);
+    EXPECT(flock(other, LOCK_SH | LOCK_NB) == 0);
+    EXPECT(flock(other, LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK);
+    other = open("locked-12", O_RDWR);
+    struct flock asked = range(F_RDLCK, 0, 0);
+    EXPECT(fcntl(other, F_OFD_GETLK, &asked) == 0);
+    EXPECT(asked.l_type == F_WRLCK && asked.l_start == 5 && asked.l_len == 10);
+    int child = fork();
+    if (child == 0) {
+        int mine = open("locked-11", O_RDWR);
+        asked = range(F_WRLCK, 0, 50);
+        EXPECT(fcntl(mine, F_GETLK, &asked) == 0);
+        EXPECT(asked.l_type == F_WRLCK && asked.l_start == 5 && asked.l_len == 10 && asked.l_pid == getppid());
+        asked = range(F_WRLCK, 50, 0);
+        EXPECT(fcntl(mine, F_GETLK, &asked) == 0);
+        EXPECT(asked.l_type == F_RDLCK && asked.l_start == 100 && asked.l_len == 0);
+        exit(0);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void make_lease(void) {
+    put(open("leased", O_RDWR | O_CREAT, 0600), 10);
+    EXPECT(fcntl(10, F_SETLEASE, F_WRLCK) == 0);
+}
+
+static void check_lease(int role) {
+}
+
+/* Signals for what happens to a descriptor go to somebody. */
+static void make_owner(void) {
+    int ends[2];
+    EXPECT(pipe(ends) == 0);
+    put(ends[0], 20);
+    put(ends[1], 21);
+    EXPECT(fcntl(20, F_SETSIG, SIGRTMIN) == 0);
+    struct f_owner_ex owner = {F_OWNER_PID, getpid()};
+    EXPECT(fcntl(20, F_SETOWN_EX, &owner) == 0);
+    EXPECT(fcntl(20, F_SETFL, O_ASYNC | O_NONBLOCK) == 0);
+}
+
+static void check_owner(int role) {
+    struct f_owner_ex owner;
+    EXPECT(fcntl(20, F_GETSIG) == SIGRTMIN);
+    EXPECT(fcntl(20, F_GETOWN_EX, &owner) == 0 && owner.type == F_OWNER_PID && owner.pid == getpid());
+    EXPECT((fcntl(20, F_GETFL) & (O_ASYNC | O_NONBLOCK)) == (O_ASYNC | O_NONBLOCK));
+}
+
 const struct scenario scenarios[] = {
     {"offsets", make_offsets, check_offsets},
     {"shared", make_shared, check_shared},
@@ -240,5 +316,8 @@ const struct scenario scenarios[] = {
     {"database", make_database, check_database},
     {"pipes", make_pipes, check_pipes},
     {"fifos", make_fifos, check_fifos},
+    {"locks", make_locks, check_locks},
+    {"lease", make_lease, check_lease},
+    {"owner", make_owner, check_owner},
     {0},
 };

@@ -46,6 +46,24 @@ fn fifos_come_back_with_what_is_in_flight() {
 }
 
 #[test]
+fn locks_come_back() {
+    Scenario::round_trip(SOURCE, "locks");
+}
+
+#[test]
+fn owners_of_signals_come_back() {
+    Scenario::round_trip(SOURCE, "owner");
+}
+
+#[test]
+fn a_lease_is_refused_by_name() {
+    let scenario = Scenario::start(SOURCE, "lease");
+    let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+    assert_eq!(refusals[0].fd, Some(10));
+    assert!(refusals[0].to_string().contains("LEASE"), "{}", refusals[0]);
+}
+
+#[test]
 fn what_was_written_is_found_and_what_came_later_is_moved_aside() {
     let mut scenario = Scenario::start(SOURCE, "database");
     let saved = scenario.save();

@@ -35,6 +35,15 @@ fn a_peer_outside_is_named_and_found_closed() {
 }
 
 #[test]
+fn sockets_of_a_saved_job_are_not_disturbed() {
+    for name in ["pairs", "datagrams"] {
+        let scenario = Scenario::start(SOURCE, name);
+        scenario.save();
+        scenario.goes_on();
+    }
+}
+
+#[test]
 fn ordinary_users_can_do_all_that() {
     as_an_ordinary_user();
 }

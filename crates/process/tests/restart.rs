@@ -71,10 +71,6 @@ impl Running {
         Running { child, output }
     }
 
-    fn pid(&self) -> i32 {
-        self.child.id() as i32
-    }
-
     fn lines(&mut self, count: usize) -> Vec<String> {
         let mut lines = Vec::new();
         for _ in 0..count {
@@ -203,12 +199,17 @@ fn steps_survive(name: &str, source: &str, flags: &[&str]) {
 /// The same for a program that may not be installed.
 fn script_survives(name: &str, command: &[&str]) {
     let _alone = alone();
-    let found = Command::new("sh").args(["-c", "command -v \"$0\"", command[0]]).output().unwrap();
-    if !found.status.success() {
-        eprintln!("{} is not installed: not tested", command[0]);
-        return;
+    if installed(command[0]) {
+        command_survives(&Folder::new(name), command);
     }
-    command_survives(&Folder::new(name), command);
+}
+
+fn installed(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{program} is not installed: not tested");
+    }
+    found.status.success()
 }
 
 fn command_survives(folder: &Folder, command: &[&str]) {
@@ -247,9 +248,17 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
-#[ignore = "asyncio needs the plugin for sockets"]
 fn python_goes_on() {
     script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
+}
+
+#[test]
+fn a_redis_server_goes_on_with_its_client() {
+    let programs = ["redis-server", "/usr/bin/python3"];
+    if programs.iter().all(|program| installed(program)) {
+        let script = include_str!("steps_redis.py");
+        script_survives("redis", &["/usr/bin/python3", "-c", script]);
+    }
 }
 
 #[test]

@@ -40,8 +40,8 @@ impl Plugin for Epoll {
     fn requires(&self) -> &'static [&'static str] {
         // All that can be a member.
         &[
-            "streams", "devices", "pipes", "unix", "eventfd", "timerfd", "signalfd", "pidfd",
-            "inotify", "files",
+            "streams", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
+            "pidfd", "inotify", "files",
         ]
     }
 

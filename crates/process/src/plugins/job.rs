@@ -42,6 +42,8 @@ pub struct Found {
     pub link: OsString,
     pub stat: Stat,
     pub info: FdInfo,
+    /// Process (an index) and line of each lock, which /proc tells with each descriptor.
+    pub locks: Vec<(usize, String)>,
     /// It is one of the streams that the job was started with.
     pub stream: Option<Stream>,
     /// It is a socket of this kind.
@@ -154,6 +156,8 @@ pub struct Capture<'a> {
     pub(crate) files: Vec<String>,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// What was taken out of connections, and through what it is to be given back.
+    pub(crate) taken: Vec<(OwnedFd, Vec<u8>)>,
 }
 
 impl Capture<'_> {

@@ -17,8 +17,10 @@ mod epoll;
 mod error;
 mod eventfd;
 mod files;
+mod inet;
 mod inotify;
 mod job;
+mod locks;
 mod memory;
 mod path;
 mod pidfd;
@@ -105,10 +107,12 @@ pub trait Plugin: Sync {
 pub fn table() -> &'static [&'static dyn Plugin] {
     &[
         &streams::Streams,
+        &locks::Locks,
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
         &unix::Unix,
+        &inet::Inet,
         &eventfd::Eventfd,
         &timerfd::Timerfd,
         &signalfd::Signalfd,

@@ -82,8 +82,8 @@ impl<'a> Survey<'a> {
         // They may have opened and closed since.
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
-        let (files, warnings) = (Vec::new(), Vec::new());
-        let mut capture = Capture { job: &now.job, folder, data, files, warnings };
+        let (files, warnings, taken) = (Vec::new(), Vec::new(), Vec::new());
+        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
@@ -225,19 +225,18 @@ fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> 
                 Ordering::Greater => high = middle,
             }
         }
+        let locks = seen.info.values("lock").map(|line| (holder.process, line.to_owned()));
+        let locks: Vec<_> = locks.collect();
         match known {
-            Some(index) => files[index].holders.push(holder),
+            Some(index) => {
+                files[index].holders.push(holder);
+                files[index].locks.extend(locks);
+            }
             None => {
                 same.insert(low, files.len());
                 let Seen { link, stat, info } = seen;
-                files.push(Found {
-                    holders: vec![holder],
-                    link,
-                    stat,
-                    info,
-                    stream: None,
-                    socket: None,
-                });
+                let holders = vec![holder];
+                files.push(Found { holders, link, stat, info, locks, stream: None, socket: None });
             }
         }
     }

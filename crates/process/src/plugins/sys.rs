@@ -228,3 +228,12 @@ pub(crate) fn unsent(fd: impl AsFd) -> io::Result<usize> {
     done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut count) })?;
     Ok(count.max(0) as usize)
 }
+
+/// Bytes of struct flock on x86-64.
+pub(crate) const FLOCK: usize = size_of::<libc::flock>();
+
+/// Takes an open file description lock, without waiting (`F_OFD_SETLK`).
+pub(crate) fn lock_description(fd: impl AsFd, lock: &[u8; FLOCK]) -> io::Result<()> {
+    // SAFETY: the kernel reads one struct flock.
+    done(unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_OFD_SETLK, lock.as_ptr()) })
+}

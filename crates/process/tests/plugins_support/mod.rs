@@ -47,7 +47,8 @@ pub(crate) struct Scenario {
     pub(crate) pids: Vec<i32>,
     child: Option<Child>,
     /// The job's standard output, as the supervisor has it.
-    stdout: OwnedFd,
+    stdout: Option<OwnedFd>,
+    output: BufReader<File>,
 }
 
 impl Scenario {
@@ -63,15 +64,16 @@ impl Scenario {
         command.args(["make", name]).arg(folder.0.join("work")).stdin(Stdio::null());
         let child = command.stdout(stdout.try_clone().unwrap()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(File::from(output)).read_line(&mut line).unwrap();
+        let mut output = BufReader::new(File::from(output));
+        output.read_line(&mut line).unwrap();
         let others = line.trim().strip_prefix("ready").expect(&line).split_whitespace();
         let mut pids = vec![child.id() as i32];
         pids.extend(others.map(|pid| pid.parse::<i32>().unwrap()));
-        Scenario { name, folder, program, pids, child: Some(child), stdout }
+        Scenario { name, folder, program, pids, child: Some(child), stdout: Some(stdout), output }
     }
 
     pub(crate) fn options(&self) -> SurveyOptions<'_> {
-        let streams = [None, Some(self.stdout.as_fd()), Some(rustix::stdio::stderr())];
+        let streams = [None, self.stdout.as_ref().map(AsFd::as_fd), Some(rustix::stdio::stderr())];
         SurveyOptions { streams, ..SurveyOptions::default() }
     }
 
@@ -157,8 +159,19 @@ impl Scenario {
         let mut command = Command::new(&self.program);
         command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().
-        unsafe { command.pre_exec(move || perform(&calls)) };
+        unsafe { command.pre_exec(move || perform(&calls, pid)) };
         command.spawn().unwrap()
+    }
+
+    /// Lets what was saved go on, and check for itself that nothing has happened to it.
+    pub(crate) fn goes_on(mut self) {
+        self.stdout = None;
+        self.signal(libc::SIGCONT);
+        self.signal(libc::SIGUSR1);
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "well\n");
+        assert!(self.child.take().unwrap().wait().unwrap().success());
     }
 
     /// The whole way.
@@ -211,8 +224,11 @@ fn build(source: &str, folder: &Folder) -> PathBuf {
     program
 }
 
-/// What the engine does in a stopped process: the calls, in order.
-fn perform(calls: &[InjectedCall]) -> std::io::Result<()> {
+/// What the engine does in a stopped process: the calls, in order. The engine gives it its old id,
+/// `old`, too.
+fn perform(calls: &[InjectedCall], old: i32) -> std::io::Result<()> {
+    const F_SETOWN_EX: u64 = 15;
+    let own = i32::try_from(std::process::id()).unwrap();
     let mut results: Vec<i64> = Vec::new();
     for call in calls {
         let mut arguments = [0u64; 6];
@@ -222,6 +238,16 @@ fn perform(calls: &[InjectedCall]) -> std::io::Result<()> {
                 Argument::Bytes(bytes) => bytes.as_ptr() as u64,
                 Argument::Earlier(back) => results[results.len() - back] as u64,
             };
+        }
+        let mut owner;
+        if let (libc::SYS_fcntl, F_SETOWN_EX, Some(Argument::Bytes(bytes))) =
+            (call.number, arguments[1], call.arguments.get(2))
+        {
+            owner = bytes.clone();
+            if owner[4..] == old.to_ne_bytes() {
+                owner[4..].copy_from_slice(&own.to_ne_bytes());
+            }
+            arguments[2] = owner.as_ptr() as u64;
         }
         let [a, b, c, d, e, f] = arguments;
         // SAFETY: the plugins' own calls, on this fresh process.

@@ -1,10 +1,11 @@
-//! What the kernel tells of Unix sockets through sock_diag(7).
+//! What the kernel tells of sockets through sock_diag(7).
 
 use rustix::fd::OwnedFd;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
@@ -46,28 +47,91 @@ impl Diagnoser {
 
     /// Of the Unix socket with this inode.
     pub(crate) fn unix(&self, inode: u64) -> io::Result<Diagnosis> {
-        send(&self.0, &request(inode as u32), SendFlags::empty())?;
+        parse(&self.ask(&unix_request(inode as u32))?)
+    }
+
+    /// The TCP socket of this machine with these addresses: its inode, 0 if no process has it yet
+    /// or any more, and how many bytes wait in it.
+    pub(crate) fn tcp(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<(u32, u32)> {
+        /// Offsets in struct inet_diag_msg: idiag_inode, idiag_rqueue.
+        const INODE: usize = 68;
+        const WAITING: usize = 56;
+        let answer = self.ask(&tcp_request(local, remote))?;
+        expect(&answer)?;
+        let at = |offset| word(&answer, HEADER + offset).ok_or_else(strange);
+        Ok((at(INODE)?, at(WAITING)?))
+    }
+
+    fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+        send(&self.0, request, SendFlags::empty())?;
         let mut answer = vec![0; ANSWER];
         let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
-        parse(&answer[..length])
+        answer.truncate(length);
+        Ok(answer)
     }
 }
 
-fn request(inode: u32) -> Vec<u8> {
-    /// File, peer, who waits, queue lengths.
-    const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
+fn header(length: u32) -> Vec<u8> {
     const REQUEST: u16 = 1;
-    let mut bytes = Vec::with_capacity(40);
-    bytes.extend(40u32.to_ne_bytes());
+    let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend(REQUEST.to_ne_bytes());
     bytes.extend([0; 8]);
+    bytes
+}
+
+/// struct unix_diag_req
+fn unix_request(inode: u32) -> Vec<u8> {
+    /// File, peer, who waits, queue lengths.
+    const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
+    let mut bytes = header(40);
     bytes.extend([libc::AF_UNIX as u8, 0, 0, 0]);
     // All states; this inode; and no cookie.
     for word in [u32::MAX, inode, SHOW, u32::MAX, u32::MAX] {
         bytes.extend(word.to_ne_bytes());
     }
     bytes
+}
+
+/// struct inet_diag_req_v2
+fn tcp_request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
+    let family = if local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let address = |ip: IpAddr| match ip {
+        IpAddr::V6(six) => six.octets(),
+        IpAddr::V4(four) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&four.octets());
+            bytes
+        }
+    };
+    let mut bytes = header(72);
+    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    bytes.extend(u32::MAX.to_ne_bytes());
+    bytes.extend(local.port().to_be_bytes());
+    bytes.extend(remote.port().to_be_bytes());
+    bytes.extend(address(local.ip()));
+    bytes.extend(address(remote.ip()));
+    // Any interface; and no cookie.
+    for word in [0, u32::MAX, u32::MAX] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes
+}
+
+fn strange() -> io::Error {
+    io::Error::other("an answer of unknown form")
+}
+
+/// Refuses all but the answer that was asked for.
+fn expect(answer: &[u8]) -> io::Result<()> {
+    match half(answer, 4).ok_or_else(strange)? {
+        SOCK_DIAG_BY_FAMILY => Ok(()),
+        NLMSG_ERROR => {
+            let error = word(answer, HEADER).ok_or_else(strange)? as i32;
+            Err(io::Error::from_raw_os_error(error.saturating_neg()))
+        }
+        _ => Err(strange()),
+    }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -79,15 +143,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 fn parse(answer: &[u8]) -> io::Result<Diagnosis> {
-    let strange = || io::Error::other("an answer of unknown form");
-    match half(answer, 4).ok_or_else(strange)? {
-        SOCK_DIAG_BY_FAMILY => {}
-        NLMSG_ERROR => {
-            let error = word(answer, HEADER).ok_or_else(strange)? as i32;
-            return Err(io::Error::from_raw_os_error(error.saturating_neg()));
-        }
-        _ => return Err(strange()),
-    }
+    expect(answer)?;
     let length = (word(answer, 0).ok_or_else(strange)? as usize).min(answer.len());
     let state = *answer.get(HEADER + 2).ok_or_else(strange)?;
     let mut found = Diagnosis { state, ..Diagnosis::default() };

@@ -1,0 +1,127 @@
+//! Makes connections between the job's own sockets, at their old addresses where that can be.
+
+use super::save::loopback;
+use super::{MPTCP, Socket};
+use crate::plugins::error::{Context, PluginError};
+use crate::plugins::world::World;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Protocol, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
+    listen, socket_with, sockopt,
+};
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// How long an old connection may stand in the way: after a second in TIME-WAIT the kernel lets
+/// another one have its addresses (net.ipv4.tcp_tw_reuse).
+const PATIENCE: Duration = Duration::from_millis(2500);
+
+pub(super) fn new(socket: &Socket) -> Result<OwnedFd, PluginError> {
+    plain(socket.six, socket.kind, socket.protocol).to(|| "make an internet socket")
+}
+
+fn plain(six: bool, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    let family = if six { AddressFamily::INET6 } else { AddressFamily::INET };
+    let make = |protocol: i32| {
+        let protocol = u32::try_from(protocol).ok().and_then(std::num::NonZeroU32::new);
+        let protocol = protocol.map(Protocol::from_raw);
+        socket_with(family, SocketType::from_raw(kind as u32), SocketFlags::CLOEXEC, protocol)
+    };
+    match make(protocol) {
+        // It is TCP to everybody else.
+        Err(_) if protocol == MPTCP => Ok(make(libc::IPPROTO_TCP)?),
+        made => Ok(made?),
+    }
+}
+
+fn tcp(six: bool) -> io::Result<OwnedFd> {
+    let fd = plain(six, libc::SOCK_STREAM, libc::IPPROTO_TCP)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    Ok(fd)
+}
+
+/// Who listens for a moment, at `address` or anywhere on this machine.
+fn listener(six: bool, address: Option<SocketAddr>) -> io::Result<(OwnedFd, SocketAddr)> {
+    let fd = tcp(six)?;
+    bind(&fd, &address.unwrap_or_else(|| SocketAddr::new(loopback(six), 0)))?;
+    listen(&fd, 1)?;
+    let address = SocketAddr::try_from(getsockname(&fd)?)?;
+    Ok((fd, address))
+}
+
+fn connected(
+    listener: &OwnedFd,
+    six: bool,
+    from: Option<SocketAddr>,
+    to: SocketAddr,
+) -> io::Result<(OwnedFd, OwnedFd)> {
+    let client = tcp(six)?;
+    if let Some(from) = from {
+        bind(&client, &from)?;
+    }
+    connect(&client, &to)?;
+    Ok((accept_with(listener, SocketFlags::CLOEXEC)?, client))
+}
+
+/// As [`connected`], while an old connection may stand in the way.
+fn patiently(
+    listener: &OwnedFd,
+    six: bool,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<(OwnedFd, OwnedFd)> {
+    let begin = Instant::now();
+    loop {
+        match connected(listener, six, Some(from), to) {
+            Err(e) if in_the_way(&e) && begin.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn in_the_way(error: &io::Error) -> bool {
+    let way = [Errno::ADDRNOTAVAIL, Errno::ADDRINUSE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|error| way.contains(&error))
+}
+
+/// Connects `client` to `server`, which was accepted: both descriptors.
+pub(super) fn pair(
+    server: &Socket,
+    client: &Socket,
+    to: SocketAddr,
+    world: &mut World,
+) -> Result<(OwnedFd, OwnedFd), PluginError> {
+    let at_home = || {
+        let from = client.local.ok_or(Errno::ADDRNOTAVAIL)?;
+        let (listener, _) = listener(server.six, server.local)?;
+        patiently(&listener, client.six, from, to)
+    };
+    at_home().or_else(|e| {
+        let (from, to) = (client.local, server.local);
+        let text = |address: Option<SocketAddr>| address.map_or("?".to_owned(), |a| a.to_string());
+        world.note(format!(
+            "the connection from {} to {} has other addresses now: {e}",
+            text(from),
+            text(to)
+        ));
+        anywhere(client.six || server.six)
+    })
+}
+
+/// A connection on this machine, between any ports.
+pub(super) fn anywhere(six: bool) -> Result<(OwnedFd, OwnedFd), PluginError> {
+    let made = || {
+        let (listener, address) = listener(six, None)?;
+        connected(&listener, six, None, address)
+    };
+    made().to(|| "make a connection on this machine")
+}
+
+/// Closes `fd` so that the other end sees a reset.
+pub(super) fn reset(fd: OwnedFd) -> Result<(), PluginError> {
+    sockopt::set_socket_linger(fd.as_fd(), Some(Duration::ZERO)).to(|| "reset a connection")
+}

@@ -1,0 +1,239 @@
+//! Makes TCP and UDP sockets again: connections first, then who listens at the same ports.
+
+use super::connect::{self, anywhere, new, pair, reset};
+use super::save::loopback;
+use super::{Role, Socket, fill};
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::sockets::{Kind, options};
+use crate::plugins::sys;
+use crate::plugins::world::World;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{
+    SendFlags, Shutdown, bind, connect as connect_to, listen, sendto, shutdown, sockopt,
+};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+type Sockets = BTreeMap<u32, Socket>;
+
+pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), PluginError> {
+    let sockets: Sockets = sockets.into_iter().map(|one| (one.description, one)).collect();
+    for socket in sockets.values() {
+        check(socket)?;
+    }
+    for socket in sockets.values() {
+        match socket.role {
+            Role::Connected { peer, remote } => connection(socket, peer, remote, &sockets, world)?,
+            Role::Abandoned { finished } => abandoned(socket, finished, world)?,
+            _ => {}
+        }
+    }
+    for socket in sockets.values() {
+        alone(socket, world)?;
+    }
+    // Not before: who listens may bind beside connections of the same port that allow it.
+    for socket in sockets.values().filter(|one| matches!(one.role, Role::Connected { .. })) {
+        let fd = world.get(socket.description)?.try_clone_to_owned();
+        set_options(fd.to(|| "duplicate a socket")?, socket, world);
+    }
+    for socket in sockets.values() {
+        reach(socket, world)?;
+    }
+    for socket in sockets.values().filter(|socket| !socket.is_stream()) {
+        datagrams(socket, &sockets, world)?;
+    }
+    Ok(())
+}
+
+fn check(socket: &Socket) -> Result<(), PluginError> {
+    let domain = if socket.six { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = Kind { domain, kind: socket.kind, protocol: socket.protocol };
+    let streams = matches!(socket.role, Role::Idle | Role::Toward(_)) || socket.is_stream();
+    match super::is_one(kind) && streams {
+        true => Ok(()),
+        false => Err(damaged(format!("an internet socket {kind:?}, {:?}", socket.role))),
+    }
+}
+
+fn set_options(fd: impl AsFd, socket: &Socket, world: &mut World) {
+    options::apply(fd, &socket.options).into_iter().for_each(|note| world.note(note));
+}
+
+/// Both ends, with what was under way, by the end that comes first.
+fn connection(
+    socket: &Socket,
+    peer: u32,
+    remote: SocketAddr,
+    sockets: &Sockets,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let other = sockets.get(&peer).ok_or_else(|| damaged("a connection with one end"))?;
+    let back = match other.role {
+        Role::Connected { peer, remote } if peer == socket.description => Some(remote),
+        _ => None,
+    };
+    let back = back.filter(|_| peer != socket.description);
+    let back = back.ok_or_else(|| damaged("a connection with one end"))?;
+    if peer < socket.description {
+        return Ok(());
+    }
+    // Who connects to the port that somebody listens at.
+    let port = |socket: &Socket| socket.local.map(|address| address.port());
+    let listens = |port: Option<u16>| {
+        let listening = |one: &&Socket| matches!(one.role, Role::Listening { .. });
+        sockets.values().filter(listening).any(|one| one.local.map(|a| a.port()) == port)
+    };
+    let (one, two) = match listens(port(socket)) {
+        true => pair(socket, other, back, world)?,
+        false => pair(other, socket, remote, world).map(|(other, one)| (one, other))?,
+    };
+    carry(&two, socket, &one, world)?;
+    carry(&one, other, &two, world)?;
+    finish(&one, socket)?;
+    finish(&two, other)?;
+    world.made(socket.description, one)?;
+    world.made(peer, two)
+}
+
+/// Sends what waited at `to`.
+fn carry(
+    sender: &OwnedFd,
+    to: &Socket,
+    receiver: &OwnedFd,
+    world: &World,
+) -> Result<(), PluginError> {
+    for message in &to.queue {
+        fill::refill(sender, receiver, &world.blob(&message.data)?)?;
+    }
+    Ok(())
+}
+
+fn finish(fd: &OwnedFd, socket: &Socket) -> Result<(), PluginError> {
+    match socket.finished {
+        true => shutdown(fd, Shutdown::Write).to(|| "finish a connection"),
+        false => Ok(()),
+    }
+}
+
+/// An end without its other end: it reads what waited, and then the end or a reset.
+fn abandoned(socket: &Socket, finished: bool, world: &mut World) -> Result<(), PluginError> {
+    /// How long what is sent may take to arrive.
+    const ARRIVAL: Duration = Duration::from_secs(2);
+    let (own, other) = anywhere(socket.six)?;
+    carry(&other, socket, &own, world)?;
+    set_options(&own, socket, world);
+    finish(&own, socket)?;
+    if !finished {
+        let begin = Instant::now();
+        // A reset takes back what has not arrived.
+        while sys::unsent(&other).to(|| "look at a connection")? > 0 && begin.elapsed() < ARRIVAL {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reset(other)?;
+    }
+    world.made(socket.description, own)
+}
+
+/// What is not connected.
+fn alone(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+    if matches!(socket.role, Role::Connected { .. } | Role::Abandoned { .. }) {
+        return Ok(());
+    }
+    let fd = new(socket)?;
+    set_options(&fd, socket, world);
+    if let Some(local) = socket.local {
+        bind_at(&fd, socket, local, world)?;
+    }
+    if let Role::Listening { backlog } = socket.role {
+        listen(&fd, backlog.min(i32::MAX as u32) as i32).to(|| "listen")?;
+    }
+    // SO_REUSEADDR was there for bind and listen.
+    set_options(&fd, socket, world);
+    world.made(socket.description, fd)
+}
+
+/// Also where connections of the same port are already; and, if nobody can know the port, at
+/// another one.
+fn bind_at(
+    fd: &OwnedFd,
+    socket: &Socket,
+    local: SocketAddr,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    if socket.is_stream() {
+        sockopt::set_socket_reuseaddr(fd, true).to(|| "bind a socket")?;
+    }
+    let bound = bind(fd, &local).or_else(|e| {
+        // A client's own address was chosen by the kernel.
+        let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+        if !chosen {
+            return Err(e);
+        }
+        world.note(format!("a socket could not have its address {local} again: {e}"));
+        Ok(())
+    });
+    bound.map_err(|e| {
+        PluginError::Refused(format!(
+            "{local} cannot be had again ({e}): end what has it, or restart on a machine with this address"
+        ))
+    })
+}
+
+/// Who waits to be accepted, and datagram sockets that send to one address.
+fn reach(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+    match socket.role {
+        Role::Waiting { remote } => {
+            let fd = world.get(socket.description)?;
+            connect_to(fd, &remote).to(|| format!("connect to {remote} again"))?;
+            finish(&fd.try_clone_to_owned().to(|| "duplicate a socket")?, socket)
+        }
+        Role::Toward(remote) => {
+            let connected = connect_to(world.get(socket.description)?, &remote);
+            if let Err(e) = connected {
+                world.note(format!("a datagram socket cannot reach {remote} any more: {e}"));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends what waited once more, from its sender's address. Datagrams may get lost; a sender
+/// elsewhere has lost them.
+fn datagrams(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
+    let Some(local) = socket.local else { return Ok(()) };
+    let ip = if local.ip().is_unspecified() { loopback(socket.six) } else { local.ip() };
+    let to = SocketAddr::new(ip, local.port());
+    let mut lost = 0;
+    for message in &socket.queue {
+        let data = world.blob(&message.data)?;
+        let own = sockets.values().find(|one| {
+            let same = |own: SocketAddr, from: SocketAddr| {
+                own.port() == from.port() && (own.ip() == from.ip() || own.ip().is_unspecified())
+            };
+            let from = message.from.zip(one.local);
+            !one.is_stream() && from.is_some_and(|(from, own)| same(own, from))
+        });
+        let flags = SendFlags::DONTWAIT;
+        let sent = match (own, message.from) {
+            (Some(own), _) => sendto(world.get(own.description)?, &data, flags, &to).is_ok(),
+            (None, Some(from)) => {
+                stranger(socket, from).is_some_and(|fd| sendto(&fd, &data, flags, &to).is_ok())
+            }
+            (None, None) => false,
+        };
+        lost += u32::from(!sent);
+    }
+    if lost > 0 {
+        world.note(format!("{lost} datagrams that waited at {local} are lost"));
+    }
+    Ok(())
+}
+
+/// A socket with the address of a sender that is gone.
+fn stranger(socket: &Socket, from: SocketAddr) -> Option<OwnedFd> {
+    let fd = connect::new(socket).ok()?;
+    bind(&fd, &from).ok()?;
+    Some(fd)
+}

@@ -1,0 +1,106 @@
+//! TCP and UDP: who listens, connections inside of the job, and what waits in them. TCP_REPAIR is
+//! refused to ordinary users, so connections are made anew between the job's own sockets.
+
+mod connect;
+mod fill;
+mod make;
+mod save;
+mod tcp;
+
+use crate::plugins::error::PluginError;
+use crate::plugins::job::{Capture, Found, Job};
+use crate::plugins::sockets::Kind;
+use crate::plugins::sockets::options::SocketOption;
+use crate::plugins::world::World;
+use crate::plugins::{Blob, Claim, Plugin};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::net::SocketAddr;
+
+/// Multipath TCP: Go's listeners have it.
+const MPTCP: i32 = 262;
+
+pub(crate) struct Inet;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Socket {
+    description: u32,
+    /// `AF_INET6` and not `AF_INET`.
+    six: bool,
+    kind: i32,
+    protocol: i32,
+    options: Vec<SocketOption>,
+    /// `None`: it is not bound.
+    local: Option<SocketAddr>,
+    role: Role,
+    /// It has said that it sends no more.
+    finished: bool,
+    queue: Vec<Message>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Role {
+    Idle,
+    Listening {
+        backlog: u32,
+    },
+    /// Waits to be accepted.
+    Waiting {
+        remote: SocketAddr,
+    },
+    Connected {
+        peer: u32,
+        remote: SocketAddr,
+    },
+    /// Nobody of the job is at the other end, which has said that it sends no more, or not.
+    Abandoned {
+        finished: bool,
+    },
+    /// A datagram socket that sends to this address.
+    Toward(SocketAddr),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Message {
+    data: Blob,
+    /// Of a datagram.
+    from: Option<SocketAddr>,
+}
+
+impl Socket {
+    fn is_stream(&self) -> bool {
+        self.kind == libc::SOCK_STREAM
+    }
+}
+
+fn is_one(kind: Kind) -> bool {
+    let tcp = kind.kind == libc::SOCK_STREAM && matches!(kind.protocol, libc::IPPROTO_TCP | MPTCP);
+    let udp = kind.kind == libc::SOCK_DGRAM && kind.protocol == libc::IPPROTO_UDP;
+    matches!(kind.domain, libc::AF_INET | libc::AF_INET6) && (tcp || udp)
+}
+
+impl Plugin for Inet {
+    fn name(&self) -> &'static str {
+        "inet"
+    }
+
+    fn claim(&self, file: &Found, _job: &Job) -> Claim {
+        Claim::when(file.socket.is_some_and(is_one))
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        save::save(capture, mine)
+    }
+
+    fn resume(&self, capture: &mut Capture) -> Result<(), PluginError> {
+        fill::give_back(capture)
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        make::make(world.parse(state)?, world)
+    }
+}

@@ -1,0 +1,53 @@
+//! TCP and UDP come back between the job's own sockets, with what waits in them.
+
+mod plugins_support;
+
+use kedge_process::plugins::PathMap;
+use plugins_support::{Scenario, as_an_ordinary_user};
+
+const SOURCE: &str = "plugins_inet.c";
+
+#[test]
+fn connections_come_back_at_their_addresses() {
+    Scenario::round_trip(SOURCE, "four");
+}
+
+#[test]
+fn connections_of_ipv6_come_back_too() {
+    Scenario::round_trip(SOURCE, "six");
+}
+
+#[test]
+fn a_full_connection_comes_back_full() {
+    Scenario::round_trip(SOURCE, "full");
+}
+
+#[test]
+fn connections_of_a_saved_job_are_not_disturbed() {
+    for name in ["full", "udp"] {
+        let scenario = Scenario::start(SOURCE, name);
+        scenario.save();
+        scenario.goes_on();
+    }
+}
+
+#[test]
+fn datagrams_come_back() {
+    Scenario::round_trip(SOURCE, "udp");
+}
+
+#[test]
+fn a_peer_outside_is_named_and_resets_the_connection() {
+    let mut scenario = Scenario::start(SOURCE, "outside");
+    let saved = scenario.save();
+    scenario.kill();
+    let named = |warning: &&String| warning.contains("descriptor 11 ");
+    let warning = saved.warnings().iter().find(named).expect("a warning");
+    assert!(warning.contains("outside of the job"), "{warning}");
+    scenario.check(&saved, PathMap::default());
+}
+
+#[test]
+fn ordinary_users_can_do_all_that() {
+    as_an_ordinary_user();
+}
