@@ -95,6 +95,22 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
+fn openmp_goes_on() {
+    steps_survive("openmp", "openmp.c", &["-fopenmp"]);
+}
+
+#[test]
+fn exceptions_are_still_caught() {
+    steps_survive("exceptions", "exceptions.cc", &["-pthread"]);
+}
+
+/// Its calls begin anew, and nothing that it waits for is lost.
+#[test]
+fn a_program_that_takes_eintr_for_the_end_goes_on() {
+    steps_survive("interrupted", "interrupted.c", &["-pthread"]);
+}
+
+#[test]
 fn mappings_of_all_kinds_come_back() {
     steps_survive("mappings", "mappings.c", &[]);
 }
