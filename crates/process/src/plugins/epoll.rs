@@ -40,7 +40,7 @@ impl Plugin for Epoll {
     fn requires(&self) -> &'static [&'static str] {
         // All that can be a member.
         &[
-            "streams", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
+            "streams", "pty", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
             "pidfd", "inotify", "files",
         ]
     }

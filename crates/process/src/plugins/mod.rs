@@ -26,6 +26,7 @@ mod path;
 mod pidfd;
 mod pipes;
 mod procfs;
+mod pty;
 mod recreate;
 mod saved;
 mod signalfd;
@@ -108,6 +109,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
     &[
         &streams::Streams,
         &locks::Locks,
+        &pty::Ptys,
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,

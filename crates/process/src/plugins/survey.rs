@@ -82,8 +82,9 @@ impl<'a> Survey<'a> {
         // They may have opened and closed since.
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
-        let (files, warnings, taken) = (Vec::new(), Vec::new(), Vec::new());
-        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken };
+        let (files, warnings) = (Vec::new(), Vec::new());
+        let (taken, flights) = (Vec::new(), Vec::new());
+        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken, flights };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
