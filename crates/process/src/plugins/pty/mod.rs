@@ -188,6 +188,8 @@ fn make(pty: &Pty, world: &mut World) -> Result<(), PluginError> {
         world.made(*description, opened)?;
     }
     let (output, input) = (world.blob(&pty.output)?, world.blob(&pty.input)?);
+    // Nothing waits for ever here; the flag is set right with all others.
+    rustix::io::ioctl_fionbio(&fd, true).to(what)?;
     let master = crate::plugins::recreate::again(&fd)?;
     let settings = pty.settings.clone();
     Flight { master, slave, settings, output, input }.put().to(what)?;
