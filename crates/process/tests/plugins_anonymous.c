@@ -242,6 +242,7 @@ static void make_pty(void) {
     put(posix_openpt(O_RDWR | O_NOCTTY), 10);
     EXPECT(grantpt(10) == 0 && unlockpt(10) == 0);
     put(open(ptsname(10), O_RDWR), 11);
+    put(open("/dev/tty", O_RDWR), 12);
     struct winsize size = {40, 100, 0, 0};
     EXPECT(ioctl(10, TIOCSWINSZ, &size) == 0);
     struct termios settings;
@@ -272,9 +273,22 @@ static void check_pty(int role) {
     expect_text(11, "half a line\n");
     int terminal = open("/dev/tty", O_RDWR);
     EXPECT(terminal >= 0 && tcgetpgrp(terminal) == getpgrp() && tcgetsid(terminal) == getpid());
+    EXPECT(tcgetsid(12) == getpid());
+    EXPECT(ioctl(12, TIOCGWINSZ, &size) == 0 && size.ws_col == 100);
     signal(SIGHUP, SIG_IGN);
-    EXPECT(close(11) == 0 && close(terminal) == 0);
+    EXPECT(close(11) == 0 && close(12) == 0 && close(terminal) == 0);
     EVENTUALLY(read(10, buffer, 64) == -1 && errno == EIO);
+}
+
+static void make_own(void) {
+    put(open("/proc/self/limits", O_RDONLY), 10);
+    expect_text(10, "Limit");
+    put(open("/proc/self/fd", O_RDONLY | O_DIRECTORY), 11);
+}
+
+static void check_own(int role) {
+    expect_text(10, "     ");
+    EXPECT(faccessat(11, "10", F_OK, AT_SYMLINK_NOFOLLOW) == 0);
 }
 
 const struct scenario scenarios[] = {
@@ -286,5 +300,6 @@ const struct scenario scenarios[] = {
     {"inotify", make_inotify, check_inotify},
     {"epoll", make_epoll, check_epoll},
     {"pty", make_pty, check_pty},
+    {"own", make_own, check_own},
     {0},
 };

@@ -47,6 +47,11 @@ fn terminals_come_back_with_settings_session_and_what_waits() {
 }
 
 #[test]
+fn files_about_the_process_itself_come_back() {
+    Scenario::round_trip(SOURCE, "own");
+}
+
+#[test]
 fn descriptors_of_a_saved_job_are_not_disturbed() {
     for name in ["memfd", "eventfd", "timerfd", "signalfd", "inotify", "pty"] {
         let scenario = Scenario::start(SOURCE, name);

@@ -22,6 +22,7 @@ mod inotify;
 mod job;
 mod locks;
 mod memory;
+mod own;
 mod path;
 mod pidfd;
 mod pipes;
@@ -109,6 +110,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
     &[
         &streams::Streams,
         &locks::Locks,
+        &own::Own,
         &pty::Ptys,
         &devices::Devices,
         &pipes::Pipes,

@@ -6,7 +6,7 @@ use crate::plugins::procfs::{Seen, Stat, descriptor};
 use crate::plugins::recreate::again;
 use crate::plugins::survey::SurveyOptions;
 use crate::plugins::world::World;
-use crate::plugins::{Claim, Plugin, pipes, pty, sys};
+use crate::plugins::{Claim, Plugin, own, pipes, pty, sys};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::termios::isatty;
@@ -167,7 +167,8 @@ fn by_itself(file: &Found, job: &Job) -> Option<Stream> {
     let special = file.stat.special;
     if file.stat.kind() == libc::S_IFCHR && !file.is_path_only() {
         let slave = (136..=143).contains(&libc::major(special)) && !pty::inside(file, job);
-        let named = (libc::major(special), libc::minor(special)) == TTY;
+        let named =
+            (libc::major(special), libc::minor(special)) == TTY && !own::terminal(file, job);
         return (slave || named).then(|| standard.filter(|_| slave).unwrap_or(Stream::Terminal));
     }
     standard.filter(|_| pipes::leads_outside(file, job))

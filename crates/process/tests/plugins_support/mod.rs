@@ -156,6 +156,14 @@ impl Scenario {
                 *target = ids[&(*target as i32)] as u64;
             }
         }
+        let own = format!("/proc/{pid}/").into_bytes();
+        for argument in calls.iter_mut().flat_map(|call| &mut call.arguments) {
+            if let Argument::Bytes(path) = argument
+                && let Some(rest) = path.strip_prefix(&own[..])
+            {
+                *path = [b"/proc/self/", rest].concat();
+            }
+        }
         let mut command = Command::new(&self.program);
         command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().

@@ -61,10 +61,15 @@ fn slave(file: &Found) -> Option<u32> {
     device(file).filter(|device| device.0 == SLAVES).map(|device| device.1)
 }
 
+/// Whether the job holds the master of this terminal.
+pub(crate) fn has(terminal: u64, job: &Job) -> bool {
+    let number = (libc::major(terminal) == SLAVES).then(|| libc::minor(terminal));
+    number.is_some() && job.files.iter().any(|other| master(other) == number)
+}
+
 /// Whether this is a slave whose master the job holds.
 pub(crate) fn inside(file: &Found, job: &Job) -> bool {
-    let number = slave(file);
-    number.is_some() && job.files.iter().any(|other| master(other) == number)
+    slave(file).is_some() && has(file.stat.special, job)
 }
 
 impl Plugin for Ptys {
