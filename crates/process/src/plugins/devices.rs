@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 /// Major and minor number (devices.txt): null, zero, full, random, urandom.
 const STATELESS: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
+#[derive(Debug)]
 pub(crate) struct Devices;
 
 fn is_stateless(device: u64) -> bool {

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 /// Highest number of a member that is read back.
 const MAX_NUMBER: i32 = 1 << 24;
 
+#[derive(Debug)]
 pub(crate) struct Epoll;
 
 #[derive(Serialize, Deserialize)]

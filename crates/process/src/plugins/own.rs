@@ -13,6 +13,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+#[derive(Debug)]
 pub(crate) struct Own;
 
 #[derive(Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::os::unix::ffi::OsStrExt;
 
+#[derive(Debug)]
 pub(crate) struct Pidfd;
 
 #[derive(Serialize, Deserialize)]

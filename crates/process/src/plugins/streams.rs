@@ -23,6 +23,7 @@ pub enum Stream {
     Terminal,
 }
 
+#[derive(Debug)]
 pub(crate) struct Streams;
 
 impl Plugin for Streams {

@@ -25,6 +25,7 @@ const TIOCSPTLCK: u64 = 0x4004_5431;
 const TIOCGPKT: u64 = 0x8004_5438;
 const TIOCGPTLCK: u64 = 0x8004_5439;
 
+#[derive(Debug)]
 pub(crate) struct Ptys;
 
 #[derive(Serialize, Deserialize)]
