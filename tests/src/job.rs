@@ -145,6 +145,12 @@ impl Job {
         send(signal, &[self.kedge()]);
     }
 
+    /// Sends a signal to the process group that it leads, as a terminal's keys do.
+    pub fn signal_group(&self, signal: &str) {
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill").args(["-s", signal, "--", &group]).status();
+    }
+
     /// kedge and every process of the job, killed at once and seen dead.
     pub fn kill(&mut self) {
         let all = family(self.kedge());

@@ -7,6 +7,7 @@ use kedge_tests::job::{Job, User, build, family, kedge_as, send};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -93,6 +94,15 @@ impl Place {
 
     fn names(&self) -> Vec<String> {
         self.states().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Waits until no image is being written.
+    fn settle(&self) {
+        let begin = Instant::now();
+        while self.states().iter().any(|(_, state)| state == "writing") {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn log(&self) -> String {
@@ -215,6 +225,8 @@ fn a_restarted_job_is_a_job_as_any_other() {
     let mut job = place.restart(&first, &nonce);
     let rows = place.json(&["ps", "--json"]);
     assert_eq!((&rows[0]["name"], &rows[0]["state"]), (&"j".into(), &"running".into()));
+    let pid = rows[0]["pid"].as_u64().expect("a process id") as u32;
+    assert!(family(job.kedge()).contains(&pid), "{pid} is no process of the job");
     job.read_to(40);
     let second = place.checkpoint(&[]);
     assert_eq!(second.parent(), first.parent());
@@ -248,12 +260,38 @@ fn signals_reach_a_restarted_program_and_its_end_is_kedge_s() {
     assert_eq!(job.step, 1000);
     assert_eq!(job.wait().code(), Some(9));
 
-    // What ends the program by a signal ends kedge so; `timeout` counts as shells do.
+    // What ends the program by a signal ends kedge so, and `timeout` too.
     let mut job = place.restart(&image, &nonce);
     job.signal("TERM");
     job.drain();
-    assert_eq!(job.wait().code(), Some(128 + 15));
+    assert_eq!(job.wait().signal(), Some(15));
     assert!(place.json(&["ps", "--json"]).as_array().is_some_and(Vec::is_empty));
+}
+
+#[test]
+fn ctrl_c_reaches_a_restarted_program_and_loses_nothing() {
+    let place = Place::mine("ckctrlc");
+    let trapping = "trap 'echo \"$nonce 1000\"; exit 9' INT; nonce=$$; echo \"nonce $nonce\"
+        for ((step = 1; step <= 100000; step++)); do echo \"$nonce $step\"; sleep 0.01; done";
+    let mut job = place.run(&[], &["bash", "-c", trapping]);
+    job.read_to(5);
+    let image = place.checkpoint(&[]).display().to_string();
+    let nonce = job.nonce.clone();
+    job.kill();
+    let mut command = kedge_as(&place.world, place.user, &["restart", &image]);
+    // A group of its own, as a shell gives to what it starts.
+    command.process_group(0);
+    let mut job = Job::restart(command, &nonce);
+    job.signal_group("INT");
+    job.drain();
+    assert_eq!(job.step, 1000);
+    job.wait();
+    let rows = place.json(&["ps", "--all", "--json"]);
+    assert_eq!((&rows[0]["state"], &rows[0]["status"]), (&"exited".into(), &9.into()));
+    let names = fs::read_dir(place.world.home().join("kedge/jobs/j")).expect("the job's folder");
+    let mut left: Vec<_> = names.map(|name| name.expect("a name").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["lock", "log", "meta.json"]);
 }
 
 #[test]
@@ -263,7 +301,7 @@ fn a_stopped_job_does_nothing_twice() {
     job.read_to(20);
     let image = place.checkpoint(&["--stop"]);
     job.drain();
-    assert_eq!(job.wait().code(), Some(128 + 9));
+    assert_eq!(job.wait().signal(), Some(9));
     let nonce = job.nonce.clone();
     let printed = job.step;
     let job = place.restart(&image, &nonce);
@@ -309,7 +347,7 @@ fn sigterm_is_passed_on_after_the_last_image() {
     let nonce = job.nonce.clone();
     job.signal("TERM");
     job.drain();
-    assert_eq!(job.wait().code(), Some(128 + 15));
+    assert_eq!(job.wait().signal(), Some(15));
     assert_eq!(place.states(), [("j-0001".to_owned(), "finished".to_owned())]);
     let job = place.restart(&place.images(), &nonce);
     assert_eq!(job.finish(STEPS).code(), Some(7));
@@ -408,8 +446,8 @@ fn a_checkpoint_that_fails_harms_nobody() {
             }
         };
         send("KILL", &held);
-        let step = job.step;
-        job.read_to(step + 5);
+        job.read_to(job.step + 5);
+        place.settle();
     }
     job.read_to(job.step + 5);
     let states = place.states();
@@ -482,7 +520,7 @@ fn children_that_come_and_go_meanwhile_are_collected() {
     let place = Place::mine("ckreap");
     let script =
         "echo nonce x; for ((step = 1; step <= 300; step++)); do (exit 3); [ $? = 3 ] || exit 1
-        (sleep 0.05 &) ; echo \"x $step\"; done; echo 'x well'; exit 7";
+        (sleep 0.05 &) ; sleep 0.01; echo \"x $step\"; done; echo 'x well'; exit 7";
     let mut job = place.run(&[], &["bash", "-c", script]);
     for _ in 0..10 {
         // One that ends just when it is to be stopped is no failure.

@@ -27,6 +27,8 @@ enum What {
     Copy,
     /// Time kernels
     Soft,
+    /// Hold memory of a data set of `bench codecs`
+    Hold { data: String, size: usize },
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -39,6 +41,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Calls => bench(Bench::Calls),
         What::Copy => bench(Bench::Copy),
         What::Soft => bench(Bench::Soft),
+        What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
     }
 }
 

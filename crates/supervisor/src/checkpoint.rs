@@ -8,11 +8,13 @@ use kedge_process::plugins::FileContents;
 use kedge_process::{EngineError, Options, Roots};
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
+/// What a checkpoint that is durable may need to say so.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
@@ -61,11 +63,7 @@ impl Checkpointer {
         order: &Order,
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
-        let _one = match self.under_way.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(CheckpointError::Busy),
-        };
+        let _one = self.begin().ok_or(CheckpointError::Busy)?;
         // A thread of its own: what it traces is let go, at the latest, when it ends.
         let taken = thread::scope(|scope| {
             let tracing = thread::Builder::new().name("checkpoint".into());
@@ -83,9 +81,29 @@ impl Checkpointer {
         taken
     }
 
-    /// Returns when no checkpoint is under way.
-    pub(crate) fn settle(&self) {
-        drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+    /// The right to take a checkpoint, if no other is under way or that one just says that it is done.
+    fn begin(&self) -> Option<MutexGuard<'_, ()>> {
+        let asked = Instant::now();
+        loop {
+            match self.under_way.try_lock() {
+                Ok(guard) => return Some(guard),
+                Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
+                Err(TryLockError::WouldBlock) if asked.elapsed() > LAST_WORDS => return None,
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Returns when no checkpoint is under way, or at `deadline`.
+    pub(crate) fn settle(&self, deadline: Option<Instant>) {
+        let Some(deadline) = deadline else {
+            return drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+        };
+        while matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
+            && Instant::now() < deadline
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {
@@ -97,23 +115,9 @@ impl Checkpointer {
         let begin = Instant::now();
         let claim = Claim::new(&dir, &self.name.to_string())?;
         let image = claim.folder().to_owned();
-        let captured_at = jobs::now();
         let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
         let options = Options { codec, contents, ..Options::new(image.clone()) };
-        let written = kedge_process::checkpoint(&self.roots, options).and_then(|captured| {
-            let hold = order.stop.then(|| Hold::of(&self.roots));
-            let stall_seconds = captured.stall.as_secs_f64();
-            let processes = captured.processes().len();
-            let warnings = self.warnings(&captured.warnings);
-            tell(Progress::Captured { image: image.clone(), processes, stall_seconds, warnings });
-            let manifest = Manifest::new(self.name.to_string(), self.command.clone(), captured_at);
-            let manifest = captured.finish(manifest)?;
-            if let Some(hold) = hold {
-                hold.end();
-            }
-            Ok((manifest, stall_seconds))
-        });
-        let (manifest, stall_seconds) = match written {
+        let (manifest, stall_seconds) = match self.write(options, order.stop, &mut tell) {
             Ok(written) => written,
             Err(error) => {
                 // A full disk may keep even this from being done; then `kedge rm` does it.
@@ -127,6 +131,30 @@ impl Checkpointer {
         self.retain(&dir);
         tell(Progress::Durable { image, bytes, seconds });
         Ok(())
+    }
+
+    /// Captures the job and makes the image durable: its manifest, and for how many seconds the job
+    /// stood still.
+    fn write(
+        &self,
+        options: Options,
+        stop: bool,
+        tell: &mut impl FnMut(Progress),
+    ) -> Result<(Manifest, f64), EngineError> {
+        let image = options.folder.clone();
+        let at = jobs::now();
+        let captured = kedge_process::checkpoint(&self.roots, options)?;
+        let hold = stop.then(|| Hold::of(&self.roots));
+        let stall_seconds = captured.stall.as_secs_f64();
+        let processes = captured.processes().len();
+        let warnings = self.warnings(&captured.warnings);
+        tell(Progress::Captured { image, processes, stall_seconds, warnings });
+        let manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        let manifest = captured.finish(manifest)?;
+        if let Some(hold) = hold {
+            hold.end();
+        }
+        Ok((manifest, stall_seconds))
     }
 
     /// Logs them all, and gives back what fits into a message.

@@ -1,6 +1,6 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
-mod codecs;
+pub(crate) mod codecs;
 mod figures;
 
 use crate::Failure;
@@ -63,7 +63,8 @@ enum What {
     /// Instructions that each core of the device executes, from kernels that need no compiler
     Soft,
     /// How fast memory becomes a durable image and how large that is, by codec: the tables of the CRUM
-    /// paper. Random floats; then the arrays of a multigrid and of a sparse solver
+    /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
+    /// job with that memory stands still
     Codecs,
 }
 

@@ -167,7 +167,10 @@ fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError
         let (ids, stat) = ids(*pid)?;
         Ok(Zombie { ids, status: stat.get(Field::ExitCode) as i32 })
     };
-    let zombies: Result<Vec<Zombie>, EngineError> = stopped.zombies.iter().map(zombie).collect();
+    // One that this process has collected meanwhile is gone.
+    let collected = |zombie: &Result<_, _>| matches!(zombie, Err(EngineError::Ended { .. }));
+    let zombies = stopped.zombies.iter().map(zombie).filter(|zombie| !collected(zombie));
+    let zombies: Result<Vec<Zombie>, EngineError> = zombies.collect();
     // A zombie whose parent is outside is somebody else's to wait for.
     let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
     let ids: Result<Vec<Ids>, EngineError> = alive.map(|pid| Ok(ids(pid)?.0)).collect();

@@ -151,6 +151,14 @@ impl Restarted {
         self.keeper
     }
 
+    /// The program's first process, by the id that the caller's namespace has for it; `None` once it
+    /// has ended.
+    pub fn root(&self) -> Option<u32> {
+        let fdinfo = format!("/proc/self/fdinfo/{}", self.root.as_raw_fd());
+        let text = std::fs::read_to_string(fdinfo).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
+    }
+
     /// Waits until the program's first process has ended: its status as wait() tells it.
     pub fn wait(&self) -> Result<i32, EngineError> {
         let mut status = [0; 4];

@@ -7,11 +7,27 @@ pub(super) struct Data {
     pub(super) bytes: Vec<u8>,
 }
 
+/// The data sets, by name and the size that they are about to have.
+pub(super) fn by_name(name: &str, size: usize) -> Option<Data> {
+    match name {
+        RANDOM => Some(random(RANDOM, size, 100)),
+        HALF_RANDOM => Some(random(HALF_RANDOM, size, 50)),
+        MULTIGRID => Some(multigrid(size)),
+        SPARSE => Some(sparse(size)),
+        _ => None,
+    }
+}
+
+pub(super) const RANDOM: &str = "100 % random";
+pub(super) const HALF_RANDOM: &str = "50 % random";
+pub(super) const MULTIGRID: &str = "multigrid";
+pub(super) const SPARSE: &str = "sparse matrix";
+
 /// A page, of which memory is made.
 const PAGE: usize = 4096;
 
 /// Two vectors of 32-bit floats: a part of each random, the rest one number, as in CRUM's Table II.
-pub(super) fn random(name: &'static str, size: usize, percent: usize) -> Data {
+fn random(name: &'static str, size: usize, percent: usize) -> Data {
     let mut state = 0x5eed_u64;
     let mut random = move || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -35,7 +51,7 @@ fn whole_pages(mut bytes: Vec<u8>) -> Vec<u8> {
 
 /// The arrays of a geometric multigrid solver in the middle of a solution, as HPGMG-FV has them: on
 /// every level the solution, right-hand side, residual and scratch, and the coefficients.
-pub(super) fn multigrid(size: usize) -> Data {
+fn multigrid(size: usize) -> Data {
     const ARRAYS: usize = 9;
     // Coarser levels add a seventh.
     let points = size / size_of::<f64>() / ARRAYS * 7 / 8;
@@ -45,7 +61,7 @@ pub(super) fn multigrid(size: usize) -> Data {
         level(side, &mut bytes);
         side /= 2;
     }
-    Data { name: "multigrid", bytes: whole_pages(bytes) }
+    Data { name: MULTIGRID, bytes: whole_pages(bytes) }
 }
 
 fn level(side: usize, bytes: &mut Vec<u8>) {
@@ -89,7 +105,7 @@ fn inside(side: usize) -> impl Iterator<Item = (usize, usize, usize)> {
 
 /// A seven-point matrix in compressed rows and the vectors of a conjugate-gradient solver, as HYPRE
 /// has them.
-pub(super) fn sparse(size: usize) -> Data {
+fn sparse(size: usize) -> Data {
     /// Seven values and columns, a row's begin and five vectors.
     const ROW: usize = 7 * 12 + 4 + 5 * 8;
     let side = ((size / ROW) as f64).cbrt() as i64;
@@ -110,7 +126,7 @@ pub(super) fn sparse(size: usize) -> Data {
         let value = |row: i64| ((row * vector) as f64 / rows as f64).sin();
         bytes.extend((0..rows).flat_map(|row| value(row).to_le_bytes()));
     }
-    Data { name: "sparse matrix", bytes: whole_pages(bytes) }
+    Data { name: SPARSE, bytes: whole_pages(bytes) }
 }
 
 #[cfg(test)]
@@ -120,13 +136,9 @@ mod tests {
     #[test]
     fn data_are_about_as_large_as_asked() {
         let size = 8 << 20;
-        let all = [
-            random("100 % random", size, 100),
-            random("50 % random", size, 50),
-            multigrid(size),
-            sparse(size),
-        ];
-        for data in all {
+        let all = [RANDOM, HALF_RANDOM, MULTIGRID, SPARSE];
+        assert!(by_name("other", size).is_none());
+        for data in all.map(|name| by_name(name, size).unwrap()) {
             let length = data.bytes.len();
             assert!(length % PAGE == 0 && length > size / 2 && length < size * 2, "{}", data.name);
         }
@@ -134,7 +146,7 @@ mod tests {
 
     #[test]
     fn half_of_half_random_data_is_one_number() {
-        let bytes = random("50 % random", 1 << 20, 50).bytes;
+        let bytes = random(HALF_RANDOM, 1 << 20, 50).bytes;
         let (words, _) = bytes.as_chunks::<4>();
         let same = words.iter().filter(|word| **word == 0.25_f32.to_le_bytes()).count();
         assert!((words.len() * 49 / 100..words.len() * 51 / 100).contains(&same));

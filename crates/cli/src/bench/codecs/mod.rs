@@ -1,9 +1,12 @@
 //! `kedge bench codecs`: CRUM's Tables II and III, checkpoint time and size by how memory is stored.
 
 mod data;
+mod forked;
 pub(super) mod published;
 
 use data::Data;
+use forked::Holder;
+pub(crate) use forked::hold;
 use kedge_image::{Choice, ImageError, ImageWriter, MAX_EXTENT, encode};
 use kedge_probe::Series;
 use kedge_supervisor::policy;
@@ -13,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Each is measured so often.
 const ROUNDS: usize = 3;
@@ -45,12 +48,14 @@ pub(super) fn run(
 ) -> Result<(), String> {
     let size = usize::try_from(size).map_err(|_| "--size is more than memory has")?;
     let folder = Scratch::new(dir)?;
-    let random = [("100 % random", 100), ("50 % random", 50)];
-    for (name, percent) in random {
-        table(&data::random(name, size, percent), &folder, false, sink)?;
-    }
-    for application in [data::multigrid, data::sparse] {
-        table(&application(size), &folder, true, sink)?;
+    for (name, relative) in [
+        (data::RANDOM, false),
+        (data::HALF_RANDOM, false),
+        (data::MULTIGRID, true),
+        (data::SPARSE, true),
+    ] {
+        let data = data::by_name(name, size).ok_or("no such data")?;
+        table(&data, size, &folder, relative, sink)?;
     }
     Ok(())
 }
@@ -58,44 +63,45 @@ pub(super) fn run(
 /// One data set by every strategy: absolute as in Table II, or relative to the naive one as in III.
 fn table(
     data: &Data,
+    size: usize,
     folder: &Scratch,
     relative: bool,
     sink: &mut dyn FnMut(Series),
 ) -> Result<(), String> {
     let bytes = data.bytes.len() as f64;
     let mut naive = None;
-    for strategy in &STRATEGIES {
-        let mut runs = Vec::new();
-        for _ in 0..ROUNDS {
-            runs.push(store(&data.bytes, strategy, &folder.0).map_err(|error| error.to_string())?);
-        }
+    let mut give = |strategy: &str, runs: Vec<(f64, u64)>| {
         let naive = *naive.get_or_insert_with(|| median(&runs));
-        let name = format!("{}, {}", strategy.name, data.name);
-        let sizes = runs.iter().map(|(_, stored)| *stored as f64 / bytes).collect();
-        let time = |(time, _): &(Duration, u64)| match relative {
-            true => time.as_secs_f64() / naive,
-            false => bytes / 1e9 / time.as_secs_f64(),
+        let time = |(seconds, _): &(f64, u64)| match relative {
+            true => seconds / naive,
+            false => bytes / 1e9 / seconds,
         };
-        let unit = if relative { "× naive's time" } else { "GB/s" };
-        sink(Series {
-            name: name.clone(),
-            unit: unit.into(),
-            samples: runs.iter().map(time).collect(),
-        });
-        sink(Series { name: name + ": size", unit: "× memory".into(), samples: sizes });
+        let name = format!("{strategy}, {}", data.name);
+        let unit = if relative { "× naive's time" } else { "GB/s" }.to_owned();
+        sink(Series { name: name.clone(), unit, samples: runs.iter().map(time).collect() });
+        let samples = runs.iter().map(|(_, stored)| *stored as f64 / bytes).collect();
+        sink(Series { name: name + ": size", unit: "× memory".into(), samples });
+    };
+    for strategy in &STRATEGIES {
+        let runs: Result<Vec<_>, ImageError> =
+            (0..ROUNDS).map(|_| store(&data.bytes, strategy, &folder.0)).collect();
+        give(strategy.name, runs.map_err(|error| error.to_string())?);
     }
+    let holder = Holder::start(data, size)?;
+    let runs: Result<Vec<_>, String> = (0..ROUNDS).map(|_| holder.checkpoint(&folder.0)).collect();
+    give("forked", runs?);
     Ok(())
 }
 
 /// Seconds.
-fn median(runs: &[(Duration, u64)]) -> f64 {
-    let mut times: Vec<Duration> = runs.iter().map(|(time, _)| *time).collect();
-    times.sort();
-    times[times.len() / 2].as_secs_f64()
+fn median(runs: &[(f64, u64)]) -> f64 {
+    let mut times: Vec<f64> = runs.iter().map(|(seconds, _)| *seconds).collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
-/// Makes `bytes` durable: how long it took, and bytes in the file.
-fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(Duration, u64), ImageError> {
+/// Makes `bytes` durable: seconds that it took, and bytes in the file.
+fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64), ImageError> {
     let path = folder.join("memory.kimg");
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let begin = Instant::now();
@@ -122,7 +128,7 @@ fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(Duration, 
         return Err(error);
     }
     let entry = writer.finish()?;
-    let taken = begin.elapsed();
+    let taken = begin.elapsed().as_secs_f64();
     // The next round's file is a new one, as the next checkpoint's is.
     let _ = fs::remove_file(&path);
     Ok((taken, entry.bytes))

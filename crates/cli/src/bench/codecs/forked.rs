@@ -1,0 +1,79 @@
+//! CRUM's forked checkpoint, which is kedge's own: a job that holds the data is checkpointed, and what
+//! counts is how long it stands still.
+
+use super::data::{self, Data};
+use crate::output;
+use kedge_supervisor::control::{self, Order, Progress, Until};
+use kedge_supervisor::jobs::{JobName, Jobs};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// `kedge probe hold`: makes the data, says so, and holds them until its input ends.
+pub(crate) fn hold(name: &str, size: usize) -> Result<(), String> {
+    let data = data::by_name(name, size).ok_or_else(|| format!("no data named {name}"))?;
+    output::print("ready\n").map_err(|error| error.to_string())?;
+    let ended = std::io::stdin().read_to_end(&mut Vec::new());
+    std::hint::black_box(&data.bytes);
+    ended.map(drop).map_err(|error| error.to_string())
+}
+
+/// A job that holds data, ended when this is dropped.
+pub(super) struct Holder {
+    child: Child,
+    jobs: Jobs,
+    name: JobName,
+}
+
+impl Holder {
+    pub(super) fn start(data: &Data, size: usize) -> Result<Holder, String> {
+        let kedge =
+            std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
+        let job = format!("kedge-bench-{}", std::process::id());
+        let mut command = Command::new(&kedge);
+        command.args(["run", "--gpu", "none", "--job", &job, "--"]).arg(&kedge);
+        command.args(["probe", "hold", data.name, &size.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().map_err(|error| format!("cannot start kedge: {error}"))?;
+        let jobs = Jobs::open().map_err(|error| error.to_string())?;
+        let name = job.parse().map_err(|error| format!("{error}"))?;
+        let mut holder = Holder { child, jobs, name };
+        let mut line = String::new();
+        if let Some(stdout) = holder.child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
+        }
+        if line == "ready\n" { Ok(holder) } else { Err("its job did not start".into()) }
+    }
+
+    /// Checkpoints the job into `dir`: seconds that it stood still, and bytes of the image.
+    pub(super) fn checkpoint(&self, dir: &Path) -> Result<(f64, u64), String> {
+        let order = Order {
+            dir: Some(std::path::absolute(dir).map_err(|error| error.to_string())?),
+            codec: Some("raw".into()),
+            ..Order::default()
+        };
+        let (mut stall, mut stored, mut made) = (0.0, 0, None);
+        let tell = |progress: &Progress| match progress {
+            Progress::Captured { stall_seconds, .. } => stall = *stall_seconds,
+            Progress::Durable { image, bytes, .. } => {
+                (stored, made) = (*bytes, Some(image.clone()));
+            }
+        };
+        let asked = control::checkpoint(&self.jobs, &self.name, &order, Until::Durable, tell);
+        asked.map_err(|error| error.to_string())?;
+        if let Some(image) = made {
+            let _ = fs::remove_dir_all(image);
+        }
+        Ok((stall, stored))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+        self.jobs.remove(&self.name);
+    }
+}
