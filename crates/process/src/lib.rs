@@ -2,6 +2,7 @@
 //! they go on, and brings them back from it.
 
 mod capture;
+mod clocks;
 mod error;
 mod freeze;
 mod inject;
@@ -16,6 +17,7 @@ mod state;
 mod stop;
 mod sys;
 mod thread;
+mod timers;
 
 pub use capture::{Captured, Options, checkpoint};
 pub use error::EngineError;

@@ -1,168 +1,16 @@
 //! Programs are captured at some moment and killed, and brought back from the image. Each draws a
 //! nonce at its start, so that one which merely began anew is found out.
 
+mod support;
+
 use kedge_image::Manifest;
 use kedge_process::{Options, Rebuilt, RestartOptions, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process::Command;
 use std::time::Duration;
-
-/// A restart needs the process ids that the job had, and its caller forks: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path =
-            std::env::temp_dir().join(format!("kedge-restart-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir(&path).unwrap();
-        Folder(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn build(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
-    let program = folder.path(source.trim_end_matches(".c"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-D_GNU_SOURCE"]).arg("-o").arg(&program).arg(source).args(flags);
-    assert!(compiler.status().expect("cc").success());
-    program
-}
-
-struct Running {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // What the test's own parent has left open is none of the program's.
-        // SAFETY: a plain system call between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
-                Ok(())
-            })
-        };
-        let mut child = command.spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Running { child, output }
-    }
-
-    fn lines(&mut self, count: usize) -> Vec<String> {
-        let mut lines = Vec::new();
-        for _ in 0..count {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
-            lines.push(line.trim_end().to_owned());
-        }
-        lines
-    }
-
-    /// Captures it into `image` and kills every process of it.
-    fn capture_and_kill(mut self, image: &Path) {
-        // Orphans included.
-        let parent = std::process::id() as i32;
-        let roots = Roots::ChildrenOf { parent, except: Vec::new() };
-        std::fs::create_dir(image).unwrap();
-        let options = Options::new(image.into());
-        let captured = checkpoint(&roots, options).unwrap();
-        let processes = captured.processes().to_vec();
-        captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
-        for pid in &processes {
-            // SAFETY: a plain call.
-            unsafe { libc::kill(*pid, libc::SIGKILL) };
-        }
-        self.child.wait().unwrap();
-        reap();
-        for pid in processes {
-            assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} still lives");
-        }
-    }
-}
-
-/// Collects orphans until there are none.
-fn reap() {
-    let mut status = 0;
-    // SAFETY: waitpid stores the status.
-    while unsafe { libc::waitpid(-1, &mut status, 0) } > 0 {}
-}
-
-/// Brings the job back: its output from there on, and its status.
-fn bring_back(image: &Path) -> (Vec<String>, i32) {
-    let (output, theirs) = std::io::pipe().unwrap();
-    let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-    let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
-    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
-    let restarted = restart(&options, |job| job.reap_all()).unwrap();
-    drop(options);
-    let deadline = Deadline::of(restarted.keeper());
-    let mut lines = Vec::new();
-    for line in BufReader::new(output).lines() {
-        let line = line.unwrap();
-        let wrong = line.starts_with("wrong");
-        lines.push(line);
-        if wrong {
-            // The others may wait for it for ever.
-            deadline.end_now();
-            panic!("after {} lines: {:?}", lines.len() - 1, lines.last());
-        }
-    }
-    let status = restarted.wait().expect("it hung and was killed");
-    (lines, status)
-}
-
-/// Kills a restarted job that takes too long.
-struct Deadline {
-    /// Its end is the timer's.
-    _ended: std::sync::mpsc::Sender<()>,
-    keeper: i32,
-}
-
-impl Deadline {
-    fn of(keeper: i32) -> Deadline {
-        let (sender, receiver) = std::sync::mpsc::channel::<()>();
-        std::thread::spawn(move || {
-            let late = std::sync::mpsc::RecvTimeoutError::Timeout;
-            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
-                // SAFETY: a plain call; the keeper is a child that has not been waited for.
-                unsafe { libc::kill(keeper, libc::SIGKILL) };
-            }
-        });
-        Deadline { _ended: sender, keeper }
-    }
-
-    fn end_now(&self) {
-        // SAFETY: as above.
-        unsafe { libc::kill(self.keeper, libc::SIGKILL) };
-    }
-}
-
-fn step(line: &str) -> usize {
-    line.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{line}"))
-}
+use support::{Folder, Running, alone, bring_back, build, reap, step};
 
 /// `before` was said before the capture, `after` after the restart; together they must be what an
 /// undisturbed run of `steps` steps says.
@@ -212,9 +60,21 @@ fn installed(program: &str) -> bool {
     found.status.success()
 }
 
+/// Once, or as often as KEDGE_ROUNDS says: `make soak`.
+fn rounds() -> usize {
+    std::env::var("KEDGE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
+}
+
+fn random() -> usize {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
+    usize::from_le_bytes(bytes)
+}
+
 fn command_survives(folder: &Folder, command: &[&str]) {
     let steps = 300;
-    for (round, moment) in [1, 40, 90].into_iter().enumerate() {
+    for round in 0..rounds() {
+        let moment = 1 + random() % 100;
         let arguments = &command[1..];
         let mut running =
             Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
@@ -248,6 +108,27 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
+fn openmp_goes_on() {
+    steps_survive("openmp", "openmp.c", &["-fopenmp"]);
+}
+
+#[test]
+fn exceptions_are_still_caught() {
+    steps_survive("exceptions", "exceptions.cc", &["-pthread"]);
+}
+
+/// Its calls begin anew, and nothing that it waits for is lost.
+#[test]
+fn a_program_that_takes_eintr_for_the_end_goes_on() {
+    steps_survive("interrupted", "interrupted.c", &["-pthread"]);
+}
+
+#[test]
+fn mappings_of_all_kinds_come_back() {
+    steps_survive("mappings", "mappings.c", &[]);
+}
+
+#[test]
 fn python_goes_on() {
     script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
 }
@@ -262,6 +143,53 @@ fn a_redis_server_goes_on_with_its_client() {
 }
 
 #[test]
+fn perl_goes_on() {
+    script_survives("perl", &["/usr/bin/perl", "-e", include_str!("steps.pl")]);
+}
+
+#[test]
+fn go_goes_on() {
+    let _alone = alone();
+    if !installed("go") {
+        return;
+    }
+    command_survives(&Folder::new("go"), &[build_go().to_str().unwrap()]);
+}
+
+/// Once for all: its library takes half a minute.
+fn build_go() -> PathBuf {
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (program, source) = (kept.join("steps-go"), kept.join("steps.go"));
+    if std::fs::read(&source).is_ok_and(|text| text == include_bytes!("steps.go")) {
+        return program;
+    }
+    let written = kept.join("steps-new.go");
+    std::fs::write(&written, include_str!("steps.go")).unwrap();
+    let mut compiler = Command::new("go");
+    compiler.arg("build").arg("-o").arg(&program).arg(&written);
+    compiler.env("GOCACHE", kept.join("go-cache")).current_dir(kept);
+    assert!(compiler.status().unwrap().success());
+    std::fs::rename(written, source).unwrap();
+    program
+}
+
+#[test]
+fn java_goes_on() {
+    let _alone = alone();
+    if !installed("javac") {
+        return;
+    }
+    let folder = Folder::new("java");
+    let source = folder.path("Steps.java");
+    std::fs::write(&source, include_str!("Steps.java")).unwrap();
+    let compiled = Command::new("javac").arg("-d").arg(folder.path("")).arg(&source).status();
+    assert!(compiled.unwrap().success());
+    let classes = folder.path("");
+    let options = ["java", "-Xmx64m", "-cp", classes.to_str().unwrap(), "Steps"];
+    command_survives(&folder, &options);
+}
+
+#[test]
 fn node_goes_on() {
     script_survives("node", &["/usr/bin/node", "-e", include_str!("steps.js")]);
 }
@@ -269,6 +197,22 @@ fn node_goes_on() {
 #[test]
 fn a_shell_and_its_children_go_on() {
     script_survives("bash", &["/bin/bash", "-c", include_str!("steps.bash"), "bash"]);
+}
+
+/// Its clock goes on where it was, however long it lay in its image.
+#[test]
+fn time_stands_still_in_an_image() {
+    let _alone = alone();
+    let folder = Folder::new("time");
+    let program = build(&folder, "clock.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("300"));
+    let before = running.lines(20);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    std::thread::sleep(Duration::from_secs(6));
+    let (after, status) = bring_back(&image);
+    continues(&before, &after, 300);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
 }
 
 /// A job that was restarted is captured again, by its init, and restarted once more.
@@ -322,6 +266,9 @@ fn an_ordinary_user_can_do_the_same() {
         return;
     }
     let _alone = alone();
+    if installed("go") {
+        build_go();
+    }
     let mut tests = Command::new("setpriv");
     tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
     tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");

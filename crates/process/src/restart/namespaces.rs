@@ -1,5 +1,6 @@
 //! The namespaces of a restarted job: process ids of its own, so that they can be the old ones; mounts,
-//! for a /proc that shows them; for an ordinary user, users, which allow the rest.
+//! for a /proc that shows them; time, for clocks that go on; for an ordinary user, users, which allow the
+//! rest.
 
 use super::Plan;
 use super::init::{self, Rebuilt};
@@ -80,6 +81,7 @@ fn keep(
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
     unshare()?;
+    plan.job.clocks.set_for_children()?;
     // SAFETY: this process has one thread.
     match unsafe { libc::fork() } {
         -1 => Err(failed("fork")),

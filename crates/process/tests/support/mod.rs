@@ -1,0 +1,166 @@
+//! Starting programs, capturing and killing them, and bringing them back.
+#![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
+
+use kedge_image::Manifest;
+use kedge_process::{Options, RestartOptions, Roots, checkpoint, restart};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A restart needs the process ids that the job had, and its caller forks: one test at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path =
+            std::env::temp_dir().join(format!("kedge-restart-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn build(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.path(source.trim_end_matches(".c").trim_end_matches(".cc"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let compiler = if source.extension().is_some_and(|kind| kind == "cc") { "c++" } else { "cc" };
+    let mut compiler = Command::new(compiler);
+    compiler.args(["-O1", "-D_GNU_SOURCE"]).arg("-o").arg(&program).arg(source).args(flags);
+    assert!(compiler.status().expect("cc").success());
+    program
+}
+
+pub struct Running {
+    pub child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Running {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // What the test's own parent has left open is none of the program's.
+        // SAFETY: a plain system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+                Ok(())
+            })
+        };
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Running { child, output }
+    }
+
+    pub fn lines(&mut self, count: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for _ in 0..count {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
+            lines.push(line.trim_end().to_owned());
+        }
+        lines
+    }
+
+    /// Captures it into `image` and kills every process of it.
+    pub fn capture_and_kill(mut self, image: &Path) {
+        // Orphans included.
+        let parent = std::process::id() as i32;
+        let roots = Roots::ChildrenOf { parent, except: Vec::new() };
+        std::fs::create_dir(image).unwrap();
+        let options = Options::new(image.into());
+        let captured = checkpoint(&roots, options).unwrap();
+        let processes = captured.processes().to_vec();
+        captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
+        for pid in &processes {
+            // SAFETY: a plain call.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        self.child.wait().unwrap();
+        reap();
+        for pid in processes {
+            assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} still lives");
+        }
+    }
+}
+
+/// Collects orphans until there are none.
+pub fn reap() {
+    let mut status = 0;
+    // SAFETY: waitpid stores the status.
+    while unsafe { libc::waitpid(-1, &mut status, 0) } > 0 {}
+}
+
+/// Brings the job back: its output from there on, and its status.
+pub fn bring_back(image: &Path) -> (Vec<String>, i32) {
+    let (output, theirs) = std::io::pipe().unwrap();
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
+    drop(options);
+    let deadline = Deadline::of(restarted.keeper());
+    let mut lines = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line.unwrap();
+        let wrong = line.starts_with("wrong");
+        lines.push(line);
+        if wrong {
+            // The others may wait for it for ever.
+            deadline.end_now();
+            panic!("after {} lines: {:?}", lines.len() - 1, lines.last());
+        }
+    }
+    let status = restarted.wait().expect("it hung and was killed");
+    (lines, status)
+}
+
+/// Kills a restarted job that takes too long.
+struct Deadline {
+    /// Its end is the timer's.
+    _ended: std::sync::mpsc::Sender<()>,
+    keeper: i32,
+}
+
+impl Deadline {
+    fn of(keeper: i32) -> Deadline {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let late = std::sync::mpsc::RecvTimeoutError::Timeout;
+            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
+                // SAFETY: a plain call; the keeper is a child that has not been waited for.
+                unsafe { libc::kill(keeper, libc::SIGKILL) };
+            }
+        });
+        Deadline { _ended: sender, keeper }
+    }
+
+    fn end_now(&self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.keeper, libc::SIGKILL) };
+    }
+}
+
+pub fn step(line: &str) -> usize {
+    line.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
