@@ -75,8 +75,8 @@ impl Clocks {
         for line in text.lines() {
             let mut words = line.split_whitespace();
             let (name, seconds, rest) = (words.next()?, words.next()?, words.next()?);
-            let seconds: i64 = seconds.parse().ok()?;
-            let total = seconds.checked_mul(SECOND as i64)?.checked_add(rest.parse().ok()?)?;
+            let (seconds, rest): (i64, i64) = (seconds.parse().ok()?, rest.parse().ok()?);
+            let total = i64::try_from(i128::from(seconds) * SECOND + i128::from(rest)).ok()?;
             match name {
                 "monotonic" => clocks.monotonic = total,
                 "boottime" => clocks.boottime = total,

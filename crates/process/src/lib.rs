@@ -17,6 +17,7 @@ mod state;
 mod stop;
 mod sys;
 mod thread;
+mod timers;
 
 pub use capture::{Captured, Options, checkpoint};
 pub use error::EngineError;

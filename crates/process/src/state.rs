@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use crate::maps::{MAX_MAPPINGS, TOP};
+use crate::timers::{MAX_TIMERS, Timer};
 use kedge_image::PAGE;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -74,6 +75,7 @@ pub(crate) struct ProcessState {
     pub(crate) pending: Vec<Hex>,
     /// ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF: interval and rest, in microseconds.
     pub(crate) timers: Vec<(u64, u64)>,
+    pub(crate) posix_timers: Vec<Timer>,
     pub(crate) parent_death_signal: i32,
     pub(crate) subreaper: bool,
     pub(crate) mm: MemoryMap,
@@ -247,6 +249,8 @@ impl ProcessState {
         require(self.umask <= 0o777, "an impossible umask")?;
         require(self.actions.iter().all(|a| (1..=SIGNALS).contains(&a.signal)), "no such signal")?;
         require(self.limits.len() <= 32 && self.timers.len() <= 3, "too many limits or timers")?;
+        let ids = self.posix_timers.windows(2).all(|pair| pair[0].id < pair[1].id);
+        require(ids && self.posix_timers.len() <= MAX_TIMERS, "timers out of order")?;
         require(self.mm.auxiliary.len() <= 64, "an auxiliary vector that is too long")?;
         require((1..=MAX_THREADS).contains(&self.threads.len()), "no thread, or too many")?;
         require(self.threads[0].tid == self.ids.pid, "a leader with another id")?;

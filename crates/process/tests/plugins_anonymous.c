@@ -3,10 +3,12 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
+#include <termios.h>
 #include <time.h>
 
 static void make_memfd(void) {
@@ -235,6 +237,60 @@ static void check_epoll(int role) {
     EXPECT(epoll_ctl(10, EPOLL_CTL_DEL, 23, NULL) == 0);
 }
 
+static void make_pty(void) {
+    EXPECT(setsid() == getpid());
+    put(posix_openpt(O_RDWR | O_NOCTTY), 10);
+    EXPECT(grantpt(10) == 0 && unlockpt(10) == 0);
+    put(open(ptsname(10), O_RDWR), 11);
+    put(open("/dev/tty", O_RDWR), 12);
+    struct winsize size = {40, 100, 0, 0};
+    EXPECT(ioctl(10, TIOCSWINSZ, &size) == 0);
+    struct termios settings;
+    EXPECT(tcgetattr(11, &settings) == 0);
+    settings.c_lflag &= ~ECHO;
+    settings.c_cc[VINTR] = 'q';
+    EXPECT(tcsetattr(11, TCSANOW, &settings) == 0);
+    say(11, "a line\n");
+    say(10, "typed\nhalf");
+    struct pollfd both[2] = {{10, POLLIN, 0}, {11, POLLIN, 0}};
+    while (poll(both, 2, 1000) != 2)
+        ;
+    EXPECT(fcntl(10, F_SETFL, O_NONBLOCK) == 0);
+}
+
+static void check_pty(int role) {
+    struct winsize size;
+    EXPECT(ioctl(11, TIOCGWINSZ, &size) == 0 && size.ws_row == 40 && size.ws_col == 100);
+    struct termios settings;
+    EXPECT(tcgetattr(11, &settings) == 0);
+    EXPECT(!(settings.c_lflag & ECHO) && (settings.c_lflag & ICANON) && settings.c_cc[VINTR] == 'q');
+    EXPECT(settings.c_oflag & OPOST);
+    char buffer[64] = {0};
+    EXPECT(read(10, buffer, 64) == 8 && strcmp(buffer, "a line\r\n") == 0);
+    EXPECT(read(10, buffer, 64) == -1 && errno == EAGAIN);
+    expect_text(11, "typed\n");
+    say(10, " a line\n");
+    expect_text(11, "half a line\n");
+    int terminal = open("/dev/tty", O_RDWR);
+    EXPECT(terminal >= 0 && tcgetpgrp(terminal) == getpgrp() && tcgetsid(terminal) == getpid());
+    EXPECT(tcgetsid(12) == getpid());
+    EXPECT(ioctl(12, TIOCGWINSZ, &size) == 0 && size.ws_col == 100);
+    signal(SIGHUP, SIG_IGN);
+    EXPECT(close(11) == 0 && close(12) == 0 && close(terminal) == 0);
+    EVENTUALLY(read(10, buffer, 64) == -1 && errno == EIO);
+}
+
+static void make_own(void) {
+    put(open("/proc/self/limits", O_RDONLY), 10);
+    expect_text(10, "Limit");
+    put(open("/proc/self/fd", O_RDONLY | O_DIRECTORY), 11);
+}
+
+static void check_own(int role) {
+    expect_text(10, "     ");
+    EXPECT(faccessat(11, "10", F_OK, AT_SYMLINK_NOFOLLOW) == 0);
+}
+
 const struct scenario scenarios[] = {
     {"memfd", make_memfd, check_memfd},
     {"eventfd", make_eventfd, check_eventfd},
@@ -243,5 +299,7 @@ const struct scenario scenarios[] = {
     {"pidfd", make_pidfd, check_pidfd},
     {"inotify", make_inotify, check_inotify},
     {"epoll", make_epoll, check_epoll},
+    {"pty", make_pty, check_pty},
+    {"own", make_own, check_own},
     {0},
 };

@@ -42,6 +42,25 @@ fn epoll_comes_back_with_its_members() {
 }
 
 #[test]
+fn terminals_come_back_with_settings_session_and_what_waits() {
+    Scenario::round_trip(SOURCE, "pty");
+}
+
+#[test]
+fn files_about_the_process_itself_come_back() {
+    Scenario::round_trip(SOURCE, "own");
+}
+
+#[test]
+fn descriptors_of_a_saved_job_are_not_disturbed() {
+    for name in ["memfd", "eventfd", "timerfd", "signalfd", "inotify", "pty"] {
+        let scenario = Scenario::start(SOURCE, name);
+        scenario.save();
+        scenario.goes_on();
+    }
+}
+
+#[test]
 fn ordinary_users_can_do_all_that() {
     as_an_ordinary_user();
 }

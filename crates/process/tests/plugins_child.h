@@ -21,6 +21,15 @@
         }                                                                                          \
     } while (0)
 
+/* The same within seconds: the tests around this one may hold a copy of the other end a moment
+   longer, between fork and exec. */
+#define EVENTUALLY(condition)                                                                      \
+    do {                                                                                           \
+        for (int tries = 0; tries < 5000 && !(condition); tries++)                                 \
+            usleep(1000);                                                                          \
+        EXPECT(condition);                                                                         \
+    } while (0)
+
 struct scenario {
     const char *name;
     void (*make)(void);

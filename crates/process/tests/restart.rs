@@ -5,8 +5,9 @@ mod support;
 
 use kedge_image::Manifest;
 use kedge_process::{Options, Rebuilt, RestartOptions, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::{Folder, Running, alone, bring_back, build, reap, step};
@@ -59,9 +60,21 @@ fn installed(program: &str) -> bool {
     found.status.success()
 }
 
+/// Once, or as often as KEDGE_ROUNDS says: `make soak`.
+fn rounds() -> usize {
+    std::env::var("KEDGE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
+}
+
+fn random() -> usize {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
+    usize::from_le_bytes(bytes)
+}
+
 fn command_survives(folder: &Folder, command: &[&str]) {
     let steps = 300;
-    for (round, moment) in [1, 40, 90].into_iter().enumerate() {
+    for round in 0..rounds() {
+        let moment = 1 + random() % 100;
         let arguments = &command[1..];
         let mut running =
             Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
@@ -95,6 +108,22 @@ fn a_tree_of_processes_goes_on() {
 }
 
 #[test]
+fn openmp_goes_on() {
+    steps_survive("openmp", "openmp.c", &["-fopenmp"]);
+}
+
+#[test]
+fn exceptions_are_still_caught() {
+    steps_survive("exceptions", "exceptions.cc", &["-pthread"]);
+}
+
+/// Its calls begin anew, and nothing that it waits for is lost.
+#[test]
+fn a_program_that_takes_eintr_for_the_end_goes_on() {
+    steps_survive("interrupted", "interrupted.c", &["-pthread"]);
+}
+
+#[test]
 fn mappings_of_all_kinds_come_back() {
     steps_survive("mappings", "mappings.c", &[]);
 }
@@ -111,6 +140,53 @@ fn a_redis_server_goes_on_with_its_client() {
         let script = include_str!("steps_redis.py");
         script_survives("redis", &["/usr/bin/python3", "-c", script]);
     }
+}
+
+#[test]
+fn perl_goes_on() {
+    script_survives("perl", &["/usr/bin/perl", "-e", include_str!("steps.pl")]);
+}
+
+#[test]
+fn go_goes_on() {
+    let _alone = alone();
+    if !installed("go") {
+        return;
+    }
+    command_survives(&Folder::new("go"), &[build_go().to_str().unwrap()]);
+}
+
+/// Once for all: its library takes half a minute.
+fn build_go() -> PathBuf {
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (program, source) = (kept.join("steps-go"), kept.join("steps.go"));
+    if std::fs::read(&source).is_ok_and(|text| text == include_bytes!("steps.go")) {
+        return program;
+    }
+    let written = kept.join("steps-new.go");
+    std::fs::write(&written, include_str!("steps.go")).unwrap();
+    let mut compiler = Command::new("go");
+    compiler.arg("build").arg("-o").arg(&program).arg(&written);
+    compiler.env("GOCACHE", kept.join("go-cache")).current_dir(kept);
+    assert!(compiler.status().unwrap().success());
+    std::fs::rename(written, source).unwrap();
+    program
+}
+
+#[test]
+fn java_goes_on() {
+    let _alone = alone();
+    if !installed("javac") {
+        return;
+    }
+    let folder = Folder::new("java");
+    let source = folder.path("Steps.java");
+    std::fs::write(&source, include_str!("Steps.java")).unwrap();
+    let compiled = Command::new("javac").arg("-d").arg(folder.path("")).arg(&source).status();
+    assert!(compiled.unwrap().success());
+    let classes = folder.path("");
+    let options = ["java", "-Xmx64m", "-cp", classes.to_str().unwrap(), "Steps"];
+    command_survives(&folder, &options);
 }
 
 #[test]
@@ -190,6 +266,9 @@ fn an_ordinary_user_can_do_the_same() {
         return;
     }
     let _alone = alone();
+    if installed("go") {
+        build_go();
+    }
     let mut tests = Command::new("setpriv");
     tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
     tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");

@@ -85,6 +85,34 @@ static void *worker(void *argument) {
 }
 
 static volatile sig_atomic_t handled;
+static volatile sig_atomic_t ticks;
+static void tick(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    if (info->si_code == SI_TIMER && info->si_value.sival_int == 77) ticks++;
+}
+
+// Two timers after one that was deleted, so that their ids are not the first: one ticks, one waits for long.
+static timer_t ticking, waiting;
+static void start_timers(void) {
+    struct sigaction action = {.sa_sigaction = tick, .sa_flags = SA_SIGINFO | SA_RESTART};
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMAX, .sigev_value.sival_int = 77};
+    struct itimerspec often = {{0, 20000000}, {0, 20000000}}, late = {{0, 0}, {1000, 0}};
+    timer_t first;
+    check(!sigaction(SIGRTMAX, &action, 0) && !timer_create(CLOCK_MONOTONIC, &event, &first), 60);
+    check(!timer_create(CLOCK_MONOTONIC, &event, &ticking) && !timer_create(CLOCK_REALTIME, &event, &waiting), 61);
+    check(!timer_delete(first), 62);
+    check(!timer_settime(ticking, 0, &often, 0) && !timer_settime(waiting, 0, &late, 0), 63);
+}
+
+static void check_timers(void) {
+    struct itimerspec left;
+    check(!timer_gettime(waiting, &left) && left.it_value.tv_sec > 800 && left.it_interval.tv_sec == 0, 64);
+    check(!timer_gettime(ticking, &left) && left.it_interval.tv_nsec == 20000000, 65);
+    int before = ticks;
+    while (ticks < before + 3) pause();
+    check(!timer_delete(ticking) && !timer_delete(waiting), 66);
+}
+
 static void handler(int signal) { (void)signal, handled++; }
 
 int main(int argc, char **argv) {
@@ -99,6 +127,11 @@ int main(int argc, char **argv) {
     check(!pthread_sigmask(SIG_BLOCK, &mask, 0), 41);
     // Two pending signals that stay so across everything: the process's, and the thread's own.
     check(!kill(getpid(), SIGUSR1), 42);
+    // Its ticks go to this thread, which waits for the others by calls that go on after a signal.
+    start_timers();
+    sigset_t tickmask;
+    sigemptyset(&tickmask), sigaddset(&tickmask, SIGRTMAX);
+    check(!pthread_sigmask(SIG_BLOCK, &tickmask, 0), 67);
     pthread_t threads[COUNT];
     pid_t pid = getpid();
     for (long i = 0; i < COUNT; i++) check(!pthread_create(&threads[i], 0, worker, (void *)i), 43);
@@ -107,6 +140,8 @@ int main(int argc, char **argv) {
         check(!pthread_join(threads[i], &result) && (long)result == i, 44);
     }
     check(pid == getpid() && !handled, 45);
+    check(!pthread_sigmask(SIG_UNBLOCK, &tickmask, 0), 68);
+    check_timers();
     check(!sigpending(&mask) && sigismember(&mask, SIGUSR1), 46);
     sigemptyset(&mask);
     check(!pthread_sigmask(SIG_SETMASK, &mask, 0) && handled == 1, 47);

@@ -94,9 +94,16 @@ impl Checkpointer {
         }
     }
 
-    /// Returns when no checkpoint is under way.
-    pub(crate) fn settle(&self) {
-        drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Returns when no checkpoint is under way, or at `deadline`.
+    pub(crate) fn settle(&self, deadline: Option<Instant>) {
+        let Some(deadline) = deadline else {
+            return drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
+        };
+        while matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
+            && Instant::now() < deadline
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {

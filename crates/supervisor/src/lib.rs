@@ -131,6 +131,7 @@ fn supervise(
         None => Proxies::default(),
     };
     signals::become_subreaper();
+    let checkpointer = serve_control(spec, name, dir, &meta, &log);
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -142,10 +143,10 @@ fn supervise(
     };
     meta.pid = Some(program.pid);
     let _ = dir.write_meta(&meta);
-    serve_control(spec, name, dir, &meta, &log);
     let signalled = program.clone();
     let watch = Watch {
         control: dir.control(),
+        settle: Box::new(move |deadline| checkpointer.settle(deadline)),
         policy: spec.policy.clone(),
         log: log.clone(),
         signal: Arc::new(move |signal| signalled.signal(signal)),
@@ -170,8 +171,14 @@ fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
 }
 
 /// Answers on the job's control socket. A job that cannot be checkpointed runs all the same.
-fn serve_control(spec: &JobSpec, name: &JobName, dir: &JobDir, meta: &Meta, log: &Arc<JobLog>) {
-    let checkpointer = Checkpointer {
+fn serve_control(
+    spec: &JobSpec,
+    name: &JobName,
+    dir: &JobDir,
+    meta: &Meta,
+    log: &Arc<JobLog>,
+) -> Arc<Checkpointer> {
+    let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: meta.command.clone(),
         devices: matches!(spec.gpu, JobGpu::Devices(_)).then(|| meta.gpu.clone()),
@@ -180,10 +187,11 @@ fn serve_control(spec: &JobSpec, name: &JobName, dir: &JobDir, meta: &Meta, log:
         log: log.clone(),
         last: dir.last_image(),
         under_way: Mutex::default(),
-    };
-    if let Err(error) = control::serve(&dir.control(), Arc::new(checkpointer)) {
+    });
+    if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
     }
+    checkpointer
 }
 
 fn open_log(dir: &JobDir) -> Result<Arc<JobLog>, JobError> {

@@ -142,8 +142,10 @@ fn watch(
         log.line("cannot start a thread: the job's end will not be noticed");
     }
     let signalled = restarted.clone();
+    let control = dir.control();
     let watch = Watch {
-        control: dir.control(),
+        control: control.clone(),
+        settle: Box::new(move |deadline| control::settle(&control, deadline)),
         policy: spec.policy.clone(),
         log: log.clone(),
         // One that has ended takes no signal.
@@ -185,6 +187,6 @@ impl Checkpointing<'_> {
         while job.collect() {
             signals.child();
         }
-        checkpointer.settle();
+        checkpointer.settle(None);
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Watch {
     pub(crate) log: Arc<JobLog>,
     /// Sends a signal to the program.
     pub(crate) signal: Arc<dyn Fn(libc::c_int) + Send + Sync>,
+    /// Returns when no checkpoint is under way, or at the moment given.
+    pub(crate) settle: Box<dyn Fn(Option<Instant>)>,
 }
 
 impl Watch {
@@ -43,7 +45,7 @@ impl Watch {
                 Signal::Child => {
                     if let Some(outcome) = ended() {
                         // An image of a program that has ended since is a good image.
-                        control::settle(&self.control, ending.flatten());
+                        (self.settle)(ending.flatten());
                         return outcome;
                     }
                 }

@@ -11,7 +11,7 @@ pub(crate) use process::vdso_checksum;
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
-use crate::plugins::{FileContents, PluginError, Refusal, Survey, SurveyOptions};
+use crate::plugins::{FileContents, More, PluginError, Refusal, Survey, SurveyOptions};
 use crate::proc::{Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -42,6 +42,8 @@ pub struct Options {
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes.
     pub file_limit: u64,
+    /// Plugins of others, asked before kedge's own.
+    pub plugins: More,
 }
 
 impl Options {
@@ -49,7 +51,7 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        Options { folder, codec, patience, contents, file_limit: limit }
+        Options { folder, codec, patience, contents, file_limit: limit, plugins: More::new() }
     }
 }
 
@@ -119,7 +121,8 @@ fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineErro
         |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
     let streams = [stream(0), stream(1), stream(2)];
     let (contents, limit) = (options.contents, options.file_limit);
-    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit });
+    let more = options.plugins.clone();
+    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit, more });
     Ok(survey.map_err(PluginError::Survey)?)
 }
 

@@ -12,6 +12,7 @@ use crate::state::*;
 use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
+use crate::timers;
 use crate::{EngineError, Thread};
 use kedge_image::ImageWriter;
 use libc::pid_t;
@@ -66,9 +67,6 @@ fn refuse(pid: pid_t, status: &Status) -> Result<(), EngineError> {
     if proc::link(pid, "root")? != Path::new("/") {
         return unsupported("it has changed its root folder");
     }
-    if !proc::text(pid, "timers")?.is_empty() {
-        return unsupported("it has POSIX timers");
-    }
     Ok(())
 }
 
@@ -95,6 +93,7 @@ fn describe(
         actions: Vec::new(),
         pending: hex(sys::pending(pid, true)?),
         timers: Vec::new(),
+        posix_timers: timers::of(pid)?,
         parent_death_signal: 0,
         subreaper: false,
         mm: MemoryMap {
@@ -281,10 +280,16 @@ fn ask_live(
     let pid = process.pid;
     let scratch = Scratch::of(pid, mappings)?;
     state.timers = scratch.timers(&mut process.leader)?;
+    for timer in &mut state.posix_timers {
+        timer.time = scratch.posix_timer(&mut process.leader, timer.id)?;
+    }
+    state.posix_timers.sort_by_key(|timer| timer.id);
     state.parent_death_signal = scratch.parent_death_signal(&mut process.leader)?;
     state.subreaper = scratch.subreaper(&mut process.leader)?;
     for thread in std::iter::once(&mut process.leader).chain(&mut process.others) {
         state.threads.push(describe_thread(pid, thread, &scratch)?);
+        // If whoever traces it is killed, a thread that is at home just goes on.
+        thread.go_home()?;
     }
     Ok(())
 }

@@ -88,6 +88,17 @@ impl Scratch {
         Ok(self.prctl(leader, "read whether it is a subreaper", option)? as i32 != 0)
     }
 
+    /// What is left of a POSIX timer: interval, then rest, in seconds and nanoseconds.
+    pub(super) fn posix_timer(
+        &self,
+        leader: &mut Thread,
+        id: i32,
+    ) -> Result<[i64; 4], EngineError> {
+        let (what, id) = ("read its timers", id as u64);
+        let answer = self.ask::<32>(leader, what, libc::SYS_timer_gettime, |at| [id, at, 0])?;
+        Ok([0, 8, 16, 24].map(|at| word(&answer, at) as i64))
+    }
+
     /// The interval timers: interval and rest, in microseconds.
     pub(super) fn timers(&self, leader: &mut Thread) -> Result<Vec<(u64, u64)>, EngineError> {
         let timer = |which: u64| {

@@ -8,11 +8,18 @@ use crate::plugins::{Claim, Plugin};
 use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// Major and minor number (devices.txt): null, zero, full, random, urandom.
 const STATELESS: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
+#[derive(Debug)]
 pub(crate) struct Devices;
+
+fn is_stateless(device: u64) -> bool {
+    STATELESS.contains(&(libc::major(device), libc::minor(device)))
+}
 
 #[derive(Serialize, Deserialize)]
 struct Device {
@@ -26,9 +33,8 @@ impl Plugin for Devices {
     }
 
     fn claim(&self, file: &Found, _job: &Job) -> Claim {
-        let number = (libc::major(file.stat.special), libc::minor(file.stat.special));
         let device = file.stat.kind() == libc::S_IFCHR && !file.is_path_only();
-        Claim::when(device && STATELESS.contains(&number))
+        Claim::when(device && is_stateless(file.stat.special))
     }
 
     fn checkpoint(
@@ -45,7 +51,14 @@ impl Plugin for Devices {
             let path = world.path(&device.path.0);
             let access = world.flags(device.description)? & libc::O_ACCMODE as u32;
             let flags = OFlags::from_bits_retain(access) | OFlags::CLOEXEC | OFlags::NOCTTY;
-            let fd = open(&path, flags, Mode::empty()).to(|| format!("open {}", path.display()))?;
+            let what = || format!("open {}", path.display());
+            // Opening others may do something.
+            let there = fs::metadata(&path).to(what)?;
+            if !there.file_type().is_char_device() || !is_stateless(there.rdev()) {
+                let what = format!("{} is another device than it was", path.display());
+                return Err(PluginError::Refused(what));
+            }
+            let fd = open(&path, flags, Mode::empty()).to(what)?;
             world.made(device.description, fd)?;
         }
         Ok(())

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 /// Highest number of a member that is read back.
 const MAX_NUMBER: i32 = 1 << 24;
 
+#[derive(Debug)]
 pub(crate) struct Epoll;
 
 #[derive(Serialize, Deserialize)]
@@ -40,7 +41,7 @@ impl Plugin for Epoll {
     fn requires(&self) -> &'static [&'static str] {
         // All that can be a member.
         &[
-            "streams", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
+            "streams", "pty", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
             "pidfd", "inotify", "files",
         ]
     }

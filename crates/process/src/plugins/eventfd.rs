@@ -9,6 +9,7 @@ use rustix::io::write;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+#[derive(Debug)]
 pub(crate) struct Eventfd;
 
 #[derive(Serialize, Deserialize)]

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 /// Most names that are looked at to find what is watched.
 const MAX_NAMES: usize = 50_000;
 
+#[derive(Debug)]
 pub(crate) struct Inotify;
 
 #[derive(Serialize, Deserialize)]

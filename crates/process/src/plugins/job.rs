@@ -3,6 +3,7 @@
 use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
+use crate::plugins::pty::Flight;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -158,6 +159,7 @@ pub struct Capture<'a> {
     pub warnings: Vec<String>,
     /// What was taken out of connections, and through what it is to be given back.
     pub(crate) taken: Vec<(OwnedFd, Vec<u8>)>,
+    pub(crate) flights: Vec<Flight>,
 }
 
 impl Capture<'_> {

@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 const PREFIX: &[u8] = b"/memfd:";
 const SUFFIX: &[u8] = b" (deleted)";
 
+#[derive(Debug)]
 pub(crate) struct Memory;
 
 #[derive(Serialize, Deserialize)]

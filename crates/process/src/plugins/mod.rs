@@ -22,10 +22,12 @@ mod inotify;
 mod job;
 mod locks;
 mod memory;
+mod own;
 mod path;
 mod pidfd;
 mod pipes;
 mod procfs;
+mod pty;
 mod recreate;
 mod saved;
 mod signalfd;
@@ -67,7 +69,7 @@ impl Claim {
 
 /// What knows one kind of descriptor. Each plugin saves all descriptions of its kind together, so
 /// that what they share (a pipe between its ends) is saved once.
-pub trait Plugin: Sync {
+pub trait Plugin: Sync + std::fmt::Debug {
     /// What it provides: its name in the image, in refusals and in `requires`.
     fn name(&self) -> &'static str;
 
@@ -108,6 +110,8 @@ pub fn table() -> &'static [&'static dyn Plugin] {
     &[
         &streams::Streams,
         &locks::Locks,
+        &own::Own,
+        &pty::Ptys,
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
@@ -123,11 +127,21 @@ pub fn table() -> &'static [&'static dyn Plugin] {
     ]
 }
 
-/// The table in the layers' order: each after all that it requires.
-pub fn layers() -> Vec<&'static dyn Plugin> {
-    let mut left: Vec<_> = table().to_vec();
+/// Plugins that are not in the table, for a program that uses this crate. They are asked first.
+pub type More = Vec<&'static dyn Plugin>;
+
+/// `more` and the table, in the order of claiming.
+pub(crate) fn all(more: &More) -> Vec<&'static dyn Plugin> {
+    more.iter().chain(table()).copied().collect()
+}
+
+/// All plugins in the layers' order: each after all that it requires. What is required and not
+/// there, or requires itself, comes last.
+pub fn layers(more: &More) -> Vec<&'static dyn Plugin> {
+    let mut left = all(more);
     let mut ordered: Vec<&'static dyn Plugin> = Vec::new();
-    // Each round takes one plugin at least: the table has no cycles (tested below).
+    // Each round takes one plugin at least: the table has no cycles (tested below), and with those
+    // of others the first one is taken.
     while !left.is_empty() {
         let ready = |plugin: &&'static dyn Plugin| {
             plugin.requires().iter().all(|name| ordered.iter().any(|done| done.name() == *name))
@@ -144,7 +158,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_what_is_required_comes_first() {
-        let ordered = layers();
+        let ordered = layers(&More::new());
         for (at, plugin) in ordered.iter().enumerate() {
             assert!(!ordered[..at].iter().any(|other| other.name() == plugin.name()));
             for name in plugin.requires() {

@@ -3,12 +3,13 @@
 
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, Job, state};
-use crate::plugins::world::{Argument, InjectedCall, World};
+use crate::plugins::world::{Argument, World};
 use crate::plugins::{Claim, Plugin, procfs, sys};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::os::unix::ffi::OsStrExt;
 
+#[derive(Debug)]
 pub(crate) struct Pidfd;
 
 #[derive(Serialize, Deserialize)]
@@ -84,21 +85,8 @@ fn open_late(description: u32, target: i32, world: &mut World) -> Result<(), Plu
     /// `PIDFD_THREAD` and `PIDFD_NONBLOCK`.
     const FLAGS: u32 = (libc::O_EXCL | libc::O_NONBLOCK) as u32;
     let flags = world.flags(description)? & FLAGS;
-    for slot in world.holders(description) {
-        let close = if slot.close_on_exec { libc::O_CLOEXEC } else { 0 };
-        let number = |number: i64| Argument::Number(number as u64);
-        let steps = [
-            (libc::SYS_pidfd_open, vec![number(target.into()), number(flags.into())]),
-            (
-                libc::SYS_dup3,
-                vec![Argument::Earlier(1), number(slot.fd.into()), number(close.into())],
-            ),
-            (libc::SYS_close, vec![Argument::Earlier(2)]),
-        ];
-        for (number, arguments) in steps {
-            let what = format!("open the pidfd of process {target}");
-            world.inject(InjectedCall { pid: slot.pid, number, arguments, what });
-        }
-    }
+    let arguments = vec![Argument::Number(target as u64), Argument::Number(flags.into())];
+    let what = format!("open the pidfd of process {target}");
+    world.reopen(description, (libc::SYS_pidfd_open, arguments), 0, &what);
     Ok(())
 }

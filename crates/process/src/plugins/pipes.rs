@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Largest pipe that is made: what `fs.pipe-max-size` can be set to at most.
 const MAX_SIZE: usize = 1 << 31;
 
+#[derive(Debug)]
 pub(crate) struct Pipes;
 
 #[derive(Serialize, Deserialize)]

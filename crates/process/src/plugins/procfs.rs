@@ -158,6 +158,18 @@ pub(crate) fn inner_pid(pid: i32) -> io::Result<i32> {
     last.ok_or_else(|| io::Error::other("its status has no NSpid"))
 }
 
+/// The device that is the terminal of the session of `pid`.
+pub(crate) fn terminal(pid: i32) -> Option<u64> {
+    let stat = read(&format!("/proc/{pid}/stat"), MAX_STATUS).ok()?;
+    // After the name, which may hold anything: state, parent, group, session, terminal (proc(5)).
+    let number: i32 = stat.rsplit_once(')')?.1.split_whitespace().nth(4)?.parse().ok()?;
+    let number = number as u32;
+    (number != 0).then(|| {
+        let minor = number & 0xff | (number >> 12) & 0xf_ff00;
+        libc::makedev((number >> 8) & 0xfff, minor)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, Undo, World};
-use crate::plugins::{layers, sys};
+use crate::plugins::{More, layers, sys};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_setfl};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -20,6 +20,8 @@ pub struct RecreateOptions<'a> {
     pub streams: [Option<BorrowedFd<'a>>; 3],
     /// All processes of the job, also those without descriptors.
     pub processes: Vec<i32>,
+    /// As in [`SurveyOptions`](crate::plugins::SurveyOptions).
+    pub more: More,
 }
 
 /// The descriptors of a job, in the process that restarts it. Until [`Recreated::commit`],
@@ -88,7 +90,7 @@ impl Saved {
     pub fn recreate(&self, options: &RecreateOptions) -> Result<Recreated, PluginError> {
         raise_limit();
         let mut world = World::new(self, options)?;
-        let layers = layers();
+        let layers = layers(&options.more);
         let unknown = |state: &&crate::plugins::saved::State| {
             !layers.iter().any(|plugin| plugin.name() == state.plugin)
         };

@@ -6,6 +6,7 @@ use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin, sys};
 use serde_json::Value;
 
+#[derive(Debug)]
 pub(crate) struct Signalfd;
 
 pub(crate) fn is_one(file: &Found) -> bool {

@@ -6,7 +6,7 @@ use crate::plugins::procfs::{Seen, Stat, descriptor};
 use crate::plugins::recreate::again;
 use crate::plugins::survey::SurveyOptions;
 use crate::plugins::world::World;
-use crate::plugins::{Claim, Plugin, pipes, sys};
+use crate::plugins::{Claim, Plugin, own, pipes, pty, sys};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::termios::isatty;
@@ -23,6 +23,7 @@ pub enum Stream {
     Terminal,
 }
 
+#[derive(Debug)]
 pub(crate) struct Streams;
 
 impl Plugin for Streams {
@@ -134,9 +135,10 @@ impl Own {
     }
 }
 
-/// Consoles, serial lines and pseudo-terminals (devices.txt).
-pub(crate) fn is_terminal(device: u64) -> bool {
-    matches!(libc::major(device), 4 | 5 | 136..=143)
+/// Consoles, serial lines and pseudo-terminals (devices.txt), but not where these are made.
+fn is_terminal(device: u64) -> bool {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    matches!(major, 4 | 5 | 136..=143) && (major, minor) != (5, 2)
 }
 
 /// One file for each stream that its holders use.
@@ -157,14 +159,18 @@ fn split(file: Found, candidates: &[u8]) -> Vec<Found> {
     candidates.iter().filter_map(|number| part(*number)).collect()
 }
 
-/// What is the terminal by its name, or a pipe under a stream's number that leads outside.
+/// What is the terminal by its name, or leads outside: a pipe under a stream's number, or a terminal.
 fn by_itself(file: &Found, job: &Job) -> Option<Stream> {
     /// /dev/tty, whatever terminal that is (devices.txt).
     const TTY: (u32, u32) = (5, 0);
+    let standard = file.holders.iter().find(|holder| (0..3).contains(&holder.fd));
+    let standard = standard.map(|holder| Stream::Standard(holder.fd as u8));
     let special = file.stat.special;
-    if file.stat.kind() == libc::S_IFCHR && (libc::major(special), libc::minor(special)) == TTY {
-        return Some(Stream::Terminal);
+    if file.stat.kind() == libc::S_IFCHR && !file.is_path_only() {
+        let slave = (136..=143).contains(&libc::major(special)) && !pty::inside(file, job);
+        let named =
+            (libc::major(special), libc::minor(special)) == TTY && !own::terminal(file, job);
+        return (slave || named).then(|| standard.filter(|_| slave).unwrap_or(Stream::Terminal));
     }
-    let number = file.holders.iter().find(|holder| (0..3).contains(&holder.fd))?.fd as u8;
-    pipes::leads_outside(file, job).then_some(Stream::Standard(number))
+    standard.filter(|_| pipes::leads_outside(file, job))
 }

@@ -5,7 +5,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, sockets, streams, sys, table};
+use crate::plugins::{Claim, More, Plugin, all, sockets, streams, sys};
 use rustix::fd::BorrowedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
@@ -32,11 +32,13 @@ pub struct SurveyOptions<'a> {
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes; a larger one is refused.
     pub limit: u64,
+    pub more: More,
 }
 
 impl Default for SurveyOptions<'_> {
     fn default() -> Self {
-        SurveyOptions { streams: [None; 3], contents: FileContents::Save, limit: 4 << 30 }
+        let (contents, limit) = (FileContents::Save, 4 << 30);
+        SurveyOptions { streams: [None; 3], contents, limit, more: More::new() }
     }
 }
 
@@ -45,7 +47,9 @@ pub struct Survey<'a> {
     pids: Vec<i32>,
     options: SurveyOptions<'a>,
     job: Job,
-    /// For each file of the job the index of its plugin in [`table`].
+    /// In the order of claiming.
+    plugins: Vec<&'static dyn Plugin>,
+    /// For each file of the job the index of its plugin.
     claims: Vec<usize>,
 }
 
@@ -57,10 +61,11 @@ impl<'a> Survey<'a> {
         (job.contents, job.limit) = (options.contents, options.limit);
         streams::recognise(&mut job, options);
         sockets::recognise(&mut job);
+        let plugins = all(&options.more);
         let mut claims = Vec::with_capacity(job.files.len());
         let mut refusals = Vec::new();
         for file in &job.files {
-            match claimed(file, &job) {
+            match claimed(file, &job, &plugins) {
                 Ok(plugin) => claims.push(plugin),
                 Err(refusal) => refusals.push(refusal),
             }
@@ -68,12 +73,12 @@ impl<'a> Survey<'a> {
         if !refusals.is_empty() {
             return Err(refusals);
         }
-        Ok(Survey { pids: pids.to_vec(), options: options.clone(), job, claims })
+        Ok(Survey { pids: pids.to_vec(), options: options.clone(), job, plugins, claims })
     }
 
     /// The name of the plugin that takes each file.
     pub fn claims(&self) -> impl Iterator<Item = (&Found, &'static str)> {
-        self.job.files.iter().zip(self.claims.iter().map(|claim| table()[*claim].name()))
+        self.job.files.iter().zip(self.claims.iter().map(|claim| self.plugins[*claim].name()))
     }
 
     /// Saves everything, files into the image's `folder`, which exists. Every process is stopped, and stays
@@ -82,12 +87,13 @@ impl<'a> Survey<'a> {
         // They may have opened and closed since.
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
-        let (files, warnings, taken) = (Vec::new(), Vec::new(), Vec::new());
-        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken };
+        let (files, warnings) = (Vec::new(), Vec::new());
+        let (taken, flights) = (Vec::new(), Vec::new());
+        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken, flights };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
-        for plugin in table() {
+        for plugin in &now.plugins {
             resumed = resumed.and(plugin.resume(&mut capture));
         }
         let states = states.and_then(|states| resumed.map(|()| states))?;
@@ -96,7 +102,7 @@ impl<'a> Survey<'a> {
 
     fn checkpoint(&self, capture: &mut Capture) -> Result<Vec<saved::State>, PluginError> {
         let mut states = Vec::new();
-        for (index, plugin) in table().iter().enumerate() {
+        for (index, plugin) in self.plugins.iter().enumerate() {
             let mine = (0..self.claims.len()).filter(|file| self.claims[*file] == index);
             let mine: Vec<usize> = mine.collect();
             if let Some(state) = plugin.checkpoint(capture, &mine)? {
@@ -108,10 +114,10 @@ impl<'a> Survey<'a> {
     }
 }
 
-fn claimed(file: &Found, job: &Job) -> Result<usize, Refusal> {
+fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {
     let (pid, fd) = job.holder(file);
     let refusal = |remedy| Refusal { pid, fd: Some(fd), what: file.what(), remedy };
-    for (index, plugin) in table().iter().enumerate() {
+    for (index, plugin) in plugins.iter().enumerate() {
         match plugin.claim(file, job) {
             Claim::Yes => return Ok(index),
             Claim::Refused(why) => return Err(refusal(why)),

@@ -237,3 +237,33 @@ pub(crate) fn lock_description(fd: impl AsFd, lock: &[u8; FLOCK]) -> io::Result<
     // SAFETY: the kernel reads one struct flock.
     done(unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_OFD_SETLK, lock.as_ptr()) })
 }
+
+/// Bytes of struct termios2.
+pub(crate) const TERMINAL: usize = 44;
+
+/// A terminal's settings (`TCGETS2`); asked at a pty's master, its slave's.
+pub(crate) fn terminal(fd: impl AsFd) -> io::Result<[u8; TERMINAL]> {
+    let mut bytes = [0; TERMINAL];
+    // SAFETY: the kernel stores one struct termios2.
+    done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TCGETS2, bytes.as_mut_ptr()) })?;
+    Ok(bytes)
+}
+
+pub(crate) fn set_terminal(fd: impl AsFd, settings: &[u8; TERMINAL]) -> io::Result<()> {
+    // SAFETY: the kernel reads one struct termios2.
+    done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TCSETS2, settings.as_ptr()) })
+}
+
+/// What a request of ioctl that stores one int has stored.
+pub(crate) fn number(fd: impl AsFd, request: u64) -> io::Result<i32> {
+    let mut number = 0i32;
+    // SAFETY: callers pass requests that store one int.
+    done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request, &raw mut number) })?;
+    Ok(number)
+}
+
+/// A request of ioctl that reads one int.
+pub(crate) fn set_number(fd: impl AsFd, request: u64, number: i32) -> io::Result<()> {
+    // SAFETY: callers pass requests that read one int.
+    done(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request, &raw const number) })
+}

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 const SECOND: i64 = 1_000_000_000;
 
+#[derive(Debug)]
 pub(crate) struct Timerfd;
 
 /// Seconds and nanoseconds.

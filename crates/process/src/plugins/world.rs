@@ -179,6 +179,34 @@ impl<'a> World<'a> {
         self.calls.push(call);
     }
 
+    /// Leaves it to each holder to open its own in place of what was made, by the call `number`
+    /// with `arguments`, which returns a descriptor; then moves it to `offset`.
+    pub fn reopen(
+        &mut self,
+        description: u32,
+        (number, arguments): (i64, Vec<Argument>),
+        offset: u64,
+        what: &str,
+    ) {
+        for slot in self.holders(description) {
+            let close = if slot.close_on_exec { libc::O_CLOEXEC } else { 0 };
+            let plain = |number: i64| Argument::Number(number as u64);
+            let mut steps = vec![(number, arguments.clone())];
+            if offset != 0 {
+                let at = vec![Argument::Earlier(1), Argument::Number(offset), plain(0)];
+                steps.push((libc::SYS_lseek, at));
+            }
+            let opened = |steps: &Vec<_>| Argument::Earlier(steps.len());
+            let place = vec![opened(&steps), plain(slot.fd.into()), plain(close.into())];
+            steps.push((libc::SYS_dup3, place));
+            steps.push((libc::SYS_close, vec![opened(&steps)]));
+            for (number, arguments) in steps {
+                let what = format!("{what} as descriptor {}", slot.fd);
+                self.inject(InjectedCall { pid: slot.pid, number, arguments, what });
+            }
+        }
+    }
+
     /// Tells the user.
     pub fn note(&mut self, note: String) {
         self.notes.push(note);

@@ -78,6 +78,7 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
     let stream =
         |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
     let options = RecreateOptions {
+        more: plan.plugins.clone(),
         folder: plan.folder.clone(),
         paths: plan.paths.clone(),
         streams: [stream(0), stream(1), stream(2)],

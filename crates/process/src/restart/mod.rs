@@ -12,7 +12,7 @@ mod tree;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{PathMap, Saved};
+use crate::plugins::{More, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{ImageFile, Manifest};
@@ -33,12 +33,15 @@ pub struct RestartOptions {
     pub streams: [Option<OwnedFd>; 3],
     /// Where files are that were elsewhere.
     pub paths: PathMap,
+    /// Plugins of others.
+    pub plugins: More,
 }
 
 impl RestartOptions {
     /// The usual ones.
     pub fn new(folder: PathBuf) -> RestartOptions {
-        RestartOptions { folder, streams: [None, None, None], paths: PathMap::default() }
+        let (streams, paths) = ([None, None, None], PathMap::default());
+        RestartOptions { folder, streams, paths, plugins: More::new() }
     }
 }
 
@@ -48,6 +51,7 @@ struct Plan {
     folder: PathBuf,
     manifest: Manifest,
     paths: PathMap,
+    plugins: More,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -65,8 +69,9 @@ impl Plan {
             let entry = manifest.file(file).ok_or(EngineError::Nonsense("a file that it lacks"))?;
             entry.verify_plain(&folder)?;
         }
-        let (paths, processes) = (options.paths.clone(), Vec::new());
-        let mut plan = Plan { folder, manifest, paths, job, descriptors, processes };
+        let (paths, plugins) = (options.paths.clone(), options.plugins.clone());
+        let processes = Vec::new();
+        let mut plan = Plan { folder, manifest, paths, plugins, job, descriptors, processes };
         for pid in &plan.job.processes {
             let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
             let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;

@@ -4,6 +4,7 @@ use super::tree::{Made, clone_arguments};
 use crate::inject::{Batch, Parasite};
 use crate::state::{Hex, ProcessState, ThreadState};
 use crate::sys::{self, REGISTERS, SIGINFO};
+use crate::timers;
 use crate::{EngineError, Thread};
 use libc::pid_t;
 
@@ -35,6 +36,7 @@ pub(super) fn rebuild(state: &ProcessState, made: Made) -> Result<Vec<Thread>, E
     set_thread(&mut batch, &state.threads[0])?;
     set_process(&mut batch, state)?;
     batch.run()?;
+    timers::make(&state.posix_timers, &mut leader, parasite)?;
     set_trap(&mut leader, parasite, state)?;
     parasite.remove(&mut leader)?;
     let mut threads = vec![leader];

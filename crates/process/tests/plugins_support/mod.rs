@@ -156,6 +156,14 @@ impl Scenario {
                 *target = ids[&(*target as i32)] as u64;
             }
         }
+        let own = format!("/proc/{pid}/").into_bytes();
+        for argument in calls.iter_mut().flat_map(|call| &mut call.arguments) {
+            if let Argument::Bytes(path) = argument
+                && let Some(rest) = path.strip_prefix(&own[..])
+            {
+                *path = [b"/proc/self/", rest].concat();
+            }
+        }
         let mut command = Command::new(&self.program);
         command.args(["check", self.name]).arg(self.work()).arg(role.to_string());
         // SAFETY: the closure makes system calls and allocates, which glibc allows after fork().
@@ -229,6 +237,8 @@ fn build(source: &str, folder: &Folder) -> PathBuf {
 fn perform(calls: &[InjectedCall], old: i32) -> std::io::Result<()> {
     const F_SETOWN_EX: u64 = 15;
     let own = i32::try_from(std::process::id()).unwrap();
+    // And its session.
+    let _ = rustix::process::setsid();
     let mut results: Vec<i64> = Vec::new();
     for call in calls {
         let mut arguments = [0u64; 6];
@@ -239,13 +249,16 @@ fn perform(calls: &[InjectedCall], old: i32) -> std::io::Result<()> {
                 Argument::Earlier(back) => results[results.len() - back] as u64,
             };
         }
+        let names_itself = matches!(
+            (call.number, arguments[1]),
+            (libc::SYS_fcntl, F_SETOWN_EX) | (libc::SYS_ioctl, libc::TIOCSPGRP)
+        );
         let mut owner;
-        if let (libc::SYS_fcntl, F_SETOWN_EX, Some(Argument::Bytes(bytes))) =
-            (call.number, arguments[1], call.arguments.get(2))
-        {
+        if let (true, Some(Argument::Bytes(bytes))) = (names_itself, call.arguments.get(2)) {
             owner = bytes.clone();
-            if owner[4..] == old.to_ne_bytes() {
-                owner[4..].copy_from_slice(&own.to_ne_bytes());
+            let id = owner.len() - 4;
+            if owner[id..] == old.to_ne_bytes() {
+                owner[id..].copy_from_slice(&own.to_ne_bytes());
             }
             arguments[2] = owner.as_ptr() as u64;
         }

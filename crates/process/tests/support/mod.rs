@@ -42,9 +42,10 @@ impl Drop for Folder {
 }
 
 pub fn build(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
-    let program = folder.path(source.trim_end_matches(".c"));
+    let program = folder.path(source.trim_end_matches(".c").trim_end_matches(".cc"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
-    let mut compiler = Command::new("cc");
+    let compiler = if source.extension().is_some_and(|kind| kind == "cc") { "c++" } else { "cc" };
+    let mut compiler = Command::new(compiler);
     compiler.args(["-O1", "-D_GNU_SOURCE"]).arg("-o").arg(&program).arg(source).args(flags);
     assert!(compiler.status().expect("cc").success());
     program

@@ -71,7 +71,7 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
     }
     match request.ask {
         Ask::Settle => {
-            checkpointer.settle();
+            checkpointer.settle(None);
             send(stream, &Reply::Settled)
         }
         Ask::Checkpoint(order) => {

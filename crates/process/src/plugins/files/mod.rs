@@ -18,6 +18,7 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+#[derive(Debug)]
 pub(crate) struct Files;
 
 /// A file, a directory, or what an `O_PATH` descriptor stands for.

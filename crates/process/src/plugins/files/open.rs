@@ -21,8 +21,12 @@ const KEPT: i32 = libc::O_ACCMODE
 
 const TMPFILE: u32 = libc::O_TMPFILE as u32;
 
+/// Nothing is waited for, whatever lies at the path now; that flag is set right with all others.
 fn flags(saved: u32) -> OFlags {
-    OFlags::from_bits_retain(saved & KEPT as u32) | OFlags::CLOEXEC | OFlags::NOCTTY
+    OFlags::from_bits_retain(saved & KEPT as u32)
+        | OFlags::CLOEXEC
+        | OFlags::NOCTTY
+        | OFlags::NONBLOCK
 }
 
 /// Opens what is there now, which must be of the same kind as in `mode`.

@@ -4,11 +4,12 @@ use super::save::loopback;
 use super::{MPTCP, Socket};
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::world::World;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, Protocol, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
-    listen, socket_with, sockopt,
+    AddressFamily, Protocol, SocketFlags, SocketType, accept_with, bind, connect, getpeername,
+    getsockname, listen, socket_with, sockopt,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -61,8 +62,37 @@ fn connected(
     if let Some(from) = from {
         bind(&client, &from)?;
     }
-    connect(&client, &to)?;
-    Ok((accept_with(listener, SocketFlags::CLOEXEC)?, client))
+    bounded(&client, to)?;
+    rustix::io::ioctl_fionbio(&client, false)?;
+    let own = SocketAddr::try_from(getsockname(&client)?)?;
+    loop {
+        let accepted = accept_with(listener, SocketFlags::CLOEXEC)?;
+        // Anybody may connect meanwhile.
+        let peer = getpeername(&accepted)?.and_then(|any| SocketAddr::try_from(any).ok());
+        if peer.is_some_and(|peer| same(peer, own)) {
+            return Ok((accepted, client));
+        }
+    }
+}
+
+/// The same address, IPv4 as such wherever it is.
+fn same(a: SocketAddr, b: SocketAddr) -> bool {
+    (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
+}
+
+/// Connects within seconds or fails; leaves `fd` not waiting.
+pub(super) fn bounded(fd: &OwnedFd, to: SocketAddr) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(fd, true)?;
+    match connect(fd, &to) {
+        Err(Errno::INPROGRESS) => {}
+        other => return Ok(other?),
+    }
+    let wait = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    if retry_on_intr(|| poll(&mut fds, Some(&wait)))? == 0 {
+        return Err(io::Error::from(io::ErrorKind::TimedOut));
+    }
+    Ok(sockopt::socket_error(fd)??)
 }
 
 /// As [`connected`], while an old connection may stand in the way.
@@ -97,6 +127,10 @@ pub(super) fn pair(
 ) -> Result<(OwnedFd, OwnedFd), PluginError> {
     let at_home = || {
         let from = client.local.ok_or(Errno::ADDRNOTAVAIL)?;
+        // Never to another machine.
+        if !server.local.is_some_and(|local| same(local, to)) {
+            return Err(io::Error::other("it was not connected to its other end's address"));
+        }
         let (listener, _) = listener(server.six, server.local)?;
         patiently(&listener, client.six, from, to)
     };

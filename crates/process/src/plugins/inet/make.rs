@@ -38,7 +38,7 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
         set_options(fd.to(|| "duplicate a socket")?, socket, world);
     }
     for socket in sockets.values() {
-        reach(socket, world)?;
+        reach(socket, &sockets, world)?;
     }
     for socket in sockets.values().filter(|socket| !socket.is_stream()) {
         datagrams(socket, &sockets, world)?;
@@ -181,12 +181,19 @@ fn bind_at(
 }
 
 /// Who waits to be accepted, and datagram sockets that send to one address.
-fn reach(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
     match socket.role {
         Role::Waiting { remote } => {
-            let fd = world.get(socket.description)?;
-            connect_to(fd, &remote).to(|| format!("connect to {remote} again"))?;
-            finish(&fd.try_clone_to_owned().to(|| "duplicate a socket")?, socket)
+            let port = |one: &Socket| one.local.map(|address| address.port());
+            let listens = |one: &&Socket| matches!(one.role, Role::Listening { .. });
+            let listener = sockets.values().filter(listens);
+            if !listener.into_iter().any(|one| port(one) == Some(remote.port())) {
+                return Err(damaged(format!("nobody of the job listens at {remote}")));
+            }
+            let fd = world.get(socket.description)?.try_clone_to_owned();
+            let fd = fd.to(|| "duplicate a socket")?;
+            connect::bounded(&fd, remote).to(|| format!("connect to {remote} again"))?;
+            finish(&fd, socket)
         }
         Role::Toward(remote) => {
             let connected = connect_to(world.get(socket.description)?, &remote);

@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 /// Multipath TCP: Go's listeners have it.
 const MPTCP: i32 = 262;
 
+#[derive(Debug)]
 pub(crate) struct Inet;
 
 #[derive(Debug, Serialize, Deserialize)]

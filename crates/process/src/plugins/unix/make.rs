@@ -5,7 +5,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sockets::options;
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::retry_on_intr;
+use rustix::io::{ioctl_fionbio, retry_on_intr};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, listen, sendmsg, sendmsg_addr, shutdown, socket_with,
@@ -171,6 +171,11 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
         let fd = world.get(socket.description)?.try_clone_to_owned();
         fd.to(|| "duplicate a socket")
     };
+    // A full queue is waited for by nobody here; the flag is set right with all others.
+    let nonblocking = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+    if nonblocking {
+        ioctl_fionbio(world.get(socket.description)?, true).to(|| "set a socket's flags")?;
+    }
     match &socket.role {
         Role::Waiting { listener } => {
             let listener = sockets.get(listener).ok_or_else(|| damaged("nobody listens"))?;

@@ -14,6 +14,7 @@ use name::Name;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+#[derive(Debug)]
 pub(crate) struct Unix;
 
 #[derive(Debug, Serialize, Deserialize)]
