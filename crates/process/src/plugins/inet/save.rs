@@ -172,7 +172,8 @@ fn message(capture: &mut Capture, data: &[u8]) -> Result<Vec<Message>, PluginErr
 
 fn datagrams(capture: &mut Capture, socket: &Known) -> Result<Vec<Message>, PluginError> {
     let what = capture.job.describe(capture.file(socket.index));
-    let pieces = queue::peek(&socket.fd).to(|| format!("read what waits in {what}"))?;
+    let pieces =
+        queue::peek(&socket.fd, &mut capture.buffer).to(|| format!("read what waits in {what}"))?;
     let mut messages = Vec::new();
     for piece in pieces {
         let from = piece.from.and_then(|any| SocketAddr::try_from(any).ok());
