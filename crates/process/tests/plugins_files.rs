@@ -3,7 +3,7 @@
 mod plugins_support;
 
 use kedge_process::plugins::{
-    FileContents, PathMap, RecreateOptions, Saved, Survey, SurveyOptions,
+    Argument, FileContents, PathMap, RecreateOptions, Saved, Survey, SurveyOptions,
 };
 use plugins_support::{Scenario, as_an_ordinary_user};
 use std::fs;
@@ -53,6 +53,24 @@ fn locks_come_back() {
 #[test]
 fn owners_of_signals_come_back() {
     Scenario::round_trip(SOURCE, "owner");
+}
+
+/// As after a restart.
+#[test]
+fn a_job_in_a_namespace_of_its_own_is_saved_with_the_ids_that_it_knows() {
+    let unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    let mut scenario = Scenario::start_under(&unshare, SOURCE, "owner");
+    let outer = scenario.pids[0];
+    let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap();
+    let pid = children.trim().parse().unwrap();
+    let saved = Survey::of(&[pid], &scenario.options()).unwrap().save(&scenario.image()).unwrap();
+    scenario.kill();
+    assert!(saved.slots().iter().all(|slot| slot.pid == 1), "{:?}", saved.slots());
+    let options = RecreateOptions { folder: scenario.image(), ..RecreateOptions::default() };
+    let made = saved.recreate(&options).unwrap();
+    // F_OWNER_PID and the id.
+    let owner = Argument::Bytes([1i32.to_ne_bytes(), 1i32.to_ne_bytes()].concat());
+    assert!(made.calls.iter().any(|call| call.arguments.contains(&owner)), "{:?}", made.calls);
 }
 
 #[test]

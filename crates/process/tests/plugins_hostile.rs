@@ -5,8 +5,8 @@ mod plugins_support;
 use kedge_process::plugins::{RecreateOptions, Saved};
 use plugins_support::Scenario;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use serde_json::Value;
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 const SCENARIOS: [(&str, &str); 14] = [
@@ -32,21 +32,15 @@ struct Sample {
 }
 
 /// Real jobs, saved.
-fn samples() -> &'static Vec<Sample> {
-    static SAMPLES: OnceLock<Vec<Sample>> = OnceLock::new();
-    SAMPLES.get_or_init(|| {
-        let sample = |&(source, name): &(&str, &'static str)| {
-            let mut scenario = Scenario::start(source, name);
-            let bytes = scenario.save().to_bytes().unwrap();
-            scenario.kill();
-            Sample { scenario, form: serde_json::from_slice(&bytes).unwrap() }
-        };
-        SCENARIOS.iter().map(sample).collect()
-    })
+fn samples() -> Vec<Sample> {
+    let sample = |&(source, name): &(&str, &'static str)| {
+        let mut scenario = Scenario::start(source, name);
+        let bytes = scenario.save().to_bytes().unwrap();
+        scenario.kill();
+        Sample { scenario, form: serde_json::from_slice(&bytes).unwrap() }
+    };
+    SCENARIOS.iter().map(sample).collect()
 }
-
-/// One at a time: they have the same addresses and names.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// What is done to one place of an image.
 #[derive(Debug, Clone)]
@@ -93,47 +87,45 @@ fn apply(value: &mut Value, left: &mut usize, damage: &Damage) -> bool {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+/// Makes the descriptors of `form`, if it is one; whether that worked.
+fn recreate(sample: &Sample, form: &Value) -> bool {
+    let Ok(saved) = Saved::from_bytes(form.to_string().as_bytes()) else { return false };
+    let folder = sample.scenario.image();
+    let options = RecreateOptions { folder, ..RecreateOptions::default() };
+    let Ok(mut made) = saved.recreate(&options) else { return false };
+    assert_eq!(made.descriptors.len(), saved.descriptions());
+    let _ = made.settle();
+    true
+}
 
-    #[test]
-    fn nonsense_is_an_error(which in 0..SCENARIOS.len(), places in prop::collection::vec((0usize..400, damage()), 1..3)) {
-        let sample = &samples()[which];
-        let mut form = sample.form.clone();
+#[test]
+fn nonsense_is_an_error() {
+    let samples = samples();
+    for sample in &samples {
+        assert!(recreate(sample, &sample.form), "{}", sample.scenario.name);
+    }
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    let places = prop::collection::vec((0usize..400, damage()), 1..3);
+    let damaged = |(which, places): (usize, Vec<(usize, Damage)>)| {
+        let mut form = samples[which].form.clone();
         for (mut place, damage) in places {
             apply(&mut form, &mut place, &damage);
         }
-        let _turn = TURN.lock();
         let begin = Instant::now();
-        if let Ok(saved) = Saved::from_bytes(form.to_string().as_bytes()) {
-            let folder = sample.scenario.image();
-            let options = RecreateOptions { folder, ..RecreateOptions::default() };
-            if let Ok(mut made) = saved.recreate(&options) {
-                prop_assert_eq!(made.descriptors.len(), saved.descriptions());
-                let _ = made.settle();
-            }
-        }
+        recreate(&samples[which], &form);
         prop_assert!(begin.elapsed() < Duration::from_secs(20), "it took {:?}", begin.elapsed());
-    }
+        Ok(())
+    };
+    TestRunner::new(config.clone()).run(&(0..samples.len(), places), damaged).unwrap();
 
-    #[test]
-    fn bytes_that_are_cut_or_changed_are_read_or_refused(which in 0..SCENARIOS.len(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-        let mut bytes = samples()[which].form.to_string().into_bytes();
+    let changed = |(which, at, byte): (usize, prop::sample::Index, u8)| {
+        let mut bytes = samples[which].form.to_string().into_bytes();
         let at = at.index(bytes.len());
         let _ = Saved::from_bytes(&bytes[..at]);
         bytes[at] = byte;
         let _ = Saved::from_bytes(&bytes);
-    }
-}
-
-#[test]
-fn the_samples_themselves_are_made_again() {
-    for sample in samples() {
-        let _turn = TURN.lock();
-        let saved = Saved::from_bytes(sample.form.to_string().as_bytes()).unwrap();
-        let folder = sample.scenario.image();
-        let options = RecreateOptions { folder, ..RecreateOptions::default() };
-        let made = saved.recreate(&options).unwrap();
-        assert_eq!(made.descriptors.len(), saved.descriptions());
-    }
+        Ok(())
+    };
+    let places = (0..samples.len(), any::<prop::sample::Index>(), any::<u8>());
+    TestRunner::new(config).run(&places, changed).unwrap();
 }

@@ -113,6 +113,23 @@ static void check_connection(int role) {
     EXPECT(getsockopt(10, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_sacked == 17);
 }
 
+/* The end that was accepted is closed first, so that it is the one that stays in TIME-WAIT. */
+static void make_closed_first(void) {
+    put(socket(AF_INET, SOCK_STREAM, 0), 20);
+    bind_loopback(20, AF_INET);
+    EXPECT(listen(20, 17) == 0);
+    connect_to(30, 20);
+    put(accept(20, NULL, NULL), 10);
+    remember(10);
+    say(30, "hello");
+}
+
+static void check_closed_first(int role) {
+    expect_text(10, "hello");
+    expect_remembered(10);
+    connect_to(31, 20);
+}
+
 /* As much as the connection takes: the receiver's window is closed. */
 static void make_full(void) {
     listen_at(10, AF_INET);
@@ -201,6 +218,7 @@ static void check_outside(int role) {
 const struct scenario scenarios[] = {
     {"four", make_four, check_connection},
     {"six", make_six, check_connection},
+    {"closed-first", make_closed_first, check_closed_first},
     {"full", make_full, check_full},
     {"udp", make_udp, check_udp},
     {"outside", make_outside, check_outside},

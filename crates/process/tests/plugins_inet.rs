@@ -18,6 +18,11 @@ fn connections_of_ipv6_come_back_too() {
 }
 
 #[test]
+fn old_connections_do_not_stand_in_the_way() {
+    Scenario::round_trip(SOURCE, "closed-first");
+}
+
+#[test]
 fn a_full_connection_comes_back_full() {
     Scenario::round_trip(SOURCE, "full");
 }

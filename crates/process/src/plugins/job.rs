@@ -160,6 +160,8 @@ pub struct Capture<'a> {
     /// What was taken out of connections, and through what it is to be given back.
     pub(crate) taken: Vec<(OwnedFd, Vec<u8>)>,
     pub(crate) flights: Vec<Flight>,
+    /// For what is read of sockets.
+    pub(crate) buffer: Vec<u8>,
 }
 
 impl Capture<'_> {

@@ -78,12 +78,13 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Memfd, PluginError> {
     let name = name.strip_suffix(SUFFIX).unwrap_or(name);
     let seals = fcntl_get_seals(capture.duplicate(opened[0])?)
         .to(|| format!("read the seals of {}", job.describe(file)))?;
+    let (contents, size) = files::save_contents(capture, file)?;
     Ok(Memfd {
         name: SavedPath(std::ffi::OsStr::from_bytes(name).into()),
         mode: file.stat.mode & 0o7777,
         seals: seals.bits(),
-        size: file.stat.size,
-        contents: files::save_contents(capture, file)?,
+        size,
+        contents,
         opened: opened
             .iter()
             .map(|index| (*index as u32, job.files[*index].info.position))

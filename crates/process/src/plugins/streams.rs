@@ -94,14 +94,20 @@ pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
             .filter(|own| own.is(&file, &job.processes[file.holders[0].process].pid))
             .map(|own| own.number)
             .collect();
-        files.extend(split(file, &candidates));
+        let parts = if candidates.is_empty() { vec![file] } else { split(file, &candidates) };
+        files.extend(parts);
     }
     job.set_files(files);
-    for index in 0..job.files.len() {
-        if job.files[index].stream.is_none() {
-            job.files[index].stream = by_itself(&job.files[index], job);
-        }
-    }
+    let outside = |file: &Found| match file.stream {
+        None => leading_outside(file, job),
+        Some(_) => None,
+    };
+    let parts = job.files.iter().map(|file| match outside(file) {
+        Some(numbers) => split(file.clone(), &numbers),
+        None => vec![file.clone()],
+    });
+    let parts = parts.flatten().collect();
+    job.set_files(parts);
 }
 
 /// One of this process's streams.
@@ -141,36 +147,40 @@ fn is_terminal(device: u64) -> bool {
     matches!(major, 4 | 5 | 136..=143) && (major, minor) != (5, 2)
 }
 
-/// One file for each stream that its holders use.
+/// One file for each stream that its holders use. What has a terminal under another number means
+/// the terminal; what has something else means the first stream that this is.
 fn split(file: Found, candidates: &[u8]) -> Vec<Found> {
-    let Some(&first) = candidates.first() else { return vec![file] };
-    // The output of a terminal that was opened once for reading and writing is output.
-    let other = if file.writes() && !file.reads() && candidates.contains(&1) { 1 } else { first };
+    let terminal = file.stat.kind() == libc::S_IFCHR && is_terminal(file.stat.special);
+    let other = match candidates.first() {
+        _ if terminal => Stream::Terminal,
+        Some(first) => Stream::Standard(*first),
+        None => return vec![file],
+    };
     let stream = |holder: &Holder| {
         let same = candidates.iter().find(|number| i32::from(**number) == holder.fd);
-        *same.unwrap_or(&other)
+        same.map_or(other, |number| Stream::Standard(*number))
     };
-    let part = |number: u8| {
-        let holders: Vec<_> =
-            file.holders.iter().filter(|holder| stream(holder) == number).copied().collect();
-        let stream = Some(Stream::Standard(number));
-        (!holders.is_empty()).then(|| Found { holders, stream, ..file.clone() })
+    let part = |wanted: Stream| {
+        let mine = |holder: &&Holder| stream(holder) == wanted;
+        let holders: Vec<_> = file.holders.iter().filter(mine).copied().collect();
+        (!holders.is_empty()).then(|| Found { holders, stream: Some(wanted), ..file.clone() })
     };
-    candidates.iter().filter_map(|number| part(*number)).collect()
+    let standard = candidates.iter().map(|number| Stream::Standard(*number));
+    standard.chain(terminal.then_some(other)).filter_map(part).collect()
 }
 
-/// What is the terminal by its name, or leads outside: a pipe under a stream's number, or a terminal.
-fn by_itself(file: &Found, job: &Job) -> Option<Stream> {
-    /// /dev/tty, whatever terminal that is (devices.txt).
-    const TTY: (u32, u32) = (5, 0);
-    let standard = file.holders.iter().find(|holder| (0..3).contains(&holder.fd));
-    let standard = standard.map(|holder| Stream::Standard(holder.fd as u8));
-    let special = file.stat.special;
+/// The streams' numbers under which something is held that leads outside: a terminal, under any
+/// number or name, or a pipe under one of these.
+fn leading_outside(file: &Found, job: &Job) -> Option<Vec<u8>> {
+    let numbers =
+        (0..3u8).filter(|number| file.holders.iter().any(|holder| holder.fd == i32::from(*number)));
+    let numbers: Vec<u8> = numbers.collect();
     if file.stat.kind() == libc::S_IFCHR && !file.is_path_only() {
-        let slave = (136..=143).contains(&libc::major(special)) && !pty::inside(file, job);
-        let named =
-            (libc::major(special), libc::minor(special)) == TTY && !own::terminal(file, job);
-        return (slave || named).then(|| standard.filter(|_| slave).unwrap_or(Stream::Terminal));
+        // Not serial lines: only a pty, and the terminal by its name (devices.txt).
+        let device = (libc::major(file.stat.special), libc::minor(file.stat.special));
+        let outside = matches!(device, (136..=143, _) | (5, 0));
+        let inside = pty::inside(file, job) || own::terminal(file, job);
+        return (outside && !inside).then_some(numbers);
     }
-    standard.filter(|_| pipes::leads_outside(file, job))
+    (!numbers.is_empty() && pipes::leads_outside(file, job)).then_some(numbers)
 }

@@ -88,8 +88,9 @@ impl<'a> Survey<'a> {
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());
-        let (taken, flights) = (Vec::new(), Vec::new());
-        let mut capture = Capture { job: &now.job, folder, data, files, warnings, taken, flights };
+        let (taken, flights, buffer) = (Vec::new(), Vec::new(), Vec::new());
+        let mut capture =
+            Capture { job: &now.job, folder, data, files, warnings, taken, flights, buffer };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());

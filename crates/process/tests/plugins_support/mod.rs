@@ -55,13 +55,19 @@ impl Scenario {
     /// Starts `source`'s scenario `name`, and waits until it is ready. It says the ids of its other
     /// processes.
     pub(crate) fn start(source: &str, name: &'static str) -> Scenario {
+        Scenario::start_under(&[], source, name)
+    }
+
+    /// The same under another program, which starts it and waits for it.
+    pub(crate) fn start_under(wrapper: &[&str], source: &str, name: &'static str) -> Scenario {
         let folder = Folder::new();
         let program = build(source, &folder);
         fs::create_dir(folder.0.join("work")).unwrap();
         fs::create_dir(folder.0.join("image")).unwrap();
         let (output, stdout) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let mut command = Command::new(&program);
-        command.args(["make", name]).arg(folder.0.join("work")).stdin(Stdio::null());
+        let mut words = wrapper.iter().map(PathBuf::from).chain([program.clone()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).args(["make", name]).arg(folder.0.join("work")).stdin(Stdio::null());
         let child = command.stdout(stdout.try_clone().unwrap()).spawn().unwrap();
         let mut line = String::new();
         let mut output = BufReader::new(File::from(output));

@@ -134,10 +134,12 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let best = opened.iter().find(|index| !job.files[**index].is_path_only());
     let file = &job.files[*best.unwrap_or(&opened[0])];
     let unlinked = unlinked(file);
-    let (mut contents, mut companions) = (None, Vec::new());
+    let (mut contents, mut size, mut companions) = (None, file.stat.size, Vec::new());
     let wanted = opened.iter().any(|index| has_contents(&job.files[*index], job));
     if wanted && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
-        contents = Some(save_contents(capture, file)?);
+        // Somebody outside of the job may be writing, too: its size is that of the copy.
+        let (name, length) = save_contents(capture, file)?;
+        (contents, size) = (Some(name), length);
         companions = if unlinked { Vec::new() } else { restore::companions(&path(file)) };
     }
     if unlinked && file.stat.links > 0 {
@@ -151,7 +153,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
         let path = SavedPath(path(file));
         Opened { description: *index as u32, path, offset: file.info.position }
     });
-    let (mode, size) = (file.stat.mode, file.stat.size);
+    let mode = file.stat.mode;
     let second = 1_000_000_000;
     let modified = (
         file.stat.modified.div_euclid(second) as i64,
@@ -171,7 +173,10 @@ fn is_made_by_kernel(capture: &Capture, index: usize) -> Result<bool, PluginErro
     Ok(MAGIC.contains(&(kind as u32)))
 }
 
-pub(super) fn save_contents(capture: &mut Capture, file: &Found) -> Result<String, PluginError> {
+pub(super) fn save_contents(
+    capture: &mut Capture,
+    file: &Found,
+) -> Result<(String, u64), PluginError> {
     let what = || format!("read {}", file.what());
     let (from, offset) = readable(capture.job, file).to(what)?;
     let name = capture.new_file();
@@ -180,7 +185,8 @@ pub(super) fn save_contents(capture: &mut Capture, file: &Found) -> Result<Strin
     if let Some(offset) = offset {
         seek(&from, SeekFrom::Start(offset)).to(what)?;
     }
-    copied.map(|()| name)
+    copied?;
+    Ok((name, to.metadata().to(what)?.len()))
 }
 
 /// The file, opened anew so that the program's offset stays; or, if its permissions have been

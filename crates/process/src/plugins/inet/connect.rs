@@ -43,10 +43,33 @@ fn tcp(six: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Binds; waits while nothing but old connections in TIME-WAIT has the port.
+pub(super) fn patient_bind(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
+    /// TCP_TIMEWAIT_LEN is 60 s.
+    const TIME_WAIT: Duration = Duration::from_secs(65);
+    let begin = Instant::now();
+    loop {
+        match bind(fd, &address) {
+            Err(Errno::ADDRINUSE) if begin.elapsed() < TIME_WAIT && !answers(address) => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Whether somebody listens there.
+fn answers(address: SocketAddr) -> bool {
+    let six = address.is_ipv6();
+    let ip = if address.ip().is_unspecified() { loopback(six) } else { address.ip() };
+    let probe = tcp(six);
+    probe.is_ok_and(|probe| bounded(&probe, SocketAddr::new(ip, address.port())).is_ok())
+}
+
 /// Who listens for a moment, at `address` or anywhere on this machine.
 fn listener(six: bool, address: Option<SocketAddr>) -> io::Result<(OwnedFd, SocketAddr)> {
     let fd = tcp(six)?;
-    bind(&fd, &address.unwrap_or_else(|| SocketAddr::new(loopback(six), 0)))?;
+    patient_bind(&fd, address.unwrap_or_else(|| SocketAddr::new(loopback(six), 0)))?;
     listen(&fd, 1)?;
     let address = SocketAddr::try_from(getsockname(&fd)?)?;
     Ok((fd, address))

@@ -164,9 +164,13 @@ fn bind_at(
     if socket.is_stream() {
         sockopt::set_socket_reuseaddr(fd, true).to(|| "bind a socket")?;
     }
-    let bound = bind(fd, &local).or_else(|e| {
-        // A client's own address was chosen by the kernel.
-        let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+    // A client's own address was chosen by the kernel.
+    let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+    let bound = match socket.is_stream() && !chosen {
+        true => connect::patient_bind(fd, local),
+        false => bind(fd, &local).map_err(Into::into),
+    };
+    let bound = bound.or_else(|e| {
         if !chosen {
             return Err(e);
         }

@@ -7,7 +7,7 @@ use crate::plugins::job::{Capture, state};
 use crate::plugins::sockets::diagnosis::Diagnoser;
 use crate::plugins::sockets::{Kind, options, queue};
 use rustix::fd::OwnedFd;
-use rustix::net::{RecvFlags, getpeername, getsockname, recv};
+use rustix::net::{RecvFlags, getpeername, getsockname, recv, sockopt};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -66,12 +66,18 @@ fn save_one(
         Some(info) => stream(capture, socket, info, all, ends)?,
         None => (datagram_role(socket), datagrams(capture, socket)?),
     };
+    let options = options::read(&socket.fd);
+    if socket.info.is_some() {
+        // The old connections' remains in TIME-WAIT let a restart have the ports at once if, and
+        // only if, they had this option; nothing else comes of it. What is saved is as it was.
+        sockopt::set_socket_reuseaddr(&socket.fd, true).to(|| "prepare a socket")?;
+    }
     Ok(Socket {
         description: socket.index as u32,
         six: socket.kind.domain == libc::AF_INET6,
         kind: socket.kind.kind,
         protocol: socket.kind.protocol,
-        options: options::read(&socket.fd),
+        options,
         local: socket.local,
         role,
         finished: socket.info.is_some_and(|info| info.state.finished()),
@@ -166,7 +172,8 @@ fn message(capture: &mut Capture, data: &[u8]) -> Result<Vec<Message>, PluginErr
 
 fn datagrams(capture: &mut Capture, socket: &Known) -> Result<Vec<Message>, PluginError> {
     let what = capture.job.describe(capture.file(socket.index));
-    let pieces = queue::peek(&socket.fd).to(|| format!("read what waits in {what}"))?;
+    let pieces =
+        queue::peek(&socket.fd, &mut capture.buffer).to(|| format!("read what waits in {what}"))?;
     let mut messages = Vec::new();
     for piece in pieces {
         let from = piece.from.and_then(|any| SocketAddr::try_from(any).ok());

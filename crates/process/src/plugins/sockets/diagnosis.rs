@@ -36,38 +36,40 @@ const ANSWER: usize = 1 << 20;
 
 /// A connection to the kernel.
 #[derive(Debug)]
-pub(crate) struct Diagnoser(OwnedFd);
+pub(crate) struct Diagnoser {
+    kernel: OwnedFd,
+    answer: Vec<u8>,
+}
 
 impl Diagnoser {
     pub(crate) fn new() -> io::Result<Diagnoser> {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
         let protocol = Some(netlink::SOCK_DIAG);
-        Ok(Diagnoser(socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?))
+        let kernel = socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?;
+        Ok(Diagnoser { kernel, answer: vec![0; ANSWER] })
     }
 
     /// Of the Unix socket with this inode.
-    pub(crate) fn unix(&self, inode: u64) -> io::Result<Diagnosis> {
-        parse(&self.ask(&unix_request(inode as u32))?)
+    pub(crate) fn unix(&mut self, inode: u64) -> io::Result<Diagnosis> {
+        parse(self.ask(&unix_request(inode as u32))?)
     }
 
     /// The TCP socket of this machine with these addresses: its inode, 0 if no process has it yet
     /// or any more, and how many bytes wait in it.
-    pub(crate) fn tcp(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<(u32, u32)> {
+    pub(crate) fn tcp(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<(u32, u32)> {
         /// Offsets in struct inet_diag_msg: idiag_inode, idiag_rqueue.
         const INODE: usize = 68;
         const WAITING: usize = 56;
         let answer = self.ask(&tcp_request(local, remote))?;
-        expect(&answer)?;
-        let at = |offset| word(&answer, HEADER + offset).ok_or_else(strange);
+        expect(answer)?;
+        let at = |offset| word(answer, HEADER + offset).ok_or_else(strange);
         Ok((at(INODE)?, at(WAITING)?))
     }
 
-    fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
-        send(&self.0, request, SendFlags::empty())?;
-        let mut answer = vec![0; ANSWER];
-        let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
-        answer.truncate(length);
-        Ok(answer)
+    fn ask(&mut self, request: &[u8]) -> io::Result<&[u8]> {
+        send(&self.kernel, request, SendFlags::empty())?;
+        let (length, _) = recv(&self.kernel, &mut self.answer[..], RecvFlags::empty())?;
+        Ok(&self.answer[..length])
     }
 }
 

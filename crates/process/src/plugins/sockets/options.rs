@@ -89,8 +89,19 @@ fn value(fd: impl AsFd, level: i32, name: i32) -> Option<Vec<u8>> {
     (length > 0).then(|| value[..length].to_vec())
 }
 
+/// Whether a socket of this domain can have options of `level`.
+fn has(domain: i32, level: i32) -> bool {
+    match level {
+        IP | TCP => domain == libc::AF_INET || domain == libc::AF_INET6,
+        IP6 => domain == libc::AF_INET6,
+        _ => true,
+    }
+}
+
 pub(crate) fn read(fd: impl AsFd) -> Vec<SocketOption> {
-    let kept = KEPT.iter().filter_map(|&(level, name)| {
+    let domain = sys::socket_number(&fd, SOCKET, libc::SO_DOMAIN).unwrap_or(0);
+    let kept = KEPT.iter().filter(|(level, _)| has(domain, *level));
+    let kept = kept.filter_map(|&(level, name)| {
         Some(SocketOption { level, name, value: value(&fd, level, name)? })
     });
     let locked = sys::socket_number(&fd, SOCKET, SO_BUF_LOCK).unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use crate::plugins::sys;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, ioctl_fionread, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrAny, recvmsg,
 };
@@ -26,10 +26,16 @@ pub(crate) struct Piece {
 }
 
 /// All that waits, datagram by datagram, or a stream in pieces.
-pub(crate) fn peek(fd: impl AsFd) -> io::Result<Vec<Piece>> {
+/// `buffer` is grown when it is first needed, and can be used for the next socket.
+pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>> {
     let stream = sys::socket_number(&fd, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
+    // A datagram may be empty, and wait all the same.
+    if stream && ioctl_fionread(&fd)? == 0 {
+        return Ok(Vec::new());
+    }
+    buffer.resize(PIECE, 0);
     let before = sys::socket_number(&fd, libc::SOL_SOCKET, SO_PEEK_OFF)?;
-    let all = peek_all(&fd, stream);
+    let all = peek_all(&fd, stream, buffer);
     begin_at(&fd, before)?;
     all
 }
@@ -39,11 +45,10 @@ fn begin_at(fd: impl AsFd, offset: i32) -> io::Result<()> {
     sys::set_socket_option(fd, libc::SOL_SOCKET, SO_PEEK_OFF, &offset.to_ne_bytes())
 }
 
-fn peek_all(fd: impl AsFd, stream: bool) -> io::Result<Vec<Piece>> {
-    let mut buffer = vec![0; PIECE];
+fn peek_all(fd: impl AsFd, stream: bool, buffer: &mut [u8]) -> io::Result<Vec<Piece>> {
     let (mut all, mut total) = (Vec::new(), 0);
     begin_at(&fd, 0)?;
-    while let Some(mut piece) = peek_one(&fd, &mut buffer)? {
+    while let Some(mut piece) = peek_one(&fd, buffer)? {
         let length = piece.data.len();
         // Peeking shows descriptors together with all bytes in front of those that they were sent
         // with. Whoever reads whole messages has them in time with the last of these bytes.

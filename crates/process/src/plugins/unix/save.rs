@@ -28,16 +28,16 @@ pub(super) fn save(capture: &mut Capture, mine: &[usize]) -> Result<Option<Value
     if mine.is_empty() {
         return Ok(None);
     }
-    let diagnoser = Diagnoser::new().to(|| "ask the kernel about sockets")?;
+    let mut diagnoser = Diagnoser::new().to(|| "ask the kernel about sockets")?;
     let mut known = BTreeMap::new();
     for &index in mine {
-        let socket = look(capture, index, &diagnoser)?;
+        let socket = look(capture, index, &mut diagnoser)?;
         known.insert(capture.file(index).stat.inode as u32, socket);
     }
     state(known.values().map(|socket| save_one(capture, socket, &known)))
 }
 
-fn look(capture: &Capture, index: usize, diagnoser: &Diagnoser) -> Result<Known, PluginError> {
+fn look(capture: &Capture, index: usize, diagnoser: &mut Diagnoser) -> Result<Known, PluginError> {
     let file = capture.file(index);
     let what = || format!("look at {}", capture.job.describe(file));
     let fd = capture.duplicate(index)?;
@@ -142,7 +142,8 @@ fn messages(
     file: &Found,
 ) -> Result<Vec<Message>, PluginError> {
     let what = capture.job.describe(file);
-    let pieces = queue::peek(&socket.fd).to(|| format!("read what waits in {what}"))?;
+    let pieces =
+        queue::peek(&socket.fd, &mut capture.buffer).to(|| format!("read what waits in {what}"))?;
     let mut messages = Vec::new();
     for piece in pieces {
         let mut passed = Vec::new();
