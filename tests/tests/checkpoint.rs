@@ -212,7 +212,14 @@ fn a_python_program_goes_on() {
 
 #[test]
 fn a_restarted_job_is_a_job_as_any_other() {
-    let place = Place::mine("ckagain");
+    for (name, user) in [("ckagain", User::Same), ("ckagainu", User::Nobody)] {
+        if let Some(place) = Place::new(name, user) {
+            restart_twice(&place);
+        }
+    }
+}
+
+fn restart_twice(place: &Place) {
     let mut job = place.steps([STEPS, 10, 2, 1]);
     job.read_to(10);
     let first = place.checkpoint(&[]);

@@ -221,14 +221,14 @@ impl Thread {
         if !self.away {
             return Ok(());
         }
-        sys::set_registers(self.pid, &self.home)?;
         sys::request(libc::PTRACE_INTERRUPT, self.pid, 0, "stop it")?;
         sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
         while sys::wait(self.pid)? != Stop::Event(libc::PTRACE_EVENT_STOP) {
             sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
         }
-        sys::set_registers(self.pid, &self.home)?;
+        // The mask first: a thread at home that takes no signal would be worse than one that is lost.
         sys::set_signal_mask(self.pid, self.mask)?;
+        sys::set_registers(self.pid, &self.home)?;
         self.away = false;
         Ok(())
     }

@@ -124,6 +124,7 @@ fn supervise(
         None => Proxies::default(),
     };
     signals::become_subreaper();
+    let checkpointer = serve_control(spec, name, dir, &meta, &log);
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -135,7 +136,6 @@ fn supervise(
     };
     meta.pid = Some(program.pid);
     let _ = dir.write_meta(&meta);
-    let checkpointer = serve_control(spec, name, dir, &meta, &log);
     let signalled = program.clone();
     let watch = Watch {
         control: dir.control(),

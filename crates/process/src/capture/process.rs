@@ -289,6 +289,8 @@ fn ask_live(
     state.subreaper = scratch.subreaper(&mut process.leader)?;
     for thread in std::iter::once(&mut process.leader).chain(&mut process.others) {
         state.threads.push(describe_thread(pid, thread, &scratch)?);
+        // If whoever traces it is killed, a thread that is at home just goes on.
+        thread.go_home()?;
     }
     Ok(())
 }
