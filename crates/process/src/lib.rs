@@ -12,6 +12,7 @@ pub mod plugins;
 mod proc;
 mod reap;
 mod restart;
+mod sequence;
 mod signal;
 mod state;
 mod stop;

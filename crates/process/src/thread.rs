@@ -132,6 +132,9 @@ impl Thread {
         }
         let mut home = sys::registers(pid)?;
         begin_again(pid, &mut home);
+        if let Some(abort) = crate::sequence::abort_of(pid, home.rip) {
+            home.rip = abort;
+        }
         let mask = sys::signal_mask(pid)?;
         sys::set_registers(pid, &home)?;
         Ok(Thread { pid, home, mask, away: false, stopped, made: None, ended: false })

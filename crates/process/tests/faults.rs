@@ -4,6 +4,7 @@ mod support;
 
 use kedge_image::ImageError;
 use kedge_process::{EngineError, Options, RestartOptions, Roots, checkpoint, restart};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -111,6 +112,29 @@ fn a_damaged_image_is_refused_and_leaves_nothing() {
     let (after, status) = bring_back(&image);
     assert_eq!(step(after.last().unwrap()), 20);
     assert_eq!(libc::WEXITSTATUS(status), 7);
+}
+
+#[test]
+fn a_job_ends_with_its_keeper() {
+    let _alone = alone();
+    let folder = Folder::new("keeper");
+    let program = build(&folder, "tree.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("100000"));
+    running.lines(5);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    let (output, theirs) = std::io::pipe().unwrap();
+    let streams = [None, Some(theirs.into()), None];
+    let options = RestartOptions { streams, ..RestartOptions::new(image) };
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
+    drop(options);
+    let mut lines = BufReader::new(output).lines();
+    lines.next().unwrap().unwrap();
+    // SAFETY: a plain call; the keeper is a child that has not been waited for.
+    unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
+    // Its output ends when the last of its processes does.
+    assert!(lines.take(50_000).count() < 50_000);
+    assert!(restarted.wait().is_err());
 }
 
 #[test]

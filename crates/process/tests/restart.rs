@@ -124,6 +124,15 @@ fn a_program_that_takes_eintr_for_the_end_goes_on() {
 }
 
 #[test]
+fn a_restartable_sequence_begins_anew() {
+    let _alone = alone();
+    let folder = Folder::new("rseq");
+    let program = build(&folder, "rseq.c", &[]);
+    let tunables = "GLIBC_TUNABLES=glibc.pthread.rseq=0";
+    command_survives(&folder, &["/usr/bin/env", tunables, program.to_str().unwrap()]);
+}
+
+#[test]
 fn mappings_of_all_kinds_come_back() {
     steps_survive("mappings", "mappings.c", &[]);
 }

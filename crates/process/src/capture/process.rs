@@ -5,6 +5,7 @@ use super::objects::Objects;
 use super::queries::Scratch;
 use super::{Held, Options, process_file};
 use crate::freeze::FrozenClone;
+use crate::inject::read_exact;
 use crate::maps::{self, Mapping};
 use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
@@ -267,7 +268,7 @@ fn backing(
 /// Of the vDSO's code: only the same kernel's can take its place.
 pub(crate) fn vdso_checksum(pid: pid_t, mapping: &Mapping) -> Result<u64, EngineError> {
     let mut code = vec![0; mapping.len().min(1 << 20) as usize];
-    crate::inject::read_exact(pid, mapping.start, &mut code)?;
+    read_exact(pid, mapping.start, &mut code)?;
     Ok(kedge_image::checksum(&code))
 }
 
