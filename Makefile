@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak check docs install clean
+.PHONY: help setup build demo test soak soak-restarts check docs install clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ test: ## set up, then run every test (25 minutes at most on 2 cores)
 
 soak: build ## the long tests, resumable in slices of 10 minutes
 	@scripts/soak
+
+soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20; about a minute a round)
+	KEDGE_ROUNDS=$(or $(ROUNDS),20) cargo test --release --locked -p kedge-process --test restart
 
 check: ## formatting, lints, layering, generated files
 	cargo fmt --all --check
