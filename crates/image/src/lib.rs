@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod direct;
 mod error;
 pub mod layout;
 mod manifest;
@@ -24,6 +25,7 @@ mod verify;
 mod write;
 
 pub use codec::{Choice, Codec, Encoded, encode};
+pub use direct::PageBuffer;
 pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{FileEntry, Manifest, list, newest, next_folder};

@@ -1,6 +1,7 @@
 //! Writing a `.kimg` file.
 
 use crate::codec::{Codec, Encoded};
+use crate::direct::Direct;
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
@@ -14,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct ImageWriter {
     path: PathBuf,
     file: File,
+    direct: Direct,
     state: Mutex<State>,
 }
 
@@ -33,7 +35,7 @@ impl ImageWriter {
         let file = options.open(path).map_err(ImageError::io(path))?;
         file.write_all_at(&layout::header(), 0).map_err(ImageError::io(path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter { path: path.to_owned(), file, state })
+        Ok(ImageWriter { path: path.to_owned(), file, direct: Direct::open(path), state })
     }
 
     /// Stores `decoded` bytes of memory at `address` of `object`, as `encoded`.
@@ -80,7 +82,11 @@ impl ImageWriter {
             state.next = extent.offset + bytes.len() as u64;
             state.extents.push(extent);
         }
-        self.file.write_all_at(bytes, extent.offset).map_err(ImageError::io(&self.path))
+        let written = match self.direct.write(bytes, extent.offset) {
+            Ok(false) => self.file.write_all_at(bytes, extent.offset),
+            other => other.map(drop),
+        };
+        written.map_err(ImageError::io(&self.path))
     }
 
     /// Writes the table and the footer, and waits until all of it is on the disk.

@@ -4,7 +4,7 @@ use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
 use crate::sys;
-use kedge_image::{Choice, ImageWriter, PAGE};
+use kedge_image::{Choice, ImageWriter, PAGE, PageBuffer};
 use libc::pid_t;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -119,7 +119,7 @@ pub(super) fn write(
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
-        let mut buffer = Vec::new();
+        let mut buffer = PageBuffer::default();
         while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(error) = store(pid, 0, chunk, chunk.address, writer, codec, &mut buffer) {
                 // The first failure ends the work of all.
@@ -145,9 +145,9 @@ pub(super) fn store(
     place: u64,
     writer: &ImageWriter,
     codec: Choice,
-    buffer: &mut Vec<u8>,
+    buffer: &mut PageBuffer,
 ) -> Result<(), EngineError> {
-    buffer.resize(chunk.length as usize, 0);
+    let buffer = buffer.bytes(chunk.length as usize);
     if chunk.hidden {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
         let memory = File::open(&path).map_err(failed(pid))?;

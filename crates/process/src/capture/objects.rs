@@ -4,7 +4,7 @@ use crate::EngineError;
 use crate::capture::memory;
 use crate::maps::Mapping;
 use crate::state::SharedObject;
-use kedge_image::{Choice, ImageWriter};
+use kedge_image::{Choice, ImageWriter, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ impl Objects {
 
     /// Stores the bytes of all of them. Their processes must be stopped: a clone shares them.
     pub(super) fn copy(&self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
-        let mut buffer = Vec::new();
+        let mut buffer = PageBuffer::default();
         for object in self.found.values() {
             let mut views = object.views.clone();
             views.sort_by_key(|(_, mapping)| mapping.offset);

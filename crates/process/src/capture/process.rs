@@ -15,7 +15,7 @@ use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
 use crate::{EngineError, Thread};
-use kedge_image::ImageWriter;
+use kedge_image::{ImageWriter, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs;
@@ -335,7 +335,7 @@ fn store_not_inherited(
     let inherited: BTreeMap<u64, u64> =
         maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
     let mut missing = Vec::new();
-    let mut buffer = Vec::new();
+    let mut buffer = PageBuffer::default();
     for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
         if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
             continue;

@@ -1,0 +1,91 @@
+//! Writing past the page cache: pages that are written once, and read after a restart if ever, would only
+//! drive the program's own pages out of it, and pass through it slower than the disk takes them.
+
+use crate::PAGE;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes that begin on a page, as direct writes need them.
+#[derive(Debug, Default)]
+pub struct PageBuffer(Vec<u8>);
+
+impl PageBuffer {
+    /// `len` bytes, whose contents are what was there before.
+    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
+        let room = len.saturating_add(PAGE as usize);
+        if self.0.len() < room {
+            self.0.resize(room, 0);
+        }
+        let skip = self.0.as_ptr().align_offset(PAGE as usize).min(PAGE as usize);
+        &mut self.0[skip..skip + len]
+    }
+}
+
+/// A second descriptor of an image's file, for whole pages.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    file: Option<File>,
+    refused: AtomicBool,
+}
+
+impl Direct {
+    /// File systems that cannot write directly get their pages through the cache.
+    pub(crate) fn open(path: &Path) -> Direct {
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok();
+        Direct { file, refused: AtomicBool::new(false) }
+    }
+
+    /// Whether `bytes` were written; `false` where they cannot be written directly.
+    pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
+        let whole = |n: u64| n.is_multiple_of(PAGE);
+        let fits = whole(offset) && whole(bytes.len() as u64) && whole(bytes.as_ptr() as u64);
+        let file = self.file.as_ref().filter(|_| fits && !self.refused.load(Ordering::Relaxed));
+        let Some(file) = file else { return Ok(false) };
+        match file.write_all_at(bytes, offset) {
+            // A disk that wants larger blocks than pages.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                self.refused.store(true, Ordering::Relaxed);
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_begin_on_pages() {
+        let mut buffer = PageBuffer::default();
+        for len in [1, 4096, 100_000, 7] {
+            let bytes = buffer.bytes(len);
+            assert_eq!((bytes.len(), bytes.as_ptr() as u64 % PAGE), (len, 0));
+            bytes.fill(7);
+        }
+    }
+
+    #[test]
+    fn pages_arrive_whichever_way_they_go() {
+        let path = std::env::temp_dir().join(format!("kdirect-{}", std::process::id()));
+        let file = File::create_new(&path).unwrap();
+        let direct = Direct::open(&path);
+        let mut buffer = PageBuffer::default();
+        let page = buffer.bytes(PAGE as usize);
+        page.fill(9);
+        if !direct.write(page, PAGE).unwrap() {
+            file.write_all_at(page, PAGE).unwrap();
+        }
+        assert!(!direct.write(&page[1..], 0).unwrap(), "not whole pages");
+        assert!(!direct.write(page, 5).unwrap(), "not on a page");
+        let back = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(back.len(), 2 * PAGE as usize);
+        assert!(back[..PAGE as usize].iter().all(|b| *b == 0));
+        assert!(back[PAGE as usize..].iter().all(|b| *b == 9));
+    }
+}
