@@ -86,8 +86,16 @@ impl ImageFile {
             .map_err(|what| self.damaged(extent.offset, what))
     }
 
+    /// Has the kernel read the file ahead of several threads that want all of it: their own order looks
+    /// random to its readahead, which halves what the disk gives.
+    pub fn read_ahead(&self) {
+        // Only slower without.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+
     /// Reads every payload and compares its checksum; the bytes read.
     pub fn verify(&self) -> Result<u64, ImageError> {
+        self.read_ahead();
         let mut total = 0;
         let (mut scratch, mut decoded) = (Vec::new(), Vec::new());
         for extent in self.extents.iter().filter(|extent| extent.codec != Codec::Zero) {

@@ -20,6 +20,7 @@ const PIECE: u64 = 1 << 20;
 /// Writes the memory of a process, whose mappings are there and writable where something is to be
 /// written.
 pub(super) fn fill(state: &ProcessState, file: &ImageFile) -> Result<(), EngineError> {
+    file.read_ahead();
     let pid = state.ids.pid;
     let mut work = Vec::new();
     for extent in file.memory().filter(|extent| extent.object == 0) {
