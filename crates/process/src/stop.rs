@@ -52,6 +52,16 @@ pub(crate) struct StoppedJob {
     pub(crate) zombies: Vec<pid_t>,
 }
 
+impl StoppedJob {
+    /// Leaves every process with a SIGSTOP, which it takes before it does anything else.
+    pub(crate) fn hold(&self) {
+        for process in &self.processes {
+            // SAFETY: a plain call; the process is traced, so its id is its own.
+            unsafe { libc::kill(process.pid, libc::SIGSTOP) };
+        }
+    }
+}
+
 /// Stops every process of the job within `patience`, or none.
 pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
     // Whoever had stopped already goes on before a late one is waited for.

@@ -116,8 +116,9 @@ impl Checkpointer {
         let claim = Claim::new(&dir, &self.name.to_string())?;
         let image = claim.folder().to_owned();
         let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
-        let options = Options { codec, contents, ..Options::new(image.clone()) };
-        let (manifest, stall_seconds) = match self.write(options, order.stop, &mut tell) {
+        let hold = order.stop;
+        let options = Options { codec, contents, hold, ..Options::new(image.clone()) };
+        let (manifest, stall_seconds) = match self.write(options, &mut tell) {
             Ok(written) => written,
             Err(error) => {
                 // A full disk may keep even this from being done; then `kedge rm` does it.
@@ -138,13 +139,13 @@ impl Checkpointer {
     fn write(
         &self,
         options: Options,
-        stop: bool,
         tell: &mut impl FnMut(Progress),
     ) -> Result<(Manifest, f64), EngineError> {
         let image = options.folder.clone();
         let at = jobs::now();
+        // Whatever fails from here on, a held job goes on.
+        let hold = options.hold.then_some(Hold { roots: &self.roots, ends: false });
         let captured = kedge_process::checkpoint(&self.roots, options)?;
-        let hold = stop.then(|| Hold::of(&self.roots));
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);
@@ -209,19 +210,14 @@ fn codec(order: &Order) -> Result<Choice, CheckpointError> {
     }
 }
 
-/// A job that stands still until its image is durable, and then ends: what it did meanwhile would be
-/// done twice. It goes on if this is dropped.
+/// A job that stands still from its capture until its image is durable, and then ends: what it did
+/// meanwhile would be done twice. It goes on if this is dropped.
 struct Hold<'a> {
     roots: &'a Roots,
     ends: bool,
 }
 
 impl Hold<'_> {
-    fn of(roots: &Roots) -> Hold<'_> {
-        kedge_process::signal(roots, libc::SIGSTOP);
-        Hold { roots, ends: false }
-    }
-
     fn end(mut self) {
         self.ends = true;
     }

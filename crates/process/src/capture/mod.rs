@@ -42,6 +42,8 @@ pub struct Options {
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes.
     pub file_limit: u64,
+    /// The processes stay stopped when they are captured, as by SIGSTOP.
+    pub hold: bool,
     /// Plugins of others, asked before kedge's own.
     pub plugins: More,
 }
@@ -51,7 +53,8 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        Options { folder, codec, patience, contents, file_limit: limit, plugins: More::new() }
+        let (hold, plugins) = (false, More::new());
+        Options { folder, codec, patience, contents, file_limit: limit, hold, plugins }
     }
 }
 
@@ -83,7 +86,8 @@ struct Held {
     written: Vec<u64>,
 }
 
-/// Captures the processes of `roots`. They run again when this returns, whatever it returns. A job
+/// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless
+/// they are to be held. A job
 /// that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
 /// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
@@ -103,6 +107,9 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     }
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
+    if options.hold {
+        stopped.hold();
+    }
     drop(stopped);
     let stall = begin.elapsed();
     let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
