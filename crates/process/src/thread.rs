@@ -152,13 +152,14 @@ impl Thread {
         number: i64,
         args: &[u64],
     ) -> Result<i64, EngineError> {
-        self.leave_home()?;
         let arg = |index: usize| args.get(index).copied().unwrap_or(0);
         let mut registers = self.home;
         (registers.rip, registers.rax, registers.orig_rax) = (entry, number as u64, u64::MAX);
         (registers.rdi, registers.rsi, registers.rdx) = (arg(0), arg(1), arg(2));
         (registers.r10, registers.r8, registers.r9) = (arg(3), arg(4), arg(5));
+        // The mask last: the way home brings it back, but home itself does not.
         sys::set_registers(self.pid, &registers)?;
+        self.leave_home()?;
         self.made = None;
         // Its entry, then its exit.
         self.next_syscall_stop()?;
