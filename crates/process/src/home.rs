@@ -16,9 +16,9 @@ use libc::pid_t;
 /// Offsets in the code: a call, one that makes a clone with the same memory, one of such a clone.
 const HOME: u64 = 0;
 const SPLIT: u64 = 152;
-const OUT: u64 = 176;
+const OUT: u64 = 200;
 /// Bytes of the code.
-const LENGTH: usize = 192;
+const LENGTH: usize = 216;
 /// So many more zeros must lie before it: they are no section's then.
 const MARGIN: usize = 64;
 const PAGE: u64 = 4096;
@@ -43,8 +43,7 @@ impl Ways {
         let end = vdso.ok_or(EngineError::NoEntry { pid })?.end;
         let mut page = [0; PAGE as usize];
         let count = sys::read(pid, end - PAGE, &mut page)?;
-        let zeros = page[..count].iter().rev().take_while(|byte| **byte == 0).count();
-        let room = count == page.len() && zeros >= LENGTH + MARGIN;
+        let room = count == page.len() && is_room(&page);
         Ok(Ways { pid, outside, base: room.then_some(end - LENGTH as u64) })
     }
 
@@ -62,7 +61,10 @@ impl Ways {
         for thread in threads {
             thread.go_home()?;
         }
-        self.base.map_or(Ok(()), |base| sys::poke(self.pid, base, &[0; LENGTH]))
+        let Some(base) = self.base else { return Ok(()) };
+        // The first word last: by it the rest is known as left over.
+        sys::poke(self.pid, base + 8, &[0; LENGTH - 8])?;
+        sys::poke(self.pid, base, &[0; 8])
     }
 
     /// The instruction for a call.
@@ -83,6 +85,20 @@ impl Ways {
     fn at(&self, offset: u64) -> u64 {
         self.base.map_or(self.outside, |base| base + offset)
     }
+}
+
+/// Whether nobody needs the end of `page`: it has zeros, or what a tracer that was killed has left.
+fn is_room(page: &[u8]) -> bool {
+    let (before, room) = page.split_at(page.len() - LENGTH);
+    let ours = code(&sys::from_words([0; sys::REGISTERS]), 0);
+    let known = |from: usize, to: usize| {
+        let pairs = room[from..to].chunks(8).zip(ours[from..to].chunks(8));
+        pairs.into_iter().all(|(there, ours)| there == ours || there == [0; 8])
+    };
+    let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    zeros(&before[before.len() - MARGIN..])
+        && known(SPLIT as usize, LENGTH)
+        && (zeros(room) || room[..8] == ours[..8])
 }
 
 /// The code for a thread with these registers and this mask at home.
@@ -114,10 +130,8 @@ fn code(home: &Registers, mask: u64) -> [u8; LENGTH] {
     code.extend(home.rip.to_le_bytes());
     code.extend(mask.to_le_bytes());
     code.resize(SPLIT as usize, 0x90);
-    // syscall; test eax, eax; jnz to what follows the first call; else exit_group(0)
-    let back = 2 - (SPLIT as i32 + 10);
-    code.extend([0x0f, 0x05, 0x85, 0xc0, 0x0f, 0x85]);
-    code.extend(back.to_le_bytes());
+    code.extend(SPLITTING);
+    code.extend((2 - (SPLIT + SPLITTING.len() as u64 + 4) as i32).to_le_bytes());
     code.extend(END);
     code.resize(OUT as usize, 0x90);
     code.extend([0x0f, 0x05]); // syscall
@@ -127,6 +141,20 @@ fn code(home: &Registers, mask: u64) -> [u8; LENGTH] {
     whole.copy_from_slice(&code);
     whole
 }
+
+/// A call whose clone ends, by what lies 4 bytes behind, and whose maker collects it by
+/// wait4(clone, NULL, __WALL, NULL) and goes home.
+#[rustfmt::skip]
+const SPLITTING: [u8; 32] = [
+    0x0f, 0x05, 0x85, 0xc0, // syscall; test eax, eax
+    0x78, 0x19, // js to the last jump
+    0x74, 0x1c, // jz behind it
+    0x89, 0xc7, 0x31, 0xf6, // mov edi, eax; xor esi, esi
+    0xba, 0, 0, 0, 0x40, 0x45, 0x31, 0xd2, // mov edx, __WALL; xor r10d, r10d
+    0xb8, 61, 0, 0, 0, 0x0f, 0x05, // mov eax, 61; syscall
+    0x90, 0x90, 0x90, 0x90, // nop
+    0xe9, // jmp to what follows the first call
+];
 
 /// mov eax, 231; xor edi, edi; syscall: exit_group(0).
 const END: [u8; 9] = [0xb8, 231, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05];

@@ -170,7 +170,10 @@ impl Thread {
     /// From here on it runs what it is told, undisturbed.
     pub(crate) fn leave_home(&mut self) -> Result<(), EngineError> {
         if !self.away {
-            sys::request(libc::PTRACE_SETOPTIONS, self.pid, CALLING as usize, "trace its clones")?;
+            // One that is never to go on by itself ends with its tracer.
+            let frozen = if self.ended { libc::PTRACE_O_EXITKILL } else { 0 };
+            let options = (CALLING | frozen) as usize;
+            sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")?;
             sys::set_signal_mask(self.pid, u64::MAX)?;
             self.away = true;
         }
