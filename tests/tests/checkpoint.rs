@@ -7,10 +7,12 @@ use kedge_tests::job::{Job, User, build, family, kedge_as, send};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Output;
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime};
 
 const STEPS: u64 = 150;
 
@@ -491,6 +493,66 @@ fn a_killed_supervisor_leaves_the_program_and_the_last_good_image() {
     job.kill();
 }
 
+/// Kills processes that take too long, so that whoever reads their output goes on.
+fn bounded(pids: Vec<u32>) -> mpsc::Sender<()> {
+    let (ended, end) = mpsc::channel();
+    std::thread::spawn(move || {
+        if end.recv_timeout(Duration::from_secs(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            send("KILL", &pids);
+        }
+    });
+    ended
+}
+
+/// Waits until a thread of `pid` is traced.
+fn wait_for_the_pause(pid: u32) {
+    let begin = Instant::now();
+    let traced = |status: String| !status.contains("TracerPid:\t0\n");
+    loop {
+        let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
+        if tasks.any(|task| status(task).is_some_and(traced)) {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "no pause");
+    }
+}
+
+/// The supervisor is killed at a moment within 5 ms of the pause's begin; each of the program's threads
+/// still does its part of every step.
+fn kill_amid_a_checkpoint(place: &Place) {
+    let mut job = place.steps([60, 5, 16, 8]);
+    let kedge = job.kedge();
+    let program: Vec<u32> = family(kedge).into_iter().filter(|pid| *pid != kedge).collect();
+    let first = *program.first().expect("the program");
+    let _ended = bounded(program);
+    let script = format!("read -r; kill -KILL {kedge}");
+    let mut killer = Command::new("bash");
+    let mut killer = killer.args(["-c", &script]).stdin(Stdio::piped()).spawn().expect("bash");
+    job.read_to(5);
+    let mut asked =
+        kedge_as(&place.world, place.user, &["checkpoint", "j"]).spawn().expect("kedge");
+    wait_for_the_pause(first);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    let moment = Duration::from_micros(u64::from(now.subsec_nanos()) / 1000 % 5000);
+    println!("killed {moment:?} after the pause's begin");
+    std::thread::sleep(moment);
+    killer.stdin.take().expect("a pipe").write_all(b"\n").expect("bash reads");
+    assert!(killer.wait().expect("bash").success());
+    job.finish(60);
+    let _ = asked.wait();
+}
+
+#[test]
+fn a_supervisor_killed_amid_a_checkpoint_harms_no_thread() {
+    for (name, user) in [("ckamid", User::Same), ("ckamidu", User::Nobody)] {
+        let Some(place) = Place::new(name, user) else { continue };
+        for _ in 0..10 {
+            kill_amid_a_checkpoint(&place);
+        }
+    }
+}
+
 #[test]
 fn a_full_disk_ends_a_checkpoint_and_no_more() {
     let place = Place::mine("ckfull");
@@ -538,7 +600,7 @@ fn children_that_come_and_go_meanwhile_are_collected() {
 
 #[test]
 fn nonsense_on_the_control_socket_harms_nobody() {
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
     let place = Place::mine("ckctl");
     let mut job = place.steps([STEPS, 10, 0, 1]);

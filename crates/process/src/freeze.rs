@@ -1,6 +1,6 @@
 //! A clone of a stopped process that holds its memory and never runs.
 
-use crate::inject::entry;
+use crate::home::Ways;
 use crate::sys;
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -14,8 +14,17 @@ impl FrozenClone {
     /// Clones the process whose leader `leader` is, all of whose threads are stopped. Its wait()
     /// never sees the clone, and the clone holds none of its descriptors.
     pub fn of(leader: &mut Thread) -> Result<FrozenClone, EngineError> {
-        let entry = entry(leader.pid())?;
-        let made = between(leader, entry);
+        let ways = Ways::of(leader.pid())?;
+        let made = FrozenClone::on(&ways, leader);
+        let closed = ways.close(std::iter::once(leader));
+        let made = made?;
+        closed.map(|()| made)
+    }
+
+    /// The same on these ways, which are nobody else's meanwhile.
+    pub(crate) fn on(ways: &Ways, leader: &mut Thread) -> Result<FrozenClone, EngineError> {
+        ways.lead(leader)?;
+        let made = between(leader, ways);
         leader.go_home()?;
         made
     }
@@ -47,20 +56,17 @@ impl Drop for FrozenClone {
 }
 
 /// By a process in between, which shares the memory, lets go of the descriptors, makes the clone
-/// and ends: so the page tables are copied once, and the clone is an orphan.
-fn between(leader: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
-    let pid = leader.pid();
-    let shares = leader.call(entry, libc::SYS_clone, &[libc::CLONE_VM as u64])?;
+/// and ends: so the page tables are copied once, and the clone is an orphan. Both end by
+/// themselves if nobody traces them any more.
+fn between(leader: &mut Thread, ways: &Ways) -> Result<FrozenClone, EngineError> {
+    let shares = leader.call(ways.split(), libc::SYS_clone, &[libc::CLONE_VM as u64])?;
     let between = made(leader, shares, "clone it")?;
     let mut between = Thread::adopt(between)?;
-    let clone = detach_and_clone(&mut between, entry);
-    between.end(entry, 0);
+    let clone = detach_and_clone(&mut between, ways.out());
+    between.end(ways.out(), 0);
     // Its remains are the leader's to collect; nobody else there can see them.
-    leader.call(entry, libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
-    let clone = clone?;
-    sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")
-        .map_err(|_| EngineError::Ended { pid })?;
-    Ok(clone)
+    leader.call(ways.home(), libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
+    clone
 }
 
 fn detach_and_clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
@@ -68,9 +74,10 @@ fn detach_and_clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, Eng
     // Out of reach of signals to the program's process group.
     between.call(entry, libc::SYS_setpgid, &[0, 0])?;
     let result = between.call(entry, libc::SYS_clone, &[0])?;
-    let clone = made(between, result, "clone its memory")?;
-    sys::wait(clone)?;
-    Ok(FrozenClone(clone))
+    let clone = FrozenClone(made(between, result, "clone its memory")?);
+    sys::wait(clone.0)?;
+    sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")?;
+    Ok(clone)
 }
 
 fn made(parent: &mut Thread, result: i64, what: &'static str) -> Result<pid_t, EngineError> {

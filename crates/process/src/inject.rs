@@ -244,7 +244,12 @@ impl Thread {
 
 /// A system call instruction that the process has already: one in its vDSO.
 pub(crate) fn entry(pid: pid_t) -> Result<u64, EngineError> {
-    let vdso = maps::of(pid)?.into_iter().find(|mapping| mapping.name == "[vdso]");
+    entry_among(pid, &maps::of(pid)?)
+}
+
+/// The same where its mappings are known.
+pub(crate) fn entry_among(pid: pid_t, mappings: &[maps::Mapping]) -> Result<u64, EngineError> {
+    let vdso = mappings.iter().find(|mapping| mapping.name == "[vdso]");
     let vdso = vdso.ok_or(EngineError::NoEntry { pid })?;
     let mut code = vec![0; vdso.len().min(MAX_VDSO) as usize];
     let count = sys::read(pid, vdso.start, &mut code)?;

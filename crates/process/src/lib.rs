@@ -5,6 +5,7 @@ mod capture;
 mod clocks;
 mod error;
 mod freeze;
+mod home;
 mod inject;
 mod machine;
 mod maps;

@@ -194,6 +194,17 @@ pub(crate) fn write(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), Engine
     Ok(())
 }
 
+/// Writes whole words into the memory of the stopped `pid`, even where it may not write itself.
+pub(crate) fn poke(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
+    for (word, at) in bytes.as_chunks::<8>().0.iter().zip((address..).step_by(8)) {
+        let word = u64::from_le_bytes(*word);
+        // SAFETY: the word is passed by value, and the address is the kernel's to check.
+        let result = unsafe { libc::ptrace(libc::PTRACE_POKEDATA, pid, at, word) };
+        checked(pid, "write its memory", result)?;
+    }
+    Ok(())
+}
+
 /// The extended registers (x87, SSE, AVX and on), as XSAVE lays them out.
 pub(crate) fn extended(pid: pid_t) -> Result<Vec<u8>, EngineError> {
     let mut bytes = vec![0u8; MAX_XSTATE];

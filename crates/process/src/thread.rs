@@ -152,13 +152,14 @@ impl Thread {
         number: i64,
         args: &[u64],
     ) -> Result<i64, EngineError> {
-        self.leave_home()?;
         let arg = |index: usize| args.get(index).copied().unwrap_or(0);
         let mut registers = self.home;
         (registers.rip, registers.rax, registers.orig_rax) = (entry, number as u64, u64::MAX);
         (registers.rdi, registers.rsi, registers.rdx) = (arg(0), arg(1), arg(2));
         (registers.r10, registers.r8, registers.r9) = (arg(3), arg(4), arg(5));
+        // The mask last: the way home brings it back, but home itself does not.
         sys::set_registers(self.pid, &registers)?;
+        self.leave_home()?;
         self.made = None;
         // Its entry, then its exit.
         self.next_syscall_stop()?;
@@ -169,7 +170,10 @@ impl Thread {
     /// From here on it runs what it is told, undisturbed.
     pub(crate) fn leave_home(&mut self) -> Result<(), EngineError> {
         if !self.away {
-            sys::request(libc::PTRACE_SETOPTIONS, self.pid, CALLING as usize, "trace its clones")?;
+            // One that is never to go on by itself ends with its tracer.
+            let frozen = if self.ended { libc::PTRACE_O_EXITKILL } else { 0 };
+            let options = (CALLING | frozen) as usize;
+            sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")?;
             sys::set_signal_mask(self.pid, u64::MAX)?;
             self.away = true;
         }

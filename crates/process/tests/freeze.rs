@@ -14,7 +14,7 @@ struct Survivor {
 }
 
 impl Survivor {
-    fn start(name: &str, threads: u32) -> Survivor {
+    fn start(name: &str, arguments: &[&str]) -> Survivor {
         let program =
             std::env::temp_dir().join(format!("kedge-survivor-{name}-{}", std::process::id()));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/survivor.c");
@@ -25,7 +25,7 @@ impl Survivor {
             .status();
         assert!(built.expect("cc").success());
         let mut command = Command::new(&program);
-        let mut child = command.arg(threads.to_string()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
@@ -97,7 +97,7 @@ fn become_subreaper() {
 
 fn survives(name: &str, threads: u32, rounds: u32) {
     become_subreaper();
-    let survivor = Survivor::start(name, threads);
+    let survivor = Survivor::start(name, &[&threads.to_string()]);
     let mut counts = Vec::new();
     for _ in 0..rounds {
         let mut stopped = survivor.stop();
@@ -137,4 +137,38 @@ fn a_program_of_one_thread_does_not_notice() {
 #[test]
 fn a_program_of_64_threads_does_not_notice() {
     survives("many", 64, 20);
+}
+
+/// Stops and clones the program again and again, in a process of its own: its id.
+fn forked_tracer(survivor: &Survivor) -> i32 {
+    // SAFETY: the child shares nothing with this process and never returns from here.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            let mut stopped = survivor.stop();
+            drop(FrozenClone::of(stopped.get_mut(&survivor.pid()).unwrap()));
+        }
+    }
+    assert!(child > 0);
+    child
+}
+
+#[test]
+fn a_tracer_that_is_killed_harms_no_thread() {
+    become_subreaper();
+    let survivor = Survivor::start("killed", &["8", "interrupted"]);
+    for round in 0..60 {
+        let tracer = forked_tracer(&survivor);
+        // Prime, so that the moments spread over the pauses.
+        std::thread::sleep(std::time::Duration::from_micros(3000 + round * 379 % 2003));
+        let mut status = 0;
+        // SAFETY: the tracer is a child that has not been waited for; waitpid stores its status.
+        unsafe {
+            libc::kill(tracer, libc::SIGKILL);
+            assert_eq!(libc::waitpid(tracer, &mut status, 0), tracer);
+        }
+        assert!(libc::WIFSIGNALED(status), "the tracer failed: {status:x}");
+    }
+    let said = survivor.finish();
+    assert!(said.starts_with("well"), "{said}");
 }

@@ -5,6 +5,7 @@ use super::objects::Objects;
 use super::queries::Scratch;
 use super::{Held, Options, process_file};
 use crate::freeze::FrozenClone;
+use crate::home::Ways;
 use crate::inject::read_exact;
 use crate::maps::{self, Mapping};
 use crate::plugins;
@@ -45,8 +46,12 @@ pub(super) fn hold(
     let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
     let mut state = describe(process, ids, &status)?;
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
-    ask_live(process, &mappings, &mut state)?;
-    let clone = FrozenClone::of(&mut process.leader)?;
+    let ways = Ways::of(pid)?;
+    let asked = ask_live(process, &mappings, &ways, &mut state);
+    let clone = asked.and_then(|()| FrozenClone::on(&ways, &mut process.leader));
+    let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
+    let clone = clone?;
+    closed?;
     let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
     let written = store_not_inherited(pid, &clone, &mappings, &mut state, &writer, options)?;
     Ok(Held { state, clone, mappings, writer, written })
@@ -276,10 +281,12 @@ pub(crate) fn vdso_checksum(pid: pid_t, mapping: &Mapping) -> Result<u64, Engine
 fn ask_live(
     process: &mut StoppedProcess,
     mappings: &[Mapping],
+    ways: &Ways,
     state: &mut ProcessState,
 ) -> Result<(), EngineError> {
     let pid = process.pid;
-    let scratch = Scratch::of(pid, mappings)?;
+    let scratch = Scratch::of(pid, mappings, ways)?;
+    ways.lead(&process.leader)?;
     state.timers = scratch.timers(&mut process.leader)?;
     for timer in &mut state.posix_timers {
         timer.time = scratch.posix_timer(&mut process.leader, timer.id)?;
@@ -288,6 +295,7 @@ fn ask_live(
     state.parent_death_signal = scratch.parent_death_signal(&mut process.leader)?;
     state.subreaper = scratch.subreaper(&mut process.leader)?;
     for thread in std::iter::once(&mut process.leader).chain(&mut process.others) {
+        ways.lead(thread)?;
         state.threads.push(describe_thread(pid, thread, &scratch)?);
         // If whoever traces it is killed, a thread that is at home just goes on.
         thread.go_home()?;

@@ -2,6 +2,7 @@
 //! question costs it two stops. The rest is asked of the clone, which has inherited the answers.
 
 use crate::freeze::FrozenClone;
+use crate::home::Ways;
 use crate::inject::{self, Parasite, checked};
 use crate::maps::{self, Mapping};
 use crate::state::{Action, ProcessState, SIGNALS};
@@ -25,7 +26,11 @@ pub(super) struct Scratch {
 impl Scratch {
     /// At the end of the stack lie the program's name and zeros; all threads are stopped, so nobody
     /// sees them change.
-    pub(super) fn of(pid: pid_t, mappings: &[Mapping]) -> Result<Scratch, EngineError> {
+    pub(super) fn of(
+        pid: pid_t,
+        mappings: &[Mapping],
+        ways: &Ways,
+    ) -> Result<Scratch, EngineError> {
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         let fits = |m: &&Mapping| m.protection & writable == writable && !m.shared;
         let stack = mappings.iter().filter(fits).find(|m| m.name == "[stack]");
@@ -35,7 +40,7 @@ impl Scratch {
         let address = place.end - ROOM as u64;
         let mut before = [0; ROOM];
         inject::read_exact(pid, address, &mut before)?;
-        Ok(Scratch { pid, entry: inject::entry(pid)?, address, before })
+        Ok(Scratch { pid, entry: ways.home(), address, before })
     }
 
     /// Makes a call that answers at the address that `arguments` is given: the answer's bytes.
