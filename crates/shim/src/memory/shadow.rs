@@ -71,7 +71,8 @@ pub(super) fn create(ctx: CtxId, variable: &GlobalInfo) -> Result<(), CuError> {
     }
     let seen = vec![0; variable.size as usize];
     let mut shadow = Shadow { ctx, addr: variable.addr, seen };
-    shadow.fetch(shadows.stream(ctx)?)?;
+    let fetched = shadows.stream(ctx).and_then(|stream| shadow.fetch(stream));
+    fetched.inspect_err(|_| shadows.unmap(variable.addr, variable.size))?;
     shadows.all.push(shadow);
     ANY.store(true, Ordering::Release);
     Ok(())
@@ -122,11 +123,8 @@ fn fetch_changes() {
     let Some(shadows) = guard.as_mut() else { return };
     let mut all = std::mem::take(&mut shadows.all);
     for shadow in &mut all {
-        let fetched = shadows.stream(shadow.ctx).and_then(|stream| shadow.fetch(stream));
-        // A broken context has told the program already.
-        if fetched.is_err() {
-            break;
-        }
+        // A broken context has told the program already, and is no reason to leave out another's.
+        let _ = shadows.stream(shadow.ctx).and_then(|stream| shadow.fetch(stream));
     }
     shadows.all = all;
 }
