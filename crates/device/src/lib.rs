@@ -7,8 +7,10 @@
 #![forbid(unsafe_code)]
 
 mod ranges;
+mod snapshot;
 
 pub use ranges::Ranges;
+pub use snapshot::{Object, Piece, Snapshot, SnapshotError};
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
@@ -177,4 +179,28 @@ pub trait Backend: Send + Sync {
     fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError>;
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
+
+    /// Whether everything that was submitted is over, on threads of the backend's own as well. Asked
+    /// while nothing is dispatched; the client still runs host functions.
+    fn at_rest(&self) -> bool {
+        self.is_idle()
+    }
+    /// Takes what the devices hold, at rest, while the client stands still: as fast as can be. The
+    /// devices may be used again when this returns.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be checkpointed"))
+    }
+    /// Takes the notes of a snapshot of the same kind of backend, once all objects have been made again
+    /// and before [`Backend::restore`].
+    fn restore_notes(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
+    }
+    /// Puts bytes of a snapshot back where they were; from several threads. They may still travel when
+    /// this returns, and have arrived when [`Backend::restore_end`] does.
+    fn restore(&self, _object: &Object, _start: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
+    }
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
 }
