@@ -124,13 +124,15 @@ impl Drop for Stream {
 pub(crate) struct Event {
     pub(crate) raw: CUevent,
     pub(crate) ctx: Arc<Context>,
+    /// Other processes may record it as well.
+    pub(crate) interprocess: bool,
     /// Where it was last recorded, and after which operation.
     recorded: Mutex<Option<(Arc<Stream>, u64)>>,
 }
 
 impl Event {
-    pub(crate) fn new(raw: CUevent, ctx: &Arc<Context>) -> Arc<Event> {
-        Arc::new(Event { raw, ctx: Arc::clone(ctx), recorded: Mutex::new(None) })
+    pub(crate) fn new(raw: CUevent, ctx: &Arc<Context>, interprocess: bool) -> Arc<Event> {
+        Arc::new(Event { raw, ctx: Arc::clone(ctx), interprocess, recorded: Mutex::new(None) })
     }
 
     pub(crate) fn record(&self, stream: &Arc<Stream>, number: u64) {

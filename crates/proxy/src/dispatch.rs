@@ -2,6 +2,7 @@
 
 use crate::host::ProxyHost;
 use crate::shared::SharedMemory;
+use crate::sharing::Sharing;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done};
@@ -12,6 +13,7 @@ use kedge_protocol::{
 use kedge_transport::{Incoming, ReplyTo};
 use kedge_wire::{List, Text, Wire};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Longest module image, bytes: the largest fatbins of the large libraries are some hundred MiB.
@@ -28,6 +30,7 @@ pub(crate) struct Dispatcher {
     graphs: HashMap<GraphExecId, CtxId>,
     contexts: Vec<CtxId>,
     shared: SharedMemory,
+    sharing: Sharing,
 }
 
 fn status(result: Result<(), CuError>) -> Status {
@@ -35,8 +38,14 @@ fn status(result: Result<(), CuError>) -> Status {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>) -> Dispatcher {
+    /// `socket`: the client's.
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        host: Arc<ProxyHost>,
+        socket: OwnedFd,
+    ) -> Dispatcher {
         Dispatcher {
+            sharing: Sharing::new(backend.clone(), host.clone(), socket),
             backend,
             host,
             streams: HashMap::new(),
@@ -80,8 +89,13 @@ impl Dispatcher {
                 self.streams.remove(&stream);
                 backend.destroy_stream(stream)
             }
-            Post::EventCreate { event, ctx, timing } => backend.create_event(event, ctx, timing),
-            Post::EventDestroy { event } => backend.destroy_event(event),
+            Post::EventCreate { event, ctx, timing, interprocess } => {
+                backend.create_event(event, ctx, timing, interprocess)
+            }
+            Post::EventDestroy { event } => {
+                self.sharing.event_ends(event);
+                backend.destroy_event(event)
+            }
             Post::Enqueue { stream, op } => backend.submit(stream, op),
             Post::MemAlloc { ctx, addr, size } => backend.map(ctx, addr, size),
             Post::MemFree { addr, size } => backend.unmap(addr, size),
@@ -103,13 +117,7 @@ impl Dispatcher {
             Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
             Post::Unalias { alias, size } => self.shared.unalias(alias, size),
             Post::HandleDestroy { handle } => backend.destroy_handle(handle),
-            Post::HandleMap { handle, addr, size, offset } => {
-                backend.map_handle(handle, addr, size, offset)
-            }
             Post::HandleUnmap { addr, size } => backend.unmap_handle(addr, size),
-            Post::HandleAccess { addr, size, device, access } => {
-                backend.set_access(addr, size, device, access)
-            }
             Post::KernelAttribute { kernel, attribute, value } => {
                 backend.set_kernel_attribute(kernel, attribute, value)
             }
@@ -140,9 +148,7 @@ impl Dispatcher {
             | Post::Unshare { .. }
             | Post::Unalias { .. }
             | Post::HandleDestroy { .. }
-            | Post::HandleMap { .. }
             | Post::HandleUnmap { .. }
-            | Post::HandleAccess { .. }
             | Post::KernelAttribute { .. } => None,
         }
     }
@@ -183,6 +189,7 @@ impl Dispatcher {
                 self.answer(to, &status(backend.grant(device, addr, bytes)));
             }
             Call::Return { device, addr, bytes } => {
+                self.sharing.slab_ends(addr);
                 self.answer(to, &status(backend.give_back(device, addr, bytes)));
             }
             Call::MemFree { device } => {
@@ -239,8 +246,35 @@ impl Dispatcher {
             Call::TextureCreate { ctx, texture } => {
                 self.answer(to, &backend.create_texture(ctx, &texture).map_err(code));
             }
-            Call::HandleCreate { handle, device, size } => {
-                self.answer(to, &status(backend.create_handle(handle, device, size)));
+            Call::HandleCreate { handle, device, size, shareable } => {
+                let made = backend.create_handle(handle, device, size, shareable);
+                self.answer(to, &status(made));
+            }
+            Call::HandleMap { handle, addr, size, offset } => {
+                self.answer(to, &status(backend.map_handle(handle, addr, size, offset)));
+            }
+            Call::HandleAccess { addr, size, device, access } => {
+                self.answer(to, &status(backend.set_access(addr, size, device, access)));
+            }
+            Call::HandleExport { handle } => {
+                self.answer(to, &status(self.sharing.export_handle(handle)));
+            }
+            Call::HandleImport { handle, ticket } => {
+                self.answer(to, &self.sharing.import_handle(handle, ticket).map_err(code));
+            }
+            Call::SlabShare { addr } => {
+                let shared = self.sharing.share_slab(addr);
+                self.answer(to, &shared.map_err(code));
+            }
+            Call::PeerOpen { handle, name } => {
+                self.answer(to, &self.sharing.open_slab(handle, &name).map_err(code));
+            }
+            Call::EventShare { event } => {
+                let shared = self.sharing.share_event(event);
+                self.answer(to, &shared.map_err(code));
+            }
+            Call::EventOpen { event, ctx, name } => {
+                self.answer(to, &status(self.sharing.open_event(event, ctx, &name)));
             }
             Call::Share { addr, size } => {
                 let shared = self.shared.share(&**backend, addr, size);

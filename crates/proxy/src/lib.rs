@@ -18,8 +18,11 @@ pub mod joblog;
 pub mod machine;
 pub mod options;
 mod output;
+mod parked;
+mod peers;
 mod serve;
 mod shared;
+mod sharing;
 mod visible;
 mod watch;
 

@@ -89,9 +89,11 @@ fn serve_accepted(
     let driver_version = backend.driver_version();
     let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
     let hears = host.clone();
-    watch::start(client, server.socket(), log, move |token| hears.host_function_done(token))
+    watch::start(client, server.socket(), log, move |said| hears.heard(said))
         .map_err(ServeError::Watch)?;
-    Err(dispatch_all(server, Dispatcher::new(backend, host.clone()), &host, options.spin).into())
+    let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
+    let dispatcher = Dispatcher::new(backend, host.clone(), socket);
+    Err(dispatch_all(server, dispatcher, &host, options.spin).into())
 }
 
 /// Dispatches messages until the ring is of no more use.

@@ -35,7 +35,11 @@ impl Deadline {
     }
 
     /// Waits until the socket is ready for `events`, or the deadline.
-    pub(crate) fn poll(&self, fd: BorrowedFd<'_>, events: libc::c_short) -> Result<(), SocketError> {
+    pub(crate) fn poll(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: libc::c_short,
+    ) -> Result<(), SocketError> {
         loop {
             let Some(left) = self.limit.checked_sub(self.start.elapsed()) else {
                 return Err(SocketError::TimedOut { seconds: self.limit.as_secs() });
@@ -142,7 +146,11 @@ fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-pub(crate) fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub(crate) fn send_some(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut control: Control = Default::default();
     let payload = std::mem::size_of_val(fds);
     debug_assert!(fds.len() <= MAX_FDS);

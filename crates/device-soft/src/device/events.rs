@@ -1,6 +1,7 @@
 //! Events: what they recorded last, and when that was reached.
 
 use super::runtime::Runtime;
+use super::shared_event::SharedEvent;
 use super::tasks::Task;
 use kedge_cuda_types::CuError;
 use std::sync::Arc;
@@ -11,20 +12,29 @@ pub(super) struct Event {
     pub(super) timing: bool,
     /// The latest record submitted; `None` until there is one.
     latest: Option<(Arc<Task>, Arc<Stamp>)>,
+    /// Where other processes see it.
+    pub(super) shared: Option<Arc<SharedEvent>>,
 }
 
 /// When a record was reached: nanoseconds of the runtime's clock, 0 until then.
 #[derive(Default)]
-pub(super) struct Stamp(AtomicU64);
+pub(super) struct Stamp {
+    nanos: AtomicU64,
+    /// Other processes count this record so.
+    shared: Option<(Arc<SharedEvent>, u64)>,
+}
 
 impl Stamp {
     pub(super) fn set_now(&self, runtime: &Runtime) {
         let nanos = runtime.epoch.elapsed().as_nanos() as u64;
-        self.0.store(nanos.max(1), Ordering::Release);
+        self.nanos.store(nanos.max(1), Ordering::Release);
+        if let Some((event, number)) = &self.shared {
+            event.reach(*number);
+        }
     }
 
     fn get(&self) -> Option<u64> {
-        match self.0.load(Ordering::Acquire) {
+        match self.nanos.load(Ordering::Acquire) {
             0 => None,
             nanos => Some(nanos),
         }
@@ -32,8 +42,20 @@ impl Stamp {
 }
 
 impl Event {
-    pub(super) fn new(timing: bool) -> Self {
-        Self { timing, latest: None }
+    pub(super) fn new(timing: bool, shared: Option<Arc<SharedEvent>>) -> Self {
+        Self { timing, latest: None, shared }
+    }
+
+    /// The stamp of a record that is about to be submitted.
+    pub(super) fn stamp(&self) -> Arc<Stamp> {
+        let shared = self.shared.as_ref().map(|event| (Arc::clone(event), event.submit()));
+        Arc::new(Stamp { nanos: AtomicU64::new(0), shared })
+    }
+
+    /// The latest record of any process, where it is not reached.
+    pub(super) fn elsewhere(&self) -> Option<(Arc<SharedEvent>, u64)> {
+        let event = self.shared.as_ref()?;
+        Some((Arc::clone(event), event.pending()?))
     }
 
     /// `task` is now what the event stands for.
