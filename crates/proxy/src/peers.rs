@@ -59,6 +59,11 @@ impl Peers {
         Ok(PeerName { proxy, key })
     }
 
+    /// Whether nothing is shared.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     /// `what` has ended: nobody can open it any more.
     pub(crate) fn end(&mut self, what: What) {
         if let Some(key) = self.keys.remove(&what) {

@@ -3,9 +3,10 @@
 use crate::host::ProxyHost;
 use crate::peers::{Peers, What, pack, unpack};
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Host};
+use kedge_device::{Backend, Host, SnapshotError};
 use kedge_protocol::{CtxId, EventId, Imported, MemHandleId, PeerName, SharedSlab};
 use kedge_transport::{Shared, offer_descriptor};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,17 +16,23 @@ pub(crate) struct Sharing {
     /// The client's.
     socket: OwnedFd,
     peers: Peers,
+    /// Handles that other processes may know, or that are another's.
+    handles: HashSet<MemHandleId>,
+    /// Other processes' events, and their contexts here.
+    events: HashMap<EventId, CtxId>,
 }
 
 impl Sharing {
     pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>, socket: OwnedFd) -> Sharing {
         let peers = Peers::new(host.log.clone());
-        Sharing { backend, host, socket, peers }
+        let (handles, events) = Default::default();
+        Sharing { backend, host, socket, peers, handles, events }
     }
 
     /// Sends a descriptor of a handle's memory, ahead of the reply.
-    pub(crate) fn export_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
+    pub(crate) fn export_handle(&mut self, handle: MemHandleId) -> Result<(), CuError> {
         let fd = self.backend.export_handle(handle)?;
+        self.handles.insert(handle);
         offer_descriptor(self.socket.as_fd(), 0, fd.as_fd()).map_err(|error| {
             self.host.log(&format!("cannot send the client a descriptor: {error}"));
             CuError::OPERATING_SYSTEM
@@ -33,11 +40,17 @@ impl Sharing {
     }
 
     pub(crate) fn import_handle(
-        &self,
+        &mut self,
         handle: MemHandleId,
         ticket: u64,
     ) -> Result<Imported, CuError> {
-        self.backend.import_handle(handle, self.host.parked.take(ticket)?)
+        let imported = self.backend.import_handle(handle, self.host.tickets.take(ticket)?)?;
+        self.handles.insert(handle);
+        Ok(imported)
+    }
+
+    pub(crate) fn handle_ends(&mut self, handle: MemHandleId) {
+        self.handles.remove(&handle);
     }
 
     /// Lets other clients open the slab that holds `addr`.
@@ -49,12 +62,14 @@ impl Sharing {
     }
 
     pub(crate) fn open_slab(
-        &self,
+        &mut self,
         handle: MemHandleId,
         name: &PeerName,
     ) -> Result<Imported, CuError> {
         let fd = self.peers.open(name)?.fd.ok_or(CuError::INVALID_VALUE)?;
-        self.backend.import_handle(handle, fd)
+        let imported = self.backend.import_handle(handle, fd)?;
+        self.handles.insert(handle);
+        Ok(imported)
     }
 
     /// The slab at `addr` is about to go back.
@@ -67,15 +82,33 @@ impl Sharing {
     }
 
     pub(crate) fn open_event(
-        &self,
+        &mut self,
         event: EventId,
         ctx: CtxId,
         name: &PeerName,
     ) -> Result<(), CuError> {
-        self.backend.import_event(event, ctx, unpack(self.peers.open(name)?)?)
+        self.backend.import_event(event, ctx, unpack(self.peers.open(name)?)?)?;
+        self.events.insert(event, ctx);
+        Ok(())
     }
 
     pub(crate) fn event_ends(&mut self, event: EventId) {
+        self.events.remove(&event);
         self.peers.end(What::Event(event));
+    }
+
+    pub(crate) fn context_ends(&mut self, ctx: CtxId) {
+        self.events.retain(|_, owner| *owner != ctx);
+    }
+
+    /// Refuses a capture of what other processes share: a restart could not bring them together again.
+    pub(crate) fn check_private(&self) -> Result<(), SnapshotError> {
+        if self.handles.is_empty() && self.events.is_empty() && self.peers.is_empty() {
+            return Ok(());
+        }
+        let why = "the program shares device memory or events with another process \
+                   (cuMemExportToShareableHandle, cuIpcGetMemHandle or their like), which no checkpoint \
+                   keeps: take one before it does, or after it has freed them";
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, why))
     }
 }

@@ -7,6 +7,7 @@
 //! descriptors of shared device memory.
 
 pub mod bench;
+mod channel;
 mod client;
 mod descriptors;
 mod error;
@@ -25,14 +26,15 @@ mod slots;
 mod socket;
 mod spin;
 
+pub use channel::Channel;
 pub use client::Client;
 pub use descriptors::{Announcement, Announcements, TICKET, offer as offer_descriptor};
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
-pub use memory::map_shared_arena;
+pub use memory::{check_shared_arena, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
 pub use peer::{PeerKey, PeerListener, Shared, ask_peer, random};
-pub use ring::{Incoming, ReplyTo};
+pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
 pub use socket::{peer_pid, peer_uid};
 

@@ -49,6 +49,11 @@ pub(crate) fn check_sealed(fd: BorrowedFd<'_>, len: u64) -> Result<(), SegmentEr
     Ok(())
 }
 
+/// Refuses what is not a shared arena.
+pub fn check_shared_arena(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+    check_sealed(fd, arena::SHARED_LEN)
+}
+
 /// The mapped header and ring.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -155,7 +160,7 @@ fn map_fixed(
 }
 
 /// A fresh shared arena.
-pub(crate) fn create_shared_arena() -> io::Result<OwnedFd> {
+pub fn create_shared_arena() -> io::Result<OwnedFd> {
     sealed_memfd(c"kedge-shared", arena::SHARED_LEN)
 }
 

@@ -12,13 +12,13 @@ const MAX: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-pub(crate) struct Parked {
+pub(crate) struct Tickets {
     /// Ticket → descriptor; `None` where this process had no room for it.
     waiting: Mutex<HashMap<u64, Option<OwnedFd>>>,
     arrived: Condvar,
 }
 
-impl Parked {
+impl Tickets {
     /// Keeps a descriptor; false where the client has broken the rules: too many, or a ticket twice.
     pub(crate) fn put(&self, ticket: u64, fd: Option<OwnedFd>) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,21 +52,22 @@ mod tests {
 
     #[test]
     fn a_call_may_be_faster_than_its_descriptor() {
-        let parked = Parked::default();
+        let tickets = Tickets::default();
         std::thread::scope(|scope| {
-            let taker = scope.spawn(|| parked.take(3));
-            assert!(parked.put(2, fd()) && parked.put(3, fd()));
+            let taker = scope.spawn(|| tickets.take(3));
+            assert!(tickets.put(2, fd()) && tickets.put(3, fd()));
             assert!(taker.join().unwrap().is_ok());
         });
-        assert!(parked.put(4, None));
-        assert_eq!(parked.take(4).err(), Some(CuError::OPERATING_SYSTEM));
+        assert!(tickets.put(4, None));
+        assert_eq!(tickets.take(4).err(), Some(CuError::OPERATING_SYSTEM));
     }
 
     #[test]
     fn descriptors_that_nobody_asks_for_are_bounded() {
-        let parked = Parked::default();
-        assert!((0..MAX as u64).all(|ticket| parked.put(ticket, None)));
-        assert!(!parked.put(MAX as u64, None));
-        assert!(!Parked::default().put(0, None) || !parked.put(0, None));
+        let tickets = Tickets::default();
+        assert!((0..MAX as u64).all(|ticket| tickets.put(ticket, None)));
+        assert!(!tickets.put(MAX as u64, None));
+        let fresh = Tickets::default();
+        assert!(fresh.put(0, None) && !fresh.put(0, None), "a ticket twice");
     }
 }
