@@ -27,7 +27,7 @@ pub use channel::Channel;
 pub use client::Client;
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
-pub use memory::{check_shared_arena, create_shared_arena, map_shared_arena};
+pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
 pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};

@@ -192,6 +192,10 @@ impl Consumer {
         Consumer { segment, head, seq, buffer: Vec::with_capacity(4096), nudged }
     }
 
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
     /// The newest message that was taken.
     pub(crate) fn seq(&self) -> u64 {
         self.seq
