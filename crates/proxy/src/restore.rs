@@ -81,6 +81,7 @@ pub(crate) fn restore(
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
     same_devices(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
+    backend.restore_begin(&saved.notes)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone());
     repeat(&file, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
