@@ -210,7 +210,7 @@ pub(crate) fn dispatch_all(
     spin: Duration,
 ) -> RingError {
     loop {
-        gate.pass(&mut dispatcher, &server);
+        gate.pass(&mut dispatcher, &mut server);
         match server.try_next() {
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {

@@ -287,7 +287,7 @@ impl Consumer {
         let header = self.segment.header();
         let ready = || {
             header.tail.0.load(Ordering::Acquire) != self.head
-                || self.nudged.swap(false, Ordering::SeqCst)
+                || self.nudged.load(Ordering::SeqCst)
         };
         let mut spin = Spin::new(spin);
         while !ready() {
@@ -304,6 +304,7 @@ impl Consumer {
             }
             header.consumer_sleeps.0.store(0, Ordering::Relaxed);
         }
+        self.nudged.store(false, Ordering::SeqCst);
         Ok(())
     }
 }
