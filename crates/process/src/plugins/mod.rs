@@ -35,6 +35,7 @@ mod sockets;
 mod streams;
 mod survey;
 mod sys;
+pub(crate) mod sysv;
 mod timerfd;
 mod unix;
 mod world;
@@ -48,6 +49,7 @@ pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};
 pub use sockets::Kind;
 pub use survey::{FileContents, Survey, SurveyOptions};
+pub(crate) use sysv::{Ipc, segment_bytes};
 pub use world::{Argument, InjectedCall, World};
 
 use serde_json::Value;
@@ -124,6 +126,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &inotify::Inotify,
         &epoll::Epoll,
         &files::Files,
+        &sysv::Sysv,
     ]
 }
 

@@ -38,6 +38,8 @@ pub struct InjectedCall {
 pub(crate) enum Late {
     /// Seals that forbid what rebuilding the memory needs.
     Seal(OwnedFd, u32),
+    /// A System V segment that is removed with its last user, once all of them have it.
+    Doom(i32),
 }
 
 /// What has been done to the file system, undone in reverse order if the restart fails.

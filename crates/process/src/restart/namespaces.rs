@@ -1,5 +1,5 @@
 //! The namespaces of a restarted job: process ids of its own, so that they can be the old ones; mounts,
-//! for a /proc that shows them; time, for clocks that go on; for an ordinary user, users, which allow the
+//! for a /proc that shows them; IPC, likewise for ids; time, for clocks that go on; for an ordinary user, users, which allow the
 //! rest.
 
 use super::Plan;
@@ -129,9 +129,10 @@ fn unshare() -> Result<(), EngineError> {
         map("uid_map", format!("{uid} {uid} 1"))?;
         map("gid_map", format!("{gid} {gid} 1"))?;
     }
+    let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     // SAFETY: as above.
-    let result = unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) };
-    check(result, "make namespaces for process ids and mounts")
+    let result = unsafe { libc::unshare(namespaces) };
+    check(result, "make namespaces for process ids, mounts and IPC")
 }
 
 /// The first steps of the init: it ends with its keeper, and /proc shows its own namespace.

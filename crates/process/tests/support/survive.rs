@@ -65,9 +65,13 @@ pub fn random() -> usize {
 }
 
 pub fn command_survives(folder: &Folder, command: &[&str]) {
-    let steps = 300;
+    command_survives_for(folder, command, 300);
+}
+
+/// The same for so many steps: the moment lies in their first third.
+pub fn command_survives_for(folder: &Folder, command: &[&str], steps: usize) {
     for round in 0..rounds() {
-        let moment = 1 + random() % 100;
+        let moment = 1 + random() % (steps / 3);
         let arguments = &command[1..];
         let mut running =
             Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));

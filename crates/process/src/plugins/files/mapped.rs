@@ -4,11 +4,10 @@
 use super::{Inode, has_contents, memory, moment, restore};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError};
-use crate::plugins::job::{Capture, Job};
+use crate::plugins::job::Capture;
 use crate::plugins::path::SavedPath;
 use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
-use crate::{EngineError, maps};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,32 +17,23 @@ pub(super) fn save(capture: &mut Capture) -> Vec<Result<Inode, PluginError>> {
     if capture.job.contents == FileContents::Keep {
         return Vec::new();
     }
-    match paths(capture.job) {
-        Ok(paths) => paths.iter().filter_map(|path| save_one(capture, path).transpose()).collect(),
-        Err(error) => vec![Err(error)],
-    }
+    let paths = paths(capture);
+    paths.iter().filter_map(|path| save_one(capture, path).transpose()).collect()
 }
 
 /// One path each of the files that are mapped shared and writable, and whose contents are not saved for a descriptor.
-fn paths(job: &Job) -> Result<BTreeSet<PathBuf>, PluginError> {
+fn paths(capture: &Capture) -> BTreeSet<PathBuf> {
+    let job = capture.job;
     let saved = job.files.iter().filter(|file| has_contents(file, job));
     let saved: BTreeSet<u64> = saved.map(|file| file.stat.inode).collect();
-    let mut found: BTreeMap<(String, u64), PathBuf> = BTreeMap::new();
-    for process in &job.processes {
-        let mappings = match maps::of(process.pid) {
-            Err(EngineError::Ended { .. }) => continue,
-            other => other.map_err(|e| PluginError::Refused(e.to_string()))?,
-        };
-        for mapping in mappings {
-            let written = mapping.shared && mapping.protection & libc::PROT_WRITE != 0;
-            if let (true, Some(path)) = (written && !saved.contains(&mapping.inode), mapping.path())
-            {
-                let path = PathBuf::from(path);
-                found.entry((mapping.device, mapping.inode)).or_insert(path);
-            }
+    let mut found: BTreeMap<(&str, u64), PathBuf> = BTreeMap::new();
+    for mapping in capture.mappings.iter().flatten() {
+        let written = mapping.shared && mapping.protection & libc::PROT_WRITE != 0;
+        if let (true, Some(path)) = (written && !saved.contains(&mapping.inode), mapping.path()) {
+            found.entry((&mapping.device, mapping.inode)).or_insert(PathBuf::from(path));
         }
     }
-    Ok(found.into_values().collect())
+    found.into_values().collect()
 }
 
 /// `None` for what is no file: a device has no contents, and one that has gone is found again by its mappings.
