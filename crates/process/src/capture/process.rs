@@ -43,7 +43,8 @@ pub(super) fn hold(
     // Locked pages are not inherited as locked.
     let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
     let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
-    let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    let mut mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    maps::find_names(&mut mappings);
     let mut state = describe(process, ids, &status)?;
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
     let ways = Ways::of(pid)?;

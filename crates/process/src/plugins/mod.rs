@@ -22,6 +22,7 @@ mod inotify;
 mod job;
 mod locks;
 mod memory;
+pub(crate) mod mqueue;
 mod own;
 mod path;
 mod pidfd;
@@ -117,6 +118,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
+        &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,
         &eventfd::Eventfd,

@@ -123,7 +123,9 @@ fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
         Err(EngineError::Ended { .. }) => Ok(Vec::new()),
         other => other.map_err(|error| PluginError::Refused(error.to_string())),
     };
-    job.processes.iter().map(of).collect()
+    let mut all = job.processes.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    all.iter_mut().for_each(|mappings| maps::find_names(mappings));
+    Ok(all)
 }
 
 fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {

@@ -142,7 +142,14 @@ fn begin() -> Result<(), EngineError> {
     let private = libc::MS_REC | libc::MS_PRIVATE;
     mount(c"none", c"/", None, private, "keep its mounts to itself")?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")
+    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")?;
+    match rustix::fs::statfs(c"/dev/mqueue") {
+        // Where message queues have files, those are the job's own.
+        Ok(found) if found.f_type as u64 == crate::plugins::mqueue::MAGIC => {
+            mount(c"mqueue", c"/dev/mqueue", Some(c"mqueue"), flags, "mount /dev/mqueue")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn mount(
