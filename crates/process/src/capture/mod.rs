@@ -5,13 +5,14 @@ mod memory;
 mod objects;
 mod process;
 mod queries;
+mod undo;
 
 pub(crate) use process::vdso_checksum;
 
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
-use crate::plugins::{FileContents, More, PluginError, Refusal, Survey, SurveyOptions};
+use crate::plugins::{FileContents, Ipc, More, PluginError, Refusal, Survey, SurveyOptions};
 use crate::proc::{Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -100,7 +101,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let (zombies, ids) = identify(&stopped)?;
     let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
     let descriptors = survey(&pids, &options)?.save(&options.folder)?;
-    let mut objects = objects::Objects::default();
+    let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
     let mut held = Vec::new();
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
         held.push(process::hold(process, *ids, &options, &descriptors, &mut objects)?);

@@ -3,13 +3,15 @@
 use crate::EngineError;
 use crate::capture::memory;
 use crate::maps::Mapping;
+use crate::plugins::Ipc;
 use crate::state::SharedObject;
 use kedge_image::{Choice, ImageWriter, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Objects {
+    pub(super) ipc: Ipc,
     /// By device and inode.
     found: BTreeMap<(String, u64), Object>,
 }
@@ -24,6 +26,17 @@ struct Object {
 }
 
 impl Objects {
+    pub(super) fn new(ipc: Ipc) -> Objects {
+        Objects { ipc, found: BTreeMap::new() }
+    }
+
+    /// The id of the System V segment that is mapped, if it is one.
+    pub(super) fn segment(&self, mapping: &Mapping) -> Option<i32> {
+        let id = i32::try_from(mapping.inode).ok()?;
+        let named = mapping.shared && mapping.name.starts_with("/SYSV");
+        (named && self.ipc.segments.contains(&id)).then_some(id)
+    }
+
     /// Notes a mapping of shared memory of `pid`; the number of its object.
     pub(super) fn note(&mut self, pid: pid_t, mapping: &Mapping) -> u64 {
         let number = self.found.len() as u64 + 1;

@@ -3,7 +3,7 @@
 use super::memory;
 use super::objects::Objects;
 use super::queries::Scratch;
-use super::{Held, Options, process_file};
+use super::{Held, Options, process_file, undo};
 use crate::freeze::FrozenClone;
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -43,12 +43,15 @@ pub(super) fn hold(
     // Locked pages are not inherited as locked.
     let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
     let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
-    let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    let mut mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    maps::find_names(&mut mappings);
     let mut state = describe(process, ids, &status)?;
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
     let ways = Ways::of(pid)?;
     let asked = ask_live(process, &mappings, &ways, &mut state);
-    let clone = asked.and_then(|()| FrozenClone::on(&ways, &mut process.leader));
+    let undo = asked.and_then(|()| undo::ask(&mut process.leader, &ways, &objects.ipc.sets));
+    let undo = undo.map(|undo| state.undo = undo);
+    let clone = undo.and_then(|()| FrozenClone::on(&ways, &mut process.leader));
     let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
     let clone = clone?;
     closed?;
@@ -99,6 +102,7 @@ fn describe(
         actions: Vec::new(),
         pending: hex(sys::pending(pid, true)?),
         timers: Vec::new(),
+        undo: Vec::new(),
         posix_timers: timers::of(pid)?,
         parent_death_signal: 0,
         subreaper: false,
@@ -180,9 +184,11 @@ fn describe_mappings(
             protection: mapping.protection,
             shared: mapping.shared,
             offset: mapping.offset,
-            backing: match held(mapping, descriptors) {
-                Some(description) => Backing::Description(description),
-                None => backing(pid, mapping, &mut files, objects)?,
+            // Segments first: a memfd may have a segment's id for its inode.
+            backing: match (objects.segment(mapping), held(mapping, descriptors)) {
+                (Some(id), _) => Backing::Segment(id),
+                (None, Some(description)) => Backing::Description(description),
+                (None, None) => backing(pid, mapping, &mut files, objects)?,
             },
             flags: mapping.flags.clone(),
         });

@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, tree};
+use super::{Plan, memory, process, threads, tree, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -93,6 +93,9 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
         rebuilding.run(made, &file)?;
     }
     let mut descriptors = inherited.descriptors;
+    for (state, made) in plan.processes.iter().zip(&mut made) {
+        undo::promise(state, made)?;
+    }
     inject(&descriptors.calls, plan, &mut made)?;
     descriptors.settle()?;
     let mut threads = Vec::new();

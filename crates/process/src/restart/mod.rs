@@ -7,8 +7,10 @@ mod init;
 mod memory;
 mod namespaces;
 mod process;
+mod segments;
 mod threads;
 mod tree;
+mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;

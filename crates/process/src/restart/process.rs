@@ -2,6 +2,7 @@
 
 use super::files::Inherited;
 use super::memory;
+use super::segments;
 use super::threads;
 use super::tree::{Area, Made};
 use crate::capture::vdso_checksum;
@@ -45,6 +46,7 @@ impl Rebuilding<'_> {
         let filled = self.filled(file)?;
         self.empty(thread, parasite, &kernel)?;
         self.map(&mut parasite.batch(thread), &filled)?;
+        segments::attach(self.state, thread, parasite)?;
         memory::fill(self.state, file)?;
         let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
@@ -120,7 +122,7 @@ impl Rebuilding<'_> {
             let mut flags =
                 libc::MAP_FIXED | if saved.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
             let fd = match &saved.backing {
-                Backing::Kernel { .. } => continue,
+                Backing::Kernel { .. } | Backing::Segment(_) => continue,
                 Backing::Anonymous => {
                     flags |= libc::MAP_ANONYMOUS;
                     u64::MAX
