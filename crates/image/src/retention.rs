@@ -152,9 +152,9 @@ fn with_parents<'a>(
         // A folder seen before has had its parents followed, which also ends circles.
         while needed.insert(path) {
             let own = images.iter().find(|(other, _)| *other == path);
-            let parent = own.and_then(|(_, manifest)| manifest.parent.as_deref());
-            let above = parent.and_then(|name| {
-                images.iter().find(|(other, _)| other.file_name() == Some(name.as_ref()))
+            let parent = own.and_then(|(_, manifest)| manifest.parent.as_ref());
+            let above = parent.and_then(|parent| {
+                images.iter().find(|(other, _)| other.file_name() == Some(parent.name.as_ref()))
             });
             match above {
                 Some((above, _)) => path = above,
@@ -192,7 +192,8 @@ pub fn remove(folders: &[PathBuf]) -> Result<(), ImageError> {
 fn check_unneeded(folder: &Path, go: &[PathBuf]) -> Result<(), ImageError> {
     let Some(beside) = folder.parent() else { return Ok(()) };
     for (path, manifest) in manifest::list(beside)? {
-        let needs = manifest.parent.as_deref().map(std::ffi::OsStr::new) == folder.file_name();
+        let parent = manifest.parent.as_ref().map(|parent| std::ffi::OsStr::new(&parent.name));
+        let needs = parent.is_some() && parent == folder.file_name();
         if needs && !go.contains(&path) {
             let by = path.display().to_string();
             return Err(ImageError::Needed { path: folder.to_owned(), by });
@@ -215,6 +216,7 @@ fn erase(folder: &Path) -> Result<(), ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::Parent;
 
     struct Folder(PathBuf);
     impl Folder {
@@ -230,7 +232,7 @@ mod tests {
             let folder = self.0.join(format!("{job}-{number:04}"));
             fs::create_dir(&folder).unwrap();
             let mut manifest = Manifest::new(job.into(), vec![], number);
-            manifest.parent = parent.map(str::to_owned);
+            manifest.parent = parent.map(|name| Parent { name: name.into(), checksum: 0 });
             manifest.write(&folder).unwrap();
             folder
         }
