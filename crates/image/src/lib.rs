@@ -32,7 +32,7 @@ pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{FileEntry, Manifest, Parent, list, newest, next_folder};
 pub use read::ImageFile;
-pub use retention::{Claim, Found, State, catalogue, remove, retain};
+pub use retention::{Claim, Found, Pin, State, catalogue, remove, retain};
 pub use verify::{Verified, verify};
 pub use write::{ImageWriter, Packer};
 
