@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// The granularity of mappings on every device that kedge drives.
-const GRANULE: u64 = 2 << 20;
+pub(crate) const GRANULE: u64 = 2 << 20;
 const POSIX_FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Why the arenas cannot be had.
@@ -48,6 +48,7 @@ struct Handle {
     raw: u64,
     /// Unknown of another process's: the driver does not tell, and checks.
     size: Option<u64>,
+    device: u32,
 }
 
 impl Arena {
@@ -72,7 +73,33 @@ impl Arena {
         Ok(Arena { driver, devices, peers, slabs, handles, mapped })
     }
 
-    fn device(&self, index: u32) -> Result<CUdevice, CuError> {
+    /// The slabs: address and bytes.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.slabs.iter().map(|(at, slab)| (*at, slab.size))
+    }
+
+    /// Whether all of a range lies in slabs.
+    pub(crate) fn granted(&self, addr: u64, bytes: u64) -> bool {
+        let Some(end) = addr.checked_add(bytes) else { return false };
+        let mut at = addr;
+        while at < end {
+            match self.slabs.range(..=at).next_back() {
+                Some((base, slab)) if at - base < slab.size => at = base + slab.size,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The program's own handles: id, the driver's handle, bytes and device.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = (MemHandleId, u64, u64, u32)> {
+        let own = |(id, handle): (&MemHandleId, &Handle)| {
+            Some((*id, handle.raw, handle.size?, handle.device))
+        };
+        self.handles.iter().filter_map(own)
+    }
+
+    pub(crate) fn device(&self, index: u32) -> Result<CUdevice, CuError> {
         self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
     }
 
@@ -170,7 +197,7 @@ impl Arena {
             return Err(CuError::INVALID_VALUE);
         }
         let raw = self.create(index, size, shareable)?;
-        self.handles.insert(id, Handle { raw, size: Some(size) });
+        self.handles.insert(id, Handle { raw, size: Some(size), device: index });
         Ok(())
     }
 
@@ -216,8 +243,9 @@ impl Arena {
             check(unsafe { (self.driver.cuMemGetAllocationPropertiesFromHandle)(&mut props, raw) });
         let on_device = told.is_ok() && props.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
         let device = self.devices.iter().position(|device| *device == props.location.id);
-        self.handles.insert(id, Handle { raw, size: None });
-        Ok(Imported { device: device.filter(|_| on_device).map(|at| at as u32), size: None })
+        let device = device.filter(|_| on_device).map(|at| at as u32);
+        self.handles.insert(id, Handle { raw, size: None, device: device.unwrap_or(0) });
+        Ok(Imported { device, size: None })
     }
 
     pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {

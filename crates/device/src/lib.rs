@@ -235,13 +235,24 @@ pub trait Backend: Send + Sync {
     fn at_rest(&self) -> bool {
         self.is_idle()
     }
+    /// Makes room for the next snapshot while the client runs, so that [`Backend::snapshot`] need not:
+    /// it may block for seconds. Not needed, and of no effect but that.
+    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
     /// Takes what the devices hold, at rest, while the client stands still: as fast as can be. The
     /// devices may be used again when this returns.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be checkpointed"))
     }
-    /// Takes the notes of a snapshot of the same kind of backend, once all objects have been made again
-    /// and before [`Backend::restore`].
+    /// The first call of all to a new backend that is to hold what a snapshot holds: its notes say where
+    /// the objects that are now made again, in their old order and without those that have ended, must
+    /// lie and what they are called.
+    fn restore_begin(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+    /// Takes the same notes, of the same kind of backend, once all objects have been made again and
+    /// before [`Backend::restore`].
     fn restore_notes(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
     }

@@ -2,7 +2,10 @@
 //!
 //! The proxy keeps the messages that made the client's objects and hands them to a new backend in
 //! their old order; what those messages do not tell is a snapshot: the bytes of memory, of arrays and
-//! of variables, and the backend's own notes ([`Snapshot::notes`]).
+//! of variables, and the backend's own notes ([`Snapshot::notes`]). A restart calls, in this order,
+//! [`restore_begin`](crate::Backend::restore_begin), what makes the objects,
+//! [`restore_notes`](crate::Backend::restore_notes), [`restore`](crate::Backend::restore) for every
+//! piece and [`restore_end`](crate::Backend::restore_end). The shared arena is the host's to save.
 
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
@@ -36,7 +39,7 @@ pub trait Snapshot: Send + Sync {
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads. Blocks
     /// while they travel.
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError>;
-    /// Bytes for [`crate::Backend::restore_notes`]: what else a new backend must know (which ranges are
+    /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must know (which ranges are
     /// valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
 }

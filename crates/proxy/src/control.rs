@@ -7,9 +7,12 @@ use crate::capture::{Capture, CaptureError, Identity};
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
 use kedge_image::{Choice, FileEntry};
-use kedge_transport::{Channel, SocketError};
+use kedge_transport::{Channel, Server, SocketError};
 use kedge_wire::{Text, wire};
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,10 +28,13 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub enum Order {
-        /// Dispatch nothing from now on → `Yes` once nothing is, `No` after `within_ms`: then it goes on.
+        /// Dispatch nothing from now on → `Gated` once nothing is, `No` after `within_ms`: then it goes on.
         Gate = 1 { within_ms: u32 },
         /// → `Yes` once everything that was dispatched is over, `No` after `within_ms`. Gated.
         Rest = 2 { within_ms: u32 },
+        /// Dispatch one message, for another process may wait for it → `Yes` once one is, `No` if none came
+        /// within `within_ms`. Gated.
+        Step = 9 { within_ms: u32 },
         /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still.
         Capture = 3 {},
         /// Go on → `Yes`.
@@ -46,6 +52,9 @@ wire! {
 
     #[derive(Debug, Clone, PartialEq)]
     pub enum Answer {
+        /// The client's process, and the inodes of the connection: the proxy's socket, the ring, the
+        /// shared arena.
+        Gated = 6 { pid: u32, socket: u64, ring: u64, arena: u64 },
         Yes = 1 {},
         No = 2 {},
         Captured = 3 { bytes: u64 },
@@ -71,7 +80,7 @@ pub struct Control(Channel);
 
 impl Control {
     /// It and the proxy's end.
-    pub fn pair() -> std::io::Result<(Control, OwnedFd)> {
+    pub fn pair() -> io::Result<(Control, OwnedFd)> {
         let (channel, far) = Channel::pair()?;
         Ok((Control(channel), far))
     }
@@ -83,7 +92,17 @@ impl Control {
         fds: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Answer, ControlError> {
-        self.0.send(order, fds, SEND_LIMIT)?;
+        self.give(order, fds)?;
+        self.answer(limit)
+    }
+
+    /// Gives an order.
+    pub fn give(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
+        Ok(self.0.send(order, fds, SEND_LIMIT)?)
+    }
+
+    /// The answer to the order that was given last.
+    pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
         match self.0.receive(limit)?.0 {
             Answer::Failed { why } => Err(ControlError::Failed(why.into_inner())),
             answer => Ok(answer),
@@ -100,17 +119,39 @@ impl Control {
     }
 }
 
+/// What a connection is known by from outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inodes {
+    socket: u64,
+    ring: u64,
+    arena: u64,
+}
+
+impl Inodes {
+    pub(crate) fn of(server: &Server, shared: &OwnedFd) -> io::Result<Inodes> {
+        let inode = |fd: BorrowedFd<'_>| {
+            let file = File::from(fd.try_clone_to_owned()?);
+            Ok::<u64, io::Error>(file.metadata()?.ino())
+        };
+        let (socket, ring) = (inode(server.socket())?, inode(server.ring())?);
+        Ok(Inodes { socket, ring, arena: inode(shared.as_fd())? })
+    }
+}
+
 /// The proxy's side, on a thread of its own.
 pub(crate) struct Serving {
     pub(crate) channel: Channel,
     pub(crate) gate: Arc<Gate>,
     pub(crate) identity: Identity,
+    /// The client's process.
+    pub(crate) client: u32,
+    pub(crate) inodes: Inodes,
     pub(crate) shared: Arc<OwnedFd>,
     pub(crate) log: Arc<JobLog>,
 }
 
 impl Serving {
-    pub(crate) fn start(self) -> std::io::Result<()> {
+    pub(crate) fn start(self) -> io::Result<()> {
         std::thread::Builder::new().name("control".into()).spawn(move || self.run()).map(drop)
     }
 
@@ -141,8 +182,12 @@ impl Serving {
                 *closed = None;
                 let gate = self.gate.close();
                 let parked = gate.ask(milliseconds(within_ms), |_| ()).is_some();
-                *closed = parked.then_some(gate);
-                yes(parked)
+                if !parked {
+                    return yes(false);
+                }
+                *closed = Some(gate);
+                let Inodes { socket, ring, arena } = self.inodes;
+                Ok(Answer::Gated { pid: self.client, socket, ring, arena })
             }
             (Order::Rest { within_ms }, Some(gate)) => {
                 let limit = milliseconds(within_ms);
@@ -150,6 +195,12 @@ impl Serving {
                     until(limit, || parked.dispatcher.at_rest())
                 });
                 yes(rests == Some(true))
+            }
+            (Order::Step { within_ms }, Some(gate)) => {
+                let limit = milliseconds(within_ms);
+                let stepped =
+                    gate.ask(limit + CAPTURE_LIMIT, move |parked| until(limit, || parked.step()));
+                yes(stepped == Some(true))
             }
             (Order::Capture {}, Some(gate)) => {
                 let (identity, shared) = (self.identity.clone(), self.shared.clone());
@@ -177,7 +228,9 @@ impl Serving {
                 *captured = None;
                 yes(true)
             }
-            (Order::Rest { .. } | Order::Capture {}, None) => Err("its gate is open".into()),
+            (Order::Rest { .. } | Order::Step { .. } | Order::Capture {}, None) => {
+                Err("its gate is open".into())
+            }
             (Order::Restore { .. } | Order::Begin { .. }, _) => Err("it serves already".into()),
         }
     }
@@ -188,7 +241,7 @@ fn milliseconds(number: u32) -> Duration {
 }
 
 /// Asks `reached` again and again, less and less often, for `limit` at most.
-fn until(limit: Duration, reached: impl Fn() -> bool) -> bool {
+fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     let mut pause = Duration::from_micros(20);
     loop {

@@ -83,6 +83,7 @@ pub(crate) fn restore(
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
     same_devices(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
+    backend.restore_begin(&saved.notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     repeat(&file, &saved, &mut dispatcher)?;

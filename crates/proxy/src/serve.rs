@@ -3,7 +3,7 @@
 use crate::backend::{self, BuildError};
 use crate::capture::Identity;
 use crate::client_memory::ClientMemory;
-use crate::control::{Answer, Order, Serving};
+use crate::control::{Answer, Inodes, Order, Serving};
 use crate::dispatch::Dispatcher;
 use crate::gate::Gate;
 use crate::host::ProxyHost;
@@ -114,9 +114,11 @@ fn serve_accepted(
     let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
     let gpu = options.backend.gpu.to_string();
     let identity = Identity { gpu, hello, client_memory };
+    let pid = identity.hello.pid;
     let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
     let dispatcher = Dispatcher::new(backend, host.clone(), socket);
-    Connected { server, dispatcher, host, identity, shared }.run(client, control, options, log)
+    let connected = Connected { server, dispatcher, host, identity, shared, pid };
+    connected.run(client, control, options, log)
 }
 
 /// Takes the place of a proxy that is gone, as the supervisor says.
@@ -157,7 +159,7 @@ fn replace(
     let (hello, client_memory) = (saved.hello, saved.client_memory);
     let identity = Identity { gpu, hello, client_memory };
     let outbox = server.outbox().clone();
-    let connected = Connected { server, dispatcher, host, identity, shared };
+    let connected = Connected { server, dispatcher, host, identity, shared, pid };
     let result = connected.run(client, Some(control), options, log);
     outbox.close();
     result
@@ -170,6 +172,8 @@ struct Connected {
     host: Arc<ProxyHost>,
     identity: Identity,
     shared: OwnedFd,
+    /// The client's process.
+    pid: u32,
 }
 
 impl Connected {
@@ -181,14 +185,15 @@ impl Connected {
         options: &Options,
         log: Arc<JobLog>,
     ) -> Result<Infallible, ServeError> {
-        let Connected { server, dispatcher, host, identity, shared } = self;
+        let Connected { server, dispatcher, host, identity, shared, pid } = self;
         let hears = host.clone();
         watch::start(client, server.socket(), log.clone(), move |said| hears.heard(said))
             .map_err(ServeError::Watch)?;
         let gate = Arc::new(Gate::new(server.nudge()));
         if let Some(channel) = control {
+            let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
-            let serving = Serving { channel, gate, identity, shared, log };
+            let serving = Serving { channel, gate, identity, client: pid, inodes, shared, log };
             serving.start().map_err(ServeError::Watch)?;
         }
         Err(dispatch_all(server, dispatcher, &host, &gate, options.spin).into())
@@ -204,7 +209,7 @@ pub(crate) fn dispatch_all(
     spin: Duration,
 ) -> RingError {
     loop {
-        gate.pass(&mut dispatcher, &server);
+        gate.pass(&mut dispatcher, &mut server);
         match server.try_next() {
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {

@@ -31,7 +31,7 @@ pub use client::Client;
 pub use descriptors::{Announcement, Announcements, TICKET, offer as offer_descriptor};
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
-pub use memory::{check_shared_arena, create_shared_arena, map_shared_arena};
+pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
 pub use peer::{PeerKey, PeerListener, Shared, ask_peer, random};
 pub use ring::{Incoming, Nudge, ReplyTo};

@@ -91,6 +91,11 @@ impl Server {
         &self.outbox
     }
 
+    /// The ring's memfd.
+    pub fn ring(&self) -> BorrowedFd<'_> {
+        self.consumer.segment().fd()
+    }
+
     /// The socket, which reports hang-up once the client has ended.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

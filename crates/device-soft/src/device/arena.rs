@@ -154,6 +154,23 @@ impl Memory {
         Ok(())
     }
 
+    /// Makes a range valid whose slab is yet to be granted.
+    pub(super) fn open_early(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_client_range(addr, size, self.devices.len())?;
+        self.spans.insert(addr, size);
+        Ok(())
+    }
+
+    /// Whether all of a range is valid device memory of this process, and not of the shared arena.
+    pub(super) fn is_valid_on_device(&self, addr: u64, size: u64) -> bool {
+        self.in_arenas(addr, size) && self.spans.covers(addr, size)
+    }
+
+    /// Whether all of a range lies in one device's arena, where every address can be touched.
+    pub(super) fn in_arenas(&self, addr: u64, size: u64) -> bool {
+        in_device_arena(addr, size, self.devices.len())
+    }
+
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;
         self.spans.remove(addr, size);
@@ -193,6 +210,30 @@ impl Memory {
         Ok(Placed { addr, size: bytes, device: None })
     }
 
+    /// What `place` or `place_managed` gave before a checkpoint, at the same address.
+    ///
+    /// # Errors
+    /// INVALID_VALUE for an address that they would not give, or that is taken.
+    pub(super) fn replace(&self, addr: u64, size: u64, managed: bool) -> Result<Placed, CuError> {
+        let device = if managed { None } else { arena::device_of(addr) };
+        match device {
+            Some(index) => {
+                self.charge(index, size)?;
+                let taken = lock(&self.device(index)?.own).take_at(addr, size);
+                taken.ok_or(CuError::INVALID_VALUE).or_else(|error| {
+                    self.refund(index, size)?;
+                    Err(error)
+                })?;
+            }
+            None if managed => {
+                lock(&self.managed).take_at(addr, size).ok_or(CuError::INVALID_VALUE)?;
+            }
+            None => return Err(CuError::INVALID_VALUE),
+        }
+        self.spans.insert(addr, size);
+        Ok(Placed { addr, size, device })
+    }
+
     /// Takes back what `place` or `place_managed` gave.
     pub(super) fn unplace(&self, placed: Placed) {
         self.spans.remove(placed.addr, placed.size);
@@ -228,7 +269,14 @@ pub(super) struct Placed {
     pub(super) addr: u64,
     pub(super) size: u64,
     /// `None`: in the shared arena.
-    device: Option<u32>,
+    pub(super) device: Option<u32>,
+}
+
+/// Whether all of a range lies in one device's arena.
+pub(super) fn in_device_arena(addr: u64, size: u64, devices: usize) -> bool {
+    let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
+    let end = device.map(|index| arena::device_base(index) + DEVICE_STRIDE);
+    end.zip(addr.checked_add(size)).is_some_and(|(end, last)| last <= end)
 }
 
 /// # Errors
@@ -307,6 +355,24 @@ impl Placer {
             let addr = base.checked_next_multiple_of(align)?;
             (addr.checked_add(size)? <= base + len).then_some((*base, *len, addr))
         })?;
+        self.carve(base, len, addr, size);
+        Some(addr)
+    }
+
+    /// Takes a range that `take` may have given; `None` where it is not free.
+    fn take_at(&mut self, addr: u64, size: u64) -> Option<()> {
+        let size = size.checked_next_multiple_of(256).filter(|size| *size > 0)?;
+        let end = addr.checked_add(size)?;
+        let (&base, &len) = self.free.range(..=addr).next_back()?;
+        if !addr.is_multiple_of(256) || end > base + len {
+            return None;
+        }
+        self.carve(base, len, addr, size);
+        Some(())
+    }
+
+    /// Takes [addr, addr+size) out of the free range [base, base+len), which holds it.
+    fn carve(&mut self, base: u64, len: u64, addr: u64, size: u64) {
         self.free.remove(&base);
         if addr > base {
             self.free.insert(base, addr - base);
@@ -314,7 +380,6 @@ impl Placer {
         if addr + size < base + len {
             self.free.insert(addr + size, base + len - addr - size);
         }
-        Some(addr)
     }
 
     fn give_back(&mut self, addr: u64, size: u64) {
@@ -349,6 +414,29 @@ mod tests {
         assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x1000)]));
         assert_eq!(placer.take(0x1000, 1), Some(0x1000));
         assert_eq!(placer.take(1, 1), None);
+    }
+
+    #[test]
+    fn placer_takes_a_given_range_only_where_it_is_free() {
+        let mut placer = Placer::new(0x1000, 0x1000);
+        assert_eq!(placer.take_at(0x1400, 300), Some(()));
+        assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x400), (0x1600, 0xa00)]));
+        for (addr, size) in [
+            (0x1500, 1),
+            (0x1300, 257),
+            (0x1810, 16),
+            (0x1f00, 257),
+            (0xf00, 256),
+            (0x1000, 0),
+            (0x1000, u64::MAX),
+            (u64::MAX - 255, 256),
+        ] {
+            assert_eq!(placer.take_at(addr, size), None, "{addr:#x} {size:#x}");
+        }
+        assert_eq!(
+            (placer.take_at(0x1000, 0x400), placer.take(0x100, 1)),
+            (Some(()), Some(0x1600))
+        );
     }
 
     #[test]

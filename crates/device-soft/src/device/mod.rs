@@ -6,6 +6,7 @@
 //! - [`arena`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
+//! - [`snapshot`]: what a checkpoint takes and a restart gives back.
 
 mod arena;
 mod arrays;
@@ -21,6 +22,7 @@ mod occupancy;
 mod runtime;
 mod shareable;
 mod shared_event;
+mod snapshot;
 mod streams;
 mod tables;
 mod tasks;
@@ -35,11 +37,11 @@ use arena::Memory;
 use arrays::Array;
 use context::Context;
 use engine::Engines;
-use events::Event;
+use events::{Clock, Event};
 use graphs::Graph;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{MAX_DEVICES, device_of};
-use kedge_device::{Backend, Done, EventShare, Host, Query};
+use kedge_device::{Backend, Done, EventShare, Host, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -48,12 +50,12 @@ use kedge_wire::Text;
 use modules::Module;
 use runtime::Runtime;
 use shared_event::SharedEvent;
+use snapshot::Stage;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 use tables::Tables;
 use tasks::{Task, lock};
 use textures::TextureTable;
@@ -96,6 +98,8 @@ pub struct SoftBackend {
     vmm: Vmm,
     textures: Arc<TextureTable>,
     tables: Mutex<Tables>,
+    /// How far a restart is.
+    stage: Mutex<Stage>,
 }
 
 impl SoftBackend {
@@ -122,12 +126,14 @@ impl SoftBackend {
             vmm: vmm.map_err(StartError::Memory)?,
             textures: Arc::default(),
             tables: Mutex::default(),
+            stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
                 engines: Engines::start().map_err(StartError::Threads)?,
                 memory,
                 outstanding: AtomicUsize::new(0),
-                epoch: Instant::now(),
+                unfinished: AtomicUsize::new(0),
+                clock: Clock::start(),
                 pool,
             }),
         }))
@@ -327,6 +333,11 @@ impl Backend for SoftBackend {
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError> {
         let tables = self.tables();
         tables.streams.context(ctx)?;
+        if let Some(handle) = lock(&self.stage).next_texture(ctx)? {
+            let array = |id| tables.array(id);
+            self.textures.restore((ctx, handle), texture, &self.runtime.memory, array);
+            return Ok(handle);
+        }
         self.textures.create(ctx, texture, &self.runtime.memory.spans, |id| tables.array(id))
     }
 
@@ -352,8 +363,10 @@ impl Backend for SoftBackend {
         if tables.modules.contains_key(&module) {
             return Err(refuse(CuError::INVALID_HANDLE, "the module's id is in use"));
         }
+        let former = lock(&self.stage).variables_of(module);
+        let former = former.map_err(|error| refuse(error.code, &error.message))?;
         let log = |line: &str| self.runtime.host.log(line);
-        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, log)?;
+        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, former, log)?;
         tables.modules.insert(module, loaded);
         Ok(())
     }
@@ -529,5 +542,29 @@ impl Backend for SoftBackend {
 
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
         self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    fn at_rest(&self) -> bool {
+        self.runtime.is_at_rest()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        snapshot::take(self)
+    }
+
+    fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::begin(self, notes)
+    }
+
+    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::apply(self, notes)
+    }
+
+    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::put(self, object, start, bytes)
+    }
+
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        snapshot::end(self)
     }
 }

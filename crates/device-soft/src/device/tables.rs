@@ -74,7 +74,7 @@ impl Tables {
             }
             StreamOp::EventRecord { event } => {
                 let (_, known) = self.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
-                let stamp = known.stamp();
+                let stamp = known.next_stamp();
                 recorded = Some((event, Arc::clone(&stamp)));
                 Work::Stamp(stamp)
             }

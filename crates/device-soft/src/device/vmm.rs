@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 /// What handles, mappings and offsets are multiples of.
@@ -47,6 +48,19 @@ struct Handle {
     /// In the memfd.
     offset: u64,
     size: u64,
+}
+
+/// Where data or a hole begins from `from` on; `None` where there is no such place.
+fn seek(file: &File, from: u64, what: i32) -> io::Result<Option<u64>> {
+    // SAFETY: only moves the file's offset, which nothing else uses.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, what) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
 }
 
 impl Vmm {
@@ -160,6 +174,47 @@ impl Vmm {
         Ok(())
     }
 
+    /// The runs of bytes that may not be zero, as (handle, start in it, length), in order.
+    pub(super) fn written(&self) -> io::Result<Vec<(MemHandleId, u64, u64)>> {
+        let table = lock(&self.table);
+        // Another process's memory is its own to save.
+        let own = table.handles.iter().filter(|(_, handle)| handle.device.is_some());
+        let mut handles: Vec<_> = own.map(|(id, handle)| (*id, handle.clone())).collect();
+        handles.sort_unstable_by_key(|(id, _)| *id);
+        let mut written = Vec::new();
+        for (id, handle) in handles {
+            let end = handle.offset + handle.size;
+            let mut at = handle.offset;
+            let file = handle.own.as_ref().unwrap_or(&self.memory);
+            while let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|start| *start < end) {
+                at = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+                written.push((id, start - handle.offset, at - start));
+            }
+        }
+        Ok(written)
+    }
+
+    /// Reads a handle's bytes from `start` on.
+    pub(super) fn read(&self, id: MemHandleId, start: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let (file, at) = self.locate(id, start, out.len() as u64)?;
+        file.read_exact_at(out, at).map_err(|_| CuError::OPERATING_SYSTEM)
+    }
+
+    /// Writes a handle's bytes from `start` on.
+    pub(super) fn write(&self, id: MemHandleId, start: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let (file, at) = self.locate(id, start, bytes.len() as u64)?;
+        file.write_all_at(bytes, at).map_err(|_| CuError::OUT_OF_MEMORY)
+    }
+
+    /// The file that holds a handle's bytes from `start` on, and where.
+    fn locate(&self, id: MemHandleId, start: u64, len: u64) -> Result<(Arc<File>, u64), CuError> {
+        let table = lock(&self.table);
+        let handle = table.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let inside = start.checked_add(len).is_some_and(|end| end <= handle.size);
+        let file = Arc::clone(handle.own.as_ref().unwrap_or(&self.memory));
+        if inside { Ok((file, handle.offset + start)) } else { Err(CuError::INVALID_VALUE) }
+    }
+
     /// What kernels may do with mapped memory: `CUmemAccess_flags`. Read-only memory can be written.
     pub(super) fn set_access(&self, addr: u64, size: u64, access: u32) -> Result<(), CuError> {
         let table = lock(&self.table);
@@ -175,6 +230,8 @@ impl Vmm {
 }
 
 impl Table {
+    /// Where [start, start+len) of a handle lies in the memfd.
+
     /// Mappings that share a byte with [addr, addr+size), from the last to the first.
     fn overlapping(&self, addr: u64, size: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = addr.saturating_add(size);
@@ -248,6 +305,33 @@ mod tests {
             assert_eq!(word(base + 17 * STEP).read_volatile(), 42, "content outlives a mapping");
             assert_eq!(word(base + STEP).read_volatile(), 0, "nothing stays where it was");
         }
+    }
+
+    #[test]
+    fn only_what_was_written_is_told_and_can_be_put_back() {
+        let (vmm, other, base) = (vmm(), super::tests::vmm(), arena(3));
+        let [first, second] = [MemHandleId(1), MemHandleId(2)];
+        assert_eq!(vmm.written().unwrap(), []);
+        for vmm in [&vmm, &other] {
+            vmm.create(second, 0, STEP).unwrap();
+            vmm.create(first, 0, 2 * STEP).unwrap();
+        }
+        vmm.map(first, base, 2 * STEP, 0).unwrap();
+        // SAFETY: mapped just now.
+        unsafe { word(base + STEP + 4096).write_volatile(42) };
+        let written = vmm.written().unwrap();
+        let [(id, start, len)] = written[..] else { panic!("{written:?}") };
+        assert!(id == first && start <= STEP + 4096 && start + len >= STEP + 8192, "{written:?}");
+        let mut bytes = vec![0; len as usize];
+        vmm.read(first, start, &mut bytes).unwrap();
+        other.write(first, start, &bytes).unwrap();
+        let mut back = [0; 8];
+        other.read(first, STEP + 4096, &mut back).unwrap();
+        assert_eq!(u64::from_le_bytes(back), 42);
+        assert_eq!(other.write(first, 2 * STEP - 4, &back), Err(CuError::INVALID_VALUE));
+        assert_eq!(other.write(second, u64::MAX, &back), Err(CuError::INVALID_VALUE));
+        assert_eq!(other.read(MemHandleId(3), 0, &mut back), Err(CuError::INVALID_HANDLE));
+        vmm.unmap(base, 2 * STEP).unwrap();
     }
 
     #[test]

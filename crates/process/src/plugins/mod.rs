@@ -22,6 +22,7 @@ mod inotify;
 mod job;
 mod locks;
 mod memory;
+pub(crate) mod mqueue;
 mod own;
 mod path;
 mod pidfd;
@@ -35,6 +36,7 @@ mod sockets;
 mod streams;
 mod survey;
 mod sys;
+pub(crate) mod sysv;
 mod timerfd;
 mod unix;
 mod world;
@@ -46,8 +48,9 @@ pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};
-pub use sockets::Kind;
+pub use sockets::{Kind, unix_peer};
 pub use survey::{FileContents, Survey, SurveyOptions};
+pub(crate) use sysv::{Ipc, segment_bytes};
 pub use world::{Argument, InjectedCall, World};
 
 use serde_json::Value;
@@ -98,6 +101,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
     /// Makes every description of `state` ([`World::made`]).
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError>;
 
+    /// At a restart, when everything is there again, just before the processes run. The calling process is
+    /// the init, which lives as long as they do.
+    fn rebuilt(&self) -> Result<(), PluginError> {
+        Ok(())
+    }
+
     /// After `checkpoint`, just before the processes run again, whether the checkpoint succeeded or not:
     /// puts back what it took out of them.
     fn resume(&self, _capture: &mut Capture) -> Result<(), PluginError> {
@@ -115,6 +124,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
+        &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,
         &eventfd::Eventfd,
@@ -124,6 +134,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &inotify::Inotify,
         &epoll::Epoll,
         &files::Files,
+        &sysv::Sysv,
     ]
 }
 

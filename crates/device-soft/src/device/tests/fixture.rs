@@ -22,7 +22,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub(super) struct Fixture {
     pub(super) backend: Arc<SoftBackend>,
     pub(super) host: Arc<FakeHost>,
-    _alone: MutexGuard<'static, ()>,
+    alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Fixture {
@@ -34,15 +34,35 @@ impl Fixture {
 
     /// As `new`, without the slab.
     pub(super) fn bare() -> Self {
-        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let fixture = Self::empty();
+        fixture.make_streams();
+        fixture
+    }
+
+    /// One device, and nothing made on it.
+    pub(super) fn empty() -> Self {
+        Self::start(Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// An empty one where this one was.
+    pub(super) fn succeed(mut self) -> Self {
+        let alone = self.alone.take();
+        drop(self);
+        Self::start(alone)
+    }
+
+    fn start(alone: Option<MutexGuard<'static, ()>>) -> Self {
         let host = Arc::new(FakeHost::default());
         let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 2 };
-        let backend = start(config, &host);
-        backend.create_context(CTX, 0, LEGACY).unwrap();
+        Self { backend: start(config, &host), host, alone }
+    }
+
+    /// The context and its streams.
+    pub(super) fn make_streams(&self) {
+        self.backend.create_context(CTX, 0, LEGACY).unwrap();
         for (stream, blocking) in [(A, true), (B, true), (FREE, false)] {
-            backend.create_stream(stream, CTX, blocking, 0).unwrap();
+            self.backend.create_stream(stream, CTX, blocking, 0).unwrap();
         }
-        Self { backend, host, _alone: alone }
     }
 
     /// Valid device memory at `offset` of the arena.
@@ -50,6 +70,12 @@ impl Fixture {
         let addr = arena::device_base(0) + offset;
         self.backend.map(CTX, addr, size).unwrap();
         addr
+    }
+
+    /// Valid device memory of a device that has no slab yet.
+    pub(super) fn alloc_in_new_slab(&self) -> u64 {
+        self.backend.grant(0, arena::device_base(0), 2 << 20).unwrap();
+        self.alloc(0, 4096)
     }
 
     pub(super) fn submit(&self, stream: StreamId, op: StreamOp) {

@@ -5,3 +5,5 @@ mod fixture;
 mod kernels;
 mod memory;
 mod ordering;
+mod snapshot;
+mod world;

@@ -1,0 +1,361 @@
+//! Snapshots, and new backends made of them.
+
+use super::fixture::{A, CTX, FREE, Fixture, copy, mapped, word};
+use super::world::{
+    self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
+};
+use kedge_cuda_types::{CuError, arena};
+use kedge_device::{Backend, Object, Piece, Snapshot, SnapshotError};
+use kedge_protocol::{ArrayId, ModuleId, StreamOp};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+const HOUR: u64 = 3_600_000_000_000;
+const NOTHING: [&str; 0] = [];
+
+/// At rest as soon as the thread that finished the last work has let go of it.
+fn snapshot(f: &Fixture) -> Box<dyn Snapshot> {
+    for _ in 0..2000 {
+        if f.backend.at_rest() {
+            return f.backend.snapshot().unwrap();
+        }
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("the device does not come to rest");
+}
+
+#[test]
+fn everything_comes_back_where_it_was() {
+    let f = Fixture::empty();
+    f.backend.runtime.clock.set(HOUR);
+    let textures = world::build(&f);
+    world::fill(&f, 1);
+    world::break_context(&f);
+    let seen = world::see(&f);
+    let snapshot = snapshot(&f);
+    world::fill(&f, 100);
+    assert_eq!(
+        world::see(&f).differences(&seen),
+        [
+            "plain memory",
+            "memory in stream order",
+            "arrays",
+            "handles",
+            "variables",
+            "time between events"
+        ]
+    );
+    let f = f.succeed();
+    let notes = snapshot.notes();
+    f.backend.restore_begin(&notes).unwrap();
+    assert_eq!(world::rebuild(&f), textures);
+    f.backend.restore_notes(&notes).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!(world::see(&f).differences(&seen), NOTHING);
+    goes_on(&f, &textures);
+    // The snapshot was not changed by all that.
+    let f = f.succeed();
+    f.backend.restore_begin(&notes).unwrap();
+    world::rebuild(&f);
+    f.backend.restore_notes(&notes).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!(world::see(&f).differences(&seen), NOTHING);
+}
+
+/// What is not bytes has come back too: the program runs on.
+fn goes_on(f: &Fixture, textures: &world::Textures) {
+    let b = &f.backend;
+    assert_eq!(*f.host.faults.lock().unwrap(), [(BROKEN, CuError::ILLEGAL_ADDRESS)]);
+    f.submit(BROKEN_STREAM, StreamOp::Empty {});
+    assert_eq!(f.sync(BROKEN_STREAM), Err(CuError::ILLEGAL_ADDRESS));
+    assert_eq!(b.query_event(FIRST), Ok(()));
+    assert_eq!(b.elapsed_ms(FIRST, NEVER), Err(CuError::INVALID_HANDLE));
+    f.submit(A, StreamOp::EventRecord { event: NEVER });
+    f.sync(A).unwrap();
+    let since = b.elapsed_ms(SECOND, NEVER).unwrap();
+    assert!((0.0..60_000.0).contains(&since), "time goes on: {since} ms");
+    world::run(f, "count", &[RESULT]);
+    f.sync(A).unwrap();
+    assert_eq!(word(RESULT), 43, "the second count of this counter");
+    for (texture, name) in [(textures.array, "array"), (textures.linear, "linear")] {
+        world::run(f, "show", &[RESULT, texture]);
+        f.sync(A).unwrap();
+        let shown = word(RESULT);
+        assert_ne!(shown, 43, "{name}");
+        // Texel 5 of what `fill` wrote there.
+        let seed = if name == "array" { 3 } else { 1 };
+        let byte = |i: u64| u32::from((i * 31 + seed * 17) as u8);
+        assert_eq!(shown & 0xff, byte(20), "{name}");
+        assert_eq!(shown >> 24, byte(23), "{name}");
+    }
+    let next = b.create_texture(CTX, &world::array_texture(ArrayId(1))).unwrap();
+    assert!(next > textures.dangling.max(textures.array), "numbers are not used again");
+    // The device heap knows what was allocated, once.
+    world::run(f, "release", &[RESULT + 256]);
+    assert_eq!(f.sync(A), Ok(()));
+    world::run(f, "show", &[RESULT, textures.dangling]);
+    assert!(f.sync(A).is_err(), "its array had gone");
+    assert_eq!(b.destroy_texture(CTX, textures.dangling), Ok(()));
+}
+
+#[test]
+fn a_second_free_of_a_restored_malloc_faults() {
+    let f = Fixture::empty();
+    world::build(&f);
+    world::fill(&f, 1);
+    let f = restart(f);
+    world::run(&f, "release", &[RESULT + 256]);
+    assert_eq!(f.sync(A), Ok(()));
+    world::run(&f, "release", &[RESULT + 256]);
+    assert!(f.sync(A).is_err());
+}
+
+/// The backend that comes of a snapshot of this one.
+fn restart(f: Fixture) -> Fixture {
+    let snapshot = snapshot(&f);
+    let f = f.succeed();
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    world::rebuild(&f);
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    f
+}
+
+#[test]
+fn restarts_of_restarts_lose_nothing() {
+    let f = Fixture::empty();
+    let textures = world::build(&f);
+    world::fill(&f, 7);
+    let seen = world::see(&f);
+    let f = restart(restart(f));
+    assert_eq!(world::see(&f).differences(&seen), NOTHING);
+    world::fill(&f, 1);
+    let f = restart(f);
+    world::run(&f, "show", &[RESULT, textures.linear]);
+    assert_eq!(f.sync(A), Ok(()));
+}
+
+#[test]
+fn a_snapshot_stays_as_it_was_while_kernels_run() {
+    let f = Fixture::new();
+    let len = 8 << 20;
+    let dev = f.alloc(0, len);
+    let fill = |value| StreamOp::Memset {
+        dst: dev,
+        pitch: 0,
+        value,
+        element: 4,
+        width: len / 4,
+        height: 1,
+    };
+    f.submit(A, fill(0x5a5a_5a5a));
+    f.sync(A).unwrap();
+    let snapshot = snapshot(&f);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (f, over) = (&f, &over);
+        scope.spawn(move || {
+            let mut value = 0;
+            while !over.load(Ordering::Relaxed) {
+                value += 1;
+                f.submit(A, fill(value));
+                f.sync(A).unwrap();
+            }
+        });
+        let readers = [0, 1].map(|_| scope.spawn(|| (0..4).all(|_| reads(&*snapshot, 0x5a))));
+        let same = readers.map(|reader| reader.join().unwrap());
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(same, [true, true]);
+    });
+    assert_ne!(word(dev), 0x5a5a_5a5a);
+}
+
+/// Whether every byte of the snapshot is `byte`.
+fn reads(snapshot: &dyn Snapshot, byte: u8) -> bool {
+    let same = |piece: &Piece| {
+        let mut bytes = vec![0; piece.bytes as usize];
+        snapshot.read(piece, piece.start, &mut bytes).unwrap();
+        bytes.iter().all(|found| *found == byte)
+    };
+    assert_eq!(snapshot.pieces().iter().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
+    snapshot.pieces().iter().all(same)
+}
+
+#[test]
+fn memory_that_was_never_touched_is_not_kept() {
+    let f = Fixture::new();
+    let dev = f.alloc(0, 32 << 20);
+    f.set(A, dev + (20 << 20));
+    f.sync(A).unwrap();
+    let snapshot = snapshot(&f);
+    let kept: u64 = snapshot.pieces().iter().map(|piece| piece.bytes).sum();
+    // A large page at most.
+    assert!((1..=2 << 20).contains(&kept), "{kept}");
+    let [piece] = snapshot.pieces() else { panic!("{:?}", snapshot.pieces()) };
+    let mut byte = [0];
+    snapshot.read(piece, dev + (20 << 20), &mut byte).unwrap();
+    assert_eq!(byte, [1]);
+    let beyond = piece.start + piece.bytes;
+    for (start, len) in [(beyond, 1), (beyond - 1, 2), (piece.start - 1, 1), (u64::MAX, 2)] {
+        assert_eq!(snapshot.read(piece, start, &mut vec![0; len]), Err(CuError::INVALID_VALUE));
+    }
+    let other = Piece { object: Object::Array(ArrayId(1)), ..piece.clone() };
+    assert_eq!(snapshot.read(&other, piece.start, &mut byte), Err(CuError::INVALID_VALUE));
+}
+
+#[test]
+fn a_device_at_work_is_not_at_rest() {
+    let f = Fixture::new();
+    let word_at = f.alloc(0, 4096);
+    f.hold(A, word_at);
+    assert!(!f.backend.at_rest());
+    let refused = f.backend.snapshot().err().unwrap();
+    assert_eq!(refused.code, CuError::NOT_READY);
+    f.set(FREE, word_at);
+    f.sync(A).unwrap();
+    snapshot(&f);
+}
+
+/// Restarts with what `change` makes of the making; gives what refuses it.
+fn refusal(change: impl Fn(&Fixture, &[u8]) -> Result<(), SnapshotError>) -> SnapshotError {
+    let f = Fixture::empty();
+    world::build(&f);
+    world::fill(&f, 1);
+    let notes = snapshot(&f).notes();
+    let f = f.succeed();
+    change(&f, &notes).unwrap_err()
+}
+
+#[test]
+fn what_was_not_made_again_is_refused_by_name() {
+    let missing = refusal(|f, notes| {
+        f.backend.restore_begin(notes)?;
+        world::rebuild(f);
+        f.backend.unload_module(LATER)?;
+        f.backend.restore_notes(notes)?;
+        f.backend
+            .load_module(CTX, LATER, vec![world::MODULE.into()])
+            .map_err(|e| CuError(e.code))?;
+        f.backend.restore_notes(notes)
+    });
+    assert_eq!(missing.code, CuError::ILLEGAL_STATE, "{missing}");
+    let missing = refusal(|f, notes| {
+        f.backend.restore_begin(notes)?;
+        f.make_streams();
+        f.backend.restore_notes(notes)
+    });
+    let name = format!("module {}", EARLIER.0);
+    assert!(missing.message.starts_with(&name), "{missing}");
+    let missing = refusal(|f, notes| {
+        f.backend.restore_begin(notes)?;
+        f.make_streams();
+        f.backend.grant(0, BASE, 32 << 20)?;
+        for module in [EARLIER, LATER] {
+            let image = vec![world::MODULE.into()];
+            f.backend.load_module(CTX, module, image).map_err(|e| CuError(e.code))?;
+        }
+        f.backend.restore_notes(notes)
+    });
+    assert!(missing.message.contains("texture"), "{missing}");
+}
+
+#[test]
+fn another_module_of_the_same_id_is_refused_by_its_variable() {
+    let f = Fixture::empty();
+    world::build(&f);
+    world::fill(&f, 1);
+    let notes = snapshot(&f).notes();
+    let renamed = world::MODULE.replace("factor", "number");
+    let longer = world::MODULE.replace(".u32 factor = 3", ".u32 factor[2] = {3, 4}");
+    let fewer = world::MODULE.replace("ld.const.u32 %r1, [factor]", "mov.u32 %r1, 3");
+    let fewer = fewer.replace(".visible .const .align 4 .u32 factor = 3;", "");
+    let mut f = f;
+    for (text, named) in [(renamed, "number"), (longer, "factor"), (fewer, "factor")] {
+        f = f.succeed();
+        f.backend.restore_begin(&notes).unwrap();
+        f.make_streams();
+        let refused = f.backend.load_module(CTX, EARLIER, vec![text.into()]).unwrap_err();
+        assert_eq!(refused.code, CuError::INVALID_IMAGE.0, "{}", &*refused.message);
+        assert!(refused.message.contains(named), "{}", &*refused.message);
+    }
+    let refused = f.backend.load_module(CTX, ModuleId(77), vec![world::MODULE.into()]).unwrap_err();
+    assert!(refused.message.contains("module 77"), "{}", &*refused.message);
+}
+
+#[test]
+fn the_stages_of_a_restart_come_in_their_order() {
+    let f = Fixture::empty();
+    world::build(&f);
+    let notes = snapshot(&f).notes();
+    let wrong = |result: Result<(), SnapshotError>| {
+        assert_eq!(result.unwrap_err().code, CuError::ILLEGAL_STATE);
+    };
+    wrong(f.backend.restore_begin(&notes));
+    let f = f.succeed();
+    wrong(f.backend.restore_notes(&notes));
+    wrong(f.backend.restore(&Object::Memory, BASE, &[1]));
+    wrong(f.backend.restore_end());
+    f.backend.restore_begin(&notes).unwrap();
+    wrong(f.backend.restore_begin(&notes));
+    wrong(f.backend.restore_end());
+    world::rebuild(&f);
+    f.backend.restore_notes(&notes).unwrap();
+    f.backend.restore(&Object::Memory, BASE, &[1]).unwrap();
+    let array = Object::Array(ArrayId(1));
+    for (object, start) in [
+        (Object::Memory, BASE + (8 << 20)),
+        (Object::Memory, 0x1000),
+        (Object::Memory, u64::MAX),
+        (Object::Memory, arena::SHARED_BASE),
+        (Object::Array(ArrayId(99)), 0),
+        (array.clone(), 64),
+        (array, u64::MAX),
+        (Object::Variable { module: EARLIER, name: "counter".to_owned() }, 0),
+    ] {
+        let refused = f.backend.restore(&object, start, &[1]).unwrap_err();
+        assert!(refused.message.contains("no place"), "{refused}");
+    }
+    f.backend.restore_end().unwrap();
+    wrong(f.backend.restore_end());
+}
+
+#[test]
+fn a_managed_variable_keeps_what_the_host_has_put_back() {
+    const TEXT: &str = ".version 8.0\n.target sm_70\n.address_size 64\n\
+        .visible .global .attribute(.managed) .align 4 .u32 both = 5;\n\0";
+    let shared = arena::SHARED_BASE + arena::SHARED_CLIENT_LEN;
+    let f = Fixture::bare();
+    map_shared(shared);
+    f.backend
+        .load_module(CTX, EARLIER, vec![TEXT.into()])
+        .unwrap_or_else(|e| panic!("{}", &*e.message));
+    let both = f.backend.global(EARLIER, "both").unwrap();
+    assert!(both.managed && word(both.addr) == 5);
+    let snapshot = snapshot(&f);
+    assert_eq!(snapshot.pieces(), [], "the shared arena is the host's to save");
+    let f = f.succeed();
+    // SAFETY: in the page that `map_shared` has mapped.
+    unsafe { (both.addr as *mut u32).write_volatile(77) };
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    f.make_streams();
+    f.backend.load_module(CTX, EARLIER, vec![TEXT.into()]).unwrap();
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    f.backend.restore_end().unwrap();
+    assert_eq!(f.backend.global(EARLIER, "both").unwrap().addr, both.addr);
+    assert_eq!(word(both.addr), 77);
+    let dev = f.alloc_in_new_slab();
+    f.submit(A, copy(mapped(both.addr, 0, 0), mapped(dev, 0, 0), [4, 1, 1]));
+    assert_eq!(f.sync(A), Ok(()), "kernels may use it");
+}
+
+/// What the host maps: a page of the proxy's part of the shared arena.
+fn map_shared(addr: u64) {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: a new mapping where there is none; it stays for the process's life.
+    let got = unsafe { libc::mmap(at, 4096, access, flags, -1, 0) };
+    assert_eq!(got, at);
+}
