@@ -265,13 +265,17 @@ impl JobDir {
         self.dir.join("lib")
     }
 
-    /// Makes `lib/` with the names under which programs look for the driver.
-    pub(crate) fn link_driver(&self, shim: &Path) -> Result<(), JobError> {
+    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where kedge's
+    /// own is given.
+    pub(crate) fn link_driver(&self, shim: &Path, nvml: Option<&Path>) -> Result<(), JobError> {
         let lib = self.lib();
         fs::create_dir(&lib).map_err(io_error(&lib))?;
-        for name in ["libcuda.so.1", "libcuda.so"] {
+        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, shim));
+        for (name, library) in
+            driver.into_iter().chain(nvml.map(|nvml| ("libnvidia-ml.so.1", nvml)))
+        {
             let link = lib.join(name);
-            std::os::unix::fs::symlink(shim, &link).map_err(io_error(&link))?;
+            std::os::unix::fs::symlink(library, &link).map_err(io_error(&link))?;
         }
         Ok(())
     }

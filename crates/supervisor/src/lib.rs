@@ -118,8 +118,10 @@ fn supervise(
     devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Outcome, RunError> {
     let log = open_log(dir)?;
-    if let Some((_, parts)) = devices {
-        dir.link_driver(&parts.shim)?;
+    if let Some((gpu, parts)) = devices {
+        // NVIDIA's own NVML tells of real GPUs.
+        let nvml = parts.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }));
+        dir.link_driver(&parts.shim, nvml)?;
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;

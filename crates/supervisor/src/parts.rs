@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The shim and the proxy that belong to this `kedge`.
+/// The libraries and the proxy that belong to this `kedge`.
 #[derive(Debug)]
 pub struct Parts {
     pub shim: PathBuf,
     pub proxy: PathBuf,
+    /// For software devices; programs do without it.
+    pub nvml: Option<PathBuf>,
 }
 
 const SHIM: &str = "libkedge_cuda.so";
+const NVML: &str = "libkedge_nvml.so";
 const PROXY: &str = "kedge-proxy";
 
 #[derive(Debug, Error)]
@@ -24,7 +27,8 @@ impl Parts {
     /// folder.
     pub fn find() -> Result<Parts, PartsError> {
         let places = places();
-        Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)? })
+        let nvml = find_in(&places, NVML).ok();
+        Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)?, nvml })
     }
 }
 
