@@ -48,7 +48,8 @@ pub(crate) fn with<T>(answer: impl FnOnce(&State) -> Result<T, Status>) -> Resul
 
 fn ask() -> Option<State> {
     let socket = UnixStream::connect(std::env::var_os("KEDGE_SOCKET")?).ok()?;
-    let (_, welcome) = Client::connect_bare(socket.into(), "libnvidia-ml.so.1").ok()?;
+    let (client, welcome) = Client::connect_bare(socket.into(), "libnvidia-ml.so.1").ok()?;
+    client.end();
     let Welcome { driver_version, devices, .. } = welcome;
     Some(State { devices: devices.into_inner(), cuda_version: driver_version, users: 1 })
 }

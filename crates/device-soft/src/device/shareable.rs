@@ -5,6 +5,7 @@
 
 use kedge_cuda_types::CuError;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -100,15 +101,16 @@ impl ExportedSlabs {
     /// A descriptor of the slab [base, base+size) of the device of that number. Nothing may run that
     /// could touch it.
     pub(super) fn export(&mut self, base: u64, size: u64, number: u32) -> Result<OwnedFd, CuError> {
-        let failed = |_| CuError::OPERATING_SYSTEM;
-        if !self.0.contains_key(&base) {
-            let file = create(number, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
-            copy_to(&file, base, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
-            replace_pages(base, size, Some((file.as_raw_fd(), 0)))?;
-            self.0.insert(base, (size, file));
-        }
-        let (_, file) = self.0.get(&base).ok_or(CuError::INVALID_VALUE)?;
-        Ok(file.try_clone().map_err(failed)?.into())
+        let (_, file) = match self.0.entry(base) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let file = create(number, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
+                copy_to(&file, base, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
+                replace_pages(base, size, Some((file.as_raw_fd(), 0)))?;
+                place.insert((size, file))
+            }
+        };
+        Ok(file.try_clone().map_err(|_| CuError::OPERATING_SYSTEM)?.into())
     }
 
     /// The slab at `base` ends here, if it is one of these: other processes keep what they have mapped.

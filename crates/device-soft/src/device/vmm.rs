@@ -230,8 +230,6 @@ impl Vmm {
 }
 
 impl Table {
-    /// Where [start, start+len) of a handle lies in the memfd.
-
     /// Mappings that share a byte with [addr, addr+size), from the last to the first.
     fn overlapping(&self, addr: u64, size: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = addr.saturating_add(size);
