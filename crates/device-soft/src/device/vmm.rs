@@ -311,8 +311,8 @@ mod tests {
         let [first, second] = [MemHandleId(1), MemHandleId(2)];
         assert_eq!(vmm.written().unwrap(), []);
         for vmm in [&vmm, &other] {
-            vmm.create(second, 0, STEP).unwrap();
-            vmm.create(first, 0, 2 * STEP).unwrap();
+            vmm.create(second, 0, STEP, None).unwrap();
+            vmm.create(first, 0, 2 * STEP, None).unwrap();
         }
         vmm.map(first, base, 2 * STEP, 0).unwrap();
         // SAFETY: mapped just now.
