@@ -132,6 +132,13 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether a range is valid and lies in a slab.
+    pub(super) fn is_open(&self, addr: u64, size: u64) -> bool {
+        let device = arena::device_of(addr).and_then(|index| self.device(index).ok());
+        let in_slab = device.is_some_and(|device| lock(&device.slabs).contain(addr, size));
+        in_slab && self.spans.covers(addr, size)
+    }
+
     /// Makes a range valid whose slab is yet to be granted.
     pub(super) fn open_early(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;

@@ -169,6 +169,8 @@ fn allocations<'a>(
 
 fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError> {
     let allocation = |(ctx, (addr, size))| Allocation { ctx, addr, size };
+    let mut allocations: Vec<_> = allocations(backend, tables).map(allocation).collect();
+    allocations.sort_unstable_by_key(|at| at.addr);
     let events = tables.events.iter();
     let events = events.filter_map(|(id, (_, event))| Some((*id, event.stamp()?)));
     let contexts = || tables.streams.contexts();
@@ -185,7 +187,7 @@ fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError>
     }
     Ok(Notes {
         clock: backend.runtime.clock.nanos(),
-        allocations: list(allocations(backend, tables).map(allocation).collect(), "allocations")?,
+        allocations: list(allocations, "allocations")?,
         modules: list(modules(tables)?, "modules")?,
         heaps: list(heaps, "contexts")?,
         events: list(events.collect(), "events")?,

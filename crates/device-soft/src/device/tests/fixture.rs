@@ -1,6 +1,6 @@
 use crate::device::{SoftBackend, SoftConfig, StartError};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Done, Host};
+use kedge_device::{Backend, Done, Host, Snapshot};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Place, StreamId, StreamOp};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +70,17 @@ impl Fixture {
         let addr = arena::device_base(0) + offset;
         self.backend.map(CTX, addr, size).unwrap();
         addr
+    }
+
+    /// A snapshot, as soon as the thread that finished the last work has let go of it.
+    pub(super) fn snapshot(&self) -> Box<dyn Snapshot> {
+        for _ in 0..2000 {
+            if self.backend.at_rest() {
+                return self.backend.snapshot().unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the device does not come to rest");
     }
 
     /// Valid device memory of a device that has no slab yet.

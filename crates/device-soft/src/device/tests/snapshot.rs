@@ -13,17 +13,6 @@ use std::thread;
 const HOUR: u64 = 3_600_000_000_000;
 const NOTHING: [&str; 0] = [];
 
-/// At rest as soon as the thread that finished the last work has let go of it.
-fn snapshot(f: &Fixture) -> Box<dyn Snapshot> {
-    for _ in 0..2000 {
-        if f.backend.at_rest() {
-            return f.backend.snapshot().unwrap();
-        }
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
-    panic!("the device does not come to rest");
-}
-
 #[test]
 fn everything_comes_back_where_it_was() {
     let f = Fixture::empty();
@@ -32,7 +21,7 @@ fn everything_comes_back_where_it_was() {
     world::fill(&f, 1);
     world::break_context(&f);
     let seen = world::see(&f);
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     world::fill(&f, 100);
     assert_eq!(
         world::see(&f).differences(&seen),
@@ -114,7 +103,7 @@ fn a_second_free_of_a_restored_malloc_faults() {
 
 /// The backend that comes of a snapshot of this one.
 fn restart(f: Fixture) -> Fixture {
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let f = f.succeed();
     f.backend.restore_begin(&snapshot.notes()).unwrap();
     world::rebuild(&f);
@@ -153,7 +142,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
     };
     f.submit(A, fill(0x5a5a_5a5a));
     f.sync(A).unwrap();
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let (f, over) = (&f, &over);
@@ -190,7 +179,7 @@ fn memory_that_was_never_touched_is_not_kept() {
     let dev = f.alloc(0, 32 << 20);
     f.set(A, dev + (20 << 20));
     f.sync(A).unwrap();
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let kept: u64 = snapshot.pieces().iter().map(|piece| piece.bytes).sum();
     // A large page at most.
     assert!((1..=2 << 20).contains(&kept), "{kept}");
@@ -216,7 +205,7 @@ fn a_device_at_work_is_not_at_rest() {
     assert_eq!(refused.code, CuError::NOT_READY);
     f.set(FREE, word_at);
     f.sync(A).unwrap();
-    snapshot(&f);
+    f.snapshot();
 }
 
 /// Restarts with what `change` makes of the making; gives what refuses it.
@@ -224,24 +213,13 @@ fn refusal(change: impl Fn(&Fixture, &[u8]) -> Result<(), SnapshotError>) -> Sna
     let f = Fixture::empty();
     world::build(&f);
     world::fill(&f, 1);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let f = f.succeed();
     change(&f, &notes).unwrap_err()
 }
 
 #[test]
 fn what_was_not_made_again_is_refused_by_name() {
-    let missing = refusal(|f, notes| {
-        f.backend.restore_begin(notes)?;
-        world::rebuild(f);
-        f.backend.unload_module(LATER)?;
-        f.backend.restore_notes(notes)?;
-        f.backend
-            .load_module(CTX, LATER, vec![world::MODULE.into()])
-            .map_err(|e| CuError(e.code))?;
-        f.backend.restore_notes(notes)
-    });
-    assert_eq!(missing.code, CuError::ILLEGAL_STATE, "{missing}");
     let missing = refusal(|f, notes| {
         f.backend.restore_begin(notes)?;
         f.make_streams();
@@ -267,7 +245,7 @@ fn another_module_of_the_same_id_is_refused_by_its_variable() {
     let f = Fixture::empty();
     world::build(&f);
     world::fill(&f, 1);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let renamed = world::MODULE.replace("factor", "number");
     let longer = world::MODULE.replace(".u32 factor = 3", ".u32 factor[2] = {3, 4}");
     let fewer = world::MODULE.replace("ld.const.u32 %r1, [factor]", "mov.u32 %r1, 3");
@@ -289,7 +267,7 @@ fn another_module_of_the_same_id_is_refused_by_its_variable() {
 fn the_stages_of_a_restart_come_in_their_order() {
     let f = Fixture::empty();
     world::build(&f);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let wrong = |result: Result<(), SnapshotError>| {
         assert_eq!(result.unwrap_err().code, CuError::ILLEGAL_STATE);
     };
@@ -334,7 +312,7 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
         .unwrap_or_else(|e| panic!("{}", &*e.message));
     let both = f.backend.global(EARLIER, "both").unwrap();
     assert!(both.managed && word(both.addr) == 5);
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     assert_eq!(snapshot.pieces(), [], "the shared arena is the host's to save");
     let f = f.succeed();
     // SAFETY: in the page that `map_shared` has mapped.
