@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// The granularity of mappings on every device that kedge drives.
-const GRANULE: u64 = 2 << 20;
+pub(crate) const GRANULE: u64 = 2 << 20;
 
 /// Why the arenas cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,7 @@ struct Mapping {
 struct Handle {
     raw: u64,
     size: u64,
+    device: u32,
 }
 
 impl Arena {
@@ -68,7 +69,30 @@ impl Arena {
         Ok(Arena { driver, devices, peers, slabs, handles, mapped })
     }
 
-    fn device(&self, index: u32) -> Result<CUdevice, CuError> {
+    /// The slabs: address and bytes.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.slabs.iter().map(|(at, slab)| (*at, slab.size))
+    }
+
+    /// Whether all of a range lies in slabs.
+    pub(crate) fn granted(&self, addr: u64, bytes: u64) -> bool {
+        let Some(end) = addr.checked_add(bytes) else { return false };
+        let mut at = addr;
+        while at < end {
+            match self.slabs.range(..=at).next_back() {
+                Some((base, slab)) if at - base < slab.size => at = base + slab.size,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The program's handles: id, the driver's handle, bytes and device.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = (MemHandleId, u64, u64, u32)> {
+        self.handles.iter().map(|(id, handle)| (*id, handle.raw, handle.size, handle.device))
+    }
+
+    pub(crate) fn device(&self, index: u32) -> Result<CUdevice, CuError> {
         self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
     }
 
@@ -163,7 +187,7 @@ impl Arena {
             return Err(CuError::INVALID_VALUE);
         }
         let raw = self.create(index, size)?;
-        self.handles.insert(id, Handle { raw, size });
+        self.handles.insert(id, Handle { raw, size, device: index });
         Ok(())
     }
 

@@ -7,11 +7,12 @@ use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
 use crate::stream::{Event, Stream};
-use crate::{occupancy, tensor_maps};
+use crate::{occupancy, symbols, tensor_maps};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, Query};
+use kedge_device::{Backend, Done, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
     LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -46,6 +47,7 @@ impl Backend for NvidiaBackend {
         })?;
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
+        self.shared.live.add(&context);
         tables.contexts.insert(ctx, context);
         Ok(())
     }
@@ -55,6 +57,7 @@ impl Backend for NvidiaBackend {
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
         drop(tables);
+        self.shared.live.remove(ctx);
         context.destroy()
     }
 
@@ -73,7 +76,14 @@ impl Backend for NvidiaBackend {
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
-        self.tables().arena.grant(device, addr, bytes)
+        let granted = self.tables().arena.grant(device, addr, bytes);
+        // What is kept ready for a snapshot is the program's first of all.
+        match granted {
+            Err(CuError::OUT_OF_MEMORY) if self.shared.cache.surrender() => {
+                self.tables().arena.grant(device, addr, bytes)
+            }
+            outcome => outcome,
+        }
     }
 
     fn give_back(&self, _device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -200,11 +210,12 @@ impl Backend for NvidiaBackend {
         &self,
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Vec<u8>>,
+        mut images: Vec<Vec<u8>>,
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
-        let loaded = Module::load(&self.shared.driver, &context, images)?;
+        let loaded = Module::load(&self.shared.driver, &context, &mut images)?;
+        self.read_symbols(&loaded, images);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {
             return Err(plain(CuError::INVALID_VALUE));
@@ -224,7 +235,8 @@ impl Backend for NvidiaBackend {
     }
 
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
-        self.tables().module(module)?.global(name)
+        let mut tables = self.tables();
+        tables.modules.get_mut(&module).ok_or(CuError::INVALID_HANDLE)?.global(name)
     }
 
     /// A program may set what its driver lacks; the launch will tell.
@@ -309,7 +321,7 @@ impl Backend for NvidiaBackend {
         let flags = if timing { 0 } else { UNTIMED };
         // SAFETY: a live out pointer.
         check(unsafe { (self.shared.driver.cuEventCreate)(&mut raw, flags) })?;
-        tables.events.insert(event, Event::new(raw, &context));
+        tables.events.insert(event, Event::new(raw, &context, timing));
         Ok(())
     }
 
@@ -417,13 +429,7 @@ impl Backend for NvidiaBackend {
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError> {
         let tables = self.tables();
         let (start, end) = (tables.event(start)?, tables.event(end)?);
-        start.ctx.enter()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: a live out pointer and two events of the driver's.
-        check(unsafe {
-            (self.shared.driver.cuEventElapsedTime)(&mut milliseconds, start.raw, end.raw)
-        })?;
-        Ok(milliseconds)
+        self.shared.timeline.between(&self.shared.driver, start, end)
     }
 
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError> {
@@ -454,9 +460,45 @@ impl Backend for NvidiaBackend {
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
         self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
     }
+
+    fn at_rest(&self) -> bool {
+        self.rests()
+    }
+
+    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
+        self.prepare()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.take_snapshot()
+    }
+
+    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        self.take_notes(notes)
+    }
+
+    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.put_back(object, start, bytes)
+    }
+
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        self.finish_restore()
+    }
 }
 
 impl NvidiaBackend {
+    /// Reads what a module's images name, on a thread of its own.
+    fn read_symbols(&self, module: &Module, images: Vec<Vec<u8>>) {
+        let device = self.devices.get(module.ctx.device as usize).copied();
+        let sm = |id| devices::attribute(&self.shared.driver, device?, id);
+        let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
+        let sm = major.unwrap_or(0) * 10 + minor.unwrap_or(0);
+        let found = module.symbols();
+        self.waiters.run(Box::new(move || {
+            let _ = found.set(symbols::of_images(&images, u32::try_from(sm).unwrap_or(0)));
+        }));
+    }
+
     /// Changes a graph while the rest of the tables can be looked at.
     fn change_graph(
         &self,

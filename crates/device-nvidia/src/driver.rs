@@ -40,7 +40,7 @@ macro_rules! driver {
         pub(crate) struct Driver {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> u32,)*
             $(pub(crate) $opt: Option<unsafe extern "C" fn($($oarg),*) -> u32>,)*
-            _library: Library,
+            pub(crate) _library: Library,
         }
 
         impl Driver {
@@ -58,6 +58,19 @@ macro_rules! driver {
                             .map(|symbol| *symbol),)*
                         _library: library,
                     })
+                }
+            }
+
+            /// A driver that refuses everything, for tests to put functions of their own into.
+            #[cfg(test)]
+            pub(crate) fn refusing() -> Driver {
+                Driver {
+                    $($name: {
+                        unsafe extern "C" fn refuse($(_: $arg),*) -> u32 { CuError::NOT_SUPPORTED.0 }
+                        refuse
+                    },)*
+                    $($opt: None,)*
+                    _library: Library::this(),
                 }
             }
         }
@@ -97,6 +110,8 @@ driver! {
     fn cuPointerGetAttribute(*mut c_void, c_uint, CUdeviceptr);
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+    fn cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuMemcpy3DAsync_v2(*const CUDA_MEMCPY3D, CUstream);
     fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
     fn cuMemsetD16Async(CUdeviceptr, u16, usize, CUstream);

@@ -185,6 +185,11 @@ pub trait Backend: Send + Sync {
     fn at_rest(&self) -> bool {
         self.is_idle()
     }
+    /// Makes room for the next snapshot while the client runs, so that [`Backend::snapshot`] need not:
+    /// it may block for seconds. Not needed, and of no effect but that.
+    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
     /// Takes what the devices hold, at rest, while the client stands still: as fast as can be. The
     /// devices may be used again when this returns.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {

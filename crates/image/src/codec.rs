@@ -5,6 +5,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
 
@@ -57,6 +58,18 @@ impl FromStr for Choice {
             "gzip" => Ok(Choice::Gzip),
             _ => Err(format!("`{text}` is no codec: auto, raw, lz4, zstd or gzip")),
         }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Choice::Auto => "auto",
+            Choice::Raw => "raw",
+            Choice::Lz4 => "lz4",
+            Choice::Zstd => "zstd",
+            Choice::Gzip => "gzip",
+        })
     }
 }
 

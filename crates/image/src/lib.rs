@@ -28,7 +28,7 @@ pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::PageBuffer;
 pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
-pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
+pub use manifest::{Devices, FileEntry, Manifest, list, newest, next_folder};
 pub use read::ImageFile;
 pub use retention::{Claim, Found, State, catalogue, remove, retain};
 pub use verify::{Verified, chain, verify};

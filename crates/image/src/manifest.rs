@@ -26,6 +26,15 @@ pub struct FileEntry {
     pub checksum: u64,
 }
 
+/// The devices that a job sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    /// As `--gpu` takes them.
+    pub gpu: String,
+    /// Bytes of each software device, if that was said.
+    pub soft_memory: Option<u64>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub version: u32,
@@ -37,6 +46,8 @@ pub struct Manifest {
     /// Process ids, the program's first.
     pub processes: Vec<i32>,
     pub files: Vec<FileEntry>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Devices>,
     /// The image that this one builds on: a folder's name beside its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
@@ -51,6 +62,7 @@ impl Manifest {
             captured,
             processes: Vec::new(),
             files: Vec::new(),
+            devices: None,
             parent: None,
         }
     }

@@ -9,6 +9,7 @@ mod home;
 mod inject;
 mod machine;
 mod maps;
+mod pagemap;
 pub mod plugins;
 mod proc;
 mod reap;

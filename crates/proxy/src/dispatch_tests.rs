@@ -3,6 +3,7 @@
 use crate::client_memory::ClientMemory;
 use crate::dispatch::Dispatcher;
 use crate::fake::Fake;
+use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::serve::dispatch_all;
@@ -37,7 +38,8 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     thread::spawn(move || watch::wait(&pidfd, &socket, |token| hears.host_function_done(token)));
     thread::spawn(move || {
         let dispatcher = Dispatcher::new(backend, host.clone());
-        dispatch_all(server, dispatcher, &host, Duration::from_micros(20))
+        let gate = Gate::new(server.nudge());
+        dispatch_all(server, dispatcher, &host, &gate, Duration::from_micros(20))
     });
     create(&client, CTX, StreamId(1));
     let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };

@@ -9,7 +9,7 @@ use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
 use kedge_transport::Outbox;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub(crate) struct ProxyHost {
@@ -17,6 +17,8 @@ pub(crate) struct ProxyHost {
     pub(crate) log: Arc<JobLog>,
     pub(crate) faults: Faults,
     pub(crate) host_fns: HostFns,
+    /// Calls that are answered when a device says so.
+    pub(crate) waiting: AtomicUsize,
     memory: ClientMemory,
     output: Mutex<OutputBuffer>,
     /// Sequence number of the newest message whose backend call has returned.
@@ -32,6 +34,7 @@ impl ProxyHost {
             memory,
             faults: Faults::default(),
             host_fns: HostFns::default(),
+            waiting: AtomicUsize::new(0),
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),
@@ -63,6 +66,22 @@ impl ProxyHost {
         let taken = output.take();
         self.outbox.set_output_pending(!output.is_empty());
         taken
+    }
+
+    /// The client is this process from now on.
+    pub(crate) fn client_is(&self, pid: u32) {
+        self.memory.belongs_to(pid);
+    }
+
+    /// What the client has not taken of the output.
+    pub(crate) fn copy_output(&self) -> Vec<Output> {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copy = output.clone();
+        let mut all = Vec::new();
+        while !copy.is_empty() {
+            all.push(copy.take());
+        }
+        all
     }
 
     /// Bytes that the client points at, in its private memory or in the shared arena.

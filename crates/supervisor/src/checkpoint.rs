@@ -1,12 +1,16 @@
 //! Taking a checkpoint of the job that this process is the parent of.
 
 use crate::control::{Order, Progress};
+use crate::gpu::GPU;
 use crate::jobs::{self, JobName, LastImage};
 use crate::policy::{NoStateFolder, Policy, default_dir};
-use kedge_image::{Choice, Claim, ImageError, Manifest, retain};
+use crate::proxies::Proxies;
+use crate::quiesce::QuiesceError;
+use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::FileContents;
 use kedge_process::{EngineError, Options, Roots};
 use kedge_proxy::joblog::JobLog;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -23,10 +27,10 @@ const LONGEST_WARNING: usize = 1000;
 pub(crate) enum CheckpointError {
     #[error("a checkpoint of this job is under way: try again when it is durable")]
     Busy,
-    #[error(
-        "the job has devices ({gpu}), which kedge cannot checkpoint yet: run it with `--gpu none`"
-    )]
-    Devices { gpu: String },
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error("cannot look at the connections to its devices: {0}")]
+    Connections(io::Error),
     #[error("{0} (`--dir`)")]
     NoFolder(NoStateFolder),
     #[error("`{0}` is no codec: auto, raw, lz4, zstd or gzip")]
@@ -45,7 +49,9 @@ pub(crate) struct Checkpointer {
     pub(crate) name: JobName,
     pub(crate) command: Vec<String>,
     /// The devices that the job sees, if any.
-    pub(crate) devices: Option<String>,
+    pub(crate) devices: Option<Devices>,
+    /// What drives them.
+    pub(crate) proxies: Proxies,
     pub(crate) policy: Policy,
     pub(crate) roots: Roots,
     pub(crate) log: Arc<JobLog>,
@@ -107,9 +113,6 @@ impl Checkpointer {
     }
 
     fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {
-        if let Some(gpu) = &self.devices {
-            return Err(CheckpointError::Devices { gpu: gpu.clone() });
-        }
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
@@ -123,7 +126,7 @@ impl Checkpointer {
             Err(error) => {
                 // A full disk may keep even this from being done; then `kedge rm` does it.
                 let _ = claim.abandon();
-                return Err(error.into());
+                return Err(error);
             }
         };
         drop(claim);
@@ -138,20 +141,35 @@ impl Checkpointer {
     /// stood still.
     fn write(
         &self,
-        options: Options,
+        mut options: Options,
         tell: &mut impl FnMut(Progress),
-    ) -> Result<(Manifest, f64), EngineError> {
-        let image = options.folder.clone();
+    ) -> Result<(Manifest, f64), CheckpointError> {
+        let (image, codec) = (options.folder.clone(), options.codec);
+        let folder = image.clone();
         let at = jobs::now();
+        let quiet = self.proxies.quiesce(options.patience)?;
+        let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
-        let hold = options.hold.then_some(Hold { roots: &self.roots, ends: false });
-        let captured = kedge_process::checkpoint(&self.roots, options)?;
+        let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
+        let captures = GPU.checkpoint_of(&quiet.clients).map_err(CheckpointError::Connections)?;
+        options.plugins.push(&GPU);
+        let captured = kedge_process::checkpoint(&roots, options);
+        GPU.idle();
+        let captured = captured?;
+        if !quiet.clients.is_empty() {
+            let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
+            self.log.note(&format!(
+                "the devices of {clients} processes came to rest within {ms:.1} ms ({tries} tries)"
+            ));
+        }
+        drop(quiet);
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);
         tell(Progress::Captured { image, processes, stall_seconds, warnings });
-        let manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
-        let manifest = captured.finish(manifest)?;
+        let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        manifest.devices = self.devices.clone();
+        let manifest = captures.write(captured, manifest, &folder, codec)?;
         if let Some(hold) = hold {
             hold.end();
         }

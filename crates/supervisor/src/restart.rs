@@ -2,14 +2,18 @@
 //! their own, where the init that made them takes its checkpoints.
 
 use crate::checkpoint::Checkpointer;
+use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, State};
+use crate::parts::Parts;
 use crate::policy::Policy;
+use crate::proxies::{Launch, Proxies};
 use crate::signals::{self, Signals};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
-use kedge_image::{ImageError, Manifest};
-use kedge_process::plugins::PathMap;
+use kedge_image::{Devices, ImageError, Manifest};
+use kedge_process::plugins::{More, PathMap};
 use kedge_process::{Rebuilt, RestartOptions, Restarted};
+use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -25,6 +29,8 @@ pub struct RestartSpec {
     /// Where files are that were elsewhere: old and new.
     pub paths: Vec<(PathBuf, PathBuf)>,
     pub policy: Policy,
+    /// `None`: the devices that the job had.
+    pub gpu: Option<GpuSpec>,
 }
 
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
@@ -77,7 +83,7 @@ fn restart_one(
         supervisor: std::process::id(),
         pid: restarted.root(),
         command: manifest.command.clone(),
-        gpu: "none".into(),
+        gpu: spec.devices(manifest)?.map_or("none".into(), |devices| devices.gpu),
         started: jobs::now(),
         ended: None,
         state: State::Running,
@@ -103,9 +109,18 @@ fn first_that_works<'a>(
         let Some((folder, manifest)) = rest.next() else {
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
-        let checkpointer = Checkpointing { spec, name, dir, manifest };
+        let proxies = Proxies::default();
+        let devices = spec.devices(manifest)?;
+        let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
+        if let Some(launch) = &launch {
+            let (launch, proxies) = (launch.clone(), proxies.clone());
+            let (files, folder) = (manifest.files.clone(), folder.clone());
+            GPU.restart_with(Restart { launch, proxies, files, folder });
+        }
+        let checkpointer = Checkpointing { spec, name, dir, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let options = RestartOptions { paths, ..RestartOptions::new(folder.clone()) };
+        let plugins: More = vec![&GPU];
+        let options = RestartOptions { paths, plugins, ..RestartOptions::new(folder.clone()) };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
@@ -154,12 +169,33 @@ fn watch(
     watch.wait(signals, || status.get().copied())
 }
 
+impl RestartSpec {
+    /// The devices that the job is to have: those that it had, or others.
+    fn devices(&self, manifest: &Manifest) -> Result<Option<Devices>, RunError> {
+        let was = manifest.devices.clone();
+        let other = |gpu: &GpuSpec| {
+            let soft_memory = was.as_ref().and_then(|devices| devices.soft_memory);
+            Devices { gpu: gpu.to_string(), soft_memory }
+        };
+        Ok(self.gpu.as_ref().map(other).or_else(|| was.clone()))
+    }
+}
+
+/// What the job's proxies are started with.
+fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
+    let gpu = devices.gpu.parse()?;
+    Ok(Launch::new(&Parts::find()?, &gpu, devices.soft_memory, dir))
+}
+
 /// What the restarted job's init needs to take checkpoints.
 struct Checkpointing<'a> {
     spec: &'a RestartSpec,
     name: &'a JobName,
     dir: &'a JobDir,
     manifest: &'a Manifest,
+    devices: Option<Devices>,
+    proxies: Proxies,
+    launch: Option<Launch>,
 }
 
 impl Checkpointing<'_> {
@@ -172,13 +208,20 @@ impl Checkpointing<'_> {
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
-            devices: None,
+            devices: self.devices.clone(),
+            proxies: self.proxies.clone(),
             policy: self.spec.policy.clone(),
             roots: job.roots(),
             log: log.clone(),
             last: self.dir.last_image(),
             under_way: Mutex::default(),
         });
+        if let Some(launch) = self.launch.clone() {
+            let listening = self.proxies.listen(&self.dir.socket(), launch, log.clone(), None);
+            if let Err(error) = listening {
+                log.line(&format!("{error}: no devices for other processes"));
+            }
+        }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
             log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
         }

@@ -6,6 +6,7 @@
 //! only tells each side when the other has gone.
 
 pub mod bench;
+mod channel;
 mod client;
 mod error;
 mod futex;
@@ -22,12 +23,13 @@ mod slots;
 mod socket;
 mod spin;
 
+pub use channel::Channel;
 pub use client::Client;
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
-pub use memory::map_shared_arena;
+pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
-pub use ring::{Incoming, ReplyTo};
+pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
 pub use socket::{peer_pid, peer_uid};
 

@@ -84,6 +84,10 @@ pub(super) fn split(mapping: &Mapping, runs: &[(u64, u64)], chunks: &mut Vec<Chu
 
 /// The runs of pages of `mapping` that differ from what is mapped there.
 fn touched(pid: pid_t, pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
+    let told = crate::pagemap::touched(pagemap, mapping.start, mapping.end).map_err(failed(pid))?;
+    if let Some(runs) = told {
+        return Ok(runs);
+    }
     let mut runs: Vec<(u64, u64)> = Vec::new();
     let mut entries = vec![0u8; (mapping.len() / PAGE).min(WINDOW) as usize * 8];
     let mut at = mapping.start;

@@ -195,7 +195,17 @@ impl Captured {
 
     /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.
     /// The processes and files of `manifest` are filled in.
-    pub fn finish(self, mut manifest: Manifest) -> Result<Manifest, EngineError> {
+    pub fn finish(self, manifest: Manifest) -> Result<Manifest, EngineError> {
+        self.finish_with(manifest, || Ok(Vec::new()))
+    }
+
+    /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
+    /// meanwhile, and is asked when all memory is written.
+    pub fn finish_with(
+        self,
+        mut manifest: Manifest,
+        others: impl FnOnce() -> Result<Vec<FileEntry>, PluginError>,
+    ) -> Result<Manifest, EngineError> {
         manifest.processes = self.job.processes;
         manifest.files = vec![self.objects];
         for name in &self.files {
@@ -204,6 +214,7 @@ impl Captured {
         for held in self.held {
             manifest.files.push(held.finish(self.options.codec)?);
         }
+        manifest.files.extend(others()?);
         manifest.write(&self.options.folder)?;
         Ok(manifest)
     }

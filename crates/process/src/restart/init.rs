@@ -54,6 +54,7 @@ pub(super) fn run(
 ) -> Result<(), EngineError> {
     close_all_but(&[report.as_raw_fd()])?;
     let (threads, mut descriptors) = rebuild(plan)?;
+    crate::plugins::all(&plan.plugins).into_iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
     // From here on nothing fails any more.
