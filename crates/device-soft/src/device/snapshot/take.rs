@@ -5,7 +5,7 @@
 
 use super::frozen::Frozen;
 use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
-use super::touched::Pagemap;
+use super::touched::{Pagemap, SMALL_HOLE};
 use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::CuError;
 use kedge_device::{Object, Piece, Ranges, Snapshot, SnapshotError};
@@ -117,8 +117,9 @@ fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piec
 /// What is written in handles, copied.
 fn handle_parts(backend: &SoftBackend) -> Result<Vec<(Piece, Source)>, SnapshotError> {
     let vmm = &backend.vmm;
-    let written =
-        vmm.written().map_err(|error| system("physical memory cannot be read", &error))?;
+    let written = vmm
+        .written(SMALL_HOLE)
+        .map_err(|error| system("physical memory cannot be read", &error))?;
     let mut parts = Vec::new();
     for (id, start, bytes) in written {
         for (start, bytes) in cut(start, bytes) {

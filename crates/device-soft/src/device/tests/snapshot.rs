@@ -1,12 +1,12 @@
 //! Snapshots, and new backends made of them.
 
-use super::fixture::{A, CTX, FREE, Fixture, copy, mapped, word};
+use super::fixture::{A, CTX, FREE, Fixture, copy, map_shared, mapped, word};
 use super::world::{
     self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
 };
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Backend, Object, Piece, Snapshot, SnapshotError};
-use kedge_protocol::{ArrayId, ModuleId, StreamOp};
+use kedge_protocol::{ArrayId, CtxId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -132,6 +132,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
     let f = Fixture::new();
     let len = 8 << 20;
     let dev = f.alloc(0, len);
+    world::load(&f, CTX, EARLIER);
     let fill = |value| StreamOp::Memset {
         dst: dev,
         pitch: 0,
@@ -151,6 +152,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
             while !over.load(Ordering::Relaxed) {
                 value += 1;
                 f.submit(A, fill(value));
+                world::run_blocks(f, A, "paint", [len as u32 / 4 / 256, 256], &[dev, value.into()]);
                 f.sync(A).unwrap();
             }
         });
@@ -164,13 +166,15 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
 
 /// Whether every byte of the snapshot is `byte`.
 fn reads(snapshot: &dyn Snapshot, byte: u8) -> bool {
+    let large = |piece: &&Piece| piece.start < BASE + arena::DEVICE_CLIENT_LEN;
     let same = |piece: &Piece| {
         let mut bytes = vec![0; piece.bytes as usize];
         snapshot.read(piece, piece.start, &mut bytes).unwrap();
         bytes.iter().all(|found| *found == byte)
     };
-    assert_eq!(snapshot.pieces().iter().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
-    snapshot.pieces().iter().all(same)
+    let pieces = || snapshot.pieces().iter().filter(large);
+    assert_eq!(pieces().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
+    pieces().all(same)
 }
 
 #[test]
@@ -301,12 +305,42 @@ fn the_stages_of_a_restart_come_in_their_order() {
 }
 
 #[test]
+fn every_device_has_its_own_and_none_may_be_missing() {
+    let (second, stream) = (CtxId(9), StreamId(90));
+    let base = arena::device_base(1);
+    let make = |f: &Fixture| {
+        f.make_streams();
+        f.backend.create_context(second, 1, stream).unwrap();
+        f.backend.grant(1, base, 4 << 20).unwrap();
+        world::load(f, second, EARLIER);
+    };
+    let f = Fixture::with_devices(2);
+    make(&f);
+    f.backend.map(second, base, 4096).unwrap();
+    world::run_blocks(&f, stream, "grab", [1, 1], &[base]);
+    world::run_blocks(&f, stream, "paint", [1, 32], &[base + 256, 77]);
+    f.sync(stream).unwrap();
+    let (snapshot, malloc) = (f.snapshot(), word(base));
+    let f = f.succeed_with(1);
+    let refused = f.backend.restore_begin(&snapshot.notes()).unwrap_err();
+    assert!(refused.message.contains(&format!("{base:#x} is no device's")), "{refused}");
+    let f = f.succeed_with(2);
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    make(&f);
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!((word(base), word(base + 256 + 124)), (malloc, 77));
+    world::run_blocks(&f, stream, "release", [1, 1], &[base]);
+    assert_eq!(f.sync(stream), Ok(()));
+}
+
+#[test]
 fn a_managed_variable_keeps_what_the_host_has_put_back() {
     const TEXT: &str = ".version 8.0\n.target sm_70\n.address_size 64\n\
         .visible .global .attribute(.managed) .align 4 .u32 both = 5;\n\0";
-    let shared = arena::SHARED_BASE + arena::SHARED_CLIENT_LEN;
     let f = Fixture::bare();
-    map_shared(shared);
+    map_shared();
     f.backend
         .load_module(CTX, EARLIER, vec![TEXT.into()])
         .unwrap_or_else(|e| panic!("{}", &*e.message));
@@ -315,7 +349,7 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
     let snapshot = f.snapshot();
     assert_eq!(snapshot.pieces(), [], "the shared arena is the host's to save");
     let f = f.succeed();
-    // SAFETY: in the page that `map_shared` has mapped.
+    // SAFETY: in what `map_shared` has mapped.
     unsafe { (both.addr as *mut u32).write_volatile(77) };
     f.backend.restore_begin(&snapshot.notes()).unwrap();
     f.make_streams();
@@ -327,13 +361,4 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
     let dev = f.alloc_in_new_slab();
     f.submit(A, copy(mapped(both.addr, 0, 0), mapped(dev, 0, 0), [4, 1, 1]));
     assert_eq!(f.sync(A), Ok(()), "kernels may use it");
-}
-
-/// What the host maps: a page of the proxy's part of the shared arena.
-fn map_shared(addr: u64) {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: a new mapping where there is none; it stays for the process's life.
-    let got = unsafe { libc::mmap(at, 4096, access, flags, -1, 0) };
-    assert_eq!(got, at);
 }

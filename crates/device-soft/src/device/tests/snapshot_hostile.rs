@@ -1,6 +1,6 @@
 //! Notes of a snapshot that somebody has damaged or made up: refused or taken, and never a panic.
 
-use super::fixture::{CTX, Fixture};
+use super::fixture::{CTX, Fixture, map_shared};
 use super::world::{self, BASE, EARLIER, LATER};
 use crate::device::snapshot::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN};
@@ -17,6 +17,7 @@ fn runner(cases: u32) -> TestRunner {
 
 /// Restarts from `notes` as far as they let it, then uses the device.
 fn restart(notes: &[u8]) -> Result<(), TestCaseError> {
+    map_shared();
     let f = Fixture::empty();
     if f.backend.restore_begin(notes).is_err() {
         return Ok(());
@@ -64,7 +65,8 @@ fn address() -> impl Strategy<Value = u64> {
 }
 
 fn size() -> impl Strategy<Value = u64> {
-    prop_oneof![4 => (0..64u64).prop_map(|units| units * 16), 1 => any::<u64>(), 1 => Just(1 << 25)]
+    let units = (0..64u64).prop_map(|units| units * 16);
+    prop_oneof![4 => units, 4 => 4..=8u64, 1 => any::<u64>(), 1 => Just(1 << 25)]
 }
 
 fn context() -> impl Strategy<Value = CtxId> {
