@@ -286,8 +286,7 @@ impl Consumer {
     pub(crate) fn wait(&self, spin: Duration) -> Result<(), RingError> {
         let header = self.segment.header();
         let ready = || {
-            header.tail.0.load(Ordering::Acquire) != self.head
-                || self.nudged.load(Ordering::SeqCst)
+            header.tail.0.load(Ordering::Acquire) != self.head || self.nudged.load(Ordering::SeqCst)
         };
         let mut spin = Spin::new(spin);
         while !ready() {

@@ -6,7 +6,7 @@ use super::world::{
 };
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Backend, Object, Piece, Snapshot, SnapshotError};
-use kedge_protocol::{ArrayId, CtxId, ModuleId, StreamId, StreamOp};
+use kedge_protocol::{ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -175,6 +175,44 @@ fn reads(snapshot: &dyn Snapshot, byte: u8) -> bool {
     let pieces = || snapshot.pieces().iter().filter(large);
     assert_eq!(pieces().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
     pieces().all(same)
+}
+
+#[test]
+fn an_exported_slab_is_kept_as_it_was() {
+    let f = Fixture::new();
+    let dev = f.alloc(4096, 8192);
+    f.set(A, dev + 4096);
+    f.sync(A).unwrap();
+    let (fd, base, size) = f.backend.export_slab(dev).unwrap();
+    assert_eq!((base, size), (BASE, 32 << 20));
+    let snapshot = f.snapshot();
+    f.submit(A, StreamOp::WriteValue { addr: dev + 4096, value: 2, wide: false });
+    f.sync(A).unwrap();
+    let mut bytes = vec![0; 8192];
+    let [piece] = snapshot.pieces() else { panic!("{:?}", snapshot.pieces()) };
+    snapshot.read(piece, dev, &mut bytes).unwrap();
+    assert_eq!((bytes[0], bytes[4096]), (0, 1));
+    drop(fd);
+    let f = f.succeed();
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    f.make_streams();
+    f.backend.grant(0, base, size).unwrap();
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!(word(dev + 4096), 1);
+}
+
+#[test]
+fn another_process_s_memory_is_refused_by_name() {
+    let f = Fixture::new();
+    let [own, other] = [MemHandleId(1), MemHandleId(2)];
+    f.backend.create_handle(own, 0, 2 << 20, true).unwrap();
+    f.backend.import_handle(other, f.backend.export_handle(own).unwrap()).unwrap();
+    let refused = f.backend.snapshot().err().unwrap();
+    assert!(refused.message.contains("handle 2"), "{refused}");
+    f.backend.destroy_handle(other).unwrap();
+    f.snapshot();
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn make(f: &Fixture, between: impl Fn(u32) -> Option<u64>) -> Textures {
     b.grant(0, BASE, 32 * MIB).unwrap();
     between(0);
     for handle in [UNMAPPED, MAPPED, EMPTY] {
-        b.create_handle(handle, 0, 4 * MIB).unwrap();
+        b.create_handle(handle, 0, 4 * MIB, handle == MAPPED).unwrap();
     }
     b.map_handle(MAPPED, VIRTUAL, 4 * MIB, 0).unwrap();
     b.set_access(VIRTUAL, 4 * MIB, 0, 3).unwrap();
@@ -250,7 +250,7 @@ fn make(f: &Fixture, between: impl Fn(u32) -> Option<u64>) -> Textures {
     let dangling =
         between(2).unwrap_or_else(|| b.create_texture(CTX, &array_texture(ENDED_ARRAY)).unwrap());
     for event in [FIRST, SECOND, NEVER] {
-        b.create_event(event, CTX, true).unwrap();
+        b.create_event(event, CTX, true, event == NEVER).unwrap();
     }
     Textures { array, linear, dangling }
 }
