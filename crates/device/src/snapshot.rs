@@ -39,8 +39,8 @@ pub trait Snapshot: Send + Sync {
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads. Blocks
     /// while they travel.
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError>;
-    /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must know (which ranges are
-    /// valid, when events were recorded), 64 MiB at most.
+    /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
+    /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
 }
 

@@ -33,6 +33,9 @@ pub struct Devices {
     pub gpu: String,
     /// Bytes of each software device, if that was said.
     pub soft_memory: Option<u64>,
+    /// The folder of the job that was first started: its processes look for the driver and for devices
+    /// there, by their environment.
+    pub folder: PathBuf,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -361,7 +361,13 @@ impl Dispatcher {
         match step {
             Step::Module { ctx, module, images } => {
                 let loaded = self.load_images(ctx, module, images);
-                loaded.map_err(|error| CuError(error.code))
+                loaded.map_err(|error| {
+                    // Names what differs from how it was.
+                    self.host
+                        .log
+                        .line(&format!("a module cannot be loaded again: {}", &*error.message));
+                    CuError(error.code)
+                })
             }
             Step::Message { message: Message::Post { post }, .. } => {
                 let kept = post.clone();

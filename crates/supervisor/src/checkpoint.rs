@@ -1,7 +1,7 @@
 //! Taking a checkpoint of the job that this process is the parent of.
 
 use crate::control::{Content, Order, Progress};
-use crate::gpu::GPU;
+use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
@@ -19,6 +19,8 @@ use thiserror::Error;
 
 /// What a checkpoint that is durable may need to say so.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// A process gets its devices within some of these.
+const CONNECTING: Duration = Duration::from_millis(20);
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
@@ -43,6 +45,13 @@ pub(crate) enum CheckpointError {
     Thread,
 }
 
+impl CheckpointError {
+    /// Whether it is over in a moment.
+    fn passes(&self) -> bool {
+        matches!(self, CheckpointError::Engine(error) if gpu::was_connecting(error))
+    }
+}
+
 /// Takes the checkpoints of one job, one at a time.
 #[derive(Debug)]
 pub(crate) struct Checkpointer {
@@ -50,6 +59,8 @@ pub(crate) struct Checkpointer {
     pub(crate) command: Vec<String>,
     /// The devices that the job sees, if any.
     pub(crate) devices: Option<Devices>,
+    /// Where its processes ask for devices.
+    pub(crate) socket: PathBuf,
     /// What drives them.
     pub(crate) proxies: Proxies,
     pub(crate) policy: Policy,
@@ -118,21 +129,27 @@ impl Checkpointer {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
-        let claim = Claim::new(&dir, &self.name.to_string())?;
-        let image = claim.folder().to_owned();
-        let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
-        let hold = order.stop;
-        let (tracker, full) = self.content(order);
-        let usual = Options::new(image.clone());
-        let options = Options { codec, contents, hold, tracker, full, ..usual };
-        let (manifest, stall_seconds) = match self.write(options, &mut tell) {
-            Ok(written) => written,
-            Err(error) => {
-                // A full disk may keep even this from being done; then `kedge rm` does it.
-                let _ = claim.abandon();
-                return Err(error);
+        let (claim, manifest, stall_seconds) = loop {
+            let claim = Claim::new(&dir, &self.name.to_string())?;
+            let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
+            let hold = order.stop;
+            let (tracker, full) = self.content(order);
+            let usual = Options::new(claim.folder().to_owned());
+            let options = Options { codec, contents, hold, tracker, full, ..usual };
+            let patience = options.patience;
+            match self.write(options, &mut tell) {
+                Ok((manifest, stall_seconds)) => break (claim, manifest, stall_seconds),
+                Err(error) => {
+                    // A full disk may keep even this from being done; then `kedge rm` does it.
+                    let _ = claim.abandon();
+                    if !error.passes() || begin.elapsed() > patience {
+                        return Err(error);
+                    }
+                }
             }
+            thread::sleep(CONNECTING);
         };
+        let image = claim.folder().to_owned();
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
@@ -155,7 +172,8 @@ impl Checkpointer {
         let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
         let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
-        let captures = GPU.checkpoint_of(&quiet.clients).map_err(CheckpointError::Connections)?;
+        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket);
+        let captures = captures.map_err(CheckpointError::Connections)?;
         options.plugins.push(&GPU);
         let captured = kedge_process::checkpoint(&roots, options);
         GPU.idle();

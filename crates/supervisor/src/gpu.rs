@@ -2,7 +2,7 @@
 //! taken by the proxies while the job stands still, and written by them; at a restart new proxies bring it
 //! back and are tied to the clients in the old ones' place.
 
-use crate::proxies::{Launch, Proxies};
+use crate::proxies::{self, Launch, Proxies};
 use crate::quiesce::Resting;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::{
@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -40,11 +40,17 @@ enum Moment {
     #[default]
     Idle,
     /// These are at rest and may be captured.
-    Checkpoint(Vec<Client>),
+    Checkpoint {
+        clients: Vec<Client>,
+        /// The job's, by which a process asks for devices.
+        socket: PathBuf,
+    },
     Restart {
         restart: Restart,
         begun: Vec<Begun>,
     },
+    /// Processes may ask for devices as soon as they run.
+    Restarted(UnixListener),
 }
 
 #[derive(Debug)]
@@ -60,6 +66,8 @@ pub(crate) struct Restart {
     pub(crate) launch: Launch,
     /// Where the new proxies are noted.
     pub(crate) proxies: Proxies,
+    /// Where processes ask for devices.
+    pub(crate) socket: PathBuf,
     /// The image's.
     pub(crate) files: Vec<FileEntry>,
     pub(crate) folder: PathBuf,
@@ -85,6 +93,24 @@ struct Saved {
     arenas: Vec<u32>,
     /// What is not zero in the ring's memory: offsets and bytes.
     ring: Vec<(u64, Blob)>,
+}
+
+/// Why a process cannot be captured for a moment.
+const CONNECTING: &str = "the process is just getting its devices: try again";
+
+/// Whether the job could not be captured because a process was just getting its devices.
+pub(crate) fn was_connecting(error: &EngineError) -> bool {
+    let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
+    refusals.iter().all(|refusal| refusal.remedy == CONNECTING)
+}
+
+/// Whether it is a connection to the job's socket, which becomes one to a proxy.
+fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
+    let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
+    let peer = || job.duplicate(file).ok().and_then(|fd| UnixStream::from(fd).peer_addr().ok());
+    // One whose proxy has ended is not.
+    let lives = || !matches!(unix_peer(file.stat.inode), Ok(None));
+    stream && peer().is_some_and(|peer| peer.as_pathname() == Some(socket)) && lives()
 }
 
 /// What a description is to a client.
@@ -114,7 +140,7 @@ impl Client {
 
 impl Gpu {
     /// These clients are at rest, and the job is about to be captured.
-    pub(crate) fn checkpoint_of(&self, clients: &[Resting]) -> io::Result<Captures> {
+    pub(crate) fn checkpoint_of(&self, clients: &[Resting], socket: &Path) -> io::Result<Captures> {
         let mut known = Vec::new();
         for resting in clients {
             // One without an end has just gone.
@@ -122,14 +148,24 @@ impl Gpu {
                 known.push(Client { resting: resting.clone(), end });
             }
         }
-        let clients = known.iter().map(|client| (client.file(), client.resting.clone())).collect();
-        *self.moment() = Moment::Checkpoint(known);
+        let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
+        let clients = captured.collect();
+        let socket = socket.to_owned();
+        *self.moment() = Moment::Checkpoint { clients: known, socket };
         Ok(Captures { clients })
     }
 
     /// Descriptors are about to be made again, in this process.
     pub(crate) fn restart_with(&self, restart: Restart) {
         *self.moment() = Moment::Restart { restart, begun: Vec::new() };
+    }
+
+    /// Where processes of the job that has been restarted ask for devices.
+    pub(crate) fn listener(&self) -> Option<UnixListener> {
+        match std::mem::take(&mut *self.moment()) {
+            Moment::Restarted(listener) => Some(listener),
+            _ => None,
+        }
     }
 
     /// Neither.
@@ -210,10 +246,15 @@ impl Plugin for Gpu {
         "gpu"
     }
 
-    fn claim(&self, file: &Found, _job: &Job) -> Claim {
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
         match &*self.moment() {
-            Moment::Checkpoint(clients) if clients.iter().any(|c| c.part(file).is_some()) => {
+            Moment::Checkpoint { clients, .. }
+                if clients.iter().any(|c| c.part(file).is_some()) =>
+            {
                 Claim::Yes
+            }
+            Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
+                Claim::Refused(CONNECTING.to_owned())
             }
             _ => Claim::No,
         }
@@ -225,7 +266,7 @@ impl Plugin for Gpu {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let moment = self.moment();
-        let Moment::Checkpoint(clients) = &*moment else { return Ok(None) };
+        let Moment::Checkpoint { clients, .. } = &*moment else { return Ok(None) };
         capture_all(clients)?;
         state(clients.iter().map(|client| save(client, capture, mine)))
     }
@@ -252,6 +293,9 @@ impl Plugin for Gpu {
             goes_on.map_err(|error| refused(client, &error))?;
             restart.proxies.add(proxy, control);
         }
+        let listener = proxies::listen(&restart.socket);
+        let listener = listener.map_err(failed("listen on the job's socket"))?;
+        *self.moment() = Moment::Restarted(listener);
         Ok(())
     }
 }

@@ -245,6 +245,10 @@ pub(crate) struct JobDir {
 }
 
 impl JobDir {
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
@@ -269,15 +273,34 @@ impl JobDir {
     /// own is given.
     pub(crate) fn link_driver(&self, shim: &Path, nvml: Option<&Path>) -> Result<(), JobError> {
         let lib = self.lib();
-        fs::create_dir(&lib).map_err(io_error(&lib))?;
-        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, shim));
-        for (name, library) in
-            driver.into_iter().chain(nvml.map(|nvml| ("libnvidia-ml.so.1", nvml)))
-        {
+        // There already where an older image is tried next.
+        fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
+        let mut names = vec![("libcuda.so.1", shim), ("libcuda.so", shim)];
+        names.extend(nvml.map(|nvml| ("libnvidia-ml.so.1", nvml)));
+        for (name, library) in names {
             let link = lib.join(name);
-            std::os::unix::fs::symlink(library, &link).map_err(io_error(&link))?;
+            match std::os::unix::fs::symlink(library, &link) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other.map_err(io_error(&link))?,
+            }
         }
         Ok(())
+    }
+
+    /// Has what is in this folder found in `former` too, the folder that the job's processes know. `None`
+    /// where that is another job's by now, or cannot be made.
+    pub(crate) fn stand_in_for(&self, former: &Path) -> Option<StandIn> {
+        if former == self.dir {
+            return Some(StandIn::default());
+        }
+        let mut made = StandIn::default();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
+        for (own, name) in [(self.lib(), "lib"), (self.socket(), "socket")] {
+            let link = former.join(name);
+            std::os::unix::fs::symlink(own, &link).ok()?;
+            made.links.push(link);
+        }
+        Some(made)
     }
 
     /// Replaces `meta.json` as a whole.
@@ -294,6 +317,20 @@ impl JobDir {
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.control());
         let _ = fs::remove_dir_all(self.lib());
+    }
+}
+
+/// Links in a former job's folder, removed when this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct StandIn {
+    links: Vec<PathBuf>,
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        for link in &self.links {
+            let _ = fs::remove_file(link);
+        }
     }
 }
 

@@ -119,9 +119,7 @@ fn supervise(
 ) -> Result<Outcome, RunError> {
     let log = open_log(dir)?;
     if let Some((gpu, parts)) = devices {
-        // NVIDIA's own NVML tells of real GPUs.
-        let nvml = parts.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }));
-        dir.link_driver(&parts.shim, nvml)?;
+        dir.link_driver(&parts.shim, parts.nvml_for(gpu))?;
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
@@ -134,7 +132,10 @@ fn supervise(
         let why = spec.gpu_default.as_ref();
         let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
         let launch = Launch::new(parts, gpu, spec.soft_memory, dir);
-        proxies.listen(&dir.socket(), launch, log.clone(), note)?;
+        let bad = |source| RunError::Listen { path: dir.socket(), source };
+        let listener = proxies::listen(&dir.socket()).map_err(bad)?;
+        let served = proxies.serve(listener, launch, log.clone(), note);
+        served.map_err(|source| RunError::System { what: "start a thread", source })?;
     }
     signals::become_subreaper();
     let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &log);
@@ -190,7 +191,8 @@ fn serve_control(
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: meta.command.clone(),
-        devices: has_devices.then_some(Devices { gpu, soft_memory }),
+        devices: has_devices.then_some(Devices { gpu, soft_memory, folder: dir.path().to_owned() }),
+        socket: dir.socket(),
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
         roots: Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() },

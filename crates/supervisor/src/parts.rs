@@ -1,5 +1,6 @@
 //! Where kedge's other parts lie.
 
+use kedge_proxy::backend::GpuSpec;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -29,6 +30,11 @@ impl Parts {
         let places = places();
         let nvml = find_in(&places, NVML).ok();
         Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)?, nvml })
+    }
+
+    /// The NVML that a job on these devices finds: NVIDIA's own tells of real GPUs.
+    pub(crate) fn nvml_for(&self, gpu: &GpuSpec) -> Option<&Path> {
+        self.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }))
     }
 }
 

@@ -1,6 +1,5 @@
 //! The job's socket, and a proxy for each client that connects to it.
 
-use crate::RunError;
 use crate::jobs::JobDir;
 use crate::parts::Parts;
 use kedge_proxy::backend::GpuSpec;
@@ -51,26 +50,19 @@ struct Starter {
 }
 
 impl Proxies {
-    /// Listens on the job's socket, on a thread of its own. `first` is a note for the log when the first
-    /// client comes.
-    pub(crate) fn listen(
+    /// Gives each client that connects to the job's socket a proxy, on a thread of its own. `first` is a
+    /// note for the log when the first client comes.
+    pub(crate) fn serve(
         &self,
-        socket: &Path,
+        listener: UnixListener,
         launch: Launch,
         log: Arc<JobLog>,
         first: Option<String>,
-    ) -> Result<(), RunError> {
-        let bad = |source| RunError::Listen { path: socket.to_owned(), source };
-        let listener = UnixListener::bind(socket).map_err(bad)?;
-        // The folder is private already.
-        std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600)).map_err(bad)?;
+    ) -> io::Result<()> {
         let (first, running) = (Mutex::new(first), self.running.clone());
         let starter = Starter { launch, log, first, running };
-        std::thread::Builder::new()
-            .name("accept".into())
-            .spawn(move || starter.accept_all(&listener))
-            .map_err(|source| RunError::System { what: "start a thread", source })?;
-        Ok(())
+        let thread = std::thread::Builder::new().name("accept".into());
+        thread.spawn(move || starter.accept_all(&listener)).map(drop)
     }
 
     /// Whether no proxy runs.
@@ -92,6 +84,14 @@ impl Proxies {
     pub(crate) fn locked(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Control>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Listens on the job's socket.
+pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(socket)?;
+    // The folder is private already.
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
+    Ok(listener)
 }
 
 impl Launch {

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::Checkpointer;
 use crate::gpu::{GPU, Restart};
-use crate::jobs::{self, JobDir, JobName, Jobs, Meta, State};
+use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::parts::Parts;
 use crate::policy::Policy;
 use crate::proxies::{Launch, Proxies};
@@ -78,14 +78,14 @@ fn restart_one(
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest) = first_that_works(spec, name, dir, images, &log)?;
+    let (restarted, manifest, _stand_in) = first_that_works(spec, name, dir, images, &log)?;
     let policy = spec.policy.or(Policy::of_image(manifest));
     let meta = Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
         pid: restarted.root(),
         command: manifest.command.clone(),
-        gpu: spec.devices(manifest)?.map_or("none".into(), |devices| devices.gpu),
+        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
         started: jobs::now(),
         ended: None,
         state: State::Running,
@@ -105,19 +105,26 @@ fn first_that_works<'a>(
     dir: &JobDir,
     images: &'a [(PathBuf, Manifest)],
     log: &JobLog,
-) -> Result<(Restarted, &'a Manifest), RunError> {
+) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
     let mut rest = images.iter().peekable();
     loop {
         let Some((folder, manifest)) = rest.next() else {
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
         let proxies = Proxies::default();
-        let devices = spec.devices(manifest)?;
+        let devices = spec.devices(manifest);
         let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
+        let stand_in = devices.as_ref().map(|devices| dir.stand_in_for(&devices.folder));
+        if let Some(None) = stand_in {
+            log.line(
+                "another job has this one's former name: processes that it starts get no devices",
+            );
+        }
         if let Some(launch) = &launch {
             let (launch, proxies) = (launch.clone(), proxies.clone());
             let (files, folder) = (manifest.files.clone(), folder.clone());
-            GPU.restart_with(Restart { launch, proxies, files, folder });
+            let socket = dir.socket();
+            GPU.restart_with(Restart { launch, proxies, socket, files, folder });
         }
         let checkpointer = Checkpointing { spec, name, dir, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
@@ -127,7 +134,7 @@ fn first_that_works<'a>(
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
                 restarted.notes.iter().for_each(|note| log.line(note));
-                return Ok((restarted, manifest));
+                return Ok((restarted, manifest, stand_in.flatten()));
             }
             Err(error) => {
                 log.line(&format!("{} cannot be restarted: {error}", folder.display()));
@@ -172,21 +179,21 @@ fn watch(
 }
 
 impl RestartSpec {
-    /// The devices that the job is to have: those that it had, or others.
-    fn devices(&self, manifest: &Manifest) -> Result<Option<Devices>, RunError> {
-        let was = manifest.devices.clone();
-        let other = |gpu: &GpuSpec| {
-            let soft_memory = was.as_ref().and_then(|devices| devices.soft_memory);
-            Devices { gpu: gpu.to_string(), soft_memory }
+    /// The devices that the job is to have: those that it had, or others; none if it had none.
+    fn devices(&self, manifest: &Manifest) -> Option<Devices> {
+        let other = |was: Devices| match &self.gpu {
+            Some(gpu) => Devices { gpu: gpu.to_string(), ..was },
+            None => was,
         };
-        Ok(self.gpu.as_ref().map(other).or_else(|| was.clone()))
+        manifest.devices.clone().map(other)
     }
 }
 
 /// What the job's proxies are started with.
 fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
-    let gpu = devices.gpu.parse()?;
-    Ok(Launch::new(&Parts::find()?, &gpu, devices.soft_memory, dir))
+    let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
+    dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
+    Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
 }
 
 /// What the restarted job's init needs to take checkpoints.
@@ -211,6 +218,7 @@ impl Checkpointing<'_> {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
             devices: self.devices.clone(),
+            socket: self.dir.socket(),
             proxies: self.proxies.clone(),
             policy: self.spec.policy.or(Policy::of_image(self.manifest)),
             roots: job.roots(),
@@ -219,10 +227,11 @@ impl Checkpointing<'_> {
             under_way: Mutex::default(),
             tracker: Tracker::default(),
         });
-        if let Some(launch) = self.launch.clone() {
-            let listening = self.proxies.listen(&self.dir.socket(), launch, log.clone(), None);
-            if let Err(error) = listening {
-                log.line(&format!("{error}: no devices for other processes"));
+        if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener()) {
+            if let Err(error) = self.proxies.serve(listener, launch, log.clone(), None) {
+                log.line(&format!(
+                    "cannot start a thread: {error}: no devices for other processes"
+                ));
             }
         }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {

@@ -12,7 +12,7 @@ use kedge_device::Ranges;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Slabs start and end at multiples of this.
 const SLAB_UNIT: u64 = 2 << 20;
@@ -131,6 +131,11 @@ impl Memory {
         Ok((fd, base, size))
     }
 
+    /// The slabs that are shared memory by now.
+    pub(super) fn exported(&self) -> MutexGuard<'_, ExportedSlabs> {
+        lock(&self.exported)
+    }
+
     pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
         let device = self.device(device)?;
         Ok(device.total - *lock(&device.used))
@@ -152,6 +157,13 @@ impl Memory {
         }
         self.spans.insert(addr, size);
         Ok(())
+    }
+
+    /// Whether a range is valid and lies in a slab.
+    pub(super) fn is_open(&self, addr: u64, size: u64) -> bool {
+        let device = arena::device_of(addr).and_then(|index| self.device(index).ok());
+        let in_slab = device.is_some_and(|device| lock(&device.slabs).contain(addr, size));
+        in_slab && self.spans.covers(addr, size)
     }
 
     /// Makes a range valid whose slab is yet to be granted.

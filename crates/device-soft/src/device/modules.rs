@@ -204,11 +204,19 @@ struct Variables {
 
 impl Variables {
     /// The next variable of a module that was loaded before a checkpoint.
-    fn place_again(&mut self, name: &str, size: u64, align: u64) -> Result<Placed, CuError> {
+    fn place_again(
+        &mut self,
+        name: &str,
+        size: u64,
+        align: u64,
+        kind: PlaceKind,
+    ) -> Result<Placed, CuError> {
+        let device = (kind != PlaceKind::Managed).then_some(self.device);
         let next = self.former.as_mut().and_then(VecDeque::pop_front);
         match next {
             Some((was, placed))
                 if *was == *name
+                    && placed.device == device
                     && placed.size == size.max(1)
                     && placed.addr.is_multiple_of(align.max(1)) =>
             {
@@ -244,18 +252,13 @@ impl Placement for Variables {
         kind: PlaceKind,
     ) -> Result<u64, CuError> {
         let placed = match kind {
-            _ if self.former.is_some() => self.place_again(name, size, align)?,
+            _ if self.former.is_some() => self.place_again(name, size, align, kind)?,
             PlaceKind::Managed => self.memory.place_managed(size, align)?,
             PlaceKind::Global | PlaceKind::Constant => {
                 self.memory.place(self.device, size, align)?
             }
         };
         self.placed.push(placed);
-        let device = (kind != PlaceKind::Managed).then_some(self.device);
-        if placed.device != device {
-            self.moved = Some(format!("variable {name} was on another device in the checkpoint"));
-            return Err(CuError::INVALID_IMAGE);
-        }
         Ok(placed.addr)
     }
 

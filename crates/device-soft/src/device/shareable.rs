@@ -98,19 +98,34 @@ impl ExportedSlabs {
         before.is_some_and(|(base, (size, _))| addr - base < *size)
     }
 
+    /// (address, bytes) of each, in order.
+    pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|(base, (size, _))| (*base, *size)).collect()
+    }
+
+    /// Reads memory of one of these; what was never written is not touched.
+    pub(super) fn read(&self, addr: u64, out: &mut [u8]) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        match self.0.range(..=addr).next_back() {
+            Some((base, (_, file))) => file.read_exact_at(out, addr - base),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
     /// A descriptor of the slab [base, base+size) of the device of that number. Nothing may run that
     /// could touch it.
     pub(super) fn export(&mut self, base: u64, size: u64, number: u32) -> Result<OwnedFd, CuError> {
+        let failed = |_| CuError::OPERATING_SYSTEM;
         let (_, file) = match self.0.entry(base) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
                 let file = create(number, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
                 copy_to(&file, base, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
                 replace_pages(base, size, Some((file.as_raw_fd(), 0)))?;
-                place.insert((size, file))
+                entry.insert((size, file))
             }
         };
-        Ok(file.try_clone().map_err(|_| CuError::OPERATING_SYSTEM)?.into())
+        Ok(file.try_clone().map_err(failed)?.into())
     }
 
     /// The slab at `base` ends here, if it is one of these: other processes keep what they have mapped.

@@ -174,24 +174,38 @@ impl Vmm {
         Ok(())
     }
 
-    /// The runs of bytes that may not be zero, as (handle, start in it, length), in order.
-    pub(super) fn written(&self) -> io::Result<Vec<(MemHandleId, u64, u64)>> {
+    /// The runs that hold all bytes that are not zero, as (handle, start in it, length), in order; holes
+    /// of no more than `small` bytes are part of them.
+    pub(super) fn written(&self, small: u64) -> io::Result<Vec<(MemHandleId, u64, u64)>> {
         let table = lock(&self.table);
         // Another process's memory is its own to save.
         let own = table.handles.iter().filter(|(_, handle)| handle.device.is_some());
         let mut handles: Vec<_> = own.map(|(id, handle)| (*id, handle.clone())).collect();
         handles.sort_unstable_by_key(|(id, _)| *id);
-        let mut written = Vec::new();
+        let mut written: Vec<(MemHandleId, u64, u64)> = Vec::new();
         for (id, handle) in handles {
             let end = handle.offset + handle.size;
             let mut at = handle.offset;
             let file = handle.own.as_ref().unwrap_or(&self.memory);
             while let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|start| *start < end) {
                 at = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
-                written.push((id, start - handle.offset, at - start));
+                let (start, end) = (start - handle.offset, at - handle.offset);
+                match written.last_mut() {
+                    Some((last, from, len)) if *last == id && start - (*from + *len) <= small => {
+                        *len = end - *from;
+                    }
+                    _ => written.push((id, start, end - start)),
+                }
             }
         }
         Ok(written)
+    }
+
+    /// A handle of another process's memory, if there is one.
+    pub(super) fn foreign(&self) -> Option<MemHandleId> {
+        let table = lock(&self.table);
+        let mut foreign = table.handles.iter().filter(|(_, handle)| handle.device.is_none());
+        foreign.next().map(|(id, _)| *id)
     }
 
     /// Reads a handle's bytes from `start` on.
@@ -309,17 +323,21 @@ mod tests {
     fn only_what_was_written_is_told_and_can_be_put_back() {
         let (vmm, other, base) = (vmm(), super::tests::vmm(), arena(3));
         let [first, second] = [MemHandleId(1), MemHandleId(2)];
-        assert_eq!(vmm.written().unwrap(), []);
+        assert_eq!(vmm.written(0).unwrap(), []);
         for vmm in [&vmm, &other] {
             vmm.create(second, 0, STEP, None).unwrap();
             vmm.create(first, 0, 2 * STEP, None).unwrap();
         }
         vmm.map(first, base, 2 * STEP, 0).unwrap();
         // SAFETY: mapped just now.
+        unsafe { word(base + 4096).write_volatile(41) };
+        let written = vmm.written(0).unwrap();
+        assert!(written.len() == 1 && written[0].1 <= 4096, "{written:?}");
+        // SAFETY: as above.
         unsafe { word(base + STEP + 4096).write_volatile(42) };
-        let written = vmm.written().unwrap();
+        let written = vmm.written(2 * STEP).unwrap();
         let [(id, start, len)] = written[..] else { panic!("{written:?}") };
-        assert!(id == first && start <= STEP + 4096 && start + len >= STEP + 8192, "{written:?}");
+        assert!(id == first && start <= 4096 && start + len >= STEP + 8192, "{written:?}");
         let mut bytes = vec![0; len as usize];
         vmm.read(first, start, &mut bytes).unwrap();
         other.write(first, start, &bytes).unwrap();

@@ -138,7 +138,10 @@ unsafe fn stand_still(parent: libc::pid_t) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::path::PathBuf;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
 
     fn proc_of(frozen: &Frozen, what: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{what}", frozen.pid))
@@ -164,7 +167,7 @@ mod tests {
         let mut left = 2000;
         while count(&frozen) > 0 && left > 0 {
             left -= 1;
-            thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(count(&frozen), 0);
         let status = std::fs::read_to_string(proc_of(&frozen, "status")).unwrap();
@@ -178,12 +181,48 @@ mod tests {
     }
 
     #[test]
-    fn no_wait_for_any_child_finds_it() {
-        let _frozen = Frozen::new().unwrap();
+    fn no_ordinary_wait_finds_it() {
+        let frozen = Frozen::new().unwrap();
         let mut status = 0;
         // SAFETY: waitpid stores the status.
-        let found = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+        let found = unsafe { libc::waitpid(frozen.pid, &mut status, libc::WNOHANG) };
         let error = io::Error::last_os_error().raw_os_error();
         assert_eq!((found, error), (-1, Some(libc::ECHILD)), "0 would be: a child, still running");
+    }
+
+    /// Set in the process that the test kills.
+    const VICTIM: &str = "KEDGE_TEST_FROZEN_VICTIM";
+
+    #[test]
+    fn it_goes_with_a_killed_process() {
+        if std::env::var_os(VICTIM).is_some() {
+            let frozen = Frozen::new().unwrap();
+            println!("\nfrozen {}", frozen.pid);
+            thread::sleep(Duration::from_secs(60));
+            return;
+        }
+        let name = "device::snapshot::frozen::tests::it_goes_with_a_killed_process";
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(VICTIM, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.starts_with("frozen ")).unwrap();
+        let status = PathBuf::from(format!("/proc/{}/status", &line["frozen ".len()..]));
+        assert!(status.exists());
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        // Whoever adopts it may leave it uncollected.
+        let runs = || {
+            let status = std::fs::read_to_string(&status).unwrap_or_default();
+            status.contains("Name:\tkedge-snapshot\n") && !status.contains("State:\tZ")
+        };
+        let over = (0..2000).any(|_| {
+            thread::sleep(Duration::from_millis(1));
+            !runs()
+        });
+        assert!(over, "it runs on");
     }
 }

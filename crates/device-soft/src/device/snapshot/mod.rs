@@ -6,7 +6,7 @@
 //! - [`take`], [`restore`]: the two ways.
 
 mod frozen;
-mod notes;
+pub(super) mod notes;
 mod restore;
 mod take;
 mod touched;

@@ -12,11 +12,15 @@ const MAX_BYTES: usize = 64 << 20;
 /// Entries of one list; what all lists hold is bounded by `MAX_BYTES`.
 const MANY: usize = 4 << 20;
 
+/// More than a program can make.
+const MAX_TEXTURES: u64 = 1 << 62;
+
 wire! {
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct Notes {
         /// The clock of event time stamps, nanoseconds.
         pub clock: u64,
+        /// In the order of their addresses.
         pub allocations: List<Allocation, MANY>,
         pub modules: List<ModuleNote, MANY>,
         pub heaps: List<HeapNote, MANY>,
@@ -46,7 +50,7 @@ wire! {
 }
 
 impl Notes {
-    pub(super) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
+    pub(in crate::device) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
         let mut bytes = Vec::new();
         encode(&VERSION, &mut bytes);
         encode(self, &mut bytes);
@@ -56,7 +60,7 @@ impl Notes {
         Ok(bytes)
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
+    pub(in crate::device) fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let damaged = |what: String| SnapshotError::new(CuError::INVALID_VALUE, what);
         if bytes.len() > MAX_BYTES {
             return Err(damaged(format!("notes of {} bytes: at most {MAX_BYTES}", bytes.len())));
@@ -65,7 +69,12 @@ impl Notes {
         let version = u32::get(&mut reader);
         let rest = bytes.get(bytes.len() - reader.remaining()..).unwrap_or_default();
         match version {
-            Ok(VERSION) => decode(rest).map_err(|error| damaged(format!("damaged notes: {error}"))),
+            Ok(VERSION) => {
+                let notes: Self =
+                    decode(rest).map_err(|error| damaged(format!("damaged notes: {error}")))?;
+                let wrong = notes.disorder();
+                wrong.map_or(Ok(notes), |what| Err(damaged(format!("damaged notes: {what}"))))
+            }
             Ok(other) => Err(SnapshotError::new(
                 CuError::NOT_SUPPORTED,
                 format!(
@@ -78,8 +87,36 @@ impl Notes {
     }
 }
 
+impl Notes {
+    /// What is not in its order.
+    fn disorder(&self) -> Option<&'static str> {
+        let mut end = 0;
+        for at in &*self.allocations {
+            if at.addr < end || at.size == 0 {
+                return Some("allocations overlap");
+            }
+            let Some(next) = at.addr.checked_add(at.size) else {
+                return Some("an endless allocation");
+            };
+            end = next;
+        }
+        let mut last = 0;
+        for (_, handle) in &*self.textures {
+            if *handle <= last {
+                return Some("handles of textures");
+            }
+            last = *handle;
+        }
+        let possible = (last..MAX_TEXTURES).contains(&self.last_texture);
+        (!possible).then_some("the number of the last texture")
+    }
+}
+
 /// A list of the notes, or the refusal that names what it lists.
-pub(super) fn list<T>(values: Vec<T>, what: &str) -> Result<List<T, MANY>, SnapshotError> {
+pub(in crate::device) fn list<T>(
+    values: Vec<T>,
+    what: &str,
+) -> Result<List<T, MANY>, SnapshotError> {
     List::new(values).map_err(|_| too_many(what))
 }
 
@@ -91,6 +128,26 @@ fn too_many(what: &str) -> SnapshotError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disorder_is_refused() {
+        let allocations = |all: &[(u64, u64)]| {
+            let all = all.iter().map(|&(addr, size)| Allocation { ctx: CtxId(1), addr, size });
+            Notes { allocations: list(all.collect(), "").unwrap(), ..Notes::default() }
+        };
+        let textures = |all: &[u64], last_texture| {
+            let all = all.iter().map(|handle| (CtxId(1), *handle)).collect();
+            Notes { textures: list(all, "").unwrap(), last_texture, ..Notes::default() }
+        };
+        let accepted = |notes: Notes| Notes::decode(&notes.encode().unwrap()).is_ok();
+        assert!(accepted(allocations(&[(1, 2), (3, 1)])) && accepted(textures(&[1, 3], 3)));
+        for all in [&[(1, 3), (3, 1)][..], &[(3, 1), (1, 1)], &[(1, 0)], &[(5, u64::MAX)]] {
+            assert!(!accepted(allocations(all)), "{all:?}");
+        }
+        for (all, last) in [(&[0][..], 1), (&[2, 1], 2), (&[1, 1], 1), (&[3], 2), (&[], u64::MAX)] {
+            assert!(!accepted(textures(all, last)), "{all:?} {last}");
+        }
+    }
 
     #[test]
     fn notes_round_trip_and_other_versions_are_refused_by_number() {

@@ -155,8 +155,9 @@ pub(in crate::device) fn apply(backend: &SoftBackend, notes: &[u8]) -> Result<()
     for at in &*notes.allocations {
         let what = || format!("memory at {:#x}", at.addr);
         context(&tables, at.ctx, what)?;
-        let opened = backend.runtime.memory.open(at.addr, at.size);
-        opened.map_err(|code| refuse(code, "lies in no slab").of(what()))?;
+        if !backend.runtime.memory.is_open(at.addr, at.size) {
+            return Err(refuse(CuError::INVALID_VALUE, "lies in no slab").of(what()));
+        }
     }
     for (ctx, placed, heap) in expected.heaps.drain(..) {
         let what = || format!("the device heap of context {}", ctx.0);

@@ -1,11 +1,11 @@
 //! What the devices hold, at one moment.
 //!
-//! Private memory is not copied but frozen ([`Frozen`]). What handles hold is shared memory, which cannot
-//! be, and is copied at once: that takes time and memory of its own size.
+//! Private memory is not copied but frozen ([`Frozen`]). What handles and exported slabs hold is shared
+//! memory, which cannot be, and is copied at once: that takes time and memory of its own size.
 
 use super::frozen::Frozen;
 use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
-use super::touched::Pagemap;
+use super::touched::{Pagemap, SMALL_HOLE};
 use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::CuError;
 use kedge_device::{Object, Piece, Ranges, Snapshot, SnapshotError};
@@ -54,6 +54,7 @@ pub(in crate::device) fn take(backend: &SoftBackend) -> Result<Box<dyn Snapshot>
         )
     })?;
     parts.extend(handle_parts(backend)?);
+    parts.extend(exported_parts(backend, &tables)?);
     parts.sort_unstable_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
     let (pieces, sources) = parts.into_iter().unzip();
     Ok(Box::new(SoftSnapshot { pieces, sources, frozen, notes }))
@@ -105,7 +106,7 @@ fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piec
         }
         Ok(())
     };
-    for (addr, size) in memory(backend, tables) {
+    for (addr, size) in memory(backend, tables).private {
         add(Object::Memory, 0, addr, size)?;
     }
     for (id, (_, array)) in &tables.arrays {
@@ -117,14 +118,39 @@ fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piec
 /// What is written in handles, copied.
 fn handle_parts(backend: &SoftBackend) -> Result<Vec<(Piece, Source)>, SnapshotError> {
     let vmm = &backend.vmm;
-    let written =
-        vmm.written().map_err(|error| system("physical memory cannot be read", &error))?;
+    if let Some(id) = vmm.foreign() {
+        let what = format!("handle {} is another process's memory: free it first", id.0);
+        return Err(SnapshotError::new(CuError::NOT_SUPPORTED, what));
+    }
+    let written = vmm
+        .written(SMALL_HOLE)
+        .map_err(|error| system("physical memory cannot be read", &error))?;
     let mut parts = Vec::new();
     for (id, start, bytes) in written {
         for (start, bytes) in cut(start, bytes) {
             let mut copy = vec![0; bytes as usize];
             vmm.read(id, start, &mut copy)?;
             parts.push((Piece { object: Object::Handle(id), start, bytes }, Source::Copied(copy)));
+        }
+    }
+    Ok(parts)
+}
+
+/// What is valid in exported slabs, copied.
+fn exported_parts(
+    backend: &SoftBackend,
+    tables: &Tables,
+) -> Result<Vec<(Piece, Source)>, SnapshotError> {
+    let runs = memory(backend, tables).exported;
+    let slabs = backend.runtime.memory.exported();
+    let mut parts = Vec::new();
+    for (start, bytes) in runs {
+        for (start, bytes) in cut(start, bytes) {
+            let mut copy = vec![0; bytes as usize];
+            let read = slabs.read(start, &mut copy);
+            read.map_err(|error| system("an exported slab cannot be read", &error))?;
+            let piece = Piece { object: Object::Memory, start, bytes };
+            parts.push((piece, Source::Copied(copy)));
         }
     }
     Ok(parts)
@@ -138,16 +164,32 @@ fn cut(start: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The runs of valid memory of the devices' own, in order and none twice; what touches is one run.
-fn memory(backend: &SoftBackend, tables: &Tables) -> Vec<(u64, u64)> {
+/// Runs of valid memory of the devices' own, in order and none twice; what touches is one run.
+struct Runs {
+    private: Vec<(u64, u64)>,
+    exported: Vec<(u64, u64)>,
+}
+
+fn memory(backend: &SoftBackend, tables: &Tables) -> Runs {
     let mut all = Ranges::default();
     allocations(backend, tables).for_each(|(_, (addr, size))| all.add(addr, size));
     let placed = tables.modules.values().flat_map(|module| module.variables().map(|(_, at)| at));
     let heaps = tables.streams.contexts().filter_map(|ctx| Some(ctx.heap_state()?.0));
     // A managed variable lies in the shared arena, which is the host's to save.
     placed.chain(heaps).filter(|at| at.device.is_some()).for_each(|at| all.add(at.addr, at.size));
+    let mut exported = Vec::new();
+    let slabs = backend.runtime.memory.exported().ranges();
+    for (base, size) in slabs {
+        // An allocation lies in one slab.
+        exported.extend(all.iter().filter(|(addr, _)| (base..base + size).contains(addr)));
+        all.cut(base, size);
+    }
+    Runs { private: joined(all.iter()), exported: joined(exported.into_iter()) }
+}
+
+fn joined(all: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (addr, size) in all.iter() {
+    for (addr, size) in all {
         match runs.last_mut() {
             Some((start, len)) if *start + *len == addr => *len += size,
             _ => runs.push((addr, size)),
@@ -169,6 +211,8 @@ fn allocations<'a>(
 
 fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError> {
     let allocation = |(ctx, (addr, size))| Allocation { ctx, addr, size };
+    let mut allocations: Vec<_> = allocations(backend, tables).map(allocation).collect();
+    allocations.sort_unstable_by_key(|at| at.addr);
     let events = tables.events.iter();
     let events = events.filter_map(|(id, (_, event))| Some((*id, event.stamp()?)));
     let contexts = || tables.streams.contexts();
@@ -185,7 +229,7 @@ fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError>
     }
     Ok(Notes {
         clock: backend.runtime.clock.nanos(),
-        allocations: list(allocations(backend, tables).map(allocation).collect(), "allocations")?,
+        allocations: list(allocations, "allocations")?,
         modules: list(modules(tables)?, "modules")?,
         heaps: list(heaps, "contexts")?,
         events: list(events.collect(), "events")?,

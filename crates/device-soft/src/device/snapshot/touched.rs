@@ -10,7 +10,7 @@ const BATCH: usize = 8192;
 /// A page is in memory, or in swap (Linux Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
 /// Holes up to this size are kept like what surrounds them: their zeros cost less than one piece more.
-const SMALL_HOLE: u64 = 256 << 10;
+pub(super) const SMALL_HOLE: u64 = 256 << 10;
 
 /// The kernel's account of this process's pages.
 pub(super) struct Pagemap(File);

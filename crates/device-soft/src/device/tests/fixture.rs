@@ -1,9 +1,9 @@
 use crate::device::{SoftBackend, SoftConfig, StartError};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Done, Host};
+use kedge_device::{Backend, Done, Host, Snapshot};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Place, StreamId, StreamOp};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -41,19 +41,30 @@ impl Fixture {
 
     /// One device, and nothing made on it.
     pub(super) fn empty() -> Self {
-        Self::start(Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
+        Self::with_devices(1)
+    }
+
+    /// As `empty`, with more devices.
+    pub(super) fn with_devices(devices: u32) -> Self {
+        Self::start(devices, Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// An empty one where this one was.
-    pub(super) fn succeed(mut self) -> Self {
-        let alone = self.alone.take();
-        drop(self);
-        Self::start(alone)
+    pub(super) fn succeed(self) -> Self {
+        let devices = self.backend.devices().len() as u32;
+        self.succeed_with(devices)
     }
 
-    fn start(alone: Option<MutexGuard<'static, ()>>) -> Self {
+    /// As `succeed`, with so many devices.
+    pub(super) fn succeed_with(mut self, devices: u32) -> Self {
+        let alone = self.alone.take();
+        drop(self);
+        Self::start(devices, alone)
+    }
+
+    fn start(devices: u32, alone: Option<MutexGuard<'static, ()>>) -> Self {
         let host = Arc::new(FakeHost::default());
-        let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 2 };
+        let config = SoftConfig { devices, memory_per_device: 64 << 20, workers: 2 };
         Self { backend: start(config, &host), host, alone }
     }
 
@@ -70,6 +81,17 @@ impl Fixture {
         let addr = arena::device_base(0) + offset;
         self.backend.map(CTX, addr, size).unwrap();
         addr
+    }
+
+    /// A snapshot, as soon as the thread that finished the last work has let go of it.
+    pub(super) fn snapshot(&self) -> Box<dyn Snapshot> {
+        for _ in 0..2000 {
+            if self.backend.at_rest() {
+                return self.backend.snapshot().unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the device does not come to rest");
     }
 
     /// Valid device memory of a device that has no slab yet.
@@ -123,6 +145,18 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.sync_context();
     }
+}
+
+/// What the host maps: the beginning of the proxy's part of the shared arena. It stays.
+pub(super) fn map_shared() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let at = (arena::SHARED_BASE + arena::SHARED_CLIENT_LEN) as usize as *mut libc::c_void;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping where there is none.
+        assert_eq!(unsafe { libc::mmap(at, 1 << 20, access, flags, -1, 0) }, at);
+    });
 }
 
 pub(super) fn wait<T>(receiver: &Receiver<T>) -> T {

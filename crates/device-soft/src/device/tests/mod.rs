@@ -6,4 +6,5 @@ mod kernels;
 mod memory;
 mod ordering;
 mod snapshot;
+mod snapshot_hostile;
 mod world;

@@ -1,28 +1,17 @@
 //! Snapshots, and new backends made of them.
 
-use super::fixture::{A, CTX, FREE, Fixture, copy, mapped, word};
+use super::fixture::{A, CTX, FREE, Fixture, copy, map_shared, mapped, word};
 use super::world::{
     self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
 };
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Backend, Object, Piece, Snapshot, SnapshotError};
-use kedge_protocol::{ArrayId, ModuleId, StreamOp};
+use kedge_protocol::{ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const HOUR: u64 = 3_600_000_000_000;
 const NOTHING: [&str; 0] = [];
-
-/// At rest as soon as the thread that finished the last work has let go of it.
-fn snapshot(f: &Fixture) -> Box<dyn Snapshot> {
-    for _ in 0..2000 {
-        if f.backend.at_rest() {
-            return f.backend.snapshot().unwrap();
-        }
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
-    panic!("the device does not come to rest");
-}
 
 #[test]
 fn everything_comes_back_where_it_was() {
@@ -32,7 +21,7 @@ fn everything_comes_back_where_it_was() {
     world::fill(&f, 1);
     world::break_context(&f);
     let seen = world::see(&f);
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     world::fill(&f, 100);
     assert_eq!(
         world::see(&f).differences(&seen),
@@ -114,7 +103,7 @@ fn a_second_free_of_a_restored_malloc_faults() {
 
 /// The backend that comes of a snapshot of this one.
 fn restart(f: Fixture) -> Fixture {
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let f = f.succeed();
     f.backend.restore_begin(&snapshot.notes()).unwrap();
     world::rebuild(&f);
@@ -143,6 +132,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
     let f = Fixture::new();
     let len = 8 << 20;
     let dev = f.alloc(0, len);
+    world::load(&f, CTX, EARLIER);
     let fill = |value| StreamOp::Memset {
         dst: dev,
         pitch: 0,
@@ -153,7 +143,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
     };
     f.submit(A, fill(0x5a5a_5a5a));
     f.sync(A).unwrap();
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let (f, over) = (&f, &over);
@@ -162,6 +152,7 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
             while !over.load(Ordering::Relaxed) {
                 value += 1;
                 f.submit(A, fill(value));
+                world::run_blocks(f, A, "paint", [len as u32 / 4 / 256, 256], &[dev, value.into()]);
                 f.sync(A).unwrap();
             }
         });
@@ -175,13 +166,53 @@ fn a_snapshot_stays_as_it_was_while_kernels_run() {
 
 /// Whether every byte of the snapshot is `byte`.
 fn reads(snapshot: &dyn Snapshot, byte: u8) -> bool {
+    let large = |piece: &&Piece| piece.start < BASE + arena::DEVICE_CLIENT_LEN;
     let same = |piece: &Piece| {
         let mut bytes = vec![0; piece.bytes as usize];
         snapshot.read(piece, piece.start, &mut bytes).unwrap();
         bytes.iter().all(|found| *found == byte)
     };
-    assert_eq!(snapshot.pieces().iter().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
-    snapshot.pieces().iter().all(same)
+    let pieces = || snapshot.pieces().iter().filter(large);
+    assert_eq!(pieces().map(|piece| piece.bytes).sum::<u64>(), 8 << 20);
+    pieces().all(same)
+}
+
+#[test]
+fn an_exported_slab_is_kept_as_it_was() {
+    let f = Fixture::new();
+    let dev = f.alloc(4096, 8192);
+    f.set(A, dev + 4096);
+    f.sync(A).unwrap();
+    let (fd, base, size) = f.backend.export_slab(dev).unwrap();
+    assert_eq!((base, size), (BASE, 32 << 20));
+    let snapshot = f.snapshot();
+    f.submit(A, StreamOp::WriteValue { addr: dev + 4096, value: 2, wide: false });
+    f.sync(A).unwrap();
+    let mut bytes = vec![0; 8192];
+    let [piece] = snapshot.pieces() else { panic!("{:?}", snapshot.pieces()) };
+    snapshot.read(piece, dev, &mut bytes).unwrap();
+    assert_eq!((bytes[0], bytes[4096]), (0, 1));
+    drop(fd);
+    let f = f.succeed();
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    f.make_streams();
+    f.backend.grant(0, base, size).unwrap();
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!(word(dev + 4096), 1);
+}
+
+#[test]
+fn another_process_s_memory_is_refused_by_name() {
+    let f = Fixture::new();
+    let [own, other] = [MemHandleId(1), MemHandleId(2)];
+    f.backend.create_handle(own, 0, 2 << 20, true).unwrap();
+    f.backend.import_handle(other, f.backend.export_handle(own).unwrap()).unwrap();
+    let refused = f.backend.snapshot().err().unwrap();
+    assert!(refused.message.contains("handle 2"), "{refused}");
+    f.backend.destroy_handle(other).unwrap();
+    f.snapshot();
 }
 
 #[test]
@@ -190,7 +221,7 @@ fn memory_that_was_never_touched_is_not_kept() {
     let dev = f.alloc(0, 32 << 20);
     f.set(A, dev + (20 << 20));
     f.sync(A).unwrap();
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     let kept: u64 = snapshot.pieces().iter().map(|piece| piece.bytes).sum();
     // A large page at most.
     assert!((1..=2 << 20).contains(&kept), "{kept}");
@@ -216,7 +247,7 @@ fn a_device_at_work_is_not_at_rest() {
     assert_eq!(refused.code, CuError::NOT_READY);
     f.set(FREE, word_at);
     f.sync(A).unwrap();
-    snapshot(&f);
+    f.snapshot();
 }
 
 /// Restarts with what `change` makes of the making; gives what refuses it.
@@ -224,24 +255,13 @@ fn refusal(change: impl Fn(&Fixture, &[u8]) -> Result<(), SnapshotError>) -> Sna
     let f = Fixture::empty();
     world::build(&f);
     world::fill(&f, 1);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let f = f.succeed();
     change(&f, &notes).unwrap_err()
 }
 
 #[test]
 fn what_was_not_made_again_is_refused_by_name() {
-    let missing = refusal(|f, notes| {
-        f.backend.restore_begin(notes)?;
-        world::rebuild(f);
-        f.backend.unload_module(LATER)?;
-        f.backend.restore_notes(notes)?;
-        f.backend
-            .load_module(CTX, LATER, vec![world::MODULE.into()])
-            .map_err(|e| CuError(e.code))?;
-        f.backend.restore_notes(notes)
-    });
-    assert_eq!(missing.code, CuError::ILLEGAL_STATE, "{missing}");
     let missing = refusal(|f, notes| {
         f.backend.restore_begin(notes)?;
         f.make_streams();
@@ -267,7 +287,7 @@ fn another_module_of_the_same_id_is_refused_by_its_variable() {
     let f = Fixture::empty();
     world::build(&f);
     world::fill(&f, 1);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let renamed = world::MODULE.replace("factor", "number");
     let longer = world::MODULE.replace(".u32 factor = 3", ".u32 factor[2] = {3, 4}");
     let fewer = world::MODULE.replace("ld.const.u32 %r1, [factor]", "mov.u32 %r1, 3");
@@ -289,7 +309,7 @@ fn another_module_of_the_same_id_is_refused_by_its_variable() {
 fn the_stages_of_a_restart_come_in_their_order() {
     let f = Fixture::empty();
     world::build(&f);
-    let notes = snapshot(&f).notes();
+    let notes = f.snapshot().notes();
     let wrong = |result: Result<(), SnapshotError>| {
         assert_eq!(result.unwrap_err().code, CuError::ILLEGAL_STATE);
     };
@@ -323,21 +343,51 @@ fn the_stages_of_a_restart_come_in_their_order() {
 }
 
 #[test]
+fn every_device_has_its_own_and_none_may_be_missing() {
+    let (second, stream) = (CtxId(9), StreamId(90));
+    let base = arena::device_base(1);
+    let make = |f: &Fixture| {
+        f.make_streams();
+        f.backend.create_context(second, 1, stream).unwrap();
+        f.backend.grant(1, base, 4 << 20).unwrap();
+        world::load(f, second, EARLIER);
+    };
+    let f = Fixture::with_devices(2);
+    make(&f);
+    f.backend.map(second, base, 4096).unwrap();
+    world::run_blocks(&f, stream, "grab", [1, 1], &[base]);
+    world::run_blocks(&f, stream, "paint", [1, 32], &[base + 256, 77]);
+    f.sync(stream).unwrap();
+    let (snapshot, malloc) = (f.snapshot(), word(base));
+    let f = f.succeed_with(1);
+    let refused = f.backend.restore_begin(&snapshot.notes()).unwrap_err();
+    assert!(refused.message.contains(&format!("{base:#x} is no device's")), "{refused}");
+    let f = f.succeed_with(2);
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    make(&f);
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    world::put_back(&f, &*snapshot);
+    f.backend.restore_end().unwrap();
+    assert_eq!((word(base), word(base + 256 + 124)), (malloc, 77));
+    world::run_blocks(&f, stream, "release", [1, 1], &[base]);
+    assert_eq!(f.sync(stream), Ok(()));
+}
+
+#[test]
 fn a_managed_variable_keeps_what_the_host_has_put_back() {
     const TEXT: &str = ".version 8.0\n.target sm_70\n.address_size 64\n\
         .visible .global .attribute(.managed) .align 4 .u32 both = 5;\n\0";
-    let shared = arena::SHARED_BASE + arena::SHARED_CLIENT_LEN;
     let f = Fixture::bare();
-    map_shared(shared);
+    map_shared();
     f.backend
         .load_module(CTX, EARLIER, vec![TEXT.into()])
         .unwrap_or_else(|e| panic!("{}", &*e.message));
     let both = f.backend.global(EARLIER, "both").unwrap();
     assert!(both.managed && word(both.addr) == 5);
-    let snapshot = snapshot(&f);
+    let snapshot = f.snapshot();
     assert_eq!(snapshot.pieces(), [], "the shared arena is the host's to save");
     let f = f.succeed();
-    // SAFETY: in the page that `map_shared` has mapped.
+    // SAFETY: in what `map_shared` has mapped.
     unsafe { (both.addr as *mut u32).write_volatile(77) };
     f.backend.restore_begin(&snapshot.notes()).unwrap();
     f.make_streams();
@@ -349,13 +399,4 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
     let dev = f.alloc_in_new_slab();
     f.submit(A, copy(mapped(both.addr, 0, 0), mapped(dev, 0, 0), [4, 1, 1]));
     assert_eq!(f.sync(A), Ok(()), "kernels may use it");
-}
-
-/// What the host maps: a page of the proxy's part of the shared arena.
-fn map_shared(addr: u64) {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: a new mapping where there is none; it stays for the process's life.
-    let got = unsafe { libc::mmap(at, 4096, access, flags, -1, 0) };
-    assert_eq!(got, at);
 }

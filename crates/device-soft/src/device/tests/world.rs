@@ -50,7 +50,8 @@ pub(super) const BROKEN: CtxId = CtxId(2);
 const BROKEN_LEGACY: StreamId = StreamId(20);
 pub(super) const BROKEN_STREAM: StreamId = StreamId(21);
 
-/// Adds `factor` to `counter` and tells what it was; mallocs and frees; reads a texture.
+/// Adds `factor` to `counter` and tells what it was; mallocs and frees; reads a texture; writes a word
+/// a thread.
 pub(super) const MODULE: &str = ".version 8.0
 .target sm_70
 .address_size 64
@@ -108,8 +109,23 @@ pub(super) const MODULE: &str = ".version 8.0
     st.global.u32 [%rd1], %r2;
     ret;
 }
+.visible .entry paint(.param .u64 out, .param .u64 value)
+{
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [out];
+    ld.param.u32 %r1, [value];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    mul.wide.u32 %rd2, %r5, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r1;
+    ret;
+}
 ";
-const KERNELS: [&str; 4] = ["count", "grab", "release", "show"];
+const KERNELS: [&str; 5] = ["count", "grab", "release", "show", "paint"];
 
 /// The handles of the textures that last: of an array, of memory, of an array that has gone.
 #[derive(Debug, PartialEq, Eq)]
@@ -172,30 +188,42 @@ fn linear_texture() -> Texture {
     texture(TextureSource::Linear { addr: PLAIN, format: 3, channels: 1, bytes: 4096 })
 }
 
-fn load(f: &Fixture, module: ModuleId) {
+/// Loads `MODULE`, and numbers its kernels.
+pub(super) fn load(f: &Fixture, ctx: CtxId, module: ModuleId) {
     let image = [MODULE, "\0"].concat().into_bytes();
-    f.backend.load_module(CTX, module, vec![image]).unwrap_or_else(|e| panic!("{}", &*e.message));
+    f.backend.load_module(ctx, module, vec![image]).unwrap_or_else(|e| panic!("{}", &*e.message));
     for (index, name) in (0..).zip(KERNELS) {
         f.backend.kernel(module, index, name).unwrap();
     }
 }
 
-/// A launch of one thread of a kernel of `EARLIER`.
+/// Launches one thread of a kernel of `EARLIER`.
 pub(super) fn run(f: &Fixture, kernel: &str, params: &[u64]) {
+    run_blocks(f, A, kernel, [1, 1], params);
+}
+
+/// Launches so many blocks of so many threads.
+pub(super) fn run_blocks(
+    f: &Fixture,
+    stream: StreamId,
+    kernel: &str,
+    [grid, block]: [u32; 2],
+    params: &[u64],
+) {
     let index = KERNELS.iter().position(|name| *name == kernel).unwrap() as u32;
-    let one = Dim3 { x: 1, y: 1, z: 1 };
+    let line = |x| Dim3 { x, y: 1, z: 1 };
     let params = params.iter().flat_map(|value| value.to_le_bytes()).collect();
     let launch = Launch {
         kernel: KernelRef { module: EARLIER, index },
-        grid: one,
-        block: one,
+        grid: line(grid),
+        block: line(block),
         cluster: Dim3::default(),
         shared_bytes: 0,
         cooperative: false,
         params: Bytes::new(params).unwrap(),
         hints: List::default(),
     };
-    f.submit(A, StreamOp::Launch { launch });
+    f.submit(stream, StreamOp::Launch { launch });
 }
 
 /// Makes the objects that last, in the order of [`live`]; what else there ever was is `between`'s.
@@ -208,21 +236,21 @@ fn make(f: &Fixture, between: impl Fn(u32) -> Option<u64>) -> Textures {
     b.grant(0, BASE, 32 * MIB).unwrap();
     between(0);
     for handle in [UNMAPPED, MAPPED, EMPTY] {
-        b.create_handle(handle, 0, 4 * MIB, false).unwrap();
+        b.create_handle(handle, 0, 4 * MIB, handle == MAPPED).unwrap();
     }
     b.map_handle(MAPPED, VIRTUAL, 4 * MIB, 0).unwrap();
     b.set_access(VIRTUAL, 4 * MIB, 0, 3).unwrap();
     b.create_array(CTX, ARRAY, &TEXELS).unwrap();
     b.create_mipmap(CTX, &LEVELS, &MIPMAP).unwrap();
-    load(f, EARLIER);
+    load(f, CTX, EARLIER);
     between(1);
-    load(f, LATER);
+    load(f, CTX, LATER);
     let array = b.create_texture(CTX, &array_texture(ARRAY)).unwrap();
     let linear = b.create_texture(CTX, &linear_texture()).unwrap();
     let dangling =
         between(2).unwrap_or_else(|| b.create_texture(CTX, &array_texture(ENDED_ARRAY)).unwrap());
     for event in [FIRST, SECOND, NEVER] {
-        b.create_event(event, CTX, true, false).unwrap();
+        b.create_event(event, CTX, true, event == NEVER).unwrap();
     }
     Textures { array, linear, dangling }
 }
@@ -234,7 +262,7 @@ pub(super) fn build(f: &Fixture) -> Textures {
         match when {
             0 => {
                 b.map(CTX, PLAIN, PLAIN_BYTES).unwrap();
-                load(f, ENDED);
+                load(f, CTX, ENDED);
             }
             1 => {
                 b.unload_module(ENDED).unwrap();
