@@ -9,20 +9,24 @@ use crate::modules::{Module, load_error};
 use crate::stream::{Event, Stream};
 use crate::{occupancy, symbols, tensor_maps};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{Backend, Done, EventShare, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
-    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
+    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// CU_STREAM_NON_BLOCKING.
 const NON_BLOCKING: u32 = 1;
 /// CU_EVENT_DISABLE_TIMING.
 const UNTIMED: u32 = 2;
+/// CU_EVENT_INTERPROCESS.
+const INTERPROCESS: u32 = 4;
 
 impl Backend for NvidiaBackend {
     fn devices(&self) -> Vec<DeviceInfo> {
@@ -124,8 +128,26 @@ impl Backend for NvidiaBackend {
         tables.host_memory.unshare(addr, size)
     }
 
-    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
-        self.tables().arena.create_handle(handle, device, size)
+    fn create_handle(
+        &self,
+        handle: MemHandleId,
+        device: u32,
+        size: u64,
+        shareable: bool,
+    ) -> Result<(), CuError> {
+        self.tables().arena.create_handle(handle, device, size, shareable)
+    }
+
+    fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
+        self.tables().arena.export_handle(handle)
+    }
+
+    fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
+        self.tables().arena.import_handle(handle, fd)
+    }
+
+    fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        self.tables().arena.export_slab(addr)
     }
 
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
@@ -313,15 +335,43 @@ impl Backend for NvidiaBackend {
         }
     }
 
-    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError> {
+    fn create_event(
+        &self,
+        event: EventId,
+        ctx: CtxId,
+        timing: bool,
+        interprocess: bool,
+    ) -> Result<(), CuError> {
         let mut tables = self.tables();
         let context = Arc::clone(tables.context(ctx)?);
         context.enter()?;
         let mut raw = CUevent::NULL;
-        let flags = if timing { 0 } else { UNTIMED };
+        let flags = if timing { 0 } else { UNTIMED } | if interprocess { INTERPROCESS } else { 0 };
         // SAFETY: a live out pointer.
         check(unsafe { (self.shared.driver.cuEventCreate)(&mut raw, flags) })?;
-        tables.events.insert(event, Event::new(raw, &context, timing));
+        tables.events.insert(event, Event::new(raw, &context, timing, interprocess));
+        Ok(())
+    }
+
+    fn export_event(&self, event: EventId) -> Result<EventShare, CuError> {
+        let tables = self.tables();
+        let event = tables.event(event)?;
+        event.ctx.enter()?;
+        let mut handle = CUipcEventHandle([0; 64]);
+        // SAFETY: a live out pointer, and an event of the driver's.
+        check(unsafe { (self.shared.driver.cuIpcGetEventHandle)(&mut handle, event.raw) })?;
+        Ok(EventShare::Driver(handle.0))
+    }
+
+    fn import_event(&self, event: EventId, ctx: CtxId, share: EventShare) -> Result<(), CuError> {
+        let EventShare::Driver(handle) = share else { return Err(CuError::INVALID_VALUE) };
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        context.enter()?;
+        let (mut raw, handle) = (CUevent::NULL, CUipcEventHandle(handle));
+        // SAFETY: a live out pointer; the driver checks the handle.
+        check(unsafe { (self.shared.driver.cuIpcOpenEventHandle)(&mut raw, handle) })?;
+        tables.events.insert(event, Event::new(raw, &context, false, true));
         Ok(())
     }
 
@@ -386,7 +436,10 @@ impl Backend for NvidiaBackend {
             Ok(event) => Arc::clone(event),
             Err(error) => return done(Err(error)),
         };
-        let Some((stream, number)) = event.recorded() else { return done(Ok(())) };
+        let recorded = event.recorded();
+        if recorded.is_none() && !event.interprocess {
+            return done(Ok(()));
+        }
         let shared = Arc::clone(&self.shared);
         self.waiters.run(Box::new(move || {
             let result = event.ctx.enter().and_then(|()| {
@@ -394,7 +447,10 @@ impl Backend for NvidiaBackend {
                 check(unsafe { (shared.driver.cuEventSynchronize)(event.raw) })
             });
             let result = shared.waited(event.ctx.id, result);
-            shared.over(&stream, number);
+            // Another process may have recorded it since.
+            if let Some((stream, number)) = recorded.filter(|_| !event.interprocess) {
+                shared.over(&stream, number);
+            }
             done(result);
         }));
     }
@@ -416,7 +472,7 @@ impl Backend for NvidiaBackend {
         event.ctx.enter()?;
         // SAFETY: an event of the driver's.
         check(unsafe { (self.shared.driver.cuEventQuery)(event.raw) })?;
-        if let Some((stream, number)) = event.recorded() {
+        if let Some((stream, number)) = event.recorded().filter(|_| !event.interprocess) {
             self.shared.over(&stream, number);
         }
         Ok(())

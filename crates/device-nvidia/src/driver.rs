@@ -5,6 +5,7 @@
 
 use crate::presence::{LIBRARY, USUAL_PLACES};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::graph::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
     CUDA_MEMSET_NODE_PARAMS_v1, CUlaunchAttributeValue, CUlaunchConfig,
@@ -101,6 +102,9 @@ driver! {
     fn cuMemMap(CUdeviceptr, usize, usize, u64, u64);
     fn cuMemUnmap(CUdeviceptr, usize);
     fn cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    fn cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
+    fn cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+    fn cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, u64);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     fn cuMemFreeHost(*mut c_void);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
@@ -182,6 +186,8 @@ driver! {
     fn cuEventRecord(CUevent, CUstream);
     fn cuEventSynchronize(CUevent);
     fn cuEventQuery(CUevent);
+    fn cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
+    fn cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
     fn cuEventElapsedTime(*mut f32, CUevent, CUevent);
     fn cuGraphCreate(*mut CUgraph, c_uint);
     fn cuGraphDestroy(CUgraph);

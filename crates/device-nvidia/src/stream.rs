@@ -131,6 +131,8 @@ pub(crate) struct Event {
     pub(crate) ctx: Arc<Context>,
     /// It measures time.
     pub(crate) timing: bool,
+    /// Other processes may record it as well.
+    pub(crate) interprocess: bool,
     last: Mutex<Recorded>,
 }
 
@@ -144,8 +146,14 @@ struct Recorded {
 }
 
 impl Event {
-    pub(crate) fn new(raw: CUevent, ctx: &Arc<Context>, timing: bool) -> Arc<Event> {
-        Arc::new(Event { raw, ctx: Arc::clone(ctx), timing, last: Mutex::default() })
+    pub(crate) fn new(
+        raw: CUevent,
+        ctx: &Arc<Context>,
+        timing: bool,
+        interprocess: bool,
+    ) -> Arc<Event> {
+        let ctx = Arc::clone(ctx);
+        Arc::new(Event { raw, ctx, timing, interprocess, last: Mutex::default() })
     }
 
     fn last(&self) -> MutexGuard<'_, Recorded> {

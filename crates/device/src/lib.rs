@@ -15,9 +15,11 @@ pub use snapshot::{Object, Piece, Snapshot, SnapshotError};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
-    LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
+    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp,
+    Texture,
 };
+use std::os::fd::OwnedFd;
 
 /// Called once, from any thread, when what it waits for is over.
 pub type Done = Box<dyn FnOnce(Result<(), CuError>) + Send>;
@@ -40,6 +42,15 @@ pub trait Host: Send + Sync {
     fn idle(&self);
     /// One line for the job's log.
     fn log(&self, line: &str);
+}
+
+/// An event as another process can open it.
+#[derive(Debug)]
+pub enum EventShare {
+    /// Memory in which its state is kept.
+    Memory(OwnedFd),
+    /// The driver's own handle (`CUipcEventHandle`).
+    Driver([u8; 64]),
 }
 
 /// What an event's state is worth to a waiter.
@@ -73,8 +84,27 @@ pub trait Backend: Send + Sync {
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError>;
 
     /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
-    /// OUT_OF_MEMORY where there is not so much.
-    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError>;
+    /// OUT_OF_MEMORY where there is not so much. `shareable`: it can be exported.
+    fn create_handle(
+        &self,
+        handle: MemHandleId,
+        device: u32,
+        size: u64,
+        shareable: bool,
+    ) -> Result<(), CuError>;
+    /// A descriptor of a shareable handle's memory, which a backend of the same kind can import.
+    fn export_handle(&self, _handle: MemHandleId) -> Result<OwnedFd, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// Memory that another process has exported; INVALID_VALUE for any other descriptor.
+    fn import_handle(&self, _handle: MemHandleId, _fd: OwnedFd) -> Result<Imported, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// A descriptor of the slab that holds an address, and where that lies: (address, bytes). NOT_READY
+    /// where work must be over first.
+    fn export_slab(&self, _addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     /// Ends a handle, which is mapped nowhere.
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError>;
     /// Makes [addr, addr+size) show the handle's bytes from `offset` on, without access as yet.
@@ -155,7 +185,27 @@ pub trait Backend: Send + Sync {
         priority: i32,
     ) -> Result<(), CuError>;
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError>;
-    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError>;
+    /// `interprocess`: it can be exported.
+    fn create_event(
+        &self,
+        event: EventId,
+        ctx: CtxId,
+        timing: bool,
+        interprocess: bool,
+    ) -> Result<(), CuError>;
+    /// An interprocess event, for a backend of the same kind in another process.
+    fn export_event(&self, _event: EventId) -> Result<EventShare, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// An event that another process has exported; INVALID_VALUE for anything else.
+    fn import_event(
+        &self,
+        _event: EventId,
+        _ctx: CtxId,
+        _share: EventShare,
+    ) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     fn destroy_event(&self, event: EventId) -> Result<(), CuError>;
     /// Appends `op` to `stream`. An error is a fault of the stream's context.
     fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError>;

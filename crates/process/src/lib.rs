@@ -21,6 +21,7 @@ mod stop;
 mod sys;
 mod thread;
 mod timers;
+mod track;
 
 pub use capture::{Captured, Options, checkpoint};
 pub use error::EngineError;
@@ -30,3 +31,4 @@ pub use restart::{Rebuilt, RestartOptions, Restarted, restart};
 pub use signal::signal;
 pub use stop::Roots;
 pub use thread::Thread;
+pub use track::Tracker;

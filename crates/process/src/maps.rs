@@ -3,6 +3,8 @@
 use crate::EngineError;
 use crate::proc;
 use libc::pid_t;
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirEntryExt;
 
 /// Most mappings of a process: the kernel's own default limit is a thirtieth of it.
 pub(crate) const MAX_MAPPINGS: usize = 2 << 20;
@@ -38,7 +40,7 @@ impl Mapping {
 
     /// Whether it has a file that no name leads to any more.
     pub(crate) fn deleted(&self) -> bool {
-        self.inode != 0 && self.name.ends_with(" (deleted)")
+        self.inode != 0 && self.name.ends_with(DELETED)
     }
 
     fn parse(line: &str) -> Option<Mapping> {
@@ -100,6 +102,30 @@ fn read(pid: pid_t, file: &'static str) -> Result<Vec<Mapping>, EngineError> {
         }
     }
     if mappings.len() > MAX_MAPPINGS { Err(strange("too many mappings")) } else { Ok(mappings) }
+}
+
+/// Where shared memory has names.
+const SHARED: &str = "/dev/shm";
+const DELETED: &str = " (deleted)";
+/// Most names that are looked at.
+const MAX_NAMES: usize = 50_000;
+
+/// Gives shared memory its name where it was mapped under one that is gone: sem_open(3) links what it makes to its
+/// name afterwards.
+pub(crate) fn find_names(mappings: &mut [Mapping]) {
+    let gone =
+        |mapping: &Mapping| mapping.shared && mapping.deleted() && mapping.name.starts_with(SHARED);
+    if !mappings.iter().any(gone) {
+        return;
+    }
+    let entries = std::fs::read_dir(SHARED).into_iter().flatten().flatten().take(MAX_NAMES);
+    let name = |entry: std::fs::DirEntry| Some((entry.ino(), entry.path().to_str()?.to_owned()));
+    let names: BTreeMap<u64, String> = entries.filter_map(name).collect();
+    for mapping in mappings.iter_mut().filter(|mapping| gone(mapping)) {
+        if let Some(name) = names.get(&mapping.inode) {
+            mapping.name.clone_from(name);
+        }
+    }
 }
 
 /// An address where `length` bytes are free in all of `taken`, well away from everything, because

@@ -76,6 +76,7 @@ pub(crate) struct ProcessState {
     /// ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF: interval and rest, in microseconds.
     pub(crate) timers: Vec<(u64, u64)>,
     pub(crate) posix_timers: Vec<Timer>,
+    pub(crate) undo: Vec<Undo>,
     pub(crate) parent_death_signal: i32,
     pub(crate) subreaper: bool,
     pub(crate) mm: MemoryMap,
@@ -83,6 +84,15 @@ pub(crate) struct ProcessState {
     pub(crate) mappings: Vec<Saved>,
     /// The leader first.
     pub(crate) threads: Vec<ThreadState>,
+}
+
+/// What the end of a process does to a System V semaphore, for its operations with SEM_UNDO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Undo {
+    pub(crate) set: i32,
+    pub(crate) number: u16,
+    /// Added to its value.
+    pub(crate) by: i16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,6 +158,8 @@ pub(crate) enum Backing {
     File(usize),
     /// The number of a shared object.
     Object(u64),
+    /// A System V shared memory segment, by its id.
+    Segment(i32),
     /// An open file description, whose plugin brings back what it holds.
     Description(u32),
     /// The kernel's: [vdso] or one of its data pages. Of the vDSO: the checksum of its code.
@@ -281,6 +293,7 @@ impl Saved {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
             Backing::Object(number) => require(*number != 0, "a mapping of no object"),
             Backing::Description(_) => require(self.shared, "a private mapping by description"),
+            Backing::Segment(id) => require(self.shared && *id >= 0, "an impossible segment"),
             Backing::Anonymous => require(!self.shared, "shared memory without its object"),
             Backing::Kernel { name, .. } => {
                 require(KERNEL_MAPPINGS.contains(&name.as_str()), "no mapping of the kernel's")

@@ -5,87 +5,15 @@ mod support;
 
 use kedge_image::Manifest;
 use kedge_process::{Options, Rebuilt, RestartOptions, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use support::survive::{
+    as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
+};
 use support::{Folder, Running, alone, bring_back, build, reap, step};
-
-/// `before` was said before the capture, `after` after the restart; together they must be what an
-/// undisturbed run of `steps` steps says.
-fn continues(before: &[String], after: &[String], steps: usize) {
-    let nonce = before[0].split(' ').next().unwrap();
-    let other = after.iter().position(|line| !line.starts_with(nonce));
-    let shown = other.map(|at| &after[at.saturating_sub(1)..(at + 2).min(after.len())]);
-    assert!(other.is_none(), "another program than {nonce}, line {other:?}: {shown:?}");
-    assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
-    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
-    let expected: Vec<usize> = (numbers[0]..=steps).collect();
-    assert_eq!(numbers, expected);
-    // Every value follows from the nonce and the steps.
-    let start = u64::from_str_radix(nonce, 16).unwrap();
-    let (mut value, mut sum) = (start, 0.0);
-    for number in 1..=steps {
-        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        sum += 1.0 / number as f64;
-        if let Some(line) = after.iter().find(|line| step(line) == number) {
-            let words: Vec<&str> = line.split(' ').collect();
-            assert_eq!(words[2].parse::<f64>().unwrap(), sum, "{line}");
-            assert_eq!(words[3], format!("{value:016x}"));
-        }
-    }
-}
-
-fn steps_survive(name: &str, source: &str, flags: &[&str]) {
-    let _alone = alone();
-    let folder = Folder::new(name);
-    let program = build(&folder, source, flags);
-    command_survives(&folder, &[program.to_str().unwrap()]);
-}
-
-/// The same for a program that may not be installed.
-fn script_survives(name: &str, command: &[&str]) {
-    let _alone = alone();
-    if installed(command[0]) {
-        command_survives(&Folder::new(name), command);
-    }
-}
-
-fn installed(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output().unwrap();
-    if !found.status.success() {
-        eprintln!("{program} is not installed: not tested");
-    }
-    found.status.success()
-}
-
-/// Once, or as often as KEDGE_ROUNDS says: `make soak`.
-fn rounds() -> usize {
-    std::env::var("KEDGE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
-}
-
-fn random() -> usize {
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
-    usize::from_le_bytes(bytes)
-}
-
-fn command_survives(folder: &Folder, command: &[&str]) {
-    let steps = 300;
-    for round in 0..rounds() {
-        let moment = 1 + random() % 100;
-        let arguments = &command[1..];
-        let mut running =
-            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
-        let before = running.lines(moment);
-        let image = folder.path(&format!("image-{round}"));
-        running.capture_and_kill(&image);
-        let (after, status) = bring_back(&image);
-        continues(&before, &after, steps);
-        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
-    }
-}
 
 #[test]
 fn a_static_program_goes_on() {
@@ -267,21 +195,10 @@ fn a_restarted_job_can_be_captured_again() {
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
 }
 
-/// What works for root works for an ordinary user: the same tests again, in processes of one.
 #[test]
 fn an_ordinary_user_can_do_the_same() {
-    // SAFETY: a plain call.
-    if unsafe { libc::geteuid() } != 0 {
-        return;
-    }
-    let _alone = alone();
     if installed("go") {
         build_go();
     }
-    let mut tests = Command::new("setpriv");
-    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
-    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
-    let output = tests.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    as_an_ordinary_user();
 }

@@ -62,6 +62,7 @@ impl Capture {
     ) -> Result<Capture, CaptureError> {
         let backend = parked.dispatcher.backend();
         let host = parked.dispatcher.host();
+        parked.dispatcher.sharing.check_private()?;
         let snapshot = backend.snapshot()?;
         let mut sources: Vec<Source> =
             snapshot.pieces().iter().cloned().map(Source::Piece).collect();

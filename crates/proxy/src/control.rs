@@ -32,6 +32,9 @@ wire! {
         Gate = 1 { within_ms: u32 },
         /// → `Yes` once everything that was dispatched is over, `No` after `within_ms`. Gated.
         Rest = 2 { within_ms: u32 },
+        /// Dispatch one message, for another process may wait for it → `Yes` once one is, `No` if none came
+        /// within `within_ms`. Gated.
+        Step = 9 { within_ms: u32 },
         /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still.
         Capture = 3 {},
         /// Go on → `Yes`.
@@ -193,6 +196,12 @@ impl Serving {
                 });
                 yes(rests == Some(true))
             }
+            (Order::Step { within_ms }, Some(gate)) => {
+                let limit = milliseconds(within_ms);
+                let stepped =
+                    gate.ask(limit + CAPTURE_LIMIT, move |parked| until(limit, || parked.step()));
+                yes(stepped == Some(true))
+            }
             (Order::Capture {}, Some(gate)) => {
                 let (identity, shared) = (self.identity.clone(), self.shared.clone());
                 let taken = gate.ask(CAPTURE_LIMIT, move |parked| {
@@ -219,7 +228,9 @@ impl Serving {
                 *captured = None;
                 yes(true)
             }
-            (Order::Rest { .. } | Order::Capture {}, None) => Err("its gate is open".into()),
+            (Order::Rest { .. } | Order::Step { .. } | Order::Capture {}, None) => {
+                Err("its gate is open".into())
+            }
             (Order::Restore { .. } | Order::Begin { .. }, _) => Err("it serves already".into()),
         }
     }
@@ -230,7 +241,7 @@ fn milliseconds(number: u32) -> Duration {
 }
 
 /// Asks `reached` again and again, less and less often, for `limit` at most.
-fn until(limit: Duration, reached: impl Fn() -> bool) -> bool {
+fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     let mut pause = Duration::from_micros(20);
     loop {

@@ -3,6 +3,7 @@
 use crate::host::ProxyHost;
 use crate::record::{Image, Record, Step};
 use crate::shared::SharedMemory;
+use crate::sharing::Sharing;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done};
@@ -13,6 +14,7 @@ use kedge_protocol::{
 use kedge_transport::{Incoming, ReplyTo};
 use kedge_wire::{List, Text, Wire};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -30,6 +32,7 @@ pub(crate) struct Dispatcher {
     graphs: HashMap<GraphExecId, CtxId>,
     contexts: Vec<CtxId>,
     shared: SharedMemory,
+    pub(crate) sharing: Sharing,
     pub(crate) record: Record,
 }
 
@@ -42,8 +45,14 @@ fn status(result: Result<(), CuError>) -> Status {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>) -> Dispatcher {
+    /// `socket`: the client's.
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        host: Arc<ProxyHost>,
+        socket: OwnedFd,
+    ) -> Dispatcher {
         Dispatcher {
+            sharing: Sharing::new(backend.clone(), host.clone(), socket),
             backend,
             host,
             streams: HashMap::new(),
@@ -106,8 +115,13 @@ impl Dispatcher {
                 self.streams.remove(&stream);
                 backend.destroy_stream(stream)
             }
-            Post::EventCreate { event, ctx, timing } => backend.create_event(event, ctx, timing),
-            Post::EventDestroy { event } => backend.destroy_event(event),
+            Post::EventCreate { event, ctx, timing, interprocess } => {
+                backend.create_event(event, ctx, timing, interprocess)
+            }
+            Post::EventDestroy { event } => {
+                self.sharing.event_ends(event);
+                backend.destroy_event(event)
+            }
             Post::Enqueue { stream, op } => backend.submit(stream, op),
             Post::MemAlloc { ctx, addr, size } => backend.map(ctx, addr, size),
             Post::MemFree { addr, size } => backend.unmap(addr, size),
@@ -128,14 +142,11 @@ impl Dispatcher {
             }
             Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
             Post::Unalias { alias, size } => self.shared.unalias(alias, size),
-            Post::HandleDestroy { handle } => backend.destroy_handle(handle),
-            Post::HandleMap { handle, addr, size, offset } => {
-                backend.map_handle(handle, addr, size, offset)
+            Post::HandleDestroy { handle } => {
+                self.sharing.handle_ends(handle);
+                backend.destroy_handle(handle)
             }
             Post::HandleUnmap { addr, size } => backend.unmap_handle(addr, size),
-            Post::HandleAccess { addr, size, device, access } => {
-                backend.set_access(addr, size, device, access)
-            }
             Post::KernelAttribute { kernel, attribute, value } => {
                 backend.set_kernel_attribute(kernel, attribute, value)
             }
@@ -166,9 +177,7 @@ impl Dispatcher {
             | Post::Unshare { .. }
             | Post::Unalias { .. }
             | Post::HandleDestroy { .. }
-            | Post::HandleMap { .. }
             | Post::HandleUnmap { .. }
-            | Post::HandleAccess { .. }
             | Post::KernelAttribute { .. } => None,
         }
     }
@@ -190,6 +199,7 @@ impl Dispatcher {
         self.contexts.retain(|other| *other != ctx);
         self.streams.retain(|_, owner| *owner != ctx);
         self.graphs.retain(|_, owner| *owner != ctx);
+        self.sharing.context_ends(ctx);
         self.host.faults.clear(&self.host.outbox, ctx);
     }
 
@@ -204,6 +214,8 @@ impl Dispatcher {
             | Call::ArrayCreate { .. }
             | Call::MipmapCreate { .. }
             | Call::HandleCreate { .. }
+            | Call::HandleMap { .. }
+            | Call::HandleAccess { .. }
             | Call::Share { .. }
             | Call::Alias { .. } => {
                 let made = self.make(call);
@@ -258,6 +270,30 @@ impl Dispatcher {
                 let elapsed = elapsed.map(|milliseconds| Elapsed { milliseconds });
                 self.answer(to, &elapsed.map_err(code));
             }
+            Call::HandleExport { handle } => {
+                let exported = self.sharing.export_handle(handle);
+                self.answer(to, &status(exported));
+            }
+            Call::HandleImport { handle, ticket } => {
+                let imported = self.sharing.import_handle(handle, ticket);
+                self.answer(to, &imported.map_err(code));
+            }
+            Call::SlabShare { addr } => {
+                let shared = self.sharing.share_slab(addr);
+                self.answer(to, &shared.map_err(code));
+            }
+            Call::PeerOpen { handle, name } => {
+                let opened = self.sharing.open_slab(handle, &name);
+                self.answer(to, &opened.map_err(code));
+            }
+            Call::EventShare { event } => {
+                let shared = self.sharing.share_event(event);
+                self.answer(to, &shared.map_err(code));
+            }
+            Call::EventOpen { event, ctx, name } => {
+                let opened = self.sharing.open_event(event, ctx, &name);
+                self.answer(to, &status(opened));
+            }
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
             Call::Occupancy { kernel, query } => {
                 self.answer(to, &backend.occupancy(kernel, &query).map_err(code));
@@ -293,6 +329,7 @@ impl Dispatcher {
             Call::SetLimit { ctx, limit, value } => plain(backend.set_limit(*ctx, *limit, *value))?,
             Call::Grant { device, addr, bytes } => plain(backend.grant(*device, *addr, *bytes))?,
             Call::Return { device, addr, bytes } => {
+                self.sharing.slab_ends(*addr);
                 plain(backend.give_back(*device, *addr, *bytes))?
             }
             Call::ArrayCreate { ctx, array, desc } => {
@@ -302,8 +339,14 @@ impl Dispatcher {
                 plain(backend.create_mipmap(*ctx, levels, desc))?
             }
             Call::TextureCreate { ctx, texture } => backend.create_texture(*ctx, texture)?,
-            Call::HandleCreate { handle, device, size } => {
-                plain(backend.create_handle(*handle, *device, *size))?
+            Call::HandleCreate { handle, device, size, shareable } => {
+                plain(backend.create_handle(*handle, *device, *size, *shareable))?
+            }
+            Call::HandleMap { handle, addr, size, offset } => {
+                plain(backend.map_handle(*handle, *addr, *size, *offset))?
+            }
+            Call::HandleAccess { addr, size, device, access } => {
+                plain(backend.set_access(*addr, *size, *device, *access))?
             }
             Call::Share { addr, size } => plain(self.shared.share(&**backend, *addr, *size))?,
             Call::Alias { alias, addr, size } => plain(self.shared.alias(*alias, *addr, *size))?,

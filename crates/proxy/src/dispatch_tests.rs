@@ -35,9 +35,10 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let (pidfd, socket) =
         (watch::pidfd(std::process::id()).unwrap(), server.socket().try_clone_to_owned().unwrap());
     let hears = host.clone();
-    thread::spawn(move || watch::wait(&pidfd, &socket, |token| hears.host_function_done(token)));
+    thread::spawn(move || watch::wait(&pidfd, &socket, |said| hears.heard(said)));
     thread::spawn(move || {
-        let dispatcher = Dispatcher::new(backend, host.clone());
+        let socket = server.socket().try_clone_to_owned().unwrap();
+        let dispatcher = Dispatcher::new(backend, host.clone(), socket);
         let gate = Gate::new(server.nudge());
         dispatch_all(server, dispatcher, &host, &gate, Duration::from_micros(20))
     });

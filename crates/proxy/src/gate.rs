@@ -11,7 +11,21 @@ use std::time::Duration;
 /// What the dispatcher's thread has, while the gate is closed.
 pub(crate) struct Parked<'a> {
     pub(crate) dispatcher: &'a mut Dispatcher,
-    pub(crate) server: &'a Server,
+    pub(crate) server: &'a mut Server,
+}
+
+impl Parked<'_> {
+    /// Dispatches one message, if there is one: whether there was. A broken ring is found out again when
+    /// the gate is open.
+    pub(crate) fn step(&mut self) -> bool {
+        match self.server.try_next() {
+            Ok(Some(incoming)) => {
+                self.dispatcher.dispatch(incoming);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 type Job = Box<dyn FnOnce(&mut Parked<'_>) + Send>;
@@ -45,7 +59,7 @@ impl Gate {
 
     /// Asked before each message: returns when the gate is open.
     #[inline]
-    pub(crate) fn pass(&self, dispatcher: &mut Dispatcher, server: &Server) {
+    pub(crate) fn pass(&self, dispatcher: &mut Dispatcher, server: &mut Server) {
         if self.closed.load(Ordering::Relaxed) {
             self.park(&mut Parked { dispatcher, server });
         }

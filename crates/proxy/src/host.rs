@@ -5,10 +5,11 @@ use crate::faults::Faults;
 use crate::host_fns::HostFns;
 use crate::joblog::JobLog;
 use crate::output::OutputBuffer;
+use crate::tickets::Tickets;
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
-use kedge_transport::Outbox;
+use kedge_transport::{Announcement, Outbox};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -17,6 +18,7 @@ pub(crate) struct ProxyHost {
     pub(crate) log: Arc<JobLog>,
     pub(crate) faults: Faults,
     pub(crate) host_fns: HostFns,
+    pub(crate) tickets: Tickets,
     /// Calls that are answered when a device says so.
     pub(crate) waiting: AtomicUsize,
     memory: ClientMemory,
@@ -34,6 +36,7 @@ impl ProxyHost {
             memory,
             faults: Faults::default(),
             host_fns: HostFns::default(),
+            tickets: Tickets::default(),
             waiting: AtomicUsize::new(0),
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
@@ -99,8 +102,16 @@ impl ProxyHost {
 }
 
 impl ProxyHost {
+    /// What the client has said on its socket; `false` where that breaks the rules.
+    pub(crate) fn heard(&self, announcement: Announcement) -> bool {
+        match announcement {
+            Announcement::Returned(token) => self.host_function_done(token),
+            Announcement::Descriptor(ticket, fd) => self.tickets.put(ticket, fd),
+        }
+    }
+
     /// The client has run host function `token`; `false` where it was not asked to.
-    pub(crate) fn host_function_done(&self, token: u64) -> bool {
+    fn host_function_done(&self, token: u64) -> bool {
         let done = self.host_fns.done(&self.outbox, token);
         done.map(|done| done(Ok(()))).is_some()
     }

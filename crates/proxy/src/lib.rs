@@ -21,11 +21,15 @@ pub mod joblog;
 pub mod machine;
 pub mod options;
 mod output;
+
+mod peers;
 mod record;
 mod restore;
 mod saved;
 mod serve;
 mod shared;
+mod sharing;
+mod tickets;
 mod visible;
 mod watch;
 mod work;

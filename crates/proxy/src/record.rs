@@ -130,11 +130,7 @@ impl Record {
             Post::Unshare { addr, .. } => self.forget(Subject::Shared(addr)),
             Post::Unalias { alias, size } => self.cut_alias(alias, size),
             Post::HandleDestroy { handle } => self.forget(Subject::Handle(handle)),
-            Post::HandleMap { addr, .. } => self.add_post(Subject::Mapping(addr), None, post),
             Post::HandleUnmap { addr, size } => self.unmap(addr, size),
-            Post::HandleAccess { addr, device, .. } => {
-                self.replace(Subject::Access(addr, device), None, post);
-            }
             Post::KernelAttribute { kernel, attribute, .. } => {
                 let KernelRef { module, index } = kernel;
                 let owner = self.owner_of(Subject::Module(module));
@@ -168,6 +164,11 @@ impl Record {
             }
             Call::TextureCreate { ctx, .. } => (Subject::Texture(*ctx, result), Some(*ctx)),
             Call::HandleCreate { handle, .. } => (Subject::Handle(*handle), None),
+            Call::HandleMap { addr, .. } => (Subject::Mapping(*addr), None),
+            Call::HandleAccess { addr, device, .. } => {
+                self.forget(Subject::Access(*addr, *device));
+                (Subject::Access(*addr, *device), None)
+            }
             Call::Share { addr, .. } => (Subject::Shared(*addr), None),
             Call::Alias { alias, .. } => (Subject::Alias(*alias), None),
             _ => return,
@@ -390,7 +391,7 @@ mod tests {
             let kernel = KernelRef { module, index: 0 };
             record.post(Post::KernelAttribute { kernel, attribute: 8, value: 1 });
             record.post(Post::KernelAttribute { kernel, attribute: 8, value: 2 });
-            record.post(Post::EventCreate { event, ctx: CTX, timing: true });
+            record.post(Post::EventCreate { event, ctx: CTX, timing: true, interprocess: false });
             let exec = GraphExecId(round);
             record.post(Post::GraphExecBegin { exec, ctx: CTX });
             record.post(Post::GraphExecNode { exec, op: StreamOp::Empty {} });
@@ -489,12 +490,12 @@ mod tests {
     fn mappings_end_as_a_range() {
         let mut record = Record::default();
         let handle = MemHandleId(1);
-        record.call(Call::HandleCreate { handle, device: 0, size: 4 << 20 }, 0);
+        record.call(Call::HandleCreate { handle, device: 0, size: 4 << 20, shareable: false }, 0);
         for addr in [0x20_0000, 0x40_0000, 0x60_0000] {
-            record.post(Post::HandleMap { handle, addr, size: 0x20_0000, offset: 0 });
+            record.call(Call::HandleMap { handle, addr, size: 0x20_0000, offset: 0 }, 0);
             for access in [1, 3] {
                 let size = 0x20_0000;
-                record.post(Post::HandleAccess { addr, size, device: 0, access });
+                record.call(Call::HandleAccess { addr, size, device: 0, access }, 0);
             }
         }
         assert_eq!(record.len(), 7);

@@ -31,6 +31,8 @@ pub(crate) enum RestoreError {
     Newer { found: u32 },
     #[error("the ring or the shared arena of the image is none: {0}")]
     Segment(#[from] SegmentError),
+    #[error("cannot use the client's socket: {0}")]
+    Socket(std::io::Error),
     #[error(transparent)]
     Arena(#[from] ConnectError),
     #[error("no device: {0}")]
@@ -82,7 +84,8 @@ pub(crate) fn restore(
     same_devices(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
     backend.restore_begin(&saved.notes)?;
-    let mut dispatcher = Dispatcher::new(backend.clone(), host.clone());
+    let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
+    let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     repeat(&file, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
     fill(&file, &saved, &*backend)?;

@@ -114,8 +114,9 @@ fn serve_accepted(
     let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
     let gpu = options.backend.gpu.to_string();
     let identity = Identity { gpu, hello, client_memory };
-    let dispatcher = Dispatcher::new(backend, host.clone());
     let pid = identity.hello.pid;
+    let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
+    let dispatcher = Dispatcher::new(backend, host.clone(), socket);
     let connected = Connected { server, dispatcher, host, identity, shared, pid };
     connected.run(client, control, options, log)
 }
@@ -186,10 +187,8 @@ impl Connected {
     ) -> Result<Infallible, ServeError> {
         let Connected { server, dispatcher, host, identity, shared, pid } = self;
         let hears = host.clone();
-        watch::start(client, server.socket(), log.clone(), move |token| {
-            hears.host_function_done(token)
-        })
-        .map_err(ServeError::Watch)?;
+        watch::start(client, server.socket(), log.clone(), move |said| hears.heard(said))
+            .map_err(ServeError::Watch)?;
         let gate = Arc::new(Gate::new(server.nudge()));
         if let Some(channel) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
@@ -210,7 +209,7 @@ pub(crate) fn dispatch_all(
     spin: Duration,
 ) -> RingError {
     loop {
-        gate.pass(&mut dispatcher, &server);
+        gate.pass(&mut dispatcher, &mut server);
         match server.try_next() {
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {

@@ -1,14 +1,14 @@
 //! Taking a checkpoint of the job that this process is the parent of.
 
-use crate::control::{Order, Progress};
+use crate::control::{Content, Order, Progress};
 use crate::gpu::GPU;
 use crate::jobs::{self, JobName, LastImage};
-use crate::policy::{NoStateFolder, Policy, default_dir};
+use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::FileContents;
-use kedge_process::{EngineError, Options, Roots};
+use kedge_process::{EngineError, Options, Roots, Tracker};
 use kedge_proxy::joblog::JobLog;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,8 @@ pub(crate) struct Checkpointer {
     pub(crate) last: PathBuf,
     /// Held by a checkpoint from its beginning to its end.
     pub(crate) under_way: Mutex<()>,
+    /// What has changed since the last image.
+    pub(crate) tracker: Tracker,
 }
 
 impl Checkpointer {
@@ -120,7 +122,9 @@ impl Checkpointer {
         let image = claim.folder().to_owned();
         let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
         let hold = order.stop;
-        let options = Options { codec, contents, hold, ..Options::new(image.clone()) };
+        let (tracker, full) = self.content(order);
+        let usual = Options::new(image.clone());
+        let options = Options { codec, contents, hold, tracker, full, ..usual };
         let (manifest, stall_seconds) = match self.write(options, &mut tell) {
             Ok(written) => written,
             Err(error) => {
@@ -168,6 +172,7 @@ impl Checkpointer {
         let warnings = self.warnings(&captured.warnings);
         tell(Progress::Captured { image, processes, stall_seconds, warnings });
         let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        manifest.settings = self.policy.to_settings();
         manifest.devices = self.devices.clone();
         let manifest = captures.write(captured, manifest, &folder, codec)?;
         if let Some(hold) = hold {
@@ -181,6 +186,20 @@ impl Checkpointer {
         warnings.iter().for_each(|warning| self.log.line(warning));
         let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
         warnings.iter().take(MOST_WARNINGS).map(short).collect()
+    }
+
+    /// What follows the job's memory for this image, if anything does, and whether it builds on none.
+    fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
+        let every = self.policy.full_every;
+        let changes = match order.content {
+            Content::Usual => every.is_some(),
+            Content::Changes => true,
+            // The next one may build on it.
+            Content::All if every.is_some() => return (Some(self.tracker.clone()), true),
+            Content::All => false,
+        };
+        let full = self.tracker.length() >= every.unwrap_or(FULL_EVERY).get();
+        (changes.then(|| self.tracker.clone()), full)
     }
 
     fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {

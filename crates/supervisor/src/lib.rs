@@ -19,7 +19,7 @@ mod watch;
 use checkpoint::Checkpointer;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use kedge_image::Devices;
-use kedge_process::Roots;
+use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 pub use parts::{Parts, PartsError};
@@ -195,6 +195,7 @@ fn serve_control(
         log: log.clone(),
         last: dir.last_image(),
         under_way: Mutex::default(),
+        tracker: Tracker::default(),
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));

@@ -3,7 +3,9 @@
 //! Gates are closed first: what the program asks of its devices from then on waits in its rings, while its
 //! threads, callbacks and libraries go on. Then what was asked before must come to its end. It may not: a
 //! process that takes part in a collective operation waits for another one, which was gated before it could
-//! take part. So if not all is at rest in time, all gates open, and it is tried again.
+//! take part. So those that are at rest while others are not are let on by one message at a time, which
+//! brings the late ones to where the others wait. Where that does not help either, all gates open for a
+//! while, and it is tried again.
 
 use crate::proxies::Proxies;
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
@@ -13,13 +15,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long the first try waits for rest; each later one twice as long as the one before, up to the last.
-const FIRST_TRY: Duration = Duration::from_millis(50);
-const LONGEST_TRY: Duration = Duration::from_secs(2);
+/// How long the first try may take; each later one twice as long as the one before.
+const FIRST_TRY: Duration = Duration::from_millis(500);
 /// Between two tries, so that those who were gated get somewhere.
-const BETWEEN: Duration = Duration::from_millis(20);
+const BETWEEN: Duration = Duration::from_millis(50);
+/// What a dispatcher may need for the message that it is at.
+const GATE_MS: u32 = 2_000;
+/// One look at whether all rest, and the time to take one message. An operation that all take part in ends
+/// everywhere within much less.
+const LOOK_MS: u32 = 1;
 /// Beyond what a proxy was told to wait for.
-const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(70);
 
 #[derive(Debug, Error)]
 pub(crate) enum QuiesceError {
@@ -60,76 +66,97 @@ impl Proxies {
     /// Brings all devices to rest within `patience`.
     pub(crate) fn quiesce(&self, patience: Duration) -> Result<Quiet<'_>, QuiesceError> {
         let mut running = self.locked();
-        let (begin, mut wait, mut tries) = (Instant::now(), FIRST_TRY, 0);
+        // A proxy that has ended with its client is no matter.
+        running.retain(|pid, _| !gone(*pid));
+        let begin = Instant::now();
+        let (mut wait, mut tries) = (FIRST_TRY, 0);
         loop {
             tries += 1;
-            let tried = each(&running, |pid, control| settle(pid, control, wait));
-            // A proxy that has ended with its client is no matter.
-            running.retain(|pid, _| !matches!(tried.get(pid), Some(Err(_)) if gone(*pid)));
-            let mut clients = Vec::new();
-            let mut failed = None;
-            for (proxy, settled) in tried {
-                match settled {
-                    _ if !running.contains_key(&proxy) => {}
-                    Ok(Settled::Resting(client)) => clients.push(client),
-                    Ok(Settled::Busy(pid)) => {
-                        let seconds = patience.as_secs();
-                        failed = Some(QuiesceError::Busy { pid, seconds, tries });
-                    }
-                    Err(source) => failed = Some(QuiesceError::Proxy { pid: proxy, source }),
+            let end = (begin + patience).min(Instant::now() + wait);
+            let tried = gate(&running).and_then(|clients| {
+                let settled = settle(&clients, end);
+                if !matches!(settled, Ok(None)) {
+                    open(&clients);
                 }
-            }
-            let Some(error) = failed else {
-                let proxies = running.keys().copied().collect();
-                let seconds = begin.elapsed().as_secs_f64();
-                return Ok(Quiet { clients, proxies, tries, seconds, _none_new: running });
+                settled.map(|busy| (clients, busy))
+            });
+            let busy = match tried {
+                Ok((clients, None)) => {
+                    let proxies = running.keys().copied().collect();
+                    let seconds = begin.elapsed().as_secs_f64();
+                    return Ok(Quiet { clients, proxies, tries, seconds, _none_new: running });
+                }
+                Ok((_, Some(busy))) => busy,
+                Err(QuiesceError::Proxy { pid, .. }) if gone(pid) => {
+                    running.remove(&pid);
+                    continue;
+                }
+                Err(QuiesceError::Busy { pid, .. }) => pid,
+                Err(error) => return Err(error),
             };
-            open(&clients);
-            if begin.elapsed() > patience || matches!(error, QuiesceError::Proxy { .. }) {
-                return Err(error);
+            if begin.elapsed() >= patience {
+                return Err(QuiesceError::Busy { pid: busy, seconds: patience.as_secs(), tries });
             }
             thread::sleep(BETWEEN);
-            wait = (wait * 2).min(LONGEST_TRY);
+            wait *= 2;
         }
     }
 }
 
-enum Settled {
-    Resting(Resting),
-    /// The client's process.
-    Busy(u32),
-}
-
-/// Closes one gate and waits for rest; if that does not come, the gate is open again.
-fn settle(proxy: u32, control: &Arc<Control>, wait: Duration) -> Result<Settled, ControlError> {
-    let within_ms = wait.as_millis() as u32;
-    let limit = wait + ANSWER;
-    let (pid, socket, ring, arena) = match control.ask(&Order::Gate { within_ms }, &[], limit)? {
-        Answer::Gated { pid, socket, ring, arena } => (pid, socket, ring, arena),
-        Answer::No {} => return Ok(Settled::Busy(proxy)),
-        _ => return Err(ControlError::Nonsense),
-    };
-    if control.does(&Order::Rest { within_ms }, limit)? {
-        let control = control.clone();
-        return Ok(Settled::Resting(Resting { control, pid, socket, ring, arena }));
+/// Closes all gates, or none.
+fn gate(running: &BTreeMap<u32, Arc<Control>>) -> Result<Vec<Resting>, QuiesceError> {
+    let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
+    let answers = ask_all(&controls, &Order::Gate { within_ms: GATE_MS });
+    let (mut clients, mut failed) = (Vec::new(), None);
+    for ((proxy, control), answer) in controls.into_iter().zip(answers) {
+        match answer {
+            Ok(Answer::Gated { pid, socket, ring, arena }) => {
+                let control = control.clone();
+                clients.push(Resting { control, pid, socket, ring, arena });
+            }
+            Ok(_) => failed = Some(QuiesceError::Busy { pid: proxy, seconds: 0, tries: 0 }),
+            Err(source) => failed = Some(QuiesceError::Proxy { pid: proxy, source }),
+        }
     }
-    control.does(&Order::Open {}, limit)?;
-    Ok(Settled::Busy(pid))
+    match failed {
+        None => Ok(clients),
+        Some(error) => {
+            open(&clients);
+            Err(error)
+        }
+    }
 }
 
-/// Asks all at once.
-fn each<T: Send>(
-    proxies: &BTreeMap<u32, Arc<Control>>,
-    ask: impl Fn(u32, &Arc<Control>) -> T + Sync,
-) -> BTreeMap<u32, T> {
-    thread::scope(|scope| {
-        let ask = &ask;
-        let asked: Vec<_> = proxies
-            .iter()
-            .map(|(pid, control)| (*pid, scope.spawn(move || ask(*pid, control))))
-            .collect();
-        asked.into_iter().filter_map(|(pid, asked)| Some((pid, asked.join().ok()?))).collect()
-    })
+/// Waits until all rest: `None`, or the process of one that does not at `end`.
+fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError> {
+    let all: Vec<(u32, &Arc<Control>)> = clients.iter().map(|c| (c.pid, &c.control)).collect();
+    loop {
+        let rest = yes(&all, &Order::Rest { within_ms: LOOK_MS })?;
+        let (resting, busy): (Vec<_>, Vec<_>) = all.iter().zip(rest).partition(|(_, rests)| *rests);
+        let Some(((pid, _), _)) = busy.first() else { return Ok(None) };
+        if Instant::now() >= end {
+            return Ok(Some(*pid));
+        }
+        let resting: Vec<_> = resting.into_iter().map(|(client, _)| *client).collect();
+        yes(&resting, &Order::Step { within_ms: LOOK_MS })?;
+    }
+}
+
+/// Who says yes to an order.
+fn yes(clients: &[(u32, &Arc<Control>)], order: &Order) -> Result<Vec<bool>, QuiesceError> {
+    let answers = ask_all(clients, order).into_iter().zip(clients);
+    let told = answers.map(|(answer, (pid, _))| match answer {
+        Ok(answer) => Ok(answer == Answer::Yes {}),
+        Err(source) => Err(QuiesceError::Proxy { pid: *pid, source }),
+    });
+    told.collect()
+}
+
+/// Gives all the order before it waits for the first answer.
+fn ask_all(clients: &[(u32, &Arc<Control>)], order: &Order) -> Vec<Result<Answer, ControlError>> {
+    let given: Vec<_> = clients.iter().map(|(_, control)| control.give(order, &[])).collect();
+    let answers = given.into_iter().zip(clients);
+    answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
 }
 
 /// Whether a child of this process has ended.

@@ -12,7 +12,7 @@ use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
-use kedge_process::{Rebuilt, RestartOptions, Restarted};
+use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ pub struct RestartSpec {
     pub name: Option<JobName>,
     /// Where files are that were elsewhere: old and new.
     pub paths: Vec<(PathBuf, PathBuf)>,
+    /// What it does not say is as it was when the image was made.
     pub policy: Policy,
     /// `None`: the devices that the job had.
     pub gpu: Option<GpuSpec>,
@@ -78,6 +79,7 @@ fn restart_one(
     let signals = Signals::block();
     signals::become_subreaper();
     let (restarted, manifest) = first_that_works(spec, name, dir, images, &log)?;
+    let policy = spec.policy.or(Policy::of_image(manifest));
     let meta = Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
@@ -87,11 +89,11 @@ fn restart_one(
         started: jobs::now(),
         ended: None,
         state: State::Running,
-        policy: Some(spec.policy.clone()),
+        policy: Some(policy.clone()),
     };
     dir.write_meta(&meta)?;
     let restarted = Arc::new(restarted);
-    let outcome = watch(spec, dir, &log, &signals, &restarted);
+    let outcome = watch(policy, dir, &log, &signals, &restarted);
     finish(dir, meta, outcome, &log);
     Ok(outcome)
 }
@@ -139,7 +141,7 @@ fn first_that_works<'a>(
 }
 
 fn watch(
-    spec: &RestartSpec,
+    policy: Policy,
     dir: &JobDir,
     log: &Arc<JobLog>,
     signals: &Signals,
@@ -161,7 +163,7 @@ fn watch(
     let watch = Watch {
         control: control.clone(),
         settle: Box::new(move |deadline| control::settle(&control, deadline)),
-        policy: spec.policy.clone(),
+        policy,
         log: log.clone(),
         // One that has ended takes no signal.
         signal: Arc::new(move |signal| drop(signalled.signal(signal))),
@@ -210,11 +212,12 @@ impl Checkpointing<'_> {
             command: self.manifest.command.clone(),
             devices: self.devices.clone(),
             proxies: self.proxies.clone(),
-            policy: self.spec.policy.clone(),
+            policy: self.spec.policy.or(Policy::of_image(self.manifest)),
             roots: job.roots(),
             log: log.clone(),
             last: self.dir.last_image(),
             under_way: Mutex::default(),
+            tracker: Tracker::default(),
         });
         if let Some(launch) = self.launch.clone() {
             let listening = self.proxies.listen(&self.dir.socket(), launch, log.clone(), None);

@@ -286,8 +286,7 @@ impl Consumer {
     pub(crate) fn wait(&self, spin: Duration) -> Result<(), RingError> {
         let header = self.segment.header();
         let ready = || {
-            header.tail.0.load(Ordering::Acquire) != self.head
-                || self.nudged.swap(false, Ordering::SeqCst)
+            header.tail.0.load(Ordering::Acquire) != self.head || self.nudged.load(Ordering::SeqCst)
         };
         let mut spin = Spin::new(spin);
         while !ready() {
@@ -304,6 +303,7 @@ impl Consumer {
             }
             header.consumer_sleeps.0.store(0, Ordering::Relaxed);
         }
+        self.nudged.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
 //! and the table of what programs may touch.
 
+use super::shareable::ExportedSlabs;
 use super::tasks::lock;
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
@@ -10,6 +11,7 @@ use kedge_cuda_types::arena::{
 use kedge_device::Ranges;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 /// Slabs start and end at multiples of this.
@@ -26,6 +28,8 @@ pub(super) struct Memory {
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
     managed: Mutex<Placer>,
+    /// Slabs that other processes may have mapped.
+    exported: Mutex<ExportedSlabs>,
 }
 
 struct Device {
@@ -59,6 +63,7 @@ impl Memory {
             devices: mapped,
             retained: Mutex::default(),
             managed: Mutex::new(managed),
+            exported: Mutex::default(),
         })
     }
 
@@ -105,8 +110,25 @@ impl Memory {
         }
         self.spans.remove(addr, bytes);
         lock(&self.retained).cut(addr, bytes);
-        discard(addr, bytes);
+        if !lock(&self.exported).end(addr)? {
+            discard(addr, bytes);
+        }
         self.refund(device, bytes)
+    }
+
+    /// A descriptor of the slab that holds `addr`, and where that lies. Nothing may run. `number` names
+    /// the device to other processes.
+    pub(super) fn export_slab(
+        &self,
+        addr: u64,
+        number: u32,
+    ) -> Result<(OwnedFd, u64, u64), CuError> {
+        let device = arena::device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        let slab = lock(&self.device(device)?.slabs).holding(addr);
+        let (base, size) = slab.ok_or(CuError::INVALID_VALUE)?;
+        lock(&self.retained).cut(base, size);
+        let fd = lock(&self.exported).export(base, size, number)?;
+        Ok((fd, base, size))
     }
 
     pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
@@ -152,6 +174,10 @@ impl Memory {
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;
         self.spans.remove(addr, size);
+        // The pages of an exported slab stay until it ends.
+        if lock(&self.exported).hold(addr) {
+            return Ok(());
+        }
         let mut retained = lock(&self.retained);
         retained.add(addr, size);
         if retained.bytes() > RETAIN_LIMIT {

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::runtime::Runtime;
+use super::shared_event::SharedEvent;
 use super::tasks::Task;
 use kedge_cuda_types::CuError;
 use std::sync::Arc;
@@ -40,19 +41,28 @@ pub(super) struct Event {
     pub(super) timing: bool,
     /// The latest record submitted; `None` until there is one.
     latest: Option<(Arc<Task>, Arc<Stamp>)>,
+    /// Where other processes see it.
+    pub(super) shared: Option<Arc<SharedEvent>>,
 }
 
 /// When a record was reached: nanoseconds of the runtime's clock, 0 until then.
 #[derive(Default)]
-pub(super) struct Stamp(AtomicU64);
+pub(super) struct Stamp {
+    nanos: AtomicU64,
+    /// Other processes count this record so.
+    shared: Option<(Arc<SharedEvent>, u64)>,
+}
 
 impl Stamp {
     pub(super) fn set_now(&self, runtime: &Runtime) {
-        self.0.store(runtime.clock.nanos().max(1), Ordering::Release);
+        self.nanos.store(runtime.clock.nanos().max(1), Ordering::Release);
+        if let Some((event, number)) = &self.shared {
+            event.reach(*number);
+        }
     }
 
     fn get(&self) -> Option<u64> {
-        match self.0.load(Ordering::Acquire) {
+        match self.nanos.load(Ordering::Acquire) {
             0 => None,
             nanos => Some(nanos),
         }
@@ -60,8 +70,20 @@ impl Stamp {
 }
 
 impl Event {
-    pub(super) fn new(timing: bool) -> Self {
-        Self { timing, latest: None }
+    pub(super) fn new(timing: bool, shared: Option<Arc<SharedEvent>>) -> Self {
+        Self { timing, latest: None, shared }
+    }
+
+    /// The stamp of a record that is about to be submitted.
+    pub(super) fn next_stamp(&self) -> Arc<Stamp> {
+        let shared = self.shared.as_ref().map(|event| (Arc::clone(event), event.submit()));
+        Arc::new(Stamp { nanos: AtomicU64::new(0), shared })
+    }
+
+    /// The latest record of any process, where it is not reached.
+    pub(super) fn elsewhere(&self) -> Option<(Arc<SharedEvent>, u64)> {
+        let event = self.shared.as_ref()?;
+        Some((Arc::clone(event), event.pending()?))
     }
 
     /// `task` is now what the event stands for.
@@ -76,7 +98,7 @@ impl Event {
 
     /// Stands for a record in `ctx` that was reached at `nanos`.
     pub(super) fn restore(&mut self, ctx: &Arc<Context>, nanos: u64) {
-        let stamp = Arc::new(Stamp(AtomicU64::new(nanos.max(1))));
+        let stamp = Arc::new(Stamp { nanos: AtomicU64::new(nanos.max(1)), shared: None });
         self.latest = Some((Task::over(Arc::clone(ctx)), stamp));
     }
 

@@ -3,13 +3,15 @@
 use crate::EngineError;
 use crate::capture::memory;
 use crate::maps::Mapping;
+use crate::plugins::Ipc;
 use crate::state::SharedObject;
-use kedge_image::{Choice, ImageWriter, PageBuffer};
+use kedge_image::{Choice, ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Objects {
+    pub(super) ipc: Ipc,
     /// By device and inode.
     found: BTreeMap<(String, u64), Object>,
 }
@@ -24,6 +26,17 @@ struct Object {
 }
 
 impl Objects {
+    pub(super) fn new(ipc: Ipc) -> Objects {
+        Objects { ipc, found: BTreeMap::new() }
+    }
+
+    /// The id of the System V segment that is mapped, if it is one.
+    pub(super) fn segment(&self, mapping: &Mapping) -> Option<i32> {
+        let id = i32::try_from(mapping.inode).ok()?;
+        let named = mapping.shared && mapping.name.starts_with("/SYSV");
+        (named && self.ipc.segments.contains(&id)).then_some(id)
+    }
+
     /// Notes a mapping of shared memory of `pid`; the number of its object.
     pub(super) fn note(&mut self, pid: pid_t, mapping: &Mapping) -> u64 {
         let number = self.found.len() as u64 + 1;
@@ -42,7 +55,7 @@ impl Objects {
 
     /// Stores the bytes of all of them. Their processes must be stopped: a clone shares them.
     pub(super) fn copy(&self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
-        let mut buffer = PageBuffer::default();
+        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
         for object in self.found.values() {
             let mut views = object.views.clone();
             views.sort_by_key(|(_, mapping)| mapping.offset);
@@ -60,12 +73,12 @@ impl Objects {
                 for chunk in &chunks {
                     let place = chunk.address() - mapping.start + mapping.offset;
                     let number = object.number;
-                    memory::store(*pid, number, chunk, place, writer, codec, &mut buffer)?;
+                    memory::store(*pid, number, chunk, place, &mut packer, codec, &mut buffer)?;
                 }
                 done = end;
             }
         }
-        Ok(())
+        Ok(packer.flush()?)
     }
 
     pub(super) fn described(&self) -> Vec<SharedObject> {

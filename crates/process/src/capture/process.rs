@@ -1,10 +1,11 @@
 //! Holding one process: its state is read, its memory cloned.
 
+use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
-use super::queries::Scratch;
-use super::{Held, Options, process_file};
-use crate::freeze::FrozenClone;
+use super::queries::{self, Scratch};
+use super::{Held, Memory, Options, process_file, undo};
+use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
 use crate::maps::{self, Mapping};
@@ -15,8 +16,9 @@ use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
+use crate::track::Session;
 use crate::{EngineError, Thread};
-use kedge_image::{ImageWriter, PageBuffer};
+use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,6 +27,9 @@ use std::path::Path;
 
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
 const NOT_INHERITED: &str = "dc";
+
+/// The flag of those whose pages a clone has as zeros.
+const WIPED: &str = "wf";
 
 /// Resource limits are 0 to 15.
 const LIMITS: u32 = 16;
@@ -36,6 +41,7 @@ pub(super) fn hold(
     options: &Options,
     descriptors: &plugins::Saved,
     objects: &mut Objects,
+    session: &mut Session,
 ) -> Result<Held, EngineError> {
     let pid = process.pid;
     let status = Status::of(pid)?;
@@ -43,18 +49,54 @@ pub(super) fn hold(
     // Locked pages are not inherited as locked.
     let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
     let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
-    let mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    let mut mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
+    maps::find_names(&mut mappings);
     let mut state = describe(process, ids, &status)?;
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
     let ways = Ways::of(pid)?;
     let asked = ask_live(process, &mappings, &ways, &mut state);
-    let clone = asked.and_then(|()| FrozenClone::on(&ways, &mut process.leader));
+    let undo = asked.and_then(|()| undo::ask(&mut process.leader, &ways, &objects.ipc.sets));
+    let undo = undo.map(|undo| state.undo = undo);
+    let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
     let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
-    let clone = clone?;
+    let memory = memory?;
     closed?;
     let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
-    let written = store_not_inherited(pid, &clone, &mappings, &mut state, &writer, options)?;
-    Ok(Held { state, clone, mappings, writer, written })
+    let written = match &memory {
+        Memory::Clone(clone, _) => {
+            store_not_inherited(pid, clone, &mappings, &mut state, &writer, options)?
+        }
+        Memory::Copied { .. } => Vec::new(),
+    };
+    Ok(Held { state, memory, mappings, writer, written })
+}
+
+/// Copies what has changed since the last image, if that is known and little; else clones it.
+fn hold_memory(
+    process: &mut StoppedProcess,
+    mappings: &[Mapping],
+    ways: &Ways,
+    session: &mut Session,
+    state: &mut ProcessState,
+) -> Result<Memory, EngineError> {
+    let (pid, leader) = (process.pid, &mut process.leader);
+    if !session.is_known(pid) {
+        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
+    }
+    let room = session.room(pid);
+    // The kernel walks all of its memory to tell them; most of that is done when it goes on.
+    let flags = room.is_some().then(|| std::thread::spawn(move || maps::with_flags(pid)));
+    let changes = Changes::find(pid, mappings)?;
+    let fits = |room: &PageBuffer| changes.bytes() as usize <= room.room();
+    let (Some(mut room), Some(flags)) = (room.filter(fits), flags) else {
+        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, Some(changes)));
+    };
+    ways.lead(leader)?;
+    let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
+    leader.go_home()?;
+    asked?;
+    changes.copy(pid, &mut room)?;
+    Ok(Memory::Copied { room, changes, flags })
 }
 
 /// What kedge cannot bring back yet.
@@ -99,6 +141,7 @@ fn describe(
         actions: Vec::new(),
         pending: hex(sys::pending(pid, true)?),
         timers: Vec::new(),
+        undo: Vec::new(),
         posix_timers: timers::of(pid)?,
         parent_death_signal: 0,
         subreaper: false,
@@ -180,9 +223,11 @@ fn describe_mappings(
             protection: mapping.protection,
             shared: mapping.shared,
             offset: mapping.offset,
-            backing: match held(mapping, descriptors) {
-                Some(description) => Backing::Description(description),
-                None => backing(pid, mapping, &mut files, objects)?,
+            // Segments first: a memfd may have a segment's id for its inode.
+            backing: match (objects.segment(mapping), held(mapping, descriptors)) {
+                (Some(id), _) => Backing::Segment(id),
+                (None, Some(description)) => Backing::Description(description),
+                (None, None) => backing(pid, mapping, &mut files, objects)?,
             },
             flags: mapping.flags.clone(),
         });
@@ -343,7 +388,7 @@ fn store_not_inherited(
     let inherited: BTreeMap<u64, u64> =
         maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
     let mut missing = Vec::new();
-    let mut buffer = PageBuffer::default();
+    let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
     for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
         if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
             continue;
@@ -354,20 +399,30 @@ fn store_not_inherited(
         memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
-            memory::store(pid, 0, chunk, place, writer, codec, &mut buffer)?;
+            memory::store(pid, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
     }
+    packer.flush()?;
     Ok(missing)
 }
 
-/// Adds the flags of the mappings, which the clone has inherited.
-pub(super) fn add_flags(clone: pid_t, state: &mut ProcessState) -> Result<(), EngineError> {
-    let mut flags: BTreeMap<u64, Vec<String>> =
-        maps::with_flags(clone)?.into_iter().map(|m| (m.start, m.flags)).collect();
+/// The mappings of which nothing is to be stored: those that are stored already, and those that come
+/// back wiped.
+pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
+    let wiped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == WIPED);
+    let all = state.mappings.iter().filter(|saved| wiped(saved) || written.contains(&saved.start));
+    all.map(|saved| (saved.start, saved.end)).collect()
+}
+
+/// Adds the flags of the mappings: of the clone's, which has inherited them, or the process's own.
+pub(super) fn add_flags(mappings: Vec<Mapping>, state: &mut ProcessState) {
+    let mut flags: BTreeMap<(u64, u64), Vec<String>> =
+        mappings.into_iter().map(|m| ((m.start, m.end), m.flags)).collect();
     for saved in &mut state.mappings {
-        if let Some(inherited) = flags.remove(&saved.start) {
-            saved.flags.extend(inherited);
+        if let Some(found) = flags.remove(&(saved.start, saved.end)) {
+            // Some mappings' flags were asked for before.
+            saved.flags.retain(|flag| !found.contains(flag));
+            saved.flags.extend(found);
         }
     }
-    Ok(())
 }

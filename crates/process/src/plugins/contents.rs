@@ -84,7 +84,7 @@ pub(crate) fn copy(from: &File, to: &File) -> io::Result<()> {
 }
 
 /// The next range that is not a hole.
-fn data_after(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+pub(crate) fn data_after(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= end {
         return Ok(None);
     }

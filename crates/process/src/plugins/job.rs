@@ -1,5 +1,6 @@
 //! The job as the plugins see it: processes, and the open file descriptions that they hold.
 
+use crate::maps::Mapping;
 use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
@@ -152,6 +153,8 @@ pub struct Capture<'a> {
     pub job: &'a Job,
     /// The image's.
     pub folder: &'a Path,
+    /// What each process maps; nothing of one that has ended.
+    pub(crate) mappings: Vec<Vec<Mapping>>,
     pub(crate) data: DataWriter,
     /// Names of the files that plugins have put into the image's folder.
     pub(crate) files: Vec<String>,

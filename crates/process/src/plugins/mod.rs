@@ -22,6 +22,7 @@ mod inotify;
 mod job;
 mod locks;
 mod memory;
+pub(crate) mod mqueue;
 mod own;
 mod path;
 mod pidfd;
@@ -35,6 +36,7 @@ mod sockets;
 mod streams;
 mod survey;
 mod sys;
+pub(crate) mod sysv;
 mod timerfd;
 mod unix;
 mod world;
@@ -48,6 +50,7 @@ pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};
 pub use sockets::{Kind, unix_peer};
 pub use survey::{FileContents, Survey, SurveyOptions};
+pub(crate) use sysv::{Ipc, segment_bytes};
 pub use world::{Argument, InjectedCall, World};
 
 use serde_json::Value;
@@ -121,6 +124,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &devices::Devices,
         &pipes::Pipes,
         &memory::Memory,
+        &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,
         &eventfd::Eventfd,
@@ -130,6 +134,7 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &inotify::Inotify,
         &epoll::Epoll,
         &files::Files,
+        &sysv::Sysv,
     ]
 }
 

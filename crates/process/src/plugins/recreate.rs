@@ -4,7 +4,7 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, Undo, World};
-use crate::plugins::{More, layers, sys};
+use crate::plugins::{More, layers, sys, sysv};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_setfl};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -73,6 +73,7 @@ impl Recreated {
                     fcntl_add_seals(&fd, SealFlags::from_bits_retain(seals))
                         .to(|| "seal a memfd")?;
                 }
+                Late::Doom(id) => sysv::doom(id)?,
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The survey: which open file descriptions a job has, and which plugin takes each.
 
+use crate::EngineError;
+use crate::maps::{self, Mapping};
 use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
@@ -89,8 +91,9 @@ impl<'a> Survey<'a> {
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());
         let (taken, flights, buffer) = (Vec::new(), Vec::new(), Vec::new());
+        let (job, mappings) = (&now.job, mappings(&now.job)?);
         let mut capture =
-            Capture { job: &now.job, folder, data, files, warnings, taken, flights, buffer };
+            Capture { job, folder, mappings, data, files, warnings, taken, flights, buffer };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
@@ -113,6 +116,16 @@ impl<'a> Survey<'a> {
         }
         Ok(states)
     }
+}
+
+fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
+    let of = |process: &Process| match maps::of(process.pid) {
+        Err(EngineError::Ended { .. }) => Ok(Vec::new()),
+        other => other.map_err(|error| PluginError::Refused(error.to_string())),
+    };
+    let mut all = job.processes.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    all.iter_mut().for_each(|mappings| maps::find_names(mappings));
+    Ok(all)
 }
 
 fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {

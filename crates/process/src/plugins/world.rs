@@ -38,11 +38,17 @@ pub struct InjectedCall {
 pub(crate) enum Late {
     /// Seals that forbid what rebuilding the memory needs.
     Seal(OwnedFd, u32),
+    /// A System V segment that is removed with its last user, once all of them have it.
+    Doom(i32),
 }
 
 /// What has been done to the file system, undone in reverse order if the restart fails.
 #[derive(Debug, Default)]
-pub(crate) struct Undo(Vec<Undone>);
+pub(crate) struct Undo {
+    steps: Vec<Undone>,
+    /// What has no use any more once the restart has succeeded.
+    useless: Vec<PathBuf>,
+}
 
 #[derive(Debug)]
 enum Undone {
@@ -52,13 +58,17 @@ enum Undone {
 
 impl Undo {
     pub(crate) fn commit(&mut self) {
-        self.0.clear();
+        self.steps.clear();
+        for path in self.useless.drain(..) {
+            // One that cannot be removed stays, which harms nobody.
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        for step in self.0.drain(..).rev() {
+        for step in self.steps.drain(..).rev() {
             // Nothing is left to do about an error; the original's name was told.
             let _ = match step {
                 Undone::Rename { from, to } => fs::rename(to, from),
@@ -217,12 +227,17 @@ impl<'a> World<'a> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
             .to(|| format!("rename {} to {}", from.display(), to.display()))?;
-        self.undo.0.push(Undone::Rename { from: from.to_owned(), to: to.to_owned() });
+        self.undo.steps.push(Undone::Rename { from: from.to_owned(), to: to.to_owned() });
         Ok(())
+    }
+
+    /// Removes what is there, if the restart succeeds.
+    pub(crate) fn useless(&mut self, path: &Path) {
+        self.undo.useless.push(path.to_owned());
     }
 
     /// Removes what was just made there, if the restart fails.
     pub fn temporary(&mut self, path: &Path) {
-        self.undo.0.push(Undone::Remove(path.to_owned()));
+        self.undo.steps.push(Undone::Remove(path.to_owned()));
     }
 }

@@ -4,8 +4,8 @@ use super::Plan;
 use crate::EngineError;
 use crate::plugins::{PathMap, RecreateOptions, Recreated};
 use crate::state::{Backing, MappedFile};
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -32,11 +32,12 @@ impl Inherited {
         raise_limit();
         let descriptors = recreate(plan)?;
         let (mut files, mut folders) = (BTreeMap::new(), BTreeMap::new());
+        let written = written(plan);
         for process in &plan.processes {
             for file in process.files.iter().chain(&process.exe) {
                 let key = (file.path.clone(), file.writable);
                 if let Entry::Vacant(place) = files.entry(key) {
-                    place.insert(open(file, &plan.paths)?);
+                    place.insert(open(file, written.contains(file.path.as_path()), &plan.paths)?);
                 }
             }
             if let Entry::Vacant(place) = folders.entry(process.cwd.clone()) {
@@ -116,8 +117,14 @@ fn raise_limit() {
     }
 }
 
-/// Opens a file and compares it with what it was.
-fn open(file: &MappedFile, paths: &PathMap) -> Result<File, EngineError> {
+/// The files that somebody of the job writes through a mapping.
+fn written(plan: &Plan) -> BTreeSet<&Path> {
+    let files = plan.processes.iter().flat_map(|process| &process.files);
+    files.filter(|file| file.writable).map(|file| file.path.as_path()).collect()
+}
+
+/// Opens a file and compares it with what it was, unless the job itself writes it.
+fn open(file: &MappedFile, written: bool, paths: &PathMap) -> Result<File, EngineError> {
     let path = &paths.apply(&file.path);
     let mut options = OpenOptions::new();
     // A FIFO that has taken the name must not block this.
@@ -128,8 +135,8 @@ fn open(file: &MappedFile, paths: &PathMap) -> Result<File, EngineError> {
     let changed = |what| Err(EngineError::FileChanged { path: path.clone(), what });
     match file.written {
         None if found.is_file() => changed("kind"),
-        // What the job itself writes may have changed meanwhile.
-        Some(_) if file.writable => Ok(opened),
+        // Its contents come with the image, or are kept as they are found.
+        Some(_) if written => Ok(opened),
         Some(_) if found.len() != file.bytes => changed("size"),
         Some(written) if written != (found.mtime(), found.mtime_nsec()) => {
             changed("time of change")

@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, tree};
+use super::{Plan, memory, process, threads, tree, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -88,11 +88,14 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let mut tree = Tree::make(plan)?;
     let mut made = tree.take();
     for (state, made) in plan.processes.iter().zip(&mut made) {
-        let file = plan.open(&crate::capture::process_file(state.ids.pid))?;
+        let layers = plan.layers(state)?;
         let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
-        rebuilding.run(made, &file)?;
+        rebuilding.run(made, &layers)?;
     }
     let mut descriptors = inherited.descriptors;
+    for (state, made) in plan.processes.iter().zip(&mut made) {
+        undo::promise(state, made)?;
+    }
     inject(&descriptors.calls, plan, &mut made)?;
     descriptors.settle()?;
     let mut threads = Vec::new();

@@ -1,5 +1,5 @@
 //! The namespaces of a restarted job: process ids of its own, so that they can be the old ones; mounts,
-//! for a /proc that shows them; time, for clocks that go on; for an ordinary user, users, which allow the
+//! for a /proc that shows them; IPC, likewise for ids; time, for clocks that go on; for an ordinary user, users, which allow the
 //! rest.
 
 use super::Plan;
@@ -129,9 +129,10 @@ fn unshare() -> Result<(), EngineError> {
         map("uid_map", format!("{uid} {uid} 1"))?;
         map("gid_map", format!("{gid} {gid} 1"))?;
     }
+    let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     // SAFETY: as above.
-    let result = unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) };
-    check(result, "make namespaces for process ids and mounts")
+    let result = unsafe { libc::unshare(namespaces) };
+    check(result, "make namespaces for process ids, mounts and IPC")
 }
 
 /// The first steps of the init: it ends with its keeper, and /proc shows its own namespace.
@@ -141,7 +142,14 @@ fn begin() -> Result<(), EngineError> {
     let private = libc::MS_REC | libc::MS_PRIVATE;
     mount(c"none", c"/", None, private, "keep its mounts to itself")?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")
+    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")?;
+    match rustix::fs::statfs(c"/dev/mqueue") {
+        // Where message queues have files, those are the job's own.
+        Ok(found) if found.f_type as u64 == crate::plugins::mqueue::MAGIC => {
+            mount(c"mqueue", c"/dev/mqueue", Some(c"mqueue"), flags, "mount /dev/mqueue")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn mount(

@@ -1,6 +1,8 @@
 //! Starting programs, capturing and killing them, and bringing them back.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
+pub mod survive;
+
 use kedge_image::Manifest;
 use kedge_process::{Options, RestartOptions, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};

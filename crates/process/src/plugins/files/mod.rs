@@ -1,5 +1,6 @@
 //! Files and directories: offset, flags and path; contents where they would be lost or changed.
 
+mod mapped;
 pub(super) mod open;
 mod restore;
 
@@ -7,6 +8,7 @@ use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
+use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
@@ -35,6 +37,11 @@ struct Inode {
     contents: Option<String>,
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
     companions: Vec<String>,
+    /// The name that it is restored under.
+    path: SavedPath,
+    /// Of shared memory: device and inode, by which one that the dead job has left behind is known.
+    memory: Option<(u64, u64)>,
+    /// None of one that is only mapped.
     opened: Vec<Opened>,
 }
 
@@ -48,6 +55,10 @@ struct Opened {
 impl Plugin for Files {
     fn name(&self) -> &'static str {
         "files"
+    }
+
+    fn version(&self) -> u32 {
+        2
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
@@ -74,7 +85,9 @@ impl Plugin for Files {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let inodes = capture.by_inode(mine);
-        state(inodes.iter().map(|opened| save(capture, opened)))
+        let opened: Vec<_> = inodes.iter().map(|opened| save(capture, opened)).collect();
+        let mapped = mapped::save(capture);
+        state(opened.into_iter().chain(mapped))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
@@ -136,11 +149,12 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let unlinked = unlinked(file);
     let (mut contents, mut size, mut companions) = (None, file.stat.size, Vec::new());
     let wanted = opened.iter().any(|index| has_contents(&job.files[*index], job));
+    let path = path(file);
     if wanted && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
         // Somebody outside of the job may be writing, too: its size is that of the copy.
         let (name, length) = save_contents(capture, file)?;
         (contents, size) = (Some(name), length);
-        companions = if unlinked { Vec::new() } else { restore::companions(&path(file)) };
+        companions = if unlinked { Vec::new() } else { restore::companions(&path) };
     }
     if unlinked && file.stat.links > 0 {
         let what = job.describe(file);
@@ -150,17 +164,24 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     }
     let opened = opened.iter().map(|index| {
         let file = &job.files[*index];
-        let path = SavedPath(path(file));
+        let path = SavedPath(self::path(file));
         Opened { description: *index as u32, path, offset: file.info.position }
     });
-    let mode = file.stat.mode;
+    let (mode, modified, memory) =
+        (file.stat.mode, moment(file.stat.modified), memory(&path, &file.stat));
+    let (path, opened) = (SavedPath(path), opened.collect());
+    Ok(Inode { mode, size, modified, unlinked, contents, companions, path, memory, opened })
+}
+
+/// How to know shared memory (shm_overview(7)) again.
+fn memory(path: &Path, stat: &Stat) -> Option<(u64, u64)> {
+    path.starts_with("/dev/shm").then_some((stat.device, stat.inode))
+}
+
+/// Nanoseconds as seconds and the rest.
+fn moment(nanoseconds: i128) -> (i64, u32) {
     let second = 1_000_000_000;
-    let modified = (
-        file.stat.modified.div_euclid(second) as i64,
-        file.stat.modified.rem_euclid(second) as u32,
-    );
-    let opened = opened.collect();
-    Ok(Inode { mode, size, modified, unlinked, contents, companions, opened })
+    (nanoseconds.div_euclid(second) as i64, nanoseconds.rem_euclid(second) as u32)
 }
 
 /// Files of /proc and the like have no contents to keep.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What databases put beside a file, and would replay into it: SQLite's, by the end of their name.
@@ -32,8 +32,12 @@ fn companion(path: &Path, end: &str) -> PathBuf {
 
 /// Where all files of the image are now.
 pub(super) fn names(inodes: &[Inode], world: &World) -> BTreeSet<PathBuf> {
-    let opened = inodes.iter().filter(|inode| !inode.unlinked).flat_map(|inode| &inode.opened);
-    opened.map(|opened| world.path(&opened.path.0)).collect()
+    let named = inodes.iter().filter(|inode| !inode.unlinked);
+    let paths = |inode: &'_ Inode| {
+        let opened = inode.opened.iter().map(|opened| opened.path.0.clone());
+        opened.chain([inode.path.0.clone()]).collect::<Vec<_>>()
+    };
+    named.flat_map(paths).map(|path| world.path(&path)).collect()
 }
 
 /// Puts the contents of `inode` back, if the image has them. The file, if it has no name.
@@ -42,8 +46,7 @@ pub(super) fn restore(
     names: &BTreeSet<PathBuf>,
     world: &mut World,
 ) -> Result<Option<File>, PluginError> {
-    let first = inode.opened.first().ok_or_else(|| damaged("a file that nobody opened"))?;
-    let path = world.path(&first.path.0);
+    let path = world.path(&inode.path.0);
     match &inode.contents {
         Some(name) if inode.mode & libc::S_IFMT == libc::S_IFREG => {
             let saved = world.content(name)?;
@@ -116,8 +119,21 @@ fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<
     world.temporary(&new);
     contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
     dress(inode, &file)?;
-    aside(path, world)?;
+    if left_behind(inode, path) {
+        let old = free_name(path, "kedge-old")?;
+        world.rename(path, &old)?;
+        world.useless(&old);
+    } else {
+        aside(path, world)?;
+    }
     world.rename(&new, path)
+}
+
+/// Whether shared memory of that name is what the job had: as it went on after the checkpoint, it is of no more use
+/// than the rest of the memory that died with it.
+fn left_behind(inode: &Inode, path: &Path) -> bool {
+    let now = path.symlink_metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    inode.memory.is_some() && inode.memory == now
 }
 
 fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginError> {

@@ -1,0 +1,183 @@
+//! POSIX message queues: name, limits and the messages that wait, with their priorities.
+
+mod sys;
+
+use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::files::open;
+use crate::plugins::job::{Capture, Found, Job, state};
+use crate::plugins::path::SavedPath;
+use crate::plugins::world::World;
+use crate::plugins::{Blob, Claim, Plugin};
+use rustix::fs::{Mode, OFlags, fchmod, statfs};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+
+/// linux/magic.h
+pub(crate) const MAGIC: u64 = 0x1980_0202;
+/// The kernel's own bounds on messages of a queue and bytes of a message (HARD_MSGMAX, HARD_MSGSIZEMAX).
+const MOST: i64 = 65536;
+const LONGEST: i64 = 16 << 20;
+const SUFFIX: &[u8] = b" (deleted)";
+
+#[derive(Debug)]
+pub(crate) struct Queues;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Queue {
+    /// With its slash.
+    name: SavedPath,
+    unlinked: bool,
+    mode: u32,
+    /// Messages, and bytes of a message.
+    limits: (i64, i64),
+    /// Priority and bytes, the next one first.
+    messages: Vec<(u32, Blob)>,
+    descriptions: Vec<u32>,
+}
+
+impl Plugin for Queues {
+    fn name(&self) -> &'static str {
+        "mqueue"
+    }
+
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        let (pid, fd) = job.holder(file);
+        if !is_one(file, job) {
+            return Claim::No;
+        }
+        match fs::read_to_string(format!("/proc/{pid}/fd/{fd}")).map(|text| notified(&text)) {
+            Ok(None) => Claim::Yes,
+            Ok(Some(pid)) => Claim::Refused(format!(
+                "process {pid} asked to be told of its next message (mq_notify), and the kernel does not tell how: \
+                 use poll"
+            )),
+            Err(e) => Claim::Refused(format!("it cannot be read: {e}")),
+        }
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        let inodes = capture.by_inode(mine);
+        state(inodes.iter().map(|opened| save(capture, opened)))
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        let mut queues: Vec<Queue> = world.parse(state)?;
+        // The name of one that has none any more may be another's by now.
+        queues.sort_by_key(|queue| !queue.unlinked);
+        queues.iter().try_for_each(|queue| make(queue, world))
+    }
+}
+
+/// Their names have one slash, so that most files need not be asked for their file system.
+fn is_one(file: &Found, job: &Job) -> bool {
+    let link = file.link.as_bytes();
+    let named = link.first() == Some(&b'/') && !link[1..].contains(&b'/');
+    let (pid, fd) = job.holder(file);
+    let kind = || statfs(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|fs| fs.f_type as u64 == MAGIC);
+    named && file.stat.kind() == libc::S_IFREG && kind()
+}
+
+/// Who is to be told of the next message, from what the queue reads as.
+fn notified(text: &str) -> Option<i32> {
+    let mut words = text.split_whitespace();
+    let pid = words.find_map(|word| word.strip_prefix("NOTIFY_PID:"))?;
+    pid.parse().ok().filter(|pid| *pid != 0)
+}
+
+fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
+    let job = capture.job;
+    let file = &job.files[opened[0]];
+    let (pid, fd) = job.holder(file);
+    let what = || format!("read {}", job.describe(file));
+    let path = format!("/proc/{pid}/fd/{fd}");
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let own = rustix::fs::open(path, flags, Mode::empty()).to(what)?;
+    let limits = sys::limits(&own).to(what)?;
+    let mut buffer = vec![0; limits.1.clamp(0, LONGEST) as usize];
+    let mut taken = Vec::new();
+    // Nobody can look at a message but by taking it; whatever happens, all are put back in their order.
+    let all = loop {
+        match sys::take(&own, &mut buffer) {
+            Ok(Some((length, priority))) => taken.push((priority, buffer[..length].to_vec())),
+            Ok(None) => break Ok(()),
+            Err(e) => break Err(e),
+        }
+    };
+    for (priority, bytes) in &taken {
+        sys::put(&own, bytes, *priority).to(|| format!("give {} back", job.describe(file)))?;
+    }
+    all.to(what)?;
+    let link = file.link.as_bytes();
+    let unlinked = file.stat.links == 0;
+    let name = if unlinked { link.strip_suffix(SUFFIX).unwrap_or(link) } else { link };
+    let mut messages = Vec::with_capacity(taken.len());
+    for (priority, bytes) in taken {
+        messages.push((priority, capture.blob(&bytes)?));
+    }
+    Ok(Queue {
+        name: SavedPath(OsStr::from_bytes(name).into()),
+        unlinked,
+        mode: file.stat.mode & 0o7777,
+        limits,
+        messages,
+        descriptions: opened.iter().map(|index| *index as u32).collect(),
+    })
+}
+
+fn make(queue: &Queue, world: &mut World) -> Result<(), PluginError> {
+    let shown = queue.name.0.display();
+    let (most, longest) = queue.limits;
+    if !(1..=MOST).contains(&most) || !(1..=LONGEST).contains(&longest) {
+        return Err(damaged(format!("the limits of the message queue {shown}")));
+    }
+    let name = queue.name.0.as_os_str().as_bytes();
+    let name = CString::new(name.strip_prefix(b"/").unwrap_or(name));
+    let name = name.map_err(|_| damaged("the name of a message queue"))?;
+    raise("msg_max", most);
+    raise("msgsize_max", longest);
+    let own = sys::make(&name, most, longest)
+        .to(|| format!("make the message queue {shown} (fs.mqueue, ulimit -q)"))?;
+    if queue.unlinked {
+        sys::unlink(&name).to(|| format!("unlink the message queue {shown}"))?;
+    }
+    for (priority, blob) in &queue.messages {
+        let bytes = world.blob(blob)?;
+        sys::put(&own, &bytes, *priority).to(|| format!("fill the message queue {shown}"))?;
+    }
+    let file = File::from(own);
+    for description in &queue.descriptions {
+        let fd = open::through(&file, world.flags(*description)?)?;
+        world.made(*description, fd)?;
+    }
+    fchmod(&file, Mode::from_raw_mode(queue.mode & 0o7777))
+        .to(|| format!("set the mode of {shown}"))
+}
+
+/// Raises a limit of the new IPC namespace if it is below `least`. Where that is forbidden, what needs more says so.
+fn raise(name: &str, least: i64) {
+    let path = format!("/proc/sys/fs/mqueue/{name}");
+    let now = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+    if now.is_some_and(|now: i64| now < least) {
+        let _ = fs::write(&path, least.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notification_is_seen() {
+        let text = |pid| format!("QSIZE:129        NOTIFY:2     SIGNO:0     NOTIFY_PID:{pid}\n");
+        assert_eq!(notified(&text("8260  ")), Some(8260));
+        assert_eq!(notified(&text("0     ")), None);
+        assert_eq!(notified(""), None);
+    }
+}

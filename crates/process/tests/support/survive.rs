@@ -1,0 +1,100 @@
+//! Programs that count steps: captured at a random moment, killed, brought back, and their output compared.
+#![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
+
+use crate::support::{Folder, Running, alone, bring_back, build, step};
+use std::io::Read;
+use std::process::Command;
+
+/// `before` was said before the capture, `after` after the restart; together they must be what an
+/// undisturbed run of `steps` steps says.
+pub fn continues(before: &[String], after: &[String], steps: usize) {
+    let nonce = before[0].split(' ').next().unwrap();
+    let other = after.iter().position(|line| !line.starts_with(nonce));
+    let shown = other.map(|at| &after[at.saturating_sub(1)..(at + 2).min(after.len())]);
+    assert!(other.is_none(), "another program than {nonce}, line {other:?}: {shown:?}");
+    assert!(step(&after[0]) > before.len(), "it went back to {}", after[0]);
+    let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+    let expected: Vec<usize> = (numbers[0]..=steps).collect();
+    assert_eq!(numbers, expected);
+    // Every value follows from the nonce and the steps.
+    let start = u64::from_str_radix(nonce, 16).unwrap();
+    let (mut value, mut sum) = (start, 0.0);
+    for number in 1..=steps {
+        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        sum += 1.0 / number as f64;
+        if let Some(line) = after.iter().find(|line| step(line) == number) {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words[2].parse::<f64>().unwrap(), sum, "{line}");
+            assert_eq!(words[3], format!("{value:016x}"));
+        }
+    }
+}
+
+pub fn steps_survive(name: &str, source: &str, flags: &[&str]) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, source, flags);
+    command_survives(&folder, &[program.to_str().unwrap()]);
+}
+
+/// The same for a program that may not be installed.
+pub fn script_survives(name: &str, command: &[&str]) {
+    let _alone = alone();
+    if installed(command[0]) {
+        command_survives(&Folder::new(name), command);
+    }
+}
+
+pub fn installed(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output().unwrap();
+    if !found.status.success() {
+        eprintln!("{program} is not installed: not tested");
+    }
+    found.status.success()
+}
+
+/// Once, or as often as KEDGE_ROUNDS says: `make soak`.
+pub fn rounds() -> usize {
+    std::env::var("KEDGE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
+}
+
+pub fn random() -> usize {
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
+    usize::from_le_bytes(bytes)
+}
+
+pub fn command_survives(folder: &Folder, command: &[&str]) {
+    command_survives_for(folder, command, 300);
+}
+
+/// The same for so many steps: the moment lies in their first third.
+pub fn command_survives_for(folder: &Folder, command: &[&str], steps: usize) {
+    for round in 0..rounds() {
+        let moment = 1 + random() % (steps / 3);
+        let arguments = &command[1..];
+        let mut running =
+            Running::start(Command::new(command[0]).args(arguments).arg(steps.to_string()));
+        let before = running.lines(moment);
+        let image = folder.path(&format!("image-{round}"));
+        running.capture_and_kill(&image);
+        let (after, status) = bring_back(&image);
+        continues(&before, &after, steps);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+    }
+}
+
+/// What works for root works for an ordinary user: runs this program's other tests again in processes of one.
+pub fn as_an_ordinary_user() {
+    // SAFETY: a plain call.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let _alone = alone();
+    let mut tests = Command::new("setpriv");
+    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
+    let output = tests.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+}
