@@ -81,14 +81,14 @@ const MODULE: ModuleId = ModuleId(5);
 fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64> {
     backend.grant(0, device_base(0), SLAB).unwrap();
     backend.grant(0, device_base(0) + SLAB, SLAB).unwrap();
-    backend.create_handle(MemHandleId(3), 0, 4 * MIB).unwrap();
+    backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
     let (width, height, depth) = (33, 7, 5);
     let desc = ArrayDesc { device: 0, width, height, depth, format: 0x20, channels: 2, flags: 0 };
     backend.create_array(CTX, ArrayId(8), &desc).unwrap();
     backend.load_module(CTX, MODULE, vec![image()]).unwrap();
     backend.kernel(MODULE, 0, "bump").unwrap();
-    backend.create_event(EventId(1), CTX, true).unwrap();
-    backend.create_event(EventId(2), CTX, true).unwrap();
+    backend.create_event(EventId(1), CTX, true, false).unwrap();
+    backend.create_event(EventId(2), CTX, true, false).unwrap();
     (0..textures).map(|_| backend.create_texture(CTX, &texture()).unwrap()).collect()
 }
 

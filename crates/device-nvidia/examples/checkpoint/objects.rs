@@ -71,11 +71,11 @@ fn build(
         }
         textures.push(make(&6)?);
     }
-    backend.create_handle(MemHandleId(1), 0, 4 << 20)?;
+    backend.create_handle(MemHandleId(1), 0, 4 << 20, false)?;
     backend.map_handle(MemHandleId(1), BASE + SLAB, 4 << 20, 0)?;
     backend.set_access(BASE + SLAB, 4 << 20, 0, 3)?;
     for event in [EventId(1), EventId(2)] {
-        backend.create_event(event, CTX, true)?;
+        backend.create_event(event, CTX, true, false)?;
     }
     Ok((backend, Made { textures, variables }))
 }
