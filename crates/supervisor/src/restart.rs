@@ -192,7 +192,7 @@ impl RestartSpec {
 /// What the job's proxies are started with.
 fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
-    dir.link_driver(&parts.shim)?;
+    dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
     Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
 }
 
