@@ -26,8 +26,25 @@ use std::path::Path;
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
 const NOT_INHERITED: &str = "dc";
 
-/// Resource limits are 0 to 15.
-const LIMITS: u32 = 16;
+/// Resource limits by number, as /proc/PID/limits names them.
+const LIMITS: [&str; 16] = [
+    "Max cpu time",
+    "Max file size",
+    "Max data size",
+    "Max stack size",
+    "Max core file size",
+    "Max resident set",
+    "Max processes",
+    "Max open files",
+    "Max locked memory",
+    "Max address space",
+    "Max file locks",
+    "Max pending signals",
+    "Max msgqueue size",
+    "Max nice priority",
+    "Max realtime priority",
+    "Max realtime timeout",
+];
 
 /// Reads what is to be known of a stopped process and clones its memory.
 pub(super) fn hold(
@@ -140,17 +157,21 @@ fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> 
     })
 }
 
+/// From /proc, which tells them also of a process that has changed its user.
 fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
-    let limit = |resource: u32| {
-        let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel stores the structure.
-        let result = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) };
-        if result < 0 {
-            return Err(EngineError::last(pid, "read its limits"));
-        }
-        Ok((limit.rlim_cur, limit.rlim_max))
-    };
-    (0..LIMITS).map(limit).collect()
+    let text = proc::text(pid, "limits")?;
+    let limits: Option<Vec<(u64, u64)>> = LIMITS.iter().map(|name| limit(&text, name)).collect();
+    limits.ok_or(EngineError::Proc { pid, file: "limits", what: "a limit" })
+}
+
+/// Soft and hard.
+fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let mut words = line.split_whitespace().map(|word| match word {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    });
+    Some((words.next()??, words.next()??))
 }
 
 fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
@@ -376,4 +397,21 @@ pub(super) fn add_flags(clone: pid_t, state: &mut ProcessState) -> Result<(), En
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_that_the_process_has() {
+        // SAFETY: the kernel stores the structure.
+        let told = |resource: u32| unsafe {
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::getrlimit64(resource, &raw mut limit), 0);
+            (limit.rlim_cur, limit.rlim_max)
+        };
+        let own = limits(std::process::id() as pid_t).unwrap();
+        assert_eq!(own, (0..16).map(told).collect::<Vec<_>>());
+    }
 }
