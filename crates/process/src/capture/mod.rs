@@ -1,6 +1,7 @@
 //! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is cloned,
 //! and all goes on; the clones' memory is written to the image afterwards.
 
+mod guards;
 mod memory;
 mod objects;
 mod process;
@@ -214,6 +215,7 @@ impl Held {
     fn finish(mut self, codec: Choice) -> Result<FileEntry, EngineError> {
         queries::ask_clone(&self.clone, &self.mappings, &mut self.state)?;
         process::add_flags(self.clone.pid(), &mut self.state)?;
+        self.state.guards = guards::of(&self.clone, &self.mappings)?;
         let chunks = memory::chunks(&self.clone, &self.mappings, &self.written)?;
         memory::write(&self.clone, &chunks, &self.writer, codec)?;
         self.state.check()?;

@@ -134,6 +134,7 @@ fn describe(
         },
         files: Vec::new(),
         mappings: Vec::new(),
+        guards: Vec::new(),
         threads: Vec::new(),
     })
 }
@@ -212,6 +213,7 @@ fn describe_mappings(
                 (None, None) => backing(pid, mapping, &mut files, objects)?,
             },
             flags: mapping.flags.clone(),
+            name: mapping.given_name().map(str::to_owned),
         });
     }
     Ok((files.list, saved))
@@ -281,6 +283,10 @@ fn backing(
     }
     if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
         return unsupported("which kedge cannot save yet");
+    }
+    // The kernel writes what has ended into the ring that it maps, whatever memory lies there.
+    if name.starts_with("/[aio]") {
+        return unsupported("what is under way by io_submit, which kedge cannot save yet");
     }
     if name.starts_with("/anon_hugepage") {
         return unsupported("huge pages, which kedge cannot save yet");
