@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
 
     // Pages in its midst that fault, where the kernel has such guards; and memory with a name.
     char *guarded = map(both, anonymous, -1, 0);
-    memcpy(guarded + 6 * PAGE, &nonce, 8);
+    memcpy(guarded + 6 * PAGE + 64, &nonce, 8);
     int guards = !madvise(guarded + 3 * PAGE, 2 * PAGE, 102);
     char *named = map(both, anonymous, -1, 0);
     (void)!prctl(0x53564d41, 0, named, SIZE, "what it is called");
@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
         check(sbrk(0) == heap, 41);
         for (int page = 0; page < 16; page++)
             check(readable(guarded + page * PAGE) == !(guards && (page == 3 || page == 4)), 52);
-        check(!memcmp(guarded + 6 * PAGE, &nonce, 8), 53);
+        check(!memcmp(guarded + 6 * PAGE + 64, &nonce, 8), 53);
         mode_t mask = umask(0);
         check(mask == 027 && umask(mask) == 0, 42);
         check(getcwd(now, sizeof now) && !strcmp(now, "/usr"), 43);
