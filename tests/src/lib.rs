@@ -6,6 +6,7 @@
 mod build;
 mod directives;
 mod hosts;
+mod interrupted;
 pub mod job;
 mod run;
 pub mod world;
@@ -13,6 +14,7 @@ pub mod world;
 pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};
 pub use hosts::host;
+pub use interrupted::run_interrupted;
 pub use run::{Outcome, Target, run, run_command};
 
 use std::path::{Path, PathBuf};

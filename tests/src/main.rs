@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use kedge_tests::{Outcome, Program, Target, Toolchain, root, run};
+use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -21,6 +21,9 @@ struct Args {
     /// The device to give to `kedge run`
     #[arg(long, default_value = "soft")]
     gpu: String,
+    /// Checkpoint each at a random moment, kill it, restart it, and compare what it prints
+    #[arg(long, conflicts_with = "native")]
+    interrupt: bool,
     /// The folder of programs
     #[arg(long, default_value_os_t = root().join("tests/programs"))]
     programs: PathBuf,
@@ -68,7 +71,7 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
                 while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = one(&toolchain, program, &target, args.build_only);
+                    let outcome = one(&toolchain, program, &target, args);
                     report(program, &outcome, args.verbose);
                     if let Ok(mut results) = results.lock() {
                         results.push((program.name.clone(), outcome));
@@ -90,12 +93,13 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     Ok(failed.is_empty())
 }
 
-fn one(toolchain: &Toolchain, program: &Program, target: &Target, build_only: bool) -> Outcome {
+fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -> Outcome {
     let outcome =
         |failure| Outcome { failure, stdout: String::new(), stderr: String::new(), seconds: 0.0 };
     match toolchain.compile(program) {
         Err(error) => outcome(Some(error.to_string())),
-        Ok(_) if build_only => outcome(None),
+        Ok(_) if args.build_only => outcome(None),
+        Ok(binary) if args.interrupt => run_interrupted(&binary, program, &args.gpu),
         Ok(binary) => run(&binary, program, target),
     }
 }

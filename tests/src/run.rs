@@ -54,7 +54,7 @@ pub fn run(binary: &Path, program: &Program, target: &Target) -> Outcome {
     outcome
 }
 
-fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
+pub(crate) fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
     let last = outcome.stdout.lines().last().unwrap_or("");
     if !last.starts_with("ok") {
         return Some(format!("last line is {last:?}, not \"ok …\""));

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::output;
 use clap::{Args, ValueEnum};
-use kedge_supervisor::control::{self, Order, Progress, Until};
+use kedge_supervisor::control::{self, Content, Order, Progress, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -37,6 +37,12 @@ pub(crate) struct CheckpointArgs {
     /// Where the image goes [default: the job's --ckpt-dir]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Store only what has changed since the job's last incremental image [default: as the job was started]
+    #[arg(long, conflicts_with = "full")]
+    incremental: bool,
+    /// Store everything, whatever the job was started with
+    #[arg(long)]
+    full: bool,
     /// How memory is stored; auto: LZ4 where that helps, raw elsewhere
     #[arg(long, value_enum, default_value_t = Codec::Auto)]
     codec: Codec,
@@ -84,7 +90,13 @@ struct Report {
 pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let dir = args.dir.as_ref().map(std::path::absolute).transpose()?;
     let codec = args.codec.to_possible_value().map(|value| value.get_name().to_owned());
-    let order = Order { dir, codec, keep_files: args.files == Files::Keep, stop: args.stop };
+    let content = match (args.incremental, args.full) {
+        (true, _) => Content::Changes,
+        (_, true) => Content::All,
+        _ => Content::Usual,
+    };
+    let (keep_files, stop) = (args.files == Files::Keep, args.stop);
+    let order = Order { dir, codec, keep_files, content, stop };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,

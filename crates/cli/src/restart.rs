@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::images::real;
 use crate::run::CheckpointArgs;
 use clap::Args;
+use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::{Outcome, RestartSpec, die_of};
 use std::path::PathBuf;
@@ -37,6 +38,9 @@ pub(crate) struct RestartArgs {
     /// Take the files below OLD, as the job knows them, from below NEW
     #[arg(long = "path-map", value_name = "OLD=NEW", value_parser = pair)]
     paths: Vec<(PathBuf, PathBuf)>,
+    /// The devices, as `kedge run` takes them [default: those that the job had]
+    #[arg(long, value_name = "DEVICES")]
+    gpu: Option<GpuSpec>,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
 }
@@ -55,7 +59,8 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
-    let spec = RestartSpec { path, name: args.job, paths: args.paths, policy };
+    let (name, paths, gpu) = (args.job, args.paths, args.gpu);
+    let spec = RestartSpec { path, name, paths, policy, gpu };
     match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),

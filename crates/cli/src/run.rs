@@ -12,7 +12,6 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -22,9 +21,6 @@ Examples:
   kedge run --job nightly -- make check     every program that make starts runs on the device
   kedge run --gpu none --interval 10m --keep 3 -- ./simulate
                                             no device; an image every ten minutes, the last three kept";
-
-/// Shortest time between two checkpoints that nobody asks for.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Run a program on virtual GPUs; exits as the program does
 ///
@@ -70,6 +66,12 @@ pub(crate) struct CheckpointArgs {
     /// Checkpoint the job every so often, such as 10m or 1.5h
     #[arg(long, value_name = "TIME")]
     interval: Option<Time>,
+    /// Store only what has changed since the image before, where the kernel can tell (Linux 6.7)
+    #[arg(long)]
+    incremental: bool,
+    /// Every so many images, one holds everything [default with --incremental: 10]
+    #[arg(long, value_name = "N", requires = "incremental")]
+    full_every: Option<NonZeroU32>,
     /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
     /// on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
@@ -100,10 +102,11 @@ impl CheckpointArgs {
             None => policy::default_dir().ok(),
         };
         let interval = self.interval.map(|time| time.0);
-        if interval.is_some_and(|interval| interval < MIN_INTERVAL) {
+        if interval.is_some_and(|interval| interval < policy::MIN_INTERVAL) {
             return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
         }
-        Ok(Policy { dir, keep: self.keep, interval, on_term: self.on_term })
+        let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
+        Ok(Policy { dir, keep: self.keep, interval, on_term: self.on_term, full_every })
     }
 }
 

@@ -271,6 +271,7 @@ pub struct CUmemAllocationProp {
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 pub const CU_MEM_ALLOCATION_TYPE_MANAGED: u32 = 2;
 pub const CU_MEM_HANDLE_TYPE_NONE: u32 = 0;
+pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
 
 /// `CUmemAccessDesc_v1`.
 #[repr(C)]

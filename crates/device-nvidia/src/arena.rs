@@ -6,12 +6,15 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, device_base, device_of};
 use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::memory::*;
-use kedge_protocol::MemHandleId;
+use kedge_protocol::{Imported, MemHandleId};
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// The granularity of mappings on every device that kedge drives.
-const GRANULE: u64 = 2 << 20;
+pub(crate) const GRANULE: u64 = 2 << 20;
+const POSIX_FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Why the arenas cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +46,9 @@ struct Mapping {
 #[derive(Debug, Clone, Copy)]
 struct Handle {
     raw: u64,
-    size: u64,
+    /// Unknown of another process's: the driver does not tell, and checks.
+    size: Option<u64>,
+    device: u32,
 }
 
 impl Arena {
@@ -68,13 +73,40 @@ impl Arena {
         Ok(Arena { driver, devices, peers, slabs, handles, mapped })
     }
 
-    fn device(&self, index: u32) -> Result<CUdevice, CuError> {
+    /// The slabs: address and bytes.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.slabs.iter().map(|(at, slab)| (*at, slab.size))
+    }
+
+    /// Whether all of a range lies in slabs.
+    pub(crate) fn granted(&self, addr: u64, bytes: u64) -> bool {
+        let Some(end) = addr.checked_add(bytes) else { return false };
+        let mut at = addr;
+        while at < end {
+            match self.slabs.range(..=at).next_back() {
+                Some((base, slab)) if at - base < slab.size => at = base + slab.size,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The program's own handles: id, the driver's handle, bytes and device.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = (MemHandleId, u64, u64, u32)> {
+        let own = |(id, handle): (&MemHandleId, &Handle)| {
+            Some((*id, handle.raw, handle.size?, handle.device))
+        };
+        self.handles.iter().filter_map(own)
+    }
+
+    pub(crate) fn device(&self, index: u32) -> Result<CUdevice, CuError> {
         self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
     }
 
-    fn create(&self, index: u32, size: u64) -> Result<u64, CuError> {
+    fn create(&self, index: u32, size: u64, shareable: bool) -> Result<u64, CuError> {
         let props = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: if shareable { POSIX_FD } else { CU_MEM_HANDLE_TYPE_NONE },
             location: self.location(index)?,
             ..Default::default()
         };
@@ -115,7 +147,8 @@ impl Arena {
         if device_of(addr) != Some(index) || self.overlaps(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        let raw = self.create(index, size)?;
+        // Any of it may be shared with other processes (`cuIpcGetMemHandle`).
+        let raw = self.create(index, size, true)?;
         let made = self.map(addr, size, 0, raw).and_then(|()| {
             self.open(index, addr, size).inspect_err(|_| {
                 let _ = self.unmap(addr, size);
@@ -158,13 +191,61 @@ impl Arena {
         id: MemHandleId,
         index: u32,
         size: u64,
+        shareable: bool,
     ) -> Result<(), CuError> {
         if size == 0 || !size.is_multiple_of(GRANULE) || self.handles.contains_key(&id) {
             return Err(CuError::INVALID_VALUE);
         }
-        let raw = self.create(index, size)?;
-        self.handles.insert(id, Handle { raw, size });
+        let raw = self.create(index, size, shareable)?;
+        self.handles.insert(id, Handle { raw, size: Some(size), device: index });
         Ok(())
+    }
+
+    fn export(&self, raw: u64) -> Result<OwnedFd, CuError> {
+        let mut fd: c_int = -1;
+        let out = (&raw mut fd).cast();
+        // SAFETY: the driver writes a descriptor, an int, for this kind of handle.
+        check(unsafe { (self.driver.cuMemExportToShareableHandle)(out, raw, POSIX_FD, 0) })?;
+        if fd < 0 {
+            return Err(CuError::UNKNOWN);
+        }
+        // SAFETY: the driver has just made the descriptor, for its caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    pub(crate) fn export_handle(&self, id: MemHandleId) -> Result<OwnedFd, CuError> {
+        self.export(self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?.raw)
+    }
+
+    /// A descriptor of the slab that holds an address, and where that lies.
+    pub(crate) fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        let before = self.slabs.range(..=addr).next_back();
+        let slab = before.filter(|(base, slab)| addr - **base < slab.size);
+        let (&base, slab) = slab.ok_or(CuError::INVALID_VALUE)?;
+        Ok((self.export(slab.raw)?, base, slab.size))
+    }
+
+    /// Another process's memory; the driver refuses a descriptor that is none.
+    pub(crate) fn import_handle(
+        &mut self,
+        id: MemHandleId,
+        fd: OwnedFd,
+    ) -> Result<Imported, CuError> {
+        if self.handles.contains_key(&id) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let (mut raw, mut props) = (0, CUmemAllocationProp::default());
+        let number = fd.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: a live out pointer and a live descriptor, which the driver does not keep.
+        check(unsafe { (self.driver.cuMemImportFromShareableHandle)(&mut raw, number, POSIX_FD) })?;
+        // SAFETY: a live out pointer and the handle that was just made.
+        let told =
+            check(unsafe { (self.driver.cuMemGetAllocationPropertiesFromHandle)(&mut props, raw) });
+        let on_device = told.is_ok() && props.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
+        let device = self.devices.iter().position(|device| *device == props.location.id);
+        let device = device.filter(|_| on_device).map(|at| at as u32);
+        self.handles.insert(id, Handle { raw, size: None, device: device.unwrap_or(0) });
+        Ok(Imported { device, size: None })
     }
 
     pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {
@@ -181,7 +262,8 @@ impl Arena {
     ) -> Result<(), CuError> {
         check_range(addr, size)?;
         let handle = *self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
-        let inside = offset.checked_add(size).is_some_and(|end| end <= handle.size);
+        let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        let inside = handle.size.is_none_or(|size| end <= size);
         if !inside || self.overlaps(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }

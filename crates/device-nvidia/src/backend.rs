@@ -7,21 +7,26 @@ use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
 use crate::stream::{Event, Stream};
-use crate::{occupancy, tensor_maps};
+use crate::{occupancy, symbols, tensor_maps};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::abi::CUipcEventHandle;
+use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, Query};
+use kedge_device::{Backend, Done, EventShare, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
-    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
+    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// CU_STREAM_NON_BLOCKING.
 const NON_BLOCKING: u32 = 1;
 /// CU_EVENT_DISABLE_TIMING.
 const UNTIMED: u32 = 2;
+/// CU_EVENT_INTERPROCESS.
+const INTERPROCESS: u32 = 4;
 
 impl Backend for NvidiaBackend {
     fn devices(&self) -> Vec<DeviceInfo> {
@@ -46,6 +51,7 @@ impl Backend for NvidiaBackend {
         })?;
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
+        self.shared.live.add(&context);
         tables.contexts.insert(ctx, context);
         Ok(())
     }
@@ -55,6 +61,7 @@ impl Backend for NvidiaBackend {
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
         drop(tables);
+        self.shared.live.remove(ctx);
         context.destroy()
     }
 
@@ -73,7 +80,14 @@ impl Backend for NvidiaBackend {
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
-        self.tables().arena.grant(device, addr, bytes)
+        let granted = self.tables().arena.grant(device, addr, bytes);
+        // What is kept ready for a snapshot is the program's first of all.
+        match granted {
+            Err(CuError::OUT_OF_MEMORY) if self.shared.cache.surrender() => {
+                self.tables().arena.grant(device, addr, bytes)
+            }
+            outcome => outcome,
+        }
     }
 
     fn give_back(&self, _device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -114,8 +128,26 @@ impl Backend for NvidiaBackend {
         tables.host_memory.unshare(addr, size)
     }
 
-    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
-        self.tables().arena.create_handle(handle, device, size)
+    fn create_handle(
+        &self,
+        handle: MemHandleId,
+        device: u32,
+        size: u64,
+        shareable: bool,
+    ) -> Result<(), CuError> {
+        self.tables().arena.create_handle(handle, device, size, shareable)
+    }
+
+    fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
+        self.tables().arena.export_handle(handle)
+    }
+
+    fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
+        self.tables().arena.import_handle(handle, fd)
+    }
+
+    fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        self.tables().arena.export_slab(addr)
     }
 
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
@@ -200,11 +232,12 @@ impl Backend for NvidiaBackend {
         &self,
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Vec<u8>>,
+        mut images: Vec<Vec<u8>>,
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
-        let loaded = Module::load(&self.shared.driver, &context, images)?;
+        let loaded = Module::load(&self.shared.driver, &context, &mut images)?;
+        self.read_symbols(&loaded, images);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {
             return Err(plain(CuError::INVALID_VALUE));
@@ -224,7 +257,8 @@ impl Backend for NvidiaBackend {
     }
 
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
-        self.tables().module(module)?.global(name)
+        let mut tables = self.tables();
+        tables.modules.get_mut(&module).ok_or(CuError::INVALID_HANDLE)?.global(name)
     }
 
     /// A program may set what its driver lacks; the launch will tell.
@@ -301,15 +335,43 @@ impl Backend for NvidiaBackend {
         }
     }
 
-    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError> {
+    fn create_event(
+        &self,
+        event: EventId,
+        ctx: CtxId,
+        timing: bool,
+        interprocess: bool,
+    ) -> Result<(), CuError> {
         let mut tables = self.tables();
         let context = Arc::clone(tables.context(ctx)?);
         context.enter()?;
         let mut raw = CUevent::NULL;
-        let flags = if timing { 0 } else { UNTIMED };
+        let flags = if timing { 0 } else { UNTIMED } | if interprocess { INTERPROCESS } else { 0 };
         // SAFETY: a live out pointer.
         check(unsafe { (self.shared.driver.cuEventCreate)(&mut raw, flags) })?;
-        tables.events.insert(event, Event::new(raw, &context));
+        tables.events.insert(event, Event::new(raw, &context, timing, interprocess));
+        Ok(())
+    }
+
+    fn export_event(&self, event: EventId) -> Result<EventShare, CuError> {
+        let tables = self.tables();
+        let event = tables.event(event)?;
+        event.ctx.enter()?;
+        let mut handle = CUipcEventHandle([0; 64]);
+        // SAFETY: a live out pointer, and an event of the driver's.
+        check(unsafe { (self.shared.driver.cuIpcGetEventHandle)(&mut handle, event.raw) })?;
+        Ok(EventShare::Driver(handle.0))
+    }
+
+    fn import_event(&self, event: EventId, ctx: CtxId, share: EventShare) -> Result<(), CuError> {
+        let EventShare::Driver(handle) = share else { return Err(CuError::INVALID_VALUE) };
+        let mut tables = self.tables();
+        let context = Arc::clone(tables.context(ctx)?);
+        context.enter()?;
+        let (mut raw, handle) = (CUevent::NULL, CUipcEventHandle(handle));
+        // SAFETY: a live out pointer; the driver checks the handle.
+        check(unsafe { (self.shared.driver.cuIpcOpenEventHandle)(&mut raw, handle) })?;
+        tables.events.insert(event, Event::new(raw, &context, false, true));
         Ok(())
     }
 
@@ -374,7 +436,10 @@ impl Backend for NvidiaBackend {
             Ok(event) => Arc::clone(event),
             Err(error) => return done(Err(error)),
         };
-        let Some((stream, number)) = event.recorded() else { return done(Ok(())) };
+        let recorded = event.recorded();
+        if recorded.is_none() && !event.interprocess {
+            return done(Ok(()));
+        }
         let shared = Arc::clone(&self.shared);
         self.waiters.run(Box::new(move || {
             let result = event.ctx.enter().and_then(|()| {
@@ -382,7 +447,10 @@ impl Backend for NvidiaBackend {
                 check(unsafe { (shared.driver.cuEventSynchronize)(event.raw) })
             });
             let result = shared.waited(event.ctx.id, result);
-            shared.over(&stream, number);
+            // Another process may have recorded it since.
+            if let Some((stream, number)) = recorded.filter(|_| !event.interprocess) {
+                shared.over(&stream, number);
+            }
             done(result);
         }));
     }
@@ -404,7 +472,7 @@ impl Backend for NvidiaBackend {
         event.ctx.enter()?;
         // SAFETY: an event of the driver's.
         check(unsafe { (self.shared.driver.cuEventQuery)(event.raw) })?;
-        if let Some((stream, number)) = event.recorded() {
+        if let Some((stream, number)) = event.recorded().filter(|_| !event.interprocess) {
             self.shared.over(&stream, number);
         }
         Ok(())
@@ -417,13 +485,7 @@ impl Backend for NvidiaBackend {
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, CuError> {
         let tables = self.tables();
         let (start, end) = (tables.event(start)?, tables.event(end)?);
-        start.ctx.enter()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: a live out pointer and two events of the driver's.
-        check(unsafe {
-            (self.shared.driver.cuEventElapsedTime)(&mut milliseconds, start.raw, end.raw)
-        })?;
-        Ok(milliseconds)
+        self.shared.timeline.between(&self.shared.driver, start, end)
     }
 
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError> {
@@ -454,9 +516,45 @@ impl Backend for NvidiaBackend {
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
         self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
     }
+
+    fn at_rest(&self) -> bool {
+        self.rests()
+    }
+
+    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
+        self.prepare()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.take_snapshot()
+    }
+
+    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        self.take_notes(notes)
+    }
+
+    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.put_back(object, start, bytes)
+    }
+
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        self.finish_restore()
+    }
 }
 
 impl NvidiaBackend {
+    /// Reads what a module's images name, on a thread of its own.
+    fn read_symbols(&self, module: &Module, images: Vec<Vec<u8>>) {
+        let device = self.devices.get(module.ctx.device as usize).copied();
+        let sm = |id| devices::attribute(&self.shared.driver, device?, id);
+        let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
+        let sm = major.unwrap_or(0) * 10 + minor.unwrap_or(0);
+        let found = module.symbols();
+        self.waiters.run(Box::new(move || {
+            let _ = found.set(symbols::of_images(&images, u32::try_from(sm).unwrap_or(0)));
+        }));
+    }
+
     /// Changes a graph while the rest of the tables can be looked at.
     fn change_graph(
         &self,

@@ -3,13 +3,15 @@
 use crate::driver::{Driver, check};
 use crate::stream::Stream;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUcontext, CUdevice};
+use kedge_cuda_types::handle::{CUcontext, CUdevice, CUstream};
 use kedge_protocol::CtxId;
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 /// CU_CTX_MAP_HOST; the rest as the driver chooses.
 const CONTEXT_FLAGS: u32 = 8;
+/// CU_STREAM_NON_BLOCKING.
+const NON_BLOCKING: u32 = 1;
 
 /// A client's context: one of the driver's, so that an error that sticks stays in it.
 pub(crate) struct Context {
@@ -19,6 +21,28 @@ pub(crate) struct Context {
     pub(crate) device: u32,
     driver: Arc<Driver>,
     streams: Mutex<Vec<Weak<Stream>>>,
+    /// Gone as soon as the context is.
+    own: RwLock<Option<OwnStreams>>,
+}
+
+/// The backend's own streams in a context, for snapshots. They are made with the context, used or
+/// not: where the driver places what comes later depends on what was made before, and must be the
+/// same in a restarted job.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnStreams {
+    /// Copies inside of the device.
+    pub(crate) inside: CUstream,
+    /// Copies over the bus.
+    pub(crate) bus: CUstream,
+}
+
+/// A context that lives as long as this does.
+pub(crate) struct Held<'a>(RwLockReadGuard<'a, Option<OwnStreams>>);
+
+impl Held<'_> {
+    pub(crate) fn streams(&self) -> OwnStreams {
+        self.0.unwrap_or(OwnStreams { inside: CUstream::NULL, bus: CUstream::NULL })
+    }
 }
 
 thread_local! {
@@ -36,8 +60,26 @@ impl Context {
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuCtxCreate_v2)(&mut raw, CONTEXT_FLAGS, on) })?;
         CURRENT.set(raw);
+        let own = own_streams(driver).inspect_err(|_| {
+            // SAFETY: made above, known to nobody.
+            unsafe { (driver.cuCtxDestroy_v2)(raw) };
+            CURRENT.set(CUcontext::NULL);
+        })?;
         let (driver, streams) = (Arc::clone(driver), Mutex::default());
-        Ok(Arc::new(Context { id, raw, device, driver, streams }))
+        Ok(Arc::new(Context { id, raw, device, driver, streams, own: RwLock::new(Some(own)) }))
+    }
+
+    /// Makes this context the calling thread's, and keeps it from being destroyed meanwhile.
+    ///
+    /// # Errors
+    /// CONTEXT_IS_DESTROYED, and what the driver answers.
+    pub(crate) fn hold(&self) -> Result<Held<'_>, CuError> {
+        let held = Held(self.own.read().unwrap_or_else(PoisonError::into_inner));
+        if held.0.is_none() {
+            return Err(CuError::CONTEXT_IS_DESTROYED);
+        }
+        self.enter()?;
+        Ok(held)
     }
 
     /// Makes this context the calling thread's.
@@ -69,8 +111,74 @@ impl Context {
 
     /// Ends the driver's context with everything in it.
     pub(crate) fn destroy(&self) -> Result<(), CuError> {
+        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
+        *own = None;
         CURRENT.set(CUcontext::NULL);
         // SAFETY: called once, when the client has destroyed the context.
         check(unsafe { (self.driver.cuCtxDestroy_v2)(self.raw) })
+    }
+}
+
+/// The current context's [`OwnStreams`].
+fn own_streams(driver: &Driver) -> Result<OwnStreams, CuError> {
+    let create = || {
+        let mut raw = CUstream::NULL;
+        // SAFETY: a live out pointer. 0 is the lowest priority.
+        check(unsafe { (driver.cuStreamCreateWithPriority)(&mut raw, NON_BLOCKING, 0) })?;
+        Ok(raw)
+    };
+    Ok(OwnStreams { inside: create()?, bus: create()? })
+}
+
+/// The contexts that exist.
+#[derive(Default)]
+pub(crate) struct Live(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// The client's.
+    contexts: Vec<Arc<Context>>,
+    /// Made for snapshots, on devices where the client has none any more.
+    own: Vec<Arc<Context>>,
+}
+
+/// A name for our own context on a device, which the client does not use: its names count from 1.
+const fn own_name(device: u32) -> CtxId {
+    CtxId(u32::MAX - device)
+}
+
+impl Live {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, context: &Arc<Context>) {
+        self.lock().contexts.push(Arc::clone(context));
+    }
+
+    pub(crate) fn remove(&self, id: CtxId) {
+        self.lock().contexts.retain(|context| context.id != id);
+    }
+
+    /// The client's.
+    pub(crate) fn all(&self) -> Vec<Arc<Context>> {
+        self.lock().contexts.clone()
+    }
+
+    /// A context on a device: the client's oldest, or one made for this.
+    pub(crate) fn on(
+        &self,
+        driver: &Arc<Driver>,
+        device: u32,
+        raw: CUdevice,
+    ) -> Result<Arc<Context>, CuError> {
+        let mut known = self.lock();
+        let all = known.contexts.iter().chain(&known.own);
+        if let Some(context) = all.into_iter().find(|context| context.device == device) {
+            return Ok(Arc::clone(context));
+        }
+        let context = Context::create(driver, own_name(device), device, raw)?;
+        known.own.push(Arc::clone(&context));
+        Ok(context)
     }
 }

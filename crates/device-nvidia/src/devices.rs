@@ -12,10 +12,8 @@ use std::ffi::{CStr, c_char};
 const WITHHELD: &[u32] = &[
     // Multicast can take GPUs that others use out of service.
     a::MULTICAST_SUPPORTED,
-    // Handles of other processes and devices.
-    a::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    // Handles of other nodes, and of pools.
     a::HANDLE_TYPE_FABRIC_SUPPORTED,
-    a::IPC_EVENT_SUPPORTED,
     a::MEMPOOL_SUPPORTED_HANDLE_TYPES,
     a::GPU_DIRECT_RDMA_SUPPORTED,
     a::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,

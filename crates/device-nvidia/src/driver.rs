@@ -5,6 +5,7 @@
 
 use crate::presence::{LIBRARY, USUAL_PLACES};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::graph::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
     CUDA_MEMSET_NODE_PARAMS_v1, CUlaunchAttributeValue, CUlaunchConfig,
@@ -40,7 +41,7 @@ macro_rules! driver {
         pub(crate) struct Driver {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> u32,)*
             $(pub(crate) $opt: Option<unsafe extern "C" fn($($oarg),*) -> u32>,)*
-            _library: Library,
+            pub(crate) _library: Library,
         }
 
         impl Driver {
@@ -58,6 +59,19 @@ macro_rules! driver {
                             .map(|symbol| *symbol),)*
                         _library: library,
                     })
+                }
+            }
+
+            /// A driver that refuses everything, for tests to put functions of their own into.
+            #[cfg(test)]
+            pub(crate) fn refusing() -> Driver {
+                Driver {
+                    $($name: {
+                        unsafe extern "C" fn refuse($(_: $arg),*) -> u32 { CuError::NOT_SUPPORTED.0 }
+                        refuse
+                    },)*
+                    $($opt: None,)*
+                    _library: Library::this(),
                 }
             }
         }
@@ -88,6 +102,9 @@ driver! {
     fn cuMemMap(CUdeviceptr, usize, usize, u64, u64);
     fn cuMemUnmap(CUdeviceptr, usize);
     fn cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    fn cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
+    fn cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+    fn cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, u64);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     fn cuMemFreeHost(*mut c_void);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
@@ -97,6 +114,8 @@ driver! {
     fn cuPointerGetAttribute(*mut c_void, c_uint, CUdeviceptr);
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+    fn cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuMemcpy3DAsync_v2(*const CUDA_MEMCPY3D, CUstream);
     fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
     fn cuMemsetD16Async(CUdeviceptr, u16, usize, CUstream);
@@ -167,6 +186,8 @@ driver! {
     fn cuEventRecord(CUevent, CUstream);
     fn cuEventSynchronize(CUevent);
     fn cuEventQuery(CUevent);
+    fn cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
+    fn cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
     fn cuEventElapsedTime(*mut f32, CUevent, CUevent);
     fn cuGraphCreate(*mut CUgraph, c_uint);
     fn cuGraphDestroy(CUgraph);

@@ -5,6 +5,8 @@
 //! - [`arena`], [`host_memory`]: memory at addresses of the client's choice.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`textures`].
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
+//! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
+//!   putting it back. [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod arena;
@@ -14,28 +16,44 @@ mod copies;
 mod devices;
 mod diagnosis;
 mod driver;
+#[cfg(test)]
+mod fake;
 mod graph_copies;
 mod graphs;
 mod host_call;
 mod host_memory;
 mod launch;
 mod modules;
+mod notes;
 mod occupancy;
 mod output;
+mod pace;
+mod pinned;
 mod presence;
+mod restore;
+mod snapshot;
+#[cfg(test)]
+mod snapshot_tests;
+mod sources;
+mod spare;
 mod staging;
 mod stream;
 mod submit;
+mod symbols;
 mod tables;
 mod tensor_maps;
+mod texture_handles;
 mod textures;
+mod timeline;
 mod waiters;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
 pub use presence::{driver_path, gpu_nodes};
+pub use spare::CacheLimits;
 
 use arena::Arena;
+use context::Live;
 use diagnosis::Installation;
 use driver::{Driver, check};
 use kedge_cuda_types::CuError;
@@ -43,11 +61,15 @@ use kedge_cuda_types::handle::CUdevice;
 use kedge_device::{Done, Host};
 use kedge_protocol::DeviceInfo;
 use output::Capture;
+use pinned::Slots;
+use restore::Restoring;
+use spare::Cache;
 use staging::Buffers;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stream::{Busy, Stream};
 use tables::Tables;
+use timeline::Timeline;
 use waiters::Waiters;
 
 /// Why the devices cannot be driven.
@@ -88,6 +110,7 @@ pub struct NvidiaBackend {
     devices: Vec<CUdevice>,
     version: u32,
     tables: Mutex<Tables>,
+    restoring: Mutex<Restoring>,
 }
 
 /// What waiting threads need.
@@ -97,6 +120,10 @@ struct Shared {
     busy: Arc<Busy>,
     buffers: Buffers,
     capture: Capture,
+    live: Live,
+    cache: Cache,
+    slots: Slots,
+    timeline: Timeline,
 }
 
 impl Shared {
@@ -162,25 +189,55 @@ impl NvidiaBackend {
         chosen: &[usize],
         host: Arc<dyn Host>,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
+        NvidiaBackend::with_cache(gpus, chosen, host, CacheLimits::default())
+    }
+
+    /// As [`NvidiaBackend::new`], with limits for what snapshots take.
+    ///
+    /// # Errors
+    /// As [`NvidiaBackend::new`].
+    pub fn with_cache(
+        gpus: Gpus,
+        chosen: &[usize],
+        host: Arc<dyn Host>,
+        limits: CacheLimits,
+    ) -> Result<Arc<NvidiaBackend>, StartError> {
         let Gpus { driver, devices, infos, version } = gpus;
         let devices: Vec<_> = chosen.iter().filter_map(|&at| devices.get(at).copied()).collect();
         let infos = chosen.iter().filter_map(|&at| infos.get(at).cloned()).collect();
         let arena = Arena::reserve(&driver, &devices)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
-        Ok(Arc::new(NvidiaBackend {
+        Ok(NvidiaBackend::assemble(driver, devices, infos, version, arena, capture, (host, limits)))
+    }
+
+    fn assemble(
+        driver: Arc<Driver>,
+        devices: Vec<CUdevice>,
+        infos: Vec<DeviceInfo>,
+        version: u32,
+        arena: Arena,
+        capture: Capture,
+        (host, limits): (Arc<dyn Host>, CacheLimits),
+    ) -> Arc<NvidiaBackend> {
+        Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
+            restoring: Mutex::default(),
             shared: Arc::new(Shared {
                 buffers: Buffers::new(&driver),
                 busy: Arc::default(),
-                driver,
                 host,
                 capture,
+                live: Live::default(),
+                cache: Cache::new(&driver, limits),
+                slots: Slots::new(&driver),
+                timeline: Timeline::default(),
+                driver,
             }),
             waiters: Waiters::default(),
             infos,
             devices,
             version,
-        }))
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {

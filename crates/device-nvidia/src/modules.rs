@@ -3,14 +3,16 @@
 
 use crate::context::Context;
 use crate::driver::{Driver, check};
+use crate::symbols::Symbols;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUfunction, CUlinkState, CUmodule};
 use kedge_protocol::{GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, Kind};
 use kedge_wire::{List, Text};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Kernels that a module may have looked up.
 const MAX_KERNELS: u32 = 1 << 20;
@@ -41,11 +43,25 @@ pub(crate) struct Module {
     pub(crate) ctx: Arc<Context>,
     driver: Arc<Driver>,
     kernels: Vec<Kernel>,
+    /// What its images name, once that has been read.
+    symbols: Arc<OnceLock<Result<Symbols, String>>>,
+    /// Variables whose addresses the client knows.
+    asked: BTreeSet<String>,
+    variables: Option<Vec<Variable>>,
 }
 
 /// A kernel that the client has named.
 pub(crate) struct Kernel {
     pub(crate) raw: CUfunction,
+    name: String,
+}
+
+/// A variable, where the driver has placed it.
+#[derive(Debug, Clone)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Kernel {
@@ -65,16 +81,92 @@ impl Module {
     pub(crate) fn load(
         driver: &Arc<Driver>,
         ctx: &Arc<Context>,
-        mut images: Vec<Vec<u8>>,
+        images: &mut [Vec<u8>],
     ) -> Result<Module, LoadError> {
         ctx.enter().map_err(|error| load_error(error, String::new()))?;
         // The driver reads text up to its NUL.
         images.iter_mut().for_each(|image| image.push(0));
-        let raw = match &images[..] {
+        let raw = match &*images {
             [image] => load(driver, image.as_ptr().cast())?,
             several => link(driver, several)?,
         };
-        Ok(Module { raw, ctx: Arc::clone(ctx), driver: Arc::clone(driver), kernels: Vec::new() })
+        let (ctx, driver) = (Arc::clone(ctx), Arc::clone(driver));
+        let (kernels, symbols, asked, variables) = Default::default();
+        Ok(Module { raw, ctx, driver, kernels, symbols, asked, variables })
+    }
+
+    /// Where what its images name is to be put.
+    pub(crate) fn symbols(&self) -> Arc<OnceLock<Result<Symbols, String>>> {
+        Arc::clone(&self.symbols)
+    }
+
+    /// A kernel that the client may have launched and that allocates memory on the device.
+    pub(crate) fn allocator(&self) -> Option<&str> {
+        let Some(Ok(symbols)) = self.symbols.get() else { return None };
+        let mut names = self.kernels.iter().map(|kernel| &*kernel.name);
+        names.find(|name| symbols.allocators.has(name))
+    }
+
+    /// Whether the client knows a variable's address.
+    pub(crate) fn was_asked_for(&self, variable: &str) -> bool {
+        self.asked.contains(variable)
+    }
+
+    /// The variables that may have changed since the module was loaded: none, before the client has
+    /// asked for anything of the module's.
+    ///
+    /// # Errors
+    /// In words, why they are not known.
+    pub(crate) fn variables(&mut self) -> Result<&[Variable], String> {
+        if self.kernels.is_empty() && self.asked.is_empty() {
+            return Ok(&[]);
+        }
+        if self.variables.is_none() {
+            let symbols = Arc::clone(&self.symbols);
+            let symbols = symbols.get().ok_or("its images are still being read")?;
+            let names = &symbols.as_ref().map_err(Clone::clone)?.variables;
+            self.ctx.enter().map_err(|error| error.to_string())?;
+            let names: BTreeSet<&String> = names.iter().chain(&self.asked).collect();
+            let mut found = Vec::new();
+            for name in names {
+                match self.place(name) {
+                    Ok((addr, bytes)) => found.push(Variable { name: name.clone(), addr, bytes }),
+                    Err(CuError::NOT_FOUND) => {}
+                    Err(error) => return Err(format!("{name}: {error}")),
+                }
+            }
+            self.variables = Some(found);
+        }
+        Ok(self.variables.as_deref().unwrap_or_default())
+    }
+
+    /// The client knows a variable's address.
+    pub(crate) fn knows(&mut self, variable: &str) {
+        if self.asked.insert(variable.to_owned()) {
+            // It may be one that the images do not name.
+            self.variables = None;
+        }
+    }
+
+    /// A variable's address and size.
+    pub(crate) fn locate(&self, name: &str) -> Result<(u64, u64), CuError> {
+        let known = self.variables.iter().flatten().find(|variable| variable.name == name);
+        if let Some(variable) = known {
+            return Ok((variable.addr, variable.bytes));
+        }
+        self.ctx.enter()?;
+        self.place(name)
+    }
+
+    /// As the driver says. The module's context is current.
+    fn place(&self, name: &str) -> Result<(u64, u64), CuError> {
+        let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
+        let (mut addr, mut size) = (0, 0);
+        // SAFETY: live pointers; the name is NUL-terminated.
+        check(unsafe {
+            (self.driver.cuModuleGetGlobal_v2)(&mut addr, &mut size, self.raw, c_name.as_ptr())
+        })?;
+        Ok((addr, size as u64))
     }
 
     pub(crate) fn unload(&self) -> Result<(), CuError> {
@@ -100,7 +192,7 @@ impl Module {
         match self.kernels.get(index as usize) {
             Some(known) if known.raw == raw => {}
             None if index as usize == self.kernels.len() && index < MAX_KERNELS => {
-                self.kernels.push(Kernel { raw });
+                self.kernels.push(Kernel { raw, name: name.to_owned() });
             }
             _ => return Err(CuError::INVALID_VALUE),
         }
@@ -136,14 +228,10 @@ impl Module {
         functions.iter().map(name).collect()
     }
 
-    pub(crate) fn global(&self, name: &str) -> Result<GlobalInfo, CuError> {
+    pub(crate) fn global(&mut self, name: &str) -> Result<GlobalInfo, CuError> {
         self.ctx.enter()?;
-        let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
-        let (mut addr, mut size) = (0, 0);
-        // SAFETY: live pointers; the name is NUL-terminated.
-        check(unsafe {
-            (self.driver.cuModuleGetGlobal_v2)(&mut addr, &mut size, self.raw, c_name.as_ptr())
-        })?;
+        let (addr, size) = self.place(name)?;
+        self.knows(name);
         let mut managed: u32 = 0;
         // SAFETY: the attribute's value is a 32-bit word. A refusal leaves it 0.
         unsafe {
@@ -154,7 +242,7 @@ impl Module {
             )
         };
         let name = Text::new(name.to_owned()).map_err(|_| CuError::INVALID_VALUE)?;
-        Ok(GlobalInfo { name, addr, size: size as u64, constant: false, managed: managed != 0 })
+        Ok(GlobalInfo { name, addr, size, constant: false, managed: managed != 0 })
     }
 }
 

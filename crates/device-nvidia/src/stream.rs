@@ -102,6 +102,11 @@ impl Stream {
         self.copied.notify_all();
     }
 
+    /// Whether private memory is being copied.
+    pub(crate) fn copies_under_way(&self) -> bool {
+        self.progress().copies > 0
+    }
+
     /// Waits for the copies of private memory under way.
     pub(crate) fn wait_for_copies(&self) {
         let mut progress = self.progress();
@@ -124,22 +129,51 @@ impl Drop for Stream {
 pub(crate) struct Event {
     pub(crate) raw: CUevent,
     pub(crate) ctx: Arc<Context>,
-    /// Where it was last recorded, and after which operation.
-    recorded: Mutex<Option<(Arc<Stream>, u64)>>,
+    /// It measures time.
+    pub(crate) timing: bool,
+    /// Other processes may record it as well.
+    pub(crate) interprocess: bool,
+    last: Mutex<Recorded>,
+}
+
+/// When an event was last recorded.
+#[derive(Default)]
+struct Recorded {
+    /// Where, and after which operation.
+    here: Option<(Arc<Stream>, u64)>,
+    /// In the process that this one took over from: milliseconds before the checkpoint, negative.
+    before: Option<f64>,
 }
 
 impl Event {
-    pub(crate) fn new(raw: CUevent, ctx: &Arc<Context>) -> Arc<Event> {
-        Arc::new(Event { raw, ctx: Arc::clone(ctx), recorded: Mutex::new(None) })
+    pub(crate) fn new(
+        raw: CUevent,
+        ctx: &Arc<Context>,
+        timing: bool,
+        interprocess: bool,
+    ) -> Arc<Event> {
+        let ctx = Arc::clone(ctx);
+        Arc::new(Event { raw, ctx, timing, interprocess, last: Mutex::default() })
+    }
+
+    fn last(&self) -> MutexGuard<'_, Recorded> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn record(&self, stream: &Arc<Stream>, number: u64) {
-        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-        *recorded = Some((Arc::clone(stream), number));
+        *self.last() = Recorded { here: Some((Arc::clone(stream), number)), before: None };
     }
 
     pub(crate) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last().here.clone()
+    }
+
+    pub(crate) fn was_recorded(&self, before: f64) {
+        *self.last() = Recorded { here: None, before: Some(before) };
+    }
+
+    pub(crate) fn before(&self) -> Option<f64> {
+        self.last().before
     }
 }
 

@@ -13,13 +13,13 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(crate) struct Textures {
     arrays: HashMap<ArrayId, Array>,
-    /// Surface objects; the others are textures.
-    objects: HashMap<(CtxId, u64), bool>,
+    objects: HashMap<(CtxId, u64), Texture>,
 }
 
 struct Array {
     ctx: Arc<Context>,
     raw: CUarray,
+    desc: ArrayDesc,
     /// The mipmapped array that it is a level of, and which.
     level: Option<(Arc<Mipmap>, u32)>,
 }
@@ -58,6 +58,18 @@ fn shape(desc: &ArrayDesc) -> CUDA_ARRAY3D_DESCRIPTOR {
 }
 
 impl Textures {
+    /// All arrays, the levels of mipmapped ones as well.
+    pub(crate) fn arrays(
+        &self,
+    ) -> impl Iterator<Item = (ArrayId, &Arc<Context>, CUarray, &ArrayDesc)> {
+        self.arrays.iter().map(|(id, array)| (*id, &array.ctx, array.raw, &array.desc))
+    }
+
+    /// All texture and surface objects.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (CtxId, u64, &Texture)> {
+        self.objects.iter().map(|((ctx, handle), texture)| (*ctx, *handle, texture))
+    }
+
     fn find(&self, id: ArrayId) -> Result<&Array, CuError> {
         self.arrays.get(&id).ok_or(CuError::INVALID_HANDLE)
     }
@@ -76,7 +88,7 @@ impl Textures {
         let mut raw = CUarray::NULL;
         // SAFETY: live pointers.
         check(unsafe { (driver.cuArray3DCreate_v2)(&mut raw, &shape(desc)) })?;
-        self.arrays.insert(id, Array { ctx: Arc::clone(ctx), raw, level: None });
+        self.arrays.insert(id, Array { ctx: Arc::clone(ctx), raw, desc: *desc, level: None });
         Ok(())
     }
 
@@ -101,8 +113,9 @@ impl Textures {
             let mut array = CUarray::NULL;
             // SAFETY: a live out pointer; the mipmapped array lives.
             check(unsafe { (driver.cuMipmappedArrayGetLevel)(&mut array, raw, level) })?;
+            let (ctx, desc) = (Arc::clone(ctx), desc.level(level));
             let level = Some((Arc::clone(&mipmap), level));
-            made.push((id, Array { ctx: Arc::clone(ctx), raw: array, level }));
+            made.push((id, Array { ctx, raw: array, desc, level }));
         }
         self.arrays.extend(made);
         Ok(())
@@ -137,7 +150,7 @@ impl Textures {
             // SAFETY: live pointers, of which the view may be absent.
             check(unsafe { (driver.cuTexObjectCreate)(&mut handle, &resource, &desc, view) })?;
         }
-        self.objects.insert((ctx.id, handle), texture.surface);
+        self.objects.insert((ctx.id, handle), texture.clone());
         Ok(handle)
     }
 
@@ -147,11 +160,11 @@ impl Textures {
         ctx: &Context,
         handle: u64,
     ) -> Result<(), CuError> {
-        let surface = self.objects.remove(&(ctx.id, handle)).ok_or(CuError::INVALID_HANDLE)?;
+        let texture = self.objects.remove(&(ctx.id, handle)).ok_or(CuError::INVALID_HANDLE)?;
         ctx.enter()?;
         // SAFETY: an object of the current context, destroyed once.
         check(unsafe {
-            match surface {
+            match texture.surface {
                 true => (driver.cuSurfObjectDestroy)(handle),
                 false => (driver.cuTexObjectDestroy)(handle),
             }

@@ -61,6 +61,12 @@ impl Waiters {
         }
     }
 
+    /// Whether no job is queued or running.
+    pub(crate) fn idle(&self) -> bool {
+        let queue = self.shared.lock();
+        queue.jobs.is_empty() && queue.free == queue.threads
+    }
+
     fn spawn(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let builder = std::thread::Builder::new().name("device-wait".into());
@@ -134,8 +140,14 @@ mod tests {
         }));
         waiters.run(Box::new(move || done.send("second").unwrap()));
         assert_eq!(over.recv_timeout(Duration::from_secs(10)), Ok("second"));
+        assert!(!waiters.idle());
         release.send(()).unwrap();
         assert_eq!(over.recv_timeout(Duration::from_secs(10)), Ok("first"));
+        let end = Instant::now() + Duration::from_secs(10);
+        while !waiters.idle() {
+            assert!(Instant::now() < end, "the last thread is still busy");
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -129,6 +129,10 @@ pub trait Placement {
     /// in the client's spans while the module is loaded.
     fn place(&mut self, name: &str, size: u64, align: u64, kind: PlaceKind)
     -> Result<u64, CuError>;
+    /// Whether what lies there is older than the module, and stays: initial values are not written.
+    fn keeps_content(&self) -> bool {
+        false
+    }
 }
 
 /// Why a module does not become a program.

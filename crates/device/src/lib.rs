@@ -7,15 +7,19 @@
 #![forbid(unsafe_code)]
 
 mod ranges;
+mod snapshot;
 
 pub use ranges::Ranges;
+pub use snapshot::{Object, Piece, Snapshot, SnapshotError};
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
-    LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
+    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp,
+    Texture,
 };
+use std::os::fd::OwnedFd;
 
 /// Called once, from any thread, when what it waits for is over.
 pub type Done = Box<dyn FnOnce(Result<(), CuError>) + Send>;
@@ -38,6 +42,15 @@ pub trait Host: Send + Sync {
     fn idle(&self);
     /// One line for the job's log.
     fn log(&self, line: &str);
+}
+
+/// An event as another process can open it.
+#[derive(Debug)]
+pub enum EventShare {
+    /// Memory in which its state is kept.
+    Memory(OwnedFd),
+    /// The driver's own handle (`CUipcEventHandle`).
+    Driver([u8; 64]),
 }
 
 /// What an event's state is worth to a waiter.
@@ -71,8 +84,27 @@ pub trait Backend: Send + Sync {
     fn unshare(&self, addr: u64, size: u64) -> Result<(), CuError>;
 
     /// Zeroed physical memory that can be mapped at several addresses (`cuMemCreate`);
-    /// OUT_OF_MEMORY where there is not so much.
-    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError>;
+    /// OUT_OF_MEMORY where there is not so much. `shareable`: it can be exported.
+    fn create_handle(
+        &self,
+        handle: MemHandleId,
+        device: u32,
+        size: u64,
+        shareable: bool,
+    ) -> Result<(), CuError>;
+    /// A descriptor of a shareable handle's memory, which a backend of the same kind can import.
+    fn export_handle(&self, _handle: MemHandleId) -> Result<OwnedFd, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// Memory that another process has exported; INVALID_VALUE for any other descriptor.
+    fn import_handle(&self, _handle: MemHandleId, _fd: OwnedFd) -> Result<Imported, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// A descriptor of the slab that holds an address, and where that lies: (address, bytes). NOT_READY
+    /// where work must be over first.
+    fn export_slab(&self, _addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     /// Ends a handle, which is mapped nowhere.
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError>;
     /// Makes [addr, addr+size) show the handle's bytes from `offset` on, without access as yet.
@@ -153,7 +185,27 @@ pub trait Backend: Send + Sync {
         priority: i32,
     ) -> Result<(), CuError>;
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CuError>;
-    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError>;
+    /// `interprocess`: it can be exported.
+    fn create_event(
+        &self,
+        event: EventId,
+        ctx: CtxId,
+        timing: bool,
+        interprocess: bool,
+    ) -> Result<(), CuError>;
+    /// An interprocess event, for a backend of the same kind in another process.
+    fn export_event(&self, _event: EventId) -> Result<EventShare, CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// An event that another process has exported; INVALID_VALUE for anything else.
+    fn import_event(
+        &self,
+        _event: EventId,
+        _ctx: CtxId,
+        _share: EventShare,
+    ) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     fn destroy_event(&self, event: EventId) -> Result<(), CuError>;
     /// Appends `op` to `stream`. An error is a fault of the stream's context.
     fn submit(&self, stream: StreamId, op: StreamOp) -> Result<(), CuError>;
@@ -177,4 +229,39 @@ pub trait Backend: Send + Sync {
     fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError>;
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
+
+    /// Whether everything that was submitted is over, on threads of the backend's own as well. Asked
+    /// while nothing is dispatched; the client still runs host functions.
+    fn at_rest(&self) -> bool {
+        self.is_idle()
+    }
+    /// Makes room for the next snapshot while the client runs, so that [`Backend::snapshot`] need not:
+    /// it may block for seconds. Not needed, and of no effect but that.
+    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+    /// Takes what the devices hold, at rest, while the client stands still: as fast as can be. The
+    /// devices may be used again when this returns.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be checkpointed"))
+    }
+    /// The first call of all to a new backend that is to hold what a snapshot holds: its notes say where
+    /// the objects that are now made again, in their old order and without those that have ended, must
+    /// lie and what they are called.
+    fn restore_begin(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+    /// Takes the same notes, of the same kind of backend, once all objects have been made again and
+    /// before [`Backend::restore`].
+    fn restore_notes(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
+    }
+    /// Puts bytes of a snapshot back where they were; from several threads. They may still travel when
+    /// this returns, and have arrived when [`Backend::restore_end`] does.
+    fn restore(&self, _object: &Object, _start: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
+    }
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
 }

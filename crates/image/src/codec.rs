@@ -5,6 +5,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
 
@@ -19,14 +20,22 @@ pub enum Codec {
     Zstd,
     /// One gzip member.
     Gzip,
+    /// As in the image that this one builds on, which is not stored again.
+    Parent,
 }
 
 /// By number.
-const CODECS: [Codec; 5] = [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::Gzip];
+const CODECS: [Codec; 6] =
+    [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::Gzip, Codec::Parent];
 
 impl Codec {
     pub(crate) fn number(self) -> u8 {
         CODECS.iter().position(|codec| *codec == self).unwrap_or(0) as u8
+    }
+
+    /// Whether nothing is stored of such an extent.
+    pub fn is_empty(self) -> bool {
+        matches!(self, Codec::Zero | Codec::Parent)
     }
 
     pub(crate) fn from_number(number: u8) -> Option<Codec> {
@@ -60,6 +69,18 @@ impl FromStr for Choice {
     }
 }
 
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Choice::Auto => "auto",
+            Choice::Raw => "raw",
+            Choice::Lz4 => "lz4",
+            Choice::Zstd => "zstd",
+            Choice::Gzip => "gzip",
+        })
+    }
+}
+
 /// Zstd's fastest ordinary level: a checkpoint should keep up with its disk.
 const ZSTD_LEVEL: i32 = 1;
 /// The fastest that makes Huffman codes of its own: level 1 here cannot shrink floats.
@@ -71,6 +92,13 @@ const SAMPLE: usize = 16 << 10;
 pub struct Encoded<'a> {
     pub codec: Codec,
     pub bytes: std::borrow::Cow<'a, [u8]>,
+}
+
+impl Encoded<'_> {
+    /// What is as in the image that is built on.
+    pub fn parent() -> Encoded<'static> {
+        Encoded { codec: Codec::Parent, bytes: (&[][..]).into() }
+    }
 }
 
 /// Encodes `bytes`; raw where the chosen codec would not make them smaller.
@@ -138,6 +166,7 @@ pub(crate) fn decode(codec: Codec, stored: &[u8], decoded: &mut [u8]) -> Result<
             decoded.len()
         }
         Codec::Raw => 0,
+        Codec::Parent => return Err("an extent's bytes are in another image"),
         Codec::Lz4 => lz4_flex::block::decompress_into(stored, decoded)
             .map_err(|_| "an extent's LZ4 block is invalid")?,
         Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, decoded)

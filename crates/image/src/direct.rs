@@ -13,6 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct PageBuffer(Vec<u8>);
 
 impl PageBuffer {
+    /// One that has `room` bytes and has them in memory.
+    pub fn touched(room: usize) -> PageBuffer {
+        // Other than zero: fresh zeros are not in memory before they are used.
+        PageBuffer(vec![1; room.saturating_add(PAGE as usize)])
+    }
+
+    /// How many bytes it gives without growing.
+    pub fn room(&self) -> usize {
+        self.0.len().saturating_sub(PAGE as usize)
+    }
+
     /// `len` bytes, whose contents are what was there before.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let room = len.saturating_add(PAGE as usize);

@@ -18,6 +18,10 @@ pub enum ImageError {
     NoImage { path: PathBuf },
     #[error("{path}: builds on the image {parent}, which is not beside it: put it there")]
     NoParent { path: PathBuf, parent: String },
+    #[error(
+        "{path}: builds on the image {parent}, but another image has that name now: put the old one back"
+    )]
+    OtherParent { path: PathBuf, parent: String },
     #[error("{path}: builds on itself, through {parent}; the image is damaged, use another one")]
     Circle { path: PathBuf, parent: String },
     #[error("{path}: the image {by} builds on it: remove that one too")]

@@ -12,7 +12,8 @@
 //!
 //! ```text
 //!  0  kind u8            0 memory, 1 section
-//!  1  codec u8           0 zero, 1 raw, 2 LZ4 (block), 3 Zstd, 4 gzip
+//!  1  codec u8           0 zero, 1 raw, 2 LZ4 (block), 3 Zstd, 4 gzip; 5: as in the image that this one
+//!                       builds on (what that leaves out is left out here too)
 //!  2  zero u16
 //!  4  stored u32         bytes in the file
 //!  8  decoded u64        bytes in memory
@@ -122,6 +123,7 @@ impl Extent {
         }
         let fits = match self.codec {
             Codec::Zero => stored == 0,
+            Codec::Parent => stored == 0 && self.kind == Kind::Memory,
             Codec::Raw => stored == self.decoded,
             Codec::Lz4 | Codec::Zstd | Codec::Gzip => stored > 0,
         };
@@ -142,8 +144,8 @@ impl Extent {
         {
             return Err("an extent of memory is not made of pages");
         }
-        // A run of zero pages costs nothing, so it may be long.
-        if self.decoded > MAX_EXTENT && self.codec != Codec::Zero {
+        // A run that is not stored costs nothing, so it may be long.
+        if self.decoded > MAX_EXTENT && !self.codec.is_empty() {
             return Err("an extent of memory is too long");
         }
         if self.address.checked_add(self.decoded).is_none_or(|end| end > 1 << 47) {

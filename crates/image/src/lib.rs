@@ -13,6 +13,7 @@
 //! [`ImageError`] that names the file and the offset.
 #![forbid(unsafe_code)]
 
+mod chain;
 mod codec;
 mod direct;
 mod error;
@@ -24,15 +25,16 @@ mod retention;
 mod verify;
 mod write;
 
+pub use chain::{Layers, Source, chain};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::PageBuffer;
 pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
-pub use manifest::{FileEntry, Manifest, list, newest, next_folder};
+pub use manifest::{Devices, FileEntry, Manifest, Parent, list, newest, next_folder};
 pub use read::ImageFile;
-pub use retention::{Claim, Found, State, catalogue, remove, retain};
-pub use verify::{Verified, chain, verify};
-pub use write::ImageWriter;
+pub use retention::{Claim, Found, Pin, State, catalogue, remove, retain};
+pub use verify::{Verified, verify};
+pub use write::{ImageWriter, Packer};
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
 /// authenticate: an image is as trustworthy as the folder that it lies in.

@@ -26,6 +26,18 @@ pub struct FileEntry {
     pub checksum: u64,
 }
 
+/// The devices that a job sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    /// As `--gpu` takes them.
+    pub gpu: String,
+    /// Bytes of each software device, if that was said.
+    pub soft_memory: Option<u64>,
+    /// The folder of the job that was first started: its processes look for the driver and for devices
+    /// there, by their environment.
+    pub folder: PathBuf,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub version: u32,
@@ -37,9 +49,25 @@ pub struct Manifest {
     /// Process ids, the program's first.
     pub processes: Vec<i32>,
     pub files: Vec<FileEntry>,
-    /// The image that this one builds on: a folder's name beside its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<String>,
+    pub devices: Option<Devices>,
+    /// The image that this one builds on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Parent>,
+    /// How the job was run, in words that are its supervisor's affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<serde_json::Value>,
+    /// Its text's checksum, once it has been written or read.
+    #[serde(skip)]
+    identity: u64,
+}
+
+/// An image that others build on: a folder's name beside theirs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    pub name: String,
+    /// Of its manifest, which holds those of all of it: another image under its name is none.
+    pub checksum: u64,
 }
 
 impl Manifest {
@@ -51,18 +79,21 @@ impl Manifest {
             captured,
             processes: Vec::new(),
             files: Vec::new(),
+            devices: None,
             parent: None,
+            settings: None,
+            identity: 0,
         }
     }
 
     /// Makes `folder` an image: from the rename on, and not before, it is one.
-    pub fn write(&self, folder: &Path) -> Result<(), ImageError> {
+    pub fn write(&mut self, folder: &Path) -> Result<(), ImageError> {
         let (path, new) = (folder.join(NAME), folder.join(NEW));
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
         text.push(b'\n');
-        let line = format!("xxh3 {:016x}\n", crate::checksum(&text));
-        text.extend(line.as_bytes());
+        self.identity = crate::checksum(&text);
+        text.extend(format!("xxh3 {:016x}\n", self.identity).as_bytes());
         let written = || -> io::Result<()> {
             let mut file =
                 File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -98,7 +129,7 @@ impl Manifest {
         if line != format!("xxh3 {:016x}\n", crate::checksum(body)).as_bytes() {
             return Err(damaged("the manifest's checksum is wrong"));
         }
-        let manifest: Manifest =
+        let mut manifest: Manifest =
             serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
         if manifest.version != VERSION {
             let (found, known) = (manifest.version, VERSION);
@@ -108,10 +139,22 @@ impl Manifest {
         if !manifest.files.iter().all(|file| plain(&file.name)) {
             return Err(damaged("a file lies outside of the image's folder"));
         }
-        if !manifest.parent.iter().all(|parent| plain(parent)) {
+        if !manifest.parent.iter().all(|parent| plain(&parent.name)) {
             return Err(damaged("its parent does not lie beside it"));
         }
+        manifest.identity = crate::checksum(body);
         Ok(manifest)
+    }
+
+    /// Of the image in `folder`, which this is: what another that builds on it keeps of it.
+    pub fn as_parent(&self, folder: &Path) -> Option<Parent> {
+        let name = folder.file_name()?.to_str()?.to_owned();
+        Some(Parent { name, checksum: self.identity })
+    }
+
+    /// The checksum of the text that was written or read; it pins all that the image has.
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The entry of the file `name`.
@@ -219,7 +262,7 @@ mod tests {
             assert!(Manifest::parse(&good[..at], &parent).is_err(), "length {at}");
         }
         let outside = "../x".to_owned();
-        manifest.parent = Some(outside.clone());
+        manifest.parent = Some(Parent { name: outside.clone(), checksum: 0 });
         manifest.write(&parent).unwrap();
         assert!(Manifest::read(&parent).is_err());
         manifest.parent = None;

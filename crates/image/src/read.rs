@@ -98,7 +98,7 @@ impl ImageFile {
         self.read_ahead();
         let mut total = 0;
         let (mut scratch, mut decoded) = (Vec::new(), Vec::new());
-        for extent in self.extents.iter().filter(|extent| extent.codec != Codec::Zero) {
+        for extent in self.extents.iter().filter(|extent| !extent.codec.is_empty()) {
             decoded.resize(extent.decoded as usize, 0);
             self.read(extent, &mut scratch, &mut decoded)?;
             total += u64::from(extent.stored);

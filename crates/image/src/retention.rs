@@ -40,6 +40,19 @@ impl Claim {
     }
 }
 
+/// Keeps an image that another is being written for: for as long as this lives, kedge does not remove it.
+#[derive(Debug)]
+pub struct Pin(#[allow(dead_code, reason = "its lock is what counts")] File);
+
+impl Pin {
+    pub fn new(folder: &Path) -> Result<Pin, ImageError> {
+        let file = File::open(folder).map_err(ImageError::io(folder))?;
+        // Where there are no such locks, whoever removes it in this moment makes the new one worthless.
+        let _ = file.try_lock_shared();
+        Ok(Pin(file))
+    }
+}
+
 /// What a folder is.
 #[derive(Debug)]
 pub enum State {
@@ -113,6 +126,12 @@ fn is_locked(folder: &Path) -> bool {
     }
 }
 
+/// Whether another image is being written that builds on it. Where that cannot be known it is not taken
+/// for so: it could never be removed.
+fn is_pinned(folder: &Path) -> bool {
+    File::open(folder).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
 /// Removes all but the newest `keep` images of `job` in `parent`, and what its dead writers left; what
 /// was removed. An image on which a kept one builds is kept; so is one that is damaged, which is
 /// for its owner to judge.
@@ -128,7 +147,9 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
     let kept = images.iter().filter(|(_, m)| m.job == job).take(keep.max(1));
     let others = images.iter().filter(|(_, m)| m.job != job);
     let needed = with_parents(&images, kept.chain(others).map(|(path, _)| *path));
-    let old = images.iter().filter(|(path, m)| m.job == job && !needed.contains(path));
+    let old = images
+        .iter()
+        .filter(|(path, m)| m.job == job && !needed.contains(path) && !is_pinned(path));
     let left = all.iter().filter(|found| {
         let of_job = manifest::number(&found.folder, job).is_some();
         of_job && matches!(found.state, State::Unfinished) && is_settled(&found.folder)
@@ -152,9 +173,9 @@ fn with_parents<'a>(
         // A folder seen before has had its parents followed, which also ends circles.
         while needed.insert(path) {
             let own = images.iter().find(|(other, _)| *other == path);
-            let parent = own.and_then(|(_, manifest)| manifest.parent.as_deref());
-            let above = parent.and_then(|name| {
-                images.iter().find(|(other, _)| other.file_name() == Some(name.as_ref()))
+            let parent = own.and_then(|(_, manifest)| manifest.parent.as_ref());
+            let above = parent.and_then(|parent| {
+                images.iter().find(|(other, _)| other.file_name() == Some(parent.name.as_ref()))
             });
             match above {
                 Some((above, _)) => path = above,
@@ -179,6 +200,9 @@ pub fn remove(folders: &[PathBuf]) -> Result<(), ImageError> {
         let own = fs::canonicalize(folder).map_err(ImageError::io(folder))?;
         match state(&own) {
             None => return Err(ImageError::NoImage { path: folder.clone() }),
+            Some(State::Finished(_)) if is_pinned(&own) => {
+                return Err(ImageError::Busy { path: folder.clone() });
+            }
             Some(State::Writing) => return Err(ImageError::Busy { path: folder.clone() }),
             Some(_) => go.push(own),
         }
@@ -192,7 +216,8 @@ pub fn remove(folders: &[PathBuf]) -> Result<(), ImageError> {
 fn check_unneeded(folder: &Path, go: &[PathBuf]) -> Result<(), ImageError> {
     let Some(beside) = folder.parent() else { return Ok(()) };
     for (path, manifest) in manifest::list(beside)? {
-        let needs = manifest.parent.as_deref().map(std::ffi::OsStr::new) == folder.file_name();
+        let parent = manifest.parent.as_ref().map(|parent| std::ffi::OsStr::new(&parent.name));
+        let needs = parent.is_some() && parent == folder.file_name();
         if needs && !go.contains(&path) {
             let by = path.display().to_string();
             return Err(ImageError::Needed { path: folder.to_owned(), by });
@@ -215,6 +240,7 @@ fn erase(folder: &Path) -> Result<(), ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::Parent;
 
     struct Folder(PathBuf);
     impl Folder {
@@ -230,7 +256,7 @@ mod tests {
             let folder = self.0.join(format!("{job}-{number:04}"));
             fs::create_dir(&folder).unwrap();
             let mut manifest = Manifest::new(job.into(), vec![], number);
-            manifest.parent = parent.map(str::to_owned);
+            manifest.parent = parent.map(|name| Parent { name: name.into(), checksum: 0 });
             manifest.write(&folder).unwrap();
             folder
         }
@@ -320,6 +346,10 @@ mod tests {
         let second = folder.image("a", 2, Some("a-0001"));
         let error = remove(std::slice::from_ref(&first)).unwrap_err();
         assert!(matches!(&error, ImageError::Needed { by, .. } if by.ends_with("a-0002")));
+        let pin = Pin::new(&second).unwrap();
+        let pinned = remove(std::slice::from_ref(&second));
+        assert!(matches!(pinned, Err(ImageError::Busy { .. })));
+        drop(pin);
         let live = Claim::new(&folder.0, "a").unwrap();
         let busy = remove(&[second.clone(), live.folder().to_owned()]);
         assert!(matches!(busy, Err(ImageError::Busy { .. })));

@@ -1,6 +1,6 @@
 //! Reading all of an image, and of those that it builds on, to know that it can be restarted.
 
-use crate::codec::Codec;
+use crate::chain::{Layers, chain};
 use crate::error::ImageError;
 use crate::layout::{Extent, FOOTER, HEADER, RECORD};
 use crate::manifest::{FileEntry, Manifest};
@@ -13,8 +13,6 @@ use std::thread;
 
 /// Errors that are told of one image.
 const MOST_ERRORS: usize = 1000;
-/// Longest chain of images that build on each other.
-const MOST_PARENTS: usize = 10_000;
 
 /// What was read and found good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,31 +22,6 @@ pub struct Verified {
     pub files: usize,
     /// Stored bytes that were read.
     pub bytes: u64,
-}
-
-/// The image in `folder` and those that it builds on, itself first.
-pub fn chain(folder: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
-    let mut chain = vec![(folder.to_owned(), Manifest::read(folder)?)];
-    while let Some((path, manifest)) = chain.last()
-        && let Some(parent) = manifest.parent.clone()
-    {
-        let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-        let next = above.unwrap_or(Path::new(".")).join(&parent);
-        let path = path.clone();
-        if chain.len() > MOST_PARENTS || chain.iter().any(|(seen, _)| same(seen, &next)) {
-            return Err(ImageError::Circle { path, parent });
-        }
-        let manifest = match Manifest::read(&next) {
-            Err(ImageError::NoImage { .. }) => return Err(ImageError::NoParent { path, parent }),
-            other => other?,
-        };
-        chain.push((next, manifest));
-    }
-    Ok(chain)
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    a.file_name() == b.file_name()
 }
 
 /// Reads and checks every byte of the image in `folder` and of those that it builds on, with that
@@ -66,10 +39,13 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
             Err(error) => errors.push(error),
         }
     }
+    if errors.is_empty() {
+        errors.extend(incomplete(&chain));
+    }
     let plain = entries.iter().copied().filter(|(_, entry)| entry.is_plain());
     let extents = files.iter().flat_map(|file| file.extents().iter().map(move |e| (file, e)));
     let work: Vec<Work> = extents
-        .filter(|(_, extent)| extent.codec != Codec::Zero)
+        .filter(|(_, extent)| !extent.codec.is_empty())
         .map(|(file, extent)| Work::Extent(file, extent))
         .chain(plain.map(|(folder, entry)| Work::Plain(folder, entry)))
         .collect();
@@ -81,6 +57,13 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     errors.sort_by_key(place);
     errors.truncate(MOST_ERRORS);
     Err(errors)
+}
+
+/// What the newest image needs and those that it builds on lack.
+fn incomplete(chain: &[(PathBuf, Manifest)]) -> Vec<ImageError> {
+    let images = chain.iter().map(|(_, manifest)| manifest).take(1);
+    let files = images.flat_map(|manifest| &manifest.files).filter(|entry| !entry.is_plain());
+    files.filter_map(|entry| Layers::open(chain, &entry.name).err()).collect()
 }
 
 fn place(error: &ImageError) -> (PathBuf, u64) {
@@ -174,7 +157,7 @@ impl ImageFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Choice, ImageWriter, encode};
+    use crate::{Choice, ImageWriter, Parent, encode};
     use std::fs;
 
     struct Folder(PathBuf);
@@ -215,7 +198,11 @@ mod tests {
         }
         fs::write(folder.join("file-000000.data"), noise(9, 5000)).unwrap();
         manifest.files.push(FileEntry::plain(folder, "file-000000.data").unwrap());
-        manifest.parent = parent.map(str::to_owned);
+        manifest.parent = parent.map(|name| {
+            let above = folder.parent().unwrap().join(name);
+            let known = Manifest::read(&above).ok().and_then(|m| m.as_parent(&above));
+            known.unwrap_or(Parent { name: name.into(), checksum: 0 })
+        });
         manifest.write(folder).unwrap();
     }
 
@@ -266,18 +253,18 @@ mod tests {
     fn an_image_is_as_good_as_those_that_it_builds_on() {
         let folder = Folder::new("chain");
         let (first, second) = (folder.0.join("j-0001"), folder.0.join("j-0002"));
-        image(&second, Some("j-0001"));
-        let errors = verify(&second, 2).unwrap_err();
-        assert!(matches!(&errors[..], [ImageError::NoParent { .. }]), "{errors:?}");
         image(&first, None);
+        image(&second, Some("j-0001"));
         assert_eq!(verify(&second, 2).unwrap().images, 2);
         let path = first.join("96.kimg");
         let length = fs::metadata(&path).unwrap().len();
         fs::File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
         assert!(verify(&second, 2).is_err() && verify(&first, 2).is_err());
         fs::remove_dir_all(&first).unwrap();
-        image(&first, Some("j-0002"));
         let errors = verify(&second, 2).unwrap_err();
+        assert!(matches!(&errors[..], [ImageError::NoParent { .. }]), "{errors:?}");
+        image(&first, Some("j-0001"));
+        let errors = verify(&first, 2).unwrap_err();
         assert!(matches!(&errors[..], [ImageError::Circle { .. }]), "{errors:?}");
     }
 }

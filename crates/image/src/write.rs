@@ -1,7 +1,7 @@
 //! Writing a `.kimg` file.
 
 use crate::codec::{Codec, Encoded};
-use crate::direct::Direct;
+use crate::direct::{Direct, PageBuffer};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
@@ -17,6 +17,22 @@ pub struct ImageWriter {
     file: File,
     direct: Direct,
     state: Mutex<State>,
+}
+
+/// What describes `encoded`, but for where it lies.
+fn extent(kind: Kind, object: u64, address: u64, decoded: u64, encoded: &Encoded<'_>) -> Extent {
+    let (bytes, codec) = (&encoded.bytes, encoded.codec);
+    let (stored, checksum) = (bytes.len() as u32, crate::checksum(bytes));
+    Extent { kind, codec, stored, decoded, address, offset: 0, checksum, object }
+}
+
+/// Raw pages lie on pages, so that they can be mapped.
+fn on_page(extent: &Extent) -> bool {
+    extent.codec == Codec::Raw && extent.kind == Kind::Memory
+}
+
+fn up(offset: u64) -> u64 {
+    offset.next_multiple_of(PAGE)
 }
 
 #[derive(Debug)]
@@ -64,26 +80,19 @@ impl ImageWriter {
         encoded: &Encoded<'_>,
     ) -> Result<(), ImageError> {
         let bytes = &encoded.bytes;
-        let mut extent = Extent {
-            kind,
-            codec: encoded.codec,
-            stored: bytes.len() as u32,
-            decoded,
-            address,
-            offset: 0,
-            checksum: crate::checksum(bytes),
-            object,
-        };
+        let mut extent = extent(kind, object, address, decoded, encoded);
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            // Raw pages lie on pages, so that they can be mapped.
-            let aligned = encoded.codec == Codec::Raw && kind == Kind::Memory;
-            extent.offset = if aligned { state.next.next_multiple_of(PAGE) } else { state.next };
+            extent.offset = if on_page(&extent) { up(state.next) } else { state.next };
             state.next = extent.offset + bytes.len() as u64;
             state.extents.push(extent);
         }
-        let written = match self.direct.write(bytes, extent.offset) {
-            Ok(false) => self.file.write_all_at(bytes, extent.offset),
+        self.write_at(bytes, extent.offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), ImageError> {
+        let written = match self.direct.write(bytes, offset) {
+            Ok(false) => self.file.write_all_at(bytes, offset),
             other => other.map(drop),
         };
         written.map_err(ImageError::io(&self.path))
@@ -107,5 +116,114 @@ impl ImageWriter {
         written.map_err(ImageError::io(&self.path))?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(FileEntry { name, bytes: end + footer.len() as u64, checksum: crate::checksum(&footer) })
+    }
+}
+
+/// Bytes that are written together.
+const TOGETHER: usize = 1 << 20;
+
+/// Gathers small pieces of memory, so that a page here and a page there are not a write each. One for
+/// each thread that writes.
+#[derive(Debug)]
+pub struct Packer<'a> {
+    writer: &'a ImageWriter,
+    buffer: PageBuffer,
+    /// Bytes of the buffer that are taken.
+    taken: usize,
+    /// What lies in it, by its place there.
+    extents: Vec<Extent>,
+}
+
+impl<'a> Packer<'a> {
+    pub fn new(writer: &'a ImageWriter) -> Packer<'a> {
+        Packer { writer, buffer: PageBuffer::default(), taken: 0, extents: Vec::new() }
+    }
+
+    /// As [`ImageWriter::memory`]; it is written at the latest by [`Packer::flush`].
+    pub fn memory(
+        &mut self,
+        object: u64,
+        address: u64,
+        decoded: u64,
+        encoded: &Encoded<'_>,
+    ) -> Result<(), ImageError> {
+        let bytes = &encoded.bytes;
+        if bytes.len() >= TOGETHER / 2 {
+            return self.writer.memory(object, address, decoded, encoded);
+        }
+        let mut extent = extent(Kind::Memory, object, address, decoded, encoded);
+        if self.place(&extent) + bytes.len() > TOGETHER {
+            self.flush()?;
+        }
+        let place = self.place(&extent);
+        let buffer = self.buffer.bytes(TOGETHER);
+        // What lies between payloads is zero.
+        buffer[self.taken..place].fill(0);
+        buffer[place..place + bytes.len()].copy_from_slice(bytes);
+        extent.offset = place as u64;
+        self.taken = place + bytes.len();
+        self.extents.push(extent);
+        Ok(())
+    }
+
+    fn place(&self, extent: &Extent) -> usize {
+        if on_page(extent) { up(self.taken as u64) as usize } else { self.taken }
+    }
+
+    pub fn flush(&mut self) -> Result<(), ImageError> {
+        let whole = up(self.taken as u64) as usize;
+        let buffer = self.buffer.bytes(TOGETHER);
+        buffer[self.taken..whole].fill(0);
+        let base = {
+            let mut state = self.writer.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let base = if whole == 0 { state.next } else { up(state.next) };
+            state.next = base + whole as u64;
+            let moved = |extent: Extent| Extent { offset: base + extent.offset, ..extent };
+            state.extents.extend(self.extents.drain(..).map(moved));
+            base
+        };
+        self.taken = 0;
+        if whole == 0 { Ok(()) } else { self.writer.write_at(&buffer[..whole], base) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Choice, ImageFile, encode};
+
+    #[test]
+    fn small_pieces_come_back_whichever_way_they_were_written() {
+        let path = std::env::temp_dir().join(format!("kpack-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let writer = ImageWriter::create(&path).unwrap();
+        let noise = |seed: u64, pages: u64| -> Vec<u8> {
+            let next =
+                |n: u64| (n.wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+            (0..pages * PAGE).map(next).collect()
+        };
+        let mut packer = Packer::new(&writer);
+        let mut expected = Vec::new();
+        for piece in 0..700_u64 {
+            let (address, pages) = (piece << 24, 1 + piece % 3 + if piece == 99 { 300 } else { 0 });
+            let bytes = match piece % 4 {
+                0 => vec![piece as u8; (pages * PAGE) as usize],
+                _ => noise(piece, pages),
+            };
+            packer.memory(0, address, pages * PAGE, &encode(&bytes, Choice::Auto)).unwrap();
+            expected.push(bytes);
+        }
+        packer.memory(0, 700 << 24, 1 << 40, &Encoded::parent()).unwrap();
+        packer.flush().unwrap();
+        packer.flush().unwrap();
+        let entry = writer.finish().unwrap();
+        let file = ImageFile::open(&path, Some(&entry)).unwrap();
+        for (extent, expected) in file.memory().zip(&expected) {
+            let mut bytes = vec![1; extent.decoded as usize];
+            file.read(extent, &mut Vec::new(), &mut bytes).unwrap();
+            assert!(bytes == *expected, "{extent:?}");
+        }
+        assert_eq!(file.memory().last().unwrap().codec, Codec::Parent);
+        std::fs::remove_file(&path).unwrap();
     }
 }

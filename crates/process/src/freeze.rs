@@ -55,24 +55,37 @@ impl Drop for FrozenClone {
     }
 }
 
-/// By a process in between, which shares the memory, lets go of the descriptors, makes the clone
-/// and ends: so the page tables are copied once, and the clone is an orphan. Both end by
-/// themselves if nobody traces them any more.
+/// By a process in between, which makes the clone: so the page tables are copied once, and the clone
+/// is an orphan.
 fn between(leader: &mut Thread, ways: &Ways) -> Result<FrozenClone, EngineError> {
-    let shares = leader.call(ways.split(), libc::SYS_clone, &[libc::CLONE_VM as u64])?;
-    let between = made(leader, shares, "clone it")?;
-    let mut between = Thread::adopt(between)?;
-    let clone = detach_and_clone(&mut between, ways.out());
-    between.end(ways.out(), 0);
-    // Its remains are the leader's to collect; nobody else there can see them.
-    leader.call(ways.home(), libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
-    clone
+    beside(leader, ways, |between| clone(between, ways.out()))
 }
 
-fn detach_and_clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
-    between.call(entry, libc::SYS_close_range, &[0, u64::from(u32::MAX), 0])?;
+/// Has `work` done in a process that shares the memory of `leader`'s for a moment, has inherited what
+/// a clone inherits, but no descriptors, and that nobody in the program sees. It ends by itself if
+/// nobody traces it any more.
+pub(crate) fn beside<T>(
+    leader: &mut Thread,
+    ways: &Ways,
+    work: impl FnOnce(&mut Thread) -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    let shares = leader.call(ways.split(), libc::SYS_clone, &[libc::CLONE_VM as u64])?;
+    let beside = made(leader, shares, "clone it")?;
+    let mut beside = Thread::adopt(beside)?.never_alone();
+    let done = detach(&mut beside, ways.out()).and_then(|()| work(&mut beside));
+    beside.end(ways.out(), 0);
+    // Its remains are the leader's to collect; nobody else there can see them.
+    leader.call(ways.home(), libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
+    done
+}
+
+fn detach(beside: &mut Thread, entry: u64) -> Result<(), EngineError> {
+    beside.call(entry, libc::SYS_close_range, &[0, u64::from(u32::MAX), 0])?;
     // Out of reach of signals to the program's process group.
-    between.call(entry, libc::SYS_setpgid, &[0, 0])?;
+    beside.call(entry, libc::SYS_setpgid, &[0, 0]).map(drop)
+}
+
+fn clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
     let result = between.call(entry, libc::SYS_clone, &[0])?;
     let clone = FrozenClone(made(between, result, "clone its memory")?);
     sys::wait(clone.0)?;

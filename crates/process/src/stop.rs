@@ -19,6 +19,19 @@ pub enum Roots {
 }
 
 impl Roots {
+    /// These, without some that are not the job's.
+    #[must_use]
+    pub fn without(&self, others: &[u32]) -> Roots {
+        let others = others.iter().map(|pid| *pid as pid_t);
+        match self.clone() {
+            Roots::ChildrenOf { parent, mut except } => {
+                except.extend(others);
+                Roots::ChildrenOf { parent, except }
+            }
+            these @ Roots::These(_) => these,
+        }
+    }
+
     fn now(&self) -> Vec<pid_t> {
         match self {
             Roots::These(pids) => pids.clone(),

@@ -172,6 +172,25 @@ pub(crate) fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<usize, E
     Ok(count as usize)
 }
 
+/// Ranges that are read in one call.
+pub(crate) const MOST_RANGES: usize = 1024;
+
+/// Reads those ranges of the memory of `pid`, each address and length, one after the other into `into`;
+/// whether it could read all of them.
+pub(crate) fn gather(pid: pid_t, ranges: &[(u64, u64)], into: &mut [u8]) -> bool {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
+    let remote = |(address, length): &(u64, u64)| libc::iovec {
+        iov_base: *address as *mut c_void,
+        iov_len: *length as usize,
+    };
+    let remote: Vec<libc::iovec> = ranges.iter().map(remote).collect();
+    // SAFETY: the local vector is `into`; the remote ones are the kernel's to check.
+    let count = unsafe {
+        libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0)
+    };
+    usize::try_from(count) == Ok(into.len())
+}
+
 /// Writes `bytes` into the memory of `pid` at `address`, all of them.
 pub(crate) fn write(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
     let mut done = 0;

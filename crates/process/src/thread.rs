@@ -208,6 +208,12 @@ impl Thread {
         (self.home, self.mask, self.away) = (home, mask, true);
     }
 
+    /// The same, which is never to go on by itself: it ends with its tracer.
+    pub(crate) fn never_alone(mut self) -> Thread {
+        self.ended = true;
+        self
+    }
+
     /// A thread that is stopped already, and that is never to go on by itself.
     pub(crate) fn frozen(pid: pid_t) -> Result<Thread, EngineError> {
         let (home, mask) = (sys::registers(pid)?, sys::signal_mask(pid)?);

@@ -1,8 +1,8 @@
 //! The property that the fuzz target and the mutation test share.
 
 use crate::{
-    Call, Elapsed, GlobalInfo, Hello, KernelInfo, KernelNames, LoadError, Message, Output, Post,
-    Refusal, Welcome,
+    Call, Elapsed, GlobalInfo, Hello, Imported, KernelInfo, KernelNames, LoadError, Message,
+    Output, PeerName, Post, Refusal, SharedSlab, Welcome,
 };
 use kedge_wire::{Wire, decode, encode};
 
@@ -26,6 +26,9 @@ pub fn check_bytes(bytes: &[u8]) {
     one::<Result<u64, u32>>(bytes);
     one::<Result<[u8; 128], u32>>(bytes);
     one::<Result<Elapsed, u32>>(bytes);
+    one::<Result<Imported, u32>>(bytes);
+    one::<Result<SharedSlab, u32>>(bytes);
+    one::<Result<PeerName, u32>>(bytes);
 }
 
 fn one<T: Wire>(bytes: &[u8]) {

@@ -14,6 +14,7 @@ mod copy;
 mod device_info;
 mod messages;
 mod module;
+mod peer;
 mod stream_op;
 
 pub use array::ArrayDesc;
@@ -23,6 +24,7 @@ pub use messages::{Call, Elapsed, Message, Output, OutputTarget, Post, Status};
 pub use module::{
     GlobalInfo, KernelInfo, KernelNames, KernelRef, LoadError, ModuleImage, Occupancy, ParamInfo,
 };
+pub use peer::{Imported, PeerName, SharedSlab};
 pub use stream_op::{
     Dim3, Launch, LaunchHint, MAX_HINTS, MAX_PARAM_BYTES, StreamOp, Texture, TextureSource,
 };

@@ -2,7 +2,7 @@
 
 use crate::{
     ArrayDesc, ArrayId, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, ModuleId, ModuleImage,
-    Occupancy, StreamId, StreamOp, Texture,
+    Occupancy, PeerName, StreamId, StreamOp, Texture,
 };
 use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 
@@ -19,7 +19,8 @@ wire! {
         StreamCreate = 3 { stream: StreamId, ctx: CtxId, blocking: bool, priority: i32 },
         /// Work already enqueued still runs.
         StreamDestroy = 4 { stream: StreamId },
-        EventCreate = 5 { event: EventId, ctx: CtxId, timing: bool },
+        /// `interprocess`: it can be shared (`Call::EventShare`).
+        EventCreate = 5 { event: EventId, ctx: CtxId, timing: bool, interprocess: bool },
         EventDestroy = 6 { event: EventId },
         Enqueue = 7 { stream: StreamId, op: StreamOp },
         /// Makes [addr, addr+size), a part of a slab, valid for access. Sent to an exact device only
@@ -45,13 +46,8 @@ wire! {
         Unshare = 22 { addr: u64, size: u64 },
         /// It is mapped nowhere.
         HandleDestroy = 24 { handle: MemHandleId },
-        /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them before
-        /// `HandleAccess`.
-        HandleMap = 25 { handle: MemHandleId, addr: u64, size: u64, offset: u64 },
         /// The client has made sure that no earlier work uses the range, which is mapped whole.
         HandleUnmap = 26 { addr: u64, size: u64 },
-        /// What `device` may do with mapped memory: CUmemAccess_flags (0 none, 1 read, 3 all).
-        HandleAccess = 27 { addr: u64, size: u64, device: u32, access: u32 },
         /// Ends what `Call::Alias` made of [alias, alias+size).
         Unalias = 28 { alias: u64, size: u64 },
         /// CUfunction_attribute. The client has checked the value; a device to which it means nothing
@@ -106,8 +102,8 @@ wire! {
         /// A texture or surface object → `Result<u64, u32>`: the handle that kernels receive.
         TextureCreate = 19 { ctx: CtxId, texture: Texture },
         /// Physical memory of a device (`cuMemCreate`), zeroed → `Status`: OUT_OF_MEMORY where the
-        /// device has not got so much.
-        HandleCreate = 20 { handle: MemHandleId, device: u32, size: u64 },
+        /// device has not got so much. `shareable`: `HandleExport` is possible.
+        HandleCreate = 20 { handle: MemHandleId, device: u32, size: u64, shareable: bool },
         /// Makes shared-arena bytes [addr, addr+size), or bytes of an alias of it, valid for device
         /// access (pinned, registered and managed host memory) → `Status`.
         Share = 21 { addr: u64, size: u64 },
@@ -128,6 +124,28 @@ wire! {
         /// Whether [addr, addr+size), outside of the arenas, is memory that the driver has placed on
         /// the context's device → `Status`: INVALID_VALUE if not. To an inexact device only.
         CheckPlaced = 28 { ctx: CtxId, addr: u64, size: u64 },
+        /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them before
+        /// `HandleAccess` → `Status`.
+        HandleMap = 40 { handle: MemHandleId, addr: u64, size: u64, offset: u64 },
+        /// What `device` may do with mapped memory: CUmemAccess_flags (0 none, 1 read, 3 all)
+        /// → `Status`.
+        HandleAccess = 41 { addr: u64, size: u64, device: u32, access: u32 },
+        /// A descriptor of a shareable handle's memory, for any process → `Status`; the descriptor has
+        /// been sent on the socket when it says that it was made.
+        HandleExport = 42 { handle: MemHandleId },
+        /// The memory of a descriptor, which the client has sent on the socket as `ticket`, becomes a
+        /// handle of this client → `Result<Imported, u32>`: INVALID_VALUE where it is no such memory.
+        HandleImport = 43 { handle: MemHandleId, ticket: u64 },
+        /// Lets other clients open the slab that holds `addr` → `Result<SharedSlab, u32>`: NOT_READY from
+        /// an exact device that works, which the client then waits for.
+        SlabShare = 44 { addr: u64 },
+        /// A slab that another client shares becomes a handle of this one → `Result<Imported, u32>`:
+        /// INVALID_VALUE where nobody shares it, INVALID_CONTEXT where it is this client's own.
+        PeerOpen = 45 { handle: MemHandleId, name: PeerName },
+        /// Lets other clients open an interprocess event → `Result<PeerName, u32>`.
+        EventShare = 46 { event: EventId },
+        /// An event that another client shares → `Status`, as for `PeerOpen`.
+        EventOpen = 47 { event: EventId, ctx: CtxId, name: PeerName },
     }
 
     /// What travels in the ring.

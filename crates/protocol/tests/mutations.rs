@@ -160,6 +160,14 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
                 images: List::new(vec![image.clone(), image]).unwrap(),
             }),
         ),
+        (
+            "peer-open",
+            call(Call::PeerOpen {
+                handle: MemHandleId(4),
+                name: PeerName { proxy: [5; 16], key: [6; 16] },
+            }),
+        ),
+        ("imported", encoded(&Ok::<_, u32>(Imported { device: Some(1), size: Some(1 << 21) }))),
         ("stream-sync", call(Call::StreamSync { stream: StreamId(1) })),
         ("kernel-info", encoded(&Ok::<_, u32>(kernel))),
         ("kernel-names", encoded(&Ok::<_, u32>(names))),

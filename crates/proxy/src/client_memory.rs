@@ -2,16 +2,26 @@
 
 use kedge_cuda_types::{CuError, arena};
 use std::io;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The client's address space.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct ClientMemory {
-    pid: libc::pid_t,
+    pid: AtomicI32,
 }
 
 impl ClientMemory {
     pub(crate) fn new(pid: u32) -> ClientMemory {
-        ClientMemory { pid: pid as libc::pid_t }
+        ClientMemory { pid: AtomicI32::new(pid as libc::pid_t) }
+    }
+
+    /// The client is this process from now on.
+    pub(crate) fn belongs_to(&self, pid: u32) {
+        self.pid.store(pid as libc::pid_t, Ordering::Relaxed);
+    }
+
+    fn pid(&self) -> libc::pid_t {
+        self.pid.load(Ordering::Relaxed)
     }
 
     /// Fills `out` from the client's memory at `addr`.
@@ -23,7 +33,7 @@ impl ClientMemory {
             let remote = remote(addr, done, len);
             // SAFETY: the kernel writes within `out`, of which `done < len` bytes are filled, and
             // checks the remote range against the client's mappings.
-            unsafe { libc::process_vm_readv(self.pid, &local, 1, &remote, 1, 0) }
+            unsafe { libc::process_vm_readv(self.pid(), &local, 1, &remote, 1, 0) }
         })
     }
 
@@ -38,7 +48,7 @@ impl ClientMemory {
             let remote = remote(addr, done, len);
             // SAFETY: the kernel reads within `bytes` and checks the remote range, protection
             // included, against the client's mappings.
-            unsafe { libc::process_vm_writev(self.pid, &local, 1, &remote, 1, 0) }
+            unsafe { libc::process_vm_writev(self.pid(), &local, 1, &remote, 1, 0) }
         })
     }
 
@@ -90,6 +100,19 @@ pub(crate) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), CuError> {
     // some mix of bytes, which the caller treats as untrusted anyway.
     unsafe {
         std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len());
+    }
+    Ok(())
+}
+
+/// Copies into the shared arena, which must be mapped.
+pub(crate) fn write_shared(addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+    if !in_shared_arena(addr, bytes.len() as u64) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: the whole arena is mapped writable, and its memfd is sealed against shrinking; a client
+    // that writes there too meanwhile harms its own data only.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len());
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
 use crate::host::ProxyHost;
+use crate::record::{Image, Record, Step};
 use crate::shared::SharedMemory;
+use crate::sharing::Sharing;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
 use kedge_device::{Backend, Done};
@@ -12,7 +14,9 @@ use kedge_protocol::{
 use kedge_transport::{Incoming, ReplyTo};
 use kedge_wire::{List, Text, Wire};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Longest module image, bytes: the largest fatbins of the large libraries are some hundred MiB.
 const MAX_IMAGE: u64 = 2 << 30;
@@ -28,6 +32,12 @@ pub(crate) struct Dispatcher {
     graphs: HashMap<GraphExecId, CtxId>,
     contexts: Vec<CtxId>,
     shared: SharedMemory,
+    pub(crate) sharing: Sharing,
+    pub(crate) record: Record,
+}
+
+fn plain(result: Result<(), CuError>) -> Result<u64, CuError> {
+    result.map(|()| 0)
 }
 
 fn status(result: Result<(), CuError>) -> Status {
@@ -35,15 +45,37 @@ fn status(result: Result<(), CuError>) -> Status {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>) -> Dispatcher {
+    /// `socket`: the client's.
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        host: Arc<ProxyHost>,
+        socket: OwnedFd,
+    ) -> Dispatcher {
         Dispatcher {
+            sharing: Sharing::new(backend.clone(), host.clone(), socket),
             backend,
             host,
             streams: HashMap::new(),
             graphs: HashMap::new(),
             contexts: Vec::new(),
             shared: SharedMemory::default(),
+            record: Record::default(),
         }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn host(&self) -> &ProxyHost {
+        &self.host
+    }
+
+    /// Whether everything that was dispatched is over, and everybody who waited for it knows.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.host.waiting.load(Ordering::SeqCst) == 0
+            && self.host.host_fns.none()
+            && self.backend.at_rest()
     }
 
     pub(crate) fn dispatch(&mut self, incoming: Incoming) {
@@ -59,8 +91,11 @@ impl Dispatcher {
     fn post(&mut self, post: Post) {
         let name = post.name();
         let ctx = self.context_of(&post);
-        if let Err(error) = self.run_post(post) {
-            self.post_failed(name, ctx, error);
+        let kept = Record::wants(&post).then(|| post.clone());
+        match (self.run_post(post), kept) {
+            (Err(error), _) => self.post_failed(name, ctx, error),
+            (Ok(()), Some(post)) => self.record.post(post),
+            (Ok(()), None) => {}
         }
     }
 
@@ -80,8 +115,13 @@ impl Dispatcher {
                 self.streams.remove(&stream);
                 backend.destroy_stream(stream)
             }
-            Post::EventCreate { event, ctx, timing } => backend.create_event(event, ctx, timing),
-            Post::EventDestroy { event } => backend.destroy_event(event),
+            Post::EventCreate { event, ctx, timing, interprocess } => {
+                backend.create_event(event, ctx, timing, interprocess)
+            }
+            Post::EventDestroy { event } => {
+                self.sharing.event_ends(event);
+                backend.destroy_event(event)
+            }
             Post::Enqueue { stream, op } => backend.submit(stream, op),
             Post::MemAlloc { ctx, addr, size } => backend.map(ctx, addr, size),
             Post::MemFree { addr, size } => backend.unmap(addr, size),
@@ -102,14 +142,11 @@ impl Dispatcher {
             }
             Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
             Post::Unalias { alias, size } => self.shared.unalias(alias, size),
-            Post::HandleDestroy { handle } => backend.destroy_handle(handle),
-            Post::HandleMap { handle, addr, size, offset } => {
-                backend.map_handle(handle, addr, size, offset)
+            Post::HandleDestroy { handle } => {
+                self.sharing.handle_ends(handle);
+                backend.destroy_handle(handle)
             }
             Post::HandleUnmap { addr, size } => backend.unmap_handle(addr, size),
-            Post::HandleAccess { addr, size, device, access } => {
-                backend.set_access(addr, size, device, access)
-            }
             Post::KernelAttribute { kernel, attribute, value } => {
                 backend.set_kernel_attribute(kernel, attribute, value)
             }
@@ -140,9 +177,7 @@ impl Dispatcher {
             | Post::Unshare { .. }
             | Post::Unalias { .. }
             | Post::HandleDestroy { .. }
-            | Post::HandleMap { .. }
             | Post::HandleUnmap { .. }
-            | Post::HandleAccess { .. }
             | Post::KernelAttribute { .. } => None,
         }
     }
@@ -164,6 +199,7 @@ impl Dispatcher {
         self.contexts.retain(|other| *other != ctx);
         self.streams.retain(|_, owner| *owner != ctx);
         self.graphs.retain(|_, owner| *owner != ctx);
+        self.sharing.context_ends(ctx);
         self.host.faults.clear(&self.host.outbox, ctx);
     }
 
@@ -171,37 +207,41 @@ impl Dispatcher {
         let backend = &self.backend;
         let code = |error: CuError| error.0;
         match call {
-            Call::CtxCreate { ctx, device, legacy } => {
-                let made = backend.create_context(ctx, device, legacy);
-                if made.is_ok() {
-                    self.contexts.push(ctx);
-                    self.streams.insert(legacy, ctx);
-                }
-                self.answer(to, &status(made));
+            Call::CtxCreate { .. }
+            | Call::SetLimit { .. }
+            | Call::Grant { .. }
+            | Call::Return { .. }
+            | Call::ArrayCreate { .. }
+            | Call::MipmapCreate { .. }
+            | Call::HandleCreate { .. }
+            | Call::HandleMap { .. }
+            | Call::HandleAccess { .. }
+            | Call::Share { .. }
+            | Call::Alias { .. } => {
+                let made = self.make(call);
+                self.answer(to, &status(made.map(drop)));
             }
-            Call::Grant { device, addr, bytes } => {
-                self.answer(to, &status(backend.grant(device, addr, bytes)));
-            }
-            Call::Return { device, addr, bytes } => {
-                self.answer(to, &status(backend.give_back(device, addr, bytes)));
+            Call::TextureCreate { .. } => {
+                let made = self.make(call);
+                self.answer(to, &made.map_err(code));
             }
             Call::MemFree { device } => {
                 self.answer(to, &backend.free_memory(device).map_err(code));
             }
             Call::ModuleLoad { ctx, module, image } => {
-                let loaded = self
-                    .read_image(&image)
-                    .and_then(|image| self.backend.load_module(ctx, module, vec![image]));
+                let loaded = self.load(ctx, module, std::slice::from_ref(&image));
                 self.loaded(to, loaded);
             }
             Call::ModuleLink { ctx, module, images } => {
-                let loaded = self
-                    .read_images(&images)
-                    .and_then(|images| self.backend.load_module(ctx, module, images));
+                let loaded = self.load(ctx, module, &images);
                 self.loaded(to, loaded);
             }
-            Call::Kernel { module, index, name } => {
-                self.answer(to, &backend.kernel(module, index, &name).map_err(code));
+            Call::Kernel { module, index, ref name } => {
+                let found = backend.kernel(module, index, name);
+                if found.is_ok() {
+                    self.record.call(call, 0);
+                }
+                self.answer(to, &found.map_err(code));
             }
             Call::KernelNames { module, first } => {
                 self.answer(to, &self.kernel_names(module, first).map_err(code));
@@ -230,32 +270,33 @@ impl Dispatcher {
                 let elapsed = elapsed.map(|milliseconds| Elapsed { milliseconds });
                 self.answer(to, &elapsed.map_err(code));
             }
-            Call::ArrayCreate { ctx, array, desc } => {
-                self.answer(to, &status(backend.create_array(ctx, array, &desc)));
+            Call::HandleExport { handle } => {
+                let exported = self.sharing.export_handle(handle);
+                self.answer(to, &status(exported));
             }
-            Call::MipmapCreate { ctx, levels, desc } => {
-                self.answer(to, &status(backend.create_mipmap(ctx, &levels, &desc)));
+            Call::HandleImport { handle, ticket } => {
+                let imported = self.sharing.import_handle(handle, ticket);
+                self.answer(to, &imported.map_err(code));
             }
-            Call::TextureCreate { ctx, texture } => {
-                self.answer(to, &backend.create_texture(ctx, &texture).map_err(code));
+            Call::SlabShare { addr } => {
+                let shared = self.sharing.share_slab(addr);
+                self.answer(to, &shared.map_err(code));
             }
-            Call::HandleCreate { handle, device, size } => {
-                self.answer(to, &status(backend.create_handle(handle, device, size)));
+            Call::PeerOpen { handle, name } => {
+                let opened = self.sharing.open_slab(handle, &name);
+                self.answer(to, &opened.map_err(code));
             }
-            Call::Share { addr, size } => {
-                let shared = self.shared.share(&**backend, addr, size);
-                self.answer(to, &status(shared));
+            Call::EventShare { event } => {
+                let shared = self.sharing.share_event(event);
+                self.answer(to, &shared.map_err(code));
+            }
+            Call::EventOpen { event, ctx, name } => {
+                let opened = self.sharing.open_event(event, ctx, &name);
+                self.answer(to, &status(opened));
             }
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
-            Call::Alias { alias, addr, size } => {
-                let aliased = self.shared.alias(alias, addr, size);
-                self.answer(to, &status(aliased));
-            }
             Call::Occupancy { kernel, query } => {
                 self.answer(to, &backend.occupancy(kernel, &query).map_err(code));
-            }
-            Call::SetLimit { ctx, limit, value } => {
-                self.answer(to, &status(backend.set_limit(ctx, limit, value)));
             }
             Call::Limit { ctx, limit } => {
                 self.answer(to, &backend.limit(ctx, limit).map_err(code));
@@ -274,6 +315,101 @@ impl Dispatcher {
         }
     }
 
+    /// Carries out a call that makes or ends something and answers with its outcome alone, or with the
+    /// handle of a texture.
+    fn make(&mut self, call: Call) -> Result<u64, CuError> {
+        let backend = &self.backend;
+        let made = match &call {
+            Call::CtxCreate { ctx, device, legacy } => {
+                backend.create_context(*ctx, *device, *legacy)?;
+                self.contexts.push(*ctx);
+                self.streams.insert(*legacy, *ctx);
+                0
+            }
+            Call::SetLimit { ctx, limit, value } => plain(backend.set_limit(*ctx, *limit, *value))?,
+            Call::Grant { device, addr, bytes } => plain(backend.grant(*device, *addr, *bytes))?,
+            Call::Return { device, addr, bytes } => {
+                self.sharing.slab_ends(*addr);
+                plain(backend.give_back(*device, *addr, *bytes))?
+            }
+            Call::ArrayCreate { ctx, array, desc } => {
+                plain(backend.create_array(*ctx, *array, desc))?
+            }
+            Call::MipmapCreate { ctx, levels, desc } => {
+                plain(backend.create_mipmap(*ctx, levels, desc))?
+            }
+            Call::TextureCreate { ctx, texture } => backend.create_texture(*ctx, texture)?,
+            Call::HandleCreate { handle, device, size, shareable } => {
+                plain(backend.create_handle(*handle, *device, *size, *shareable))?
+            }
+            Call::HandleMap { handle, addr, size, offset } => {
+                plain(backend.map_handle(*handle, *addr, *size, *offset))?
+            }
+            Call::HandleAccess { addr, size, device, access } => {
+                plain(backend.set_access(*addr, *size, *device, *access))?
+            }
+            Call::Share { addr, size } => plain(self.shared.share(&**backend, *addr, *size))?,
+            Call::Alias { alias, addr, size } => plain(self.shared.alias(*alias, *addr, *size))?,
+            _ => return Err(CuError::NOT_SUPPORTED),
+        };
+        self.record.call(call, made);
+        Ok(made)
+    }
+
+    /// Does a step of a restart: what a client once asked for.
+    pub(crate) fn repeat(&mut self, step: Step) -> Result<(), CuError> {
+        match step {
+            Step::Module { ctx, module, images } => {
+                let loaded = self.load_images(ctx, module, images);
+                loaded.map_err(|error| {
+                    // Names what differs from how it was.
+                    self.host
+                        .log
+                        .line(&format!("a module cannot be loaded again: {}", &*error.message));
+                    CuError(error.code)
+                })
+            }
+            Step::Message { message: Message::Post { post }, .. } => {
+                let kept = post.clone();
+                self.run_post(post)?;
+                self.record.post(kept);
+                Ok(())
+            }
+            Step::Message { message: Message::Call { call }, result } => {
+                if let Call::Kernel { module, index, name } = &call {
+                    self.backend.kernel(*module, *index, name)?;
+                    self.record.call(call, 0);
+                    return Ok(());
+                }
+                // A texture's handle lies in the client's memory.
+                let same = self.make(call)? == result;
+                if same { Ok(()) } else { Err(CuError::INVALID_HANDLE) }
+            }
+        }
+    }
+
+    fn load(
+        &mut self,
+        ctx: CtxId,
+        module: ModuleId,
+        images: &[ModuleImage],
+    ) -> Result<(), LoadError> {
+        let images = self.read_images(images)?.into_iter().map(Arc::new).collect();
+        self.load_images(ctx, module, images)
+    }
+
+    fn load_images(
+        &mut self,
+        ctx: CtxId,
+        module: ModuleId,
+        images: Vec<Image>,
+    ) -> Result<(), LoadError> {
+        let copies = images.iter().map(|image| image.to_vec()).collect();
+        self.backend.load_module(ctx, module, copies)?;
+        self.record.module(ctx, module, images);
+        Ok(())
+    }
+
     fn answer<T: Wire>(&self, to: ReplyTo, value: &T) {
         answer(&self.host, to, value);
     }
@@ -281,8 +417,10 @@ impl Dispatcher {
     /// Answers once the device says so. A context that broke meanwhile answers with its error.
     fn answer_later(&self, to: ReplyTo, ctx: Option<CtxId>) -> Done {
         let host = self.host.clone();
+        host.waiting.fetch_add(1, Ordering::SeqCst);
         Box::new(move |result| {
             answer(&host, to, &status(host.faults.check(ctx).and(result)));
+            host.waiting.fetch_sub(1, Ordering::SeqCst);
         })
     }
 

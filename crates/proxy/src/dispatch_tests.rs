@@ -3,6 +3,7 @@
 use crate::client_memory::ClientMemory;
 use crate::dispatch::Dispatcher;
 use crate::fake::Fake;
+use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::serve::dispatch_all;
@@ -34,10 +35,12 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let (pidfd, socket) =
         (watch::pidfd(std::process::id()).unwrap(), server.socket().try_clone_to_owned().unwrap());
     let hears = host.clone();
-    thread::spawn(move || watch::wait(&pidfd, &socket, |token| hears.host_function_done(token)));
+    thread::spawn(move || watch::wait(&pidfd, &socket, |said| hears.heard(said)));
     thread::spawn(move || {
-        let dispatcher = Dispatcher::new(backend, host.clone());
-        dispatch_all(server, dispatcher, &host, Duration::from_micros(20))
+        let socket = server.socket().try_clone_to_owned().unwrap();
+        let dispatcher = Dispatcher::new(backend, host.clone(), socket);
+        let gate = Gate::new(server.nudge());
+        dispatch_all(server, dispatcher, &host, &gate, Duration::from_micros(20))
     });
     create(&client, CTX, StreamId(1));
     let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };

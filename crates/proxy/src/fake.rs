@@ -114,7 +114,7 @@ impl Backend for Fake {
     fn unshare(&self, _: u64, _: u64) -> Result<(), CuError> {
         Ok(())
     }
-    fn create_handle(&self, _: MemHandleId, _: u32, _: u64) -> Result<(), CuError> {
+    fn create_handle(&self, _: MemHandleId, _: u32, _: u64, _: bool) -> Result<(), CuError> {
         Err(NO)
     }
     fn destroy_handle(&self, _: MemHandleId) -> Result<(), CuError> {
@@ -191,7 +191,7 @@ impl Backend for Fake {
     fn destroy_stream(&self, _: StreamId) -> Result<(), CuError> {
         Ok(())
     }
-    fn create_event(&self, _: EventId, _: CtxId, _: bool) -> Result<(), CuError> {
+    fn create_event(&self, _: EventId, _: CtxId, _: bool, _: bool) -> Result<(), CuError> {
         Ok(())
     }
     fn destroy_event(&self, _: EventId) -> Result<(), CuError> {

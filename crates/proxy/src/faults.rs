@@ -34,6 +34,12 @@ impl Faults {
         }
     }
 
+    /// All that are broken.
+    pub(crate) fn all(&self) -> Vec<(CtxId, u32)> {
+        let map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
+        map.iter().map(|(ctx, error)| (*ctx, error.0)).collect()
+    }
+
     /// The context's sticky error, as a result.
     pub(crate) fn check(&self, ctx: Option<CtxId>) -> Result<(), CuError> {
         let (true, Some(ctx)) = (self.any.load(Ordering::Acquire), ctx) else { return Ok(()) };

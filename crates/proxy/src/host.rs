@@ -5,11 +5,12 @@ use crate::faults::Faults;
 use crate::host_fns::HostFns;
 use crate::joblog::JobLog;
 use crate::output::OutputBuffer;
+use crate::tickets::Tickets;
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
-use kedge_transport::Outbox;
-use std::sync::atomic::{AtomicU64, Ordering};
+use kedge_transport::{Announcement, Outbox};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub(crate) struct ProxyHost {
@@ -17,6 +18,9 @@ pub(crate) struct ProxyHost {
     pub(crate) log: Arc<JobLog>,
     pub(crate) faults: Faults,
     pub(crate) host_fns: HostFns,
+    pub(crate) tickets: Tickets,
+    /// Calls that are answered when a device says so.
+    pub(crate) waiting: AtomicUsize,
     memory: ClientMemory,
     output: Mutex<OutputBuffer>,
     /// Sequence number of the newest message whose backend call has returned.
@@ -32,6 +36,8 @@ impl ProxyHost {
             memory,
             faults: Faults::default(),
             host_fns: HostFns::default(),
+            tickets: Tickets::default(),
+            waiting: AtomicUsize::new(0),
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),
@@ -65,6 +71,22 @@ impl ProxyHost {
         taken
     }
 
+    /// The client is this process from now on.
+    pub(crate) fn client_is(&self, pid: u32) {
+        self.memory.belongs_to(pid);
+    }
+
+    /// What the client has not taken of the output.
+    pub(crate) fn copy_output(&self) -> Vec<Output> {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copy = output.clone();
+        let mut all = Vec::new();
+        while !copy.is_empty() {
+            all.push(copy.take());
+        }
+        all
+    }
+
     /// Bytes that the client points at, in its private memory or in the shared arena.
     pub(crate) fn read_bytes(&self, addr: u64, len: usize) -> Result<Vec<u8>, CuError> {
         let mut bytes = Vec::new();
@@ -80,8 +102,16 @@ impl ProxyHost {
 }
 
 impl ProxyHost {
+    /// What the client has said on its socket; `false` where that breaks the rules.
+    pub(crate) fn heard(&self, announcement: Announcement) -> bool {
+        match announcement {
+            Announcement::Returned(token) => self.host_function_done(token),
+            Announcement::Descriptor(ticket, fd) => self.tickets.put(ticket, fd),
+        }
+    }
+
     /// The client has run host function `token`; `false` where it was not asked to.
-    pub(crate) fn host_function_done(&self, token: u64) -> bool {
+    fn host_function_done(&self, token: u64) -> bool {
         let done = self.host_fns.done(&self.outbox, token);
         done.map(|done| done(Ok(()))).is_some()
     }

@@ -27,6 +27,11 @@ impl HostFns {
         send_waiting(&mut state, outbox);
     }
 
+    /// Whether none is under way.
+    pub(crate) fn none(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).running.is_empty()
+    }
+
     /// The client has run `token`: what to tell the device, `None` where it was never asked.
     pub(crate) fn done(&self, outbox: &Outbox, token: u64) -> Option<Done> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

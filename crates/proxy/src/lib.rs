@@ -5,22 +5,33 @@
 //! time answers later, through a [`kedge_device::Done`].
 
 pub mod backend;
+mod capture;
 mod client_memory;
+pub mod control;
 mod dispatch;
 #[cfg(test)]
 mod dispatch_tests;
 #[cfg(test)]
 mod fake;
 mod faults;
+mod gate;
 mod host;
 mod host_fns;
 pub mod joblog;
 pub mod machine;
 pub mod options;
 mod output;
+
+mod peers;
+mod record;
+mod restore;
+mod saved;
 mod serve;
 mod shared;
+mod sharing;
+mod tickets;
 mod visible;
 mod watch;
+mod work;
 
 pub use serve::{ServeError, serve};

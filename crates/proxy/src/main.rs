@@ -12,8 +12,8 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
     };
-    let Some(socket) = only_socket(options.fd) else {
-        return fail(&format!("descriptor {} is not open", options.fd));
+    let Some((socket, control)) = only_sockets(options.fd, options.control) else {
+        return fail(&format!("descriptor {} or the next is not open", options.fd));
     };
     ignore_signals();
     // Keeps no directory busy.
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         },
     };
     let log = Arc::new(log);
-    match kedge_proxy::serve(socket, &options, log.clone()) {
+    match kedge_proxy::serve(socket, control, &options, log.clone()) {
         Ok(never) => match never {},
         Err(error) => {
             log.line(&error.to_string());
@@ -43,20 +43,23 @@ fn fail(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Takes the socket, and closes whatever else the supervisor's shell left open: a pipe held here
-/// would keep its reader waiting.
-fn only_socket(fd: RawFd) -> Option<OwnedFd> {
+/// Takes the client's socket, and the supervisor's in the next descriptor, and closes whatever else the
+/// supervisor's shell left open: a pipe held here would keep its reader waiting.
+fn only_sockets(fd: RawFd, control: bool) -> Option<(OwnedFd, Option<OwnedFd>)> {
+    let last = if control { fd.checked_add(1)? } else { fd };
     // SAFETY: plain calls; F_GETFD tells whether the number is a descriptor at all. Called first
     // thing in main, so no other descriptor above stderr is in use.
     unsafe {
-        if fd < 3 || libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) < 0 {
+        let open = |fd| libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) >= 0;
+        if fd < 3 || !open(fd) || !open(last) {
             return None;
         }
         if fd > 3 {
             libc::syscall(libc::SYS_close_range, 3, fd - 1, 0);
         }
-        libc::syscall(libc::SYS_close_range, fd + 1, libc::c_uint::MAX, 0);
-        Some(OwnedFd::from_raw_fd(fd))
+        libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0);
+        let control = control.then(|| OwnedFd::from_raw_fd(last));
+        Some((OwnedFd::from_raw_fd(fd), control))
     }
 }
 

@@ -12,6 +12,10 @@ use thiserror::Error;
 pub struct Options {
     /// The accepted socket.
     pub fd: RawFd,
+    /// The socket to the supervisor: the descriptor after `fd`.
+    pub control: bool,
+    /// It takes the place of a proxy that is gone, and is told of it there.
+    pub restore: bool,
     pub backend: BackendConfig,
     pub log: Option<PathBuf>,
     /// How long the dispatcher spins for messages before it sleeps.
@@ -31,19 +35,32 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs.
+    /// Reads `--name value` pairs, and `--control` and `--restore`, which have no value.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
         let gpu = GpuSpec::Soft { devices: 1 };
         let mut options = Options {
             fd: -1,
+            control: false,
+            restore: false,
             backend: BackendConfig { gpu, soft_memory: None, workers: None },
             log: None,
             spin: Duration::from_micros(50),
         };
         while let Some(arg) = args.next() {
             let name = arg.to_string_lossy().into_owned();
+            match &*name {
+                "--control" => {
+                    options.control = true;
+                    continue;
+                }
+                "--restore" => {
+                    options.restore = true;
+                    continue;
+                }
+                _ => {}
+            }
             if !matches!(
                 &*name,
                 "--fd" | "--gpu" | "--soft-memory" | "--workers" | "--spin-us" | "--log"

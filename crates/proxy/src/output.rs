@@ -9,7 +9,7 @@ const MAX_KEPT: usize = 8 << 20;
 const MAX_PART: usize = 1 << 20;
 const MAX_PARTS: usize = 1024;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct OutputBuffer {
     parts: Vec<(OutputTarget, Vec<u8>)>,
     kept: usize,

@@ -1,23 +1,33 @@
 //! One client, from handshake to end.
 
 use crate::backend::{self, BuildError};
+use crate::capture::Identity;
 use crate::client_memory::ClientMemory;
+use crate::control::{Answer, Inodes, Order, Serving};
 use crate::dispatch::Dispatcher;
+use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::options::Options;
+use crate::restore::{self, Restored};
 use crate::watch;
 use kedge_protocol::{Refusal, Welcome};
-use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
+use kedge_transport::{
+    AcceptError, Accepted, Channel, ConnectError, Outbox, RingError, Server, SocketError,
+};
 use kedge_wire::{List, Text};
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use thiserror::Error;
 
 /// How long a client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a restart may take, all of it.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Why a proxy ended before its client.
 #[derive(Debug, Error)]
@@ -35,36 +45,50 @@ pub enum ServeError {
     TooManyDevices { count: usize },
     #[error("the client's ring is broken: {0}")]
     Ring(#[from] RingError),
+    #[error("its supervisor gives no orders that it knows")]
+    NoControl,
+    #[error("its supervisor cannot be reached: {0}")]
+    Control(#[from] SocketError),
+    /// The supervisor has been told.
+    #[error("cannot go on from an image: {0}")]
+    Restore(String),
 }
 
 /// The client's way to hear of a panic.
 static OUTBOX: OnceLock<Outbox> = OnceLock::new();
 
-/// Serves the client on `socket`. Returns only on failure: when the client ends, so does the
-/// process.
+/// Serves the client on `socket`; `control` is the supervisor's. Returns only on failure: when the client
+/// ends, so does the process.
 pub fn serve(
     socket: OwnedFd,
+    control: Option<OwnedFd>,
     options: &Options,
     log: Arc<JobLog>,
-) -> Result<std::convert::Infallible, ServeError> {
+) -> Result<Infallible, ServeError> {
     end_on_panic(log.clone());
+    let control = control.map(Channel::new);
+    if options.restore {
+        return replace(socket, control.ok_or(ServeError::NoControl)?, options, log);
+    }
     let accepted = Server::accept(socket, HELLO_TIMEOUT)?;
     let outbox = accepted.server.outbox().clone();
     let _ = OUTBOX.set(outbox.clone());
-    let result = serve_accepted(accepted, options, log);
+    let result = serve_accepted(accepted, control, options, log);
     outbox.close();
     result
 }
 
 fn serve_accepted(
     accepted: Accepted,
+    control: Option<Channel>,
     options: &Options,
     log: Arc<JobLog>,
-) -> Result<std::convert::Infallible, ServeError> {
-    let hello = &accepted.hello;
+) -> Result<Infallible, ServeError> {
+    let hello = accepted.hello.clone();
     let client = watch::pidfd(hello.pid).map_err(ServeError::Watch)?;
     log.note(&format!("client {} ({}) has connected", hello.pid, &*hello.program));
     kedge_transport::map_shared_arena(accepted.shared.as_fd())?;
+    let shared = accepted.shared.try_clone().map_err(ServeError::Watch)?;
 
     let memory = ClientMemory::new(hello.pid);
     let client_memory = memory.probe(hello.probe_addr, hello.probe_value);
@@ -88,10 +112,92 @@ fn serve_accepted(
     let devices = List::new(devices).map_err(|_| ServeError::TooManyDevices { count })?;
     let driver_version = backend.driver_version();
     let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
-    let hears = host.clone();
-    watch::start(client, server.socket(), log, move |token| hears.host_function_done(token))
-        .map_err(ServeError::Watch)?;
-    Err(dispatch_all(server, Dispatcher::new(backend, host.clone()), &host, options.spin).into())
+    let gpu = options.backend.gpu.to_string();
+    let identity = Identity { gpu, hello, client_memory };
+    let pid = identity.hello.pid;
+    let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
+    let dispatcher = Dispatcher::new(backend, host.clone(), socket);
+    let connected = Connected { server, dispatcher, host, identity, shared, pid };
+    connected.run(client, control, options, log)
+}
+
+/// Takes the place of a proxy that is gone, as the supervisor says.
+fn replace(
+    socket: OwnedFd,
+    control: Channel,
+    options: &Options,
+    log: Arc<JobLog>,
+) -> Result<Infallible, ServeError> {
+    let (order, fds) = control.receive(ORDER_TIMEOUT)?;
+    let (Order::Restore { path, bytes, checksum }, Ok([ring, shared])) =
+        (order, <[OwnedFd; 2]>::try_from(fds))
+    else {
+        return Err(ServeError::NoControl);
+    };
+    let path = PathBuf::from(path.into_inner());
+    let connection = restore::Connection { socket, ring, shared };
+    let restored = restore::restore((&path, bytes, checksum), connection, options, &log);
+    let restored = match restored {
+        Ok(restored) => restored,
+        Err(error) => {
+            let why = Text::truncated(error.to_string());
+            control.send(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
+            return Err(ServeError::Restore(error.to_string()));
+        }
+    };
+    let _ = OUTBOX.set(restored.server.outbox().clone());
+    control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
+    let (Order::Begin { pid }, _) = control.receive(ORDER_TIMEOUT)? else {
+        return Err(ServeError::NoControl);
+    };
+    let client = watch::pidfd(pid).map_err(ServeError::Watch)?;
+    let Restored { server, dispatcher, host, saved, shared } = restored;
+    host.client_is(pid);
+    log.note(&format!("client {pid} ({}) goes on from {}", &*saved.hello.program, path.display()));
+    control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
+    let gpu = options.backend.gpu.to_string();
+    let (hello, client_memory) = (saved.hello, saved.client_memory);
+    let identity = Identity { gpu, hello, client_memory };
+    let outbox = server.outbox().clone();
+    let connected = Connected { server, dispatcher, host, identity, shared, pid };
+    let result = connected.run(client, Some(control), options, log);
+    outbox.close();
+    result
+}
+
+/// A client with its devices.
+struct Connected {
+    server: Server,
+    dispatcher: Dispatcher,
+    host: Arc<ProxyHost>,
+    identity: Identity,
+    shared: OwnedFd,
+    /// The client's process.
+    pid: u32,
+}
+
+impl Connected {
+    /// Serves it until the ring is of no more use.
+    fn run(
+        self,
+        client: OwnedFd,
+        control: Option<Channel>,
+        options: &Options,
+        log: Arc<JobLog>,
+    ) -> Result<Infallible, ServeError> {
+        let Connected { server, dispatcher, host, identity, shared, pid } = self;
+        let hears = host.clone();
+        watch::start(client, server.socket(), log.clone(), move |said| hears.heard(said))
+            .map_err(ServeError::Watch)?;
+        let gate = Arc::new(Gate::new(server.nudge()));
+        if let Some(channel) = control {
+            let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
+            let (gate, shared) = (gate.clone(), Arc::new(shared));
+            let serving = Serving { channel, gate, identity, client: pid, inodes, shared, log };
+            serving.start().map_err(ServeError::Watch)?;
+        }
+        Err(dispatch_all(server, dispatcher, &host, &gate, options.spin).into())
+    }
 }
 
 /// Dispatches messages until the ring is of no more use.
@@ -99,9 +205,11 @@ pub(crate) fn dispatch_all(
     mut server: Server,
     mut dispatcher: Dispatcher,
     host: &ProxyHost,
+    gate: &Gate,
     spin: Duration,
 ) -> RingError {
     loop {
+        gate.pass(&mut dispatcher, &mut server);
         match server.try_next() {
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {

@@ -6,12 +6,13 @@ use crate::handle::{Kind, Table};
 use crate::stream::{self, flush_output};
 use crate::{callback, context, ffi, session};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::graph::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL,
 };
 use kedge_cuda_types::handle::{CUevent, CUstream};
-use kedge_protocol::{Call, CtxId, Elapsed, EventId, Post, StreamOp};
+use kedge_protocol::{Call, CtxId, Elapsed, EventId, PeerName, Post, StreamOp};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +22,8 @@ pub(crate) struct Event {
     id: EventId,
     ctx: CtxId,
     timing: bool,
+    /// Other processes may record it as well.
+    interprocess: bool,
     last: Mutex<Last>,
 }
 
@@ -44,6 +47,7 @@ impl Event {
     /// a graph, which is never over; to ask spoils the capture.
     fn known_done(&self) -> Result<bool, CuError> {
         match *self.last() {
+            Last::Never | Last::Device(_) if self.interprocess => Ok(false),
             Last::Never => Ok(true),
             Last::Device(post) => Ok(session::get()?.client.completed() >= post),
             Last::Captured(ref mark) => {
@@ -73,14 +77,69 @@ pub(crate) unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> Result<(), 
     if flags & !known != 0 || (flags & CU_EVENT_INTERPROCESS != 0 && timing) {
         return Err(CuError::INVALID_VALUE);
     }
-    static LAST_ID: AtomicU32 = AtomicU32::new(0);
-    let ctx = context::current()?.id();
-    let id = EventId(LAST_ID.fetch_add(1, Ordering::Relaxed) + 1);
-    session::get()?.post(&Post::EventCreate { event: id, ctx, timing })?;
-    let event = Event { id, ctx, timing, last: Mutex::new(Last::Never) };
+    let (id, ctx) = (new_id(), context::current()?.id());
+    let interprocess = flags & CU_EVENT_INTERPROCESS != 0;
+    session::get()?.post(&Post::EventCreate { event: id, ctx, timing, interprocess })?;
+    let event = Event { id, ctx, timing, interprocess, last: Mutex::new(Last::Never) };
     let handle = EVENTS.insert(event).ok_or(CuError::OUT_OF_MEMORY)?;
     // SAFETY: the caller's promise is passed on.
     unsafe { ffi::write(out, CUevent(handle)) }
+}
+
+fn new_id() -> EventId {
+    static LAST_ID: AtomicU32 = AtomicU32::new(0);
+    EventId(LAST_ID.fetch_add(1, Ordering::Relaxed) + 1)
+}
+
+pub(crate) unsafe fn cuIpcGetEventHandle(
+    out: *mut CUipcEventHandle,
+    event: CUevent,
+) -> Result<(), CuError> {
+    let event = find(event)?;
+    if !event.interprocess {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    let name: Result<PeerName, u32> =
+        session::get()?.call(&Call::EventShare { event: event.id })?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(out, pack(&name.map_err(CuError)?)) }
+}
+
+pub(crate) unsafe fn cuIpcOpenEventHandle(
+    out: *mut CUevent,
+    handle: CUipcEventHandle,
+) -> Result<(), CuError> {
+    let name = unpack(&handle)?;
+    let (id, ctx) = (new_id(), context::current()?.id());
+    session::get()?.call_status(&Call::EventOpen { event: id, ctx, name })?;
+    let last = Mutex::new(Last::Never);
+    let event = Event { id, ctx, timing: false, interprocess: true, last };
+    let Some(handle) = EVENTS.insert(event) else {
+        session::get()?.post(&Post::EventDestroy { event: id })?;
+        return Err(CuError::OUT_OF_MEMORY);
+    };
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(out, CUevent(handle)) }
+}
+
+/// Ends a handle of an event.
+const IPC_MAGIC: [u8; 32] = *b"kedge: an event of another one.\0";
+
+fn pack(name: &PeerName) -> CUipcEventHandle {
+    let mut bytes = [0; 64];
+    bytes[..16].copy_from_slice(&name.proxy);
+    bytes[16..32].copy_from_slice(&name.key);
+    bytes[32..].copy_from_slice(&IPC_MAGIC);
+    CUipcEventHandle(bytes)
+}
+
+/// INVALID_VALUE for bytes that `pack` has not made.
+fn unpack(handle: &CUipcEventHandle) -> Result<PeerName, CuError> {
+    let (mut proxy, mut key) = ([0; 16], [0; 16]);
+    proxy.copy_from_slice(&handle.0[..16]);
+    key.copy_from_slice(&handle.0[16..32]);
+    let known = handle.0[32..] == IPC_MAGIC;
+    if known { Ok(PeerName { proxy, key }) } else { Err(CuError::INVALID_VALUE) }
 }
 
 /// Work that waits for the event still does.
@@ -156,7 +215,7 @@ pub(crate) fn stream_wait(stream: CUstream, handle: CUevent, flags: u32) -> Resu
     if capture::wait(&stream, mark.as_ref())? {
         return Ok(());
     }
-    if let Last::Never = *event.last() {
+    if matches!(*event.last(), Last::Never) && !event.interprocess {
         return Ok(());
     }
     stream.post(StreamOp::EventWait { event: event.id })

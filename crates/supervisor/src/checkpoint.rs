@@ -1,12 +1,16 @@
 //! Taking a checkpoint of the job that this process is the parent of.
 
-use crate::control::{Order, Progress};
+use crate::control::{Content, Order, Progress};
+use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
-use crate::policy::{NoStateFolder, Policy, default_dir};
-use kedge_image::{Choice, Claim, ImageError, Manifest, retain};
+use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
+use crate::proxies::Proxies;
+use crate::quiesce::QuiesceError;
+use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::FileContents;
-use kedge_process::{EngineError, Options, Roots};
+use kedge_process::{EngineError, Options, Roots, Tracker};
 use kedge_proxy::joblog::JobLog;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -15,6 +19,8 @@ use thiserror::Error;
 
 /// What a checkpoint that is durable may need to say so.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// A process gets its devices within some of these.
+const CONNECTING: Duration = Duration::from_millis(20);
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
@@ -23,10 +29,10 @@ const LONGEST_WARNING: usize = 1000;
 pub(crate) enum CheckpointError {
     #[error("a checkpoint of this job is under way: try again when it is durable")]
     Busy,
-    #[error(
-        "the job has devices ({gpu}), which kedge cannot checkpoint yet: run it with `--gpu none`"
-    )]
-    Devices { gpu: String },
+    #[error(transparent)]
+    Quiesce(#[from] QuiesceError),
+    #[error("cannot look at the connections to its devices: {0}")]
+    Connections(io::Error),
     #[error("{0} (`--dir`)")]
     NoFolder(NoStateFolder),
     #[error("`{0}` is no codec: auto, raw, lz4, zstd or gzip")]
@@ -39,13 +45,24 @@ pub(crate) enum CheckpointError {
     Thread,
 }
 
+impl CheckpointError {
+    /// Whether it is over in a moment.
+    fn passes(&self) -> bool {
+        matches!(self, CheckpointError::Engine(error) if gpu::was_connecting(error))
+    }
+}
+
 /// Takes the checkpoints of one job, one at a time.
 #[derive(Debug)]
 pub(crate) struct Checkpointer {
     pub(crate) name: JobName,
     pub(crate) command: Vec<String>,
     /// The devices that the job sees, if any.
-    pub(crate) devices: Option<String>,
+    pub(crate) devices: Option<Devices>,
+    /// Where its processes ask for devices.
+    pub(crate) socket: PathBuf,
+    /// What drives them.
+    pub(crate) proxies: Proxies,
     pub(crate) policy: Policy,
     pub(crate) roots: Roots,
     pub(crate) log: Arc<JobLog>,
@@ -53,6 +70,8 @@ pub(crate) struct Checkpointer {
     pub(crate) last: PathBuf,
     /// Held by a checkpoint from its beginning to its end.
     pub(crate) under_way: Mutex<()>,
+    /// What has changed since the last image.
+    pub(crate) tracker: Tracker,
 }
 
 impl Checkpointer {
@@ -107,25 +126,30 @@ impl Checkpointer {
     }
 
     fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {
-        if let Some(gpu) = &self.devices {
-            return Err(CheckpointError::Devices { gpu: gpu.clone() });
-        }
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
-        let claim = Claim::new(&dir, &self.name.to_string())?;
-        let image = claim.folder().to_owned();
-        let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
-        let hold = order.stop;
-        let options = Options { codec, contents, hold, ..Options::new(image.clone()) };
-        let (manifest, stall_seconds) = match self.write(options, &mut tell) {
-            Ok(written) => written,
-            Err(error) => {
-                // A full disk may keep even this from being done; then `kedge rm` does it.
-                let _ = claim.abandon();
-                return Err(error.into());
+        let (claim, manifest, stall_seconds) = loop {
+            let claim = Claim::new(&dir, &self.name.to_string())?;
+            let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
+            let hold = order.stop;
+            let (tracker, full) = self.content(order);
+            let usual = Options::new(claim.folder().to_owned());
+            let options = Options { codec, contents, hold, tracker, full, ..usual };
+            let patience = options.patience;
+            match self.write(options, &mut tell) {
+                Ok((manifest, stall_seconds)) => break (claim, manifest, stall_seconds),
+                Err(error) => {
+                    // A full disk may keep even this from being done; then `kedge rm` does it.
+                    let _ = claim.abandon();
+                    if !error.passes() || begin.elapsed() > patience {
+                        return Err(error);
+                    }
+                }
             }
+            thread::sleep(CONNECTING);
         };
+        let image = claim.folder().to_owned();
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
@@ -138,20 +162,37 @@ impl Checkpointer {
     /// stood still.
     fn write(
         &self,
-        options: Options,
+        mut options: Options,
         tell: &mut impl FnMut(Progress),
-    ) -> Result<(Manifest, f64), EngineError> {
-        let image = options.folder.clone();
+    ) -> Result<(Manifest, f64), CheckpointError> {
+        let (image, codec) = (options.folder.clone(), options.codec);
+        let folder = image.clone();
         let at = jobs::now();
+        let quiet = self.proxies.quiesce(options.patience)?;
+        let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
-        let hold = options.hold.then_some(Hold { roots: &self.roots, ends: false });
-        let captured = kedge_process::checkpoint(&self.roots, options)?;
+        let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
+        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket);
+        let captures = captures.map_err(CheckpointError::Connections)?;
+        options.plugins.push(&GPU);
+        let captured = kedge_process::checkpoint(&roots, options);
+        GPU.idle();
+        let captured = captured?;
+        if !quiet.clients.is_empty() {
+            let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
+            self.log.note(&format!(
+                "the devices of {clients} processes came to rest within {ms:.1} ms ({tries} tries)"
+            ));
+        }
+        drop(quiet);
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);
         tell(Progress::Captured { image, processes, stall_seconds, warnings });
-        let manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
-        let manifest = captured.finish(manifest)?;
+        let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
+        manifest.settings = self.policy.to_settings();
+        manifest.devices = self.devices.clone();
+        let manifest = captures.write(captured, manifest, &folder, codec)?;
         if let Some(hold) = hold {
             hold.end();
         }
@@ -163,6 +204,20 @@ impl Checkpointer {
         warnings.iter().for_each(|warning| self.log.line(warning));
         let short = |warning: &String| warning.chars().take(LONGEST_WARNING).collect();
         warnings.iter().take(MOST_WARNINGS).map(short).collect()
+    }
+
+    /// What follows the job's memory for this image, if anything does, and whether it builds on none.
+    fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
+        let every = self.policy.full_every;
+        let changes = match order.content {
+            Content::Usual => every.is_some(),
+            Content::Changes => true,
+            // The next one may build on it.
+            Content::All if every.is_some() => return (Some(self.tracker.clone()), true),
+            Content::All => false,
+        };
+        let full = self.tracker.length() >= every.unwrap_or(FULL_EVERY).get();
+        (changes.then(|| self.tracker.clone()), full)
     }
 
     fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {

@@ -245,6 +245,10 @@ pub(crate) struct JobDir {
 }
 
 impl JobDir {
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
@@ -268,12 +272,32 @@ impl JobDir {
     /// Makes `lib/` with the names under which programs look for the driver.
     pub(crate) fn link_driver(&self, shim: &Path) -> Result<(), JobError> {
         let lib = self.lib();
-        fs::create_dir(&lib).map_err(io_error(&lib))?;
+        // There already where an older image is tried next.
+        fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
         for name in ["libcuda.so.1", "libcuda.so"] {
             let link = lib.join(name);
-            std::os::unix::fs::symlink(shim, &link).map_err(io_error(&link))?;
+            match std::os::unix::fs::symlink(shim, &link) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other.map_err(io_error(&link))?,
+            }
         }
         Ok(())
+    }
+
+    /// Has what is in this folder found in `former` too, the folder that the job's processes know. `None`
+    /// where that is another job's by now, or cannot be made.
+    pub(crate) fn stand_in_for(&self, former: &Path) -> Option<StandIn> {
+        if former == self.dir {
+            return Some(StandIn::default());
+        }
+        let mut made = StandIn::default();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
+        for (own, name) in [(self.lib(), "lib"), (self.socket(), "socket")] {
+            let link = former.join(name);
+            std::os::unix::fs::symlink(own, &link).ok()?;
+            made.links.push(link);
+        }
+        Some(made)
     }
 
     /// Replaces `meta.json` as a whole.
@@ -290,6 +314,20 @@ impl JobDir {
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.control());
         let _ = fs::remove_dir_all(self.lib());
+    }
+}
+
+/// Links in a former job's folder, removed when this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct StandIn {
+    links: Vec<PathBuf>,
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        for link in &self.links {
+            let _ = fs::remove_file(link);
+        }
     }
 }
 

@@ -5,25 +5,28 @@
 
 mod checkpoint;
 pub mod control;
+mod gpu;
 pub mod jobs;
 mod parts;
 pub mod policy;
 mod program;
 mod proxies;
+mod quiesce;
 mod restart;
 mod signals;
 mod watch;
 
 use checkpoint::Checkpointer;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-use kedge_process::Roots;
+use kedge_image::Devices;
+use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
 pub use program::Outcome;
 use program::Program;
-use proxies::Proxies;
+use proxies::{Launch, Proxies};
 pub use restart::{RestartSpec, images_of, restart};
 pub use signals::die_of;
 use std::ffi::OsString;
@@ -64,6 +67,8 @@ pub enum RunError {
     System { what: &'static str, source: io::Error },
     #[error(transparent)]
     Image(#[from] kedge_image::ImageError),
+    #[error("the image's devices: {0}")]
+    Devices(#[from] kedge_proxy::backend::BadGpuSpec),
     #[error(transparent)]
     Restart(#[from] kedge_process::EngineError),
     #[error("{program}: {}", start_error(source))]
@@ -121,17 +126,19 @@ fn supervise(
 
     // Blocked before any thread starts, so that only the waiting below sees them.
     let signals = signals::Signals::block();
-    let proxies = match devices {
-        Some((gpu, parts)) => {
-            // Worth saying once a process asks for devices.
-            let why = spec.gpu_default.as_ref();
-            let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
-            Proxies::listen(dir, parts, gpu, spec.soft_memory, log.clone(), note)?
-        }
-        None => Proxies::default(),
-    };
+    let proxies = Proxies::default();
+    if let Some((gpu, parts)) = devices {
+        // Worth saying once a process asks for devices.
+        let why = spec.gpu_default.as_ref();
+        let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
+        let launch = Launch::new(parts, gpu, spec.soft_memory, dir);
+        let bad = |source| RunError::Listen { path: dir.socket(), source };
+        let listener = proxies::listen(&dir.socket()).map_err(bad)?;
+        let served = proxies.serve(listener, launch, log.clone(), note);
+        served.map_err(|source| RunError::System { what: "start a thread", source })?;
+    }
     signals::become_subreaper();
-    let checkpointer = serve_control(spec, name, dir, &meta, &log);
+    let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &log);
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -176,17 +183,23 @@ fn serve_control(
     name: &JobName,
     dir: &JobDir,
     meta: &Meta,
+    proxies: &Proxies,
     log: &Arc<JobLog>,
 ) -> Arc<Checkpointer> {
+    let (gpu, soft_memory) = (meta.gpu.clone(), spec.soft_memory);
+    let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: meta.command.clone(),
-        devices: matches!(spec.gpu, JobGpu::Devices(_)).then(|| meta.gpu.clone()),
+        devices: has_devices.then_some(Devices { gpu, soft_memory, folder: dir.path().to_owned() }),
+        socket: dir.socket(),
+        proxies: proxies.clone(),
         policy: spec.policy.clone(),
         roots: Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() },
         log: log.clone(),
         last: dir.last_image(),
         under_way: Mutex::default(),
+        tracker: Tracker::default(),
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));

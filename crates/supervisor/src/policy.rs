@@ -1,5 +1,6 @@
 //! What a job is run on, and how it is checkpointed.
 
+use kedge_image::Manifest;
 use kedge_proxy::backend::{BadGpuSpec, GpuSpec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -48,6 +49,43 @@ pub struct Policy {
     /// Checkpoint when this process is asked to end (SIGTERM), before the program is.
     #[serde(default)]
     pub on_term: Option<OnTerm>,
+    /// Its images build on each other; so many, and then one that builds on none.
+    #[serde(default)]
+    pub full_every: Option<NonZeroU32>,
+}
+
+/// Shortest time between two checkpoints that nobody asks for.
+pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Images in a chain where nobody says how many.
+pub const FULL_EVERY: NonZeroU32 = NonZeroU32::new(10).unwrap();
+
+impl Policy {
+    /// What an image keeps of it.
+    pub(crate) fn to_settings(&self) -> Option<serde_json::Value> {
+        serde_json::to_value(Policy { dir: None, ..self.clone() }).ok()
+    }
+
+    /// The policy of the job whose image that is.
+    pub(crate) fn of_image(manifest: &Manifest) -> Policy {
+        // What another kedge has written there may be none of this one's.
+        let settings = manifest.settings.clone();
+        let policy = settings.and_then(|value| serde_json::from_value(value).ok());
+        let mut policy: Policy = policy.unwrap_or_default();
+        policy.interval = policy.interval.filter(|interval| *interval >= MIN_INTERVAL);
+        policy
+    }
+
+    /// This one, and where it says nothing what `before` says; where images go is not inherited.
+    pub(crate) fn or(&self, before: Policy) -> Policy {
+        Policy {
+            dir: self.dir.clone(),
+            keep: self.keep.or(before.keep),
+            interval: self.interval.or(before.interval),
+            on_term: self.on_term.or(before.on_term),
+            full_every: self.full_every.or(before.full_every),
+        }
+    }
 }
 
 /// A checkpoint before the end.
@@ -74,6 +112,26 @@ pub fn default_dir() -> Result<PathBuf, NoStateFolder> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restarted_job_inherits_what_nobody_says() {
+        let first = Policy {
+            dir: Some("/old".into()),
+            keep: NonZeroU32::new(3),
+            interval: Some(Duration::from_secs(60)),
+            full_every: Some(FULL_EVERY),
+            ..Policy::default()
+        };
+        let mut manifest = Manifest::new("j".into(), vec![], 1);
+        assert_eq!(Policy::of_image(&manifest), Policy::default());
+        manifest.settings = first.to_settings();
+        let interval = Some(Duration::from_secs(5));
+        let second = Policy { dir: Some("/new".into()), interval, ..Policy::default() };
+        let inherited = second.or(Policy::of_image(&manifest));
+        assert_eq!(inherited, Policy { keep: first.keep, full_every: first.full_every, ..second });
+        manifest.settings = Some(serde_json::Value::String("other words".into()));
+        assert_eq!(Policy::of_image(&manifest), Policy::default());
+    }
 
     #[test]
     fn devices_read_as_they_print() {

@@ -1,85 +1,140 @@
 //! The job's socket, and a proxy for each client that connects to it.
 
-use crate::RunError;
 use crate::jobs::JobDir;
 use crate::parts::Parts;
 use kedge_proxy::backend::GpuSpec;
+use kedge_proxy::control::Control;
 use kedge_proxy::joblog::JobLog;
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Clients of one job at a time.
 const MAX_PROXIES: usize = 512;
-/// The descriptor under which a proxy finds its client's socket.
+/// The descriptor under which a proxy finds its client's socket; the next is the supervisor's.
 const PROXY_FD: RawFd = 3;
 
 /// The proxies that run; none, by default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Proxies {
-    running: Arc<Mutex<HashSet<u32>>>,
+    running: Running,
 }
 
-/// What starting a proxy needs.
-struct Starter {
+/// By their process ids.
+type Running = Arc<Mutex<BTreeMap<u32, Arc<Control>>>>;
+
+/// What a proxy is started with.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
     executable: PathBuf,
     arguments: Vec<OsString>,
     log_path: PathBuf,
+}
+
+/// What gives each client that connects a proxy.
+struct Starter {
+    launch: Launch,
     log: Arc<JobLog>,
     /// A note for the log when the first client comes.
     first: Mutex<Option<String>>,
-    running: Arc<Mutex<HashSet<u32>>>,
+    running: Running,
 }
 
 impl Proxies {
-    /// Listens on the job's socket, on a thread of its own. `first` is a note for the log when the first
-    /// client comes.
-    pub(crate) fn listen(
-        dir: &JobDir,
-        parts: &Parts,
-        gpu: &GpuSpec,
-        soft_memory: Option<u64>,
+    /// Gives each client that connects to the job's socket a proxy, on a thread of its own. `first` is a
+    /// note for the log when the first client comes.
+    pub(crate) fn serve(
+        &self,
+        listener: UnixListener,
+        launch: Launch,
         log: Arc<JobLog>,
         first: Option<String>,
-    ) -> Result<Proxies, RunError> {
-        let path = dir.socket();
-        let bad = |source| RunError::Listen { path: path.clone(), source };
-        let listener = UnixListener::bind(&path).map_err(bad)?;
-        // The folder is private already.
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).map_err(bad)?;
-        let running = Arc::<Mutex<HashSet<u32>>>::default();
-        let starter = Starter {
-            executable: parts.proxy.clone(),
-            arguments: arguments(gpu, soft_memory, dir),
-            log_path: dir.log(),
-            log,
-            first: Mutex::new(first),
-            running: running.clone(),
-        };
-        std::thread::Builder::new()
-            .name("accept".into())
-            .spawn(move || starter.accept_all(&listener))
-            .map_err(|source| RunError::System { what: "start a thread", source })?;
-        Ok(Proxies { running })
+    ) -> io::Result<()> {
+        let (first, running) = (Mutex::new(first), self.running.clone());
+        let starter = Starter { launch, log, first, running };
+        let thread = std::thread::Builder::new().name("accept".into());
+        thread.spawn(move || starter.accept_all(&listener)).map(drop)
     }
 
     /// Whether no proxy runs.
     pub(crate) fn none(&self) -> bool {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.locked().is_empty()
     }
 
     /// Whether `pid`, which has ended, was a proxy.
     pub(crate) fn ended(&self, pid: u32) -> bool {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid)
+        self.locked().remove(&pid).is_some()
+    }
+
+    /// One that has taken the place of another.
+    pub(crate) fn add(&self, pid: u32, control: Arc<Control>) {
+        self.locked().insert(pid, control);
+    }
+
+    /// All of them; none can be started while this is held.
+    pub(crate) fn locked(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Control>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Listens on the job's socket.
+pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(socket)?;
+    // The folder is private already.
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
+    Ok(listener)
+}
+
+impl Launch {
+    pub(crate) fn new(
+        parts: &Parts,
+        gpu: &GpuSpec,
+        soft_memory: Option<u64>,
+        dir: &JobDir,
+    ) -> Launch {
+        let arguments = arguments(gpu, soft_memory, dir);
+        Launch { executable: parts.proxy.clone(), arguments, log_path: dir.log() }
+    }
+
+    /// Starts a proxy that owns `client`, with `more` arguments: its process id, and what gives it orders.
+    pub(crate) fn start(
+        &self,
+        client: BorrowedFd<'_>,
+        more: &[&str],
+    ) -> io::Result<(u32, Arc<Control>)> {
+        let (control, orders) = Control::pair()?;
+        let mut command = Command::new(&self.executable);
+        command
+            .args(&self.arguments)
+            .args(more)
+            // It chooses among the job's devices, for each client by the client's own environment.
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .stdin(Stdio::null())
+            .stdout(self.log_file()?)
+            .stderr(self.log_file()?)
+            // Out of the terminal's reach: a key that ends the program must not end its proxy first.
+            .process_group(0);
+        let fds = [client.as_raw_fd(), orders.as_raw_fd()];
+        // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
+        // `client` and `orders` outlive the spawn.
+        unsafe {
+            command.pre_exec(move || hand_over(fds));
+        }
+        Ok((command.spawn()?.id(), Arc::new(control)))
+    }
+
+    /// Where the proxy's last words go, should it abort.
+    fn log_file(&self) -> io::Result<File> {
+        OpenOptions::new().append(true).create(true).open(&self.log_path)
     }
 }
 
@@ -89,7 +144,7 @@ fn arguments(gpu: &GpuSpec, soft_memory: Option<u64>, dir: &JobDir) -> Vec<OsStr
     if let Some(size) = soft_memory {
         list.extend(["--soft-memory".into(), size.to_string().into()]);
     }
-    list.extend(["--log".into(), dir.log().into_os_string()]);
+    list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
     list
 }
 
@@ -126,43 +181,23 @@ impl Starter {
         if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
             self.log.note(&note);
         }
-        let mut command = Command::new(&self.executable);
-        command
-            .args(&self.arguments)
-            // It chooses among the job's devices, for each client by the client's own environment.
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .stdin(Stdio::null())
-            .stdout(self.log_file()?)
-            .stderr(self.log_file()?)
-            // Out of the terminal's reach: a key that ends the program must not end its proxy first.
-            .process_group(0);
-        let fd = client.as_raw_fd();
-        // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
-        // `client` outlives the spawn.
-        unsafe {
-            command.pre_exec(move || hand_over(fd));
-        }
-        running.insert(command.spawn()?.id());
+        let (pid, control) = self.launch.start(client.as_fd(), &[])?;
+        running.insert(pid, control);
         Ok(())
-    }
-
-    /// Where the proxy's last words go, should it abort.
-    fn log_file(&self) -> io::Result<File> {
-        OpenOptions::new().append(true).create(true).open(&self.log_path)
     }
 }
 
-/// In the child: gives the socket its agreed number, open across exec.
-fn hand_over(fd: RawFd) -> io::Result<()> {
-    // SAFETY: plain system calls on descriptors of the child.
+/// In the child: gives both sockets their agreed numbers, open across exec.
+fn hand_over(fds: [RawFd; 2]) -> io::Result<()> {
+    // SAFETY: plain system calls on descriptors of the child. Both are moved out of the way first: one
+    // may have the other's number.
     let failed = unsafe {
         let mut none = std::mem::MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
-        match fd {
-            PROXY_FD => libc::fcntl(fd, libc::F_SETFD, 0) < 0,
-            _ => libc::dup2(fd, PROXY_FD) < 0,
-        }
+        let away = fds.map(|fd| libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, PROXY_FD + 2));
+        let placed = |(number, fd)| fd >= 0 && libc::dup2(fd, number) >= 0;
+        !(PROXY_FD..).zip(away).all(placed)
     };
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

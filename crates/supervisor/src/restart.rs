@@ -2,14 +2,18 @@
 //! their own, where the init that made them takes its checkpoints.
 
 use crate::checkpoint::Checkpointer;
-use crate::jobs::{self, JobDir, JobName, Jobs, Meta, State};
+use crate::gpu::{GPU, Restart};
+use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
+use crate::parts::Parts;
 use crate::policy::Policy;
+use crate::proxies::{Launch, Proxies};
 use crate::signals::{self, Signals};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
-use kedge_image::{ImageError, Manifest};
-use kedge_process::plugins::PathMap;
-use kedge_process::{Rebuilt, RestartOptions, Restarted};
+use kedge_image::{Devices, ImageError, Manifest};
+use kedge_process::plugins::{More, PathMap};
+use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
+use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -24,7 +28,10 @@ pub struct RestartSpec {
     pub name: Option<JobName>,
     /// Where files are that were elsewhere: old and new.
     pub paths: Vec<(PathBuf, PathBuf)>,
+    /// What it does not say is as it was when the image was made.
     pub policy: Policy,
+    /// `None`: the devices that the job had.
+    pub gpu: Option<GpuSpec>,
 }
 
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
@@ -71,21 +78,22 @@ fn restart_one(
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest) = first_that_works(spec, name, dir, images, &log)?;
+    let (restarted, manifest, _stand_in) = first_that_works(spec, name, dir, images, &log)?;
+    let policy = spec.policy.or(Policy::of_image(manifest));
     let meta = Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
         pid: restarted.root(),
         command: manifest.command.clone(),
-        gpu: "none".into(),
+        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
         started: jobs::now(),
         ended: None,
         state: State::Running,
-        policy: Some(spec.policy.clone()),
+        policy: Some(policy.clone()),
     };
     dir.write_meta(&meta)?;
     let restarted = Arc::new(restarted);
-    let outcome = watch(spec, dir, &log, &signals, &restarted);
+    let outcome = watch(policy, dir, &log, &signals, &restarted);
     finish(dir, meta, outcome, &log);
     Ok(outcome)
 }
@@ -97,20 +105,36 @@ fn first_that_works<'a>(
     dir: &JobDir,
     images: &'a [(PathBuf, Manifest)],
     log: &JobLog,
-) -> Result<(Restarted, &'a Manifest), RunError> {
+) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
     let mut rest = images.iter().peekable();
     loop {
         let Some((folder, manifest)) = rest.next() else {
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
-        let checkpointer = Checkpointing { spec, name, dir, manifest };
+        let proxies = Proxies::default();
+        let devices = spec.devices(manifest);
+        let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
+        let stand_in = devices.as_ref().map(|devices| dir.stand_in_for(&devices.folder));
+        if let Some(None) = stand_in {
+            log.line(
+                "another job has this one's former name: processes that it starts get no devices",
+            );
+        }
+        if let Some(launch) = &launch {
+            let (launch, proxies) = (launch.clone(), proxies.clone());
+            let (files, folder) = (manifest.files.clone(), folder.clone());
+            let socket = dir.socket();
+            GPU.restart_with(Restart { launch, proxies, socket, files, folder });
+        }
+        let checkpointer = Checkpointing { spec, name, dir, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let options = RestartOptions { paths, ..RestartOptions::new(folder.clone()) };
+        let plugins: More = vec![&GPU];
+        let options = RestartOptions { paths, plugins, ..RestartOptions::new(folder.clone()) };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
                 restarted.notes.iter().for_each(|note| log.line(note));
-                return Ok((restarted, manifest));
+                return Ok((restarted, manifest, stand_in.flatten()));
             }
             Err(error) => {
                 log.line(&format!("{} cannot be restarted: {error}", folder.display()));
@@ -124,7 +148,7 @@ fn first_that_works<'a>(
 }
 
 fn watch(
-    spec: &RestartSpec,
+    policy: Policy,
     dir: &JobDir,
     log: &Arc<JobLog>,
     signals: &Signals,
@@ -146,12 +170,30 @@ fn watch(
     let watch = Watch {
         control: control.clone(),
         settle: Box::new(move |deadline| control::settle(&control, deadline)),
-        policy: spec.policy.clone(),
+        policy,
         log: log.clone(),
         // One that has ended takes no signal.
         signal: Arc::new(move |signal| drop(signalled.signal(signal))),
     };
     watch.wait(signals, || status.get().copied())
+}
+
+impl RestartSpec {
+    /// The devices that the job is to have: those that it had, or others; none if it had none.
+    fn devices(&self, manifest: &Manifest) -> Option<Devices> {
+        let other = |was: Devices| match &self.gpu {
+            Some(gpu) => Devices { gpu: gpu.to_string(), ..was },
+            None => was,
+        };
+        manifest.devices.clone().map(other)
+    }
+}
+
+/// What the job's proxies are started with.
+fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
+    let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
+    dir.link_driver(&parts.shim)?;
+    Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
 }
 
 /// What the restarted job's init needs to take checkpoints.
@@ -160,6 +202,9 @@ struct Checkpointing<'a> {
     name: &'a JobName,
     dir: &'a JobDir,
     manifest: &'a Manifest,
+    devices: Option<Devices>,
+    proxies: Proxies,
+    launch: Option<Launch>,
 }
 
 impl Checkpointing<'_> {
@@ -172,13 +217,23 @@ impl Checkpointing<'_> {
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
-            devices: None,
-            policy: self.spec.policy.clone(),
+            devices: self.devices.clone(),
+            socket: self.dir.socket(),
+            proxies: self.proxies.clone(),
+            policy: self.spec.policy.or(Policy::of_image(self.manifest)),
             roots: job.roots(),
             log: log.clone(),
             last: self.dir.last_image(),
             under_way: Mutex::default(),
+            tracker: Tracker::default(),
         });
+        if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener()) {
+            if let Err(error) = self.proxies.serve(listener, launch, log.clone(), None) {
+                log.line(&format!(
+                    "cannot start a thread: {error}: no devices for other processes"
+                ));
+            }
+        }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
             log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
         }

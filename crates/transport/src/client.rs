@@ -1,5 +1,6 @@
 //! The client's side of a connection.
 
+use crate::descriptors;
 use crate::error::{ConnectError, Dead, SocketError};
 use crate::futex;
 use crate::layout::{HOST_FNS, STICKY, slot_state};
@@ -35,6 +36,8 @@ pub struct Client {
     /// Sequence number of the newest post.
     posted: AtomicU64,
     dead: AtomicBool,
+    /// Held by who waits for a descriptor.
+    taking: Mutex<()>,
 }
 
 impl Client {
@@ -109,6 +112,7 @@ impl Client {
             slots: SlotMap::default(),
             posted: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            taking: Mutex::new(()),
         }
     }
 
@@ -231,6 +235,28 @@ impl Client {
     /// By the socket and not the ring: the driver may hold up the ring's reader until it is told.
     pub fn host_fn_done(&self, token: u64) -> Result<(), Dead> {
         socket::send_all(self.socket.as_fd(), &token.to_le_bytes()).map_err(|_| Dead)
+    }
+
+    /// Sends a descriptor ahead of the call that names its `ticket` ([`TICKET`](crate::TICKET) is set).
+    pub fn send_descriptor(&self, ticket: u64, fd: BorrowedFd<'_>) -> Result<(), Dead> {
+        descriptors::send(self.socket.as_fd(), ticket, fd).map_err(|_| Dead)
+    }
+
+    /// A call whose reply is a `Status`, and whose success brings a descriptor. OPERATING_SYSTEM where
+    /// this process has no room for another.
+    pub fn call_for_descriptor(&self, call: &Call) -> Result<Result<OwnedFd, CuError>, Dead> {
+        // Replies come in any order, descriptors in that of their calls.
+        let _one_at_a_time = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(code) = self.call::<Result<(), u32>>(call)? {
+            return Ok(Err(CuError(code)));
+        }
+        match descriptors::take(self.socket.as_fd()) {
+            Ok(fd) => Ok(fd.ok_or(CuError::OPERATING_SYSTEM)),
+            Err(_) => {
+                self.dead.store(true, Ordering::Relaxed);
+                Err(Dead)
+            }
+        }
     }
 
     /// The shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.

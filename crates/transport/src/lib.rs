@@ -3,10 +3,13 @@
 //! A client's threads append messages under one short lock; the proxy consumes them in that order
 //! and answers calls through reply slots. A descriptor pair made by the client (ring and shared
 //! arena) travels over a unix socket with [`Hello`](kedge_protocol::Hello); after that the socket
-//! only tells each side when the other has gone.
+//! tells each side when the other has gone, the proxy which host functions have returned, and carries
+//! descriptors of shared device memory.
 
 pub mod bench;
+mod channel;
 mod client;
+mod descriptors;
 mod error;
 mod futex;
 #[cfg(test)]
@@ -14,6 +17,7 @@ mod handshake_tests;
 mod layout;
 mod memory;
 mod outbox;
+mod peer;
 mod ring;
 #[cfg(test)]
 mod ring_tests;
@@ -22,12 +26,15 @@ mod slots;
 mod socket;
 mod spin;
 
+pub use channel::Channel;
 pub use client::Client;
+pub use descriptors::{Announcement, Announcements, TICKET, offer as offer_descriptor};
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
-pub use memory::map_shared_arena;
+pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
-pub use ring::{Incoming, ReplyTo};
+pub use peer::{PeerKey, PeerListener, Shared, ask_peer, random};
+pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
 pub use socket::{peer_pid, peer_uid};
 

@@ -49,6 +49,11 @@ pub(crate) fn check_sealed(fd: BorrowedFd<'_>, len: u64) -> Result<(), SegmentEr
     Ok(())
 }
 
+/// Refuses what is not a shared arena.
+pub fn check_shared_arena(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+    check_sealed(fd, arena::SHARED_LEN)
+}
+
 /// The mapped header and ring.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -65,9 +70,14 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// A fresh segment, for a client.
     pub(crate) fn create() -> io::Result<Segment> {
-        let segment = Segment::map(sealed_memfd(c"kedge-ring", FILE_BYTES)?)?;
+        let segment = Segment::map(Segment::file()?)?;
         segment.header().magic.store(MAGIC, Ordering::Relaxed);
         Ok(segment)
+    }
+
+    /// The memfd of a fresh segment, without contents.
+    fn file() -> io::Result<OwnedFd> {
+        sealed_memfd(c"kedge-ring", FILE_BYTES)
     }
 
     /// A segment that a client sent.
@@ -154,8 +164,13 @@ fn map_fixed(
     Err(ConnectError::AddressTaken { what, start, end: start + len })
 }
 
+/// A memfd for a ring that is brought back: its contents are to be written into it.
+pub fn create_ring() -> io::Result<OwnedFd> {
+    Segment::file()
+}
+
 /// A fresh shared arena.
-pub(crate) fn create_shared_arena() -> io::Result<OwnedFd> {
+pub fn create_shared_arena() -> io::Result<OwnedFd> {
     sealed_memfd(c"kedge-shared", arena::SHARED_LEN)
 }
 

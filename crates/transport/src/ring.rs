@@ -14,7 +14,7 @@ use crate::slots::LIVENESS_SLICE;
 use crate::spin::Spin;
 use kedge_protocol::Message;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// Ring bytes that an entry with `len` payload bytes takes.
@@ -153,6 +153,22 @@ pub struct Incoming {
 #[must_use = "the caller waits for a reply"]
 pub struct ReplyTo(pub(crate) u32);
 
+/// Ends the wait of a ring's reader.
+#[derive(Debug, Clone)]
+pub struct Nudge {
+    segment: Arc<Segment>,
+    nudged: Arc<AtomicBool>,
+}
+
+impl Nudge {
+    /// Whoever waits for messages returns; whoever does not, returns from the next wait at once.
+    pub fn now(&self) {
+        self.nudged.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        wake_consumer(self.segment.header());
+    }
+}
+
 /// The proxy's end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
@@ -160,11 +176,33 @@ pub(crate) struct Consumer {
     head: u64,
     seq: u64,
     buffer: Vec<u8>,
+    /// Somebody wants the reader to look at something else than the ring.
+    nudged: Arc<AtomicBool>,
 }
 
 impl Consumer {
     pub(crate) fn new(segment: Arc<Segment>) -> Consumer {
-        Consumer { segment, head: 0, seq: 0, buffer: Vec::with_capacity(4096) }
+        Consumer::after(segment, 0)
+    }
+
+    /// Goes on where another stopped, whose last message was `seq`.
+    pub(crate) fn after(segment: Arc<Segment>, seq: u64) -> Consumer {
+        let head = segment.header().head.0.load(Ordering::Acquire);
+        let nudged = Arc::new(AtomicBool::new(false));
+        Consumer { segment, head, seq, buffer: Vec::with_capacity(4096), nudged }
+    }
+
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// The newest message that was taken.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    pub(crate) fn nudge(&self) -> Nudge {
+        Nudge { segment: self.segment.clone(), nudged: self.nudged.clone() }
     }
 
     /// Takes the next message if there is one. It is copied out before anything of it is believed.
@@ -244,10 +282,12 @@ impl Consumer {
         }
     }
 
-    /// Returns when there is something to take: spins for `spin`, then sleeps.
+    /// Returns when there is something to take, or it was nudged: spins for `spin`, then sleeps.
     pub(crate) fn wait(&self, spin: Duration) -> Result<(), RingError> {
         let header = self.segment.header();
-        let ready = || header.tail.0.load(Ordering::Acquire) != self.head;
+        let ready = || {
+            header.tail.0.load(Ordering::Acquire) != self.head || self.nudged.load(Ordering::SeqCst)
+        };
         let mut spin = Spin::new(spin);
         while !ready() {
             if header.closed.0.load(Ordering::Relaxed) != 0 {
@@ -263,6 +303,7 @@ impl Consumer {
             }
             header.consumer_sleeps.0.store(0, Ordering::Relaxed);
         }
+        self.nudged.store(false, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -1,11 +1,10 @@
 //! The proxy's side of a connection.
 
-use crate::error::{AcceptError, RingError, SocketError};
-use crate::memory::{Segment, check_sealed};
+use crate::error::{AcceptError, RingError, SegmentError, SocketError};
+use crate::memory::{Segment, check_shared_arena};
 use crate::outbox::Outbox;
-use crate::ring::{Consumer, Incoming};
+use crate::ring::{Consumer, Incoming, Nudge};
 use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
-use kedge_cuda_types::arena;
 use kedge_protocol::{Hello, PROTOCOL_VERSION, Refusal, Welcome};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -49,7 +48,7 @@ impl Server {
             return Err(AcceptError::Descriptors { count });
         };
         let bad = |what| move |source| AcceptError::Segment { what, source };
-        check_sealed(shared.as_fd(), arena::SHARED_LEN).map_err(bad("shared arena"))?;
+        check_shared_arena(shared.as_fd()).map_err(bad("shared arena"))?;
         let segment = Segment::open(ring).map_err(bad("ring"))?;
         Ok(Accepted { hello, shared, server: Server::new(socket, Arc::new(segment)), deadline })
     }
@@ -57,6 +56,24 @@ impl Server {
     pub(crate) fn new(socket: OwnedFd, segment: Arc<Segment>) -> Server {
         let outbox = Outbox::new(segment.clone());
         Server { socket, consumer: Consumer::new(segment), outbox }
+    }
+
+    /// Goes on in the place of another, whose last message was `seq`: with a socket whose other end the
+    /// client holds, and with the ring that it shared with the other.
+    pub fn resume(socket: OwnedFd, ring: OwnedFd, seq: u64) -> Result<Server, SegmentError> {
+        let segment = Arc::new(Segment::open(ring)?);
+        let outbox = Outbox::new(segment.clone());
+        Ok(Server { socket, consumer: Consumer::after(segment, seq), outbox })
+    }
+
+    /// Sequence number of the newest message that was taken.
+    pub fn position(&self) -> u64 {
+        self.consumer.seq()
+    }
+
+    /// What ends a wait from another thread.
+    pub fn nudge(&self) -> Nudge {
+        self.consumer.nudge()
     }
 
     /// The next message, if the client has sent one. An error means that the client is broken or
@@ -72,6 +89,11 @@ impl Server {
 
     pub fn outbox(&self) -> &Outbox {
         &self.outbox
+    }
+
+    /// The ring's memfd.
+    pub fn ring(&self) -> BorrowedFd<'_> {
+        self.consumer.segment().fd()
     }
 
     /// The socket, which reports hang-up once the client has ended.

@@ -35,7 +35,11 @@ impl Deadline {
     }
 
     /// Waits until the socket is ready for `events`, or the deadline.
-    fn poll(&self, fd: BorrowedFd<'_>, events: libc::c_short) -> Result<(), SocketError> {
+    pub(crate) fn poll(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: libc::c_short,
+    ) -> Result<(), SocketError> {
         loop {
             let Some(left) = self.limit.checked_sub(self.start.elapsed()) else {
                 return Err(SocketError::TimedOut { seconds: self.limit.as_secs() });
@@ -142,7 +146,11 @@ fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub(crate) fn send_some(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut control: Control = Default::default();
     let payload = std::mem::size_of_val(fds);
     debug_assert!(fds.len() <= MAX_FDS);
@@ -168,7 +176,7 @@ fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
-fn receive_some(
+pub(crate) fn receive_some(
     socket: BorrowedFd<'_>,
     out: &mut [u8],
     fds: &mut Vec<OwnedFd>,

@@ -253,3 +253,28 @@ fn faults_progress_and_host_functions_reach_the_client() {
         assert!(tokens.iter().copied().eq(0..1000));
     });
 }
+
+#[test]
+fn a_nudge_ends_each_wait() {
+    let (client, server) = pair().expect("a pair");
+    let (nudge, ended) = (server.nudge(), Arc::new(AtomicU64::new(0)));
+    let count = ended.clone();
+    let waiting = thread::spawn(move || {
+        while server.wait(SPIN).is_ok() {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    for round in 0..20_000 {
+        // In all phases of a wait: while it spins, as it goes to sleep, asleep.
+        (0..round % 97 * 20).for_each(|_| std::hint::spin_loop());
+        let before = ended.load(Ordering::SeqCst);
+        nudge.now();
+        let begin = std::time::Instant::now();
+        while ended.load(Ordering::SeqCst) == before {
+            assert!(begin.elapsed() < Duration::from_secs(10), "round {round}");
+            thread::yield_now();
+        }
+    }
+    drop(client);
+    waiting.join().expect("it ends with its client");
+}

@@ -11,8 +11,9 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
-MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored. The other
-columns are bytes in the file, by how they are stored; PLAIN, the contents of open files and pipes.
+MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, the
+part that is as in the image that this one builds on. The other columns are bytes in the file, by
+how they are stored; PLAIN, the contents of open files and pipes.
 
 Tables are read and checked, contents are not: that is what `kedge verify` does.";
 
@@ -26,7 +27,7 @@ pub(crate) struct InspectArgs {
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
     /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
-    /// gzip, plain)
+    /// gzip, parent, plain)
     #[arg(long)]
     json: bool,
 }
@@ -56,6 +57,8 @@ struct Contents {
     lz4: u64,
     zstd: u64,
     gzip: u64,
+    /// Bytes of memory that are in the image that this one builds on.
+    parent: u64,
     /// Contents of files and pipes, kept as they are.
     plain: u64,
 }
@@ -79,7 +82,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         command: manifest.command,
         captured: manifest.captured,
         processes: manifest.processes,
-        parent: manifest.parent,
+        parent: manifest.parent.map(|parent| parent.name),
         files,
     };
     if args.json {
@@ -100,6 +103,7 @@ fn contents(mut contents: Contents, file: &ImageFile) -> Contents {
             Codec::Lz4 => contents.lz4 += u64::from(extent.stored),
             Codec::Zstd => contents.zstd += u64::from(extent.stored),
             Codec::Gzip => contents.gzip += u64::from(extent.stored),
+            Codec::Parent => contents.parent += extent.decoded,
         }
     }
     contents
@@ -120,12 +124,14 @@ fn render(report: &Report) -> String {
     for (what, value) in facts {
         text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
     }
-    let headings =
-        ["FILE", "SIZE", "MEMORY", "ZERO", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN"];
-    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let headings = [
+        "FILE", "SIZE", "MEMORY", "ZERO", "PARENT", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN",
+    ];
+    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     for file in &report.files {
-        let numbers =
-            [file.bytes, file.memory, file.zero, file.sections, file.raw, file.lz4, file.zstd];
+        let memory = [file.bytes, file.memory, file.zero, file.parent, file.sections];
+        let stored = [file.raw, file.lz4, file.zstd, file.gzip, file.plain];
+        let numbers = memory.into_iter().chain(stored);
         let name = (PLAIN, output::harmless(&name(file.name.as_ref())));
         let sizes = numbers.map(|bytes| (PLAIN, Size(bytes).to_string()));
         table.row(std::iter::once(name).chain(sizes));

@@ -95,7 +95,7 @@ fn row(found: Found) -> Row {
             command: manifest.command,
             captured: Some(manifest.captured),
             processes: Some(manifest.processes.len()),
-            parent: manifest.parent,
+            parent: manifest.parent.map(|parent| parent.name),
             ..empty
         },
         State::Damaged(error) => Row { state: "damaged", error: Some(error.to_string()), ..empty },

@@ -29,6 +29,37 @@ impl Heap {
         Self { state: Mutex::new(state) }
     }
 
+    /// A heap of which the ranges `used`, as [`Heap::used`] gave them, are taken.
+    ///
+    /// `None` where they do not lie in it, one after the other.
+    pub fn with(base: u64, size: u64, used: &[(u64, u64)]) -> Option<Self> {
+        let heap = Self::new(base, size);
+        let mut state = heap.lock();
+        let (mut at, len) = state.free.pop_first().unwrap_or((base, 0));
+        let end = at + len;
+        state.by_size.clear();
+        for &(addr, len) in used {
+            let next = addr.checked_add(len)?;
+            let whole = len > 0 && (addr | len).is_multiple_of(ALIGN);
+            if !whole || addr < at || next > end {
+                return None;
+            }
+            state.insert_free(at, addr - at);
+            state.used.insert(addr, len);
+            at = next;
+        }
+        state.insert_free(at, end - at);
+        drop(state);
+        Some(heap)
+    }
+
+    /// (address, length) of what is taken, in order.
+    pub fn used(&self) -> Vec<(u64, u64)> {
+        let mut used: Vec<_> = self.lock().used.iter().map(|(addr, len)| (*addr, *len)).collect();
+        used.sort_unstable();
+        used
+    }
+
     /// The address of `bytes` new bytes; 0 where the heap has no such range.
     pub fn malloc(&self, bytes: u64) -> u64 {
         let Some(need) = bytes.max(1).checked_next_multiple_of(ALIGN) else { return 0 };
@@ -93,6 +124,29 @@ mod tests {
         assert!(heap.free(a) && heap.free(b) && heap.free(c));
         assert_eq!(heap.malloc(0xff0), 0x1010, "everything is one range again");
         assert_eq!(heap.malloc(1), 0);
+    }
+
+    #[test]
+    fn a_heap_made_of_what_was_used_goes_on_like_the_first() {
+        let heap = Heap::new(0x1008, 0x1000);
+        let all: Vec<u64> = (0..20).map(|index| heap.malloc(40 + index)).collect();
+        all.iter().step_by(3).for_each(|addr| assert!(heap.free(*addr)));
+        let again = Heap::with(0x1008, 0x1000, &heap.used()).unwrap();
+        for bytes in [1, 48, 64, 700, 3000] {
+            assert_eq!(again.malloc(bytes), heap.malloc(bytes));
+        }
+        assert_eq!(again.used(), heap.used());
+        assert!(again.free(all[1]) && !again.free(all[0] + 16));
+    }
+
+    #[test]
+    fn what_cannot_have_been_used_is_refused() {
+        let refused = |used: &[(u64, u64)]| Heap::with(0x1000, 0x1000, used).is_none();
+        assert!(!refused(&[]) && !refused(&[(0x1000, 16), (0x1010, 0xff0)]));
+        assert!(refused(&[(0x1010, 16), (0x1000, 16)]) && refused(&[(0x1000, 32), (0x1010, 16)]));
+        assert!(refused(&[(0x1000, 0)]) && refused(&[(0x1008, 16)]) && refused(&[(0x1000, 8)]));
+        assert!(refused(&[(0x2000, 16)]) && refused(&[(0xff0, 32)]));
+        assert!(refused(&[(0x1000, u64::MAX - 15)]) && refused(&[(u64::MAX - 15, 16)]));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
 //! and the table of what programs may touch.
 
+use super::shareable::ExportedSlabs;
 use super::tasks::lock;
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
@@ -10,7 +11,8 @@ use kedge_cuda_types::arena::{
 use kedge_device::Ranges;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Slabs start and end at multiples of this.
 const SLAB_UNIT: u64 = 2 << 20;
@@ -26,6 +28,8 @@ pub(super) struct Memory {
     retained: Mutex<Ranges>,
     /// The shared arena's upper part: managed variables.
     managed: Mutex<Placer>,
+    /// Slabs that other processes may have mapped.
+    exported: Mutex<ExportedSlabs>,
 }
 
 struct Device {
@@ -59,6 +63,7 @@ impl Memory {
             devices: mapped,
             retained: Mutex::default(),
             managed: Mutex::new(managed),
+            exported: Mutex::default(),
         })
     }
 
@@ -105,8 +110,30 @@ impl Memory {
         }
         self.spans.remove(addr, bytes);
         lock(&self.retained).cut(addr, bytes);
-        discard(addr, bytes);
+        if !lock(&self.exported).end(addr)? {
+            discard(addr, bytes);
+        }
         self.refund(device, bytes)
+    }
+
+    /// A descriptor of the slab that holds `addr`, and where that lies. Nothing may run. `number` names
+    /// the device to other processes.
+    pub(super) fn export_slab(
+        &self,
+        addr: u64,
+        number: u32,
+    ) -> Result<(OwnedFd, u64, u64), CuError> {
+        let device = arena::device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        let slab = lock(&self.device(device)?.slabs).holding(addr);
+        let (base, size) = slab.ok_or(CuError::INVALID_VALUE)?;
+        lock(&self.retained).cut(base, size);
+        let fd = lock(&self.exported).export(base, size, number)?;
+        Ok((fd, base, size))
+    }
+
+    /// The slabs that are shared memory by now.
+    pub(super) fn exported(&self) -> MutexGuard<'_, ExportedSlabs> {
+        lock(&self.exported)
     }
 
     pub(super) fn free_memory(&self, device: u32) -> Result<u64, CuError> {
@@ -132,9 +159,37 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether a range is valid and lies in a slab.
+    pub(super) fn is_open(&self, addr: u64, size: u64) -> bool {
+        let device = arena::device_of(addr).and_then(|index| self.device(index).ok());
+        let in_slab = device.is_some_and(|device| lock(&device.slabs).contain(addr, size));
+        in_slab && self.spans.covers(addr, size)
+    }
+
+    /// Makes a range valid whose slab is yet to be granted.
+    pub(super) fn open_early(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_client_range(addr, size, self.devices.len())?;
+        self.spans.insert(addr, size);
+        Ok(())
+    }
+
+    /// Whether all of a range is valid device memory of this process, and not of the shared arena.
+    pub(super) fn is_valid_on_device(&self, addr: u64, size: u64) -> bool {
+        self.in_arenas(addr, size) && self.spans.covers(addr, size)
+    }
+
+    /// Whether all of a range lies in one device's arena, where every address can be touched.
+    pub(super) fn in_arenas(&self, addr: u64, size: u64) -> bool {
+        in_device_arena(addr, size, self.devices.len())
+    }
+
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;
         self.spans.remove(addr, size);
+        // The pages of an exported slab stay until it ends.
+        if lock(&self.exported).hold(addr) {
+            return Ok(());
+        }
         let mut retained = lock(&self.retained);
         retained.add(addr, size);
         if retained.bytes() > RETAIN_LIMIT {
@@ -165,6 +220,30 @@ impl Memory {
         let addr = lock(&self.managed).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?;
         self.spans.insert(addr, bytes);
         Ok(Placed { addr, size: bytes, device: None })
+    }
+
+    /// What `place` or `place_managed` gave before a checkpoint, at the same address.
+    ///
+    /// # Errors
+    /// INVALID_VALUE for an address that they would not give, or that is taken.
+    pub(super) fn replace(&self, addr: u64, size: u64, managed: bool) -> Result<Placed, CuError> {
+        let device = if managed { None } else { arena::device_of(addr) };
+        match device {
+            Some(index) => {
+                self.charge(index, size)?;
+                let taken = lock(&self.device(index)?.own).take_at(addr, size);
+                taken.ok_or(CuError::INVALID_VALUE).or_else(|error| {
+                    self.refund(index, size)?;
+                    Err(error)
+                })?;
+            }
+            None if managed => {
+                lock(&self.managed).take_at(addr, size).ok_or(CuError::INVALID_VALUE)?;
+            }
+            None => return Err(CuError::INVALID_VALUE),
+        }
+        self.spans.insert(addr, size);
+        Ok(Placed { addr, size, device })
     }
 
     /// Takes back what `place` or `place_managed` gave.
@@ -202,7 +281,14 @@ pub(super) struct Placed {
     pub(super) addr: u64,
     pub(super) size: u64,
     /// `None`: in the shared arena.
-    device: Option<u32>,
+    pub(super) device: Option<u32>,
+}
+
+/// Whether all of a range lies in one device's arena.
+pub(super) fn in_device_arena(addr: u64, size: u64, devices: usize) -> bool {
+    let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
+    let end = device.map(|index| arena::device_base(index) + DEVICE_STRIDE);
+    end.zip(addr.checked_add(size)).is_some_and(|(end, last)| last <= end)
 }
 
 /// # Errors
@@ -281,6 +367,24 @@ impl Placer {
             let addr = base.checked_next_multiple_of(align)?;
             (addr.checked_add(size)? <= base + len).then_some((*base, *len, addr))
         })?;
+        self.carve(base, len, addr, size);
+        Some(addr)
+    }
+
+    /// Takes a range that `take` may have given; `None` where it is not free.
+    fn take_at(&mut self, addr: u64, size: u64) -> Option<()> {
+        let size = size.checked_next_multiple_of(256).filter(|size| *size > 0)?;
+        let end = addr.checked_add(size)?;
+        let (&base, &len) = self.free.range(..=addr).next_back()?;
+        if !addr.is_multiple_of(256) || end > base + len {
+            return None;
+        }
+        self.carve(base, len, addr, size);
+        Some(())
+    }
+
+    /// Takes [addr, addr+size) out of the free range [base, base+len), which holds it.
+    fn carve(&mut self, base: u64, len: u64, addr: u64, size: u64) {
         self.free.remove(&base);
         if addr > base {
             self.free.insert(base, addr - base);
@@ -288,7 +392,6 @@ impl Placer {
         if addr + size < base + len {
             self.free.insert(addr + size, base + len - addr - size);
         }
-        Some(addr)
     }
 
     fn give_back(&mut self, addr: u64, size: u64) {
@@ -323,6 +426,29 @@ mod tests {
         assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x1000)]));
         assert_eq!(placer.take(0x1000, 1), Some(0x1000));
         assert_eq!(placer.take(1, 1), None);
+    }
+
+    #[test]
+    fn placer_takes_a_given_range_only_where_it_is_free() {
+        let mut placer = Placer::new(0x1000, 0x1000);
+        assert_eq!(placer.take_at(0x1400, 300), Some(()));
+        assert_eq!(placer.free, BTreeMap::from([(0x1000, 0x400), (0x1600, 0xa00)]));
+        for (addr, size) in [
+            (0x1500, 1),
+            (0x1300, 257),
+            (0x1810, 16),
+            (0x1f00, 257),
+            (0xf00, 256),
+            (0x1000, 0),
+            (0x1000, u64::MAX),
+            (u64::MAX - 255, 256),
+        ] {
+            assert_eq!(placer.take_at(addr, size), None, "{addr:#x} {size:#x}");
+        }
+        assert_eq!(
+            (placer.take_at(0x1000, 0x400), placer.take(0x100, 1)),
+            (Some(()), Some(0x1600))
+        );
     }
 
     #[test]

@@ -57,6 +57,25 @@ impl Array {
         self.storage.as_ptr() as u64
     }
 
+    /// Bytes of all texels.
+    pub(super) fn bytes(&self) -> u64 {
+        self.layout.size() as u64
+    }
+
+    /// Writes texels that a checkpoint has kept.
+    pub(super) fn restore(&self, start: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let end = start.checked_add(bytes.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+        if end > self.bytes() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: the range lies in the storage, which no Rust reference names; no task runs.
+        unsafe {
+            let to = self.storage.as_ptr().add(start as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        Ok(())
+    }
+
     pub(super) fn plane_bytes(&self) -> u64 {
         self.pitch * self.rows
     }

@@ -84,6 +84,12 @@ impl Context {
         }
     }
 
+    /// Tells again of the fault that the context had before a checkpoint.
+    pub(super) fn restore_fault(&self, error: CuError) {
+        self.sticky.store(error.0, Ordering::Release);
+        self.host.fault(self.id, error);
+    }
+
     /// Drops what the context has not yet run, without telling the client, who destroyed it.
     pub(super) fn kill(&self) {
         let destroyed = CuError::CONTEXT_IS_DESTROYED.0;
@@ -115,6 +121,17 @@ impl Context {
 }
 
 impl Context {
+    /// Where the device heap lies and what is taken of it; `None` before a kernel has asked for it.
+    pub(super) fn heap_state(&self) -> Option<(Placed, Vec<(u64, u64)>)> {
+        let (placed, heap) = self.heap.get()?.as_ref()?;
+        Some((*placed, heap.used()))
+    }
+
+    /// Gives a context that has run nothing yet its device heap.
+    pub(super) fn restore_heap(&self, placed: Placed, heap: Heap) -> Result<(), CuError> {
+        self.heap.set(Some((placed, heap))).map_err(|_| CuError::ILLEGAL_STATE)
+    }
+
     fn heap(&self) -> Option<&Heap> {
         let place = || {
             let size = lock(&self.limits)[MALLOC_HEAP_SIZE];

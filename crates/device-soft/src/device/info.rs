@@ -50,6 +50,12 @@ fn uuid(index: u32) -> [u8; 16] {
     uuid
 }
 
+/// The number in a device's UUID.
+pub(super) fn number(info: &DeviceInfo) -> u32 {
+    let [.., a, b, c, d] = info.uuid;
+    u32::from_be_bytes([a, b, c, d])
+}
+
 const FIXED: &[(u32, i32)] = &[
     (a::COMPUTE_CAPABILITY_MAJOR, 9),
     (a::COMPUTE_CAPABILITY_MINOR, 0),
@@ -98,6 +104,8 @@ const FIXED: &[(u32, i32)] = &[
     (a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 1),
     (a::HOST_REGISTER_SUPPORTED, 1),
     (a::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
+    (a::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
+    (a::IPC_EVENT_SUPPORTED, 1),
     (a::MEMORY_POOLS_SUPPORTED, 1),
     (a::CAN_USE_64_BIT_STREAM_MEM_OPS, 1),
     (a::CAN_USE_STREAM_WAIT_VALUE_NOR, 1),
@@ -169,6 +177,7 @@ mod tests {
     #[test]
     fn uuids_differ_and_spell_kedge() {
         assert_ne!(uuid(0), uuid(1));
+        assert_eq!(number(&describe(7, 1 << 30, 1)), 7);
         assert!(uuid(0).starts_with(b"kedge-soft"));
     }
 }

@@ -3,9 +3,10 @@
 //! - [`tables`]: what the client has named; operations become tasks there.
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
-//! - [`arena`], [`vmm`]: device memory. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`arena`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
+//! - [`snapshot`]: what a checkpoint takes and a restart gives back.
 
 mod arena;
 mod arrays;
@@ -19,6 +20,9 @@ mod modules;
 mod nested;
 mod occupancy;
 mod runtime;
+mod shareable;
+mod shared_event;
+mod snapshot;
 mod streams;
 mod tables;
 mod tasks;
@@ -33,22 +37,25 @@ use arena::Memory;
 use arrays::Array;
 use context::Context;
 use engine::Engines;
-use events::Event;
+use events::{Clock, Event};
 use graphs::Graph;
-use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
-use kedge_device::{Backend, Done, Host, Query};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{MAX_DEVICES, device_of};
+use kedge_device::{Backend, Done, EventShare, Host, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
-    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
+    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
 use kedge_wire::Text;
 use modules::Module;
 use runtime::Runtime;
+use shared_event::SharedEvent;
+use snapshot::Stage;
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 use tables::Tables;
 use tasks::{Task, lock};
 use textures::TextureTable;
@@ -91,6 +98,8 @@ pub struct SoftBackend {
     vmm: Vmm,
     textures: Arc<TextureTable>,
     tables: Mutex<Tables>,
+    /// How far a restart is.
+    stage: Mutex<Stage>,
 }
 
 impl SoftBackend {
@@ -117,12 +126,14 @@ impl SoftBackend {
             vmm: vmm.map_err(StartError::Memory)?,
             textures: Arc::default(),
             tables: Mutex::default(),
+            stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
                 engines: Engines::start().map_err(StartError::Threads)?,
                 memory,
                 outstanding: AtomicUsize::new(0),
-                epoch: Instant::now(),
+                unfinished: AtomicUsize::new(0),
+                clock: Clock::start(),
                 pool,
             }),
         }))
@@ -130,6 +141,21 @@ impl SoftBackend {
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         lock(&self.tables)
+    }
+
+    /// What names a device to other processes.
+    fn number(&self, device: u32) -> u32 {
+        self.infos.get(device as usize).map_or(u32::MAX, info::number)
+    }
+
+    fn add_event(&self, id: EventId, ctx: CtxId, event: Event) -> Result<(), CuError> {
+        let mut tables = self.tables();
+        tables.streams.context(ctx)?;
+        if tables.events.contains_key(&id) {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        tables.events.insert(id, (ctx, event));
+        Ok(())
     }
 
     /// Calls `done` with the context's status once `pending` is over.
@@ -207,18 +233,45 @@ impl Backend for SoftBackend {
         Ok(())
     }
 
-    fn create_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+    fn create_handle(
+        &self,
+        handle: MemHandleId,
+        device: u32,
+        size: u64,
+        shareable: bool,
+    ) -> Result<(), CuError> {
         let memory = &self.runtime.memory;
         memory.charge(device, size)?;
-        self.vmm.create(handle, device, size).or_else(|error| {
+        let number = shareable.then(|| self.number(device));
+        self.vmm.create(handle, device, size, number).or_else(|error| {
             memory.refund(device, size)?;
             Err(error)
         })
     }
 
+    fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
+        self.vmm.export(handle)
+    }
+
+    fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
+        let (size, number) = self.vmm.import(handle, fd)?;
+        let own = (0..self.infos.len() as u32).find(|device| Some(self.number(*device)) == number);
+        Ok(Imported { device: own, size: Some(size) })
+    }
+
+    fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        if !self.runtime.is_idle() {
+            return Err(CuError::NOT_READY);
+        }
+        let device = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        self.runtime.memory.export_slab(addr, self.number(device))
+    }
+
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
-        let (device, size) = self.vmm.destroy(handle)?;
-        self.runtime.memory.refund(device, size)
+        match self.vmm.destroy(handle)? {
+            Some((device, size)) => self.runtime.memory.refund(device, size),
+            None => Ok(()),
+        }
     }
 
     fn map_handle(
@@ -280,6 +333,11 @@ impl Backend for SoftBackend {
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError> {
         let tables = self.tables();
         tables.streams.context(ctx)?;
+        if let Some(handle) = lock(&self.stage).next_texture(ctx)? {
+            let array = |id| tables.array(id);
+            self.textures.restore((ctx, handle), texture, &self.runtime.memory, array);
+            return Ok(handle);
+        }
         self.textures.create(ctx, texture, &self.runtime.memory.spans, |id| tables.array(id))
     }
 
@@ -305,8 +363,10 @@ impl Backend for SoftBackend {
         if tables.modules.contains_key(&module) {
             return Err(refuse(CuError::INVALID_HANDLE, "the module's id is in use"));
         }
+        let former = lock(&self.stage).variables_of(module);
+        let former = former.map_err(|error| refuse(error.code, &error.message))?;
         let log = |line: &str| self.runtime.host.log(line);
-        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, log)?;
+        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, former, log)?;
         tables.modules.insert(module, loaded);
         Ok(())
     }
@@ -361,14 +421,27 @@ impl Backend for SoftBackend {
         self.tables().streams.remove(stream)
     }
 
-    fn create_event(&self, event: EventId, ctx: CtxId, timing: bool) -> Result<(), CuError> {
-        let mut tables = self.tables();
-        tables.streams.context(ctx)?;
-        if tables.events.contains_key(&event) {
-            return Err(CuError::INVALID_HANDLE);
-        }
-        tables.events.insert(event, (ctx, Event::new(timing)));
-        Ok(())
+    fn create_event(
+        &self,
+        event: EventId,
+        ctx: CtxId,
+        timing: bool,
+        interprocess: bool,
+    ) -> Result<(), CuError> {
+        let shared = interprocess.then(SharedEvent::create).transpose()?;
+        self.add_event(event, ctx, Event::new(timing, shared))
+    }
+
+    fn export_event(&self, event: EventId) -> Result<EventShare, CuError> {
+        let tables = self.tables();
+        let (_, event) = tables.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
+        let shared = event.shared.as_ref().ok_or(CuError::INVALID_HANDLE)?;
+        Ok(EventShare::Memory(shared.export()?))
+    }
+
+    fn import_event(&self, event: EventId, ctx: CtxId, share: EventShare) -> Result<(), CuError> {
+        let EventShare::Memory(fd) = share else { return Err(CuError::INVALID_VALUE) };
+        self.add_event(event, ctx, Event::new(false, Some(SharedEvent::open(fd)?)))
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), CuError> {
@@ -405,7 +478,11 @@ impl Backend for SoftBackend {
             return done(Err(CuError::INVALID_HANDLE));
         };
         let (status, pending) = (event.status(), event.pending().cloned());
+        let elsewhere = event.elsewhere();
         drop(tables);
+        if let (None, Some((event, number))) = (&pending, elsewhere) {
+            return event.when_reached(&self.runtime, number, done);
+        }
         match pending {
             Some(task) => self.notify(&task.ctx, std::slice::from_ref(&task), done),
             None => done(status),
@@ -422,7 +499,8 @@ impl Backend for SoftBackend {
         let tables = self.tables();
         let (_, event) = tables.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
         event.status()?;
-        if event.pending().is_none() { Ok(()) } else { Err(CuError::NOT_READY) }
+        let over = event.pending().is_none() && event.elsewhere().is_none();
+        if over { Ok(()) } else { Err(CuError::NOT_READY) }
     }
 
     fn is_idle(&self) -> bool {
@@ -464,5 +542,29 @@ impl Backend for SoftBackend {
 
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
         self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    fn at_rest(&self) -> bool {
+        self.runtime.is_at_rest()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        snapshot::take(self)
+    }
+
+    fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::begin(self, notes)
+    }
+
+    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::apply(self, notes)
+    }
+
+    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        snapshot::put(self, object, start, bytes)
+    }
+
+    fn restore_end(&self) -> Result<(), SnapshotError> {
+        snapshot::end(self)
     }
 }

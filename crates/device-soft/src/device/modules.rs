@@ -8,7 +8,7 @@ use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, ImageKind};
 use kedge_ptx::{ast, link};
 use kedge_wire::{List, Text};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Kernels that a client may have numbered in one module.
@@ -25,11 +25,15 @@ pub(super) struct Module {
     /// Kernels of it launch grids themselves.
     pub(super) nests: bool,
     /// Where its variables lie; they go with the module.
-    _variables: Variables,
+    variables: Variables,
 }
 
+/// Where a variable lay when a checkpoint was taken, by its name; the memory is taken already.
+pub(super) type Former = VecDeque<(Text<65536>, Placed)>;
+
 impl Module {
-    /// Loads one image, or links several.
+    /// Loads one image, or links several. With `former`, the variables lie where they lay and keep what
+    /// is there.
     ///
     /// # Errors
     /// What cuModuleLoadData returns, with a message that names the image, the line, the remedy.
@@ -38,22 +42,30 @@ impl Module {
         device: u32,
         memory: &Arc<Memory>,
         images: &[Vec<u8>],
+        former: Option<Former>,
         log: impl Fn(&str),
     ) -> Result<Self, LoadError> {
         let units = parse_all(images, log)?;
         let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
         let memory = Arc::clone(memory);
-        let mut variables = Variables { memory, device, placed: Vec::new() };
-        let program =
-            lower::build(&linked.module, &mut variables).map_err(|e| error(e.code, e.message))?;
+        let mut variables = Variables { memory, device, placed: Vec::new(), former, moved: None };
+        let program = lower::build(&linked.module, &mut variables)
+            .map_err(|e| error(e.code, variables.moved.take().unwrap_or(e.message)))?;
+        variables.check_all_found()?;
         let named = program.kernels.iter().map(|kernel| kernel.name.clone());
         let kernels = named.zip(0..).collect();
         let globals = program.globals.iter().map(|global| global.name.clone()).zip(0..).collect();
         let nests = linked.unresolved.iter().any(|name| {
             ["LaunchDeviceV2", "MemcpyAsync", "MemsetAsync"].iter().any(|call| name.contains(call))
         });
-        let (program, numbered, _variables) = (Arc::new(program), Vec::new(), variables);
-        Ok(Self { ctx, program, kernels, globals, numbered, nests, _variables })
+        let (program, numbered) = (Arc::new(program), Vec::new());
+        Ok(Self { ctx, program, kernels, globals, numbered, nests, variables })
+    }
+
+    /// Name and place of each variable, in the order in which they were placed.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&str, Placed)> {
+        let names = self.program.globals.iter().map(|global| global.name.as_str());
+        names.zip(self.variables.placed.iter().copied())
     }
 
     /// The kernel of that name, which the client numbers `index`.
@@ -184,17 +196,63 @@ struct Variables {
     memory: Arc<Memory>,
     device: u32,
     placed: Vec<Placed>,
+    /// What is still to be placed where it was.
+    former: Option<Former>,
+    /// Why a variable cannot lie where it was.
+    moved: Option<String>,
+}
+
+impl Variables {
+    /// The next variable of a module that was loaded before a checkpoint.
+    fn place_again(
+        &mut self,
+        name: &str,
+        size: u64,
+        align: u64,
+        kind: PlaceKind,
+    ) -> Result<Placed, CuError> {
+        let device = (kind != PlaceKind::Managed).then_some(self.device);
+        let next = self.former.as_mut().and_then(VecDeque::pop_front);
+        match next {
+            Some((was, placed))
+                if *was == *name
+                    && placed.device == device
+                    && placed.size == size.max(1)
+                    && placed.addr.is_multiple_of(align.max(1)) =>
+            {
+                Ok(placed)
+            }
+            _ => {
+                self.moved = Some(format!(
+                    "variable {name} of {size} bytes is not where the checkpoint had it: restart with \
+                     the version of kedge that took the checkpoint"
+                ));
+                Err(CuError::INVALID_IMAGE)
+            }
+        }
+    }
+
+    fn check_all_found(&self) -> Result<(), LoadError> {
+        match self.former.as_ref().and_then(VecDeque::front) {
+            Some((name, _)) => {
+                let what = format!("the module has lost variable {} of the checkpoint", &**name);
+                Err(error(CuError::INVALID_IMAGE, what))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 impl Placement for Variables {
     fn place(
         &mut self,
-        _name: &str,
+        name: &str,
         size: u64,
         align: u64,
         kind: PlaceKind,
     ) -> Result<u64, CuError> {
         let placed = match kind {
+            _ if self.former.is_some() => self.place_again(name, size, align, kind)?,
             PlaceKind::Managed => self.memory.place_managed(size, align)?,
             PlaceKind::Global | PlaceKind::Constant => {
                 self.memory.place(self.device, size, align)?
@@ -202,6 +260,10 @@ impl Placement for Variables {
         };
         self.placed.push(placed);
         Ok(placed.addr)
+    }
+
+    fn keeps_content(&self) -> bool {
+        self.former.is_some()
     }
 }
 

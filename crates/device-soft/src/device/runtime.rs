@@ -2,11 +2,11 @@
 
 use super::arena::Memory;
 use super::engine::Engines;
+use super::events::Clock;
 use crate::pool::Pool;
 use kedge_device::Host;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Instant;
 
 pub(super) struct Runtime {
     pub(super) host: Arc<dyn Host>,
@@ -15,6 +15,8 @@ pub(super) struct Runtime {
     pub(super) memory: Arc<Memory>,
     /// The client's operations that are not over.
     pub(super) outstanding: AtomicUsize,
-    /// Event time stamps count from here.
-    pub(super) epoch: Instant,
+    /// Tasks that were started and are not over, what waits included.
+    pub(super) unfinished: AtomicUsize,
+    /// Of event time stamps.
+    pub(super) clock: Clock,
 }

@@ -71,6 +71,10 @@ impl Streams {
         self.contexts.get(&ctx).map(|group| &group.ctx).ok_or(CuError::INVALID_CONTEXT)
     }
 
+    pub(super) fn contexts(&self) -> impl Iterator<Item = &Arc<Context>> {
+        self.contexts.values().map(|group| &group.ctx)
+    }
+
     /// Forgets a context and its streams; gives what is still pending there.
     pub(super) fn remove_context(
         &mut self,

@@ -4,7 +4,7 @@
 use super::arrays::Array;
 use super::context::Context;
 use super::copies::{Fill, Transfer};
-use super::events::{Event, Stamp};
+use super::events::Event;
 use super::graphs::Graph;
 use super::modules::Module;
 use super::runtime::Runtime;
@@ -73,14 +73,18 @@ impl Tables {
                 Work::Fill(Fill { dst, pitch, value, element, width, height })
             }
             StreamOp::EventRecord { event } => {
-                let stamp = Arc::<Stamp>::default();
+                let (_, known) = self.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
+                let stamp = known.next_stamp();
                 recorded = Some((event, Arc::clone(&stamp)));
                 Work::Stamp(stamp)
             }
             StreamOp::EventWait { event } => {
                 let (_, event) = self.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
                 after.extend(event.pending().cloned());
-                Work::Nothing
+                match event.elsewhere() {
+                    Some((event, number)) => Work::WaitShared(event, number),
+                    None => Work::Nothing,
+                }
             }
             StreamOp::HostFn { token } => Work::HostFn(token),
             StreamOp::WriteValue { addr, value, wide } => Work::WriteValue { addr, value, wide },

@@ -40,6 +40,18 @@ impl Task {
         task
     }
 
+    /// A task that has been done long ago.
+    pub(super) fn over(ctx: Arc<Context>) -> Arc<Self> {
+        Arc::new(Self {
+            ctx,
+            waiting: AtomicUsize::new(0),
+            done: AtomicBool::new(true),
+            successors: Mutex::new(None),
+            counted: false,
+            work: Mutex::new(None),
+        })
+    }
+
     /// Only before `Runtime::start`.
     pub(super) fn run_after(self: &Arc<Self>, predecessor: &Arc<Task>) {
         let mut successors = lock(&predecessor.successors);
@@ -70,6 +82,7 @@ impl Runtime {
     /// Lets `task` run as soon as its predecessors are done; at once, on this thread, if they are
     /// and the work is small.
     pub(super) fn start(self: &Arc<Self>, task: &Arc<Task>) {
+        self.unfinished.fetch_add(1, Ordering::SeqCst);
         if task.counted {
             self.outstanding.fetch_add(1, Ordering::SeqCst);
         }
@@ -108,6 +121,13 @@ impl Runtime {
             self.host.idle();
         }
         ready.extend(successors.into_iter().filter(|successor| successor.release()));
+        self.unfinished.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether nothing that was ever started is unfinished: no thread works on device memory or on what
+    /// has been released.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.unfinished.load(Ordering::SeqCst) == 0
     }
 
     pub(super) fn is_idle(&self) -> bool {

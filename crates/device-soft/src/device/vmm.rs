@@ -1,11 +1,13 @@
 //! Physical memory that can be mapped at several addresses (`cuMemCreate`, `cuMemMap`).
 //!
 //! One sparse memfd holds every handle's bytes. A handle is a range of it that is never used again,
-//! and gives its pages back when it ends: offsets are 63 bits, so they do not run out. A mapping
+//! and gives its pages back when it ends: offsets are 63 bits, so they do not run out. A shareable
+//! handle, or another process's, has a memfd of its own. A mapping
 //! replaces pages of a device arena by pages of the memfd, so two mappings of one handle are the
 //! same memory, and a handle keeps its content from one mapping to the next.
 
 use super::arena::check_client_range;
+use super::shareable::{self, replace_pages};
 use super::tasks::lock;
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
@@ -13,7 +15,8 @@ use kedge_protocol::MemHandleId;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 /// What handles, mappings and offsets are multiples of.
@@ -23,7 +26,7 @@ const GRANULARITY: u64 = 2 << 20;
 pub(super) struct Vmm {
     spans: Arc<Spans>,
     devices: usize,
-    memory: File,
+    memory: Arc<File>,
     table: Mutex<Table>,
 }
 
@@ -36,13 +39,28 @@ struct Table {
     end: u64,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Handle {
-    /// Whose memory has paid for it.
-    device: u32,
+    /// Whose memory has paid for it; `None` for another process's.
+    device: Option<u32>,
+    /// Its own memfd, if it has one; else it lies in the common one.
+    own: Option<Arc<File>>,
     /// In the memfd.
     offset: u64,
     size: u64,
+}
+
+/// Where data or a hole begins from `from` on; `None` where there is no such place.
+fn seek(file: &File, from: u64, what: i32) -> io::Result<Option<u64>> {
+    // SAFETY: only moves the file's offset, which nothing else uses.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, what) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
 }
 
 impl Vmm {
@@ -53,32 +71,74 @@ impl Vmm {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: memfd_create has just made this descriptor, and nobody else owns it.
-        let memory = unsafe { File::from_raw_fd(fd) };
+        let memory = Arc::new(unsafe { File::from_raw_fd(fd) });
         Ok(Self { spans, devices, memory, table: Mutex::default() })
     }
 
-    /// `size` zeroed bytes, which the caller has charged to `device`.
-    pub(super) fn create(&self, id: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+    /// `size` zeroed bytes, which the caller has charged to `device`. `number`: they can be exported,
+    /// as memory of the device of that number.
+    pub(super) fn create(
+        &self,
+        id: MemHandleId,
+        device: u32,
+        size: u64,
+        number: Option<u32>,
+    ) -> Result<(), CuError> {
         let mut table = lock(&self.table);
-        let offset = table.end;
-        let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
         if size == 0 || !size.is_multiple_of(GRANULARITY) || table.handles.contains_key(&id) {
             return Err(CuError::INVALID_VALUE);
         }
-        self.memory.set_len(end).map_err(|_| CuError::OUT_OF_MEMORY)?;
-        table.end = end;
-        table.handles.insert(id, Handle { device, offset, size });
+        let device = Some(device);
+        let handle = if let Some(number) = number {
+            let own = shareable::create(number, size).map_err(|_| CuError::OUT_OF_MEMORY)?;
+            Handle { device, own: Some(Arc::new(own)), offset: 0, size }
+        } else {
+            let offset = table.end;
+            let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+            self.memory.set_len(end).map_err(|_| CuError::OUT_OF_MEMORY)?;
+            table.end = end;
+            Handle { device, own: None, offset, size }
+        };
+        table.handles.insert(id, handle);
         Ok(())
     }
 
+    /// A descriptor of a handle's memory; NOT_SUPPORTED where it was not made to be exported.
+    pub(super) fn export(&self, id: MemHandleId) -> Result<OwnedFd, CuError> {
+        let table = lock(&self.table);
+        let handle = table.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let own = handle.own.as_ref().ok_or(CuError::NOT_SUPPORTED)?;
+        Ok(own.try_clone().map_err(|_| CuError::OPERATING_SYSTEM)?.into())
+    }
+
+    /// Another process's memory: its size, and the number of its device.
+    pub(super) fn import(
+        &self,
+        id: MemHandleId,
+        fd: OwnedFd,
+    ) -> Result<(u64, Option<u32>), CuError> {
+        let (size, number) = shareable::inspect(fd.as_fd())?;
+        let mut table = lock(&self.table);
+        if table.handles.contains_key(&id) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let own = Some(Arc::new(fd.into()));
+        table.handles.insert(id, Handle { device: None, own, offset: 0, size });
+        Ok((size, number))
+    }
+
     /// Gives the handle's pages back. The device and the bytes that it had been charged.
-    pub(super) fn destroy(&self, id: MemHandleId) -> Result<(u32, u64), CuError> {
+    pub(super) fn destroy(&self, id: MemHandleId) -> Result<Option<(u32, u64)>, CuError> {
         let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let charged = handle.device.map(|device| (device, handle.size));
+        if handle.own.is_some() {
+            return Ok(charged);
+        }
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, size) = (handle.offset as libc::off_t, handle.size as libc::off_t);
         // SAFETY: a hole in our own memfd, in a range that only this handle used.
         let rc = unsafe { libc::fallocate(self.memory.as_raw_fd(), mode, offset, size) };
-        if rc == 0 { Ok((handle.device, handle.size)) } else { Err(CuError::OPERATING_SYSTEM) }
+        if rc == 0 { Ok(charged) } else { Err(CuError::OPERATING_SYSTEM) }
     }
 
     /// Shows the handle's bytes from `offset` on at [addr, addr+size), without access as yet.
@@ -91,13 +151,14 @@ impl Vmm {
     ) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices)?;
         let mut table = lock(&self.table);
-        let handle = *table.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let handle = table.handles.get(&id).cloned().ok_or(CuError::INVALID_HANDLE)?;
         let inside = offset.checked_add(size).is_some_and(|end| end <= handle.size);
         let aligned = (addr | size | offset).is_multiple_of(GRANULARITY);
         if size == 0 || !inside || !aligned || table.overlaps(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        let file = (self.memory.as_raw_fd(), handle.offset + offset);
+        let memory = handle.own.as_ref().unwrap_or(&self.memory);
+        let file = (memory.as_raw_fd(), handle.offset + offset);
         replace_pages(addr, size, Some(file))?;
         table.mappings.insert(addr, size);
         Ok(())
@@ -111,6 +172,61 @@ impl Vmm {
         replace_pages(addr, size, None)?;
         table.mappings.retain(|&start, _| start < addr || start >= addr + size);
         Ok(())
+    }
+
+    /// The runs that hold all bytes that are not zero, as (handle, start in it, length), in order; holes
+    /// of no more than `small` bytes are part of them.
+    pub(super) fn written(&self, small: u64) -> io::Result<Vec<(MemHandleId, u64, u64)>> {
+        let table = lock(&self.table);
+        // Another process's memory is its own to save.
+        let own = table.handles.iter().filter(|(_, handle)| handle.device.is_some());
+        let mut handles: Vec<_> = own.map(|(id, handle)| (*id, handle.clone())).collect();
+        handles.sort_unstable_by_key(|(id, _)| *id);
+        let mut written: Vec<(MemHandleId, u64, u64)> = Vec::new();
+        for (id, handle) in handles {
+            let end = handle.offset + handle.size;
+            let mut at = handle.offset;
+            let file = handle.own.as_ref().unwrap_or(&self.memory);
+            while let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|start| *start < end) {
+                at = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+                let (start, end) = (start - handle.offset, at - handle.offset);
+                match written.last_mut() {
+                    Some((last, from, len)) if *last == id && start - (*from + *len) <= small => {
+                        *len = end - *from;
+                    }
+                    _ => written.push((id, start, end - start)),
+                }
+            }
+        }
+        Ok(written)
+    }
+
+    /// A handle of another process's memory, if there is one.
+    pub(super) fn foreign(&self) -> Option<MemHandleId> {
+        let table = lock(&self.table);
+        let mut foreign = table.handles.iter().filter(|(_, handle)| handle.device.is_none());
+        foreign.next().map(|(id, _)| *id)
+    }
+
+    /// Reads a handle's bytes from `start` on.
+    pub(super) fn read(&self, id: MemHandleId, start: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let (file, at) = self.locate(id, start, out.len() as u64)?;
+        file.read_exact_at(out, at).map_err(|_| CuError::OPERATING_SYSTEM)
+    }
+
+    /// Writes a handle's bytes from `start` on.
+    pub(super) fn write(&self, id: MemHandleId, start: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let (file, at) = self.locate(id, start, bytes.len() as u64)?;
+        file.write_all_at(bytes, at).map_err(|_| CuError::OUT_OF_MEMORY)
+    }
+
+    /// The file that holds a handle's bytes from `start` on, and where.
+    fn locate(&self, id: MemHandleId, start: u64, len: u64) -> Result<(Arc<File>, u64), CuError> {
+        let table = lock(&self.table);
+        let handle = table.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let inside = start.checked_add(len).is_some_and(|end| end <= handle.size);
+        let file = Arc::clone(handle.own.as_ref().unwrap_or(&self.memory));
+        if inside { Ok((file, handle.offset + start)) } else { Err(CuError::INVALID_VALUE) }
     }
 
     /// What kernels may do with mapped memory: `CUmemAccess_flags`. Read-only memory can be written.
@@ -162,22 +278,6 @@ impl Table {
     }
 }
 
-/// Backs [addr, addr+size) of a device arena by `file` (descriptor, offset), or by nothing.
-fn replace_pages(addr: u64, size: u64, file: Option<(i32, u64)>) -> Result<(), CuError> {
-    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let (flags, fd, offset) = match file {
-        Some((fd, offset)) => (libc::MAP_SHARED, fd, offset),
-        None => (private, -1, 0),
-    };
-    let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: the range lies in a device arena's client part (checked by the caller), which this
-    // process has mapped and which nothing of Rust's refers to.
-    let got = unsafe {
-        libc::mmap(at, size as usize, access, flags | libc::MAP_FIXED, fd, offset as libc::off_t)
-    };
-    if got == libc::MAP_FAILED { Err(CuError::MAP_FAILED) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,7 +301,7 @@ mod tests {
     #[test]
     fn two_mappings_of_one_handle_are_the_same_memory() {
         let (vmm, base, id) = (vmm(), arena(0), MemHandleId(1));
-        vmm.create(id, 0, 2 * STEP).unwrap();
+        vmm.create(id, 0, 2 * STEP, None).unwrap();
         vmm.map(id, base, 2 * STEP, 0).unwrap();
         vmm.map(id, base + 8 * STEP, STEP, STEP).unwrap();
         // SAFETY: both addresses were mapped just now, readable and writable.
@@ -220,9 +320,40 @@ mod tests {
     }
 
     #[test]
+    fn only_what_was_written_is_told_and_can_be_put_back() {
+        let (vmm, other, base) = (vmm(), super::tests::vmm(), arena(3));
+        let [first, second] = [MemHandleId(1), MemHandleId(2)];
+        assert_eq!(vmm.written(0).unwrap(), []);
+        for vmm in [&vmm, &other] {
+            vmm.create(second, 0, STEP, None).unwrap();
+            vmm.create(first, 0, 2 * STEP, None).unwrap();
+        }
+        vmm.map(first, base, 2 * STEP, 0).unwrap();
+        // SAFETY: mapped just now.
+        unsafe { word(base + 4096).write_volatile(41) };
+        let written = vmm.written(0).unwrap();
+        assert!(written.len() == 1 && written[0].1 <= 4096, "{written:?}");
+        // SAFETY: as above.
+        unsafe { word(base + STEP + 4096).write_volatile(42) };
+        let written = vmm.written(2 * STEP).unwrap();
+        let [(id, start, len)] = written[..] else { panic!("{written:?}") };
+        assert!(id == first && start <= 4096 && start + len >= STEP + 8192, "{written:?}");
+        let mut bytes = vec![0; len as usize];
+        vmm.read(first, start, &mut bytes).unwrap();
+        other.write(first, start, &bytes).unwrap();
+        let mut back = [0; 8];
+        other.read(first, STEP + 4096, &mut back).unwrap();
+        assert_eq!(u64::from_le_bytes(back), 42);
+        assert_eq!(other.write(first, 2 * STEP - 4, &back), Err(CuError::INVALID_VALUE));
+        assert_eq!(other.write(second, u64::MAX, &back), Err(CuError::INVALID_VALUE));
+        assert_eq!(other.read(MemHandleId(3), 0, &mut back), Err(CuError::INVALID_HANDLE));
+        vmm.unmap(base, 2 * STEP).unwrap();
+    }
+
+    #[test]
     fn access_follows_set_access_and_unmap() {
         let (vmm, base, id) = (vmm(), arena(1), MemHandleId(1));
-        vmm.create(id, 0, STEP).unwrap();
+        vmm.create(id, 0, STEP, None).unwrap();
         assert_eq!(vmm.set_access(base, STEP, 3), Err(CuError::INVALID_VALUE));
         vmm.map(id, base, STEP, 0).unwrap();
         vmm.map(id, base + STEP, STEP, 0).unwrap();
@@ -240,9 +371,9 @@ mod tests {
         let (vmm, base, id) = (vmm(), arena(2), MemHandleId(1));
         assert_eq!(vmm.map(id, base, STEP, 0), Err(CuError::INVALID_HANDLE));
         assert_eq!(vmm.destroy(id), Err(CuError::INVALID_HANDLE));
-        assert_eq!(vmm.create(id, 0, STEP + 1), Err(CuError::INVALID_VALUE));
-        vmm.create(id, 3, 2 * STEP).unwrap();
-        assert_eq!(vmm.create(id, 0, STEP), Err(CuError::INVALID_VALUE));
+        assert_eq!(vmm.create(id, 0, STEP + 1, None), Err(CuError::INVALID_VALUE));
+        vmm.create(id, 3, 2 * STEP, None).unwrap();
+        assert_eq!(vmm.create(id, 0, STEP, None), Err(CuError::INVALID_VALUE));
         for (addr, size, offset) in [
             (base, 4 * STEP, 0),
             (base, 2 * STEP, STEP),
@@ -259,6 +390,29 @@ mod tests {
         assert_eq!(vmm.unmap(base, 4 * STEP), Err(CuError::INVALID_VALUE));
         assert_eq!(vmm.unmap(base, u64::MAX), Err(CuError::INVALID_VALUE));
         vmm.unmap(base, 2 * STEP).unwrap();
-        assert_eq!(vmm.destroy(id), Ok((3, 2 * STEP)));
+        assert_eq!(vmm.destroy(id), Ok(Some((3, 2 * STEP))));
+    }
+
+    #[test]
+    fn exported_memory_is_the_same_in_another_process() {
+        let (here, there, base, id) = (vmm(), vmm(), arena(3), MemHandleId(1));
+        here.create(id, 0, STEP, None).unwrap();
+        assert_eq!(here.export(id).err(), Some(CuError::NOT_SUPPORTED));
+        here.destroy(id).unwrap();
+        here.create(id, 0, STEP, Some(5)).unwrap();
+        here.map(id, base, STEP, 0).unwrap();
+        assert_eq!(there.import(id, here.export(id).unwrap()), Ok((STEP, Some(5))));
+        there.map(id, base + 8 * STEP, STEP, 0).unwrap();
+        // SAFETY: both addresses were mapped just now, readable and writable.
+        unsafe {
+            word(base).write_volatile(42);
+            assert_eq!(word(base + 8 * STEP).read_volatile(), 42);
+        }
+        here.unmap(base, STEP).unwrap();
+        assert_eq!(here.destroy(id), Ok(Some((0, STEP))));
+        // SAFETY: as above.
+        unsafe { assert_eq!(word(base + 8 * STEP).read_volatile(), 42, "the other's is its own") };
+        there.unmap(base + 8 * STEP, STEP).unwrap();
+        assert_eq!(there.destroy(id), Ok(None));
     }
 }

@@ -4,6 +4,7 @@ use super::copies::{Fill, Transfer};
 use super::events::Stamp;
 use super::nested::Nested;
 use super::runtime::Runtime;
+use super::shared_event::SharedEvent;
 use super::tasks::Task;
 use crate::fault::Fault;
 use crate::launch::GridSpec;
@@ -35,6 +36,8 @@ pub(super) enum Work {
         wide: bool,
     },
     WaitValue(Condition),
+    /// Until that record of an interprocess event is reached.
+    WaitShared(Arc<SharedEvent>, u64),
     Open {
         addr: u64,
         size: u64,
@@ -113,6 +116,12 @@ impl Work {
             }
             Self::WriteValue { addr, value, wide } => write_value(runtime, addr, value, wide),
             Self::WaitValue(condition) => return condition.wait(runtime, task),
+            Self::WaitShared(event, number) => {
+                let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
+                let done = Box::new(move |_| runtime_then.complete(&task));
+                event.when_reached(runtime, number, done);
+                return Progress::Running;
+            }
             Self::Open { addr, size } => runtime.memory.open(addr, size),
             Self::Close { addr, size } => runtime.memory.close(addr, size),
             Self::Notify(done) => {

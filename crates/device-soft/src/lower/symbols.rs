@@ -194,8 +194,16 @@ pub(super) fn place_variables<'a>(
             managed: variable.managed,
         });
     }
+    let fresh = !placement.keeps_content();
     for (variable, global) in variables.iter().zip(&globals) {
-        initialise(variable, global, symbols)?;
+        let bytes = initial_value(variable, global, symbols)?;
+        if fresh {
+            // SAFETY: `Placement` promises `size` writable bytes at `addr`, which `bytes` does not
+            // exceed, and nothing runs yet that uses them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), global.addr as *mut u8, bytes.len());
+            }
+        }
     }
     Ok(globals)
 }
@@ -204,11 +212,12 @@ fn is_declaration(variable: &Variable) -> bool {
     variable.linkage == ast::Linkage::Extern
 }
 
-fn initialise(
+/// What a variable begins with; the rest of it is zero.
+fn initial_value(
     variable: &Variable,
     global: &Global,
     symbols: &HashMap<&str, Symbol>,
-) -> Result<(), BuildError> {
+) -> Result<Vec<u8>, BuildError> {
     let mut bytes = variable.init.clone();
     bytes.truncate(usize::try_from(global.size).unwrap_or(usize::MAX));
     for relocation in &variable.relocations {
@@ -239,9 +248,7 @@ fn initialise(
         }
         bytes[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
     }
-    // SAFETY: `Placement` promises `size` writable bytes at `addr`, and nothing runs yet that uses them.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), global.addr as *mut u8, bytes.len()) };
-    Ok(())
+    Ok(bytes)
 }
 
 /// The address that a program sees for a builtin function.

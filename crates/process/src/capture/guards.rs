@@ -3,8 +3,8 @@
 
 use super::memory;
 use crate::EngineError;
-use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
+use libc::pid_t;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -42,12 +42,8 @@ struct Region {
     categories: u64,
 }
 
-/// Where there are guards in the clone's memory. None on a kernel that does not tell.
-pub(super) fn of(
-    clone: &FrozenClone,
-    mappings: &[Mapping],
-) -> Result<Vec<(u64, u64)>, EngineError> {
-    let pid = clone.pid();
+/// Where there are guards in the memory of `pid`, a stopped process or a clone. None on a kernel that does not tell.
+pub(super) fn of(pid: pid_t, mappings: &[Mapping]) -> Result<Vec<(u64, u64)>, EngineError> {
     let failed =
         |source| EngineError::System { pid, what: "look for guards in its memory", source };
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed)?;

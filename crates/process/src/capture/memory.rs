@@ -4,8 +4,9 @@ use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
 use crate::sys;
-use kedge_image::{Choice, ImageWriter, PAGE, PageBuffer};
+use kedge_image::{Choice, ImageWriter, PAGE, Packer, PageBuffer};
 use libc::pid_t;
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -38,6 +39,14 @@ impl Chunk {
     pub(super) fn address(&self) -> u64 {
         self.address
     }
+
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub(super) fn hidden(&self) -> bool {
+        self.hidden
+    }
 }
 
 fn failed(pid: pid_t) -> impl Fn(std::io::Error) -> EngineError {
@@ -51,19 +60,21 @@ pub(super) fn chunks(
     mappings: &[Mapping],
     written: &[u64],
 ) -> Result<Vec<Chunk>, EngineError> {
-    let pid = clone.pid();
-    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed(pid))?;
     let mut chunks = Vec::new();
     for mapping in mappings.iter().filter(|m| own(m) && !written.contains(&m.start)) {
-        // What no name leads to is saved whole: nobody could map it again.
-        let runs = if mapping.deleted() {
-            vec![(mapping.start, mapping.end)]
-        } else {
-            touched(pid, &pagemap, mapping)?
-        };
-        split(mapping, &runs, &mut chunks);
+        split(mapping, &runs(clone.pid(), mapping)?, &mut chunks);
     }
     Ok(chunks)
+}
+
+/// The pages of one of a process's own mappings that are to be saved.
+pub(super) fn runs(pid: pid_t, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
+    // What no name leads to is saved whole: nobody could map it again.
+    if mapping.deleted() {
+        return Ok(vec![(mapping.start, mapping.end)]);
+    }
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed(pid))?;
+    touched(pid, &pagemap, mapping)
 }
 
 /// Whether the mapping's pages are the process's own, once written.
@@ -84,6 +95,10 @@ pub(super) fn split(mapping: &Mapping, runs: &[(u64, u64)], chunks: &mut Vec<Chu
 
 /// The runs of pages of `mapping` that differ from what is mapped there.
 fn touched(pid: pid_t, pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
+    let told = crate::pagemap::touched(pagemap, mapping.start, mapping.end).map_err(failed(pid))?;
+    if let Some(runs) = told {
+        return Ok(runs);
+    }
     let mut runs: Vec<(u64, u64)> = Vec::new();
     let mut entries = vec![0u8; (mapping.len() / PAGE).min(WINDOW) as usize * 8];
     let mut at = mapping.start;
@@ -115,21 +130,41 @@ pub(super) fn write(
     codec: Choice,
 ) -> Result<(), EngineError> {
     let pid = clone.pid();
+    share_out(chunks, writer, |chunk, packer| {
+        BUFFER.with_borrow_mut(|buffer| store(pid, 0, chunk, chunk.address, packer, codec, buffer))
+    })
+}
+
+thread_local! {
+    /// What a writing thread reads into.
+    static BUFFER: RefCell<PageBuffer> = RefCell::default();
+}
+
+/// Has several threads store the `items`, each through a packer of its own.
+pub(super) fn share_out<T: Sync>(
+    items: &[T],
+    writer: &ImageWriter,
+    store: impl Fn(&T, &mut Packer<'_>) -> Result<(), EngineError> + Sync,
+) -> Result<(), EngineError> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
-        let mut buffer = PageBuffer::default();
-        while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = store(pid, 0, chunk, chunk.address, writer, codec, &mut buffer) {
-                // The first failure ends the work of all.
-                next.store(chunks.len(), Ordering::Relaxed);
-                failure.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
+        let mut packer = Packer::new(writer);
+        let mut all = || {
+            while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                store(item, &mut packer)?;
             }
+            Ok(packer.flush()?)
+        };
+        if let Err(error) = all() {
+            // The first failure ends the work of all.
+            next.store(items.len(), Ordering::Relaxed);
+            failure.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
         }
     };
     thread::scope(|scope| {
-        for _ in 1..threads.min(chunks.len()) {
+        for _ in 1..threads.min(items.len()) {
             scope.spawn(work);
         }
         work();
@@ -143,20 +178,23 @@ pub(super) fn store(
     object: u64,
     chunk: &Chunk,
     place: u64,
-    writer: &ImageWriter,
+    packer: &mut Packer<'_>,
     codec: Choice,
     buffer: &mut PageBuffer,
 ) -> Result<(), EngineError> {
     let buffer = buffer.bytes(chunk.length as usize);
-    if chunk.hidden {
-        let path = PathBuf::from(format!("/proc/{pid}/mem"));
-        let memory = File::open(&path).map_err(failed(pid))?;
-        memory.read_exact_at(buffer, chunk.address).map_err(failed(pid))?;
-    } else {
-        read(pid, chunk.address, buffer)?;
-    }
+    read_chunk(pid, chunk, buffer)?;
     let encoded = kedge_image::encode(buffer, codec);
-    Ok(writer.memory(object, place, chunk.length, &encoded)?)
+    Ok(packer.memory(object, place, chunk.length, &encoded)?)
+}
+
+pub(super) fn read_chunk(pid: pid_t, chunk: &Chunk, into: &mut [u8]) -> Result<(), EngineError> {
+    if !chunk.hidden {
+        return read(pid, chunk.address, into);
+    }
+    let path = PathBuf::from(format!("/proc/{pid}/mem"));
+    let memory = File::open(&path).map_err(failed(pid))?;
+    memory.read_exact_at(into, chunk.address).map_err(failed(pid))
 }
 
 /// Reads memory that may end early: past the end of a mapped file there is nothing, as if zero.

@@ -1,6 +1,7 @@
 //! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is cloned,
 //! and all goes on; the clones' memory is written to the image afterwards.
 
+mod changes;
 mod guards;
 mod memory;
 mod objects;
@@ -17,12 +18,16 @@ use crate::plugins::{FileContents, Ipc, More, PluginError, Refusal, Survey, Surv
 use crate::proc::{Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
+use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
-use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
+use changes::Changes;
+use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, PageBuffer};
+use memory::Chunk;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The file of what the processes share.
@@ -48,6 +53,11 @@ pub struct Options {
     pub hold: bool,
     /// Plugins of others, asked before kedge's own.
     pub plugins: More,
+    /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on each
+    /// other.
+    pub tracker: Option<Tracker>,
+    /// This one builds on none.
+    pub full: bool,
 }
 
 impl Options {
@@ -55,8 +65,18 @@ impl Options {
     pub fn new(folder: PathBuf) -> Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
-        let (hold, plugins) = (false, More::new());
-        Options { folder, codec, patience, contents, file_limit: limit, hold, plugins }
+        let (hold, plugins, tracker, full) = (false, More::new(), None, false);
+        Options {
+            folder,
+            codec,
+            patience,
+            contents,
+            file_limit: limit,
+            hold,
+            plugins,
+            tracker,
+            full,
+        }
     }
 }
 
@@ -70,6 +90,7 @@ pub struct Captured {
     /// Those of the descriptors.
     files: Vec<String>,
     held: Vec<Held>,
+    session: Session,
     /// How long the job stood still.
     pub stall: Duration,
     /// What the user should know.
@@ -81,11 +102,24 @@ pub struct Captured {
 #[derive(Debug)]
 struct Held {
     state: ProcessState,
-    clone: FrozenClone,
+    memory: Memory,
     mappings: Vec<maps::Mapping>,
     /// Its file, which already has what a clone does not inherit.
     writer: ImageWriter,
     written: Vec<u64>,
+}
+
+/// What holds a process's memory until it is written.
+#[derive(Debug)]
+enum Memory {
+    /// A clone has all of it; what of it has changed, if that is known.
+    Clone(FrozenClone, Option<Changes>),
+    /// A copy of what has changed, and the flags of the mappings as they are being read.
+    Copied {
+        room: PageBuffer,
+        changes: Changes,
+        flags: JoinHandle<Result<Vec<maps::Mapping>, EngineError>>,
+    },
 }
 
 /// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless
@@ -97,6 +131,9 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
     // What cannot be saved is told before anything is stopped.
     survey_ahead(roots, &options)?;
+    let tracker = options.tracker.as_ref();
+    let session = tracker.map(|tracker| tracker.begin(roots, &options)).transpose()?;
+    let mut session = session.unwrap_or_default();
     let begin = Instant::now();
     let mut stopped = stop::stop(roots, options.patience)?;
     let (zombies, ids) = identify(&stopped)?;
@@ -105,7 +142,14 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
     let mut held = Vec::new();
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
-        held.push(process::hold(process, *ids, &options, &descriptors, &mut objects)?);
+        held.push(process::hold(
+            process,
+            *ids,
+            &options,
+            &descriptors,
+            &mut objects,
+            &mut session,
+        )?);
     }
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
@@ -113,14 +157,16 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
         stopped.hold();
     }
     drop(stopped);
-    let stall = begin.elapsed();
+    let stall = begin.elapsed() + session.stall;
     let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
     objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
     let files = descriptors.files().map(str::to_owned).collect();
-    let warnings = descriptors.warnings().to_vec();
+    let mut warnings = descriptors.warnings().to_vec();
+    warnings.append(&mut session.notes);
     let objects = objects_file.finish()?;
-    Ok(Captured { options, job, objects, files, held, stall, warnings, tracer: PhantomData })
+    let tracer = PhantomData;
+    Ok(Captured { options, job, objects, files, held, session, stall, warnings, tracer })
 }
 
 /// What the processes hold open, and who is to save it.
@@ -144,7 +190,9 @@ fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
             let holds = |refusal: &Refusal| {
                 let descriptor = |fd| format!("/proc/{}/fd/{fd}", refusal.pid);
                 let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
-                remain.contains(&refusal.pid) && refusal.fd.is_none_or(there)
+                // One that is ending shows none of them; what else cannot be listed cannot be stopped.
+                let shows = || std::fs::read_dir(format!("/proc/{}/fd", refusal.pid)).is_ok();
+                remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
             };
             let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
             let none = refusals.is_empty();
@@ -197,29 +245,78 @@ impl Captured {
 
     /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.
     /// The processes and files of `manifest` are filled in.
-    pub fn finish(self, mut manifest: Manifest) -> Result<Manifest, EngineError> {
+    pub fn finish(self, manifest: Manifest) -> Result<Manifest, EngineError> {
+        self.finish_with(manifest, || Ok(Vec::new()))
+    }
+
+    /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
+    /// meanwhile, and is asked when all memory is written.
+    pub fn finish_with(
+        self,
+        mut manifest: Manifest,
+        others: impl FnOnce() -> Result<Vec<FileEntry>, PluginError>,
+    ) -> Result<Manifest, EngineError> {
         manifest.processes = self.job.processes;
         manifest.files = vec![self.objects];
         for name in &self.files {
             manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
         }
+        let mut builds = false;
         for held in self.held {
+            builds |= held.builds_on_another();
             manifest.files.push(held.finish(self.options.codec)?);
         }
+        manifest.files.extend(others()?);
+        manifest.parent = self.session.parent().filter(|_| builds).cloned();
         manifest.write(&self.options.folder)?;
+        if let Some(tracker) = &self.options.tracker {
+            tracker.succeed(&self.session, &self.options.folder, &manifest);
+        }
         Ok(manifest)
     }
 }
 
 impl Held {
+    fn builds_on_another(&self) -> bool {
+        match &self.memory {
+            Memory::Clone(_, changes) => changes.as_ref().is_some_and(|c| !c.unchanged.is_empty()),
+            Memory::Copied { changes, .. } => !changes.unchanged.is_empty(),
+        }
+    }
+
     fn finish(mut self, codec: Choice) -> Result<FileEntry, EngineError> {
-        queries::ask_clone(&self.clone, &self.mappings, &mut self.state)?;
-        process::add_flags(self.clone.pid(), &mut self.state)?;
-        self.state.guards = guards::of(&self.clone, &self.mappings)?;
-        let chunks = memory::chunks(&self.clone, &self.mappings, &self.written)?;
-        memory::write(&self.clone, &chunks, &self.writer, codec)?;
+        match self.memory {
+            Memory::Clone(clone, changes) => {
+                queries::ask_clone(&clone, &self.mappings, &mut self.state)?;
+                process::add_flags(maps::with_flags(clone.pid())?, &mut self.state);
+                self.state.guards = guards::of(clone.pid(), &self.mappings)?;
+                let chunks = match &changes {
+                    None => memory::chunks(&clone, &self.mappings, &self.written)?,
+                    Some(changes) => {
+                        let except = process::except(&self.state, &self.written);
+                        changes.refer(&except, &self.writer)?;
+                        let there = |c: &&Chunk| !changes::lies_in(c.address(), &except);
+                        changes.chunks.iter().filter(there).copied().collect()
+                    }
+                };
+                memory::write(&clone, &chunks, &self.writer, codec)?;
+            }
+            Memory::Copied { mut room, changes, flags } => {
+                let pid = self.state.ids.pid;
+                let flags = flags.join().unwrap_or(Err(EngineError::Ended { pid }))?;
+                process::add_flags(flags, &mut self.state);
+                let except = process::except(&self.state, &[]);
+                changes.refer(&except, &self.writer)?;
+                changes.store(&mut room, &except, &self.writer, codec)?;
+            }
+        }
         self.state.check()?;
         self.writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
         Ok(self.writer.finish()?)
     }
+}
+
+/// Whether the mapping's pages are the process's own, once written.
+pub(crate) fn is_own(mapping: &maps::Mapping) -> bool {
+    memory::own(mapping)
 }

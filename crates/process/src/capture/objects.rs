@@ -5,7 +5,7 @@ use crate::capture::memory;
 use crate::maps::Mapping;
 use crate::plugins::Ipc;
 use crate::state::SharedObject;
-use kedge_image::{Choice, ImageWriter, PageBuffer};
+use kedge_image::{Choice, ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ impl Objects {
 
     /// Stores the bytes of all of them. Their processes must be stopped: a clone shares them.
     pub(super) fn copy(&self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
-        let mut buffer = PageBuffer::default();
+        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
         for object in self.found.values() {
             let mut views = object.views.clone();
             views.sort_by_key(|(_, mapping)| mapping.offset);
@@ -73,12 +73,12 @@ impl Objects {
                 for chunk in &chunks {
                     let place = chunk.address() - mapping.start + mapping.offset;
                     let number = object.number;
-                    memory::store(*pid, number, chunk, place, writer, codec, &mut buffer)?;
+                    memory::store(*pid, number, chunk, place, &mut packer, codec, &mut buffer)?;
                 }
                 done = end;
             }
         }
-        Ok(())
+        Ok(packer.flush()?)
     }
 
     pub(super) fn described(&self) -> Vec<SharedObject> {

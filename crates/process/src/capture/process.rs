@@ -1,10 +1,11 @@
 //! Holding one process: its state is read, its memory cloned.
 
+use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
-use super::queries::Scratch;
-use super::{Held, Options, process_file, undo};
-use crate::freeze::FrozenClone;
+use super::queries::{self, Scratch};
+use super::{Held, Memory, Options, guards, process_file, undo};
+use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
 use crate::maps::{self, Mapping};
@@ -15,8 +16,9 @@ use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
+use crate::track::Session;
 use crate::{EngineError, Thread};
-use kedge_image::{ImageWriter, PageBuffer};
+use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,6 +27,9 @@ use std::path::Path;
 
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
 const NOT_INHERITED: &str = "dc";
+
+/// The flag of those whose pages a clone has as zeros.
+const WIPED: &str = "wf";
 
 /// Resource limits by number, as /proc/PID/limits names them.
 const LIMITS: [&str; 16] = [
@@ -53,6 +58,7 @@ pub(super) fn hold(
     options: &Options,
     descriptors: &plugins::Saved,
     objects: &mut Objects,
+    session: &mut Session,
 ) -> Result<Held, EngineError> {
     let pid = process.pid;
     let status = Status::of(pid)?;
@@ -68,13 +74,47 @@ pub(super) fn hold(
     let asked = ask_live(process, &mappings, &ways, &mut state);
     let undo = asked.and_then(|()| undo::ask(&mut process.leader, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
-    let clone = undo.and_then(|()| FrozenClone::on(&ways, &mut process.leader));
+    let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
     let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
-    let clone = clone?;
+    let memory = memory?;
     closed?;
     let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
-    let written = store_not_inherited(pid, &clone, &mappings, &mut state, &writer, options)?;
-    Ok(Held { state, clone, mappings, writer, written })
+    let written = match &memory {
+        Memory::Clone(clone, _) => {
+            store_not_inherited(pid, clone, &mappings, &mut state, &writer, options)?
+        }
+        Memory::Copied { .. } => Vec::new(),
+    };
+    Ok(Held { state, memory, mappings, writer, written })
+}
+
+/// Copies what has changed since the last image, if that is known and little; else clones it.
+fn hold_memory(
+    process: &mut StoppedProcess,
+    mappings: &[Mapping],
+    ways: &Ways,
+    session: &mut Session,
+    state: &mut ProcessState,
+) -> Result<Memory, EngineError> {
+    let (pid, leader) = (process.pid, &mut process.leader);
+    if !session.is_known(pid) {
+        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
+    }
+    let room = session.room(pid);
+    // The kernel walks all of its memory to tell them; most of that is done when it goes on.
+    let flags = room.is_some().then(|| std::thread::spawn(move || maps::with_flags(pid)));
+    let changes = Changes::find(pid, mappings)?;
+    let fits = |room: &PageBuffer| changes.bytes() as usize <= room.room();
+    let (Some(mut room), Some(flags)) = (room.filter(fits), flags) else {
+        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, Some(changes)));
+    };
+    ways.lead(leader)?;
+    let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
+    leader.go_home()?;
+    asked?;
+    state.guards = guards::of(pid, mappings)?;
+    changes.copy(pid, &mut room)?;
+    Ok(Memory::Copied { room, changes, flags })
 }
 
 /// What kedge cannot bring back yet.
@@ -376,7 +416,7 @@ fn store_not_inherited(
     let inherited: BTreeMap<u64, u64> =
         maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
     let mut missing = Vec::new();
-    let mut buffer = PageBuffer::default();
+    let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
     for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
         if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
             continue;
@@ -387,22 +427,32 @@ fn store_not_inherited(
         memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
-            memory::store(pid, 0, chunk, place, writer, codec, &mut buffer)?;
+            memory::store(pid, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
     }
+    packer.flush()?;
     Ok(missing)
 }
 
-/// Adds the flags of the mappings, which the clone has inherited.
-pub(super) fn add_flags(clone: pid_t, state: &mut ProcessState) -> Result<(), EngineError> {
-    let mut flags: BTreeMap<u64, Vec<String>> =
-        maps::with_flags(clone)?.into_iter().map(|m| (m.start, m.flags)).collect();
+/// The mappings of which nothing is to be stored: those that are stored already, and those that come
+/// back wiped.
+pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
+    let wiped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == WIPED);
+    let all = state.mappings.iter().filter(|saved| wiped(saved) || written.contains(&saved.start));
+    all.map(|saved| (saved.start, saved.end)).collect()
+}
+
+/// Adds the flags of the mappings: of the clone's, which has inherited them, or the process's own.
+pub(super) fn add_flags(mappings: Vec<Mapping>, state: &mut ProcessState) {
+    let mut flags: BTreeMap<(u64, u64), Vec<String>> =
+        mappings.into_iter().map(|m| ((m.start, m.end), m.flags)).collect();
     for saved in &mut state.mappings {
-        if let Some(inherited) = flags.remove(&saved.start) {
-            saved.flags.extend(inherited);
+        if let Some(found) = flags.remove(&(saved.start, saved.end)) {
+            // Some mappings' flags were asked for before.
+            saved.flags.retain(|flag| !found.contains(flag));
+            saved.flags.extend(found);
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

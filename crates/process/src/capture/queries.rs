@@ -135,12 +135,29 @@ pub(super) fn ask_clone(
     mappings: &[Mapping],
     state: &mut ProcessState,
 ) -> Result<(), EngineError> {
+    ask_inherited(&mut clone.thread()?, mappings, state).map(drop)
+}
+
+/// The same of a process that shares the program's memory, where nothing may be left behind.
+pub(super) fn ask_beside(
+    beside: &mut Thread,
+    mappings: &[Mapping],
+    state: &mut ProcessState,
+) -> Result<(), EngineError> {
+    ask_inherited(beside, mappings, state)?.remove(beside)
+}
+
+fn ask_inherited(
+    thread: &mut Thread,
+    mappings: &[Mapping],
+    state: &mut ProcessState,
+) -> Result<Parasite, EngineError> {
     let taken = mappings.iter().map(|mapping| (mapping.start, mapping.end));
     let base = maps::hole(taken, Parasite::LENGTH)
         .ok_or_else(|| EngineError::unsupported(state.ids.pid, "its address space is full"))?;
-    let mut thread = clone.thread()?;
-    let parasite = Parasite::install(&mut thread, base)?;
-    let mut batch = parasite.batch(&mut thread);
+    let pid = thread.pid();
+    let parasite = Parasite::install(thread, base)?;
+    let mut batch = parasite.batch(thread);
     let mut places = Vec::new();
     for signal in 1..=SIGNALS {
         let at = batch.put(&[0; 32])?;
@@ -158,12 +175,12 @@ pub(super) fn ask_clone(
     }
     for (signal, at) in places {
         let mut bytes = [0; 32];
-        inject::read_exact(clone.pid(), at, &mut bytes)?;
+        inject::read_exact(pid, at, &mut bytes)?;
         let [handler, flags, restorer, mask] = [0, 8, 16, 24].map(|at| word(&bytes, at));
         // The default ones come by themselves.
         if handler != 0 || flags != 0 {
             state.actions.push(Action { signal, handler, flags, restorer, mask });
         }
     }
-    Ok(())
+    Ok(parasite)
 }

@@ -48,7 +48,7 @@ pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
 pub use saved::{Saved, Slot};
-pub use sockets::Kind;
+pub use sockets::{Kind, unix_peer};
 pub use survey::{FileContents, Survey, SurveyOptions};
 pub(crate) use sysv::{Ipc, segment_bytes};
 pub use world::{Argument, InjectedCall, World};
@@ -100,6 +100,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
 
     /// Makes every description of `state` ([`World::made`]).
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError>;
+
+    /// At a restart, when everything is there again, just before the processes run. The calling process is
+    /// the init, which lives as long as they do.
+    fn rebuilt(&self) -> Result<(), PluginError> {
+        Ok(())
+    }
 
     /// After `checkpoint`, just before the processes run again, whether the checkpoint succeeded or not:
     /// puts back what it took out of them.

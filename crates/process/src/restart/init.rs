@@ -54,6 +54,7 @@ pub(super) fn run(
 ) -> Result<(), EngineError> {
     close_all_but(&[report.as_raw_fd()])?;
     let (threads, mut descriptors) = rebuild(plan)?;
+    crate::plugins::all(&plan.plugins).into_iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
     // From here on nothing fails any more.
@@ -87,9 +88,9 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let mut tree = Tree::make(plan)?;
     let mut made = tree.take();
     for (state, made) in plan.processes.iter().zip(&mut made) {
-        let file = plan.open(&crate::capture::process_file(state.ids.pid))?;
+        let layers = plan.layers(state)?;
         let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
-        rebuilding.run(made, &file)?;
+        rebuilding.run(made, &layers)?;
     }
     let mut descriptors = inherited.descriptors;
     for (state, made) in plan.processes.iter().zip(&mut made) {

@@ -6,7 +6,8 @@ use crate::EngineError;
 use crate::capture::JOB_FILE;
 use crate::state::{Backing, ProcessState, Saved};
 use crate::sys;
-use kedge_image::{Codec, Extent, ImageFile};
+use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,33 +18,87 @@ const MAX_WRITERS: usize = 8;
 /// Zeros are written in pieces of this many bytes.
 const PIECE: u64 = 1 << 20;
 
-/// Writes the memory of a process, whose mappings are there and writable where something is to be
-/// written.
-pub(super) fn fill(state: &ProcessState, file: &ImageFile) -> Result<(), EngineError> {
-    file.read_ahead();
-    let pid = state.ids.pid;
-    let mut work = Vec::new();
-    for extent in file.memory().filter(|extent| extent.object == 0) {
-        // Fresh memory is zero by itself; a file's page that was zeroed is not.
-        let anonymous = matches!(mapping_of(state, extent)?.backing, Backing::Anonymous);
-        if extent.codec != Codec::Zero || !anonymous {
-            work.push(*extent);
+/// What there is to be written into the memory of a process. Fresh memory is zero by itself; a file's page
+/// that was zeroed is not.
+pub(super) fn sources(state: &ProcessState, layers: &Layers) -> Result<Vec<Source>, EngineError> {
+    let mut sources = Vec::new();
+    for mut source in layers.sources(0) {
+        let extent = &source.extent;
+        if source.layer == 0 {
+            mapping_of(state, (extent.address, extent.address + extent.decoded))?;
+        }
+        let zero = extent.codec == Codec::Zero;
+        let mut parts = Vec::with_capacity(source.parts.len());
+        for part in source.parts {
+            let fresh = matches!(mapping_of(state, part)?.backing, Backing::Anonymous);
+            if !(zero && fresh) {
+                parts.push(part);
+            }
+        }
+        source.parts = parts;
+        if !source.parts.is_empty() {
+            sources.push(source);
         }
     }
-    each(&work, |extent, scratch, bytes| {
-        pieces(file, extent, scratch, bytes, |address, piece| sys::write(pid, address, piece))
+    Ok(sources)
+}
+
+/// The mappings that something is to be written into, by their first address.
+pub(super) fn filled(
+    state: &ProcessState,
+    sources: &[Source],
+) -> Result<BTreeSet<u64>, EngineError> {
+    let parts = sources.iter().flat_map(|source| &source.parts);
+    parts.map(|part| Ok(mapping_of(state, *part)?.start)).collect()
+}
+
+/// Writes the memory of a process, whose mappings are there and writable where something is to be
+/// written.
+pub(super) fn fill(
+    state: &ProcessState,
+    layers: &Layers,
+    sources: &[Source],
+) -> Result<(), EngineError> {
+    layers.newest().read_ahead();
+    let pid = state.ids.pid;
+    each(sources, |source, scratch, bytes| {
+        let (file, extent) = (layers.file(source.layer), &source.extent);
+        let mut parts = source.parts.as_slice();
+        pieces(file, extent, scratch, bytes, |address, piece| {
+            parts = write_parts(pid, address, piece, parts)?;
+            Ok(())
+        })
     })
 }
 
-/// The mapping that an extent lies in: the process's own memory.
-pub(super) fn mapping_of<'a>(
-    state: &'a ProcessState,
-    extent: &Extent,
-) -> Result<&'a Saved, EngineError> {
-    let after = state.mappings.partition_point(|saved| saved.start <= extent.address);
+/// Writes those `parts` that lie in `piece`, which belongs at `address`; the ones that are left.
+fn write_parts<'a>(
+    pid: libc::pid_t,
+    address: u64,
+    piece: &[u8],
+    mut parts: &'a [(u64, u64)],
+) -> Result<&'a [(u64, u64)], EngineError> {
+    let end = address + piece.len() as u64;
+    while let Some(((from, to), rest)) = parts.split_first() {
+        let (first, last) = ((*from).max(address), (*to).min(end));
+        if first < last {
+            let bytes = &piece[(first - address) as usize..(last - address) as usize];
+            sys::write(pid, first, bytes)?;
+        }
+        if *to > end {
+            break;
+        }
+        parts = rest;
+    }
+    Ok(parts)
+}
+
+/// The mapping that this memory lies in: the process's own.
+fn mapping_of(state: &ProcessState, (start, end): (u64, u64)) -> Result<&Saved, EngineError> {
+    let after = state.mappings.partition_point(|saved| saved.start <= start);
     let saved = after.checked_sub(1).map(|index| &state.mappings[index]);
     saved
-        .filter(|saved| extent.address + extent.decoded <= saved.end && !saved.shared)
+        .filter(|saved| end <= saved.end && !saved.shared)
         .ok_or(EngineError::Nonsense("memory outside of the process's own mappings"))
 }
 
@@ -79,7 +134,7 @@ fn pieces(
     extent: &Extent,
     scratch: &mut Vec<u8>,
     bytes: &mut Vec<u8>,
-    write: impl Fn(u64, &[u8]) -> Result<(), EngineError>,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), EngineError>,
 ) -> Result<(), EngineError> {
     if extent.codec == Codec::Zero {
         // However long the run is: the extent lies inside of a mapping.
@@ -97,26 +152,26 @@ fn pieces(
     write(extent.address, bytes)
 }
 
-/// Does `job` for each extent, with buffers of the working thread's.
+/// Does `job` for each source, with buffers of the working thread's.
 fn each(
-    extents: &[Extent],
-    job: impl Fn(&Extent, &mut Vec<u8>, &mut Vec<u8>) -> Result<(), EngineError> + Sync,
+    sources: &[Source],
+    job: impl Fn(&Source, &mut Vec<u8>, &mut Vec<u8>) -> Result<(), EngineError> + Sync,
 ) -> Result<(), EngineError> {
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
         let (mut scratch, mut bytes) = (Vec::new(), Vec::new());
-        while let Some(extent) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = job(extent, &mut scratch, &mut bytes) {
+        while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = job(source, &mut scratch, &mut bytes) {
                 // The first failure ends the work of all.
-                next.store(extents.len(), Ordering::Relaxed);
+                next.store(sources.len(), Ordering::Relaxed);
                 failure.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(error);
             }
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
     thread::scope(|scope| {
-        for _ in 1..threads.min(extents.len() / 4) {
+        for _ in 1..threads.min(sources.len() / 4) {
             scope.spawn(work);
         }
         work();

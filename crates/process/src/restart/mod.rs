@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::plugins::{More, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
-use kedge_image::{ImageFile, Manifest};
+use kedge_image::{ImageFile, Layers, Manifest};
 use libc::pid_t;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -52,6 +52,8 @@ impl RestartOptions {
 struct Plan {
     folder: PathBuf,
     manifest: Manifest,
+    /// The image and those that it builds on.
+    chain: Vec<(PathBuf, Manifest)>,
     paths: PathMap,
     plugins: More,
     job: JobState,
@@ -62,7 +64,8 @@ struct Plan {
 impl Plan {
     fn read(options: &RestartOptions) -> Result<Plan, EngineError> {
         let folder = options.folder.clone();
-        let manifest = Manifest::read(&folder)?;
+        let chain = kedge_image::chain(&folder)?;
+        let manifest = chain[0].1.clone();
         let file = open(&folder, &manifest, JOB_FILE)?;
         let job: JobState = state::parse(&file.section(state::JOB_SECTION)?)?;
         job.machine.runs_on(&Machine::this()?)?;
@@ -73,7 +76,8 @@ impl Plan {
         }
         let (paths, plugins) = (options.paths.clone(), options.plugins.clone());
         let processes = Vec::new();
-        let mut plan = Plan { folder, manifest, paths, plugins, job, descriptors, processes };
+        let mut plan =
+            Plan { folder, manifest, chain, paths, plugins, job, descriptors, processes };
         for pid in &plan.job.processes {
             let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
             let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
@@ -108,6 +112,11 @@ impl Plan {
 
     fn open(&self, name: &str) -> Result<ImageFile, EngineError> {
         open(&self.folder, &self.manifest, name)
+    }
+
+    /// The memory of a process, wherever in the chain it is.
+    fn layers(&self, process: &ProcessState) -> Result<Layers, EngineError> {
+        Ok(Layers::open(&self.chain, &process_file(process.ids.pid))?)
     }
 }
 

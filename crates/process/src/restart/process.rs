@@ -11,7 +11,7 @@ use crate::maps::{self, Mapping};
 use crate::plugins::Argument;
 use crate::state::{Backing, KERNEL_MAPPINGS, ProcessState, SIGNALS, Saved};
 use crate::{EngineError, Thread};
-use kedge_image::{Codec, ImageFile};
+use kedge_image::Layers;
 use libc::pid_t;
 use std::collections::BTreeSet;
 
@@ -43,16 +43,17 @@ const ADVICE: [(&str, i32); 8] = [
 
 impl Rebuilding<'_> {
     /// Gives the process everything but its threads.
-    pub(super) fn run(&self, made: &mut Made, file: &ImageFile) -> Result<(), EngineError> {
+    pub(super) fn run(&self, made: &mut Made, layers: &Layers) -> Result<(), EngineError> {
         let Made { thread, parasite } = made;
         let parasite = *parasite;
         let pid = self.state.ids.pid;
         let kernel = self.kernel_mappings(pid)?;
-        let filled = self.filled(file)?;
+        let sources = memory::sources(self.state, layers)?;
+        let filled = memory::filled(self.state, &sources)?;
         self.empty(thread, parasite, &kernel)?;
         self.map(&mut parasite.batch(thread), &filled)?;
         segments::attach(self.state, thread, parasite)?;
-        memory::fill(self.state, file)?;
+        memory::fill(self.state, layers, &sources)?;
         let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
         self.place_kernel(&mut batch, &kernel)?;
@@ -83,19 +84,6 @@ impl Rebuilding<'_> {
             found.push((own.clone(), saved.start));
         }
         if found.len() == here.len() { Ok(found) } else { Err(differs()) }
-    }
-
-    /// The mappings that something is to be written into, by their first address.
-    fn filled(&self, file: &ImageFile) -> Result<BTreeSet<u64>, EngineError> {
-        let own = file.memory().filter(|extent| extent.object == 0);
-        let mut filled = BTreeSet::new();
-        for extent in own {
-            let saved = memory::mapping_of(self.state, extent)?;
-            if extent.codec != Codec::Zero || saved.backing != Backing::Anonymous {
-                filled.insert(saved.start);
-            }
-        }
-        Ok(filled)
     }
 
     /// Unmaps all but the area, into which the kernel's mappings are moved.

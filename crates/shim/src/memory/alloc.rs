@@ -123,7 +123,7 @@ pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
             host::release(found)
         }
         Kind::Pinned { .. } => host::release(found),
-        Kind::Registered { .. } | Kind::Mapping(_) | Kind::Variable { .. } => Ok(()),
+        Kind::Registered { .. } | Kind::Mapping(_) | Kind::Peer | Kind::Variable { .. } => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`ranges`], [`slabs`], [`heap`], [`shared`]: which addresses are free, and what lies behind them.
 //! - [`table`]: what is allocated. [`place`]: where a pointer points.
 //! - [`alloc`], [`host`], [`register`], [`managed`], [`pool`], [`vmm`]: the kinds of memory.
+//! - [`share`], [`ipc`]: memory of several processes.
 //! - [`transfer`], [`linear`], [`shaped`], [`batch`], [`memset`]: moving bytes.
 //! - [`array`], [`texture`], [`texref`]: CUDA arrays and what reads them.
 //! - [`tensor_map`]: how kernels copy tiles of tensors.
@@ -16,6 +17,7 @@ mod array;
 mod batch;
 mod heap;
 mod host;
+mod ipc;
 mod linear;
 mod link;
 mod managed;
@@ -27,6 +29,7 @@ mod ranges;
 mod register;
 pub(crate) mod shadow;
 mod shaped;
+mod share;
 mod shared;
 mod slabs;
 mod table;
@@ -40,6 +43,7 @@ pub(crate) use alloc::*;
 pub(crate) use array::*;
 pub(crate) use batch::*;
 pub(crate) use host::*;
+pub(crate) use ipc::*;
 pub(crate) use linear::*;
 pub(crate) use link::is_exact_at;
 pub(crate) use managed::*;
@@ -48,6 +52,7 @@ pub(crate) use pointer::*;
 pub(crate) use pool::*;
 pub(crate) use register::*;
 pub(crate) use shaped::*;
+pub(crate) use share::*;
 pub(crate) use tensor_map::*;
 pub(crate) use texref::*;
 pub(crate) use texture::*;

@@ -89,6 +89,13 @@ fn value(found: &Allocation, addr: u64, attribute: u32) -> Result<Value, CuError
         CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => Value::Wide(size),
         CU_POINTER_ATTRIBUTE_MAPPED => Value::Word(1),
         CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Word(CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+            Value::Word((found.kind == Kind::Device).into())
+        }
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => match found.kind {
+            Kind::Mapping(id) => Value::Wide(vmm::exportable_as(id).into()),
+            _ => Value::Wide(0),
+        },
         CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => match found.kind {
             Kind::Pool(CUmemoryPool(handle)) => Value::Wide(handle as u64),
             _ => Value::Wide(0),

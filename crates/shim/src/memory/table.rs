@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     Variable { managed: bool },
     /// `cuMemMap`: a mapping of a handle.
     Mapping(MemHandleId),
+    /// `cuIpcOpenMemHandle`: another process's.
+    Peer,
     /// `cuMemHostAlloc`, with its flags.
     Pinned { flags: u32 },
     /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices can

@@ -2,17 +2,17 @@
 
 use super::alloc::call_for_memory;
 use super::heap::Heap;
-use super::link::{current, post, quiesce};
+use super::link::{call, current, post, quiesce};
 use super::ranges::LARGE;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, give, read};
+use super::{MEMORY, give, read, share};
 use crate::handle::{Kind as Handles, Table};
 use crate::{entry, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::handle::CUdeviceptr;
 use kedge_cuda_types::memory::*;
-use kedge_protocol::{Call, MemHandleId, Post};
+use kedge_protocol::{Call, Imported, MemHandleId, Post};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +22,12 @@ const GRANULARITY: u64 = LARGE;
 
 /// Physical memory. It lives while the program holds references or mappings.
 #[derive(Debug)]
-struct Physical {
+pub(super) struct Physical {
     handle: usize,
-    id: MemHandleId,
-    props: CUmemAllocationProp,
-    size: u64,
+    pub(super) id: MemHandleId,
+    pub(super) props: CUmemAllocationProp,
+    /// `None`: the driver alone knows, and checks.
+    size: Option<u64>,
     uses: Mutex<Uses>,
 }
 
@@ -39,8 +40,33 @@ struct Uses {
 static HANDLES: Table<Physical> = Table::new(Handles::MemHandle);
 
 impl Physical {
-    fn device(&self) -> u32 {
-        self.props.location.id as u32
+    /// Adds physical memory with one reference of the program's; its handle.
+    fn add(id: MemHandleId, props: CUmemAllocationProp, size: Option<u64>) -> Result<u64, CuError> {
+        let uses = Mutex::new(Uses { references: 1, mappings: 0 });
+        let made = HANDLES.insert_with(|handle| Physical { handle, id, props, size, uses });
+        let Some(made) = made else {
+            post(&Post::HandleDestroy { handle: id })?;
+            return Err(CuError::OUT_OF_MEMORY);
+        };
+        Ok(made.handle as u64)
+    }
+
+    /// Adds another process's memory; its handle.
+    pub(super) fn imported(id: MemHandleId, imported: &Imported) -> Result<u64, CuError> {
+        let device = imported.device.map_or(CU_DEVICE_INVALID, |device| device as i32);
+        let props = CUmemAllocationProp {
+            type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+            ..Default::default()
+        };
+        Physical::add(id, props, imported.size)
+    }
+
+    /// Its device; the arena's where that is none of ours.
+    fn device(&self, addr: u64) -> u32 {
+        let own = u32::try_from(self.props.location.id).ok();
+        own.or_else(|| device_of(addr)).unwrap_or(0)
     }
 
     /// Changes the counts; when both are 0 the memory goes back.
@@ -57,7 +83,7 @@ impl Physical {
     }
 }
 
-fn by_handle(handle: u64) -> Result<Arc<Physical>, CuError> {
+pub(super) fn by_handle(handle: u64) -> Result<Arc<Physical>, CuError> {
     HANDLES.get(handle as usize).ok_or(CuError::INVALID_VALUE)
 }
 
@@ -143,6 +169,7 @@ fn check_props(props: &CUmemAllocationProp) -> Result<(), CuError> {
     if props.type_ != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(CuError::INVALID_VALUE);
     }
+    share::check_requested(props.requestedHandleTypes)?;
     match props.location.type_ {
         CU_MEM_LOCATION_TYPE_DEVICE => session::get()?.device(props.location.id).map(|_| ()),
         CU_MEM_LOCATION_TYPE_HOST
@@ -154,7 +181,7 @@ fn check_props(props: &CUmemAllocationProp) -> Result<(), CuError> {
     }
 }
 
-fn new_id() -> MemHandleId {
+pub(super) fn new_id() -> MemHandleId {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     MemHandleId(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -176,15 +203,10 @@ pub(crate) unsafe fn cuMemCreate(
     check_multiple(size)?;
     let device = props.location.id as u32;
     let id = new_id();
-    call_for_memory(device, &Call::HandleCreate { handle: id, device, size })?;
-    let uses = Mutex::new(Uses { references: 1, mappings: 0 });
-    let made = HANDLES.insert_with(|handle| Physical { handle, id, props, size, uses });
-    let Some(made) = made else {
-        post(&Post::HandleDestroy { handle: id })?;
-        return Err(CuError::OUT_OF_MEMORY);
-    };
+    let shareable = props.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    call_for_memory(device, &Call::HandleCreate { handle: id, device, size, shareable })?;
     // SAFETY: as the caller promised.
-    unsafe { give(handle, made.handle as u64) }
+    unsafe { give(handle, Physical::add(id, props, Some(size))?) }
 }
 
 pub(crate) unsafe fn cuMemRelease(handle: u64) -> Result<(), CuError> {
@@ -221,7 +243,8 @@ pub(crate) unsafe fn cuMemMap(
 ) -> Result<(), CuError> {
     let (size, offset) = (size as u64, offset as u64);
     let physical = by_handle(handle)?;
-    let inside = offset.checked_add(size).is_some_and(|end| end <= physical.size);
+    let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+    let inside = physical.size.is_none_or(|size| end <= size);
     if size == 0 || flags != 0 || !inside {
         return Err(CuError::INVALID_VALUE);
     }
@@ -235,8 +258,14 @@ pub(crate) unsafe fn cuMemMap(
         uses.mappings += 1;
         Ok(())
     })?;
-    post(&Post::HandleMap { handle: physical.id, addr: ptr, size, offset })?;
-    let current = super::link::on_device(physical.device());
+    call(&Call::HandleMap { handle: physical.id, addr: ptr, size, offset }).or_else(|error| {
+        physical.change(|uses| {
+            uses.mappings -= 1;
+            Ok(())
+        })?;
+        Err(error)
+    })?;
+    let current = super::link::on_device(physical.device(ptr));
     MEMORY.record(&current, Kind::Mapping(physical.id), ptr, size, size);
     Ok(())
 }
@@ -301,7 +330,7 @@ pub(crate) unsafe fn cuMemSetAccess(
         }
         session::get()?.device(desc.location.id)?;
         let (device, access) = (desc.location.id as u32, desc.flags);
-        post(&Post::HandleAccess { addr: ptr, size: size as u64, device, access })?;
+        call(&Call::HandleAccess { addr: ptr, size: size as u64, device, access })?;
         let mut space = space();
         for mapping in &found {
             space.access.insert((mapping.base, desc.location.id), access);
@@ -351,6 +380,11 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
 ) -> Result<(), CuError> {
     // SAFETY: as the caller promised.
     unsafe { give(props, by_handle(handle)?.props) }
+}
+
+/// What the memory of a mapping can be exported as.
+pub(super) fn exportable_as(id: MemHandleId) -> u32 {
+    by_id(id).map_or(CU_MEM_HANDLE_TYPE_NONE, |physical| physical.props.requestedHandleTypes)
 }
 
 /// The reservation that holds an address: its start and size.

@@ -34,8 +34,23 @@ pub struct Order {
     /// Whether the contents of files that are open for writing stay out of the image.
     #[serde(default)]
     pub keep_files: bool,
+    /// Whether it holds what has changed since the last one, all, or what the job's policy says.
+    #[serde(default)]
+    pub content: Content,
     /// Whether the job ends when the image is durable.
     pub stop: bool,
+}
+
+/// What an image holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    /// As the job's policy has it.
+    #[default]
+    Usual,
+    /// What has changed since the last one, on which it builds where that can be.
+    Changes,
+    All,
 }
 
 /// A codec by its name, such as `lz4`.
@@ -96,7 +111,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let order = Order { dir: Some("/x".into()), codec: None, keep_files: false, stop: true };
+        let order = Order { dir: Some("/x".into()), stop: true, ..Order::default() };
         let mut bytes = Vec::new();
         send(&mut bytes, &Request { version: 1, ask: Ask::Checkpoint(order.clone()) }).unwrap();
         send(&mut bytes, &Request { version: 2, ask: Ask::Settle }).unwrap();

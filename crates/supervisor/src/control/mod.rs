@@ -7,5 +7,5 @@ mod server;
 
 pub use client::{AskError, Until, checkpoint};
 pub(crate) use client::{TakeError, settle, take};
-pub use message::{CodecName, Order, Progress};
+pub use message::{CodecName, Content, Order, Progress};
 pub(crate) use server::serve;

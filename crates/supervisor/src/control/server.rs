@@ -90,7 +90,7 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
 fn failure(error: &CheckpointError) -> Reply {
     let kind = match error {
         CheckpointError::Busy => FailureKind::Busy,
-        CheckpointError::Devices { .. } | CheckpointError::NoFolder(_) => FailureKind::Refused,
+        CheckpointError::NoFolder(_) => FailureKind::Refused,
         _ => FailureKind::Failed,
     };
     // Bounded, as the message is.

@@ -1,9 +1,9 @@
 use crate::device::{SoftBackend, SoftConfig, StartError};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Done, Host};
+use kedge_device::{Backend, Done, Host, Snapshot};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Place, StreamId, StreamOp};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub(super) struct Fixture {
     pub(super) backend: Arc<SoftBackend>,
     pub(super) host: Arc<FakeHost>,
-    _alone: MutexGuard<'static, ()>,
+    alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Fixture {
@@ -34,15 +34,46 @@ impl Fixture {
 
     /// As `new`, without the slab.
     pub(super) fn bare() -> Self {
-        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let fixture = Self::empty();
+        fixture.make_streams();
+        fixture
+    }
+
+    /// One device, and nothing made on it.
+    pub(super) fn empty() -> Self {
+        Self::with_devices(1)
+    }
+
+    /// As `empty`, with more devices.
+    pub(super) fn with_devices(devices: u32) -> Self {
+        Self::start(devices, Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// An empty one where this one was.
+    pub(super) fn succeed(self) -> Self {
+        let devices = self.backend.devices().len() as u32;
+        self.succeed_with(devices)
+    }
+
+    /// As `succeed`, with so many devices.
+    pub(super) fn succeed_with(mut self, devices: u32) -> Self {
+        let alone = self.alone.take();
+        drop(self);
+        Self::start(devices, alone)
+    }
+
+    fn start(devices: u32, alone: Option<MutexGuard<'static, ()>>) -> Self {
         let host = Arc::new(FakeHost::default());
-        let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 2 };
-        let backend = start(config, &host);
-        backend.create_context(CTX, 0, LEGACY).unwrap();
+        let config = SoftConfig { devices, memory_per_device: 64 << 20, workers: 2 };
+        Self { backend: start(config, &host), host, alone }
+    }
+
+    /// The context and its streams.
+    pub(super) fn make_streams(&self) {
+        self.backend.create_context(CTX, 0, LEGACY).unwrap();
         for (stream, blocking) in [(A, true), (B, true), (FREE, false)] {
-            backend.create_stream(stream, CTX, blocking, 0).unwrap();
+            self.backend.create_stream(stream, CTX, blocking, 0).unwrap();
         }
-        Self { backend, host, _alone: alone }
     }
 
     /// Valid device memory at `offset` of the arena.
@@ -50,6 +81,23 @@ impl Fixture {
         let addr = arena::device_base(0) + offset;
         self.backend.map(CTX, addr, size).unwrap();
         addr
+    }
+
+    /// A snapshot, as soon as the thread that finished the last work has let go of it.
+    pub(super) fn snapshot(&self) -> Box<dyn Snapshot> {
+        for _ in 0..2000 {
+            if self.backend.at_rest() {
+                return self.backend.snapshot().unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the device does not come to rest");
+    }
+
+    /// Valid device memory of a device that has no slab yet.
+    pub(super) fn alloc_in_new_slab(&self) -> u64 {
+        self.backend.grant(0, arena::device_base(0), 2 << 20).unwrap();
+        self.alloc(0, 4096)
     }
 
     pub(super) fn submit(&self, stream: StreamId, op: StreamOp) {
@@ -97,6 +145,18 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.sync_context();
     }
+}
+
+/// What the host maps: the beginning of the proxy's part of the shared arena. It stays.
+pub(super) fn map_shared() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let at = (arena::SHARED_BASE + arena::SHARED_CLIENT_LEN) as usize as *mut libc::c_void;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping where there is none.
+        assert_eq!(unsafe { libc::mmap(at, 1 << 20, access, flags, -1, 0) }, at);
+    });
 }
 
 pub(super) fn wait<T>(receiver: &Receiver<T>) -> T {

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 const MODULE: ModuleId = ModuleId(1);
 
-const HEADER: &str = ".version 8.0\n.target sm_70\n.address_size 64\n";
+pub(super) const HEADER: &str = ".version 8.0\n.target sm_70\n.address_size 64\n";
 
 /// c[i] = a[i] + b[i]; i < n.
 const ADD: &str = "

@@ -70,11 +70,11 @@ fn allocations_lie_in_slabs_and_go_with_them() {
 fn handles_are_charged_to_their_device() {
     let f = Fixture::bare();
     let (backend, id) = (&f.backend, MemHandleId(1));
-    assert_eq!(backend.create_handle(id, 0, 66 << 20), Err(CuError::OUT_OF_MEMORY));
-    assert_eq!(backend.create_handle(id, 0, 4096), Err(CuError::INVALID_VALUE));
-    assert_eq!(backend.create_handle(id, 1, MIB2), Err(CuError::INVALID_DEVICE));
+    assert_eq!(backend.create_handle(id, 0, 66 << 20, false), Err(CuError::OUT_OF_MEMORY));
+    assert_eq!(backend.create_handle(id, 0, 4096, false), Err(CuError::INVALID_VALUE));
+    assert_eq!(backend.create_handle(id, 1, MIB2, false), Err(CuError::INVALID_DEVICE));
     assert_eq!(backend.free_memory(0), Ok(64 << 20));
-    backend.create_handle(id, 0, 2 * MIB2).unwrap();
+    backend.create_handle(id, 0, 2 * MIB2, false).unwrap();
     assert_eq!(backend.free_memory(0), Ok(60 << 20));
     backend.destroy_handle(id).unwrap();
     assert_eq!(backend.destroy_handle(id), Err(CuError::INVALID_HANDLE));

@@ -5,3 +5,6 @@ mod fixture;
 mod kernels;
 mod memory;
 mod ordering;
+mod snapshot;
+mod snapshot_hostile;
+mod world;

@@ -60,7 +60,7 @@ fn a_destroyed_stream_s_work_goes_on_and_the_legacy_stream_waits_for_it() {
 fn an_event_stands_for_its_latest_record() {
     let f = Fixture::new();
     let words = f.alloc(0, 4096);
-    f.backend.create_event(EVENT, CTX, true).unwrap();
+    f.backend.create_event(EVENT, CTX, true, false).unwrap();
     assert_eq!(f.backend.query_event(EVENT), Ok(()), "never recorded: done");
     f.submit(FREE, StreamOp::EventWait { event: EVENT });
     f.hold(A, words);
@@ -82,8 +82,8 @@ fn an_event_stands_for_its_latest_record() {
 fn elapsed_time_needs_two_reached_records() {
     let f = Fixture::new();
     let words = f.alloc(0, 4096);
-    f.backend.create_event(EVENT, CTX, true).unwrap();
-    f.backend.create_event(OTHER, CTX, true).unwrap();
+    f.backend.create_event(EVENT, CTX, true, false).unwrap();
+    f.backend.create_event(OTHER, CTX, true, false).unwrap();
     assert_eq!(f.backend.elapsed_ms(EVENT, OTHER), Err(CuError::INVALID_HANDLE));
     f.submit(A, StreamOp::EventRecord { event: EVENT });
     f.hold(A, words);

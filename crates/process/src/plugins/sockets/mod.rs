@@ -46,6 +46,13 @@ impl Kind {
     }
 }
 
+/// The inode of the socket to which the Unix socket with this inode is connected; `None` if it is to none
+/// that a process has.
+pub fn unix_peer(inode: u64) -> io::Result<Option<u64>> {
+    let found = diagnosis::Diagnoser::new()?.unix(inode)?;
+    Ok(found.peer.filter(|peer| *peer != 0).map(u64::from))
+}
+
 /// Tells each socket's kind, which /proc does not.
 pub(crate) fn recognise(job: &mut Job) {
     let socket = |file: &Found| file.stat.kind() == libc::S_IFSOCK && !file.is_path_only();

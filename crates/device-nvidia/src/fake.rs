@@ -1,0 +1,448 @@
+//! A driver for tests: device memory is memory of this process at the device's addresses, copies are
+//! made at once. One test at a time has it.
+
+use crate::driver::Driver;
+use kedge_cuda_types::handle::*;
+use kedge_cuda_types::memory::*;
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const INVALID: u32 = 1;
+const OUT_OF_MEMORY: u32 = 2;
+const INVALID_HANDLE: u32 = 400;
+const NOT_FOUND: u32 = 500;
+const NOT_READY: u32 = 600;
+const OK: u32 = 0;
+
+/// What the fake device is like, and what it holds.
+#[derive(Default)]
+pub(crate) struct Fake {
+    /// Bytes that can be created.
+    pub(crate) memory: u64,
+    /// Descriptor and bytes, by the driver's handle.
+    created: HashMap<u64, (c_int, u64)>,
+    /// Bytes and handle, by address.
+    mapped: HashMap<u64, (u64, u64)>,
+    reserved: HashMap<u64, usize>,
+    /// Whether streams have work.
+    pub(crate) pending: bool,
+    /// Milliseconds.
+    pub(crate) clock: f64,
+    events: HashMap<usize, Option<f64>>,
+    arrays: HashMap<usize, Vec<u8>>,
+    /// Name and address of the variables of every module.
+    pub(crate) variables: Vec<(&'static str, u64, usize)>,
+    objects: BTreeSet<u64>,
+    next: usize,
+}
+
+static STATE: Mutex<Option<Fake>> = Mutex::new(None);
+static TURN: Mutex<()> = Mutex::new(());
+
+fn with<T>(act: impl FnOnce(&mut Fake) -> T) -> T {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    act(state.get_or_insert_default())
+}
+
+/// The only user of the fake device. What it holds is gone afterwards.
+pub(crate) struct Turn(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Turn {
+    pub(crate) fn begin(memory: u64) -> (Turn, Arc<Driver>) {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        with(|fake| *fake = Fake { memory, ..Fake::default() });
+        (Turn(turn), Arc::new(driver()))
+    }
+
+    pub(crate) fn set<T>(&self, act: impl FnOnce(&mut Fake) -> T) -> T {
+        with(act)
+    }
+
+    /// Bytes that are created or mapped.
+    pub(crate) fn used(&self) -> u64 {
+        with(|fake| fake.used())
+    }
+
+    /// Another process: all memory, addresses and objects of the last are gone.
+    pub(crate) fn new_process(&self) {
+        with(|fake| {
+            for (at, bytes) in fake.reserved.drain() {
+                // SAFETY: a reservation of the fake's own.
+                unsafe { libc::munmap(at as *mut _, bytes) };
+            }
+            for (fd, _) in fake.created.values() {
+                // SAFETY: a descriptor of the fake's own.
+                unsafe { libc::close(*fd) };
+            }
+            let (memory, variables) = (fake.memory, std::mem::take(&mut fake.variables));
+            *fake = Fake { memory, variables, ..Fake::default() };
+        });
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.new_process();
+    }
+}
+
+impl Fake {
+    fn used(&self) -> u64 {
+        // What is released lives on in its mapping.
+        let mapped = self.mapped.values().filter(|(_, raw)| !self.created.contains_key(raw));
+        let mapped: u64 = mapped.map(|(bytes, _)| bytes).sum();
+        mapped + self.created.values().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    fn id(&mut self) -> usize {
+        self.next += 1;
+        self.next + 0x1000
+    }
+}
+
+fn driver() -> Driver {
+    Driver {
+        cuMemAddressReserve: reserve,
+        cuMemAddressFree: free_addresses,
+        cuMemCreate: create,
+        cuMemRelease: release,
+        cuMemMap: map,
+        cuMemUnmap: unmap,
+        cuMemSetAccess: access,
+        cuMemGetInfo_v2: info,
+        cuMemHostRegister_v2: register,
+        cuMemHostUnregister: unregister,
+        cuCtxCreate_v2: context,
+        cuCtxDestroy_v2: destroy_context,
+        cuCtxSetCurrent: destroy_context,
+        cuStreamCreateWithPriority: stream,
+        cuStreamSynchronize: synchronize,
+        cuStreamQuery: query,
+        cuMemcpyHtoDAsync_v2: to_device,
+        cuMemcpyDtoHAsync_v2: to_host,
+        cuMemcpyDtoDAsync_v2: inside,
+        cuMemcpy3DAsync_v2: shaped,
+        cuMemsetD8Async: fill,
+        cuEventCreate: event,
+        cuEventDestroy_v2: destroy_event,
+        cuEventRecord: record,
+        cuEventSynchronize: wait,
+        cuEventElapsedTime: elapsed,
+        cuArray3DCreate_v2: array,
+        cuTexObjectCreate: texture,
+        cuTexObjectDestroy: destroy_texture,
+        cuModuleLoadDataEx: load,
+        cuModuleGetFunction: function,
+        cuModuleGetGlobal_v2: global,
+        cuFuncGetAttribute: attribute,
+        cuFuncGetParamInfo: Some(parameter),
+        cuDeviceGetAttribute: device_attribute,
+        ..Driver::refusing()
+    }
+}
+
+// SAFETY of all that follows: called by the code under test as the driver would be, with pointers that
+// are live where the driver's must be; device addresses are this process's own.
+
+unsafe extern "C" fn reserve(out: *mut u64, size: usize, _: usize, want: u64, _: u64) -> u32 {
+    let fixed = if want == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+    // SAFETY: a new mapping where nothing is.
+    let at = unsafe { libc::mmap(want as *mut _, size, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return OUT_OF_MEMORY;
+    }
+    with(|fake| fake.reserved.insert(at as u64, size));
+    // SAFETY: see above.
+    unsafe { *out = at as u64 };
+    OK
+}
+
+unsafe extern "C" fn free_addresses(at: u64, size: usize) -> u32 {
+    if with(|fake| fake.reserved.remove(&at)) != Some(size) {
+        return INVALID;
+    }
+    // SAFETY: reserved above.
+    unsafe { libc::munmap(at as *mut _, size) };
+    OK
+}
+
+unsafe extern "C" fn create(
+    out: *mut u64,
+    size: usize,
+    _: *const CUmemAllocationProp,
+    _: u64,
+) -> u32 {
+    if with(|fake| fake.used() + size as u64 > fake.memory) {
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: plain calls, on a descriptor of our own.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"fake".as_ptr(), 0);
+        libc::ftruncate(fd, size as libc::off_t);
+        fd
+    };
+    let raw = with(|fake| {
+        let raw = fake.id() as u64;
+        fake.created.insert(raw, (fd, size as u64));
+        raw
+    });
+    // SAFETY: see above.
+    unsafe { *out = raw };
+    OK
+}
+
+unsafe extern "C" fn release(raw: u64) -> u32 {
+    let Some((fd, _)) = with(|fake| fake.created.remove(&raw)) else { return INVALID_HANDLE };
+    // SAFETY: a descriptor of `create`.
+    unsafe { libc::close(fd) };
+    OK
+}
+
+unsafe extern "C" fn map(at: u64, size: usize, offset: usize, raw: u64, _: u64) -> u32 {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+    let Some((fd, _)) = with(|fake| fake.created.get(&raw).copied()) else { return INVALID_HANDLE };
+    // SAFETY: inside of a reservation.
+    let mapped =
+        unsafe { libc::mmap(at as *mut _, size, protection, flags, fd, offset as libc::off_t) };
+    if mapped == libc::MAP_FAILED {
+        return INVALID;
+    }
+    with(|fake| fake.mapped.insert(at, (size as u64, raw)));
+    OK
+}
+
+unsafe extern "C" fn unmap(at: u64, size: usize) -> u32 {
+    if with(|fake| fake.mapped.remove(&at)).map(|(bytes, _)| bytes) != Some(size as u64) {
+        return INVALID;
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: mapped above.
+    unsafe { libc::mmap(at as *mut _, size, libc::PROT_NONE, flags, -1, 0) };
+    OK
+}
+
+unsafe extern "C" fn access(at: u64, size: usize, _: *const CUmemAccessDesc, _: usize) -> u32 {
+    // All of the range is mapped.
+    let mapped = with(|fake| {
+        let inside = fake.mapped.iter().filter(|(start, _)| (at..at + size as u64).contains(start));
+        inside.map(|(_, (bytes, _))| *bytes).sum::<u64>()
+    });
+    if mapped == size as u64 { OK } else { INVALID }
+}
+
+unsafe extern "C" fn info(free: *mut usize, total: *mut usize) -> u32 {
+    // SAFETY: see above.
+    with(|fake| unsafe {
+        *free = fake.memory.saturating_sub(fake.used()) as usize;
+        *total = fake.memory as usize;
+    });
+    OK
+}
+
+unsafe extern "C" fn register(_: *mut c_void, _: usize, _: c_uint) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn unregister(_: *mut c_void) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn context(out: *mut CUcontext, _: c_uint, _: CUdevice) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = CUcontext(with(Fake::id)) };
+    OK
+}
+
+unsafe extern "C" fn destroy_context(_: CUcontext) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn stream(out: *mut CUstream, _: c_uint, _: c_int) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = CUstream(with(Fake::id)) };
+    OK
+}
+
+unsafe extern "C" fn synchronize(_: CUstream) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn query(_: CUstream) -> u32 {
+    if with(|fake| fake.pending) { NOT_READY } else { OK }
+}
+
+unsafe extern "C" fn to_device(to: u64, from: *const c_void, bytes: usize, _: CUstream) -> u32 {
+    // SAFETY: see above.
+    unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), to as *mut u8, bytes) };
+    OK
+}
+
+unsafe extern "C" fn to_host(to: *mut c_void, from: u64, bytes: usize, _: CUstream) -> u32 {
+    // SAFETY: see above.
+    unsafe { ptr::copy_nonoverlapping(from as *const u8, to.cast::<u8>(), bytes) };
+    OK
+}
+
+unsafe extern "C" fn inside(to: u64, from: u64, bytes: usize, _: CUstream) -> u32 {
+    // SAFETY: see above.
+    unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+    OK
+}
+
+unsafe extern "C" fn fill(to: u64, value: u8, bytes: usize, _: CUstream) -> u32 {
+    // SAFETY: see above.
+    unsafe { ptr::write_bytes(to as *mut u8, value, bytes) };
+    OK
+}
+
+/// Whole arrays only, without padding.
+unsafe extern "C" fn shaped(copy: *const CUDA_MEMCPY3D, _: CUstream) -> u32 {
+    // SAFETY: see above.
+    let copy = unsafe { *copy };
+    let bytes = copy.WidthInBytes * copy.Height * copy.Depth;
+    with(|fake| {
+        let to_array = copy.dstMemoryType == CU_MEMORYTYPE_ARRAY;
+        let array = if to_array { copy.dstArray } else { copy.srcArray };
+        let pitch = if to_array { copy.srcPitch } else { copy.dstPitch };
+        let Some(texels) = fake.arrays.get_mut(&array.0) else { return INVALID_HANDLE };
+        if texels.len() != bytes || pitch != copy.WidthInBytes {
+            return INVALID;
+        }
+        let at = texels.as_mut_ptr();
+        // SAFETY: see above.
+        unsafe {
+            match to_array {
+                true => ptr::copy_nonoverlapping(copy.srcDevice as *const u8, at, bytes),
+                false => ptr::copy_nonoverlapping(at, copy.dstDevice as *mut u8, bytes),
+            }
+        }
+        OK
+    })
+}
+
+unsafe extern "C" fn event(out: *mut CUevent, _: c_uint) -> u32 {
+    let id = with(|fake| {
+        let id = fake.id();
+        fake.events.insert(id, None);
+        id
+    });
+    // SAFETY: see above.
+    unsafe { *out = CUevent(id) };
+    OK
+}
+
+unsafe extern "C" fn destroy_event(event: CUevent) -> u32 {
+    with(|fake| fake.events.remove(&event.0)).map_or(INVALID_HANDLE, |_| OK)
+}
+
+unsafe extern "C" fn record(event: CUevent, _: CUstream) -> u32 {
+    with(|fake| match fake.events.get_mut(&event.0) {
+        Some(time) => {
+            *time = Some(fake.clock);
+            OK
+        }
+        None => INVALID_HANDLE,
+    })
+}
+
+unsafe extern "C" fn wait(event: CUevent) -> u32 {
+    with(|fake| if fake.events.contains_key(&event.0) { OK } else { INVALID_HANDLE })
+}
+
+unsafe extern "C" fn elapsed(out: *mut f32, start: CUevent, end: CUevent) -> u32 {
+    let time = |event: CUevent| with(|fake| fake.events.get(&event.0).copied().flatten());
+    let (Some(start), Some(end)) = (time(start), time(end)) else { return INVALID_HANDLE };
+    // SAFETY: see above.
+    unsafe { *out = (end - start) as f32 };
+    OK
+}
+
+unsafe extern "C" fn array(out: *mut CUarray, desc: *const CUDA_ARRAY3D_DESCRIPTOR) -> u32 {
+    // SAFETY: see above.
+    let desc = unsafe { *desc };
+    let texel = channel_bytes(desc.Format).unwrap_or(1) as usize * desc.NumChannels as usize;
+    let bytes = desc.Width * texel * desc.Height.max(1) * desc.Depth.max(1);
+    let id = with(|fake| {
+        let id = fake.id();
+        fake.arrays.insert(id, vec![0; bytes]);
+        id
+    });
+    // SAFETY: see above.
+    unsafe { *out = CUarray(id) };
+    OK
+}
+
+/// The lowest number that is free.
+unsafe extern "C" fn texture(
+    out: *mut u64,
+    _: *const CUDA_RESOURCE_DESC,
+    _: *const CUDA_TEXTURE_DESC,
+    _: *const CUDA_RESOURCE_VIEW_DESC,
+) -> u32 {
+    let handle = with(|fake| {
+        let handle = (1..).find(|handle| !fake.objects.contains(handle)).unwrap_or(0);
+        fake.objects.insert(handle);
+        handle
+    });
+    // SAFETY: see above.
+    unsafe { *out = handle };
+    OK
+}
+
+unsafe extern "C" fn destroy_texture(handle: u64) -> u32 {
+    if with(|fake| fake.objects.remove(&handle)) { OK } else { INVALID_HANDLE }
+}
+
+unsafe extern "C" fn load(
+    out: *mut CUmodule,
+    _: *const c_void,
+    _: c_uint,
+    _: *mut c_uint,
+    _: *mut *mut c_void,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = CUmodule(with(Fake::id)) };
+    OK
+}
+
+unsafe extern "C" fn function(out: *mut CUfunction, _: CUmodule, _: *const c_char) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = CUfunction(with(Fake::id)) };
+    OK
+}
+
+unsafe extern "C" fn global(
+    addr: *mut u64,
+    size: *mut usize,
+    _: CUmodule,
+    name: *const c_char,
+) -> u32 {
+    // SAFETY: see above.
+    let name = unsafe { CStr::from_ptr(name) };
+    let found =
+        with(|fake| fake.variables.iter().find(|v| v.0.as_bytes() == name.to_bytes()).copied());
+    let Some((_, at, bytes)) = found else { return NOT_FOUND };
+    // SAFETY: see above.
+    unsafe { (*addr, *size) = (at, bytes) };
+    OK
+}
+
+unsafe extern "C" fn attribute(out: *mut c_int, _: c_uint, _: CUfunction) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = 0 };
+    OK
+}
+
+unsafe extern "C" fn parameter(_: CUfunction, _: usize, _: *mut usize, _: *mut usize) -> u32 {
+    INVALID
+}
+
+unsafe extern "C" fn device_attribute(out: *mut c_int, id: c_uint, _: CUdevice) -> u32 {
+    // SAFETY: see above. Compute capability 9.0.
+    unsafe { *out = if id == 75 { 9 } else { 0 } };
+    OK
+}

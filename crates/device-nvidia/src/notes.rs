@@ -1,0 +1,221 @@
+//! What a new backend must know beside the bytes: where variables lay, which handles textures had,
+//! when events were recorded.
+
+use crate::NvidiaBackend;
+use crate::stream::Event;
+use crate::tables::Tables;
+use kedge_cuda_types::CuError;
+use kedge_device::SnapshotError;
+use kedge_protocol::{CtxId, EventId, ModuleId, Texture};
+use kedge_wire::{List, Text, wire};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+const VERSION: u32 = 1;
+/// Longest notes, bytes.
+const MAX_NOTES: usize = 64 << 20;
+
+wire! {
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Notes {
+        pub version: u32,
+        pub variables: List<PlacedVariable, 1_048_576>,
+        pub textures: List<PlacedTexture, 1_048_576>,
+        /// Milliseconds from the checkpoint to when each was recorded: negative.
+        pub events: List<(EventId, f64), 1_048_576>,
+    }
+
+    /// A module's variable, where the driver had placed it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct PlacedVariable {
+        pub module: ModuleId,
+        pub name: Text<65536>,
+        pub addr: u64,
+        pub bytes: u64,
+        /// The client knows the address.
+        pub asked: bool,
+    }
+
+    /// A texture or surface object, and the handle that the device chose for it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct PlacedTexture {
+        pub ctx: CtxId,
+        pub handle: u64,
+        pub texture: Texture,
+    }
+}
+
+impl Notes {
+    /// Of the devices at rest.
+    pub(crate) fn take(
+        backend: &NvidiaBackend,
+        tables: &mut Tables,
+    ) -> Result<Notes, SnapshotError> {
+        let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
+        let mut variables = Vec::new();
+        for (id, module) in &mut tables.modules {
+            let placed = module.variables().unwrap_or_default().to_vec();
+            for variable in placed {
+                let asked = module.was_asked_for(&variable.name);
+                let name = Text::new(variable.name).map_err(too_many)?;
+                let (addr, bytes) = (variable.addr, variable.bytes);
+                variables.push(PlacedVariable { module: *id, name, addr, bytes, asked });
+            }
+        }
+        let textures = tables.textures.objects().map(|(ctx, handle, texture)| PlacedTexture {
+            ctx,
+            handle,
+            texture: texture.clone(),
+        });
+        Ok(Notes {
+            version: VERSION,
+            variables: List::new(variables).map_err(too_many)?,
+            textures: List::new(textures.collect()).map_err(too_many)?,
+            events: List::new(moments(backend, tables)?).map_err(too_many)?,
+        })
+    }
+
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
+        let mut bytes = Vec::new();
+        kedge_wire::encode(self, &mut bytes);
+        if bytes.len() > MAX_NOTES {
+            return Err(SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects"));
+        }
+        Ok(bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Notes, SnapshotError> {
+        let damaged = "the notes of the GPU snapshot are damaged, or of another version of kedge";
+        let refused = || SnapshotError::new(CuError::INVALID_VALUE, damaged);
+        if bytes.len() > MAX_NOTES {
+            return Err(refused());
+        }
+        let notes: Notes = kedge_wire::decode(bytes).map_err(|_| refused())?;
+        if notes.version == VERSION { Ok(notes) } else { Err(refused()) }
+    }
+}
+
+/// When the events that measure time were recorded.
+fn moments(backend: &NvidiaBackend, tables: &Tables) -> Result<Vec<(EventId, f64)>, SnapshotError> {
+    let mut by_context: BTreeMap<CtxId, Vec<(EventId, Arc<Event>)>> = BTreeMap::new();
+    for (id, event) in tables.events.iter().filter(|(_, event)| event.timing) {
+        by_context.entry(event.ctx.id).or_default().push((*id, Arc::clone(event)));
+    }
+    let mut all = Vec::new();
+    for (ctx, events) in by_context {
+        let context = tables.context(ctx)?;
+        let shared = &backend.shared;
+        all.extend(shared.timeline.moments(&shared.driver, context, &events)?);
+    }
+    Ok(all)
+}
+
+/// A variable that the driver has placed elsewhere than before.
+#[derive(Debug, Clone)]
+pub(crate) struct Moved {
+    /// Where it was.
+    pub(crate) range: Range<u64>,
+    pub(crate) name: String,
+    pub(crate) to: u64,
+}
+
+impl Moved {
+    pub(crate) fn refuse(&self, why: &str) -> SnapshotError {
+        let message = format!(
+            "the driver has placed variable {} at {:#x} instead of {:#x}, and {why}: restart with the \
+             driver and the GPU model of the checkpoint, and without address space randomisation",
+            self.name, self.to, self.range.start
+        );
+        SnapshotError::new(CuError::INVALID_ADDRESS_SPACE, message)
+    }
+}
+
+impl NvidiaBackend {
+    /// See [`kedge_device::Backend::restore_notes`].
+    pub(crate) fn take_notes(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let notes = Notes::decode(bytes)?;
+        let mut tables = self.tables();
+        let mut moved = Vec::new();
+        for variable in notes.variables.iter() {
+            let module = tables.modules.get_mut(&variable.module).ok_or(CuError::INVALID_HANDLE)?;
+            let (to, bytes) = module.locate(&variable.name).map_err(|error| {
+                let message = format!("variable {} is not there any more", &*variable.name);
+                SnapshotError::new(error, message)
+            })?;
+            if bytes != variable.bytes {
+                let message = format!("variable {} has another size now", &*variable.name);
+                return Err(SnapshotError::new(CuError::INVALID_VALUE, message));
+            }
+            if to != variable.addr {
+                let range = variable.addr..variable.addr.saturating_add(bytes);
+                let one = Moved { range, name: variable.name.to_string(), to };
+                if variable.asked {
+                    return Err(one.refuse("the program knows the address"));
+                }
+                moved.push(one);
+            }
+            if variable.asked {
+                module.knows(&variable.name);
+            }
+        }
+        let wanted = notes.textures.iter().map(|one| (one.ctx, one.handle, &one.texture));
+        let Tables { textures, contexts, .. } = &mut *tables;
+        textures.renew(&self.shared.driver, contexts, wanted)?;
+        for (event, before) in notes.events.iter() {
+            tables.event(*event)?.was_recorded(*before);
+        }
+        drop(tables);
+        self.restoring().moved = moved.into();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_protocol::TextureSource;
+
+    fn notes() -> Notes {
+        let texture = Texture {
+            surface: false,
+            source: TextureSource::Linear { addr: 1 << 40, format: 0x20, channels: 1, bytes: 64 },
+            address: [1; 3],
+            filter: 0,
+            flags: 0,
+            border: [0.0; 4],
+            mipmap_filter: 0,
+            mipmap_bias: 0.0,
+            mipmap_clamp: [0.0; 2],
+            view_format: 0,
+        };
+        let name = Text::new("counter".into()).unwrap();
+        let (module, addr) = (ModuleId(3), 0x7f00_0000_0000);
+        let variable = PlacedVariable { module, name, addr, bytes: 4, asked: true };
+        let texture = PlacedTexture { ctx: CtxId(1), handle: 0x10_0001, texture };
+        Notes {
+            version: VERSION,
+            variables: List::new(vec![variable]).unwrap(),
+            textures: List::new(vec![texture]).unwrap(),
+            events: List::new(vec![(EventId(9), -12.5)]).unwrap(),
+        }
+    }
+
+    #[test]
+    fn notes_come_back() {
+        let bytes = notes().encode().unwrap();
+        assert_eq!(Notes::decode(&bytes).unwrap(), notes());
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        let bytes = notes().encode().unwrap();
+        for end in 0..bytes.len() {
+            assert!(Notes::decode(&bytes[..end]).is_err());
+        }
+        let mut newer = bytes.clone();
+        newer[0] = 2;
+        assert!(Notes::decode(&newer).unwrap_err().to_string().contains("another version"));
+        assert!(Notes::decode(&[bytes, vec![0]].concat()).is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! Putting a snapshot's bytes back: through pinned buffers, by as many threads as call. A buffer is
+//! filled while others travel; nobody waits for the device but for a buffer.
+
+use crate::NvidiaBackend;
+use crate::context::Context;
+use crate::copies::{self, RawCopy};
+use crate::driver::{Driver, check};
+use crate::notes::Moved;
+use crate::pinned::SLOT;
+use crate::sources::Texels;
+use crate::spare::Region;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::device_of;
+use kedge_cuda_types::handle::CUarray;
+use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
+use kedge_device::{Object, SnapshotError};
+use kedge_protocol::{ArrayId, MemHandleId};
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// Bytes that the driver takes at once, without a buffer of ours.
+const SMALL: usize = 64 << 10;
+
+/// What a restore needs from its notes to its end.
+#[derive(Default)]
+pub(crate) struct Restoring {
+    /// Variables that no word of the devices' memory may point to.
+    pub(crate) moved: Arc<[Moved]>,
+    /// Bytes of arrays, which go there as a whole.
+    arrays: HashMap<ArrayId, Staged>,
+    /// The program's handles, mapped once more.
+    handles: HashMap<MemHandleId, (Region, u64, Arc<Context>)>,
+    /// Contexts in which bytes travel.
+    used: Vec<Arc<Context>>,
+}
+
+/// An array's bytes, without padding.
+struct Staged {
+    memory: Region,
+    ctx: Arc<Context>,
+    raw: CUarray,
+    texels: Texels,
+}
+
+/// Where bytes go.
+struct Target {
+    ctx: Arc<Context>,
+    addr: u64,
+}
+
+impl NvidiaBackend {
+    pub(crate) fn restoring(&self) -> MutexGuard<'_, Restoring> {
+        self.restoring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`kedge_device::Backend::restore`].
+    pub(crate) fn put_back(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: &[u8],
+    ) -> Result<(), SnapshotError> {
+        let (target, moved) = {
+            let mut restoring = self.restoring();
+            let target = self.target(&mut restoring, object, start, bytes.len() as u64)?;
+            if !restoring.used.iter().any(|known| Arc::ptr_eq(known, &target.ctx)) {
+                restoring.used.push(Arc::clone(&target.ctx));
+            }
+            (target, Arc::clone(&restoring.moved))
+        };
+        if let Some(moved) = points_into(bytes, &moved) {
+            return Err(moved.refuse("a word of the devices' memory points to it"));
+        }
+        Ok(self.upload(&target, bytes)?)
+    }
+
+    /// Finds where bytes of an object go; INVALID_VALUE where it has no such bytes.
+    fn target(
+        &self,
+        restoring: &mut Restoring,
+        object: &Object,
+        start: u64,
+        bytes: u64,
+    ) -> Result<Target, CuError> {
+        let end = start.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+        let inside = |size: u64| if end <= size { Ok(()) } else { Err(CuError::INVALID_VALUE) };
+        match object {
+            Object::Memory => {
+                let device = device_of(start).ok_or(CuError::INVALID_VALUE)?;
+                if !self.tables().arena.granted(start, bytes) {
+                    return Err(CuError::INVALID_VALUE);
+                }
+                Ok(Target { ctx: self.context_on(device)?, addr: start })
+            }
+            Object::Variable { module, name } => {
+                let mut tables = self.tables();
+                let module = tables.modules.get_mut(module).ok_or(CuError::INVALID_HANDLE)?;
+                let (addr, size) = module.locate(name)?;
+                inside(size)?;
+                Ok(Target { ctx: Arc::clone(&module.ctx), addr: addr + start })
+            }
+            Object::Handle(id) => {
+                if !restoring.handles.contains_key(id) {
+                    restoring.handles.insert(*id, self.map_handle_again(*id)?);
+                }
+                let (region, size, ctx) = &restoring.handles[id];
+                inside(*size)?;
+                Ok(Target { ctx: Arc::clone(ctx), addr: region.base() + start })
+            }
+            Object::Array(id) => {
+                if !restoring.arrays.contains_key(id) {
+                    restoring.arrays.insert(*id, self.stage_array(*id)?);
+                }
+                let staged = &restoring.arrays[id];
+                inside(staged.texels.bytes())?;
+                Ok(Target { ctx: Arc::clone(&staged.ctx), addr: staged.memory.base() + start })
+            }
+        }
+    }
+
+    fn map_handle_again(&self, id: MemHandleId) -> Result<(Region, u64, Arc<Context>), CuError> {
+        let found = self.tables().arena.handles().find(|handle| handle.0 == id);
+        let (_, raw, bytes, device) = found.ok_or(CuError::INVALID_HANDLE)?;
+        let on = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let mut region = Region::reserve(&self.shared.driver, on, bytes)?;
+        region.map(raw, bytes)?;
+        region.open()?;
+        Ok((region, bytes, self.context_on(device)?))
+    }
+
+    fn stage_array(&self, id: ArrayId) -> Result<Staged, CuError> {
+        let (ctx, raw, texels) = {
+            let tables = self.tables();
+            let found = tables.textures.arrays().find(|array| array.0 == id);
+            let (_, ctx, raw, desc) = found.ok_or(CuError::INVALID_HANDLE)?;
+            (Arc::clone(ctx), raw, Texels::of(desc).ok_or(CuError::NOT_SUPPORTED)?)
+        };
+        let on = *self.devices.get(ctx.device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let memory = Region::whole(&self.shared.driver, on, texels.bytes())?;
+        Ok(Staged { memory, ctx, raw, texels })
+    }
+
+    fn upload(&self, target: &Target, bytes: &[u8]) -> Result<(), CuError> {
+        let driver = &*self.shared.driver;
+        let held = target.ctx.hold()?;
+        let stream = held.streams().bus;
+        if bytes.len() <= SMALL {
+            // SAFETY: the driver copies pageable bytes of this length before it returns; `target` has
+            // found room for them.
+            return check(unsafe {
+                (driver.cuMemcpyHtoDAsync_v2)(
+                    target.addr,
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    stream,
+                )
+            });
+        }
+        for (chunk, to) in bytes.chunks(SLOT).zip((target.addr..).step_by(SLOT)) {
+            let mut slot = self.shared.slots.take(&target.ctx)?;
+            slot.bytes()[..chunk.len()].copy_from_slice(chunk);
+            let from = slot.bytes().as_ptr();
+            // SAFETY: as above; the buffer stays as it is until the event behind the copy has passed.
+            let started = check(unsafe {
+                (driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), chunk.len(), stream)
+            });
+            let started = started.and_then(|()| slot.sent(driver, &target.ctx, stream));
+            self.shared.slots.put(slot);
+            started?;
+        }
+        Ok(())
+    }
+
+    /// See [`kedge_device::Backend::restore_end`].
+    pub(crate) fn finish_restore(&self) -> Result<(), SnapshotError> {
+        let restoring = std::mem::take(&mut *self.restoring());
+        let driver = &*self.shared.driver;
+        let mut outcome = settle(driver, &restoring.used);
+        for staged in restoring.arrays.values() {
+            outcome = outcome.and_then(|()| fill_array(driver, staged));
+        }
+        outcome = outcome.and(settle(driver, &restoring.used)).and(self.shared.slots.settle());
+        outcome.map_err(|error| {
+            SnapshotError::new(error, "bytes of the snapshot did not reach the devices")
+        })?;
+        for context in self.shared.live.all() {
+            self.shared.timeline.begin(driver, &context)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for all that travels.
+fn settle(driver: &Driver, contexts: &[Arc<Context>]) -> Result<(), CuError> {
+    contexts.iter().try_for_each(|context| {
+        let held = context.hold()?;
+        let streams = held.streams();
+        // SAFETY: streams of a context that is held.
+        unsafe {
+            check((driver.cuStreamSynchronize)(streams.bus))?;
+            check((driver.cuStreamSynchronize)(streams.inside))
+        }
+    })
+}
+
+fn fill_array(driver: &Driver, staged: &Staged) -> Result<(), CuError> {
+    let held = staged.ctx.hold()?;
+    let Texels { row, rows, slices } = staged.texels;
+    let copy = CUDA_MEMCPY3D {
+        srcMemoryType: CU_MEMORYTYPE_UNIFIED,
+        srcDevice: staged.memory.base(),
+        srcPitch: row as usize,
+        srcHeight: rows as usize,
+        dstMemoryType: CU_MEMORYTYPE_ARRAY,
+        dstArray: staged.raw,
+        WidthInBytes: row as usize,
+        Height: rows as usize,
+        Depth: slices as usize,
+        ..Default::default()
+    };
+    copies::run(driver, &RawCopy::Shaped(copy), held.streams().inside)
+}
+
+/// A moved variable that an aligned word of `bytes` is the address of a part of.
+fn points_into<'a>(bytes: &[u8], moved: &'a [Moved]) -> Option<&'a Moved> {
+    let low = moved.iter().map(|one| one.range.start).min()?;
+    let high = moved.iter().map(|one| one.range.end).max()?;
+    let words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+    let near = words.filter(|word| (low..high).contains(word));
+    near.filter_map(|word| moved.iter().find(|one| one.range.contains(&word))).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_to_moved_variables_are_found() {
+        let moved = [(0x1000..0x1010, "a"), (0x2000..0x2004, "b")];
+        let moved = moved.map(|(range, name)| Moved { range, name: name.to_owned(), to: 0 });
+        let found = |words: &[u64]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            points_into(&bytes, &moved).map(|one| one.name.clone())
+        };
+        assert_eq!(found(&[0, 0x1010, 0x1fff, 0x2004, u64::MAX]), None);
+        assert_eq!(found(&[5, 0x2003]).as_deref(), Some("b"));
+        assert_eq!(found(&[0x100f]).as_deref(), Some("a"));
+        assert!(points_into(&[0; 64], &[]).is_none());
+    }
+}

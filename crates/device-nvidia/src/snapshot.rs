@@ -1,0 +1,421 @@
+//! A snapshot: what the devices hold is copied inside of each device, where that has room, else over
+//! the bus into pinned host memory; the program goes on, and the copy is read at leisure.
+
+use crate::NvidiaBackend;
+use crate::Shared;
+use crate::context::{Context, Held};
+use crate::copies::{self, RawCopy};
+use crate::driver::{Driver, check};
+use crate::notes::Notes;
+use crate::pace::Pace;
+use crate::pinned::{Pinned, SLOT, Slot};
+use crate::sources::{From, Run, Sources, Texels, aligned};
+use crate::spare::{Need, Region, Room};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUarray, CUdevice};
+use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
+use kedge_device::{Object, Piece, Snapshot, SnapshotError};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+/// Bytes of one copy over the bus.
+const HOP: u64 = 64 << 20;
+
+/// A part of a run, and where it is copied to.
+struct Part<'a> {
+    run: &'a Run,
+    offset: u64,
+    bytes: u64,
+    to: Place,
+}
+
+/// Where a part of a snapshot is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// At an address in spare memory of a device.
+    Device { device: u32, addr: u64 },
+    /// In pinned memory.
+    Host { at: usize },
+}
+
+impl Place {
+    fn plus(self, offset: u64) -> Place {
+        match self {
+            Place::Device { device, addr } => Place::Device { device, addr: addr + offset },
+            Place::Host { at } => Place::Host { at: at + offset as usize },
+        }
+    }
+}
+
+impl NvidiaBackend {
+    /// See [`kedge_device::Backend::at_rest`]. Streams of which nobody has asked lately are asked here.
+    pub(crate) fn rests(&self) -> bool {
+        let settled = |context: &Arc<Context>| {
+            context.streams().iter().all(|stream| {
+                let Some(number) = stream.pending() else { return true };
+                if stream.copies_under_way() {
+                    return false;
+                }
+                let asked = context.enter().and_then(|()| {
+                    // SAFETY: a stream that lives as long as its object does.
+                    check(unsafe { (self.shared.driver.cuStreamQuery)(stream.raw) })
+                });
+                if asked == Err(CuError::NOT_READY) {
+                    return false;
+                }
+                // What has failed is over as well; the client is told.
+                let _ = self.shared.waited(context.id, asked);
+                self.shared.over(stream, number);
+                true
+            })
+        };
+        self.shared.live.all().iter().all(settled) && self.shared.busy.none() && self.waiters.idle()
+    }
+
+    /// See [`kedge_device::Backend::prepare_snapshot`].
+    pub(crate) fn prepare(&self) -> Result<(), SnapshotError> {
+        let mut tables = self.tables();
+        let sources = self.sources(&mut tables)?;
+        drop(tables);
+        if sources.runs.is_empty() {
+            return Ok(());
+        }
+        self.make_room(&sources)?;
+        Ok(self.shared.slots.ready()?)
+    }
+
+    /// Has the cache hold all of `sources`, as far as it can.
+    fn make_room(&self, sources: &Sources) -> Result<(), CuError> {
+        let mut needs = Vec::new();
+        for (index, &raw) in (0..).zip(&self.devices) {
+            let bytes = sources.bytes_on(index);
+            if bytes > 0 {
+                let context = self.context_on(index)?;
+                let _held = context.hold()?;
+                needs.push(Need { index, raw, bytes, free: free_memory(&self.shared.driver)? });
+            }
+        }
+        self.shared.cache.prepare(&needs)
+    }
+
+    /// See [`kedge_device::Backend::snapshot`].
+    pub(crate) fn take_snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        let mut tables = self.tables();
+        let sources = self.sources(&mut tables)?;
+        let notes = Notes::take(self, &mut tables)?.encode()?;
+        self.make_room(&sources)?;
+        let room = Lent { room: self.shared.cache.take(), shared: Arc::clone(&self.shared) };
+        let parts = lay_out(&sources.runs, &room.room)?;
+        copy_all(&self.shared.driver, &parts)?;
+        let mut kept: Vec<(Piece, Place)> = parts.iter().flat_map(kept).collect();
+        kept.sort_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
+        let (pieces, places) = kept.into_iter().unzip();
+        let pace = Pace::new(self.shared.cache.limits.drain);
+        let devices = self.devices.clone();
+        Ok(Box::new(GpuSnapshot { pieces, places, notes, room, devices, pace }))
+    }
+}
+
+fn free_memory(driver: &Driver) -> Result<u64, CuError> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: live out pointers.
+    check(unsafe { (driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+    Ok(free as u64)
+}
+
+/// A place where runs are put one after the other.
+struct Shelf {
+    place: Place,
+    left: u64,
+}
+
+/// Finds a place for each run: on its own device, else in host memory. Only linear runs are parted.
+fn lay_out<'a>(runs: &'a [Run], room: &Room) -> Result<Vec<Part<'a>>, SnapshotError> {
+    let shelf = |device| {
+        move |region: &Region| Shelf {
+            place: Place::Device { device, addr: region.base() },
+            left: region.filled(),
+        }
+    };
+    let mut devices: HashMap<u32, Vec<Shelf>> = HashMap::new();
+    for (device, regions) in &room.devices {
+        devices.insert(*device, regions.iter().map(shelf(*device)).collect());
+    }
+    let pinned = room.host.iter();
+    let mut host: Vec<Shelf> = pinned
+        .map(|pinned| Shelf {
+            place: Place::Host { at: pinned.addr() as usize },
+            left: pinned.bytes(),
+        })
+        .collect();
+    let mut parts = Vec::new();
+    let mut missing = 0;
+    for run in runs {
+        let mut offset = 0;
+        let own = devices.get_mut(&run.device);
+        for shelf in own.into_iter().flatten().chain(&mut host) {
+            let left = run.bytes - offset;
+            let bytes = left.min(shelf.left);
+            let array = matches!(run.from, From::Array(..));
+            if bytes == 0 || array && bytes < left {
+                continue;
+            }
+            parts.push(Part { run, offset, bytes, to: shelf.place });
+            shelf.place = shelf.place.plus(aligned(bytes).min(shelf.left));
+            shelf.left -= aligned(bytes).min(shelf.left);
+            offset += bytes;
+        }
+        missing += run.bytes - offset;
+    }
+    if missing > 0 { Err(no_room(missing, room)) } else { Ok(parts) }
+}
+
+fn no_room(missing: u64, room: &Room) -> SnapshotError {
+    let on_devices: u64 = room.devices.values().flatten().map(Region::filled).sum();
+    let host: u64 = room.host.iter().map(Pinned::bytes).sum();
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let message = format!(
+        "a snapshot needs {} MiB more than the {} MiB of GPU memory and {} MiB of host memory that it \
+         may take: raise --cache-gpu or --cache-host, or free device memory",
+        mib(missing),
+        mib(on_devices),
+        mib(host),
+    );
+    SnapshotError::new(CuError::OUT_OF_MEMORY, message)
+}
+
+/// Copies all parts and waits for them, also where one fails.
+fn copy_all(driver: &Driver, parts: &[Part<'_>]) -> Result<(), SnapshotError> {
+    let mut held: HashMap<*const Context, Held<'_>> = HashMap::new();
+    // The bus is the slower way: it begins.
+    let (host, device): (Vec<_>, Vec<_>) =
+        parts.iter().partition(|part| matches!(part.to, Place::Host { .. }));
+    let started = host.into_iter().chain(device).try_for_each(|part| {
+        let ctx = &part.run.ctx;
+        let held = match held.entry(Arc::as_ptr(ctx)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(ctx.hold()?),
+        };
+        ctx.enter()?;
+        start(driver, part, held)
+    });
+    let mut outcome = started.map_err(|error| failed(error, "copied"));
+    for held in held.values() {
+        let streams = held.streams();
+        for stream in [streams.inside, streams.bus] {
+            // SAFETY: a stream of a context that is held.
+            let over = check(unsafe { (driver.cuStreamSynchronize)(stream) });
+            outcome = outcome.and(over.map_err(|error| failed(error, "copied")));
+        }
+    }
+    outcome
+}
+
+fn failed(error: CuError, what: &str) -> SnapshotError {
+    SnapshotError::new(error, format!("the devices' memory could not be {what}"))
+}
+
+/// Starts the copy of a part, in its context.
+fn start(driver: &Driver, part: &Part<'_>, held: &Held<'_>) -> Result<(), CuError> {
+    let streams = held.streams();
+    match (part.run.from, part.to) {
+        (From::Linear(from), Place::Device { addr, .. }) => {
+            let (from, bytes) = (from + part.offset, part.bytes as usize);
+            // SAFETY: the program's memory, and spare memory of that length.
+            check(unsafe { (driver.cuMemcpyDtoDAsync_v2)(addr, from, bytes, streams.inside) })
+        }
+        (From::Linear(from), Place::Host { at }) => {
+            let mut done = 0;
+            while done < part.bytes {
+                let hop = HOP.min(part.bytes - done);
+                let (from, to) = (from + part.offset + done, at + done as usize);
+                let to = std::ptr::with_exposed_provenance_mut(to);
+                // SAFETY: the program's memory, and pinned memory of that length.
+                check(unsafe {
+                    (driver.cuMemcpyDtoHAsync_v2)(to, from, hop as usize, streams.bus)
+                })?;
+                done += hop;
+            }
+            Ok(())
+        }
+        (From::Array(array, texels), to) => {
+            let (dst, stream) = match to {
+                Place::Device { addr, .. } => (addr, streams.inside),
+                Place::Host { at } => (at as u64, streams.bus),
+            };
+            copies::run(driver, &RawCopy::Shaped(from_array(array, texels, dst)), stream)
+        }
+    }
+}
+
+/// An array's texels to memory, without padding.
+fn from_array(array: CUarray, texels: Texels, dst: u64) -> CUDA_MEMCPY3D {
+    CUDA_MEMCPY3D {
+        srcMemoryType: CU_MEMORYTYPE_ARRAY,
+        srcArray: array,
+        dstMemoryType: CU_MEMORYTYPE_UNIFIED,
+        dstDevice: dst,
+        dstPitch: texels.row as usize,
+        dstHeight: texels.rows as usize,
+        WidthInBytes: texels.row as usize,
+        Height: texels.rows as usize,
+        Depth: texels.slices as usize,
+        ..Default::default()
+    }
+}
+
+/// The pieces in a part, and where each is kept.
+fn kept(part: &Part<'_>) -> Vec<(Piece, Place)> {
+    let (begin, end) = (part.offset, part.offset + part.bytes);
+    let inside = part.run.pieces.iter().filter_map(|(at, piece)| {
+        let (from, to) = (begin.max(*at), end.min(at + piece.bytes));
+        let object = || piece.object.clone();
+        (from < to).then(|| {
+            let piece =
+                Piece { object: object(), start: piece.start + from - at, bytes: to - from };
+            (piece, part.to.plus(from - begin))
+        })
+    });
+    inside.collect()
+}
+
+/// Memory that a snapshot has taken from the cache.
+struct Lent {
+    room: Room,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.shared.cache.give_back(std::mem::take(&mut self.room));
+    }
+}
+
+struct GpuSnapshot {
+    /// By object and start, and where each is kept.
+    pieces: Vec<Piece>,
+    places: Vec<Place>,
+    notes: Vec<u8>,
+    room: Lent,
+    devices: Vec<CUdevice>,
+    pace: Pace,
+}
+
+impl Snapshot for GpuSnapshot {
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let place = self.find(&piece.object, start, out.len() as u64)?;
+        match place {
+            Place::Host { at } => {
+                let from = std::ptr::with_exposed_provenance::<u8>(at);
+                // SAFETY: `find` has checked that so many bytes of a piece lie there, in pinned memory
+                // that the snapshot owns and nobody writes any longer.
+                unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+                Ok(())
+            }
+            Place::Device { device, addr } => self.fetch(device, addr, out),
+        }
+    }
+
+    fn notes(&self) -> Vec<u8> {
+        self.notes.clone()
+    }
+}
+
+impl GpuSnapshot {
+    /// Where bytes of one piece lie.
+    fn find(&self, object: &Object, start: u64, bytes: u64) -> Result<Place, CuError> {
+        let after = self.pieces.partition_point(|p| (&p.object, p.start) <= (object, start));
+        let index = after.checked_sub(1).ok_or(CuError::INVALID_VALUE)?;
+        let piece = &self.pieces[index];
+        let offset = start.wrapping_sub(piece.start);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= piece.bytes);
+        if &piece.object != object || !inside {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(self.places[index].plus(offset))
+    }
+
+    /// Copies from a device, through pinned buffers: the next bytes travel while the last are copied.
+    fn fetch(&self, device: u32, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let shared = &*self.room.shared;
+        let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let context = shared.live.on(&shared.driver, device, raw)?;
+        let held = context.hold()?;
+        let lane = Lane { shared, context: &context, held: &held };
+        let mut outcome = Ok(());
+        let mut ahead = None::<(Slot, &mut [u8])>;
+        for (chunk, from) in out.chunks_mut(SLOT).zip((addr..).step_by(SLOT)) {
+            self.pace.wait(chunk.len() as u64);
+            let slot = match (shared.slots.try_take(&context)?, ahead.take()) {
+                (None, Some((slot, chunk))) => {
+                    // Who waits for a buffer holds none.
+                    outcome = outcome.and(lane.receive(slot, chunk));
+                    shared.slots.take(&context)?
+                }
+                (None, None) => shared.slots.take(&context)?,
+                (Some(slot), last) => {
+                    ahead = last;
+                    slot
+                }
+            };
+            let sent = lane.send(slot, from, chunk.len());
+            if let Some((slot, chunk)) = ahead.take() {
+                outcome = outcome.and(lane.receive(slot, chunk));
+            }
+            ahead = Some((sent?, chunk));
+        }
+        let last = ahead.map_or(Ok(()), |(slot, chunk)| lane.receive(slot, chunk));
+        outcome.and(last)
+    }
+}
+
+/// One thread's way from a device to memory.
+struct Lane<'a> {
+    shared: &'a Shared,
+    context: &'a Context,
+    held: &'a Held<'a>,
+}
+
+impl Lane<'_> {
+    /// Starts a copy into a pinned buffer.
+    fn send(&self, mut slot: Slot, from: u64, bytes: usize) -> Result<Slot, CuError> {
+        let driver = &*self.shared.driver;
+        let (to, stream) = (slot.bytes().as_mut_ptr(), self.held.streams().bus);
+        // SAFETY: spare memory of the snapshot's, and a buffer of at least that length.
+        let started =
+            check(unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) });
+        let started = started.and_then(|()| slot.sent(driver, self.context, stream));
+        if let Err(error) = started {
+            self.shared.slots.put(slot);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Waits for it and copies it on.
+    fn receive(&self, mut slot: Slot, out: &mut [u8]) -> Result<(), CuError> {
+        let arrived = slot.wait(&self.shared.driver);
+        if arrived.is_ok() {
+            out.copy_from_slice(&slot.bytes()[..out.len()]);
+        }
+        self.shared.slots.put(slot);
+        arrived
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_move_on() {
+        let device = Place::Device { device: 1, addr: 0x1000 };
+        assert_eq!(device.plus(0x200), Place::Device { device: 1, addr: 0x1200 });
+        assert_eq!(Place::Host { at: 8 }.plus(8), Place::Host { at: 16 });
+    }
+}

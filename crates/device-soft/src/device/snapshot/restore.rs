@@ -1,0 +1,253 @@
+//! What a snapshot held, put into a new backend.
+
+use super::notes::{HeapNote, Notes};
+use crate::builtin::heap::Heap;
+use crate::device::arena::Placed;
+use crate::device::modules::Former;
+use crate::device::tasks::lock;
+use crate::device::{SoftBackend, tables::Tables};
+use kedge_cuda_types::CuError;
+use kedge_device::{Object, SnapshotError};
+use kedge_protocol::{CtxId, ModuleId};
+use std::collections::{HashMap, VecDeque};
+
+/// How far a restart is. A backend whose restart has failed is good for nothing but to be dropped.
+#[derive(Default)]
+pub(in crate::device) enum Stage {
+    /// No restart, or its end was reached.
+    #[default]
+    Running,
+    /// The client's objects are made again.
+    Making(Expected),
+    /// They are there; the bytes come, and then the clock goes on from here.
+    Filling { clock: u64 },
+}
+
+/// What the objects that are made again must be like. Their memory is taken already.
+pub(in crate::device) struct Expected {
+    modules: HashMap<ModuleId, Former>,
+    heaps: Vec<(CtxId, Placed, Heap)>,
+    textures: VecDeque<(CtxId, u64)>,
+}
+
+impl Stage {
+    /// The handle of the texture that is made next in `ctx`; `None` where that is for the device to say.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE where the checkpoint had no such texture.
+    pub(in crate::device) fn next_texture(&mut self, ctx: CtxId) -> Result<Option<u64>, CuError> {
+        let Self::Making(expected) = self else { return Ok(None) };
+        match expected.textures.pop_front() {
+            Some((owner, handle)) if owner == ctx => Ok(Some(handle)),
+            _ => Err(CuError::INVALID_HANDLE),
+        }
+    }
+
+    /// Where a module's variables must lie; `None` where that is for the device to say.
+    ///
+    /// # Errors
+    /// INVALID_HANDLE where the checkpoint had no such module.
+    pub(in crate::device) fn variables_of(
+        &mut self,
+        module: ModuleId,
+    ) -> Result<Option<Former>, SnapshotError> {
+        let Self::Making(expected) = self else { return Ok(None) };
+        let former = expected.modules.remove(&module);
+        let unknown = || refuse(CuError::INVALID_HANDLE, "is not in the checkpoint");
+        former.map(Some).ok_or_else(|| unknown().of(format!("module {}", module.0)))
+    }
+}
+
+/// A refusal that still lacks the name of what is refused.
+struct Refusal(CuError, &'static str);
+
+fn refuse(code: CuError, why: &'static str) -> Refusal {
+    Refusal(code, why)
+}
+
+impl Refusal {
+    fn of(self, what: String) -> SnapshotError {
+        SnapshotError::new(self.0, format!("{what} {}", self.1))
+    }
+}
+
+fn wrong_stage(what: &str) -> SnapshotError {
+    SnapshotError::new(CuError::ILLEGAL_STATE, format!("a restart does not {what} now"))
+}
+
+/// Takes the memory that the objects of a checkpoint had, before they are made again.
+pub(in crate::device) fn begin(backend: &SoftBackend, notes: &[u8]) -> Result<(), SnapshotError> {
+    let notes = Notes::decode(notes)?;
+    let mut tables = backend.tables();
+    let mut stage = lock(&backend.stage);
+    let new = tables.streams.contexts().next().is_none();
+    if !new || !matches!(*stage, Stage::Running) {
+        return Err(wrong_stage("begin"));
+    }
+    open_allocations(backend, &mut tables, &notes)?;
+    let mut modules = HashMap::new();
+    for note in &*notes.modules {
+        let mut former = Former::new();
+        for variable in &*note.variables {
+            let what = || format!("variable {} of module {}", &*variable.name, note.module.0);
+            let at = replace(backend, variable.addr, variable.size, variable.managed, what)?;
+            former.push_back((variable.name.clone(), at));
+        }
+        if modules.insert(note.module, former).is_some() {
+            let twice = refuse(CuError::INVALID_VALUE, "is in the notes twice");
+            return Err(twice.of(format!("module {}", note.module.0)));
+        }
+    }
+    let heaps = notes.heaps.iter().map(|note| heap(backend, note)).collect::<Result<_, _>>()?;
+    let textures = notes.textures.into_inner().into();
+    backend.textures.number_from(notes.last_texture);
+    *stage = Stage::Making(Expected { modules, heaps, textures });
+    Ok(())
+}
+
+/// Makes the client's memory valid before its slabs are granted, since textures may show it.
+fn open_allocations(
+    backend: &SoftBackend,
+    tables: &mut Tables,
+    notes: &Notes,
+) -> Result<(), SnapshotError> {
+    for at in &*notes.allocations {
+        backend.runtime.memory.open_early(at.addr, at.size).map_err(|code| {
+            refuse(code, "is no device's").of(format!("memory at {:#x}", at.addr))
+        })?;
+        tables.allocations.entry(at.ctx).or_default().add(at.addr, at.size);
+    }
+    Ok(())
+}
+
+fn replace(
+    backend: &SoftBackend,
+    addr: u64,
+    size: u64,
+    managed: bool,
+    what: impl Fn() -> String,
+) -> Result<Placed, SnapshotError> {
+    backend.runtime.memory.replace(addr, size, managed).map_err(|code| {
+        let why = match code {
+            CuError::OUT_OF_MEMORY => "has no room: the device has less memory than before",
+            CuError::INVALID_DEVICE => "is on a device that is missing: restart with as many",
+            _ => "cannot lie where it lay",
+        };
+        refuse(code, why).of(what())
+    })
+}
+
+fn heap(backend: &SoftBackend, note: &HeapNote) -> Result<(CtxId, Placed, Heap), SnapshotError> {
+    let what = || format!("the device heap of context {}", note.ctx.0);
+    let placed = replace(backend, note.addr, note.size, false, what)?;
+    let heap = Heap::with(note.addr, note.size, &note.used);
+    let heap = heap.ok_or_else(|| refuse(CuError::INVALID_VALUE, "is damaged").of(what()))?;
+    Ok((note.ctx, placed, heap))
+}
+
+/// Gives the objects, which are all there, what their making does not tell.
+pub(in crate::device) fn apply(backend: &SoftBackend, notes: &[u8]) -> Result<(), SnapshotError> {
+    let notes = Notes::decode(notes)?;
+    let mut tables = backend.tables();
+    let mut stage = lock(&backend.stage);
+    let Stage::Making(expected) = &mut *stage else { return Err(wrong_stage("take notes")) };
+    check_all_made(expected)?;
+    for at in &*notes.allocations {
+        let what = || format!("memory at {:#x}", at.addr);
+        context(&tables, at.ctx, what)?;
+        if !backend.runtime.memory.is_open(at.addr, at.size) {
+            return Err(refuse(CuError::INVALID_VALUE, "lies in no slab").of(what()));
+        }
+    }
+    for (ctx, placed, heap) in expected.heaps.drain(..) {
+        let what = || format!("the device heap of context {}", ctx.0);
+        let owner = context(&tables, ctx, what)?;
+        if placed.device != Some(owner.device) || owner.restore_heap(placed, heap).is_err() {
+            return Err(refuse(CuError::INVALID_VALUE, "is another context's").of(what()));
+        }
+    }
+    restore_events(&mut tables, &notes)?;
+    for (ctx, error) in &*notes.faults {
+        let owner = context(&tables, *ctx, || format!("the fault of context {}", ctx.0))?;
+        owner.restore_fault(CuError(*error));
+    }
+    *stage = Stage::Filling { clock: notes.clock };
+    Ok(())
+}
+
+fn check_all_made(expected: &Expected) -> Result<(), SnapshotError> {
+    let missing = || refuse(CuError::INVALID_HANDLE, "of the checkpoint was not made again");
+    if let Some(module) = expected.modules.keys().min() {
+        return Err(missing().of(format!("module {}", module.0)));
+    }
+    match expected.textures.front() {
+        Some((_, handle)) => Err(missing().of(format!("texture or surface {handle}"))),
+        None => Ok(()),
+    }
+}
+
+fn restore_events(tables: &mut Tables, notes: &Notes) -> Result<(), SnapshotError> {
+    let Tables { events, streams, .. } = tables;
+    for (id, nanos) in &*notes.events {
+        let missing = refuse(CuError::INVALID_HANDLE, "was not made again");
+        let Some((ctx, event)) = events.get_mut(id) else {
+            return Err(missing.of(format!("event {}", id.0)));
+        };
+        event.restore(streams.context(*ctx)?, *nanos);
+    }
+    Ok(())
+}
+
+fn context(
+    tables: &Tables,
+    ctx: CtxId,
+    what: impl Fn() -> String,
+) -> Result<&std::sync::Arc<crate::device::context::Context>, SnapshotError> {
+    let found = tables.streams.context(ctx);
+    found.map_err(|code| refuse(code, "belongs to a context that was not made again").of(what()))
+}
+
+/// Writes bytes of a piece.
+pub(in crate::device) fn put(
+    backend: &SoftBackend,
+    object: &Object,
+    start: u64,
+    bytes: &[u8],
+) -> Result<(), SnapshotError> {
+    if !matches!(*lock(&backend.stage), Stage::Filling { .. }) {
+        return Err(wrong_stage("take bytes"));
+    }
+    let written = match object {
+        Object::Memory => write_memory(backend, start, bytes),
+        Object::Handle(id) => backend.vmm.write(*id, start, bytes),
+        Object::Array(id) => {
+            let array = backend.tables().array(*id);
+            array.and_then(|array| array.restore(start, bytes))
+        }
+        // Its variables are memory.
+        Object::Variable { .. } => Err(CuError::NOT_SUPPORTED),
+    };
+    written.map_err(|code| {
+        let what = format!("{} bytes from {start:#x} on of {object:?}", bytes.len());
+        refuse(code, "have no place on this device").of(what)
+    })
+}
+
+fn write_memory(backend: &SoftBackend, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+    if !backend.runtime.memory.is_valid_on_device(addr, bytes.len() as u64) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: the range is valid device memory, which is mapped memory of this process that no Rust
+    // reference names; no work runs yet.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+    Ok(())
+}
+
+/// The devices run on from where they were.
+pub(in crate::device) fn end(backend: &SoftBackend) -> Result<(), SnapshotError> {
+    let mut stage = lock(&backend.stage);
+    let Stage::Filling { clock } = *stage else { return Err(wrong_stage("end")) };
+    backend.runtime.clock.set(clock);
+    *stage = Stage::Running;
+    Ok(())
+}

@@ -1,0 +1,257 @@
+//! What the devices hold, at one moment.
+//!
+//! Private memory is not copied but frozen ([`Frozen`]). What handles and exported slabs hold is shared
+//! memory, which cannot be, and is copied at once: that takes time and memory of its own size.
+
+use super::frozen::Frozen;
+use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
+use super::touched::{Pagemap, SMALL_HOLE};
+use crate::device::{SoftBackend, tables::Tables};
+use kedge_cuda_types::CuError;
+use kedge_device::{Object, Piece, Ranges, Snapshot, SnapshotError};
+use kedge_protocol::CtxId;
+use kedge_wire::Text;
+use std::io;
+
+/// A piece is at most this long, so that several threads have something to do.
+const MAX_PIECE: u64 = 1 << 30;
+
+struct SoftSnapshot {
+    /// In the order of objects and offsets.
+    pieces: Vec<Piece>,
+    /// Where the bytes of each piece are.
+    sources: Vec<Source>,
+    frozen: Frozen,
+    notes: Vec<u8>,
+}
+
+enum Source {
+    /// From this address on, in the frozen memory.
+    Frozen(u64),
+    Copied(Vec<u8>),
+}
+
+/// Takes a snapshot of a backend that is at rest.
+///
+/// # Errors
+/// NOT_READY while work is unfinished; OPERATING_SYSTEM where this process may not be copied or its
+/// copy not read; NOT_SUPPORTED for more objects than notes can hold.
+pub(in crate::device) fn take(backend: &SoftBackend) -> Result<Box<dyn Snapshot>, SnapshotError> {
+    let tables = backend.tables();
+    if !backend.runtime.is_at_rest() {
+        let what = "the device is at work: wait until it is at rest";
+        return Err(SnapshotError::new(CuError::NOT_READY, what));
+    }
+    let notes = notes(backend, &tables)?.encode()?;
+    let mut parts = private_parts(backend, &tables).map_err(|error| {
+        system("/proc/self/pagemap cannot be read, mount /proc as usual", &error)
+    })?;
+    let frozen = Frozen::new().map_err(|error| {
+        system(
+            "this process's memory cannot be frozen, allow it to clone itself and to call \
+             process_vm_readv on its child (kernel.yama.ptrace_scope at most 1, seccomp)",
+            &error,
+        )
+    })?;
+    parts.extend(handle_parts(backend)?);
+    parts.extend(exported_parts(backend, &tables)?);
+    parts.sort_unstable_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
+    let (pieces, sources) = parts.into_iter().unzip();
+    Ok(Box::new(SoftSnapshot { pieces, sources, frozen, notes }))
+}
+
+fn system(what: &str, error: &io::Error) -> SnapshotError {
+    SnapshotError::new(CuError::OPERATING_SYSTEM, format!("{what}: {error}"))
+}
+
+impl Snapshot for SoftSnapshot {
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let order = |other: &Piece| (&other.object, other.start).cmp(&(&piece.object, piece.start));
+        let index = self.pieces.binary_search_by(order).map_err(|_| CuError::INVALID_VALUE)?;
+        let len = out.len() as u64;
+        let skip = start.checked_sub(piece.start).ok_or(CuError::INVALID_VALUE)?;
+        if skip.checked_add(len).is_none_or(|end| end > self.pieces[index].bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        match &self.sources[index] {
+            Source::Frozen(addr) => {
+                self.frozen.read(addr + skip, out).map_err(|_| CuError::OPERATING_SYSTEM)
+            }
+            Source::Copied(bytes) => {
+                out.copy_from_slice(&bytes[skip as usize..(skip + len) as usize]);
+                Ok(())
+            }
+        }
+    }
+
+    fn notes(&self) -> Vec<u8> {
+        self.notes.clone()
+    }
+}
+
+/// What memory and arrays hold.
+fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piece, Source)>> {
+    let pagemap = Pagemap::open()?;
+    let mut parts = Vec::new();
+    let mut add = |object: Object, base: u64, addr: u64, size: u64| -> io::Result<()> {
+        for (addr, bytes) in pagemap.touched(addr, size)? {
+            parts.extend(cut(addr, bytes).map(|(addr, bytes)| {
+                let piece = Piece { object: object.clone(), start: addr - base, bytes };
+                (piece, Source::Frozen(addr))
+            }));
+        }
+        Ok(())
+    };
+    for (addr, size) in memory(backend, tables).private {
+        add(Object::Memory, 0, addr, size)?;
+    }
+    for (id, (_, array)) in &tables.arrays {
+        add(Object::Array(*id), array.address(), array.address(), array.bytes())?;
+    }
+    Ok(parts)
+}
+
+/// What is written in handles, copied.
+fn handle_parts(backend: &SoftBackend) -> Result<Vec<(Piece, Source)>, SnapshotError> {
+    let vmm = &backend.vmm;
+    if let Some(id) = vmm.foreign() {
+        let what = format!("handle {} is another process's memory: free it first", id.0);
+        return Err(SnapshotError::new(CuError::NOT_SUPPORTED, what));
+    }
+    let written = vmm
+        .written(SMALL_HOLE)
+        .map_err(|error| system("physical memory cannot be read", &error))?;
+    let mut parts = Vec::new();
+    for (id, start, bytes) in written {
+        for (start, bytes) in cut(start, bytes) {
+            let mut copy = vec![0; bytes as usize];
+            vmm.read(id, start, &mut copy)?;
+            parts.push((Piece { object: Object::Handle(id), start, bytes }, Source::Copied(copy)));
+        }
+    }
+    Ok(parts)
+}
+
+/// What is valid in exported slabs, copied.
+fn exported_parts(
+    backend: &SoftBackend,
+    tables: &Tables,
+) -> Result<Vec<(Piece, Source)>, SnapshotError> {
+    let runs = memory(backend, tables).exported;
+    let slabs = backend.runtime.memory.exported();
+    let mut parts = Vec::new();
+    for (start, bytes) in runs {
+        for (start, bytes) in cut(start, bytes) {
+            let mut copy = vec![0; bytes as usize];
+            let read = slabs.read(start, &mut copy);
+            read.map_err(|error| system("an exported slab cannot be read", &error))?;
+            let piece = Piece { object: Object::Memory, start, bytes };
+            parts.push((piece, Source::Copied(copy)));
+        }
+    }
+    Ok(parts)
+}
+
+/// [start, start+bytes) in runs of a piece's length.
+fn cut(start: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..bytes.div_ceil(MAX_PIECE)).map(move |index| {
+        let skip = index * MAX_PIECE;
+        (start + skip, (bytes - skip).min(MAX_PIECE))
+    })
+}
+
+/// Runs of valid memory of the devices' own, in order and none twice; what touches is one run.
+struct Runs {
+    private: Vec<(u64, u64)>,
+    exported: Vec<(u64, u64)>,
+}
+
+fn memory(backend: &SoftBackend, tables: &Tables) -> Runs {
+    let mut all = Ranges::default();
+    allocations(backend, tables).for_each(|(_, (addr, size))| all.add(addr, size));
+    let placed = tables.modules.values().flat_map(|module| module.variables().map(|(_, at)| at));
+    let heaps = tables.streams.contexts().filter_map(|ctx| Some(ctx.heap_state()?.0));
+    // A managed variable lies in the shared arena, which is the host's to save.
+    placed.chain(heaps).filter(|at| at.device.is_some()).for_each(|at| all.add(at.addr, at.size));
+    let mut exported = Vec::new();
+    let slabs = backend.runtime.memory.exported().ranges();
+    for (base, size) in slabs {
+        // An allocation lies in one slab.
+        exported.extend(all.iter().filter(|(addr, _)| (base..base + size).contains(addr)));
+        all.cut(base, size);
+    }
+    Runs { private: joined(all.iter()), exported: joined(exported.into_iter()) }
+}
+
+fn joined(all: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (addr, size) in all {
+        match runs.last_mut() {
+            Some((start, len)) if *start + *len == addr => *len += size,
+            _ => runs.push((addr, size)),
+        }
+    }
+    runs
+}
+
+/// What contexts have allocated in slabs.
+fn allocations<'a>(
+    backend: &'a SoftBackend,
+    tables: &'a Tables,
+) -> impl Iterator<Item = (CtxId, (u64, u64))> + 'a {
+    let all = tables.allocations.iter().flat_map(|(ctx, all)| all.iter().map(|at| (*ctx, at)));
+    let memory = &backend.runtime.memory;
+    // An allocation that failed is listed until it is freed.
+    all.filter(move |(_, (addr, size))| memory.is_valid_on_device(*addr, *size))
+}
+
+fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError> {
+    let allocation = |(ctx, (addr, size))| Allocation { ctx, addr, size };
+    let mut allocations: Vec<_> = allocations(backend, tables).map(allocation).collect();
+    allocations.sort_unstable_by_key(|at| at.addr);
+    let events = tables.events.iter();
+    let events = events.filter_map(|(id, (_, event))| Some((*id, event.stamp()?)));
+    let contexts = || tables.streams.contexts();
+    let faults = contexts().filter_map(|ctx| Some((ctx.id, ctx.status().err()?.0)));
+    let (last_texture, mut textures) = backend.textures.handles();
+    // Of a context that has gone, nobody will ask for them.
+    textures.retain(|(ctx, _)| tables.streams.context(*ctx).is_ok());
+    let mut heaps = Vec::new();
+    for ctx in contexts() {
+        if let Some((at, used)) = ctx.heap_state() {
+            let used = list(used, "allocations by kernels (device malloc)")?;
+            heaps.push(HeapNote { ctx: ctx.id, addr: at.addr, size: at.size, used });
+        }
+    }
+    Ok(Notes {
+        clock: backend.runtime.clock.nanos(),
+        allocations: list(allocations, "allocations")?,
+        modules: list(modules(tables)?, "modules")?,
+        heaps: list(heaps, "contexts")?,
+        events: list(events.collect(), "events")?,
+        faults: list(faults.collect(), "contexts")?,
+        textures: list(textures, "textures")?,
+        last_texture,
+    })
+}
+
+fn modules(tables: &Tables) -> Result<Vec<ModuleNote>, SnapshotError> {
+    let mut modules = Vec::new();
+    for (id, module) in &tables.modules {
+        let mut variables = Vec::new();
+        for (name, at) in module.variables() {
+            let text = Text::new(name.to_owned()).map_err(|error| {
+                let what = format!("the name of a variable of module {}: {error}", id.0);
+                SnapshotError::new(CuError::NOT_SUPPORTED, what)
+            })?;
+            let managed = at.device.is_none();
+            variables.push(Variable { name: text, addr: at.addr, size: at.size, managed });
+        }
+        modules.push(ModuleNote { module: *id, variables: list(variables, "module variables")? });
+    }
+    Ok(modules)
+}

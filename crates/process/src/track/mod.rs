@@ -1,0 +1,285 @@
+//! Which memory of a job has changed since its last image.
+//!
+//! A userfaultfd watches the private anonymous mappings of each process: the kernel marks a page as
+//! written at the first write after it was protected, and nobody is asked. A mapping that is not watched,
+//! because it is new, was moved, or belongs to a new program, counts as changed as a whole. So does
+//! everything if anything is in doubt: a checkpoint that failed, an image that is gone.
+
+mod scan;
+mod uffd;
+
+use crate::maps::{self, Mapping};
+use crate::proc;
+use crate::stop::{self, Roots};
+use crate::{EngineError, capture};
+use kedge_image::{Manifest, PageBuffer, Parent, Pin};
+use libc::pid_t;
+pub(crate) use scan::{Pages, Run};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uffd::Watch;
+
+/// Most bytes of one job that are copied while it stands still: what has changed is elsewhere than in
+/// the program's memory until it is written.
+const MOST_COPIED: u64 = 1 << 30;
+/// A process with little memory may have that much copied.
+const LITTLE: u64 = 16 << 20;
+/// The part of a process's memory up to which copying is faster than a clone's page tables.
+const PART: u64 = 16;
+/// What may change between an estimate and the pause.
+const MARGIN: u64 = 4 << 20;
+
+/// Follows the memory of one job from checkpoint to checkpoint.
+#[derive(Debug, Clone, Default)]
+pub struct Tracker(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    processes: BTreeMap<pid_t, Watched>,
+    base: Option<Base>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    watch: Watch,
+    /// It is in the image that the next one may build on, and what it has changed since is known.
+    known: bool,
+}
+
+/// The last image, on which the next can build.
+#[derive(Debug, Clone)]
+struct Base {
+    folder: PathBuf,
+    parent: Parent,
+    /// Images in its chain.
+    length: u32,
+}
+
+/// What a checkpoint is to know before it stops the job.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    base: Option<(Base, Pin)>,
+    /// Where what has changed is copied to; a process that is known and has no room is cloned.
+    rooms: BTreeMap<pid_t, PageBuffer>,
+    known: BTreeSet<pid_t>,
+    /// How long the job stood still for it.
+    pub(crate) stall: Duration,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Tracker {
+    /// Images in the chain that the next one would lengthen.
+    pub fn length(&self) -> u32 {
+        self.state().base.as_ref().map_or(0, |base| base.length)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prepares a checkpoint into `folder`, one that builds on the last if it may and can. From here on
+    /// the last one is built on by nobody else, whatever becomes of this.
+    pub(crate) fn begin(
+        &self,
+        roots: &Roots,
+        options: &capture::Options,
+    ) -> Result<Session, EngineError> {
+        let mut state = self.state();
+        let mut session = Session::default();
+        if let Some(base) = state.base.take().filter(|_| !options.full) {
+            match base.pinned(&options.folder) {
+                Ok(pin) => session.base = Some((base, pin)),
+                Err(why) => session.notes.push(format!("the image is a full one: {why}")),
+            }
+        }
+        if session.base.is_none() {
+            state.processes.values_mut().for_each(|watched| watched.known = false);
+        }
+        state.watch(roots, options.patience, &mut session)?;
+        for (pid, watched) in &state.processes {
+            if watched.known {
+                session.known.insert(*pid);
+            } else {
+                protect(*pid);
+            }
+        }
+        session.make_room();
+        Ok(session)
+    }
+
+    /// `folder`, whose manifest that is, can be built on.
+    pub(crate) fn succeed(&self, session: &Session, folder: &Path, manifest: &Manifest) {
+        let mut state = self.state();
+        for (pid, watched) in &mut state.processes {
+            watched.known = manifest.processes.contains(pid);
+        }
+        let length = match (&manifest.parent, &session.base) {
+            (Some(_), Some((base, _))) => base.length.saturating_add(1),
+            _ => 1,
+        };
+        let parent = manifest.as_parent(folder);
+        state.base = parent.map(|parent| Base { folder: folder.to_owned(), parent, length });
+    }
+}
+
+impl Base {
+    /// Whether an image in `folder` can build on this one: then it stays for as long as the pin.
+    fn pinned(&self, folder: &Path) -> Result<Pin, String> {
+        if self.folder.parent() != folder.parent() {
+            return Err(format!("the last one, {}, is in another folder", self.folder.display()));
+        }
+        let pin = Pin::new(&self.folder).map_err(|error| error.to_string())?;
+        let manifest = Manifest::read(&self.folder).map_err(|error| error.to_string())?;
+        if manifest.identity() != self.parent.checksum {
+            return Err(format!("{} is another one than it was", self.folder.display()));
+        }
+        Ok(pin)
+    }
+}
+
+impl Session {
+    /// The image that is built on.
+    pub(crate) fn parent(&self) -> Option<&Parent> {
+        self.base.as_ref().map(|(base, _)| &base.parent)
+    }
+
+    pub(crate) fn is_known(&self, pid: pid_t) -> bool {
+        self.base.is_some() && self.known.contains(&pid)
+    }
+
+    pub(crate) fn room(&mut self, pid: pid_t) -> Option<PageBuffer> {
+        self.rooms.remove(&pid)
+    }
+
+    /// Memory that is touched already, so that copying does not wait for it.
+    fn make_room(&mut self) {
+        let mut left = MOST_COPIED;
+        for pid in self.known.iter().filter(|_| self.base.is_some()) {
+            let Some(changed) = changed_so_far(*pid) else { continue };
+            let room = changed + changed / 4 + MARGIN;
+            if room <= LITTLE.max(resident(*pid) / PART) && room <= left {
+                left -= room;
+                self.rooms.insert(*pid, PageBuffer::touched(room as usize));
+            }
+        }
+    }
+}
+
+impl State {
+    /// Has every process watched, and all mappings that it has now.
+    fn watch(
+        &mut self,
+        roots: &Roots,
+        patience: Duration,
+        session: &mut Session,
+    ) -> Result<(), EngineError> {
+        if let Err(error) =
+            Pages::of(std::process::id() as pid_t).and_then(|mut p| p.absent((0, 4096)))
+        {
+            let why =
+                "this kernel does not tell which pages were written (PAGEMAP_SCAN, Linux 6.7)";
+            session.notes.push(format!("the image is a full one: {why}: {error}"));
+            self.processes.clear();
+            return Ok(());
+        }
+        let mut alive = stop::alive(roots);
+        alone_with_their_memory(&mut alive);
+        self.processes.retain(|pid, watched| alive.contains(pid) && watched.add_all(*pid));
+        if alive.iter().all(|pid| self.processes.contains_key(pid)) {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        let mut stopped = stop::stop(roots, patience)?;
+        for process in &mut stopped.processes {
+            if !alive.contains(&process.pid) || self.processes.contains_key(&process.pid) {
+                continue;
+            }
+            match Watch::of(&mut process.leader) {
+                Ok(watch) => {
+                    let watched = Watched { watch, known: false };
+                    drop(self.processes.insert(process.pid, watched));
+                }
+                Err(error) => session.notes.push(format!("written as a whole: {error}")),
+            }
+        }
+        drop(stopped);
+        session.stall = begin.elapsed();
+        self.processes.retain(|pid, watched| watched.known || watched.add_all(*pid));
+        Ok(())
+    }
+}
+
+impl Watched {
+    /// Watches all that it has now; `false` if the process has other memory than it had, or none.
+    fn add_all(&self, pid: pid_t) -> bool {
+        let Ok(mappings) = maps::of(pid) else { return false };
+        let mut added = mappings.iter().filter(|m| watchable(m) && self.watch.add(m)).peekable();
+        let Some(first) = added.peek().map(|mapping| (mapping.start, mapping.end)) else {
+            return false;
+        };
+        added.for_each(drop);
+        // What was watched must be this process's own: a program that executed another has new memory.
+        Pages::of(pid).is_ok_and(|mut pages| pages.is_watched(first))
+    }
+}
+
+/// Whether the mapping's pages can be watched: those of files have marks that look like pages.
+pub(crate) fn watchable(mapping: &Mapping) -> bool {
+    mapping.inode == 0 && mapping.start < maps::TOP && capture::is_own(mapping)
+}
+
+/// Protects all watched pages of a running process: what it writes from here on is known.
+fn protect(pid: pid_t) {
+    let (Ok(mappings), Ok(mut pages)) = (maps::of(pid), Pages::of(pid)) else { return };
+    for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
+        // What is not protected counts as changed.
+        let _ = pages.since((mapping.start, mapping.end), true);
+    }
+}
+
+/// Bytes of watched memory that have changed so far.
+fn changed_so_far(pid: pid_t) -> Option<u64> {
+    let (mappings, mut pages) = (maps::of(pid).ok()?, Pages::of(pid).ok()?);
+    let mut bytes = 0;
+    for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
+        let Some(since) = pages.since((mapping.start, mapping.end), false).ok()? else { continue };
+        bytes += since.written.iter().map(|(start, end)| end - start).sum::<u64>();
+    }
+    Some(bytes)
+}
+
+fn resident(pid: pid_t) -> u64 {
+    let pages = proc::text(pid, "statm").ok();
+    let pages = pages.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0).saturating_mul(kedge_image::PAGE)
+}
+
+/// Leaves out those that share their memory with another: what one has changed would be told once, and the
+/// other would seem unchanged.
+fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
+    let mut shared = BTreeSet::new();
+    let mut ordered = pids.clone();
+    ordered.sort_by(|a, b| compare_memory(*a, *b).unwrap_or(Ordering::Equal));
+    for pair in ordered.windows(2) {
+        // One that cannot be compared has ended, or will not be watched.
+        if compare_memory(pair[0], pair[1]).is_none_or(Ordering::is_eq) {
+            shared.extend(pair.iter().copied());
+        }
+    }
+    pids.retain(|pid| !shared.contains(pid));
+}
+
+/// The kernel's order of their memory.
+fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: this kind of kcmp takes no more arguments.
+    match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
+        0 => Some(Ordering::Equal),
+        1 => Some(Ordering::Less),
+        2 => Some(Ordering::Greater),
+        _ => None,
+    }
+}

@@ -1,0 +1,235 @@
+//! PAGEMAP_SCAN (Linux 6.7): which pages of a mapping were written since they were write-protected, and
+//! protecting them in the same step.
+
+use libc::pid_t;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const WP_MATCHING: u64 = 1;
+const CHECK_WPASYNC: u64 = 2;
+const WRITTEN: u64 = 1 << 1;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+
+/// Runs of pages that the kernel tells at a time.
+const TOGETHER: usize = 16 << 10;
+
+/// struct pm_scan_arg.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Request {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    max_pages: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    told: u64,
+}
+
+/// struct page_region.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// From address to address.
+pub(crate) type Run = (u64, u64);
+
+/// The pages of a mapping that are there.
+#[derive(Debug)]
+pub(crate) struct Since {
+    /// Since it was protected.
+    pub(crate) written: Vec<Run>,
+    /// Not written since then.
+    pub(crate) unchanged: Vec<Run>,
+}
+
+/// The page tables of a process.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    file: File,
+    regions: Vec<Region>,
+}
+
+impl Pages {
+    pub(crate) fn of(pid: pid_t) -> io::Result<Pages> {
+        let file = File::open(format!("/proc/{pid}/pagemap"))?;
+        Ok(Pages { file, regions: vec![Region::default(); TOGETHER] })
+    }
+
+    /// What there is in the mapping `range`; `None` if it is not watched. From here on it is protected
+    /// again if `protect`.
+    pub(crate) fn since(&mut self, range: Run, protect: bool) -> io::Result<Option<Since>> {
+        // First what is not there: protecting leaves marks in its place.
+        let absent = self.absent(range)?;
+        let present = without(&[range], &absent);
+        let mut written = Vec::new();
+        for tables in tables_of(&present, range) {
+            match self.written(tables, protect) {
+                Err(e) if e.raw_os_error() == Some(libc::EPERM) => return Ok(None),
+                runs => written.extend(runs?),
+            }
+        }
+        let written = without(&written, &absent);
+        let unchanged = without(&present, &written);
+        Ok(Some(Since { written, unchanged }))
+    }
+
+    /// Whether somebody watches the mapping `range`.
+    pub(crate) fn is_watched(&mut self, range: Run) -> bool {
+        self.written(range, false).is_ok()
+    }
+
+    /// The pages in `range` that were written since they were protected, and places where there is none
+    /// and was not then; EPERM if it does not lie in watched mappings.
+    fn written(&mut self, range: Run, protect: bool) -> io::Result<Vec<Run>> {
+        // Exactly this question is the one that the kernel answers quickly.
+        let flags = CHECK_WPASYNC | if protect { WP_MATCHING } else { 0 };
+        self.ask(range, Request { flags, all_of: WRITTEN, told: WRITTEN, ..Request::default() })
+    }
+
+    /// The pages in `range` that there are not.
+    pub(crate) fn absent(&mut self, range: Run) -> io::Result<Vec<Run>> {
+        let none = PRESENT | SWAPPED;
+        self.ask(range, Request { inverted: none, all_of: none, told: none, ..Request::default() })
+    }
+
+    fn ask(&mut self, (start, end): Run, request: Request) -> io::Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut at = start;
+        while at < end {
+            let mut request = Request {
+                size: size_of::<Request>() as u64,
+                start: at,
+                end,
+                regions: self.regions.as_mut_ptr() as u64,
+                regions_len: self.regions.len() as u64,
+                ..request
+            };
+            // SAFETY: the kernel reads and writes the structure, whose size it is told, and stores at
+            // most `regions_len` regions.
+            let count =
+                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
+            if count < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            for region in self.regions.iter().take(count as usize) {
+                match runs.last_mut() {
+                    Some((_, last)) if *last == region.start => *last = region.end,
+                    _ => runs.push((region.start, region.end)),
+                }
+            }
+            if request.walk_end <= at {
+                return Err(io::Error::other("the kernel does not get on with it"));
+            }
+            at = request.walk_end;
+        }
+        Ok(runs)
+    }
+}
+
+/// `present` and what shares page tables with it: where there are none, protecting would make them, however
+/// large the hole is.
+fn tables_of(present: &[Run], (first, last): Run) -> Vec<Run> {
+    /// Memory that one page table maps.
+    const TABLE: u64 = 2 << 20;
+    let mut tables: Vec<Run> = Vec::new();
+    for (start, end) in present {
+        let start = (start / TABLE * TABLE).max(first);
+        let end = end.next_multiple_of(TABLE).min(last);
+        match tables.last_mut() {
+            Some((_, before)) if *before >= start => *before = end,
+            _ => tables.push((start, end)),
+        }
+    }
+    tables
+}
+
+/// What of `runs` does not lie in `others`; both in order.
+pub(crate) fn without(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    let mut rest = Vec::new();
+    let mut others = others.iter().peekable();
+    for (start, end) in runs {
+        let mut at = *start;
+        while others.next_if(|(_, last)| *last <= at).is_some() {}
+        while let Some((first, last)) = others.peek().filter(|(first, _)| first < end) {
+            if *first > at {
+                rest.push((at, *first));
+            }
+            at = at.max(*last);
+            if last > end {
+                break;
+            }
+            others.next();
+        }
+        if at < *end {
+            rest.push((at, *end));
+        }
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_is_laid_out_as_the_kernel_reads_it() {
+        assert_eq!(size_of::<Request>() as u64, PAGEMAP_SCAN >> 16 & 0x3fff);
+        assert_eq!(size_of::<Region>(), 24);
+    }
+
+    #[test]
+    fn only_page_tables_that_are_there_are_protected() {
+        let m = |number: u64| number << 20;
+        let present = [(m(3), m(3) + 4096), (m(5), m(5) + 4096), (m(17), m(20))];
+        let expected = [(m(3), m(6)), (m(16), m(19))];
+        assert_eq!(tables_of(&present[..2], (m(3), m(19))), expected[..1]);
+        assert_eq!(tables_of(&[present[0], present[1], (m(17), m(19))], (m(3), m(19))), expected);
+    }
+
+    #[test]
+    fn runs_are_taken_out_of_runs() {
+        let cases: [(&[Run], &[Run], &[Run]); 6] = [
+            (&[(1, 9)], &[], &[(1, 9)]),
+            (&[(1, 9)], &[(0, 10)], &[]),
+            (&[(1, 9)], &[(3, 4), (5, 6)], &[(1, 3), (4, 5), (6, 9)]),
+            (&[(1, 4), (6, 9)], &[(3, 7)], &[(1, 3), (7, 9)]),
+            (&[(1, 4), (6, 9), (10, 12)], &[(0, 2), (3, 11)], &[(2, 3), (11, 12)]),
+            (&[(5, 6)], &[(1, 2), (8, 9)], &[(5, 6)]),
+        ];
+        for (runs, others, rest) in cases {
+            assert_eq!(without(runs, others), rest, "{runs:?} without {others:?}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_not_there_are_told() {
+        let mut room = vec![0u8; 64 * 4096];
+        let start = (room.as_ptr() as u64).next_multiple_of(4096);
+        let skip = (start - room.as_ptr() as u64) as usize;
+        room[skip + 8 * 4096] = 1;
+        let Ok(mut pages) = Pages::of(std::process::id() as pid_t) else { return };
+        let range = (start, start + 16 * 4096);
+        let touched = (start + 8 * 4096, start + 9 * 4096);
+        // A kernel without it says so.
+        if let Ok(absent) = pages.absent(range) {
+            assert!(without(&[touched], &absent) == [touched], "{absent:?}");
+            assert!(pages.since(range, true).unwrap().is_none(), "nobody watches it");
+            assert!(!pages.is_watched(range));
+        }
+        assert_eq!(room[skip + 8 * 4096], 1);
+    }
+}

@@ -1,0 +1,73 @@
+//! A userfaultfd that watches another process's memory for writes. Nobody reads it: the kernel itself
+//! lets a write go on and clears the page's mark (WP_ASYNC, Linux 6.7).
+
+use crate::freeze::beside;
+use crate::home::Ways;
+use crate::inject::checked;
+use crate::maps::Mapping;
+use crate::{EngineError, Thread};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Only faults of user mode would be told; none are, and so an ordinary user may have it.
+const USER_MODE_ONLY: u64 = 1;
+/// `_IOWR(0xaa, 0x3f, struct uffdio_api)` and `_IOWR(0xaa, 0, struct uffdio_register)`.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const API: u64 = 0xaa;
+const WP_UNPOPULATED: u64 = 1 << 13;
+const WP_ASYNC: u64 = 1 << 15;
+const MODE_WP: u64 = 2;
+
+/// What watches the memory of one process. If it is closed, nothing is watched any more, and the
+/// program goes on as before.
+#[derive(Debug)]
+pub(super) struct Watch(OwnedFd);
+
+impl Watch {
+    /// Makes one in the stopped process of `leader`, and takes it out of there. The program never
+    /// has it: the call is made beside it.
+    pub(super) fn of(leader: &mut Thread) -> Result<Watch, EngineError> {
+        let ways = Ways::of(leader.pid())?;
+        let led = ways.lead(leader);
+        let made = led.and_then(|()| beside(leader, &ways, |beside| make(beside, ways.out())));
+        let closed = ways.close(std::iter::once(leader));
+        let watch = made?;
+        closed.map(|()| watch)
+    }
+
+    /// Watches the mapping from now on; `false` if it cannot be watched or is there no more.
+    pub(super) fn add(&self, mapping: &Mapping) -> bool {
+        let mut request = [mapping.start, mapping.len(), MODE_WP, 0];
+        // SAFETY: the kernel reads and writes four words.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
+    }
+}
+
+fn make(beside: &mut Thread, entry: u64) -> Result<Watch, EngineError> {
+    let pid = beside.pid();
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
+    let made = beside.call(entry, libc::SYS_userfaultfd, &[flags])?;
+    let made = checked(pid, "watch its memory", made)?;
+    let watch = Watch(taken(pid, made as RawFd)?);
+    let mut request = [API, WP_ASYNC | WP_UNPOPULATED, 0];
+    // SAFETY: the kernel reads and writes three words.
+    let result = unsafe { libc::ioctl(watch.0.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) };
+    if result < 0 { Err(EngineError::last(pid, "watch its memory for writes")) } else { Ok(watch) }
+}
+
+/// The descriptor `fd` of the process `pid`.
+fn taken(pid: libc::pid_t, fd: RawFd) -> Result<OwnedFd, EngineError> {
+    let failed = |source| EngineError::System { pid, what: "take its descriptor", source };
+    let own = |result: libc::c_long| {
+        if result < 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        // SAFETY: what these calls return is a new descriptor, which is nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
+    };
+    // SAFETY: plain calls.
+    let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: as above.
+    own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })
+}

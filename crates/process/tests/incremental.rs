@@ -1,0 +1,202 @@
+//! Images that build on each other: what has changed in between, and nothing else, is stored, and a restart
+//! finds every page as it was.
+
+mod support;
+
+use kedge_image::{Codec, ImageError, ImageFile, Manifest, chain, verify};
+use kedge_process::{EngineError, Options, RestartOptions, Roots, Tracker, checkpoint, restart};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Folder, Running, alone, bring_back, build, reap, step};
+
+fn roots() -> Roots {
+    Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() }
+}
+
+/// Captures the job into `image`; its manifest.
+fn capture(image: &Path, tracker: &Tracker) -> Manifest {
+    std::fs::create_dir(image).unwrap();
+    let tracker = Some(tracker.clone());
+    let options = Options { tracker, ..Options::new(image.to_owned()) };
+    // As a supervisor does it: what it traces is let go when the thread ends.
+    let taken = std::thread::spawn(move || {
+        let captured = checkpoint(&roots(), options)?;
+        assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    });
+    taken.join().unwrap().unwrap()
+}
+
+fn kill(mut running: Running, processes: &[i32]) {
+    for pid in processes {
+        // SAFETY: a plain call.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    running.child.wait().unwrap();
+    reap();
+}
+
+/// Bytes of memory that each file has itself, and has from its parent.
+fn memory(image: &Path, manifest: &Manifest) -> (u64, u64) {
+    let (mut own, mut parent) = (0, 0);
+    for entry in manifest.files.iter().filter(|entry| !entry.is_plain()) {
+        for extent in ImageFile::open(&image.join(&entry.name), Some(entry)).unwrap().memory() {
+            let sum = if extent.codec == Codec::Parent { &mut parent } else { &mut own };
+            *sum += extent.decoded;
+        }
+    }
+    (own, parent)
+}
+
+fn rounds() -> usize {
+    std::env::var("KEDGE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
+}
+
+/// Captured several times, at moments that nothing chooses; restarted from the last image of each chain.
+fn survives(folder: &Folder, command: &[&str], steps: usize, images: usize) {
+    for round in 0..rounds() {
+        let mut running =
+            Running::start(Command::new(command[0]).args(&command[1..]).arg(steps.to_string()));
+        let tracker = Tracker::default();
+        let mut last = (PathBuf::new(), Manifest::new("test".into(), vec![], 1));
+        let mut before = running.lines(1);
+        for number in 0..images {
+            before.extend(running.lines(1 + number * 2 % 5));
+            let image = folder.path(&format!("image-{round}-{number}"));
+            let manifest = capture(&image, &tracker);
+            assert_eq!(manifest.parent.is_some(), number > 0);
+            last = (image, manifest);
+        }
+        let (own, parent) = memory(&last.0, &last.1);
+        assert!(own > 0 && parent > 0, "{own} {parent}");
+        assert_eq!(chain(&last.0).unwrap().len(), images);
+        verify(&last.0, 2).unwrap();
+        kill(running, &last.1.processes);
+        let (after, status) = bring_back(&last.0);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+        let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
+        assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+    }
+}
+
+#[test]
+fn memory_that_changes_in_every_way_comes_back() {
+    let _alone = alone();
+    let folder = Folder::new("changes");
+    let program = build(&folder, "changes.c", &[]);
+    survives(&folder, &[program.to_str().unwrap()], 60, 6);
+}
+
+#[test]
+fn a_tree_of_processes_comes_back() {
+    let _alone = alone();
+    let folder = Folder::new("changes-tree");
+    let program = build(&folder, "tree.c", &["-pthread"]);
+    survives(&folder, &[program.to_str().unwrap()], 600, 3);
+}
+
+/// What a program is after it has executed another is a full part of the image.
+#[test]
+fn a_program_that_executes_another_comes_back() {
+    let _alone = alone();
+    let folder = Folder::new("changes-exec");
+    let program = build(&folder, "changes.c", &[]);
+    let script = "sleep 0.2; exec \"$0\" \"$@\"";
+    let mut running =
+        Running::start(Command::new("/bin/sh").args(["-c", script]).arg(&program).arg("40"));
+    let tracker = Tracker::default();
+    capture(&folder.path("image-0"), &tracker);
+    let before = running.lines(3);
+    let (image, third) = (folder.path("image-1"), folder.path("image-2"));
+    capture(&image, &tracker);
+    let manifest = capture(&third, &tracker);
+    assert!(manifest.parent.is_some());
+    kill(running, &manifest.processes);
+    let (after, status) = bring_back(&third);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "{after:?}");
+    assert!(step(&after[0]) > before.len());
+}
+
+/// A checkpoint that failed has taken what had changed: the next one holds all of it again.
+#[test]
+fn after_a_failure_an_image_is_full() {
+    let _alone = alone();
+    let folder = Folder::new("changes-failed");
+    let program = build(&folder, "changes.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("60"));
+    running.lines(2);
+    let tracker = Tracker::default();
+    capture(&folder.path("image-0"), &tracker);
+    running.lines(2);
+    let image = folder.path("image-1");
+    std::fs::create_dir(&image).unwrap();
+    let options = Options { tracker: Some(tracker.clone()), ..Options::new(image.clone()) };
+    let failing = std::thread::spawn(move || {
+        let captured = checkpoint(&roots(), options)?;
+        // Its last step will find something in the way.
+        std::fs::create_dir(image.join("manifest.json")).unwrap();
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    });
+    assert!(failing.join().unwrap().is_err());
+    running.lines(2);
+    let image = folder.path("image-2");
+    let manifest = capture(&image, &tracker);
+    assert_eq!((manifest.parent.is_none(), memory(&image, &manifest).1), (true, 0));
+    let image = folder.path("image-3");
+    let manifest = capture(&image, &tracker);
+    assert!(manifest.parent.as_ref().is_some_and(|parent| parent.name == "image-2"));
+    kill(running, &manifest.processes);
+    assert_eq!(libc::WEXITSTATUS(bring_back(&image).1), 7);
+}
+
+#[test]
+fn a_parent_that_is_damaged_changed_or_gone_is_named() {
+    let _alone = alone();
+    let folder = Folder::new("changes-parent");
+    let program = build(&folder, "changes.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("60"));
+    running.lines(2);
+    let tracker = Tracker::default();
+    let (parent, image) = (folder.path("image-0"), folder.path("image-1"));
+    capture(&parent, &tracker);
+    let manifest = capture(&image, &tracker);
+    kill(running, &manifest.processes);
+    let file = parent.join(format!("{}.kimg", manifest.processes[0]));
+    let good = std::fs::read(&file).unwrap();
+    let error = || restart(&RestartOptions::new(image.clone()), |_| {}).unwrap_err();
+    // In the middle lies a payload, at the end the footer.
+    for at in [good.len() / 2, good.len() - 9] {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        std::fs::write(&file, bad).unwrap();
+        assert!(verify(&image, 2).is_err());
+        let said = error().to_string();
+        assert!(said.contains("image-0") && said.contains(".kimg, offset"), "{said}");
+    }
+    std::fs::write(&file, good).unwrap();
+    let good = std::fs::read(parent.join("manifest.json")).unwrap();
+    Manifest::new("test".into(), vec![], 1).write(&parent).unwrap();
+    let other = |error: &EngineError| matches!(error, EngineError::Image(ImageError::OtherParent { parent, .. }) if parent == "image-0");
+    assert!(other(&error()));
+    std::fs::remove_file(parent.join("manifest.json")).unwrap();
+    let none = |error: &EngineError| matches!(error, EngineError::Image(ImageError::NoParent { parent, .. }) if parent == "image-0");
+    assert!(none(&error()));
+    std::fs::write(parent.join("manifest.json"), good).unwrap();
+    assert_eq!(libc::WEXITSTATUS(bring_back(&image).1), 7);
+}
+
+#[test]
+fn an_ordinary_user_can_do_the_same() {
+    // SAFETY: a plain call.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let _alone = alone();
+    let mut tests = Command::new("setpriv");
+    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
+    let output = tests.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+}

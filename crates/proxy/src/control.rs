@@ -1,0 +1,263 @@
+//! What a supervisor asks of a proxy: to stand still, to take what its devices hold and to write it; and,
+//! of a proxy that takes another's place, to bring that back.
+//!
+//! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
+
+use crate::capture::{Capture, CaptureError, Identity};
+use crate::gate::{Closed, Gate};
+use crate::joblog::JobLog;
+use kedge_image::{Choice, FileEntry};
+use kedge_transport::{Channel, Server, SocketError};
+use kedge_wire::{Text, wire};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// A proxy waits for orders as long as it lives.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// A capture may have to move all of a device's memory over its bus.
+const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
+/// For an answer to be sent.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+wire! {
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Order {
+        /// Dispatch nothing from now on → `Gated` once nothing is, `No` after `within_ms`: then it goes on.
+        Gate = 1 { within_ms: u32 },
+        /// → `Yes` once everything that was dispatched is over, `No` after `within_ms`. Gated.
+        Rest = 2 { within_ms: u32 },
+        /// Dispatch one message, for another process may wait for it → `Yes` once one is, `No` if none came
+        /// within `within_ms`. Gated.
+        Step = 9 { within_ms: u32 },
+        /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still.
+        Capture = 3 {},
+        /// Go on → `Yes`.
+        Open = 4 {},
+        /// Write what was captured to a new file, and forget it → `Written`.
+        Write = 5 { path: Text<4096>, codec: Text<16> },
+        /// Forget what was captured → `Yes`.
+        Forget = 6 {},
+        /// In another proxy's place: build the devices and all that was on them from this file, with the
+        /// descriptors of the ring and the shared arena → `Yes`.
+        Restore = 7 { path: Text<4096>, bytes: u64, checksum: u64 },
+        /// The client is there, as process `pid`: go on with it → `Yes`.
+        Begin = 8 { pid: u32 },
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Answer {
+        /// The client's process, and the inodes of the connection: the proxy's socket, the ring, the
+        /// shared arena.
+        Gated = 6 { pid: u32, socket: u64, ring: u64, arena: u64 },
+        Yes = 1 {},
+        No = 2 {},
+        Captured = 3 { bytes: u64 },
+        Written = 4 { bytes: u64, checksum: u64 },
+        Failed = 5 { why: Text<4096> },
+    }
+}
+
+/// Why a proxy did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    #[error("its proxy does not answer: {0}")]
+    Channel(#[from] SocketError),
+    #[error("{0}")]
+    Failed(String),
+    #[error("its proxy answers nonsense")]
+    Nonsense,
+}
+
+/// The supervisor's end.
+#[derive(Debug)]
+pub struct Control(Channel);
+
+impl Control {
+    /// It and the proxy's end.
+    pub fn pair() -> io::Result<(Control, OwnedFd)> {
+        let (channel, far) = Channel::pair()?;
+        Ok((Control(channel), far))
+    }
+
+    /// Gives an order and waits for its answer, for `limit` at most.
+    pub fn ask(
+        &self,
+        order: &Order,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<Answer, ControlError> {
+        self.give(order, fds)?;
+        self.answer(limit)
+    }
+
+    /// Gives an order.
+    pub fn give(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
+        Ok(self.0.send(order, fds, SEND_LIMIT)?)
+    }
+
+    /// The answer to the order that was given last.
+    pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
+        match self.0.receive(limit)?.0 {
+            Answer::Failed { why } => Err(ControlError::Failed(why.into_inner())),
+            answer => Ok(answer),
+        }
+    }
+
+    /// An order that is answered with yes or no.
+    pub fn does(&self, order: &Order, limit: Duration) -> Result<bool, ControlError> {
+        match self.ask(order, &[], limit)? {
+            Answer::Yes {} => Ok(true),
+            Answer::No {} => Ok(false),
+            _ => Err(ControlError::Nonsense),
+        }
+    }
+}
+
+/// What a connection is known by from outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inodes {
+    socket: u64,
+    ring: u64,
+    arena: u64,
+}
+
+impl Inodes {
+    pub(crate) fn of(server: &Server, shared: &OwnedFd) -> io::Result<Inodes> {
+        let inode = |fd: BorrowedFd<'_>| {
+            let file = File::from(fd.try_clone_to_owned()?);
+            Ok::<u64, io::Error>(file.metadata()?.ino())
+        };
+        let (socket, ring) = (inode(server.socket())?, inode(server.ring())?);
+        Ok(Inodes { socket, ring, arena: inode(shared.as_fd())? })
+    }
+}
+
+/// The proxy's side, on a thread of its own.
+pub(crate) struct Serving {
+    pub(crate) channel: Channel,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) identity: Identity,
+    /// The client's process.
+    pub(crate) client: u32,
+    pub(crate) inodes: Inodes,
+    pub(crate) shared: Arc<OwnedFd>,
+    pub(crate) log: Arc<JobLog>,
+}
+
+impl Serving {
+    pub(crate) fn start(self) -> io::Result<()> {
+        std::thread::Builder::new().name("control".into()).spawn(move || self.run()).map(drop)
+    }
+
+    /// Obeys until the supervisor has gone.
+    fn run(&self) {
+        let (mut closed, mut captured) = (None, None);
+        while let Ok((order, _)) = self.channel.receive::<Order>(FOREVER) {
+            let answer = self.obey(order, &mut closed, &mut captured);
+            let answer = answer.unwrap_or_else(|error| {
+                self.log.line(&format!("checkpoint: {error}"));
+                Answer::Failed { why: Text::truncated(error) }
+            });
+            if self.channel.send(&answer, &[], SEND_LIMIT).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn obey<'a>(
+        &'a self,
+        order: Order,
+        closed: &mut Option<Closed<'a>>,
+        captured: &mut Option<Capture>,
+    ) -> Result<Answer, String> {
+        let yes = |yes| Ok(if yes { Answer::Yes {} } else { Answer::No {} });
+        match (order, &closed) {
+            (Order::Gate { within_ms }, _) => {
+                *closed = None;
+                let gate = self.gate.close();
+                let parked = gate.ask(milliseconds(within_ms), |_| ()).is_some();
+                if !parked {
+                    return yes(false);
+                }
+                *closed = Some(gate);
+                let Inodes { socket, ring, arena } = self.inodes;
+                Ok(Answer::Gated { pid: self.client, socket, ring, arena })
+            }
+            (Order::Rest { within_ms }, Some(gate)) => {
+                let limit = milliseconds(within_ms);
+                let rests = gate.ask(2 * limit + SEND_LIMIT, move |parked| {
+                    until(limit, || parked.dispatcher.at_rest())
+                });
+                yes(rests == Some(true))
+            }
+            (Order::Step { within_ms }, Some(gate)) => {
+                let limit = milliseconds(within_ms);
+                let stepped =
+                    gate.ask(limit + CAPTURE_LIMIT, move |parked| until(limit, || parked.step()));
+                yes(stepped == Some(true))
+            }
+            (Order::Capture {}, Some(gate)) => {
+                let (identity, shared) = (self.identity.clone(), self.shared.clone());
+                let taken = gate.ask(CAPTURE_LIMIT, move |parked| {
+                    Capture::take(parked, &identity, shared.as_fd())
+                });
+                let taken = taken.ok_or("it takes too long to copy its memory")?;
+                let taken = taken.map_err(|error: CaptureError| error.to_string())?;
+                let bytes = taken.bytes();
+                *captured = Some(taken);
+                Ok(Answer::Captured { bytes })
+            }
+            (Order::Open {}, _) => {
+                *closed = None;
+                yes(true)
+            }
+            (Order::Write { path, codec }, _) => {
+                let capture = captured.take().ok_or("nothing was captured")?;
+                let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
+                let path = PathBuf::from(path.into_inner());
+                let entry = capture.write(&path, codec).map_err(|error| error.to_string())?;
+                Ok(Answer::Written { bytes: entry.bytes, checksum: entry.checksum })
+            }
+            (Order::Forget {}, _) => {
+                *captured = None;
+                yes(true)
+            }
+            (Order::Rest { .. } | Order::Step { .. } | Order::Capture {}, None) => {
+                Err("its gate is open".into())
+            }
+            (Order::Restore { .. } | Order::Begin { .. }, _) => Err("it serves already".into()),
+        }
+    }
+}
+
+fn milliseconds(number: u32) -> Duration {
+    Duration::from_millis(number.into())
+}
+
+/// Asks `reached` again and again, less and less often, for `limit` at most.
+fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    let mut pause = Duration::from_micros(20);
+    loop {
+        if reached() {
+            return true;
+        }
+        if begin.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+}
+
+/// The file of an image that an order names.
+pub(crate) fn entry(path: &Path, bytes: u64, checksum: u64) -> FileEntry {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    FileEntry { name, bytes, checksum }
+}

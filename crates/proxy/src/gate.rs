@@ -1,0 +1,99 @@
+//! The gate between the ring and the devices: closed, nothing is dispatched, and the dispatcher's
+//! thread does what it is asked to instead.
+
+use crate::dispatch::Dispatcher;
+use kedge_transport::{Nudge, Server};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// What the dispatcher's thread has, while the gate is closed.
+pub(crate) struct Parked<'a> {
+    pub(crate) dispatcher: &'a mut Dispatcher,
+    pub(crate) server: &'a mut Server,
+}
+
+impl Parked<'_> {
+    /// Dispatches one message, if there is one: whether there was. A broken ring is found out again when
+    /// the gate is open.
+    pub(crate) fn step(&mut self) -> bool {
+        match self.server.try_next() {
+            Ok(Some(incoming)) => {
+                self.dispatcher.dispatch(incoming);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Parked<'_>) + Send>;
+
+pub(crate) struct Gate {
+    closed: AtomicBool,
+    nudge: Nudge,
+    /// Where a dispatcher that finds the gate closed takes its jobs from.
+    jobs: Mutex<Option<Receiver<Job>>>,
+}
+
+/// Keeps a gate closed.
+pub(crate) struct Closed<'a> {
+    gate: &'a Gate,
+    jobs: Sender<Job>,
+}
+
+impl Gate {
+    pub(crate) fn new(nudge: Nudge) -> Gate {
+        Gate { closed: AtomicBool::new(false), nudge, jobs: Mutex::default() }
+    }
+
+    /// Closes it. The dispatcher may still be busy with a message.
+    pub(crate) fn close(&self) -> Closed<'_> {
+        let (jobs, receiver) = channel();
+        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = Some(receiver);
+        self.closed.store(true, Ordering::SeqCst);
+        self.nudge.now();
+        Closed { gate: self, jobs }
+    }
+
+    /// Asked before each message: returns when the gate is open.
+    #[inline]
+    pub(crate) fn pass(&self, dispatcher: &mut Dispatcher, server: &mut Server) {
+        if self.closed.load(Ordering::Relaxed) {
+            self.park(&mut Parked { dispatcher, server });
+        }
+    }
+
+    #[cold]
+    fn park(&self, parked: &mut Parked<'_>) {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // They end when the gate is opened.
+        while let Some(Ok(job)) = jobs.as_ref().map(Receiver::recv) {
+            job(parked);
+        }
+    }
+}
+
+impl Closed<'_> {
+    /// Has the dispatcher's thread do `job`: `None` if that is not done within `limit`. The job may
+    /// still be done then.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        job: impl FnOnce(&mut Parked<'_>) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (answer, answered) = channel();
+        let job = move |parked: &mut Parked<'_>| drop(answer.send(job(parked)));
+        self.jobs.send(Box::new(job)).ok()?;
+        answered.recv_timeout(limit).ok()
+    }
+}
+
+impl Drop for Closed<'_> {
+    /// Opens the gate.
+    fn drop(&mut self) {
+        self.gate.closed.store(false, Ordering::SeqCst);
+        *self.gate.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

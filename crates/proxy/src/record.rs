@@ -1,0 +1,516 @@
+//! What the client has made and not ended: the messages that a restart hands to a new backend.
+//!
+//! Pruned as things end, so a client that makes and ends things for days does not make it grow. The
+//! order stays that in which things were made: what a device places by itself then comes to lie where
+//! it lay. What memory holds, and which ranges of it are valid, a snapshot tells.
+
+use kedge_protocol::{
+    ArrayId, Call, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, Message, ModuleId, Post,
+    StreamId, StreamOp,
+};
+use kedge_wire::List;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// The image of a module, as it was loaded.
+pub(crate) type Image = Arc<Vec<u8>>;
+
+/// What a step of a restart does.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Step {
+    /// `result`: the texture's handle, which must come out again; else 0.
+    Message {
+        message: Message,
+        result: u64,
+    },
+    Module {
+        ctx: CtxId,
+        module: ModuleId,
+        images: Vec<Image>,
+    },
+}
+
+/// What an entry is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Context(CtxId),
+    Limit(CtxId, u32),
+    Stream(StreamId),
+    Event(EventId),
+    Module(ModuleId),
+    /// By index.
+    Kernel(ModuleId, u32),
+    /// Of a kernel by index.
+    Attribute(ModuleId, u32, u32),
+    Array(ArrayId),
+    Texture(CtxId, u64),
+    Graph(GraphExecId),
+    Slab(u64),
+    Handle(MemHandleId),
+    Mapping(u64),
+    /// Address and device.
+    Access(u64, u32),
+    Alias(u64),
+    Shared(u64),
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// It ends with this context.
+    owner: Option<CtxId>,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Message(Message, u64),
+    Module(ModuleId, Vec<Image>),
+    /// Several levels, of which some have ended: the memory goes with the last of them.
+    Mipmap {
+        message: Message,
+        left: BTreeSet<ArrayId>,
+        ended: Vec<ArrayId>,
+    },
+    Graph(Graph),
+}
+
+#[derive(Debug)]
+struct Graph {
+    exec: GraphExecId,
+    nodes: Vec<StreamOp>,
+    edges: Vec<Post>,
+    ready: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    next: u64,
+    entries: BTreeMap<u64, Entry>,
+    subjects: BTreeMap<Subject, Vec<u64>>,
+}
+
+impl Record {
+    /// Whether [`Record::post`] wants to know of it.
+    #[inline]
+    pub(crate) fn wants(post: &Post) -> bool {
+        !matches!(post, Post::Enqueue { .. } | Post::MemAlloc { .. } | Post::MemFree { .. })
+    }
+
+    /// A post that has been carried out.
+    pub(crate) fn post(&mut self, post: Post) {
+        match post {
+            Post::CtxDestroy { ctx } => self.forget_context(ctx),
+            Post::StreamCreate { stream, ctx, .. } => {
+                self.add_post(Subject::Stream(stream), Some(ctx), post);
+            }
+            Post::EventCreate { event, ctx, .. } => {
+                self.add_post(Subject::Event(event), Some(ctx), post);
+            }
+            Post::StreamDestroy { stream } => self.forget(Subject::Stream(stream)),
+            Post::EventDestroy { event } => self.forget(Subject::Event(event)),
+            Post::ModuleUnload { module } => self.forget_module(module),
+            Post::ArrayDestroy { array } => self.end_array(array),
+            Post::TextureDestroy { ctx, handle } => self.forget(Subject::Texture(ctx, handle)),
+            Post::GraphExecBegin { exec, ctx } => {
+                let graph = Graph { exec, nodes: Vec::new(), edges: Vec::new(), ready: false };
+                self.add(Subject::Graph(exec), Some(ctx), What::Graph(graph));
+            }
+            Post::GraphExecNode { exec, op } => {
+                self.graph(exec, |graph| graph.nodes.push(op));
+            }
+            Post::GraphExecEdges { exec, .. } => self.graph(exec, |graph| graph.edges.push(post)),
+            Post::GraphExecReady { exec } => self.graph(exec, |graph| graph.ready = true),
+            Post::GraphExecUpdate { exec, node, op } => self.graph(exec, |graph| {
+                if let Some(place) = graph.nodes.get_mut(node as usize) {
+                    *place = op;
+                }
+            }),
+            Post::GraphExecDestroy { exec } => self.forget(Subject::Graph(exec)),
+            Post::Unshare { addr, .. } => self.forget(Subject::Shared(addr)),
+            Post::Unalias { alias, size } => self.cut_alias(alias, size),
+            Post::HandleDestroy { handle } => self.forget(Subject::Handle(handle)),
+            Post::HandleUnmap { addr, size } => self.unmap(addr, size),
+            Post::KernelAttribute { kernel, attribute, .. } => {
+                let KernelRef { module, index } = kernel;
+                let owner = self.owner_of(Subject::Module(module));
+                self.replace(Subject::Attribute(module, index, attribute), owner, post);
+            }
+            Post::Enqueue { .. } | Post::MemAlloc { .. } | Post::MemFree { .. } => {}
+        }
+    }
+
+    /// A call that has succeeded; `result` is the handle that a texture got.
+    pub(crate) fn call(&mut self, call: Call, result: u64) {
+        let (subject, owner) = match &call {
+            Call::CtxCreate { ctx, .. } => (Subject::Context(*ctx), Some(*ctx)),
+            Call::SetLimit { ctx, limit, .. } => {
+                self.forget(Subject::Limit(*ctx, *limit));
+                (Subject::Limit(*ctx, *limit), Some(*ctx))
+            }
+            Call::Grant { addr, .. } => (Subject::Slab(*addr), None),
+            Call::Return { addr, .. } => return self.forget(Subject::Slab(*addr)),
+            Call::Kernel { module, index, .. } => {
+                let subject = Subject::Kernel(*module, *index);
+                if self.subjects.contains_key(&subject) {
+                    return;
+                }
+                (subject, self.owner_of(Subject::Module(*module)))
+            }
+            Call::ArrayCreate { ctx, array, .. } => (Subject::Array(*array), Some(*ctx)),
+            Call::MipmapCreate { ctx, levels, .. } => {
+                let (owner, levels) = (*ctx, levels.to_vec());
+                return self.add_mipmap(owner, &levels, call);
+            }
+            Call::TextureCreate { ctx, .. } => (Subject::Texture(*ctx, result), Some(*ctx)),
+            Call::HandleCreate { handle, .. } => (Subject::Handle(*handle), None),
+            Call::HandleMap { addr, .. } => (Subject::Mapping(*addr), None),
+            Call::HandleAccess { addr, device, .. } => {
+                self.forget(Subject::Access(*addr, *device));
+                (Subject::Access(*addr, *device), None)
+            }
+            Call::Share { addr, .. } => (Subject::Shared(*addr), None),
+            Call::Alias { alias, .. } => (Subject::Alias(*alias), None),
+            _ => return,
+        };
+        self.add(subject, owner, What::Message(Message::Call { call }, result));
+    }
+
+    /// A module that has been loaded, or linked of several images.
+    pub(crate) fn module(&mut self, ctx: CtxId, module: ModuleId, images: Vec<Image>) {
+        self.add(Subject::Module(module), Some(ctx), What::Module(module, images));
+    }
+
+    /// What makes everything anew, in order.
+    pub(crate) fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(self.entries.len());
+        let plain = |message: Message| Step::Message { message, result: 0 };
+        for entry in self.entries.values() {
+            match &entry.what {
+                What::Message(message, result) => {
+                    steps.push(Step::Message { message: message.clone(), result: *result });
+                }
+                What::Module(module, images) => {
+                    let ctx = entry.owner.unwrap_or_default();
+                    steps.push(Step::Module { ctx, module: *module, images: images.clone() });
+                }
+                What::Mipmap { message, ended, .. } => {
+                    steps.push(plain(message.clone()));
+                    let destroy = |array: &ArrayId| Message::Post {
+                        post: Post::ArrayDestroy { array: *array },
+                    };
+                    steps.extend(ended.iter().map(|array| plain(destroy(array))));
+                }
+                What::Graph(graph) => {
+                    let posts = graph.posts(entry.owner.unwrap_or_default());
+                    steps.extend(posts.map(|post| plain(Message::Post { post })));
+                }
+            }
+        }
+        steps
+    }
+
+    /// Entries that there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn add_post(&mut self, subject: Subject, owner: Option<CtxId>, post: Post) {
+        self.add(subject, owner, What::Message(Message::Post { post }, 0));
+    }
+
+    fn replace(&mut self, subject: Subject, owner: Option<CtxId>, post: Post) {
+        self.forget(subject);
+        self.add_post(subject, owner, post);
+    }
+
+    fn add(&mut self, subject: Subject, owner: Option<CtxId>, what: What) {
+        self.next += 1;
+        self.entries.insert(self.next, Entry { owner, what });
+        self.subjects.entry(subject).or_default().push(self.next);
+    }
+
+    fn forget(&mut self, subject: Subject) {
+        for number in self.subjects.remove(&subject).unwrap_or_default() {
+            self.entries.remove(&number);
+        }
+    }
+
+    /// Forgets all subjects of [from, to).
+    fn forget_range(&mut self, from: Subject, to: Subject) {
+        let range = (Bound::Included(from), Bound::Excluded(to));
+        let subjects: Vec<Subject> = self.subjects.range(range).map(|(s, _)| *s).collect();
+        subjects.into_iter().for_each(|subject| self.forget(subject));
+    }
+
+    fn forget_module(&mut self, module: ModuleId) {
+        self.forget(Subject::Module(module));
+        let next = ModuleId(module.0.saturating_add(1));
+        self.forget_range(Subject::Kernel(module, 0), Subject::Kernel(next, 0));
+        self.forget_range(Subject::Attribute(module, 0, 0), Subject::Attribute(next, 0, 0));
+    }
+
+    fn forget_context(&mut self, ctx: CtxId) {
+        self.entries.retain(|_, entry| entry.owner != Some(ctx));
+        let entries = &self.entries;
+        self.subjects.retain(|_, numbers| {
+            numbers.retain(|number| entries.contains_key(number));
+            !numbers.is_empty()
+        });
+    }
+
+    fn owner_of(&self, subject: Subject) -> Option<CtxId> {
+        let first = self.subjects.get(&subject)?.first()?;
+        self.entries.get(first)?.owner
+    }
+
+    fn graph(&mut self, exec: GraphExecId, change: impl FnOnce(&mut Graph)) {
+        let number = self.subjects.get(&Subject::Graph(exec)).and_then(|numbers| numbers.first());
+        let entry = number.and_then(|number| self.entries.get_mut(number));
+        if let Some(Entry { what: What::Graph(graph), .. }) = entry {
+            change(graph);
+        }
+    }
+
+    fn add_mipmap(&mut self, owner: CtxId, levels: &[ArrayId], call: Call) {
+        let left = levels.iter().copied().collect();
+        let what = What::Mipmap { message: Message::Call { call }, left, ended: Vec::new() };
+        self.next += 1;
+        self.entries.insert(self.next, Entry { owner: Some(owner), what });
+        for level in levels {
+            self.subjects.entry(Subject::Array(*level)).or_default().push(self.next);
+        }
+    }
+
+    fn end_array(&mut self, array: ArrayId) {
+        for number in self.subjects.remove(&Subject::Array(array)).unwrap_or_default() {
+            if let Some(Entry { what: What::Mipmap { left, ended, .. }, .. }) =
+                self.entries.get_mut(&number)
+            {
+                left.remove(&array);
+                ended.push(array);
+                if !left.is_empty() {
+                    continue;
+                }
+            }
+            self.entries.remove(&number);
+        }
+    }
+
+    fn unmap(&mut self, addr: u64, size: u64) {
+        let end = addr.saturating_add(size);
+        self.forget_range(Subject::Mapping(addr), Subject::Mapping(end));
+        self.forget_range(Subject::Access(addr, 0), Subject::Access(end, 0));
+    }
+
+    /// Ends a part of what is aliased, which may be parts of several aliases.
+    fn cut_alias(&mut self, from: u64, size: u64) {
+        let to = from.saturating_add(size);
+        let before = self.subjects.range(Subject::Alias(0)..Subject::Alias(from)).next_back();
+        let inside = self.subjects.range(Subject::Alias(from)..Subject::Alias(to));
+        let touched: Vec<(Subject, u64)> = before
+            .into_iter()
+            .chain(inside)
+            .filter_map(|(subject, numbers)| Some((*subject, *numbers.first()?)))
+            .collect();
+        for (subject, number) in touched {
+            let Some(Entry { what: What::Message(Message::Call { call }, _), .. }) =
+                self.entries.get(&number)
+            else {
+                continue;
+            };
+            let Call::Alias { alias, addr, size } = *call else { continue };
+            let end = alias + size;
+            if end <= from {
+                continue;
+            }
+            self.forget(subject);
+            if alias < from {
+                self.call(Call::Alias { alias, addr, size: from - alias }, 0);
+            }
+            if end > to {
+                let rest = Call::Alias { alias: to, addr: addr + (to - alias), size: end - to };
+                self.call(rest, 0);
+            }
+        }
+    }
+}
+
+impl Graph {
+    fn posts(&self, ctx: CtxId) -> impl Iterator<Item = Post> {
+        let exec = self.exec;
+        let begin = std::iter::once(Post::GraphExecBegin { exec, ctx });
+        let nodes = self.nodes.iter().map(move |op| Post::GraphExecNode { exec, op: op.clone() });
+        let ready = self.ready.then_some(Post::GraphExecReady { exec });
+        begin.chain(nodes).chain(self.edges.iter().cloned()).chain(ready)
+    }
+}
+
+kedge_wire::wire! {
+    /// A [`Step`] in an image; modules' images are objects of the file, by number.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum SavedStep {
+        Message = 1 { message: Message, result: u64 },
+        Module = 2 { ctx: CtxId, module: ModuleId, images: List<u64, 4096> },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_protocol::ModuleImage;
+    use kedge_wire::Text;
+
+    const CTX: CtxId = CtxId(1);
+
+    fn kernel(module: u32, index: u32) -> Call {
+        let name = Text::truncated(format!("k{index}"));
+        Call::Kernel { module: ModuleId(module), index, name }
+    }
+
+    fn names(record: &Record) -> Vec<&'static str> {
+        let name = |step: &Step| match step {
+            Step::Message { message: Message::Post { post }, .. } => post.name(),
+            Step::Message { message: Message::Call { call }, .. } => call.name(),
+            Step::Module { .. } => "Module",
+        };
+        record.steps().iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_comes_and_goes_leaves_nothing() {
+        let mut record = Record::default();
+        let legacy = StreamId(1);
+        record.call(Call::CtxCreate { ctx: CTX, device: 0, legacy }, 0);
+        for round in 0..1000 {
+            let (module, event) = (ModuleId(round), EventId(round));
+            record.module(CTX, module, vec![Image::default()]);
+            record.call(kernel(round, 0), 0);
+            record.call(kernel(round, 0), 0);
+            let kernel = KernelRef { module, index: 0 };
+            record.post(Post::KernelAttribute { kernel, attribute: 8, value: 1 });
+            record.post(Post::KernelAttribute { kernel, attribute: 8, value: 2 });
+            record.post(Post::EventCreate { event, ctx: CTX, timing: true, interprocess: false });
+            let exec = GraphExecId(round);
+            record.post(Post::GraphExecBegin { exec, ctx: CTX });
+            record.post(Post::GraphExecNode { exec, op: StreamOp::Empty {} });
+            record.post(Post::GraphExecReady { exec });
+            assert_eq!(record.len(), 6);
+            record.post(Post::GraphExecDestroy { exec });
+            record.post(Post::EventDestroy { event });
+            record.post(Post::ModuleUnload { module });
+        }
+        assert_eq!(names(&record), ["CtxCreate"]);
+        assert_eq!(record.subjects.len(), 1);
+    }
+
+    #[test]
+    fn a_context_takes_its_own_with_it() {
+        let mut record = Record::default();
+        for ctx in [CTX, CtxId(2)] {
+            record.call(Call::CtxCreate { ctx, device: 0, legacy: StreamId(ctx.0) }, 0);
+            record.module(ctx, ModuleId(ctx.0), vec![Image::default()]);
+            record.call(kernel(ctx.0, 0), 0);
+        }
+        record.call(Call::Grant { device: 0, addr: 1 << 40, bytes: 2 << 20 }, 0);
+        record.post(Post::CtxDestroy { ctx: CTX });
+        assert_eq!(names(&record), ["CtxCreate", "Module", "Kernel", "Grant"]);
+    }
+
+    #[test]
+    fn a_graph_is_built_as_it_is_now() {
+        let mut record = Record::default();
+        let exec = GraphExecId(3);
+        let write = |value| StreamOp::WriteValue { addr: 0, value, wide: true };
+        record.post(Post::GraphExecBegin { exec, ctx: CTX });
+        for value in [1, 2] {
+            record.post(Post::GraphExecNode { exec, op: write(value) });
+        }
+        record.post(Post::GraphExecEdges { exec, edges: List::new(vec![(0, 1)]).unwrap() });
+        record.post(Post::GraphExecReady { exec });
+        record.post(Post::GraphExecUpdate { exec, node: 1, op: write(9) });
+        record.post(Post::GraphExecUpdate { exec, node: 7, op: write(9) });
+        assert_eq!(
+            names(&record),
+            [
+                "GraphExecBegin",
+                "GraphExecNode",
+                "GraphExecNode",
+                "GraphExecEdges",
+                "GraphExecReady"
+            ]
+        );
+        let node = Post::GraphExecNode { exec, op: write(9) };
+        let message = Message::Post { post: node };
+        assert_eq!(record.steps()[2], Step::Message { message, result: 0 });
+    }
+
+    #[test]
+    fn a_mipmap_stays_until_its_last_level_ends() {
+        let mut record = Record::default();
+        let levels: Vec<ArrayId> = (1..=3).map(ArrayId).collect();
+        let list = List::new(levels.clone()).unwrap();
+        let desc = kedge_protocol::ArrayDesc {
+            device: 0,
+            width: 4,
+            height: 4,
+            depth: 0,
+            format: 1,
+            channels: 1,
+            flags: 0,
+        };
+        record.call(Call::MipmapCreate { ctx: CTX, levels: list, desc }, 0);
+        record.post(Post::ArrayDestroy { array: levels[1] });
+        assert_eq!(names(&record), ["MipmapCreate", "ArrayDestroy"]);
+        record.post(Post::ArrayDestroy { array: levels[0] });
+        record.post(Post::ArrayDestroy { array: levels[2] });
+        assert_eq!(record.len(), 0);
+    }
+
+    #[test]
+    fn aliases_are_cut_where_they_end() {
+        let mut record = Record::default();
+        for at in [0x10_0000, 0x10_4000] {
+            record.call(Call::Alias { alias: at, addr: at << 8, size: 0x4000 }, 0);
+        }
+        record.post(Post::Unalias { alias: 0x10_2000, size: 0x3000 });
+        let alias = |alias, addr, size| {
+            let message = Message::Call { call: Call::Alias { alias, addr, size } };
+            Step::Message { message, result: 0 }
+        };
+        let left =
+            [alias(0x10_0000, 0x1000_0000, 0x2000), alias(0x10_5000, 0x1040_0000 + 0x1000, 0x3000)];
+        assert_eq!(record.steps(), left);
+        record.post(Post::Unalias { alias: 0, size: 1 << 40 });
+        assert_eq!(record.len(), 0);
+    }
+
+    #[test]
+    fn mappings_end_as_a_range() {
+        let mut record = Record::default();
+        let handle = MemHandleId(1);
+        record.call(Call::HandleCreate { handle, device: 0, size: 4 << 20, shareable: false }, 0);
+        for addr in [0x20_0000, 0x40_0000, 0x60_0000] {
+            record.call(Call::HandleMap { handle, addr, size: 0x20_0000, offset: 0 }, 0);
+            for access in [1, 3] {
+                let size = 0x20_0000;
+                record.call(Call::HandleAccess { addr, size, device: 0, access }, 0);
+            }
+        }
+        assert_eq!(record.len(), 7);
+        record.post(Post::HandleUnmap { addr: 0x20_0000, size: 0x40_0000 });
+        assert_eq!(names(&record), ["HandleCreate", "HandleMap", "HandleAccess"]);
+    }
+
+    #[test]
+    fn what_needs_no_repeating_is_not_kept() {
+        let mut record = Record::default();
+        record.call(Call::Ping {}, 0);
+        let image = ModuleImage { addr: 0, len: 0 };
+        record.call(Call::ModuleLoad { ctx: CTX, module: ModuleId(1), image }, 0);
+        record.call(Call::Grant { device: 0, addr: 2, bytes: 4 }, 0);
+        record.call(Call::Return { device: 0, addr: 2, bytes: 4 }, 0);
+        assert_eq!(record.len(), 0);
+    }
+}

@@ -1,0 +1,238 @@
+//! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
+//! then serves the client, which notices nothing.
+
+use crate::backend::{self, BuildError};
+use crate::client_memory::ClientMemory;
+use crate::control;
+use crate::dispatch::Dispatcher;
+use crate::host::ProxyHost;
+use crate::joblog::JobLog;
+use crate::options::Options;
+use crate::record::{Image, SavedStep, Step};
+use crate::saved::{self, SavedObject, SavedProxy};
+use crate::work;
+use kedge_cuda_types::{CuError, arena};
+use kedge_device::{Backend, Host, SnapshotError};
+use kedge_image::{Extent, ImageError, ImageFile};
+use kedge_protocol::{DeviceInfo, Message};
+use kedge_transport::{ConnectError, SegmentError, Server};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(crate) enum RestoreError {
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("the image's GPU state is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("the image's GPU state is of version {found}; this kedge knows {}", saved::VERSION)]
+    Newer { found: u32 },
+    #[error("the ring or the shared arena of the image is none: {0}")]
+    Segment(#[from] SegmentError),
+    #[error("cannot use the client's socket: {0}")]
+    Socket(std::io::Error),
+    #[error(transparent)]
+    Arena(#[from] ConnectError),
+    #[error("no device: {0}")]
+    NoDevice(#[from] BuildError),
+    #[error(
+        "the program has seen {count} devices, the first a {was}; here it would see {here}: choose others by --gpu"
+    )]
+    OtherDevices { count: usize, was: String, here: String },
+    #[error("{what} cannot be made again: {source}")]
+    Step { what: &'static str, source: CuError },
+    #[error("{0}")]
+    Device(#[from] SnapshotError),
+}
+
+/// A client's devices, as they were.
+pub(crate) struct Restored {
+    pub(crate) server: Server,
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) host: Arc<ProxyHost>,
+    pub(crate) saved: SavedProxy,
+    pub(crate) shared: OwnedFd,
+}
+
+/// What is handed over to it.
+pub(crate) struct Connection {
+    /// Its other end is the client's.
+    pub(crate) socket: OwnedFd,
+    pub(crate) ring: OwnedFd,
+    pub(crate) shared: OwnedFd,
+}
+
+pub(crate) fn restore(
+    (path, bytes, checksum): (&Path, u64, u64),
+    connection: Connection,
+    options: &Options,
+    log: &Arc<JobLog>,
+) -> Result<Restored, RestoreError> {
+    let entry = control::entry(path, bytes, checksum);
+    let file = ImageFile::open(path, Some(&entry))?;
+    file.read_ahead();
+    let saved = read_state(&file)?;
+    let Connection { socket, ring, shared } = connection;
+    kedge_transport::check_shared_arena(shared.as_fd())?;
+    kedge_transport::map_shared_arena(shared.as_fd())?;
+    let server = Server::resume(socket, ring, saved.position)?;
+    let memory = ClientMemory::new(0);
+    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log.clone()));
+    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
+    same_devices(&saved.devices, &backend.devices())?;
+    host.set_backend(&backend);
+    backend.restore_begin(&saved.notes)?;
+    let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
+    let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
+    repeat(&file, &saved, &mut dispatcher)?;
+    backend.restore_notes(&saved.notes)?;
+    fill(&file, &saved, &*backend)?;
+    backend.restore_end()?;
+    for (ctx, error) in saved.faults.iter() {
+        host.faults.set(&host.outbox, *ctx, CuError(*error));
+    }
+    for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
+        host.output(*target, bytes);
+    }
+    host.set_dispatched(saved.position);
+    Ok(Restored { server, dispatcher, host, saved, shared })
+}
+
+fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
+    let section = file.section(saved::SECTION)?;
+    let version = section.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    match version {
+        Some(saved::VERSION) => {}
+        Some(found) => return Err(RestoreError::Newer { found }),
+        None => return Err(RestoreError::Damaged("it is empty")),
+    }
+    kedge_wire::decode(&section).map_err(|_| RestoreError::Damaged("a section is nonsense"))
+}
+
+/// What the program has been told of its devices must stay true.
+fn same_devices(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
+    let fits = |(was, here): (&DeviceInfo, &DeviceInfo)| {
+        was.name == here.name && was.exact == here.exact && was.attributes == here.attributes
+    };
+    if was.len() == here.len() && was.iter().zip(here).all(fits) {
+        return Ok(());
+    }
+    let name = |devices: &[DeviceInfo]| {
+        devices.first().map_or("none".to_owned(), |device| device.name.to_string())
+    };
+    let here = format!("{} ({})", here.len(), name(here));
+    Err(RestoreError::OtherDevices { count: was.len(), was: name(was), here })
+}
+
+/// Makes everything again, in order.
+fn repeat(
+    file: &ImageFile,
+    saved: &SavedProxy,
+    dispatcher: &mut Dispatcher,
+) -> Result<(), RestoreError> {
+    let mut images = Images { file, saved, known: Default::default() };
+    for step in saved.steps.iter() {
+        let (what, step) = match step.clone() {
+            SavedStep::Message { message, result } => {
+                (name(&message), Step::Message { message, result })
+            }
+            SavedStep::Module { ctx, module, images: numbers } => {
+                let found = numbers.iter().map(|number| images.get(*number));
+                let images = found.collect::<Result<Vec<Image>, _>>()?;
+                ("a module", Step::Module { ctx, module, images })
+            }
+        };
+        dispatcher.repeat(step).map_err(|source| RestoreError::Step { what, source })?;
+    }
+    Ok(())
+}
+
+/// Modules' images, read as they are wanted; several modules may have one.
+struct Images<'a> {
+    file: &'a ImageFile,
+    saved: &'a SavedProxy,
+    known: std::collections::HashMap<u64, Image>,
+}
+
+impl Images<'_> {
+    fn get(&mut self, number: u64) -> Result<Image, RestoreError> {
+        if let Some(image) = self.known.get(&number) {
+            return Ok(image.clone());
+        }
+        let Some(SavedObject::Image { bytes }) = object(self.saved, number) else {
+            return Err(RestoreError::Damaged("a module without an image"));
+        };
+        // Extents of one object lie side by side; together they are as long as the file at most.
+        let mut image = Vec::new();
+        let (mut scratch, mut part) = (Vec::new(), Vec::new());
+        for extent in self.file.memory().filter(|extent| extent.object == number) {
+            if extent.address != image.len() as u64 || extent.address >= *bytes {
+                return Err(RestoreError::Damaged("a module's image has holes"));
+            }
+            part.resize(extent.decoded.min(kedge_image::MAX_EXTENT) as usize, 0);
+            self.file.read(extent, &mut scratch, &mut part)?;
+            image.extend_from_slice(&part);
+        }
+        if (image.len() as u64) < *bytes {
+            return Err(RestoreError::Damaged("a module's image is cut short"));
+        }
+        image.truncate(*bytes as usize);
+        let image = Arc::new(image);
+        self.known.insert(number, image.clone());
+        Ok(image)
+    }
+}
+
+fn object(saved: &SavedProxy, number: u64) -> Option<&SavedObject> {
+    saved.objects.get(usize::try_from(number.checked_sub(1)?).ok()?)
+}
+
+/// Puts all bytes back where they were.
+fn fill(file: &ImageFile, saved: &SavedProxy, backend: &dyn Backend) -> Result<(), RestoreError> {
+    let image = |number| matches!(object(saved, number), Some(SavedObject::Image { .. }));
+    let extents: Vec<Extent> = file.memory().filter(|e| !image(e.object)).copied().collect();
+    work::each(
+        &extents,
+        || (Vec::new(), Vec::new()),
+        |extent, (scratch, bytes)| {
+            let object = object(saved, extent.object);
+            let object = object.ok_or(RestoreError::Damaged("bytes of no object"))?;
+            // The last page of an object may be longer than it.
+            let length = object.bytes().saturating_sub(extent.address).min(extent.decoded);
+            if extent.decoded > kedge_image::MAX_EXTENT || length == 0 {
+                return Err(RestoreError::Damaged("bytes past their object's end"));
+            }
+            bytes.resize(extent.decoded as usize, 0);
+            file.read(extent, scratch, bytes)?;
+            put(object, extent.address, &bytes[..length as usize], backend)
+        },
+    )
+}
+
+fn put(
+    object: &SavedObject,
+    at: u64,
+    bytes: &[u8],
+    backend: &dyn Backend,
+) -> Result<(), RestoreError> {
+    let nonsense = || RestoreError::Damaged("an object beyond all memory");
+    if let Some(piece) = object.piece() {
+        let start = piece.start.checked_add(at).ok_or_else(nonsense)?;
+        return Ok(backend.restore(&piece.object, start, bytes)?);
+    }
+    let SavedObject::Arena { start, .. } = object else {
+        return Err(RestoreError::Damaged("bytes of no object"));
+    };
+    let offset = start.checked_add(at).filter(|offset| *offset < arena::SHARED_LEN);
+    let addr = arena::SHARED_BASE + offset.ok_or_else(nonsense)?;
+    crate::client_memory::write_shared(addr, bytes).map_err(|_| nonsense())
+}
+
+fn name(message: &Message) -> &'static str {
+    match message {
+        Message::Post { post } => post.name(),
+        Message::Call { call } => call.name(),
+    }
+}

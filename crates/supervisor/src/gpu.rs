@@ -1,0 +1,422 @@
+//! The plugin for devices: the three descriptors that tie a client to its proxy. What the devices hold is
+//! taken by the proxies while the job stands still, and written by them; at a restart new proxies bring it
+//! back and are tied to the clients in the old ones' place.
+
+use crate::proxies::{self, Launch, Proxies};
+use crate::quiesce::Resting;
+use kedge_image::{Choice, FileEntry, Manifest};
+use kedge_process::plugins::{
+    Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, state, unix_peer,
+};
+use kedge_process::{Captured, EngineError};
+use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use kedge_wire::Text;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Longer than any device takes.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// A file's holes are looked for in it.
+const CHUNK: u64 = 1 << 20;
+
+/// The plugin of this process's job.
+pub(crate) static GPU: Gpu = Gpu(Mutex::new(Moment::Idle));
+
+#[derive(Debug)]
+pub(crate) struct Gpu(Mutex<Moment>);
+
+/// What the plugin is used for.
+#[derive(Debug, Default)]
+enum Moment {
+    #[default]
+    Idle,
+    /// These are at rest and may be captured.
+    Checkpoint {
+        clients: Vec<Client>,
+        /// The job's, by which a process asks for devices.
+        socket: PathBuf,
+    },
+    Restart {
+        restart: Restart,
+        begun: Vec<Begun>,
+    },
+    /// Processes may ask for devices as soon as they run.
+    Restarted(UnixListener),
+}
+
+#[derive(Debug)]
+struct Client {
+    resting: Resting,
+    /// The inode of its own end.
+    end: u64,
+}
+
+/// What a restart needs.
+#[derive(Debug)]
+pub(crate) struct Restart {
+    pub(crate) launch: Launch,
+    /// Where the new proxies are noted.
+    pub(crate) proxies: Proxies,
+    /// Where processes ask for devices.
+    pub(crate) socket: PathBuf,
+    /// The image's.
+    pub(crate) files: Vec<FileEntry>,
+    pub(crate) folder: PathBuf,
+}
+
+/// A proxy that brings a client's devices back.
+#[derive(Debug)]
+struct Begun {
+    client: u32,
+    proxy: u32,
+    control: Arc<Control>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    /// As it knows itself.
+    pid: i32,
+    /// The file of what its devices hold.
+    file: String,
+    /// Descriptions.
+    sockets: Vec<u32>,
+    rings: Vec<u32>,
+    arenas: Vec<u32>,
+    /// What is not zero in the ring's memory: offsets and bytes.
+    ring: Vec<(u64, Blob)>,
+}
+
+/// Why a process cannot be captured for a moment.
+const CONNECTING: &str = "the process is just getting its devices: try again";
+
+/// Whether the job could not be captured because a process was just getting its devices.
+pub(crate) fn was_connecting(error: &EngineError) -> bool {
+    let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
+    refusals.iter().all(|refusal| refusal.remedy == CONNECTING)
+}
+
+/// Whether it is a connection to the job's socket, which becomes one to a proxy.
+fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
+    let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
+    let peer = || job.duplicate(file).ok().and_then(|fd| UnixStream::from(fd).peer_addr().ok());
+    // One whose proxy has ended is not.
+    let lives = || !matches!(unix_peer(file.stat.inode), Ok(None));
+    stream && peer().is_some_and(|peer| peer.as_pathname() == Some(socket)) && lives()
+}
+
+/// What a description is to a client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Socket,
+    Ring,
+    Arena,
+}
+
+impl Client {
+    fn part(&self, file: &Found) -> Option<Part> {
+        let inode = file.stat.inode;
+        let memfd = |name: &str| file.link.to_string_lossy().starts_with(&format!("/memfd:{name}"));
+        match () {
+            () if file.socket.is_some() && inode == self.end => Some(Part::Socket),
+            () if memfd("kedge-ring") && inode == self.resting.ring => Some(Part::Ring),
+            () if memfd("kedge-shared") && inode == self.resting.arena => Some(Part::Arena),
+            () => None,
+        }
+    }
+
+    fn file(&self) -> String {
+        format!("gpu-{}.kimg", self.resting.pid)
+    }
+}
+
+impl Gpu {
+    /// These clients are at rest, and the job is about to be captured.
+    pub(crate) fn checkpoint_of(&self, clients: &[Resting], socket: &Path) -> io::Result<Captures> {
+        let mut known = Vec::new();
+        for resting in clients {
+            // One without an end has just gone.
+            if let Some(end) = unix_peer(resting.socket)? {
+                known.push(Client { resting: resting.clone(), end });
+            }
+        }
+        let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
+        let clients = captured.collect();
+        let socket = socket.to_owned();
+        *self.moment() = Moment::Checkpoint { clients: known, socket };
+        Ok(Captures { clients })
+    }
+
+    /// Descriptors are about to be made again, in this process.
+    pub(crate) fn restart_with(&self, restart: Restart) {
+        *self.moment() = Moment::Restart { restart, begun: Vec::new() };
+    }
+
+    /// Where processes of the job that has been restarted ask for devices.
+    pub(crate) fn listener(&self) -> Option<UnixListener> {
+        match std::mem::take(&mut *self.moment()) {
+            Moment::Restarted(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    /// Neither.
+    pub(crate) fn idle(&self) {
+        *self.moment() = Moment::Idle;
+    }
+
+    fn moment(&self) -> MutexGuard<'_, Moment> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the devices of a job held, until it is written or this is dropped.
+#[derive(Debug)]
+pub(crate) struct Captures {
+    /// With the names of their files.
+    clients: Vec<(String, Resting)>,
+}
+
+impl Captures {
+    /// Writes everything, the processes' memory side by side with the devices': the image of `folder`.
+    pub(crate) fn write(
+        mut self,
+        captured: Captured,
+        manifest: Manifest,
+        folder: &Path,
+        codec: Choice,
+    ) -> Result<Manifest, EngineError> {
+        let clients = std::mem::take(&mut self.clients);
+        thread::scope(|scope| {
+            let written: Vec<_> = clients
+                .into_iter()
+                .map(|(name, client)| scope.spawn(move || write(&client, folder, name, codec)))
+                .collect();
+            captured.finish_with(manifest, || {
+                let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
+                written.into_iter().map(|one| one.join().unwrap_or_else(|_| nonsense())).collect()
+            })
+        })
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        for (_, client) in &self.clients {
+            // One that does not hear it has ended, and what it held with it.
+            let _ = client.control.does(&Order::Forget {}, LIMIT);
+        }
+    }
+}
+
+/// Has one client's devices written.
+fn write(
+    client: &Resting,
+    folder: &Path,
+    name: String,
+    codec: Choice,
+) -> Result<FileEntry, PluginError> {
+    let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
+    let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
+    match client.control.ask(&order, &[], LIMIT) {
+        Ok(Answer::Written { bytes, checksum }) => Ok(FileEntry { name, bytes, checksum }),
+        Ok(_) => Err(refused(client.pid, &ControlError::Nonsense)),
+        Err(error) => Err(refused(client.pid, &error)),
+    }
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> PluginError {
+    move |source| PluginError::System { what: what.into(), source }
+}
+
+fn refused(pid: u32, error: &ControlError) -> PluginError {
+    PluginError::Refused(format!("the devices of process {pid}: {error}"))
+}
+
+impl Plugin for Gpu {
+    fn name(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        match &*self.moment() {
+            Moment::Checkpoint { clients, .. }
+                if clients.iter().any(|c| c.part(file).is_some()) =>
+            {
+                Claim::Yes
+            }
+            Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
+                Claim::Refused(CONNECTING.to_owned())
+            }
+            _ => Claim::No,
+        }
+    }
+
+    fn checkpoint(
+        &self,
+        capture: &mut Capture,
+        mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        let moment = self.moment();
+        let Moment::Checkpoint { clients, .. } = &*moment else { return Ok(None) };
+        capture_all(clients)?;
+        state(clients.iter().map(|client| save(client, capture, mine)))
+    }
+
+    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        let mut moment = self.moment();
+        let Moment::Restart { restart, begun } = &mut *moment else {
+            return Err(PluginError::NoPlugin("gpu".to_owned()));
+        };
+        for saved in world.parse::<Vec<Saved>>(state)? {
+            begun.push(begin(&saved, world, restart)?);
+        }
+        Ok(())
+    }
+
+    fn rebuilt(&self) -> Result<(), PluginError> {
+        let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
+            return Ok(());
+        };
+        for Begun { client, proxy, control } in begun {
+            let goes_on = control
+                .answer(LIMIT)
+                .and_then(|_| control.does(&Order::Begin { pid: client }, LIMIT));
+            goes_on.map_err(|error| refused(client, &error))?;
+            restart.proxies.add(proxy, control);
+        }
+        let listener = proxies::listen(&restart.socket);
+        let listener = listener.map_err(failed("listen on the job's socket"))?;
+        *self.moment() = Moment::Restarted(listener);
+        Ok(())
+    }
+}
+
+/// Has all devices captured at once.
+fn capture_all(clients: &[Client]) -> Result<(), PluginError> {
+    thread::scope(|scope| {
+        let ask = |client: &Client| {
+            let answer = client.resting.control.ask(&Order::Capture {}, &[], LIMIT);
+            answer.map_err(|error| refused(client.resting.pid, &error))
+        };
+        let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || ask(client))).collect();
+        for asked in asked {
+            match asked.join() {
+                Ok(Ok(Answer::Captured { .. })) => {}
+                Ok(Err(error)) => return Err(error),
+                _ => return Err(PluginError::Refused("a proxy answers nonsense".into())),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved, PluginError> {
+    let part = |part| {
+        let found = mine.iter().filter(|index| client.part(capture.file(**index)) == Some(part));
+        found.copied().collect::<Vec<usize>>()
+    };
+    let (sockets, rings, arenas) = (part(Part::Socket), part(Part::Ring), part(Part::Arena));
+    let first = rings.first().copied();
+    let first = first.ok_or_else(|| PluginError::Refused("a client has closed its ring".into()))?;
+    let numbers = |indices: Vec<usize>| indices.into_iter().map(|index| index as u32).collect();
+    let pid = client.resting.pid as i32;
+    Ok(Saved {
+        pid: capture.job.inner(pid).unwrap_or(pid),
+        file: client.file(),
+        sockets: numbers(sockets),
+        rings: numbers(rings),
+        arenas: numbers(arenas),
+        ring: save_ring(capture, first)?,
+    })
+}
+
+/// The ring's memory, but for what is zero.
+fn save_ring(capture: &mut Capture, index: usize) -> Result<Vec<(u64, Blob)>, PluginError> {
+    let file = File::from(capture.duplicate(index)?);
+    let mut saved = Vec::new();
+    let mut buffer = vec![0; CHUNK as usize];
+    for (start, end) in data(&file).map_err(failed("look at a ring"))? {
+        for at in (start..end).step_by(CHUNK as usize) {
+            let part = &mut buffer[..CHUNK.min(end - at) as usize];
+            file.read_exact_at(part, at).map_err(failed("read a ring"))?;
+            if part.iter().any(|byte| *byte != 0) {
+                saved.push((at, capture.blob(part)?));
+            }
+        }
+    }
+    Ok(saved)
+}
+
+/// The ranges of a sparse file that are there.
+fn data(file: &File) -> io::Result<Vec<(u64, u64)>> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(start) = seek(file, at, libc::SEEK_DATA)? {
+        let end = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(start);
+        found.push((start, end));
+        if end <= start {
+            break;
+        }
+        at = end;
+    }
+    Ok(found)
+}
+
+/// `None` where there is nothing behind `at`.
+fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    // SAFETY: a plain call on an open file, whose offset nobody uses.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            e => Err(e),
+        },
+    }
+}
+
+/// Makes a client's connection and starts the proxy that brings its devices back.
+fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, PluginError> {
+    let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
+    let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
+    let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
+    fill_ring(&ring, saved, world)?;
+    let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(failed("duplicate it"));
+    let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
+    let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
+    let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
+    for (description, fd) in sockets.chain(rings).chain(arenas) {
+        world.made(description, again(&fd)?)?;
+    }
+    let entry = restart.files.iter().find(|file| file.name == saved.file);
+    let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
+    let path = restart.folder.join(&entry.name);
+    let started = restart.launch.start(far.as_fd(), &["--restore"]);
+    let (proxy, control) = started.map_err(failed("start a proxy"))?;
+    let pid = saved.pid as u32;
+    let given = control.give(&restore_order(&path, entry), &[ring.as_fd(), arena.as_fd()]);
+    given.map_err(|error| refused(pid, &error))?;
+    Ok(Begun { client: pid, proxy, control })
+}
+
+fn restore_order(path: &Path, entry: &FileEntry) -> Order {
+    let path = Text::truncated(path.to_string_lossy().into_owned());
+    Order::Restore { path, bytes: entry.bytes, checksum: entry.checksum }
+}
+
+fn fill_ring(ring: &OwnedFd, saved: &Saved, world: &World) -> Result<(), PluginError> {
+    let file = File::from(ring.try_clone().map_err(failed("duplicate a ring"))?);
+    for (at, blob) in &saved.ring {
+        let bytes = world.blob(blob)?;
+        file.write_all_at(&bytes, *at).map_err(failed("fill a ring"))?;
+    }
+    Ok(())
+}

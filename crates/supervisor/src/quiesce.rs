@@ -1,0 +1,181 @@
+//! Bringing a job's devices to rest, all of them at one moment, without stopping the program's threads.
+//!
+//! Gates are closed first: what the program asks of its devices from then on waits in its rings, while its
+//! threads, callbacks and libraries go on. Then what was asked before must come to its end. It may not: a
+//! process that takes part in a collective operation waits for another one, which was gated before it could
+//! take part. So those that are at rest while others are not are let on by one message at a time, which
+//! brings the late ones to where the others wait. Where that does not help either, all gates open for a
+//! while, and it is tried again.
+
+use crate::proxies::Proxies;
+use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long the first try may take; each later one twice as long as the one before.
+const FIRST_TRY: Duration = Duration::from_millis(500);
+/// Between two tries, so that those who were gated get somewhere.
+const BETWEEN: Duration = Duration::from_millis(50);
+/// What a dispatcher may need for the message that it is at.
+const GATE_MS: u32 = 2_000;
+/// One look at whether all rest, and the time to take one message. An operation that all take part in ends
+/// everywhere within much less.
+const LOOK_MS: u32 = 1;
+/// Beyond what a proxy was told to wait for.
+const ANSWER: Duration = Duration::from_secs(70);
+
+#[derive(Debug, Error)]
+pub(crate) enum QuiesceError {
+    #[error(
+        "the devices of process {pid} have not come to rest within {seconds} s ({tries} tries): a kernel, \
+         copy or callback that does not end, or a message of another process that it waits for; raise --patience"
+    )]
+    Busy { pid: u32, seconds: u64, tries: u32 },
+    #[error("process {pid}: {source}")]
+    Proxy { pid: u32, source: ControlError },
+}
+
+/// A client whose devices are at rest.
+#[derive(Debug, Clone)]
+pub(crate) struct Resting {
+    pub(crate) control: Arc<Control>,
+    /// The client's process.
+    pub(crate) pid: u32,
+    /// The proxy's end of the connection, the ring and the shared arena: inodes.
+    pub(crate) socket: u64,
+    pub(crate) ring: u64,
+    pub(crate) arena: u64,
+}
+
+/// All clients at rest, until this is dropped or opened.
+#[derive(Debug)]
+pub(crate) struct Quiet<'a> {
+    pub(crate) clients: Vec<Resting>,
+    /// The proxies' process ids.
+    pub(crate) proxies: Vec<u32>,
+    pub(crate) tries: u32,
+    pub(crate) seconds: f64,
+    /// No new client meanwhile.
+    _none_new: MutexGuard<'a, BTreeMap<u32, Arc<Control>>>,
+}
+
+impl Proxies {
+    /// Brings all devices to rest within `patience`.
+    pub(crate) fn quiesce(&self, patience: Duration) -> Result<Quiet<'_>, QuiesceError> {
+        let mut running = self.locked();
+        // A proxy that has ended with its client is no matter.
+        running.retain(|pid, _| !gone(*pid));
+        let begin = Instant::now();
+        let (mut wait, mut tries) = (FIRST_TRY, 0);
+        loop {
+            tries += 1;
+            let end = (begin + patience).min(Instant::now() + wait);
+            let tried = gate(&running).and_then(|clients| {
+                let settled = settle(&clients, end);
+                if !matches!(settled, Ok(None)) {
+                    open(&clients);
+                }
+                settled.map(|busy| (clients, busy))
+            });
+            let busy = match tried {
+                Ok((clients, None)) => {
+                    let proxies = running.keys().copied().collect();
+                    let seconds = begin.elapsed().as_secs_f64();
+                    return Ok(Quiet { clients, proxies, tries, seconds, _none_new: running });
+                }
+                Ok((_, Some(busy))) => busy,
+                Err(QuiesceError::Proxy { pid, .. }) if gone(pid) => {
+                    running.remove(&pid);
+                    continue;
+                }
+                Err(QuiesceError::Busy { pid, .. }) => pid,
+                Err(error) => return Err(error),
+            };
+            if begin.elapsed() >= patience {
+                return Err(QuiesceError::Busy { pid: busy, seconds: patience.as_secs(), tries });
+            }
+            thread::sleep(BETWEEN);
+            wait *= 2;
+        }
+    }
+}
+
+/// Closes all gates, or none.
+fn gate(running: &BTreeMap<u32, Arc<Control>>) -> Result<Vec<Resting>, QuiesceError> {
+    let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
+    let answers = ask_all(&controls, &Order::Gate { within_ms: GATE_MS });
+    let (mut clients, mut failed) = (Vec::new(), None);
+    for ((proxy, control), answer) in controls.into_iter().zip(answers) {
+        match answer {
+            Ok(Answer::Gated { pid, socket, ring, arena }) => {
+                let control = control.clone();
+                clients.push(Resting { control, pid, socket, ring, arena });
+            }
+            Ok(_) => failed = Some(QuiesceError::Busy { pid: proxy, seconds: 0, tries: 0 }),
+            Err(source) => failed = Some(QuiesceError::Proxy { pid: proxy, source }),
+        }
+    }
+    match failed {
+        None => Ok(clients),
+        Some(error) => {
+            open(&clients);
+            Err(error)
+        }
+    }
+}
+
+/// Waits until all rest: `None`, or the process of one that does not at `end`.
+fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError> {
+    let all: Vec<(u32, &Arc<Control>)> = clients.iter().map(|c| (c.pid, &c.control)).collect();
+    loop {
+        let rest = yes(&all, &Order::Rest { within_ms: LOOK_MS })?;
+        let (resting, busy): (Vec<_>, Vec<_>) = all.iter().zip(rest).partition(|(_, rests)| *rests);
+        let Some(((pid, _), _)) = busy.first() else { return Ok(None) };
+        if Instant::now() >= end {
+            return Ok(Some(*pid));
+        }
+        let resting: Vec<_> = resting.into_iter().map(|(client, _)| *client).collect();
+        yes(&resting, &Order::Step { within_ms: LOOK_MS })?;
+    }
+}
+
+/// Who says yes to an order.
+fn yes(clients: &[(u32, &Arc<Control>)], order: &Order) -> Result<Vec<bool>, QuiesceError> {
+    let answers = ask_all(clients, order).into_iter().zip(clients);
+    let told = answers.map(|(answer, (pid, _))| match answer {
+        Ok(answer) => Ok(answer == Answer::Yes {}),
+        Err(source) => Err(QuiesceError::Proxy { pid: *pid, source }),
+    });
+    told.collect()
+}
+
+/// Gives all the order before it waits for the first answer.
+fn ask_all(clients: &[(u32, &Arc<Control>)], order: &Order) -> Vec<Result<Answer, ControlError>> {
+    let given: Vec<_> = clients.iter().map(|(_, control)| control.give(order, &[])).collect();
+    let answers = given.into_iter().zip(clients);
+    answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
+}
+
+/// Whether a child of this process has ended.
+fn gone(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    matches!(state, None | Some('Z' | 'X'))
+}
+
+fn open(clients: &[Resting]) {
+    for client in clients {
+        // One that does not hear it has ended, and its gate with it.
+        let _ = client.control.does(&Order::Open {}, ANSWER);
+    }
+}
+
+impl Drop for Quiet<'_> {
+    /// Opens all gates.
+    fn drop(&mut self) {
+        open(&self.clients);
+    }
+}

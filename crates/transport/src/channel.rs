@@ -1,0 +1,40 @@
+//! Framed messages with descriptors, between a supervisor and a proxy.
+
+use crate::error::SocketError;
+use crate::socket::{self, Deadline};
+use kedge_wire::Wire;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// One end of a connected socket.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+impl Channel {
+    pub fn new(socket: OwnedFd) -> Channel {
+        Channel(socket)
+    }
+
+    /// Both ends of a new one.
+    pub fn pair() -> io::Result<(Channel, OwnedFd)> {
+        let (near, far) = UnixStream::pair()?;
+        Ok((Channel(near.into()), far.into()))
+    }
+
+    /// Sends `message`, with at most four descriptors, within `limit`.
+    pub fn send<T: Wire>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(), SocketError> {
+        socket::send(self.0.as_fd(), message, fds, Deadline::after(limit))
+    }
+
+    /// The next message and the descriptors that came with it, if it comes within `limit`.
+    pub fn receive<T: Wire>(&self, limit: Duration) -> Result<(T, Vec<OwnedFd>), SocketError> {
+        socket::receive(self.0.as_fd(), Deadline::after(limit))
+    }
+}

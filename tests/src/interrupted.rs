@@ -1,0 +1,159 @@
+//! A program that is checkpointed at a random moment, killed, and restarted from its image: what it printed
+//! before and after must be what it prints undisturbed.
+
+use crate::run::{judge, run_command};
+use crate::{Outcome, Program, kedge};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often another moment is tried when the program had ended by then, or not begun.
+const TRIES: u32 = 5;
+
+/// Runs `binary` undisturbed, then once more with a checkpoint in between.
+pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
+    let case = Case { binary, program, gpu, limit: Duration::from_secs(program.seconds) };
+    let mut whole = case.run(&[]);
+    if whole.failure.is_none() {
+        whole.failure = judge(program, &whole);
+    }
+    if whole.failure.is_some() {
+        return whole;
+    }
+    for attempt in 0..TRIES {
+        // Earlier with each attempt: the first run may have been the slower one.
+        let part = random() * 0.9 / f64::from(attempt + 1);
+        if let Some(outcome) = case.interrupt(&whole, Duration::from_secs_f64(whole.seconds * part))
+        {
+            return outcome;
+        }
+    }
+    whole.failure = Some(format!("never met while it ran, in {TRIES} tries"));
+    whole
+}
+
+struct Case<'a> {
+    binary: &'a Path,
+    program: &'a Program,
+    gpu: &'a str,
+    limit: Duration,
+}
+
+impl Case<'_> {
+    fn run(&self, options: &[&str]) -> Outcome {
+        let mut command = Command::new(kedge());
+        let gpu = match (self.gpu, self.program.devices) {
+            ("soft", 2..) => format!("soft:{}", self.program.devices),
+            _ => self.gpu.to_owned(),
+        };
+        command.args(["run", "--gpu", &gpu]).args(options).arg("--").arg(self.binary);
+        command.args(&self.program.args);
+        run_command(command, self.limit)
+    }
+
+    /// `None` where the program was not met in time.
+    fn interrupt(&self, whole: &Outcome, moment: Duration) -> Option<Outcome> {
+        let name = format!("i{}-{:x}", std::process::id(), (random() * 1e15) as u64);
+        let images = Folder::new(&name);
+        let first = std::thread::scope(|scope| {
+            let first = scope.spawn(|| self.run(&["--job", &name]));
+            std::thread::sleep(moment);
+            let taken = checkpoint(&name, &images.0);
+            first.join().ok().map(|first| (first, taken))
+        });
+        let (first, taken) = first?;
+        let image = match taken {
+            Ok(image) => image,
+            Err(why) if no_job(&why) => return None,
+            Err(why) => return Some(failed(first, format!("no checkpoint: {why}"))),
+        };
+        let mut restart = Command::new(kedge());
+        restart.arg("restart").arg(&image);
+        let mut second = run_command(restart, self.limit);
+        second.stdout.insert_str(0, &first.stdout);
+        second.stderr.insert_str(0, &first.stderr);
+        let ended = second.failure.take();
+        second.failure = ended
+            .map(|why| format!("restarted: {why}"))
+            .or_else(|| judge(self.program, &second))
+            .or_else(|| differs(&whole.stdout, &second.stdout));
+        let after = first.stdout.len() as f64 / whole.stdout.len().max(1) as f64;
+        if let Some(failure) = &mut second.failure {
+            failure.push_str(&format!(
+                " (interrupted after {:.0} ms, {:.0} % of its output)",
+                moment.as_secs_f64() * 1e3,
+                after * 100.0
+            ));
+        }
+        Some(second)
+    }
+}
+
+/// Saves and ends the job: its image.
+fn checkpoint(job: &str, dir: &Path) -> Result<PathBuf, String> {
+    let begin = Instant::now();
+    loop {
+        let mut command = Command::new(kedge());
+        command.args(["checkpoint", job, "--stop", "--json", "--dir"]).arg(dir);
+        let outcome = run_command(command, Duration::from_secs(60));
+        if outcome.failure.is_none() {
+            let report: serde_json::Value =
+                serde_json::from_str(&outcome.stdout).map_err(|e| e.to_string())?;
+            return report["image"].as_str().map(PathBuf::from).ok_or_else(|| "no image".into());
+        }
+        // A job needs a moment until it can be asked.
+        if !no_job(&outcome.stderr) || begin.elapsed() > Duration::from_millis(20) {
+            return Err(outcome.stderr);
+        }
+    }
+}
+
+fn no_job(said: &str) -> bool {
+    ["no job", "is not running", "has ended", "no process", "does not answer"]
+        .iter()
+        .any(|text| said.contains(text))
+}
+
+fn failed(outcome: Outcome, why: String) -> Outcome {
+    Outcome { failure: Some(why), ..outcome }
+}
+
+/// What is not as in an undisturbed run.
+fn differs(whole: &str, both: &str) -> Option<String> {
+    if whole == both {
+        return None;
+    }
+    let mut lines = whole.lines().zip(both.lines());
+    let first = lines.find(|(expected, got)| expected != got);
+    Some(match first {
+        Some((expected, got)) => format!("undisturbed it prints {expected:?}, restarted {got:?}"),
+        None => format!("{} bytes of output, not {}", both.len(), whole.len()),
+    })
+}
+
+/// Of [0, 1): not the same twice.
+fn random() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut x = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
+    for _ in 0..3 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+    }
+    (x >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// For the images of one run.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        Folder(std::env::temp_dir().join(format!("kedge-{name}")))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
