@@ -2,6 +2,7 @@
 //! and all goes on; the clones' memory is written to the image afterwards.
 
 mod changes;
+mod guards;
 mod memory;
 mod objects;
 mod process;
@@ -288,6 +289,7 @@ impl Held {
             Memory::Clone(clone, changes) => {
                 queries::ask_clone(&clone, &self.mappings, &mut self.state)?;
                 process::add_flags(maps::with_flags(clone.pid())?, &mut self.state);
+                self.state.guards = guards::of(clone.pid(), &self.mappings)?;
                 let chunks = match &changes {
                     None => memory::chunks(&clone, &self.mappings, &self.written)?,
                     Some(changes) => {

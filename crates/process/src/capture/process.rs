@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, process_file, undo};
+use super::{Held, Memory, Options, guards, process_file, undo};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -31,8 +31,25 @@ const NOT_INHERITED: &str = "dc";
 /// The flag of those whose pages a clone has as zeros.
 const WIPED: &str = "wf";
 
-/// Resource limits are 0 to 15.
-const LIMITS: u32 = 16;
+/// Resource limits by number, as /proc/PID/limits names them.
+const LIMITS: [&str; 16] = [
+    "Max cpu time",
+    "Max file size",
+    "Max data size",
+    "Max stack size",
+    "Max core file size",
+    "Max resident set",
+    "Max processes",
+    "Max open files",
+    "Max locked memory",
+    "Max address space",
+    "Max file locks",
+    "Max pending signals",
+    "Max msgqueue size",
+    "Max nice priority",
+    "Max realtime priority",
+    "Max realtime timeout",
+];
 
 /// Reads what is to be known of a stopped process and clones its memory.
 pub(super) fn hold(
@@ -95,6 +112,7 @@ fn hold_memory(
     let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
     leader.go_home()?;
     asked?;
+    state.guards = guards::of(pid, mappings)?;
     changes.copy(pid, &mut room)?;
     Ok(Memory::Copied { room, changes, flags })
 }
@@ -156,6 +174,7 @@ fn describe(
         },
         files: Vec::new(),
         mappings: Vec::new(),
+        guards: Vec::new(),
         threads: Vec::new(),
     })
 }
@@ -179,17 +198,21 @@ fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> 
     })
 }
 
+/// From /proc, which tells them also of a process that has changed its user.
 fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
-    let limit = |resource: u32| {
-        let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel stores the structure.
-        let result = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) };
-        if result < 0 {
-            return Err(EngineError::last(pid, "read its limits"));
-        }
-        Ok((limit.rlim_cur, limit.rlim_max))
-    };
-    (0..LIMITS).map(limit).collect()
+    let text = proc::text(pid, "limits")?;
+    let limits: Option<Vec<(u64, u64)>> = LIMITS.iter().map(|name| limit(&text, name)).collect();
+    limits.ok_or(EngineError::Proc { pid, file: "limits", what: "a limit" })
+}
+
+/// Soft and hard.
+fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let mut words = line.split_whitespace().map(|word| match word {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    });
+    Some((words.next()??, words.next()??))
 }
 
 fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
@@ -230,6 +253,7 @@ fn describe_mappings(
                 (None, None) => backing(pid, mapping, &mut files, objects)?,
             },
             flags: mapping.flags.clone(),
+            name: mapping.given_name().map(str::to_owned),
         });
     }
     Ok((files.list, saved))
@@ -299,6 +323,10 @@ fn backing(
     }
     if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
         return unsupported("which kedge cannot save yet");
+    }
+    // The kernel writes what has ended into the ring that it maps, whatever memory lies there.
+    if name.starts_with("/[aio]") {
+        return unsupported("what is under way by io_submit, which kedge cannot save yet");
     }
     if name.starts_with("/anon_hugepage") {
         return unsupported("huge pages, which kedge cannot save yet");
@@ -424,5 +452,22 @@ pub(super) fn add_flags(mappings: Vec<Mapping>, state: &mut ProcessState) {
             saved.flags.retain(|flag| !found.contains(flag));
             saved.flags.extend(found);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_that_the_process_has() {
+        // SAFETY: the kernel stores the structure.
+        let told = |resource: u32| unsafe {
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::getrlimit64(resource, &raw mut limit), 0);
+            (limit.rlim_cur, limit.rlim_max)
+        };
+        let own = limits(std::process::id() as pid_t).unwrap();
+        assert_eq!(own, (0..16).map(told).collect::<Vec<_>>());
     }
 }

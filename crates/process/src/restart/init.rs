@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, tree, undo};
+use super::{Plan, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -102,7 +102,6 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     for (state, made) in plan.processes.iter().zip(made) {
         threads.extend(threads::rebuild(state, made)?);
     }
-    tree::finish(plan)?;
     Ok((threads, descriptors))
 }
 

@@ -24,6 +24,11 @@ pub(super) struct Rebuilding<'a> {
     pub(super) inherited: &'a Inherited,
 }
 
+const PR_SET_VMA: u64 = 0x5356_4d41;
+const PR_SET_VMA_ANON_NAME: u64 = 0;
+/// Since Linux 6.13.
+const MADV_GUARD_INSTALL: u64 = 102;
+
 /// Flags of smaps, and the advice that brings them back (madvise(2)).
 const ADVICE: [(&str, i32); 8] = [
     ("dd", libc::MADV_DONTDUMP),
@@ -146,9 +151,18 @@ impl Rebuilding<'_> {
                     batch.attempt("advise on its memory", libc::SYS_madvise, &arguments)?;
                 }
             }
+            if let Some(name) = &saved.name {
+                let name = batch.put(&[name.as_bytes(), b"\0"].concat())?;
+                let arguments = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, range[0], range[1], name];
+                batch.attempt("name its memory", libc::SYS_prctl, &arguments)?;
+            }
             if saved.flags.iter().any(|own| own == "lo") {
                 batch.attempt("lock its memory", libc::SYS_mlock, &range)?;
             }
+        }
+        for (start, end) in &self.state.guards {
+            let arguments = [*start, end - start, MADV_GUARD_INSTALL];
+            batch.call("guard its memory", libc::SYS_madvise, &arguments)?;
         }
         Ok(())
     }
