@@ -102,8 +102,9 @@ struct Held {
     state: ProcessState,
     memory: Memory,
     mappings: Vec<maps::Mapping>,
-    /// Its file, which already has what a clone does not inherit.
-    writer: ImageWriter,
+    /// Its file, if it already has what a clone does not inherit.
+    writer: Option<ImageWriter>,
+    /// The mappings that it has.
     written: Vec<u64>,
 }
 
@@ -252,7 +253,7 @@ impl Captured {
         let mut builds = false;
         for held in self.held {
             builds |= held.builds_on_another();
-            manifest.files.push(held.finish(self.options.codec)?);
+            manifest.files.push(held.finish(&self.options)?);
         }
         manifest.parent = self.session.parent().filter(|_| builds).cloned();
         manifest.write(&self.options.folder)?;
@@ -271,7 +272,10 @@ impl Held {
         }
     }
 
-    fn finish(mut self, codec: Choice) -> Result<FileEntry, EngineError> {
+    fn finish(mut self, options: &Options) -> Result<FileEntry, EngineError> {
+        let (codec, pid) = (options.codec, self.state.ids.pid);
+        let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
+        let writer = self.writer.take().map_or_else(create, Ok)?;
         match self.memory {
             Memory::Clone(clone, changes) => {
                 queries::ask_clone(&clone, &self.mappings, &mut self.state)?;
@@ -280,25 +284,24 @@ impl Held {
                     None => memory::chunks(&clone, &self.mappings, &self.written)?,
                     Some(changes) => {
                         let except = process::except(&self.state, &self.written);
-                        changes.refer(&except, &self.writer)?;
+                        changes.refer(&except, &writer)?;
                         let there = |c: &&Chunk| !changes::lies_in(c.address(), &except);
                         changes.chunks.iter().filter(there).copied().collect()
                     }
                 };
-                memory::write(&clone, &chunks, &self.writer, codec)?;
+                memory::write(&clone, &chunks, &writer, codec)?;
             }
             Memory::Copied { mut room, changes, flags } => {
-                let pid = self.state.ids.pid;
                 let flags = flags.join().unwrap_or(Err(EngineError::Ended { pid }))?;
                 process::add_flags(flags, &mut self.state);
                 let except = process::except(&self.state, &[]);
-                changes.refer(&except, &self.writer)?;
-                changes.store(&mut room, &except, &self.writer, codec)?;
+                changes.refer(&except, &writer)?;
+                changes.store(&mut room, &except, &writer, codec)?;
             }
         }
         self.state.check()?;
-        self.writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
-        Ok(self.writer.finish()?)
+        writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
+        Ok(writer.finish()?)
     }
 }
 
