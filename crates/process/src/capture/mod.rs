@@ -6,6 +6,7 @@ mod memory;
 mod objects;
 mod process;
 mod queries;
+mod write;
 
 pub(crate) use process::vdso_checksum;
 
@@ -20,7 +21,6 @@ use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, PageBuffer};
-use memory::Chunk;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -261,47 +261,6 @@ impl Captured {
             tracker.succeed(&self.session, &self.options.folder, &manifest);
         }
         Ok(manifest)
-    }
-}
-
-impl Held {
-    fn builds_on_another(&self) -> bool {
-        match &self.memory {
-            Memory::Clone(_, changes) => changes.as_ref().is_some_and(|c| !c.unchanged.is_empty()),
-            Memory::Copied { changes, .. } => !changes.unchanged.is_empty(),
-        }
-    }
-
-    fn finish(mut self, options: &Options) -> Result<FileEntry, EngineError> {
-        let (codec, pid) = (options.codec, self.state.ids.pid);
-        let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
-        let writer = self.writer.take().map_or_else(create, Ok)?;
-        match self.memory {
-            Memory::Clone(clone, changes) => {
-                queries::ask_clone(&clone, &self.mappings, &mut self.state)?;
-                process::add_flags(maps::with_flags(clone.pid())?, &mut self.state);
-                let chunks = match &changes {
-                    None => memory::chunks(&clone, &self.mappings, &self.written)?,
-                    Some(changes) => {
-                        let except = process::except(&self.state, &self.written);
-                        changes.refer(&except, &writer)?;
-                        let there = |c: &&Chunk| !changes::lies_in(c.address(), &except);
-                        changes.chunks.iter().filter(there).copied().collect()
-                    }
-                };
-                memory::write(&clone, &chunks, &writer, codec)?;
-            }
-            Memory::Copied { mut room, changes, flags } => {
-                let flags = flags.join().unwrap_or(Err(EngineError::Ended { pid }))?;
-                process::add_flags(flags, &mut self.state);
-                let except = process::except(&self.state, &[]);
-                changes.refer(&except, &writer)?;
-                changes.store(&mut room, &except, &writer, codec)?;
-            }
-        }
-        self.state.check()?;
-        writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
-        Ok(writer.finish()?)
     }
 }
 

@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, process_file};
+use super::{Held, Memory, Options, process_file, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -87,7 +87,7 @@ fn hold_memory(
     asked?;
     changes.copy(pid, &mut room)?;
     // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
-    let flags = std::thread::spawn(move || maps::with_flags(pid));
+    let flags = write::flags_of(pid);
     Ok(Memory::Copied { room, changes, flags })
 }
 
