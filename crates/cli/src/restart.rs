@@ -37,6 +37,10 @@ pub(crate) struct RestartArgs {
     /// Take the files below OLD, as the job knows them, from below NEW
     #[arg(long = "path-map", value_name = "OLD=NEW", value_parser = pair)]
     paths: Vec<(PathBuf, PathBuf)>,
+    /// Let the job go on at once: its memory comes when it is first used, and all of it in the
+    /// background. Takes root (CAP_SYS_PTRACE)
+    #[arg(long)]
+    lazy: bool,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
 }
@@ -55,7 +59,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
-    let spec = RestartSpec { path, name: args.job, paths: args.paths, policy };
+    let spec = RestartSpec { path, name: args.job, lazy: args.lazy, paths: args.paths, policy };
     match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),

@@ -22,6 +22,8 @@ pub struct RestartSpec {
     pub path: PathBuf,
     /// `None`: the name that the job had.
     pub name: Option<JobName>,
+    /// Memory comes when it is first used.
+    pub lazy: bool,
     /// Where files are that were elsewhere: old and new.
     pub paths: Vec<(PathBuf, PathBuf)>,
     /// What it does not say is as it was when the image was made.
@@ -107,7 +109,8 @@ fn first_that_works<'a>(
         };
         let checkpointer = Checkpointing { spec, name, dir, manifest };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let options = RestartOptions { paths, ..RestartOptions::new(folder.clone()) };
+        let options =
+            RestartOptions { paths, lazy: spec.lazy, ..RestartOptions::new(folder.clone()) };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
@@ -189,6 +192,9 @@ impl Checkpointing<'_> {
         let signals = Signals::block();
         while job.collect() {
             signals.child();
+        }
+        if let Some(failure) = job.failure() {
+            log.line(&format!("the job was ended: {failure}"));
         }
         checkpointer.settle(None);
     }

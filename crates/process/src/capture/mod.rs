@@ -127,6 +127,7 @@ enum Memory {
 /// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
     let machine = Machine::this()?;
+    crate::restart::settle();
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
     // What cannot be saved is told before anything is stopped.
     survey_ahead(roots, &options)?;
