@@ -29,6 +29,7 @@ impl Held {
                 let flags = flags_of(clone.pid());
                 let Some(changes) = changes else {
                     let chunks = memory::chunks(&clone, &mappings, &written)?;
+                    writer.expect(chunks.iter().map(memory::Chunk::length).sum());
                     memory::write(&clone, &chunks, &writer, codec)?;
                     process::add_flags(told(flags, pid)?, &mut state);
                     return seal(&state, writer);

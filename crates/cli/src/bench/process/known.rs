@@ -19,6 +19,7 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
         (super::CHANGED_STALL, "4 GiB") => 0.03,
         (super::CHANGED_DURABLE, "4 GiB") => 0.15,
         (super::RESTART_RATIO, _) => 1.3,
+        (super::LAZY, _) => 0.1,
         _ => return None,
     })
 }
