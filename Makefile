@@ -25,8 +25,8 @@ test: ## set up, then run every test (25 minutes at most on 2 cores)
 soak: build ## the long tests, resumable in slices of 10 minutes
 	@scripts/soak
 
-soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20; about a minute a round)
-	KEDGE_ROUNDS=$(or $(ROUNDS),20) cargo test --release --locked -p kedge-process --test restart
+soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20; about three minutes a round)
+	KEDGE_ROUNDS=$(or $(ROUNDS),20) cargo test --release --locked -p kedge-process --test restart --test ipc --test programs --test mpi
 
 check: ## formatting, lints, layering, generated files
 	cargo fmt --all --check

@@ -191,16 +191,15 @@ fn copy_all(driver: &Driver, parts: &[Part<'_>]) -> Result<(), SnapshotError> {
     // The bus is the slower way: it begins.
     let (host, device): (Vec<_>, Vec<_>) =
         parts.iter().partition(|part| matches!(part.to, Place::Host { .. }));
-    let started = host.into_iter().chain(device).try_for_each(|part| {
+    let mut outcome = host.into_iter().chain(device).try_for_each(|part| {
         let ctx = &part.run.ctx;
         let held = match held.entry(Arc::as_ptr(ctx)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(ctx.hold()?),
         };
         ctx.enter()?;
-        start(driver, part, held)
+        start(driver, part, held).map_err(|error| not_copied(error, part))
     });
-    let mut outcome = started.map_err(|error| failed(error, "copied"));
     for held in held.values() {
         let streams = held.streams();
         for stream in [streams.inside, streams.bus] {
@@ -210,6 +209,16 @@ fn copy_all(driver: &Driver, parts: &[Part<'_>]) -> Result<(), SnapshotError> {
         }
     }
     outcome
+}
+
+fn not_copied(error: CuError, part: &Part<'_>) -> SnapshotError {
+    let what = match part.run.pieces.first() {
+        Some((_, piece)) => format!("{:?}", piece.object),
+        None => "memory".to_owned(),
+    };
+    let message =
+        format!("{} bytes of the devices' memory could not be copied: {what}", part.bytes);
+    SnapshotError::new(error, message)
 }
 
 fn failed(error: CuError, what: &str) -> SnapshotError {

@@ -13,9 +13,6 @@ use kedge_protocol::{ArrayDesc, ModuleId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Variables that are not further apart are copied together: no page is so small, so what lies between
-/// them is mapped as well.
-const TOGETHER: u64 = 512;
 /// A piece of memory is no longer; it spans no two of the places that a snapshot is kept in.
 const PIECE: u64 = 1 << 30;
 
@@ -109,7 +106,7 @@ impl NvidiaBackend {
             }
             let ctx = Arc::clone(&module.ctx);
             let variables = module.variables().map_err(|why| unnamed(id, &why))?;
-            all.runs.extend(together(id, &ctx, variables));
+            all.runs.extend(separately(id, &ctx, variables));
         }
         Ok(())
     }
@@ -154,31 +151,19 @@ fn arrays(tables: &Tables, all: &mut Sources) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// A module's variables; close ones in one run.
-fn together(module: ModuleId, ctx: &Arc<Context>, variables: &[Variable]) -> Vec<Run> {
-    let mut sorted: Vec<&Variable> = variables.iter().collect();
-    sorted.sort_by_key(|variable| variable.addr);
-    let mut runs: Vec<Run> = Vec::new();
-    let mut begin = 0;
-    for variable in sorted {
-        let name = variable.name.clone();
-        let piece =
-            Piece { object: Object::Variable { module, name }, start: 0, bytes: variable.bytes };
-        let (at, end) = (variable.addr, variable.addr + variable.bytes);
-        match runs.last_mut() {
-            Some(run) if at <= begin + run.bytes + TOGETHER => {
-                run.bytes = run.bytes.max(end - begin);
-                run.pieces.push((at - begin, piece));
-            }
-            _ => {
-                begin = at;
-                let (ctx, device) = (Arc::clone(ctx), ctx.device);
-                let (bytes, pieces) = (variable.bytes, vec![(0, piece)]);
-                runs.push(Run { device, ctx, from: From::Linear(at), bytes, pieces });
-            }
-        }
-    }
-    runs
+/// A module's variables, each by itself: the driver refuses a copy that leaves one of its allocations, and
+/// does not tell where these end.
+fn separately<'a>(
+    module: ModuleId,
+    ctx: &'a Arc<Context>,
+    variables: &'a [Variable],
+) -> impl Iterator<Item = Run> + 'a {
+    variables.iter().map(move |Variable { name, addr, bytes }| {
+        let (name, bytes) = (name.clone(), *bytes);
+        let piece = Piece { object: Object::Variable { module, name }, start: 0, bytes };
+        let (ctx, device) = (Arc::clone(ctx), ctx.device);
+        Run { device, ctx, from: From::Linear(*addr), bytes, pieces: vec![(0, piece)] }
+    })
 }
 
 /// The pieces of a long object.

@@ -38,6 +38,11 @@ impl Mapping {
         (self.name.starts_with('/') && !self.deleted()).then_some(self.name.as_str())
     }
 
+    /// What the program has called its memory.
+    pub(crate) fn given_name(&self) -> Option<&str> {
+        self.name.strip_prefix("[anon:")?.strip_suffix(']')
+    }
+
     /// Whether it has a file that no name leads to any more.
     pub(crate) fn deleted(&self) -> bool {
         self.inode != 0 && self.name.ends_with(DELETED)

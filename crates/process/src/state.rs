@@ -82,6 +82,8 @@ pub(crate) struct ProcessState {
     pub(crate) mm: MemoryMap,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) mappings: Vec<Saved>,
+    /// Ranges of its memory that fault (MADV_GUARD_INSTALL).
+    pub(crate) guards: Vec<(u64, u64)>,
     /// The leader first.
     pub(crate) threads: Vec<ThreadState>,
 }
@@ -149,6 +151,8 @@ pub(crate) struct Saved {
     pub(crate) backing: Backing,
     /// Those of smaps' flags that are brought back.
     pub(crate) flags: Vec<String>,
+    /// What the program has called it (PR_SET_VMA_ANON_NAME).
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,7 +274,16 @@ impl ProcessState {
         require(self.mappings.len() <= MAX_MAPPINGS, "too many mappings")?;
         self.mappings.iter().try_for_each(|mapping| mapping.check(self.files.len()))?;
         let apart = self.mappings.windows(2).all(|pair| pair[0].end <= pair[1].start);
-        require(apart, "mappings that overlap or are out of order")
+        require(apart, "mappings that overlap or are out of order")?;
+        self.guards.iter().try_for_each(|guard| self.check_guard(*guard))
+    }
+
+    fn check_guard(&self, (start, end): (u64, u64)) -> Result<(), EngineError> {
+        let pages = is_page(start) && is_page(end) && start < end;
+        let after = self.mappings.partition_point(|saved| saved.start <= start);
+        let saved = after.checked_sub(1).map(|index| &self.mappings[index]);
+        let inside = saved.is_some_and(|saved| end <= saved.end);
+        require(pages && inside, "a guard outside of the mappings")
     }
 }
 
@@ -289,6 +302,7 @@ impl Saved {
         let pages = is_page(self.start) && is_page(self.end) && is_page(self.offset);
         require(pages && self.offset < 1 << 62, "a mapping that is not made of pages")?;
         require((0..8).contains(&self.protection), "an impossible protection")?;
+        require(self.name.as_ref().is_none_or(|name| name.len() < 80), "an impossible name")?;
         match &self.backing {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
             Backing::Object(number) => require(*number != 0, "a mapping of no object"),
@@ -334,6 +348,7 @@ mod tests {
             offset: 0,
             backing: Backing::Anonymous,
             flags: Vec::new(),
+            name: None,
         };
         good.check(0).unwrap();
         let bad = [

@@ -367,21 +367,10 @@ pub(crate) fn schedule(tid: pid_t, policy: (i32, i32), nice: i32, processors: &[
     }
 }
 
-/// Sets a limit of a process, as far as this user may.
-pub(crate) fn limit(pid: pid_t, resource: u32, soft: u64, hard: u64) -> Result<(), EngineError> {
-    let wanted = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
+/// A hard limit of this process.
+pub(crate) fn own_limit(resource: u32) -> Result<u64, EngineError> {
     let mut now = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel stores one structure and reads the other.
-    unsafe {
-        let result = libc::prlimit64(pid, resource, std::ptr::null(), &raw mut now);
-        checked(pid, "read its limits", c_long::from(result))?;
-        if libc::prlimit64(pid, resource, &raw const wanted, std::ptr::null_mut()) == 0 {
-            return Ok(());
-        }
-        // A hard limit that is lower here stays.
-        let possible =
-            libc::rlimit64 { rlim_cur: soft.min(now.rlim_max), rlim_max: hard.min(now.rlim_max) };
-        let result = libc::prlimit64(pid, resource, &raw const possible, std::ptr::null_mut());
-        checked(pid, "set its limits", c_long::from(result))
-    }
+    // SAFETY: the kernel stores the structure.
+    let result = unsafe { libc::getrlimit64(resource, &raw mut now) };
+    checked(0, "read its limits", c_long::from(result)).map(|_| now.rlim_max)
 }

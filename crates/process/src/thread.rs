@@ -12,8 +12,9 @@ const STOPPING: i32 = libc::PTRACE_O_TRACESYSGOOD;
 const CALLING: i32 =
     STOPPING | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
 
-/// Calls that the kernel ends with EINTR after any stop (signal(7)), by number.
-const NEVER_RESTARTED: [i64; 9] = [
+/// Calls that the kernel ends with EINTR after any stop (signal(7)), by number: some always, those that can be made on
+/// sockets where a time-out is set (SO_RCVTIMEO, SO_SNDTIMEO).
+const NEVER_RESTARTED: [i64; 22] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -23,6 +24,19 @@ const NEVER_RESTARTED: [i64; 9] = [
     libc::SYS_msgrcv,
     libc::SYS_msgsnd,
     libc::SYS_io_getevents,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
 ];
 
 /// How long a thread may take to stop where the caller names no time.

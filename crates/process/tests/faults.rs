@@ -2,12 +2,14 @@
 
 mod support;
 
-use kedge_image::ImageError;
+use kedge_image::{ImageError, Manifest};
 use kedge_process::{EngineError, Options, RestartOptions, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, bring_back, build, reap, step};
 
 fn options(folder: &Folder) -> Options {
@@ -150,4 +152,190 @@ fn a_file_that_changed_is_named() {
     let error = restart(&RestartOptions::new(image), |job| job.reap_all()).unwrap_err();
     assert!(error.to_string().contains(program.to_str().unwrap()), "{error}");
     reap();
+}
+
+/// Captures the job into `folder`/N for N from 0 on, until it is killed; in a process of its own.
+fn forked_supervisor(pid: i32, folder: &Path) -> i32 {
+    // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing of this program's that
+    // another thread might hold, and ends by _exit.
+    unsafe {
+        let supervisor = libc::fork();
+        if supervisor == 0 {
+            let roots = Roots::These(vec![pid]);
+            let capture = |number: usize| {
+                let image = folder.join(number.to_string());
+                std::fs::create_dir(&image).ok()?;
+                let captured = checkpoint(&roots, Options::new(image)).ok()?;
+                captured.finish(Manifest::new("test".into(), vec![], 1)).ok()
+            };
+            let failed = (0..).find(|number| capture(*number).is_none());
+            libc::_exit(failed.map_or(1, |_| 2));
+        }
+        supervisor
+    }
+}
+
+fn kill(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: plain calls, on a child that has not been waited for.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+    }
+    status
+}
+
+/// Whichever moment it is killed at, while threads stop, are away, or are cloned, or while the image is written: the job
+/// goes on, and what was finished is an image.
+#[test]
+fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
+    let _alone = alone();
+    let folder = Folder::new("supervisor");
+    let program = build(&folder, "threads.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("100000"));
+    let first = running.lines(2);
+    let pid = running.child.id() as i32;
+    let mut last = None;
+    for round in 0..40u64 {
+        let images = folder.path(&format!("round-{round}"));
+        std::fs::create_dir(&images).unwrap();
+        let supervisor = forked_supervisor(pid, &images);
+        // Prime, so that the moments spread over all that it does.
+        std::thread::sleep(Duration::from_micros(500 + round * 7919 % 40_009));
+        assert!(libc::WIFSIGNALED(kill(supervisor)), "it failed in round {round}");
+        let said = running.lines(20);
+        assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
+        let done = std::fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path());
+        last = done.filter(|image| Manifest::read(image).is_ok()).max().or(last);
+    }
+    end(running);
+    let options = RestartOptions::new(last.expect("no image in forty rounds"));
+    let (output, theirs) = std::io::pipe().unwrap();
+    let options = RestartOptions { streams: [None, Some(theirs.into()), None], ..options };
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
+    drop(options);
+    let said: Vec<String> = BufReader::new(output).lines().take(20).map(Result::unwrap).collect();
+    // SAFETY: a plain call; the keeper is a child that has not been waited for.
+    unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
+    assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
+    assert!(restarted.wait().is_err());
+    drop(restarted);
+    reap();
+}
+
+/// Those children of this process that it traces: what holds a job's memory.
+fn clones() -> Vec<i32> {
+    let me = std::process::id();
+    let mut clones = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let children = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap();
+        clones.extend(children.split_whitespace().map(|pid| pid.parse::<i32>().unwrap()));
+    }
+    let traced = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+        let tracer = tracer.and_then(|tracer| tracer.trim().parse::<u32>().ok()).unwrap_or(0);
+        tracer != 0 && std::fs::exists(format!("/proc/{me}/task/{tracer}")).unwrap()
+    };
+    clones.retain(traced);
+    clones
+}
+
+#[test]
+fn a_clone_that_is_killed_fails_its_checkpoint_alone() {
+    let _alone = alone();
+    let folder = Folder::new("clone");
+    let program = build(&folder, "threads.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("100000"));
+    let first = running.lines(2);
+    let roots = Roots::These(vec![running.child.id() as i32]);
+    let options = options(&folder);
+    let image = options.folder.clone();
+    let captured = checkpoint(&roots, options).unwrap();
+    let clones = clones();
+    assert_eq!(clones.len(), 1, "{clones:?}");
+    // SAFETY: a plain call; this process traces the clone, so its id is its own.
+    unsafe { libc::kill(clones[0], libc::SIGKILL) };
+    captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap_err();
+    assert!(Manifest::read(&image).is_err());
+    assert!(running.lines(50).iter().all(|line| line[..16] == first[0][..16]));
+    // The next one is whole.
+    let image = folder.path("next");
+    running.capture_and_kill(&image);
+    let options = RestartOptions::new(image);
+    let (output, theirs) = std::io::pipe().unwrap();
+    let options = RestartOptions { streams: [None, Some(theirs.into()), None], ..options };
+    let restarted = restart(&options, |job| job.reap_all()).unwrap();
+    drop(options);
+    assert!(BufReader::new(output).lines().next().unwrap().unwrap()[..16] == first[0][..16]);
+    // SAFETY: as above.
+    unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
+    drop(restarted.wait());
+    drop(restarted);
+    reap();
+}
+
+/// All that descends from `pid`, by what /proc tells now.
+fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(pid) = found.get(at).copied() {
+        at += 1;
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let text = text.unwrap_or_default();
+        found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    found
+}
+
+/// The init or its keeper is killed at some moment of a restart: nothing is left of it, and it can be repeated.
+#[test]
+fn a_restart_that_is_killed_leaves_nothing() {
+    let _alone = alone();
+    let folder = Folder::new("restarts");
+    let program = build(&folder, "tree.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("60"));
+    let before = running.lines(5);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    let mut cut_short = 0;
+    for round in 0..30u64 {
+        // SAFETY: as in forked_supervisor.
+        let restarter = unsafe {
+            let restarter = libc::fork();
+            if restarter == 0 {
+                let null =
+                    || std::fs::File::options().write(true).open("/dev/null").map(Into::into);
+                let streams = [None, null().ok(), None];
+                let options = RestartOptions { streams, ..RestartOptions::new(image.clone()) };
+                let restarted = restart(&options, |job| job.reap_all());
+                libc::_exit(restarted.map_or(3, |restarted| i32::from(restarted.wait().is_err())));
+            }
+            restarter
+        };
+        std::thread::sleep(Duration::from_micros(1000 + round * 6131 % 30_011));
+        // The restarter itself first, then the keeper, then the init.
+        let all = descendants(restarter);
+        if let Some(victim) = all.get(1 + round as usize % 2) {
+            cut_short += 1;
+            // SAFETY: a plain call; it descends from a child that has not been waited for.
+            unsafe { libc::kill(*victim, libc::SIGKILL) };
+        }
+        let mut status = 0;
+        // SAFETY: waitpid stores the status.
+        assert_eq!(unsafe { libc::waitpid(restarter, &mut status, 0) }, restarter);
+        reap();
+        let left = |pid: &&i32| std::fs::exists(format!("/proc/{pid}")).unwrap();
+        assert!(all.iter().find(left).is_none(), "round {round}: {all:?}");
+    }
+    assert!(cut_short > 10, "only {cut_short} were killed");
+    let (after, status) = bring_back(&image);
+    assert_eq!(step(after.last().unwrap()), 60);
+    assert!(after.iter().all(|line| line[..16] == before[0][..16]));
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+}
+
+#[test]
+fn ordinary_users_are_no_worse_off() {
+    as_an_ordinary_user();
 }

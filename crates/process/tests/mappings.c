@@ -98,6 +98,13 @@ int main(int argc, char **argv) {
     memcpy(code, "\x48\x8d\x47\x01\xc3", 5);
     check(!mprotect(code, SIZE, PROT_READ | PROT_EXEC), 15);
 
+    // Pages in its midst that fault, where the kernel has such guards; and memory with a name.
+    char *guarded = map(both, anonymous, -1, 0);
+    memcpy(guarded + 6 * PAGE + 64, &nonce, 8);
+    int guards = !madvise(guarded + 3 * PAGE, 2 * PAGE, 102);
+    char *named = map(both, anonymous, -1, 0);
+    (void)!prctl(0x53564d41, 0, named, SIZE, "what it is called");
+
     char name[64];
     snprintf(name, sizeof name, "/tmp/kedge-mappings-%d", getpid());
     int file = open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
@@ -139,6 +146,9 @@ int main(int argc, char **argv) {
         check(!memcmp(shared + 7 * PAGE, &nonce, 8) && !memcmp(shared + 2 * PAGE, "here", 4), 39);
         check(!memcmp(changed, "\x7f" "ELF", 4) && changed[64] == 0 && changed[PAGE - 1] == 0, 40);
         check(sbrk(0) == heap, 41);
+        for (int page = 0; page < 16; page++)
+            check(readable(guarded + page * PAGE) == !(guards && (page == 3 || page == 4)), 52);
+        check(!memcmp(guarded + 6 * PAGE + 64, &nonce, 8), 53);
         mode_t mask = umask(0);
         check(mask == 027 && umask(mask) == 0, 42);
         check(getcwd(now, sizeof now) && !strcmp(now, "/usr"), 43);

@@ -275,9 +275,9 @@ impl JobDir {
         let lib = self.lib();
         // There already where an older image is tried next.
         fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
-        let mut names = vec![("libcuda.so.1", shim), ("libcuda.so", shim)];
-        names.extend(nvml.map(|nvml| ("libnvidia-ml.so.1", nvml)));
-        for (name, library) in names {
+        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, shim));
+        let nvml = nvml.map(|nvml| ("libnvidia-ml.so.1", nvml));
+        for (name, library) in driver.into_iter().chain(nvml) {
             let link = lib.join(name);
             match std::os::unix::fs::symlink(library, &link) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, process_file, undo};
+use super::{Held, Memory, Options, guards, process_file, undo, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -31,8 +31,25 @@ const NOT_INHERITED: &str = "dc";
 /// The flag of those whose pages a clone has as zeros.
 const WIPED: &str = "wf";
 
-/// Resource limits are 0 to 15.
-const LIMITS: u32 = 16;
+/// Resource limits by number, as /proc/PID/limits names them.
+const LIMITS: [&str; 16] = [
+    "Max cpu time",
+    "Max file size",
+    "Max data size",
+    "Max stack size",
+    "Max core file size",
+    "Max resident set",
+    "Max processes",
+    "Max open files",
+    "Max locked memory",
+    "Max address space",
+    "Max file locks",
+    "Max pending signals",
+    "Max msgqueue size",
+    "Max nice priority",
+    "Max realtime priority",
+    "Max realtime timeout",
+];
 
 /// Reads what is to be known of a stopped process and clones its memory.
 pub(super) fn hold(
@@ -61,14 +78,9 @@ pub(super) fn hold(
     let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
     let memory = memory?;
     closed?;
-    let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
-    let written = match &memory {
-        Memory::Clone(clone, _) => {
-            store_not_inherited(pid, clone, &mappings, &mut state, &writer, options)?
-        }
-        Memory::Copied { .. } => Vec::new(),
-    };
-    Ok(Held { state, memory, mappings, writer, written })
+    let mut held = Held { state, memory, mappings, writer: None, written: Vec::new() };
+    held.store_not_inherited(options)?;
+    Ok(held)
 }
 
 /// Copies what has changed since the last image, if that is known and little; else clones it.
@@ -84,18 +96,19 @@ fn hold_memory(
         return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
     }
     let room = session.room(pid);
-    // The kernel walks all of its memory to tell them; most of that is done when it goes on.
-    let flags = room.is_some().then(|| std::thread::spawn(move || maps::with_flags(pid)));
     let changes = Changes::find(pid, mappings)?;
     let fits = |room: &PageBuffer| changes.bytes() as usize <= room.room();
-    let (Some(mut room), Some(flags)) = (room.filter(fits), flags) else {
+    let Some(mut room) = room.filter(fits) else {
         return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, Some(changes)));
     };
     ways.lead(leader)?;
     let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
     leader.go_home()?;
     asked?;
+    state.guards = guards::of(pid, mappings)?;
     changes.copy(pid, &mut room)?;
+    // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
+    let flags = write::flags_of(pid);
     Ok(Memory::Copied { room, changes, flags })
 }
 
@@ -156,6 +169,7 @@ fn describe(
         },
         files: Vec::new(),
         mappings: Vec::new(),
+        guards: Vec::new(),
         threads: Vec::new(),
     })
 }
@@ -179,17 +193,21 @@ fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> 
     })
 }
 
+/// From /proc, which tells them also of a process that has changed its user.
 fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
-    let limit = |resource: u32| {
-        let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel stores the structure.
-        let result = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) };
-        if result < 0 {
-            return Err(EngineError::last(pid, "read its limits"));
-        }
-        Ok((limit.rlim_cur, limit.rlim_max))
-    };
-    (0..LIMITS).map(limit).collect()
+    let text = proc::text(pid, "limits")?;
+    let limits: Option<Vec<(u64, u64)>> = LIMITS.iter().map(|name| limit(&text, name)).collect();
+    limits.ok_or(EngineError::Proc { pid, file: "limits", what: "a limit" })
+}
+
+/// Soft and hard.
+fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let mut words = line.split_whitespace().map(|word| match word {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    });
+    Some((words.next()??, words.next()??))
 }
 
 fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
@@ -230,6 +248,7 @@ fn describe_mappings(
                 (None, None) => backing(pid, mapping, &mut files, objects)?,
             },
             flags: mapping.flags.clone(),
+            name: mapping.given_name().map(str::to_owned),
         });
     }
     Ok((files.list, saved))
@@ -299,6 +318,10 @@ fn backing(
     }
     if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
         return unsupported("which kedge cannot save yet");
+    }
+    // The kernel writes what has ended into the ring that it maps, whatever memory lies there.
+    if name.starts_with("/[aio]") {
+        return unsupported("what is under way by io_submit, which kedge cannot save yet");
     }
     if name.starts_with("/anon_hugepage") {
         return unsupported("huge pages, which kedge cannot save yet");
@@ -376,34 +399,36 @@ fn describe_thread(
     })
 }
 
-/// Stores what the clone has not inherited; the addresses of those mappings.
-fn store_not_inherited(
-    pid: pid_t,
-    clone: &FrozenClone,
-    mappings: &[Mapping],
-    state: &mut ProcessState,
-    writer: &ImageWriter,
-    options: &Options,
-) -> Result<Vec<u64>, EngineError> {
-    let inherited: BTreeMap<u64, u64> =
-        maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
-    let mut missing = Vec::new();
-    let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
-    for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
-        if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
-            continue;
-        }
-        missing.push(mapping.start);
-        saved.flags.push(NOT_INHERITED.to_owned());
+impl Held {
+    /// Stores what the clone has not inherited, and notes those mappings.
+    fn store_not_inherited(&mut self, options: &Options) -> Result<(), EngineError> {
+        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
+        let pid = self.state.ids.pid;
+        let inherited: BTreeMap<u64, u64> =
+            maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
         let mut chunks = Vec::new();
-        memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
+            if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
+                continue;
+            }
+            self.written.push(mapping.start);
+            saved.flags.push(NOT_INHERITED.to_owned());
+            memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        }
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        // Otherwise the file is made when the job goes on again: a disk may be slow.
+        let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
+        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
             memory::store(pid, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
+        packer.flush()?;
+        self.writer = Some(writer);
+        Ok(())
     }
-    packer.flush()?;
-    Ok(missing)
 }
 
 /// The mappings of which nothing is to be stored: those that are stored already, and those that come
@@ -424,5 +449,22 @@ pub(super) fn add_flags(mappings: Vec<Mapping>, state: &mut ProcessState) {
             saved.flags.retain(|flag| !found.contains(flag));
             saved.flags.extend(found);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_that_the_process_has() {
+        // SAFETY: the kernel stores the structure.
+        let told = |resource: u32| unsafe {
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::getrlimit64(resource, &raw mut limit), 0);
+            (limit.rlim_cur, limit.rlim_max)
+        };
+        let own = limits(std::process::id() as pid_t).unwrap();
+        assert_eq!(own, (0..16).map(told).collect::<Vec<_>>());
     }
 }

@@ -177,6 +177,7 @@ fn make_fifo(pipe: &Pipe, path: &Path, data: &[u8], world: &mut World) -> Result
     let path = world.path(path);
     let unlinked = pipe.unlinked;
     let path = if unlinked { temporary_name() } else { path };
+    world.make_folders(&path)?;
     match mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
         Ok(()) if unlinked => {}
         Ok(()) => world.temporary(&path),

@@ -42,6 +42,17 @@ const F_GETSIG: i32 = 11;
 pub(crate) const F_SETOWN_EX: i32 = 15;
 const F_GETOWN_EX: i32 = 16;
 
+/// Whether nobody has the file, which is open here for reading, open for writing: only then is there a lease on it
+/// (fcntl(2)), for its owner. False where that cannot be told.
+pub(crate) fn nobody_writes(file: impl AsFd) -> bool {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: plain calls; the lease is given back at once.
+    unsafe {
+        let leased = libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0;
+        leased && libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) == 0
+    }
+}
+
 pub(crate) fn owner(fd: impl AsFd) -> io::Result<Owner> {
     let mut owner = Owner::default();
     // SAFETY: the kernel stores one structure of two ints.

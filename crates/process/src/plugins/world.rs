@@ -9,6 +9,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// An argument of an [`InjectedCall`].
@@ -52,8 +54,17 @@ pub(crate) struct Undo {
 
 #[derive(Debug)]
 enum Undone {
-    Rename { from: PathBuf, to: PathBuf },
+    Rename {
+        from: PathBuf,
+        to: PathBuf,
+    },
     Remove(PathBuf),
+    RemoveFolder(PathBuf),
+    /// What `path` held is in `aside`.
+    Overwrite {
+        path: PathBuf,
+        aside: PathBuf,
+    },
 }
 
 impl Undo {
@@ -73,9 +84,16 @@ impl Drop for Undo {
             let _ = match step {
                 Undone::Rename { from, to } => fs::rename(to, from),
                 Undone::Remove(path) => fs::remove_file(path),
+                Undone::RemoveFolder(path) => fs::remove_dir(path),
+                Undone::Overwrite { path, aside } => put_back(&path, &aside),
             };
         }
     }
+}
+
+fn put_back(path: &Path, aside: &Path) -> io::Result<()> {
+    let (from, to) = (File::open(aside)?, File::options().write(true).truncate(true).open(path)?);
+    contents::copy(&from, &to)
 }
 
 /// What is done when all descriptions are there.
@@ -231,9 +249,32 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// Makes the folders that `path` is to lie in: temporary ones go with a job that is killed.
+    pub(crate) fn make_folders(&mut self, path: &Path) -> Result<(), PluginError> {
+        let missing = |folder: &&Path| {
+            let missing =
+                folder.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+            missing && !folder.as_os_str().is_empty()
+        };
+        let missing: Vec<&Path> = path.ancestors().skip(1).take_while(missing).collect();
+        for folder in missing.into_iter().rev() {
+            let what = || format!("make {}, which was not there any more", folder.display());
+            fs::DirBuilder::new().mode(0o700).create(folder).to(what)?;
+            self.undo.steps.push(Undone::RemoveFolder(folder.to_owned()));
+            self.note(format!("{} was not there any more: it was made anew", folder.display()));
+        }
+        Ok(())
+    }
+
     /// Removes what is there, if the restart succeeds.
     pub(crate) fn useless(&mut self, path: &Path) {
         self.undo.useless.push(path.to_owned());
+    }
+
+    /// Gives `path` its contents back from `aside`, if the restart fails.
+    pub(crate) fn overwritten(&mut self, path: &Path, aside: &Path) {
+        let (path, aside) = (path.to_owned(), aside.to_owned());
+        self.undo.steps.push(Undone::Overwrite { path, aside });
     }
 
     /// Removes what was just made there, if the restart fails.

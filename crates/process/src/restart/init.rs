@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, tree, undo};
+use super::{Plan, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -89,8 +89,8 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let mut made = tree.take();
     for (state, made) in plan.processes.iter().zip(&mut made) {
         let layers = plan.layers(state)?;
-        let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
-        rebuilding.run(made, &layers)?;
+        let (area, lazy) = (tree.area, plan.lazy);
+        process::Rebuilding { state, area, inherited: &inherited, lazy }.run(made, layers)?;
     }
     let mut descriptors = inherited.descriptors;
     for (state, made) in plan.processes.iter().zip(&mut made) {
@@ -102,7 +102,6 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     for (state, made) in plan.processes.iter().zip(made) {
         threads.extend(threads::rebuild(state, made)?);
     }
-    tree::finish(plan)?;
     Ok((threads, descriptors))
 }
 

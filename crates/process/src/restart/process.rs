@@ -1,6 +1,7 @@
 //! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
 
 use super::files::Inherited;
+use super::lazy::{self, Awaited, Pager};
 use super::memory;
 use super::segments;
 use super::threads;
@@ -22,7 +23,13 @@ pub(super) struct Rebuilding<'a> {
     pub(super) state: &'a ProcessState,
     pub(super) area: Area,
     pub(super) inherited: &'a Inherited,
+    pub(super) lazy: bool,
 }
+
+const PR_SET_VMA: u64 = 0x5356_4d41;
+const PR_SET_VMA_ANON_NAME: u64 = 0;
+/// Since Linux 6.13.
+const MADV_GUARD_INSTALL: u64 = 102;
 
 /// Flags of smaps, and the advice that brings them back (madvise(2)).
 const ADVICE: [(&str, i32); 8] = [
@@ -38,17 +45,21 @@ const ADVICE: [(&str, i32); 8] = [
 
 impl Rebuilding<'_> {
     /// Gives the process everything but its threads.
-    pub(super) fn run(&self, made: &mut Made, layers: &Layers) -> Result<(), EngineError> {
+    pub(super) fn run(&self, made: &mut Made, layers: Layers) -> Result<(), EngineError> {
         let Made { thread, parasite } = made;
         let parasite = *parasite;
         let pid = self.state.ids.pid;
         let kernel = self.kernel_mappings(pid)?;
-        let sources = memory::sources(self.state, layers)?;
+        let mut sources = memory::sources(self.state, &layers)?;
+        let later = if self.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
         let filled = memory::filled(self.state, &sources)?;
         self.empty(thread, parasite, &kernel)?;
         self.map(&mut parasite.batch(thread), &filled)?;
         segments::attach(self.state, thread, parasite)?;
-        memory::fill(self.state, layers, &sources)?;
+        memory::fill(self.state, &layers, &sources, !self.lazy)?;
+        if !later.is_empty() {
+            Pager::start(Awaited::begin(self.state, thread, parasite, layers, later)?)?;
+        }
         let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
         self.place_kernel(&mut batch, &kernel)?;
@@ -146,9 +157,18 @@ impl Rebuilding<'_> {
                     batch.attempt("advise on its memory", libc::SYS_madvise, &arguments)?;
                 }
             }
+            if let Some(name) = &saved.name {
+                let name = batch.put(&[name.as_bytes(), b"\0"].concat())?;
+                let arguments = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, range[0], range[1], name];
+                batch.attempt("name its memory", libc::SYS_prctl, &arguments)?;
+            }
             if saved.flags.iter().any(|own| own == "lo") {
                 batch.attempt("lock its memory", libc::SYS_mlock, &range)?;
             }
+        }
+        for (start, end) in &self.state.guards {
+            let arguments = [*start, end - start, MADV_GUARD_INSTALL];
+            batch.call("guard its memory", libc::SYS_madvise, &arguments)?;
         }
         Ok(())
     }

@@ -81,6 +81,7 @@ fn set_process(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), Engine
         let arguments = [libc::PR_SET_CHILD_SUBREAPER as u64, 1];
         batch.call("make it a subreaper", libc::SYS_prctl, &arguments)?;
     }
+    set_limits(batch, state)?;
     set_credentials(batch, state)?;
     if state.dumpable != 1 {
         // 2, which only the kernel gives, cannot be given.
@@ -220,11 +221,27 @@ fn set_outside(thread: &mut Thread, saved: &ThreadState) -> Result<(), EngineErr
     Ok(())
 }
 
-/// Resource limits, which would have bound the rebuilding as well.
-pub(super) fn set_limits(state: &ProcessState) -> Result<(), EngineError> {
-    let pid = state.ids.pid;
+/// Resource limits, when what they would have bound is done: by itself, because nobody else may set those of a process
+/// of another user.
+fn set_limits(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
     for (resource, (soft, hard)) in state.limits.iter().enumerate() {
-        sys::limit(pid, resource as u32, *soft, *hard)?;
+        let own = sys::own_limit(resource as u32)?;
+        // A hard limit that is lower here stays, unless this user may raise it.
+        let possible = [*soft.min(&own), *hard.min(&own)];
+        let mut set = |limit: [u64; 2], must: bool| {
+            let bytes: Vec<u8> = limit.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let arguments = [0, resource as u64, batch.put(&bytes)?, 0];
+            let what = "set its limits";
+            if must {
+                batch.call(what, libc::SYS_prlimit64, &arguments)
+            } else {
+                batch.attempt(what, libc::SYS_prlimit64, &arguments)
+            }
+        };
+        set(possible, true)?;
+        if possible != [*soft, *hard] {
+            set([*soft, *hard], false)?;
+        }
     }
     Ok(())
 }

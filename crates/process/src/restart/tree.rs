@@ -294,11 +294,3 @@ fn first(pid: pid_t, signal: i32, area: Area) -> Result<Made, EngineError> {
     let parasite = Parasite::install(&mut thread, area.start)?;
     Ok(Made { thread, parasite })
 }
-
-/// The last steps on processes that are complete but for going on.
-pub(super) fn finish(plan: &Plan) -> Result<(), EngineError> {
-    for process in &plan.processes {
-        super::threads::set_limits(process)?;
-    }
-    Ok(())
-}

@@ -1,7 +1,7 @@
 //! Files that the job writes through shared mappings and holds open no more: what it keeps there (POSIX shared memory
 //! and semaphores, the backing files of MPI) is as much its memory as any other.
 
-use super::{Inode, has_contents, memory, moment, restore};
+use super::{Inode, has_contents, identity, moment, restore};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::Capture;
@@ -63,7 +63,7 @@ fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginE
         contents: Some(name),
         companions: restore::companions(path),
         path: SavedPath(path.to_owned()),
-        memory: memory(path, &stat),
+        identity: identity(&stat),
         opened: Vec::new(),
     }))
 }

@@ -39,8 +39,8 @@ struct Inode {
     companions: Vec<String>,
     /// The name that it is restored under.
     path: SavedPath,
-    /// Of shared memory: device and inode, by which one that the dead job has left behind is known.
-    memory: Option<(u64, u64)>,
+    /// Device and inode, by which the file itself is known, as it went on after the checkpoint.
+    identity: (u64, u64),
     /// None of one that is only mapped.
     opened: Vec<Opened>,
 }
@@ -167,15 +167,14 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
         let path = SavedPath(self::path(file));
         Opened { description: *index as u32, path, offset: file.info.position }
     });
-    let (mode, modified, memory) =
-        (file.stat.mode, moment(file.stat.modified), memory(&path, &file.stat));
+    let (mode, modified, identity) =
+        (file.stat.mode, moment(file.stat.modified), identity(&file.stat));
     let (path, opened) = (SavedPath(path), opened.collect());
-    Ok(Inode { mode, size, modified, unlinked, contents, companions, path, memory, opened })
+    Ok(Inode { mode, size, modified, unlinked, contents, companions, path, identity, opened })
 }
 
-/// How to know shared memory (shm_overview(7)) again.
-fn memory(path: &Path, stat: &Stat) -> Option<(u64, u64)> {
-    path.starts_with("/dev/shm").then_some((stat.device, stat.inode))
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.device, stat.inode)
 }
 
 /// Nanoseconds as seconds and the rest.

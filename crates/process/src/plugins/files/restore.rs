@@ -4,6 +4,7 @@
 use super::{Inode, split};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::sys;
 use crate::plugins::world::World;
 use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, fchmod, futimens, open, openat};
 use std::collections::BTreeSet;
@@ -15,6 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// What databases put beside a file, and would replay into it: SQLite's, by the end of their name.
 pub(super) const COMPANIONS: [&str; 3] = ["-journal", "-wal", "-shm"];
+/// Where shared memory has its names (shm_overview(7)).
+const MEMORY: &str = "/dev/shm";
 /// Most names that are tried for something moved aside.
 const MAX_ASIDE: u32 = 10_000;
 
@@ -96,17 +99,76 @@ fn nameless_directory(inode: &Inode, path: &Path) -> Result<File, PluginError> {
 
 /// Makes the file at `path` what it was.
 fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
-    match File::open(path) {
+    let now = match File::open(path) {
         Ok(now) if is_unchanged(&now, saved, path)? => return Ok(()),
         Ok(now) if !now.metadata().is_ok_and(|metadata| metadata.is_file()) => {
             let what = format!("{} is another kind of file than it was", path.display());
             return Err(PluginError::Refused(what));
         }
-        Ok(_) => {}
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+        Ok(now) => Some(now),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => None,
         Err(e) => return Err(e).to(|| format!("open {}", path.display())),
+    };
+    match now.filter(|now| is_itself(inode, now)) {
+        // As it went on after the checkpoint, shared memory is of no more use than the rest that died.
+        Some(_) if path.starts_with(MEMORY) => replace(inode, path, saved, true, world),
+        // Programs know their files by inode: SQLite does.
+        Some(now) if sys::nobody_writes(&now) => set_back(inode, path, &now, saved, world),
+        _ => replace(inode, path, saved, false, world),
     }
+}
+
+fn is_itself(inode: &Inode, now: &File) -> bool {
+    let found = now.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+    found.is_ok_and(|found| found == inode.identity)
+}
+
+/// Gives the file its old contents, and a new one those that it has now.
+fn set_back(
+    inode: &Inode,
+    path: &Path,
+    now: &File,
+    saved: &File,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let file = match File::options().write(true).open(path) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return replace(inode, path, saved, false, world);
+        }
+        other => other.to(|| format!("write {}", path.display()))?,
+    };
+    let to = free_name(path, "kedge-aside")?;
+    let mut options = File::options();
+    let aside = options.read(true).write(true).create_new(true).mode(inode.mode & 0o777).open(&to);
+    let aside = match aside {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return overwrite(path, saved, world);
+        }
+        other => other.to(|| format!("create {}", to.display()))?,
+    };
+    world.temporary(&to);
+    contents::copy(now, &aside).to(|| format!("copy {} aside", path.display()))?;
+    world.overwritten(path, &to);
+    rustix::fs::ftruncate(&file, 0)
+        .map_err(io::Error::from)
+        .and_then(|()| contents::copy(saved, &file))
+        .to(|| format!("restore {}", path.display()))?;
+    dress(inode, &file)?;
+    let (path, to) = (path.display(), to.display());
+    world.note(format!("{path} had changed since the checkpoint: what it held is in {to} now"));
+    Ok(())
+}
+
+/// Puts a new file in the place of whatever has the name, if anything has: that is moved aside, unless it is `useless`.
+fn replace(
+    inode: &Inode,
+    path: &Path,
+    saved: &File,
+    useless: bool,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    world.make_folders(path)?;
     let new = free_name(path, "kedge-new")?;
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);
@@ -119,7 +181,7 @@ fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<
     world.temporary(&new);
     contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
     dress(inode, &file)?;
-    if left_behind(inode, path) {
+    if useless {
         let old = free_name(path, "kedge-old")?;
         world.rename(path, &old)?;
         world.useless(&old);
@@ -127,13 +189,6 @@ fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<
         aside(path, world)?;
     }
     world.rename(&new, path)
-}
-
-/// Whether shared memory of that name is what the job had: as it went on after the checkpoint, it is of no more use
-/// than the rest of the memory that died with it.
-fn left_behind(inode: &Inode, path: &Path) -> bool {
-    let now = path.symlink_metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    inode.memory.is_some() && inode.memory == now
 }
 
 fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginError> {

@@ -16,7 +16,7 @@ pub(crate) struct SocketOption {
 const MAX_VALUE: usize = 64;
 
 /// Which of a socket's buffers have a size that the program has chosen (`SO_BUF_LOCK`).
-const SO_BUF_LOCK: i32 = 72;
+pub(crate) const SO_BUF_LOCK: i32 = 72;
 const SO_PASSPIDFD: i32 = 76;
 
 const SOCKET: i32 = libc::SOL_SOCKET;

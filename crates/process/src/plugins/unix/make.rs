@@ -2,10 +2,11 @@
 
 use super::{Message, Role, Socket, name::Name};
 use crate::plugins::error::{Context, PluginError, damaged};
-use crate::plugins::sockets::options;
+use crate::plugins::sockets::options::{self, SO_BUF_LOCK};
+use crate::plugins::sys;
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::{ioctl_fionbio, retry_on_intr};
+use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, listen, sendmsg, sendmsg_addr, shutdown, socket_with,
@@ -258,6 +259,7 @@ fn deliver(
 ) -> Result<(), PluginError> {
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(passed.len()))];
     let mut done = 0;
+    let mut widened = None;
     loop {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if done == 0 && !passed.is_empty() {
@@ -269,9 +271,46 @@ fn deliver(
             None => sendmsg(&by, &rest, &mut control, flags),
             Some(address) => sendmsg_addr(&by, address, &rest, &mut control, flags),
         });
-        done += sent.to(|| "put back what waited in a socket")?;
+        match sent {
+            // Cut in other pieces, what was full takes more room.
+            Err(Errno::AGAIN) if widened.is_none() => {
+                widened = Some(Widened::by(by.as_fd(), data.len()));
+            }
+            other => done += other.to(|| "put back what waited in a socket")?,
+        }
         if done >= data.len() {
             return Ok(());
+        }
+    }
+}
+
+/// A socket whose room for what it sends is larger until this is dropped.
+struct Widened<'a> {
+    socket: BorrowedFd<'a>,
+    /// Its size as it is read, and which sizes the program has chosen.
+    before: (i32, i32),
+}
+
+impl Widened<'_> {
+    /// By `bytes` and as much again for what the kernel adds.
+    fn by(socket: BorrowedFd<'_>, bytes: usize) -> Widened<'_> {
+        let number = |name| sys::socket_number(socket, libc::SOL_SOCKET, name).unwrap_or(0);
+        let before = (number(libc::SO_SNDBUF), number(SO_BUF_LOCK));
+        let more = before.0.saturating_add(i32::try_from(bytes).unwrap_or(i32::MAX));
+        // If there is no more room than an administrator allows, sending says so.
+        let _ =
+            sys::set_socket_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &more.to_ne_bytes());
+        Widened { socket, before }
+    }
+}
+
+impl Drop for Widened<'_> {
+    fn drop(&mut self) {
+        // Sizes are read doubled (socket(7)), and setting one fixes it.
+        let (size, lock) = (self.before.0 / 2, self.before.1);
+        for (name, value) in [(libc::SO_SNDBUF, size), (SO_BUF_LOCK, lock)] {
+            let _ =
+                sys::set_socket_option(self.socket, libc::SOL_SOCKET, name, &value.to_ne_bytes());
         }
     }
 }

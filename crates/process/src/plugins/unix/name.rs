@@ -98,6 +98,7 @@ impl Name {
     ) -> Result<(), PluginError> {
         let file = self.file(&world.path(folder)).map(|file| world.path(&file));
         if let Some(file) = &file {
+            world.make_folders(file)?;
             self.give_way(file, folder, world)?;
         }
         let bound = self.address(folder, world, |address| Ok(bind(fd, address)?));

@@ -1,0 +1,77 @@
+// Holds one thing that kedge cannot save, and says so; then goes on saying that it is there.
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <mqueue.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fanotify.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int is(const char *name, const char *wanted) { return strcmp(name, wanted) == 0; }
+
+static void speak(void) {
+    for (;;) {
+        if (write(1, "there\n", 6) != 6) _exit(1);
+        usleep(2000);
+    }
+}
+
+static void *outlive(void *unused) {
+    (void)unused;
+    usleep(10000);
+    speak();
+    return 0;
+}
+
+static int hold(const char *what) {
+    if (is(what, "seccomp")) {
+        struct sock_filter allow = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
+        struct sock_fprog program = {1, &allow};
+        return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    }
+    if (is(what, "namespace")) return unshare(CLONE_NEWUSER | CLONE_NEWNET);
+    if (is(what, "io_uring")) {
+        char parameters[120] = {0};
+        return syscall(SYS_io_uring_setup, 4, parameters) < 0;
+    }
+    if (is(what, "aio")) {
+        unsigned long context = 0;
+        return syscall(SYS_io_setup, 4, &context);
+    }
+    if (is(what, "userfaultfd")) return syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY) < 0;
+    if (is(what, "netlink")) return socket(AF_NETLINK, SOCK_RAW, 0) < 0;
+    if (is(what, "notification")) {
+        mqd_t queue = mq_open("/kedge-test-notification", O_CREAT | O_RDWR, 0600, 0);
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        return queue < 0 || mq_unlink("/kedge-test-notification") || mq_notify(queue, &event);
+    }
+    if (is(what, "huge")) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE;
+        return mmap(0, 2 << 20, PROT_READ, flags, -1, 0) == MAP_FAILED;
+    }
+    if (is(what, "leader")) {
+        pthread_t other;
+        if (pthread_create(&other, 0, outlive, 0)) return 1;
+        pthread_exit(0);
+    }
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2 || hold(argv[1])) {
+        printf("not here: %s\n", strerror(errno));
+        return 0;
+    }
+    speak();
+}
