@@ -24,8 +24,10 @@ def share():
         tensor = torch.arange(size, device="cuda", dtype=torch.float32) % 1000
         before = tensor.clone()
         for part in (tensor, tensor[size // 2 :]):
+            # Before the child changes it.
+            expected = "cuda:0", part.double().sum().item()
             tasks.put(part)
-            assert results.get(timeout=60) == ("cuda:0", part.double().sum().item())
+            assert results.get(timeout=60) == expected
             assert results.get(timeout=60) == "done"
         factor = torch.ones_like(before).mul_(2)
         factor[size // 2 :] *= 2

@@ -95,12 +95,16 @@ unsafe fn from_extra(extra: *mut *mut c_void, len: usize) -> Result<Vec<u8>, CuE
     if len == 0 {
         return Ok(Vec::new());
     }
-    // Trailing padding may be missing from the buffer; a parameter must not.
-    if buffer.is_null() || size > MAX_PARAM_BYTES || size < len {
+    if buffer.is_null() || size.max(len) > MAX_PARAM_BYTES {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the buffer is valid for its size, which is not smaller than `len`.
-    Ok(unsafe { std::slice::from_raw_parts(buffer, len) }.to_vec())
+    let mut bytes = vec![0; len];
+    let given = size.min(len);
+    // SAFETY: the buffer is valid for its size, of which `given` is a part; the other is our own. As on
+    // a real driver it may be shorter than the parameters: NCCL passes as much of a 4 KiB structure as it
+    // uses.
+    unsafe { std::ptr::copy_nonoverlapping(buffer, bytes.as_mut_ptr(), given) };
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -123,7 +127,7 @@ mod tests {
         // SAFETY: a live list, buffer and size.
         unsafe {
             assert_eq!(extra(&mut list, 3).unwrap(), [1, 2, 3]);
-            assert_eq!(extra(&mut list, 5), Err(CuError::INVALID_VALUE));
+            assert_eq!(extra(&mut list, 6).unwrap(), [1, 2, 3, 4, 0, 0], "the rest is zero");
             assert_eq!(extra(&mut [END], 0).unwrap(), []);
             assert_eq!(extra(&mut [END], 1), Err(CuError::INVALID_VALUE));
             assert_eq!(extra(&mut [77, 0, END], 1), Err(CuError::INVALID_VALUE));
