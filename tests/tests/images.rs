@@ -27,7 +27,10 @@ fn image(dir: &Path, number: u64, parent: Option<&str>) -> PathBuf {
     let mut manifest = Manifest::new("sim".into(), command, 1_700_000_000 + number);
     manifest.processes = vec![7];
     manifest.files.push(writer.finish().expect("finished"));
-    manifest.parent = parent.map(str::to_owned);
+    manifest.parent = parent.map(|name| {
+        let above = dir.join(name);
+        Manifest::read(&above).expect("an image").as_parent(&above).expect("a name")
+    });
     manifest.write(&folder).expect("written");
     folder
 }

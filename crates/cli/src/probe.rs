@@ -29,6 +29,10 @@ enum What {
     Soft,
     /// Hold memory of a data set of `bench codecs`
     Hold { data: String, size: usize },
+    /// Time a loop of `bench process`
+    Loop { name: String },
+    /// Hold random memory for `bench process` and obey orders
+    Memory { size: usize },
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -41,6 +45,13 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Calls => bench(Bench::Calls),
         What::Copy => bench(Bench::Copy),
         What::Soft => bench(Bench::Soft),
+        What::Loop { name } => match kedge_probe::time_loop(name) {
+            Some(nanoseconds) => line(&nanoseconds),
+            None => Err(Failure::new(format!("no loop named {name}"))),
+        },
+        What::Memory { size } => {
+            Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
+        }
         What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
     }
 }

@@ -41,6 +41,10 @@ pub(crate) struct RestartArgs {
     /// The devices, as `kedge run` takes them [default: those that the job had]
     #[arg(long, value_name = "DEVICES")]
     gpu: Option<GpuSpec>,
+    /// Let the job go on at once: its memory comes when it is first used, and all of it in the
+    /// background. Takes root (CAP_SYS_PTRACE)
+    #[arg(long)]
+    lazy: bool,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
 }
@@ -59,8 +63,8 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
-    let (name, paths, gpu) = (args.job, args.paths, args.gpu);
-    let spec = RestartSpec { path, name, paths, policy, gpu };
+    let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
+    let spec = RestartSpec { path, name, lazy, paths, policy, gpu };
     match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),

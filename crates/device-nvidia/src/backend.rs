@@ -196,7 +196,7 @@ impl Backend for NvidiaBackend {
     fn create_texture(&self, ctx: CtxId, texture: &Texture) -> Result<u64, CuError> {
         let mut tables = self.tables();
         let context = Arc::clone(tables.context(ctx)?);
-        tables.textures.create_object(&self.shared.driver, &context, texture)
+        tables.textures.create_as_before(&self.shared.driver, &context, texture)
     }
 
     fn destroy_texture(&self, ctx: CtxId, handle: u64) -> Result<(), CuError> {
@@ -527,6 +527,10 @@ impl Backend for NvidiaBackend {
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
         self.take_snapshot()
+    }
+
+    fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        self.expect(notes)
     }
 
     fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {

@@ -4,9 +4,10 @@
 use crate::NvidiaBackend;
 use crate::stream::Event;
 use crate::tables::Tables;
+use crate::texture_handles::Expected;
 use kedge_cuda_types::CuError;
 use kedge_device::SnapshotError;
-use kedge_protocol::{CtxId, EventId, ModuleId, Texture};
+use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::{List, Text, wire};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,7 +22,8 @@ wire! {
     pub struct Notes {
         pub version: u32,
         pub variables: List<PlacedVariable, 1_048_576>,
-        pub textures: List<PlacedTexture, 1_048_576>,
+        /// Handles of texture and surface objects, in the order in which they were made.
+        pub textures: List<(CtxId, u64), 1_048_576>,
         /// Milliseconds from the checkpoint to when each was recorded: negative.
         pub events: List<(EventId, f64), 1_048_576>,
     }
@@ -35,14 +37,6 @@ wire! {
         pub bytes: u64,
         /// The client knows the address.
         pub asked: bool,
-    }
-
-    /// A texture or surface object, and the handle that the device chose for it.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct PlacedTexture {
-        pub ctx: CtxId,
-        pub handle: u64,
-        pub texture: Texture,
     }
 }
 
@@ -63,15 +57,10 @@ impl Notes {
                 variables.push(PlacedVariable { module: *id, name, addr, bytes, asked });
             }
         }
-        let textures = tables.textures.objects().map(|(ctx, handle, texture)| PlacedTexture {
-            ctx,
-            handle,
-            texture: texture.clone(),
-        });
         Ok(Notes {
             version: VERSION,
             variables: List::new(variables).map_err(too_many)?,
-            textures: List::new(textures.collect()).map_err(too_many)?,
+            textures: List::new(tables.textures.objects()).map_err(too_many)?,
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
         })
     }
@@ -132,6 +121,14 @@ impl Moved {
 }
 
 impl NvidiaBackend {
+    /// See [`kedge_device::Backend::restore_begin`].
+    pub(crate) fn expect(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let notes = Notes::decode(bytes)?;
+        let handles = notes.textures.into_inner().into_iter();
+        self.tables().textures.expected = Expected::new(handles);
+        Ok(())
+    }
+
     /// See [`kedge_device::Backend::restore_notes`].
     pub(crate) fn take_notes(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
@@ -159,9 +156,11 @@ impl NvidiaBackend {
                 module.knows(&variable.name);
             }
         }
-        let wanted = notes.textures.iter().map(|one| (one.ctx, one.handle, &one.texture));
-        let Tables { textures, contexts, .. } = &mut *tables;
-        textures.renew(&self.shared.driver, contexts, wanted)?;
+        if let Some(handle) = tables.textures.expected.missing() {
+            let message = format!("texture or surface object {handle:#x} was not made again");
+            return Err(SnapshotError::new(CuError::INVALID_HANDLE, message));
+        }
+        tables.textures.end_spare(&self.shared.driver)?;
         for (event, before) in notes.events.iter() {
             tables.event(*event)?.was_recorded(*before);
         }
@@ -174,29 +173,15 @@ impl NvidiaBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kedge_protocol::TextureSource;
 
     fn notes() -> Notes {
-        let texture = Texture {
-            surface: false,
-            source: TextureSource::Linear { addr: 1 << 40, format: 0x20, channels: 1, bytes: 64 },
-            address: [1; 3],
-            filter: 0,
-            flags: 0,
-            border: [0.0; 4],
-            mipmap_filter: 0,
-            mipmap_bias: 0.0,
-            mipmap_clamp: [0.0; 2],
-            view_format: 0,
-        };
         let name = Text::new("counter".into()).unwrap();
         let (module, addr) = (ModuleId(3), 0x7f00_0000_0000);
         let variable = PlacedVariable { module, name, addr, bytes: 4, asked: true };
-        let texture = PlacedTexture { ctx: CtxId(1), handle: 0x10_0001, texture };
         Notes {
             version: VERSION,
             variables: List::new(vec![variable]).unwrap(),
-            textures: List::new(vec![texture]).unwrap(),
+            textures: List::new(vec![(CtxId(1), 0x10_0001)]).unwrap(),
             events: List::new(vec![(EventId(9), -12.5)]).unwrap(),
         }
     }

@@ -81,14 +81,14 @@ const MODULE: ModuleId = ModuleId(5);
 fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64> {
     backend.grant(0, device_base(0), SLAB).unwrap();
     backend.grant(0, device_base(0) + SLAB, SLAB).unwrap();
-    backend.create_handle(MemHandleId(3), 0, 4 * MIB).unwrap();
+    backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
     let (width, height, depth) = (33, 7, 5);
     let desc = ArrayDesc { device: 0, width, height, depth, format: 0x20, channels: 2, flags: 0 };
     backend.create_array(CTX, ArrayId(8), &desc).unwrap();
     backend.load_module(CTX, MODULE, vec![image()]).unwrap();
     backend.kernel(MODULE, 0, "bump").unwrap();
-    backend.create_event(EventId(1), CTX, true).unwrap();
-    backend.create_event(EventId(2), CTX, true).unwrap();
+    backend.create_event(EventId(1), CTX, true, false).unwrap();
+    backend.create_event(EventId(2), CTX, true, false).unwrap();
     (0..textures).map(|_| backend.create_texture(CTX, &texture()).unwrap()).collect()
 }
 
@@ -179,6 +179,7 @@ fn round_trip(limits: CacheLimits, memory: u64) {
     drop(first);
     turn.new_process();
     let second = backend(&driver, limits);
+    second.restore_begin(&notes).unwrap();
     make_objects(&second, 3);
     second.restore_notes(&notes).unwrap();
     put_back(&second, &saved);
@@ -268,19 +269,23 @@ fn textures_get_their_handles_again() {
     for gone in [0, 3, 7] {
         first.destroy_texture(CTX, made[gone]).unwrap();
     }
+    assert_eq!(first.create_texture(CTX, &texture()).unwrap(), made[0], "the newest is the first");
     rest(&first);
     let notes = first.snapshot().unwrap().notes();
     drop(first);
     turn.new_process();
     let second = backend(&driver, NO_LIMITS);
-    make_objects(&second, 6);
+    second.restore_begin(&notes).unwrap();
+    let handles = make_objects(&second, 7);
+    assert_eq!(handles, [1, 2, 4, 5, 6, 8, 0].map(|index: usize| made[index]));
     rest(&second);
     second.restore_notes(&notes).unwrap();
-    let handles: Vec<u64> = [1, 2, 4, 5, 6, 8].map(|index: usize| made[index]).into();
     for handle in &handles {
         second.destroy_texture(CTX, *handle).unwrap();
     }
-    assert_eq!(second.destroy_texture(CTX, made[0]), Err(CuError::INVALID_HANDLE));
+    // What was made in vain is gone.
+    assert_eq!(second.create_texture(CTX, &texture()).unwrap(), made[0]);
+    assert_eq!(second.destroy_texture(CTX, made[3]), Err(CuError::INVALID_HANDLE));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct CacheLimits {
     /// Bytes of each device's memory, at most; some is always left to the program.
     pub gpu: u64,
-    /// Bytes of pinned host memory, at most.
+    /// Bytes of pinned host memory, at most; the largest number: half of what is free.
     pub host: u64,
     /// Bytes a second that leave a device while the program runs.
     pub drain: u64,
@@ -36,6 +36,14 @@ const HOST_PART: u64 = 1 << 30;
 const DEVICE_PART: u64 = 4 << 30;
 /// Threads that make host memory.
 const THREADS: usize = 8;
+
+/// Host memory that this machine could give now, bytes.
+fn host_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib << 10)
+}
 
 /// Device memory of our own, at addresses that the driver picks. Contiguous: created memory and the
 /// program's handles, one after the other.
@@ -224,7 +232,10 @@ impl Cache {
             rest += need.bytes.saturating_sub(have + got);
         }
         let have = ready.room.host_bytes();
-        let limit = self.limits.host.saturating_sub(ready.lent_host + have);
+        let limit = match self.limits.host {
+            u64::MAX => host_memory() / 2,
+            limit => limit.saturating_sub(ready.lent_host + have),
+        };
         let more = rest.saturating_sub(have).next_multiple_of(GRANULE).min(limit);
         ready.room.host.extend(self.pin(more)?);
         Ok(())

@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::copies::Arrays;
 use crate::driver::{Driver, check};
+use crate::texture_handles::Expected;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUmipmappedArray};
 use kedge_cuda_types::memory::*;
@@ -13,7 +14,16 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(crate) struct Textures {
     arrays: HashMap<ArrayId, Array>,
-    objects: HashMap<(CtxId, u64), Texture>,
+    objects: HashMap<(CtxId, u64), Object>,
+    made: u64,
+    pub(crate) expected: Expected,
+}
+
+/// A texture or surface object.
+struct Object {
+    surface: bool,
+    /// How many were made before it.
+    number: u64,
 }
 
 struct Array {
@@ -65,9 +75,11 @@ impl Textures {
         self.arrays.iter().map(|(id, array)| (*id, &array.ctx, array.raw, &array.desc))
     }
 
-    /// All texture and surface objects.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = (CtxId, u64, &Texture)> {
-        self.objects.iter().map(|((ctx, handle), texture)| (*ctx, *handle, texture))
+    /// The contexts and handles of all texture and surface objects, in the order in which they were made.
+    pub(crate) fn objects(&self) -> Vec<(CtxId, u64)> {
+        let mut all: Vec<_> = self.objects.iter().collect();
+        all.sort_by_key(|(_, object)| object.number);
+        all.into_iter().map(|(key, _)| *key).collect()
     }
 
     fn find(&self, id: ArrayId) -> Result<&Array, CuError> {
@@ -150,7 +162,9 @@ impl Textures {
             // SAFETY: live pointers, of which the view may be absent.
             check(unsafe { (driver.cuTexObjectCreate)(&mut handle, &resource, &desc, view) })?;
         }
-        self.objects.insert((ctx.id, handle), texture.clone());
+        let object = Object { surface: texture.surface, number: self.made };
+        self.made += 1;
+        self.objects.insert((ctx.id, handle), object);
         Ok(handle)
     }
 
@@ -160,11 +174,11 @@ impl Textures {
         ctx: &Context,
         handle: u64,
     ) -> Result<(), CuError> {
-        let texture = self.objects.remove(&(ctx.id, handle)).ok_or(CuError::INVALID_HANDLE)?;
+        let object = self.objects.remove(&(ctx.id, handle)).ok_or(CuError::INVALID_HANDLE)?;
         ctx.enter()?;
         // SAFETY: an object of the current context, destroyed once.
         check(unsafe {
-            match texture.surface {
+            match object.surface {
                 true => (driver.cuSurfObjectDestroy)(handle),
                 false => (driver.cuTexObjectDestroy)(handle),
             }

@@ -5,10 +5,16 @@ use crate::direct::{Direct, PageBuffer};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
+use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+/// Files from which on room is set aside.
+const LARGE: u64 = 64 << 20;
+/// What statfs(2) says of tmpfs.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Writes one file, from any number of threads at once.
 #[derive(Debug)]
@@ -52,6 +58,17 @@ impl ImageWriter {
         file.write_all_at(&layout::header(), 0).map_err(ImageError::io(path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
         Ok(ImageWriter { path: path.to_owned(), file, direct: Direct::open(path), state })
+    }
+
+    /// Says that about so many bytes are to come. Where the disk has them set aside already, several
+    /// threads can write at once: a file that grows is written by one at a time.
+    pub fn expect(&self, bytes: u64) {
+        // In memory they would be written twice.
+        let in_memory = rustix::fs::fstatfs(&self.file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC);
+        if bytes >= LARGE && !in_memory {
+            // Only slower without, and a disk that is full may still have room for less.
+            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes);
+        }
     }
 
     /// Stores `decoded` bytes of memory at `address` of `object`, as `encoded`.
@@ -112,6 +129,8 @@ impl ImageWriter {
             .file
             .write_all_at(&table, next)
             .and_then(|()| self.file.write_all_at(&footer, end))
+            // More may have been expected.
+            .and_then(|()| self.file.set_len(end + footer.len() as u64))
             .and_then(|()| self.file.sync_all());
         written.map_err(ImageError::io(&self.path))?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();

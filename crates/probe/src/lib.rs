@@ -11,11 +11,13 @@ mod device;
 mod devices;
 mod driver;
 mod kernels;
+mod loops;
 mod runtime;
 mod soft;
 mod timing;
 
 pub use devices::{DeviceReport, devices};
+pub use loops::{hold_memory, time_loop};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};
 

@@ -6,6 +6,7 @@
 use crate::capture::{Capture, CaptureError, Identity};
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
+use kedge_device::Backend;
 use kedge_image::{Choice, FileEntry};
 use kedge_transport::{Channel, Server, SocketError};
 use kedge_wire::{Text, wire};
@@ -37,6 +38,9 @@ wire! {
         Step = 9 { within_ms: u32 },
         /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still.
         Capture = 3 {},
+        /// Make room for a capture, while the client goes on → `Yes`, also where there is none: the
+        /// capture will tell.
+        Prepare = 10 {},
         /// Go on → `Yes`.
         Open = 4 {},
         /// Write what was captured to a new file, and forget it → `Written`.
@@ -142,6 +146,7 @@ impl Inodes {
 pub(crate) struct Serving {
     pub(crate) channel: Channel,
     pub(crate) gate: Arc<Gate>,
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) identity: Identity,
     /// The client's process.
     pub(crate) client: u32,
@@ -212,6 +217,12 @@ impl Serving {
                 let bytes = taken.bytes();
                 *captured = Some(taken);
                 Ok(Answer::Captured { bytes })
+            }
+            (Order::Prepare {}, _) => {
+                if let Err(error) = self.backend.prepare_snapshot() {
+                    self.log.line(&format!("cannot make room for a checkpoint as yet: {error}"));
+                }
+                yes(true)
             }
             (Order::Open {}, _) => {
                 *closed = None;

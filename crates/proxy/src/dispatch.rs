@@ -67,6 +67,11 @@ impl Dispatcher {
         &*self.backend
     }
 
+    /// For other threads.
+    pub(crate) fn backend_too(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.backend)
+    }
+
     pub(crate) fn host(&self) -> &ProxyHost {
         &self.host
     }

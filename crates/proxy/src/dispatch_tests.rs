@@ -14,6 +14,7 @@ use kedge_device::Backend;
 use kedge_protocol::*;
 use kedge_transport::Client;
 use kedge_wire::Text;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -226,4 +227,34 @@ fn device_output_waits_for_the_client() {
     let output = client.call::<Output>(&Call::TakeOutput {}).unwrap();
     assert_eq!(output.parts.iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), 10);
     assert!(!output.more && !client.output_pending());
+}
+
+/// Host functions' ends use the same socket meanwhile.
+#[test]
+fn descriptors_travel_with_their_calls() {
+    let (client, ran) = connected();
+    let (threads, rounds) = (8, 50);
+    thread::scope(|scope| {
+        for number in 0..threads {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let handle = MemHandleId(number * rounds + round);
+                    let fd = client.call_for_descriptor(&Call::HandleExport { handle });
+                    let ticket = kedge_transport::TICKET | u64::from(handle.0);
+                    client.send_descriptor(ticket, fd.unwrap().unwrap().as_fd()).unwrap();
+                    let call = Call::HandleImport { handle, ticket };
+                    let imported: Result<Imported, u32> = client.call(&call).unwrap();
+                    assert_eq!(imported, Ok(Imported { device: Some(0), size: Some(0) }));
+                }
+            });
+        }
+        for token in 0..100 {
+            enqueue(&client, StreamOp::HostFn { token });
+            assert_eq!(client.next_host_fn(), Ok(token));
+            client.host_fn_done(token).unwrap();
+        }
+    });
+    assert_eq!(sync(&client), Ok(()));
+    assert_eq!(ran.load(Ordering::SeqCst), 100);
 }

@@ -3,6 +3,8 @@
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host, Query};
 use kedge_protocol::*;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -116,6 +118,15 @@ impl Backend for Fake {
     }
     fn create_handle(&self, _: MemHandleId, _: u32, _: u64, _: bool) -> Result<(), CuError> {
         Err(NO)
+    }
+    /// The same for all handles.
+    fn export_handle(&self, _: MemHandleId) -> Result<OwnedFd, CuError> {
+        Ok(File::open("/dev/null").map_err(|_| NO)?.into())
+    }
+    /// Its size: that of the file.
+    fn import_handle(&self, _: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
+        let size = File::from(fd).metadata().map_err(|_| NO)?.len();
+        Ok(Imported { device: Some(0), size: Some(size) })
     }
     fn destroy_handle(&self, _: MemHandleId) -> Result<(), CuError> {
         Err(NO)

@@ -107,6 +107,7 @@ impl ProxyHost {
         match announcement {
             Announcement::Returned(token) => self.host_function_done(token),
             Announcement::Descriptor(ticket, fd) => self.tickets.put(ticket, fd),
+            Announcement::Nonsense => false,
         }
     }
 

@@ -193,7 +193,9 @@ impl Connected {
         if let Some(channel) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
-            let serving = Serving { channel, gate, identity, client: pid, inodes, shared, log };
+            let backend = dispatcher.backend_too();
+            let serving =
+                Serving { channel, gate, backend, identity, client: pid, inodes, shared, log };
             serving.start().map_err(ServeError::Watch)?;
         }
         Err(dispatch_all(server, dispatcher, &host, &gate, options.spin).into())

@@ -59,7 +59,7 @@ pub(crate) fn wait(
             "the client has ended"
         } else if fds[1].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
             "the client has closed its connection"
-        } else if arriving.take(socket.as_fd()).is_ok_and(|whole| whole.is_none_or(&heard)) {
+        } else if arriving.take(socket.as_fd()).is_none_or(&heard) {
             continue;
         } else {
             "the client told of a host function that it was not asked to run, or sent a descriptor that \

@@ -57,6 +57,12 @@ impl Event {
         }
     }
 
+    /// Returns once the proxy has taken what was posted about an interprocess event: another process may
+    /// be told of it now, by other ways, and must find it so.
+    fn settle(&self) -> Result<(), CuError> {
+        if self.interprocess { session::get()?.call_status(&Call::Ping {}) } else { Ok(()) }
+    }
+
     fn check_sticky(&self) -> Result<(), CuError> {
         session::get()?.client.sticky(self.ctx).map_or(Ok(()), Err)
     }
@@ -186,6 +192,7 @@ fn record(handle: CUevent, stream: CUstream, flags: u32) -> Result<(), CuError> 
             let mut last = event.last();
             stream.post(StreamOp::EventRecord { event: event.id })?;
             *last = Last::Device(session::get()?.client.posted());
+            return event.settle();
         }
     }
     Ok(())
@@ -195,6 +202,8 @@ fn record(handle: CUevent, stream: CUstream, flags: u32) -> Result<(), CuError> 
 pub(crate) fn recorded_by_graph(handle: CUevent) {
     if let (Ok(event), Ok(session)) = (find(handle), session::get()) {
         *event.last() = Last::Device(session.client.posted());
+        // A proxy that is gone shows in the next call.
+        let _ = event.settle();
     }
 }
 
@@ -218,7 +227,8 @@ pub(crate) fn stream_wait(stream: CUstream, handle: CUevent, flags: u32) -> Resu
     if matches!(*event.last(), Last::Never) && !event.interprocess {
         return Ok(());
     }
-    stream.post(StreamOp::EventWait { event: event.id })
+    stream.post(StreamOp::EventWait { event: event.id })?;
+    event.settle()
 }
 
 /// NOT_READY while what it marks is pending.

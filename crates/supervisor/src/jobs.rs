@@ -269,14 +269,17 @@ impl JobDir {
         self.dir.join("lib")
     }
 
-    /// Makes `lib/` with the names under which programs look for the driver.
-    pub(crate) fn link_driver(&self, shim: &Path) -> Result<(), JobError> {
+    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where kedge's
+    /// own is given.
+    pub(crate) fn link_driver(&self, shim: &Path, nvml: Option<&Path>) -> Result<(), JobError> {
         let lib = self.lib();
         // There already where an older image is tried next.
         fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
-        for name in ["libcuda.so.1", "libcuda.so"] {
+        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, shim));
+        let nvml = nvml.map(|nvml| ("libnvidia-ml.so.1", nvml));
+        for (name, library) in driver.into_iter().chain(nvml) {
             let link = lib.join(name);
-            match std::os::unix::fs::symlink(shim, &link) {
+            match std::os::unix::fs::symlink(library, &link) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 other => other.map_err(io_error(&link))?,
             }

@@ -118,8 +118,8 @@ fn supervise(
     devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Outcome, RunError> {
     let log = open_log(dir)?;
-    if let Some((_, parts)) = devices {
-        dir.link_driver(&parts.shim)?;
+    if let Some((gpu, parts)) = devices {
+        dir.link_driver(&parts.shim, parts.nvml_for(gpu))?;
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;

@@ -1,16 +1,20 @@
 //! Where kedge's other parts lie.
 
+use kedge_proxy::backend::GpuSpec;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The shim and the proxy that belong to this `kedge`.
+/// The libraries and the proxy that belong to this `kedge`.
 #[derive(Debug)]
 pub struct Parts {
     pub shim: PathBuf,
     pub proxy: PathBuf,
+    /// For software devices; programs do without it.
+    pub nvml: Option<PathBuf>,
 }
 
 const SHIM: &str = "libkedge_cuda.so";
+const NVML: &str = "libkedge_nvml.so";
 const PROXY: &str = "kedge-proxy";
 
 #[derive(Debug, Error)]
@@ -24,7 +28,15 @@ impl Parts {
     /// folder.
     pub fn find() -> Result<Parts, PartsError> {
         let places = places();
-        Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)? })
+        let nvml = find_in(&places, NVML).ok();
+        Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)?, nvml })
+    }
+}
+
+impl Parts {
+    /// The NVML that belongs to those devices; NVIDIA's own tells of real GPUs.
+    pub(crate) fn nvml_for(&self, gpu: &GpuSpec) -> Option<&Path> {
+        self.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }))
     }
 }
 

@@ -38,6 +38,9 @@ pub(crate) struct Launch {
     executable: PathBuf,
     arguments: Vec<OsString>,
     log_path: PathBuf,
+    /// Its mappings are not placed at random: the driver puts variables and tables of modules into them,
+    /// and the program has pointers to those, which a restart must find where they were.
+    fixed_places: bool,
 }
 
 /// What gives each client that connects a proxy.
@@ -102,7 +105,9 @@ impl Launch {
         dir: &JobDir,
     ) -> Launch {
         let arguments = arguments(gpu, soft_memory, dir);
-        Launch { executable: parts.proxy.clone(), arguments, log_path: dir.log() }
+        let fixed_places = matches!(gpu, GpuSpec::Local { .. });
+        let executable = parts.proxy.clone();
+        Launch { executable, arguments, log_path: dir.log(), fixed_places }
     }
 
     /// Starts a proxy that owns `client`, with `more` arguments: its process id, and what gives it orders.
@@ -124,10 +129,16 @@ impl Launch {
             // Out of the terminal's reach: a key that ends the program must not end its proxy first.
             .process_group(0);
         let fds = [client.as_raw_fd(), orders.as_raw_fd()];
+        let fixed_places = self.fixed_places;
         // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
         // `client` and `orders` outlive the spawn.
         unsafe {
-            command.pre_exec(move || hand_over(fds));
+            command.pre_exec(move || {
+                if fixed_places {
+                    fix_places();
+                }
+                hand_over(fds)
+            });
         }
         Ok((command.spawn()?.id(), Arc::new(control)))
     }
@@ -184,6 +195,18 @@ impl Starter {
         let (pid, control) = self.launch.start(client.as_fd(), &[])?;
         running.insert(pid, control);
         Ok(())
+    }
+}
+
+/// In the child: no random places from exec on. Where that is not allowed, a restart is what finds out.
+fn fix_places() {
+    const ASK: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: plain calls.
+    unsafe {
+        let now = libc::personality(ASK);
+        if now >= 0 {
+            libc::personality(now as libc::c_ulong | libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
+        }
     }
 }
 

@@ -68,6 +68,7 @@ impl Proxies {
         let mut running = self.locked();
         // A proxy that has ended with its client is no matter.
         running.retain(|pid, _| !gone(*pid));
+        prepare(&running);
         let begin = Instant::now();
         let (mut wait, mut tries) = (FIRST_TRY, 0);
         loop {
@@ -101,6 +102,13 @@ impl Proxies {
             wait *= 2;
         }
     }
+}
+
+/// Has all proxies make room for what they will capture, before anything stands still. One that does not
+/// answer is found out by the next order.
+fn prepare(running: &BTreeMap<u32, Arc<Control>>) {
+    let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
+    ask_all(&controls, &Order::Prepare {});
 }
 
 /// Closes all gates, or none.

@@ -26,6 +26,8 @@ pub struct RestartSpec {
     pub path: PathBuf,
     /// `None`: the name that the job had.
     pub name: Option<JobName>,
+    /// Memory comes when it is first used.
+    pub lazy: bool,
     /// Where files are that were elsewhere: old and new.
     pub paths: Vec<(PathBuf, PathBuf)>,
     /// What it does not say is as it was when the image was made.
@@ -129,7 +131,8 @@ fn first_that_works<'a>(
         let checkpointer = Checkpointing { spec, name, dir, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
         let plugins: More = vec![&GPU];
-        let options = RestartOptions { paths, plugins, ..RestartOptions::new(folder.clone()) };
+        let usual = RestartOptions::new(folder.clone());
+        let options = RestartOptions { paths, plugins, lazy: spec.lazy, ..usual };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
@@ -192,7 +195,7 @@ impl RestartSpec {
 /// What the job's proxies are started with.
 fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
-    dir.link_driver(&parts.shim)?;
+    dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
     Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
 }
 
@@ -241,6 +244,9 @@ impl Checkpointing<'_> {
         let signals = Signals::block();
         while job.collect() {
             signals.child();
+        }
+        if let Some(failure) = job.failure() {
+            log.line(&format!("the job was ended: {failure}"));
         }
         checkpointer.settle(None);
     }

@@ -14,7 +14,7 @@ use kedge_protocol::{
     Call, CtxId, DeviceChoice, Hello, Message, PROTOCOL_VERSION, Post, Refusal, Welcome,
 };
 use kedge_wire::{Text, Wire, Writer};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -262,6 +262,16 @@ impl Client {
     /// The shared arena's memfd: offset 0 is mapped at `arena::SHARED_BASE`.
     pub fn shared_fd(&self) -> BorrowedFd<'_> {
         self.shared.as_fd()
+    }
+
+    /// Ends the connection in good order: the proxy hears of it by the socket, as when a client exits,
+    /// and is gone or does not care any more when this returns.
+    pub fn end(self) {
+        // SAFETY: a plain call on a descriptor that we own.
+        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };
+        let deadline = Deadline::after(Duration::from_secs(1));
+        // A proxy that does not answer in time is left to find out.
+        let _ = deadline.poll(self.socket.as_fd(), libc::POLLRDHUP);
     }
 
     /// Whether the proxy is still there. A system call, unless it is already known to be gone.

@@ -68,25 +68,28 @@ pub enum Announcement {
     Returned(u64),
     /// A descriptor; `None` where this process had no room for it.
     Descriptor(u64, Option<OwnedFd>),
+    /// It means nothing: more than one descriptor, or one without a ticket.
+    Nonsense,
 }
 
 impl Announcements {
-    /// Takes what has arrived without waiting for more. An error where it means nothing: more than one
-    /// descriptor, or one without a ticket. What the kernel says otherwise shows in the next poll.
-    pub fn take(&mut self, socket: BorrowedFd<'_>) -> Result<Option<Announcement>, ()> {
+    /// Takes what has arrived without waiting for more; an announcement, once it is whole. What the
+    /// kernel says otherwise shows in the next poll.
+    pub fn take(&mut self, socket: BorrowedFd<'_>) -> Option<Announcement> {
         let rest = &mut self.bytes[self.have..];
         self.have += socket::receive_some(socket, rest, &mut self.fds).unwrap_or(0);
         if self.have < FRAME {
-            return Ok(None);
+            return None;
         }
         self.have = 0;
         let number = u64::from_le_bytes(self.bytes);
         let fd = self.fds.pop();
-        match (number & TICKET != 0, self.fds.is_empty()) {
-            (true, true) => Ok(Some(Announcement::Descriptor(number, fd))),
-            (false, true) if fd.is_none() => Ok(Some(Announcement::Returned(number))),
-            _ => Err(()),
-        }
+        let more = !std::mem::take(&mut self.fds).is_empty();
+        Some(match (number & TICKET != 0, fd) {
+            (true, fd) if !more => Announcement::Descriptor(number, fd),
+            (false, None) => Announcement::Returned(number),
+            _ => Announcement::Nonsense,
+        })
     }
 }
 
@@ -110,8 +113,8 @@ mod tests {
         send(client.as_fd(), TICKET | 1, reader.as_fd()).unwrap();
         (&client).write_all(&8u64.to_le_bytes()[..3]).unwrap();
         let mut heard = Announcements::default();
-        assert!(matches!(heard.take(proxy.as_fd()), Ok(Some(Announcement::Returned(7)))));
-        let Ok(Some(Announcement::Descriptor(ticket, Some(fd)))) = heard.take(proxy.as_fd()) else {
+        assert!(matches!(heard.take(proxy.as_fd()), Some(Announcement::Returned(7))));
+        let Some(Announcement::Descriptor(ticket, Some(fd))) = heard.take(proxy.as_fd()) else {
             panic!("no descriptor");
         };
         assert_eq!(ticket, TICKET | 1);
@@ -119,20 +122,24 @@ mod tests {
         let mut byte = [0];
         std::fs::File::from(fd).read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"x");
-        assert!(matches!(heard.take(proxy.as_fd()), Ok(None)));
+        assert!(heard.take(proxy.as_fd()).is_none());
         (&client).write_all(&8u64.to_le_bytes()[3..]).unwrap();
-        assert!(matches!(heard.take(proxy.as_fd()), Ok(Some(Announcement::Returned(8)))));
+        assert!(matches!(heard.take(proxy.as_fd()), Some(Announcement::Returned(8))));
     }
 
     #[test]
     fn a_descriptor_without_a_ticket_is_refused() {
         let (client, proxy) = UnixStream::pair().unwrap();
         send(client.as_fd(), 5, pipe().0.as_fd()).unwrap();
-        assert!(Announcements::default().take(proxy.as_fd()).is_err());
+        let nonsense = || {
+            let heard = Announcements::default().take(proxy.as_fd());
+            matches!(heard, Some(Announcement::Nonsense))
+        };
+        assert!(nonsense());
         let (first, second) = (pipe().0, pipe().0);
         let both = [first.as_fd(), second.as_fd()];
         socket::send_some(client.as_fd(), &(TICKET | 2).to_le_bytes(), &both).unwrap();
-        assert!(Announcements::default().take(proxy.as_fd()).is_err());
+        assert!(nonsense());
     }
 
     #[test]

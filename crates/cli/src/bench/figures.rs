@@ -47,8 +47,9 @@ const GIB: f64 = 1.073_741_824;
 
 /// What is known of the figure `name`, measured in `unit`.
 pub(super) fn known(name: &str, unit: &str) -> Known {
-    let better = if unit.contains("/s") { Better::Higher } else { Better::Lower };
-    let target = target(name);
+    let rate = unit.contains("/s") || unit.starts_with("of ");
+    let better = if rate { Better::Higher } else { Better::Lower };
+    let target = target(name).or_else(|| super::process::known::target(name));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }
 }
@@ -66,6 +67,9 @@ fn target(name: &str) -> Option<f64> {
 
 fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
     if let Some(found) = super::codecs::published::find(name) {
+        return Some(found);
+    }
+    if let Some(found) = super::process::known::reference(name) {
         return Some(found);
     }
     if let Some(found) = copy_reference(name) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod codecs;
 mod figures;
+mod process;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -28,6 +29,8 @@ With --json, one list of objects:
 
 Run it on a machine that does nothing else: kedge's two processes want a core each.";
 
+/// Bytes in each data set of `bench codecs`.
+const CODECS_SIZE: u64 = 256 << 20;
 /// Nothing takes longer than this between two results.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -45,10 +48,11 @@ pub(crate) struct BenchArgs {
     /// Measure this machine's own driver and GPU instead, without kedge
     #[arg(long)]
     native: bool,
-    /// codecs: bytes of memory in each data set
-    #[arg(long, value_name = "SIZE", default_value = "256M")]
-    size: Size,
-    /// codecs: a folder on the disk to write to [default: where images go]
+    /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is checkpointed
+    /// [default: 1G and 4G, or less where memory or disk is short]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+    /// codecs, process: a folder on the disk to write to [default: where images go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print JSON
@@ -68,6 +72,9 @@ enum What {
     /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
     /// job with that memory stands still
     Codecs,
+    /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
+    /// without kedge, by turns. Takes some minutes
+    Process,
 }
 
 impl What {
@@ -77,6 +84,7 @@ impl What {
             What::Copy => "copy",
             What::Soft => "soft",
             What::Codecs => "codecs",
+            What::Process => "process",
         }
     }
 }
@@ -115,7 +123,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// Hands over each series as it comes.
 fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
     if args.what == What::Codecs {
-        return codecs::run(args.size.0, args.dir.as_deref(), sink);
+        let size = args.size.map_or(CODECS_SIZE, |size| size.0);
+        return codecs::run(size, args.dir.as_deref(), sink);
+    }
+    if args.what == What::Process {
+        return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
     }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
     let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;

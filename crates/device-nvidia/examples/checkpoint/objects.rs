@@ -10,7 +10,6 @@ use kedge_wire::{Bytes, List};
 use std::error::Error;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
-use std::path::Path;
 
 const MODULE: ModuleId = ModuleId(1);
 const OTHER: ModuleId = ModuleId(2);
@@ -25,13 +24,15 @@ struct Made {
     variables: Vec<u64>,
 }
 
-/// What the program does until the checkpoint; `first` is the process that does it for the first time,
-/// and the other repeats what made objects.
+/// What the program does until the checkpoint; with the notes of one, what a restart repeats of it.
 fn build(
     image: &[u8],
-    first: bool,
+    notes: Option<&[u8]>,
 ) -> Result<(std::sync::Arc<NvidiaBackend>, Made), Box<dyn Error>> {
-    let backend = backend()?;
+    let (backend, first) = (backend()?, notes.is_none());
+    if let Some(notes) = notes {
+        backend.restore_begin(notes)?;
+    }
     grant(&backend, SLAB)?;
     let load = |module| {
         let loaded = backend.load_module(CTX, module, vec![image.to_vec()]);
@@ -59,28 +60,22 @@ fn build(
             ArrayDesc { device: 0, width, height, depth, format: 0x20, channels: 1, flags: 2 };
         backend.create_array(CTX, ArrayId(id), &desc)?;
     }
-    let mut textures = Vec::new();
-    for number in 0..6 {
-        let made = backend.create_texture(CTX, &texture(number))?;
-        textures.push(made);
-    }
+    // Two are ended before the checkpoint, and one takes the place of one of them: a restart does not
+    // see them.
+    let numbers = if first { &[0, 1, 2, 3, 4, 5][..] } else { &[1, 3, 4, 5, 6] };
+    let make = |number: &u32| backend.create_texture(CTX, &texture(*number));
+    let mut textures = numbers.iter().map(make).collect::<Result<Vec<_>, _>>()?;
     if first {
-        // Gaps, which a restart does not see.
-        for gone in [0, 2] {
-            backend.destroy_texture(CTX, textures[gone])?;
+        for gone in [2, 0] {
+            backend.destroy_texture(CTX, textures.remove(gone))?;
         }
-    } else {
-        textures.iter().try_for_each(|handle| backend.destroy_texture(CTX, *handle))?;
-        textures.clear();
-        for number in [1, 3, 4, 5] {
-            textures.push(backend.create_texture(CTX, &texture(number))?);
-        }
+        textures.push(make(&6)?);
     }
-    backend.create_handle(MemHandleId(1), 0, 4 << 20)?;
+    backend.create_handle(MemHandleId(1), 0, 4 << 20, false)?;
     backend.map_handle(MemHandleId(1), BASE + SLAB, 4 << 20, 0)?;
     backend.set_access(BASE + SLAB, 4 << 20, 0, 3)?;
     for event in [EventId(1), EventId(2)] {
-        backend.create_event(event, CTX, true)?;
+        backend.create_event(event, CTX, true, false)?;
     }
     Ok((backend, Made { textures, variables }))
 }
@@ -132,7 +127,7 @@ fn look(backend: &NvidiaBackend) -> Result<Vec<i64>, Box<dyn Error>> {
 }
 
 pub(crate) fn make(image: &str, file: &str) -> Outcome {
-    let (backend, made) = build(&std::fs::read(image)?, true)?;
+    let (backend, made) = build(&std::fs::read(image)?, None)?;
     let cuda = Cuda::open()?;
     cuda.to_device(BASE + SLAB, &Pattern::new().at(0, CHUNK)[..4 << 20])?;
     for (event, fills) in [(EventId(1), 1), (EventId(2), 200)] {
@@ -163,7 +158,7 @@ pub(crate) fn make(image: &str, file: &str) -> Outcome {
     let elapsed = backend.elapsed_ms(EventId(1), EventId(2))?;
     let head = [&seen[..], &[i64::from(elapsed.to_bits())]].concat();
     put_words(&mut out, &head)?;
-    put_words(&mut out, &made.variables.iter().map(|word| *word as i64).collect::<Vec<_>>())?;
+    put_words(&mut out, &made.textures.iter().map(|word| *word as i64).collect::<Vec<_>>())?;
     put_bytes(&mut out, &snapshot.notes())?;
     for piece in snapshot.pieces() {
         let mut bytes = vec![0; piece.bytes as usize];
@@ -187,12 +182,15 @@ pub(crate) fn make(image: &str, file: &str) -> Outcome {
 
 pub(crate) fn remake(image: &str, file: &str) -> Outcome {
     let mut input = BufReader::new(File::open(file)?);
-    let (before, _addresses) = (get_words(&mut input)?, get_words(&mut input)?);
+    let (before, handles) = (get_words(&mut input)?, get_words(&mut input)?);
     let notes = get_bytes(&mut input)?;
-    let (backend, made) = build(&std::fs::read(Path::new(image))?, false)?;
+    let (backend, made) = build(&std::fs::read(image)?, Some(&notes))?;
     rest(&backend)?;
     let told = format!("{:x?} {:x?}", made.variables, made.textures);
     backend.restore_notes(&notes).map_err(|error| format!("{error}; {told}"))?;
+    if !made.textures.iter().map(|word| *word as i64).eq(handles.iter().copied()) {
+        return Err(format!("textures were {handles:x?}; {told}").into());
+    }
     let mut saved = Vec::new();
     while let Some(piece) = get_piece(&mut input)? {
         let bytes = get_bytes(&mut input)?;

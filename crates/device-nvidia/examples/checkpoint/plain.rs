@@ -15,6 +15,7 @@ pub(crate) fn program(gib: &str) -> Outcome {
     cuda.init(0)?;
     cuda.create_context(&mut context, 0, 0)?;
     cuda.allocate(&mut memory, bytes as usize)?;
+    cuda.pin(pattern.all())?;
     for at in (0..bytes).step_by(CHUNK) {
         cuda.to_device(memory + at, pattern.at(at, CHUNK))?;
     }

@@ -124,6 +124,10 @@ impl Pattern {
         Pattern(noise)
     }
 
+    pub(crate) fn all(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The bytes from `at` on, at most [`CHUNK`].
     pub(crate) fn at(&self, at: u64, bytes: usize) -> &[u8] {
         let start = ((at % GIB + at / GIB * 4096) % GIB) as usize;

@@ -12,9 +12,8 @@ pub(crate) fn take(gib: &str) -> Outcome {
     let backend = backend()?;
     grant(&backend, bytes)?;
     let cuda = Cuda::open()?;
-    for at in (0..bytes).step_by(CHUNK) {
-        cuda.to_device(BASE + at, pattern.at(at, CHUNK))?;
-    }
+    cuda.pin(pattern.all())?;
+    spread(bytes, |at, len, _| cuda.to_device(BASE + at, pattern.at(at, len)))?;
     rest(&backend)?;
     let begin = Instant::now();
     backend.prepare_snapshot()?;
@@ -87,13 +86,13 @@ pub(crate) fn put(gib: &str) -> Outcome {
     backend.restore_end()?;
     let restored = begin.elapsed().as_secs_f64();
     let cuda = Cuda::open()?;
-    let mut buffer = vec![0; CHUNK];
-    for at in (0..bytes).step_by(CHUNK) {
-        cuda.to_host(&mut buffer, BASE + at)?;
-        if pattern.at(at, CHUNK) != buffer {
-            return Err(format!("bytes at {at:#x} are not what they were").into());
+    spread(bytes, |at, len, buffer| {
+        cuda.to_host(&mut buffer[..len], BASE + at)?;
+        match pattern.at(at, len) == &buffer[..len] {
+            true => Ok(()),
+            false => Err(format!("bytes at {at:#x} are not what they were").into()),
         }
-    }
+    })?;
     say(&format!(
         "{{\"what\": \"restore\", \"gib\": {gib}, \"start_s\": {started:.3}, \"grant_s\": {granted:.3}, \
          \"restore_s\": {restored:.3}, \"same\": true}}"

@@ -1,6 +1,6 @@
-//! Names in a cubin: an ELF file (64-bit, little-endian) whose sections `.nv.global*` and
-//! `.nv.constant3*` hold the program's variables, and whose `.nv.callgraph` holds pairs of symbols,
-//! caller and callee.
+//! Names in a cubin: an ELF file (64-bit, little-endian) with the program's variables in its symbol
+//! table (in `.nv.global*` and `.nv.constant3*`, but a name too many does no harm), and whose
+//! `.nv.callgraph` holds pairs of symbols, caller and callee.
 
 use super::{Allocators, MAX_VARIABLES, Symbols};
 use std::collections::{BTreeSet, HashMap};
@@ -10,6 +10,8 @@ const SYMBOL: usize = 24;
 const SHT_SYMTAB: u32 = 2;
 const SHT_NOBITS: u32 = 8;
 const STT_OBJECT: u8 = 1;
+/// What relocatable machine code has instead.
+const STT_CUDA_OBJECT: u8 = 13;
 const STT_FUNC: u8 = 2;
 /// In a symbol's `st_other`: a kernel.
 const STO_CUDA_ENTRY: u8 = 0x10;
@@ -25,13 +27,14 @@ pub(super) fn symbols(bytes: &[u8]) -> Result<Symbols, String> {
     };
     let all = file.symbols(table, &sections).ok_or_else(damaged)?;
     let names = file.section_names(&sections).ok_or_else(damaged)?;
-    let holds_variables = |index: u16| {
-        names.get(usize::from(index)).is_some_and(|name| {
-            name.starts_with(b".nv.global") || name.starts_with(b".nv.constant3")
-        })
+    let inside_kernels = |index: u16| {
+        names
+            .get(usize::from(index))
+            .is_some_and(|name| name.starts_with(b".nv.shared") || name.starts_with(b".nv.local"))
     };
     let variables = all.iter().filter(|s| {
-        s.kind == STT_OBJECT && s.section != SHN_UNDEF && s.size > 0 && holds_variables(s.section)
+        let object = s.kind == STT_OBJECT || s.kind == STT_CUDA_OBJECT;
+        object && s.section != SHN_UNDEF && s.size > 0 && !inside_kernels(s.section)
     });
     let variables = variables.map(|s| s.text()).collect::<Option<_>>().ok_or_else(damaged)?;
     let graph = names.iter().position(|name| *name == b".nv.callgraph");
@@ -184,7 +187,7 @@ mod tests {
     /// A file with a symbol table of (name, kind, other, section), two sections for variables and a
     /// call graph.
     fn cubin(symbols: &[(&str, u8, u8, u16)], calls: &[(u32, u32)]) -> Vec<u8> {
-        let names = b"\0.nv.global.init\0.nv.constant3\0.text.k\0.nv.callgraph\0";
+        let names = b"\0.nv.global.init\0.nv.constant3\0.nv.shared.k\0.nv.callgraph\0";
         let at = |name: &[u8]| names.windows(name.len()).position(|w| w == name).unwrap() as u32;
         let (mut strings, mut table) = (vec![0u8], vec![]);
         for (name, kind, other, section) in symbols {
@@ -198,7 +201,7 @@ mod tests {
         }
         let graph: Vec<u8> =
             calls.iter().flat_map(|(a, b)| [a.to_le_bytes(), b.to_le_bytes()].concat()).collect();
-        let parts: [(u32, u32, u32, &[u8]); 7] = [
+        let parts: [(u32, u32, u32, &[u8]); 8] = [
             (0, 0, 0, &[]),
             (at(b".nv.global"), 1, 0, &[0; 8]),
             (at(b".nv.constant3"), 1, 0, &[0; 8]),
@@ -206,6 +209,7 @@ mod tests {
             (0, SHT_SYMTAB, 5, &table),
             (0, 3, 0, &strings),
             (0, 3, 0, names),
+            (at(b".nv.shared"), 1, 0, &[0; 8]),
         ];
         let mut file = vec![0u8; 64];
         let mut headers = Vec::new();
@@ -224,20 +228,21 @@ mod tests {
         file[..4].copy_from_slice(b"\x7fELF");
         file[40..48].copy_from_slice(&start.to_le_bytes());
         file[58..60].copy_from_slice(&64u16.to_le_bytes());
-        file[60..62].copy_from_slice(&7u16.to_le_bytes());
+        file[60..62].copy_from_slice(&8u16.to_le_bytes());
         file[62..64].copy_from_slice(&6u16.to_le_bytes());
         file
     }
 
     #[test]
-    fn variables_lie_in_their_sections() {
+    fn objects_outside_of_kernels_are_variables() {
         let file = cubin(
             &[
                 ("", 0, 0, 0),
                 ("counter", 1, 0, 1),
-                ("table", 1, 0, 2),
+                ("table", 13, 0, 2),
                 ("code", 2, 0, 1),
-                ("other", 1, 0, 3),
+                ("elsewhere", 1, 0, 0),
+                ("tile", 1, 0, 7),
             ],
             &[],
         );

@@ -20,6 +20,8 @@ const CHUNK: u64 = 1 << 20;
 const WINDOW: u64 = 64 << 10;
 /// Threads that write one image at most: more than that, and the disk is what is slow.
 const MAX_WRITERS: usize = 8;
+/// Of these, so many wait for the disk while the others read memory and sum it up.
+const WAITING: usize = 2;
 
 /// Bits of an entry of /proc/PID/pagemap.
 const PRESENT: u64 = 1 << 63;
@@ -146,7 +148,8 @@ pub(super) fn share_out<T: Sync>(
     writer: &ImageWriter,
     store: impl Fn(&T, &mut Packer<'_>) -> Result<(), EngineError> + Sync,
 ) -> Result<(), EngineError> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = (cores + WAITING).min(MAX_WRITERS);
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {

@@ -8,6 +8,7 @@ mod objects;
 mod process;
 mod queries;
 mod undo;
+mod write;
 
 pub(crate) use process::vdso_checksum;
 
@@ -22,7 +23,6 @@ use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, PageBuffer};
-use memory::Chunk;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -104,8 +104,9 @@ struct Held {
     state: ProcessState,
     memory: Memory,
     mappings: Vec<maps::Mapping>,
-    /// Its file, which already has what a clone does not inherit.
-    writer: ImageWriter,
+    /// Its file, if it already has what a clone does not inherit.
+    writer: Option<ImageWriter>,
+    /// The mappings that it has.
     written: Vec<u64>,
 }
 
@@ -128,6 +129,7 @@ enum Memory {
 /// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
     let machine = Machine::this()?;
+    crate::restart::settle();
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
     // What cannot be saved is told before anything is stopped.
     survey_ahead(roots, &options)?;
@@ -264,7 +266,7 @@ impl Captured {
         let mut builds = false;
         for held in self.held {
             builds |= held.builds_on_another();
-            manifest.files.push(held.finish(self.options.codec)?);
+            manifest.files.push(held.finish(&self.options)?);
         }
         manifest.files.extend(others()?);
         manifest.parent = self.session.parent().filter(|_| builds).cloned();
@@ -273,46 +275,6 @@ impl Captured {
             tracker.succeed(&self.session, &self.options.folder, &manifest);
         }
         Ok(manifest)
-    }
-}
-
-impl Held {
-    fn builds_on_another(&self) -> bool {
-        match &self.memory {
-            Memory::Clone(_, changes) => changes.as_ref().is_some_and(|c| !c.unchanged.is_empty()),
-            Memory::Copied { changes, .. } => !changes.unchanged.is_empty(),
-        }
-    }
-
-    fn finish(mut self, codec: Choice) -> Result<FileEntry, EngineError> {
-        match self.memory {
-            Memory::Clone(clone, changes) => {
-                queries::ask_clone(&clone, &self.mappings, &mut self.state)?;
-                process::add_flags(maps::with_flags(clone.pid())?, &mut self.state);
-                self.state.guards = guards::of(clone.pid(), &self.mappings)?;
-                let chunks = match &changes {
-                    None => memory::chunks(&clone, &self.mappings, &self.written)?,
-                    Some(changes) => {
-                        let except = process::except(&self.state, &self.written);
-                        changes.refer(&except, &self.writer)?;
-                        let there = |c: &&Chunk| !changes::lies_in(c.address(), &except);
-                        changes.chunks.iter().filter(there).copied().collect()
-                    }
-                };
-                memory::write(&clone, &chunks, &self.writer, codec)?;
-            }
-            Memory::Copied { mut room, changes, flags } => {
-                let pid = self.state.ids.pid;
-                let flags = flags.join().unwrap_or(Err(EngineError::Ended { pid }))?;
-                process::add_flags(flags, &mut self.state);
-                let except = process::except(&self.state, &[]);
-                changes.refer(&except, &self.writer)?;
-                changes.store(&mut room, &except, &self.writer, codec)?;
-            }
-        }
-        self.state.check()?;
-        self.writer.section(state::PROCESS_SECTION, &state::format(&self.state)?)?;
-        Ok(self.writer.finish()?)
     }
 }
 

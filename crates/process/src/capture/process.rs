@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, guards, process_file, undo};
+use super::{Held, Memory, Options, guards, process_file, undo, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -78,14 +78,9 @@ pub(super) fn hold(
     let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
     let memory = memory?;
     closed?;
-    let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
-    let written = match &memory {
-        Memory::Clone(clone, _) => {
-            store_not_inherited(pid, clone, &mappings, &mut state, &writer, options)?
-        }
-        Memory::Copied { .. } => Vec::new(),
-    };
-    Ok(Held { state, memory, mappings, writer, written })
+    let mut held = Held { state, memory, mappings, writer: None, written: Vec::new() };
+    held.store_not_inherited(options)?;
+    Ok(held)
 }
 
 /// Copies what has changed since the last image, if that is known and little; else clones it.
@@ -101,11 +96,9 @@ fn hold_memory(
         return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
     }
     let room = session.room(pid);
-    // The kernel walks all of its memory to tell them; most of that is done when it goes on.
-    let flags = room.is_some().then(|| std::thread::spawn(move || maps::with_flags(pid)));
     let changes = Changes::find(pid, mappings)?;
     let fits = |room: &PageBuffer| changes.bytes() as usize <= room.room();
-    let (Some(mut room), Some(flags)) = (room.filter(fits), flags) else {
+    let Some(mut room) = room.filter(fits) else {
         return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, Some(changes)));
     };
     ways.lead(leader)?;
@@ -114,6 +107,8 @@ fn hold_memory(
     asked?;
     state.guards = guards::of(pid, mappings)?;
     changes.copy(pid, &mut room)?;
+    // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
+    let flags = write::flags_of(pid);
     Ok(Memory::Copied { room, changes, flags })
 }
 
@@ -404,34 +399,36 @@ fn describe_thread(
     })
 }
 
-/// Stores what the clone has not inherited; the addresses of those mappings.
-fn store_not_inherited(
-    pid: pid_t,
-    clone: &FrozenClone,
-    mappings: &[Mapping],
-    state: &mut ProcessState,
-    writer: &ImageWriter,
-    options: &Options,
-) -> Result<Vec<u64>, EngineError> {
-    let inherited: BTreeMap<u64, u64> =
-        maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
-    let mut missing = Vec::new();
-    let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
-    for (mapping, saved) in mappings.iter().zip(&mut state.mappings) {
-        if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
-            continue;
-        }
-        missing.push(mapping.start);
-        saved.flags.push(NOT_INHERITED.to_owned());
+impl Held {
+    /// Stores what the clone has not inherited, and notes those mappings.
+    fn store_not_inherited(&mut self, options: &Options) -> Result<(), EngineError> {
+        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
+        let pid = self.state.ids.pid;
+        let inherited: BTreeMap<u64, u64> =
+            maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
         let mut chunks = Vec::new();
-        memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
+            if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
+                continue;
+            }
+            self.written.push(mapping.start);
+            saved.flags.push(NOT_INHERITED.to_owned());
+            memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        }
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        // Otherwise the file is made when the job goes on again: a disk may be slow.
+        let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
+        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
             memory::store(pid, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
+        packer.flush()?;
+        self.writer = Some(writer);
+        Ok(())
     }
-    packer.flush()?;
-    Ok(missing)
 }
 
 /// The mappings of which nothing is to be stored: those that are stored already, and those that come

@@ -89,8 +89,8 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let mut made = tree.take();
     for (state, made) in plan.processes.iter().zip(&mut made) {
         let layers = plan.layers(state)?;
-        let rebuilding = process::Rebuilding { state, area: tree.area, inherited: &inherited };
-        rebuilding.run(made, &layers)?;
+        let (area, lazy) = (tree.area, plan.lazy);
+        process::Rebuilding { state, area, inherited: &inherited, lazy }.run(made, layers)?;
     }
     let mut descriptors = inherited.descriptors;
     for (state, made) in plan.processes.iter().zip(&mut made) {

@@ -53,13 +53,16 @@ pub(super) fn filled(
 }
 
 /// Writes the memory of a process, whose mappings are there and writable where something is to be
-/// written.
+/// written; whether that is all that there is of it.
 pub(super) fn fill(
     state: &ProcessState,
     layers: &Layers,
     sources: &[Source],
+    all: bool,
 ) -> Result<(), EngineError> {
-    layers.newest().read_ahead();
+    if all {
+        layers.newest().read_ahead();
+    }
     let pid = state.ids.pid;
     each(sources, |source, scratch, bytes| {
         let (file, extent) = (layers.file(source.layer), &source.extent);

@@ -4,6 +4,7 @@
 mod files;
 mod ghosts;
 mod init;
+mod lazy;
 mod memory;
 mod namespaces;
 mod process;
@@ -26,6 +27,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 pub use init::Rebuilt;
+pub(crate) use lazy::settle;
 
 #[derive(Debug)]
 pub struct RestartOptions {
@@ -37,13 +39,15 @@ pub struct RestartOptions {
     pub paths: PathMap,
     /// Plugins of others.
     pub plugins: More,
+    /// Memory comes when it is first used, or a little later.
+    pub lazy: bool,
 }
 
 impl RestartOptions {
     /// The usual ones.
     pub fn new(folder: PathBuf) -> RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
-        RestartOptions { folder, streams, paths, plugins: More::new() }
+        RestartOptions { folder, streams, paths, plugins: More::new(), lazy: false }
     }
 }
 
@@ -56,6 +60,7 @@ struct Plan {
     chain: Vec<(PathBuf, Manifest)>,
     paths: PathMap,
     plugins: More,
+    lazy: bool,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -75,9 +80,9 @@ impl Plan {
             entry.verify_plain(&folder)?;
         }
         let (paths, plugins) = (options.paths.clone(), options.plugins.clone());
-        let processes = Vec::new();
+        let (lazy, processes) = (options.lazy, Vec::new());
         let mut plan =
-            Plan { folder, manifest, chain, paths, plugins, job, descriptors, processes };
+            Plan { folder, manifest, chain, paths, plugins, lazy, job, descriptors, processes };
         for pid in &plan.job.processes {
             let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
             let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
@@ -208,6 +213,11 @@ fn wait(pid: pid_t, flags: i32) {
 }
 
 impl Rebuilt {
+    /// Why the job was ended, if it was for memory that could not be had.
+    pub fn failure(&self) -> Option<String> {
+        lazy::failure()
+    }
+
     /// Whom to checkpoint: all that descends from the init.
     pub fn roots(&self) -> Roots {
         Roots::ChildrenOf { parent: 1, except: Vec::new() }

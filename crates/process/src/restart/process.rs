@@ -1,6 +1,7 @@
 //! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
 
 use super::files::Inherited;
+use super::lazy::{self, Awaited, Pager};
 use super::memory;
 use super::segments;
 use super::threads;
@@ -22,6 +23,7 @@ pub(super) struct Rebuilding<'a> {
     pub(super) state: &'a ProcessState,
     pub(super) area: Area,
     pub(super) inherited: &'a Inherited,
+    pub(super) lazy: bool,
 }
 
 const PR_SET_VMA: u64 = 0x5356_4d41;
@@ -43,17 +45,21 @@ const ADVICE: [(&str, i32); 8] = [
 
 impl Rebuilding<'_> {
     /// Gives the process everything but its threads.
-    pub(super) fn run(&self, made: &mut Made, layers: &Layers) -> Result<(), EngineError> {
+    pub(super) fn run(&self, made: &mut Made, layers: Layers) -> Result<(), EngineError> {
         let Made { thread, parasite } = made;
         let parasite = *parasite;
         let pid = self.state.ids.pid;
         let kernel = self.kernel_mappings(pid)?;
-        let sources = memory::sources(self.state, layers)?;
+        let mut sources = memory::sources(self.state, &layers)?;
+        let later = if self.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
         let filled = memory::filled(self.state, &sources)?;
         self.empty(thread, parasite, &kernel)?;
         self.map(&mut parasite.batch(thread), &filled)?;
         segments::attach(self.state, thread, parasite)?;
-        memory::fill(self.state, layers, &sources)?;
+        memory::fill(self.state, &layers, &sources, !self.lazy)?;
+        if !later.is_empty() {
+            Pager::start(Awaited::begin(self.state, thread, parasite, layers, later)?)?;
+        }
         let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
         self.place_kernel(&mut batch, &kernel)?;

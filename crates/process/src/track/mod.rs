@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uffd::Watch;
+pub(crate) use uffd::taken;
 
 /// Most bytes of one job that are copied while it stands still: what has changed is elsewhere than in
 /// the program's memory until it is written.

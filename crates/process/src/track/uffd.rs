@@ -57,7 +57,7 @@ fn make(beside: &mut Thread, entry: u64) -> Result<Watch, EngineError> {
 }
 
 /// The descriptor `fd` of the process `pid`.
-fn taken(pid: libc::pid_t, fd: RawFd) -> Result<OwnedFd, EngineError> {
+pub(crate) fn taken(pid: libc::pid_t, fd: RawFd) -> Result<OwnedFd, EngineError> {
     let failed = |source| EngineError::System { pid, what: "take its descriptor", source };
     let own = |result: libc::c_long| {
         if result < 0 {

@@ -4,7 +4,7 @@
 pub mod survive;
 
 use kedge_image::Manifest;
-use kedge_process::{Options, RestartOptions, Roots, checkpoint, restart};
+use kedge_process::{Options, RestartOptions, Restarted, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -115,12 +115,21 @@ pub fn reap() {
 
 /// Brings the job back: its output from there on, and its status.
 pub fn bring_back(image: &Path) -> (Vec<String>, i32) {
+    bring_back_by(RestartOptions::new(image.into()), |_| {})
+}
+
+/// The same; `meanwhile` is done when it runs again.
+pub fn bring_back_by(
+    options: RestartOptions,
+    meanwhile: impl FnOnce(&Restarted),
+) -> (Vec<String>, i32) {
     let (output, theirs) = std::io::pipe().unwrap();
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let streams = [Some(null()), Some(OwnedFd::from(theirs)), None];
-    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    let options = RestartOptions { streams, ..options };
     let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
+    meanwhile(&restarted);
     let deadline = Deadline::of(restarted.keeper());
     let mut lines = Vec::new();
     for line in BufReader::new(output).lines() {

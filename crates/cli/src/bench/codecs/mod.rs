@@ -135,10 +135,10 @@ fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64),
 }
 
 /// A folder on the disk where images go, removed at the end.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new(dir: Option<&Path>) -> Result<Scratch, String> {
+    pub(super) fn new(dir: Option<&Path>) -> Result<Scratch, String> {
         let parent = match dir {
             Some(dir) => dir.to_owned(),
             None => policy::default_dir().map_err(|error| error.to_string())?,

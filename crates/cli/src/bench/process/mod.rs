@@ -1,0 +1,219 @@
+//! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and at a
+//! restart. Whatever can be compared is measured by turns with the same without kedge.
+
+mod job;
+pub(super) mod known;
+mod plain;
+
+use super::codecs::Scratch;
+use crate::size::Size;
+use job::Job;
+use kedge_probe::Series;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Pairs of each loop; the fourth-smallest and fourth-largest of 15 bound the median by 96.5 %.
+const PAIRS: usize = 15;
+const RANK: usize = 4;
+/// Checkpoints and restarts of each kind.
+const ROUNDS: usize = 3;
+const SIZES: [u64; 2] = [1 << 30, 4 << 30];
+/// Where there is room for none of those.
+const SMALL: u64 = 256 << 20;
+
+const LOOPS: [(&str, &str); 6] = [
+    ("open", "open and close"),
+    ("malloc", "malloc and free"),
+    ("putc", "putc"),
+    ("pages", "write to pages"),
+    ("getppid", "getppid"),
+    ("fork", "fork and wait"),
+];
+
+pub(super) const LIMIT: &str = ": upper 95 % limit";
+pub(super) const STALL: &str = "the job stands still";
+pub(super) const DURABLE_SHARE: &str = "durable, as fast as direct writing";
+pub(super) const CHANGED_STALL: &str = "1 % changed: the job stands still";
+pub(super) const CHANGED_DURABLE: &str = "1 % changed: durable";
+pub(super) const RESTART: &str = "restart to the first answer";
+pub(super) const RESTART_RATIO: &str = "restart, beside two threads that read";
+
+pub(super) const LAZY: &str = "lazy restart to the first answer";
+
+type Sink<'a> = dyn FnMut(Series) + 'a;
+
+/// Measures and hands over each series as it is done.
+pub(super) fn run(
+    size: Option<u64>,
+    dir: Option<&Path>,
+    sink: &mut Sink<'_>,
+) -> Result<(), String> {
+    let folder = Scratch::new(dir)?;
+    for (name, said) in LOOPS {
+        costs(name, said, sink)?;
+    }
+    starts(sink)?;
+    let room = plain::room(&folder.0);
+    let sizes = match size {
+        Some(size) => vec![size],
+        None => SIZES.into_iter().filter(|size| *size <= room).collect(),
+    };
+    for size in if sizes.is_empty() { vec![SMALL] } else { sizes } {
+        checkpoints(size, &folder.0, sink)?;
+        changes(size, &folder.0, sink)?;
+    }
+    Ok(())
+}
+
+fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f64>) {
+    sink(Series { name: name.into(), unit: unit.into(), samples });
+}
+
+/// One loop, natively and as a job by turns.
+fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
+    let mut ratios = Vec::new();
+    for pair in 0..PAIRS {
+        let mut times = [0.0; 2];
+        // Whoever is second finds another machine than who is first.
+        for turn in [pair % 2, 1 - pair % 2] {
+            let job: &[&str] = if turn == 1 { &["run", "--gpu", "none", "--"] } else { &[] };
+            times[turn] = loop_of(name, job)?;
+        }
+        ratios.push(times[1] / times[0]);
+    }
+    let mut sorted = ratios.clone();
+    sorted.sort_by(f64::total_cmp);
+    give(sink, said, "× native", ratios);
+    give(sink, format!("{said}{LIMIT}"), "× native", vec![sorted[PAIRS - RANK]]);
+    Ok(())
+}
+
+fn loop_of(name: &str, job: &[&str]) -> Result<f64, String> {
+    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
+    let mut command = Command::new(&kedge);
+    if !job.is_empty() {
+        command.args(job).arg(&kedge);
+    }
+    let output = command.args(["probe", "loop", name]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let complaint = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    said.parse().map_err(|_| complaint())
+}
+
+fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
+    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
+    let timed = |command: &mut Command| {
+        let begin = Instant::now();
+        let status = command.stdin(Stdio::null()).status().map_err(|error| error.to_string())?;
+        let taken = begin.elapsed().as_secs_f64() * 1e3;
+        if status.success() { Ok(taken) } else { Err(format!("/bin/true: {status}")) }
+    };
+    let pair = |_| {
+        let native = timed(&mut Command::new("/bin/true"))?;
+        let job = ["run", "--gpu", "none", "--", "/bin/true"];
+        Ok(timed(Command::new(&kedge).args(job))? - native)
+    };
+    let samples: Result<Vec<f64>, String> = (0..PAIRS).map(pair).collect();
+    give(sink, "start of /bin/true, beyond native", "ms", samples?);
+    Ok(())
+}
+
+/// Full checkpoints and restarts of a job that holds `size` bytes.
+fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
+    let named = |what: &str| format!("{what}, {}", Size(size));
+    let [mut stalls, mut gaps, mut lost, mut durable, mut shares] = [const { Vec::new() }; 5];
+    let [mut restarts, mut ratios, mut lazy] = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        let mut job = Job::start(size, dir, &[])?;
+        let direct = plain::write(dir, size)?;
+        let taken = job.checkpoint(&[])?;
+        let seconds = taken.seconds.ok_or("the image did not become durable")?;
+        stalls.push(taken.stall_seconds);
+        durable.push(seconds);
+        shares.push(direct / seconds);
+        job.tell("write 1")?;
+        let seen = job.checkpoint(&["--wait", "captured"])?;
+        gaps.push(job.answer()?);
+        plain::settle(&seen.image);
+        lost.push(lost_to_one(&mut job, size)?);
+        job.end();
+        let read = plain::read(&taken.image)?;
+        let (restarted, seconds) = Job::restart(&taken.image, &[])?;
+        restarts.push(seconds);
+        ratios.push(seconds / read);
+        restarted.end();
+        // Others may not.
+        if rustix::process::geteuid().is_root() {
+            let (restarted, seconds) = Job::restart(&taken.image, &["--lazy"])?;
+            lazy.push(seconds);
+            restarted.end();
+        }
+        empty(dir)?;
+    }
+    give(sink, named(STALL), "s", stalls);
+    give(sink, named("the longest pause that the program saw"), "s", gaps);
+    give(sink, named("time lost to a checkpoint by a program that writes"), "s", lost);
+    give(sink, named("durable"), "s", durable);
+    give(sink, named(DURABLE_SHARE), "of direct writing", shares);
+    give(sink, named(RESTART), "s", restarts);
+    give(sink, named(RESTART_RATIO), "× reading", ratios);
+    give(sink, named(LAZY), "s", lazy);
+    Ok(())
+}
+
+/// How much longer the same work takes if there is a checkpoint meanwhile.
+fn lost_to_one(job: &mut Job, size: u64) -> Result<f64, String> {
+    // Each page several times: about as long as the image needs.
+    let order = format!("work {}", size / 4096 * 16);
+    let alone = job.ask(&order)?;
+    job.tell(&order)?;
+    let taken = job.checkpoint(&[])?;
+    let with = job.answer()?;
+    let _ = fs::remove_dir_all(taken.image);
+    Ok(with - alone)
+}
+
+/// Checkpoints of a job of which one page in a hundred has changed.
+fn changes(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
+    let named = |what: &str| format!("{what}, {}", Size(size));
+    let mut job = Job::start(size, dir, &["--incremental"])?;
+    job.ask("dirty 1")?;
+    let free = job.ask("dirty 1")?;
+    let first = job.checkpoint(&[])?;
+    let [mut stalls, mut durable, mut marks] = [const { Vec::new() }; 3];
+    let pages = (size / 4096).max(100) as f64;
+    for _ in 0..2 * ROUNDS {
+        // The first write to each page finds it protected.
+        marks.push((job.ask("dirty 1")? - free) / (pages / 100.0) * 1e6);
+        let taken = job.checkpoint(&[])?;
+        stalls.push(taken.stall_seconds);
+        durable.push(taken.seconds.ok_or("the image did not become durable")?);
+    }
+    job.end();
+    give(
+        sink,
+        named("first incremental checkpoint: the job stands still"),
+        "s",
+        vec![first.stall_seconds],
+    );
+    give(sink, named(CHANGED_STALL), "s", stalls);
+    give(sink, named(CHANGED_DURABLE), "s", durable);
+    give(sink, named("first write to a page after it"), "µs more", marks);
+    let newest = dir.to_owned();
+    let (restarted, seconds) = Job::restart(&newest, &[])?;
+    restarted.end();
+    give(sink, named("restart from a chain"), "s", vec![seconds]);
+    empty(dir)
+}
+
+/// Removes the images of a round.
+fn empty(dir: &Path) -> Result<(), String> {
+    let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
+    entries
+        .flatten()
+        .try_for_each(|entry| fs::remove_dir_all(entry.path()))
+        .map_err(|e| e.to_string())
+}

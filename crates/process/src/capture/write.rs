@@ -1,0 +1,85 @@
+//! Writing what is held of a process, while the process goes on.
+
+use super::changes::{self, Changes};
+use super::{Held, Memory, Options, guards, memory, process, process_file, queries};
+use crate::EngineError;
+use crate::maps::{self, Mapping};
+use crate::state::{self, ProcessState};
+use kedge_image::{FileEntry, ImageWriter};
+use libc::pid_t;
+use std::thread::{self, JoinHandle};
+
+impl Held {
+    pub(super) fn builds_on_another(&self) -> bool {
+        match &self.memory {
+            Memory::Clone(_, changes) => changes.as_ref().is_some_and(|c| !c.unchanged.is_empty()),
+            Memory::Copied { changes, .. } => !changes.unchanged.is_empty(),
+        }
+    }
+
+    /// Writes the process's file: it is on the disk when this returns.
+    pub(super) fn finish(self, options: &Options) -> Result<FileEntry, EngineError> {
+        let Held { mut state, memory, mappings, writer, written } = self;
+        let (codec, pid) = (options.codec, state.ids.pid);
+        let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
+        let writer = writer.map_or_else(create, Ok)?;
+        match memory {
+            Memory::Clone(clone, changes) => {
+                queries::ask_clone(&clone, &mappings, &mut state)?;
+                state.guards = guards::of(clone.pid(), &mappings)?;
+                let flags = flags_of(clone.pid());
+                let Some(changes) = changes else {
+                    let chunks = memory::chunks(&clone, &mappings, &written)?;
+                    writer.expect(chunks.iter().map(memory::Chunk::length).sum());
+                    memory::write(&clone, &chunks, &writer, codec)?;
+                    process::add_flags(told(flags, pid)?, &mut state);
+                    return seal(&state, writer);
+                };
+                // Which mappings are wiped has to be known first.
+                process::add_flags(told(flags, pid)?, &mut state);
+                let chunks = refer(changes, &state, &written, &writer)?;
+                memory::write(&clone, &chunks, &writer, codec)?;
+            }
+            Memory::Copied { mut room, changes, flags } => {
+                process::add_flags(told(flags, pid)?, &mut state);
+                let except = process::except(&state, &[]);
+                changes.refer(&except, &writer)?;
+                changes.store(&mut room, &except, &writer, codec)?;
+            }
+        }
+        seal(&state, writer)
+    }
+}
+
+/// The last of a process's file: its state.
+fn seal(state: &ProcessState, writer: ImageWriter) -> Result<FileEntry, EngineError> {
+    state.check()?;
+    writer.section(state::PROCESS_SECTION, &state::format(state)?)?;
+    Ok(writer.finish()?)
+}
+
+type Flags = JoinHandle<Result<Vec<Mapping>, EngineError>>;
+
+/// The mappings with their flags. The kernel walks all of the memory to tell them: it does so while that
+/// is written.
+pub(super) fn flags_of(pid: pid_t) -> Flags {
+    thread::spawn(move || maps::with_flags(pid))
+}
+
+fn told(flags: Flags, pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
+    flags.join().unwrap_or(Err(EngineError::Ended { pid }))
+}
+
+/// Notes what has not changed; what has.
+fn refer(
+    changes: Changes,
+    state: &ProcessState,
+    written: &[u64],
+    writer: &ImageWriter,
+) -> Result<Vec<memory::Chunk>, EngineError> {
+    let except = process::except(state, written);
+    changes.refer(&except, writer)?;
+    let mut chunks = changes.chunks;
+    chunks.retain(|chunk| !changes::lies_in(chunk.address(), &except));
+    Ok(chunks)
+}
