@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, undo};
+use super::{Plan, lazy, memory, process, threads, tree, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -53,7 +53,9 @@ pub(super) fn run(
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
     close_all_but(&[report.as_raw_fd()])?;
-    let (threads, mut descriptors) = rebuild(plan)?;
+    // Where processes have ended for want of memory, that is what is to be told.
+    let why = |error| lazy::failure().map_or(error, EngineError::Init);
+    let (threads, mut descriptors) = rebuild(plan).map_err(why)?;
     crate::plugins::all(&plan.plugins).into_iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
