@@ -66,7 +66,9 @@ fn only_sockets(fd: RawFd, control: bool) -> Option<(OwnedFd, Option<OwnedFd>)> 
 /// The proxy ends when its client ends, and not before because of a key that was pressed or a
 /// signal that was meant for the job.
 fn ignore_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
+    // A limit on files must end a checkpoint (EFBIG), not its proxy.
+    let limit = libc::SIGXFSZ;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, limit] {
         // SAFETY: ignoring a signal installs no handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

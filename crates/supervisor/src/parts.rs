@@ -38,13 +38,6 @@ impl Parts {
     }
 }
 
-impl Parts {
-    /// The NVML that belongs to those devices; NVIDIA's own tells of real GPUs.
-    pub(crate) fn nvml_for(&self, gpu: &GpuSpec) -> Option<&Path> {
-        self.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }))
-    }
-}
-
 fn places() -> Vec<PathBuf> {
     if let Some(dir) = std::env::var_os("KEDGE_LIB_DIR") {
         return vec![PathBuf::from(dir)];

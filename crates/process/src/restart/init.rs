@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, lazy, memory, process, threads, tree, undo};
+use super::{Plan, lazy, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -248,11 +248,13 @@ impl Rebuilt {
         pid >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     }
 
-    /// Collects all children that have ended, also while another thread traces, and tells the
-    /// restarter when the program's first process is among them; false if no child is left.
-    pub fn collect(&mut self) -> bool {
+    /// Collects all children that have ended, also while another thread traces, and shows them to `look`:
+    /// ids and statuses. If it agrees, tells the restarter when the program's first process is among them.
+    /// False if no child is left.
+    pub fn collect(&mut self, look: impl FnOnce(&[(pid_t, i32)]) -> bool) -> bool {
         let reaped = crate::reap(&[self.root]);
-        if let Some((_, status)) = reaped.ended.iter().find(|(pid, _)| *pid == self.root) {
+        let root = reaped.ended.iter().find(|(pid, _)| *pid == self.root);
+        if let (true, Some((_, status))) = (look(&reaped.ended), root) {
             self.reported = true;
             // A restarter that has gone does not ask.
             let _ = self.report.write_all(&status.to_le_bytes());
