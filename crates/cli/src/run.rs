@@ -5,6 +5,7 @@ use crate::gpu;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
 use kedge_supervisor::{End, JobSpec, Outcome, RunError, die_of};
@@ -38,6 +39,12 @@ pub(crate) struct RunArgs {
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
+    /// Memory of each GPU that a checkpoint may take for its copy, such as 16G [default: what is spare]
+    #[arg(long, value_name = "SIZE")]
+    cache_gpu: Option<Size>,
+    /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is free]
+    #[arg(long, value_name = "SIZE")]
+    cache_host: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
@@ -122,10 +129,16 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
+    let bytes = |size: Option<Size>| size.map(|size| size.0);
+    let limits = DeviceLimits {
+        soft_memory: bytes(args.soft_memory),
+        cache_gpu: bytes(args.cache_gpu),
+        cache_host: bytes(args.cache_host),
+    };
     let spec = JobSpec {
         gpu,
         gpu_default,
-        soft_memory: args.soft_memory.map(|size| size.0),
+        limits,
         name: args.job,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),

@@ -20,7 +20,7 @@ mod watch;
 
 use checkpoint::Checkpointer;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-use kedge_image::Devices;
+use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
@@ -47,8 +47,8 @@ pub struct JobSpec {
     pub gpu: JobGpu,
     /// Why these are the default, where nobody named any.
     pub gpu_default: Option<String>,
-    /// Bytes of each software device; `None`: the proxy's own choice.
-    pub soft_memory: Option<u64>,
+    /// What is not said is the proxies' own choice.
+    pub limits: DeviceLimits,
     /// `None`: made from the program's name.
     pub name: Option<JobName>,
     pub program: OsString,
@@ -142,7 +142,7 @@ fn supervise(
         // Worth saying once a process asks for devices.
         let why = spec.gpu_default.as_ref();
         let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
-        let launch = Launch::new(parts, gpu, spec.soft_memory, dir);
+        let launch = Launch::new(parts, gpu, &spec.limits, dir);
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
         let served = proxies.serve(listener, launch, log.clone(), note);
@@ -218,12 +218,12 @@ fn serve_control(
     recovery: &Arc<Recovery>,
 ) -> Arc<Checkpointer> {
     let log = &recovery.log;
-    let (gpu, soft_memory) = (meta.gpu.clone(), spec.soft_memory);
+    let (gpu, limits) = (meta.gpu.clone(), spec.limits);
     let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: meta.command.clone(),
-        devices: has_devices.then_some(Devices { gpu, soft_memory, folder: dir.path().to_owned() }),
+        devices: has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() }),
         socket: dir.socket(),
         proxies: proxies.clone(),
         policy: spec.policy.clone(),

@@ -244,7 +244,7 @@ impl RestartSpec {
 fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
     dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
-    Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
+    Ok(Launch::new(&parts, &gpu, &devices.limits, dir))
 }
 
 /// What the restarted job's init needs to take checkpoints.
