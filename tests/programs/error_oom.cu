@@ -28,5 +28,6 @@ int main()
     REQUIRE(after + (64 << 20) >= free);
     EXPECT(cudaErrorInvalidValue, cudaFree((void *)0x1234));
     (void)cudaGetLastError();
-    OK("%zu pieces", all.size() + 1);
+    // Their number depends on what else this machine does.
+    OK("pieces");
 }

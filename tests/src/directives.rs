@@ -6,6 +6,7 @@
 //! // args: 1000
 //! // stderr: assertion
 //! // seconds: 60
+//! // checkpoint refused: shares device memory
 //! ```
 //!
 //! In `build`, `{dir}` is the program's folder, `{toolkit}` the CUDA toolkit's, and `{cuda}` what links
@@ -28,6 +29,8 @@ pub struct Program {
     pub stderr: Option<String>,
     /// Time that it may take.
     pub seconds: u64,
+    /// It may be refused to be checkpointed, with this text.
+    pub refused: Option<String>,
 }
 
 #[derive(Debug, Error)]
@@ -70,6 +73,7 @@ impl Program {
             args: Vec::new(),
             stderr: None,
             seconds: 120,
+            refused: None,
         };
         let folder = source.parent().unwrap_or(Path::new(".")).to_string_lossy().into_owned();
         for (index, line) in text.lines().enumerate() {
@@ -86,6 +90,7 @@ impl Program {
             match key.trim() {
                 "build" => program.build = words(),
                 "args" => program.args = words(),
+                "checkpoint refused" => program.refused = Some(value.to_owned()),
                 "stderr" => program.stderr = Some(value.to_owned()),
                 "devices" => program.devices = number()?,
                 "seconds" => program.seconds = number()?.into(),

@@ -9,6 +9,7 @@ mod doctor;
 mod failure;
 mod gpu;
 mod images;
+mod kill;
 mod logs;
 mod manual;
 mod output;
@@ -74,6 +75,7 @@ enum Command {
     /// The job's log has kedge's own messages: why a device faulted, which function is not
     /// supported, how a proxy ended. The program's own output is not in it.
     Logs(logs::LogsArgs),
+    Kill(kill::KillArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Restart(restart::RestartArgs),
     Images(images::ImagesArgs),
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
+        Command::Kill(args) => kill::run(&args).map(done),
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),
         Command::Restart(args) => restart::run(args),
         Command::Images(args) => images::run(&args).map(done),

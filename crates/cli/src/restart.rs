@@ -2,11 +2,11 @@
 
 use crate::Failure;
 use crate::images::real;
-use crate::run::CheckpointArgs;
+use crate::run::{CheckpointArgs, conclude};
 use clap::Args;
 use kedge_proxy::backend::GpuSpec;
+use kedge_supervisor::RestartSpec;
 use kedge_supervisor::jobs::JobName;
-use kedge_supervisor::{Outcome, RestartSpec, die_of};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -47,6 +47,9 @@ pub(crate) struct RestartArgs {
     lazy: bool,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
+    /// What the process that this one takes the place of has left: a job goes back
+    #[arg(long, value_name = "JSON", hide = true)]
+    back: Option<String>,
 }
 
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -57,6 +60,10 @@ fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
+    if let Some(note) = &args.back {
+        let spec = RestartSpec::of_note(args.path, note);
+        return conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
+    }
     let mut policy = args.checkpoints.policy()?;
     let path = real(&args.path)?;
     // Its images stay together.
@@ -64,9 +71,6 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
     let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
-    let spec = RestartSpec { path, name, lazy, paths, policy, gpu };
-    match kedge_supervisor::restart(&spec).map_err(|error| Failure::of_run(&error))? {
-        Outcome::Exited(code) => Ok(ExitCode::from(code)),
-        Outcome::Killed(signal) => die_of(signal),
-    }
+    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back: None };
+    conclude(kedge_supervisor::restart(&spec))
 }

@@ -5,13 +5,15 @@ use crate::gpu;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{JobSpec, Outcome, die_of};
+use kedge_supervisor::{End, JobSpec, Outcome, RunError, die_of};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -37,6 +39,12 @@ pub(crate) struct RunArgs {
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
+    /// Memory of each GPU that a checkpoint may take for its copy, such as 16G [default: what is spare]
+    #[arg(long, value_name = "SIZE")]
+    cache_gpu: Option<Size>,
+    /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is free]
+    #[arg(long, value_name = "SIZE")]
+    cache_host: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
@@ -72,6 +80,10 @@ pub(crate) struct CheckpointArgs {
     /// Every so many images, one holds everything [default with --incremental: 10]
     #[arg(long, value_name = "N", requires = "incremental")]
     full_every: Option<NonZeroU32>,
+    /// When a proxy of the job dies, and with it what its devices hold, restart the job from its newest
+    /// good image; N times at most [default for N: 3]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    recover: Option<NonZeroU32>,
     /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
     /// on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
@@ -106,33 +118,46 @@ impl CheckpointArgs {
             return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
         }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
-        Ok(Policy { dir, keep: self.keep, interval, on_term: self.on_term, full_every })
+        let (keep, on_term, recover) = (self.keep, self.on_term, self.recover);
+        Ok(Policy { dir, keep, interval, on_term, full_every, recover })
     }
 }
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
-    if args.gpu != Some(JobGpu::None) && (policy.interval.is_some() || policy.on_term.is_some()) {
-        return Err(Failure::new(
-            "a job with devices cannot be checkpointed yet: leave --interval and --on-term out, or \
-             give --gpu none",
-        ));
-    }
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
+    let bytes = |size: Option<Size>| size.map(|size| size.0);
+    let limits = DeviceLimits {
+        soft_memory: bytes(args.soft_memory),
+        cache_gpu: bytes(args.cache_gpu),
+        cache_host: bytes(args.cache_host),
+    };
     let spec = JobSpec {
         gpu,
         gpu_default,
-        soft_memory: args.soft_memory.map(|size| size.0),
+        limits,
         name: args.job,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,
     };
-    match kedge_supervisor::run(&spec).map_err(|error| Failure::of_run(&error))? {
-        Outcome::Exited(code) => Ok(ExitCode::from(code)),
-        Outcome::Killed(signal) => die_of(signal),
+    conclude(kedge_supervisor::run(&spec))
+}
+
+/// Ends as the job has ended, or goes back with it.
+pub(crate) fn conclude(end: Result<End, RunError>) -> Result<ExitCode, Failure> {
+    match end.map_err(|error| Failure::of_run(&error))? {
+        End::Outcome(Outcome::Exited(code)) => Ok(ExitCode::from(code)),
+        End::Outcome(Outcome::Killed(signal)) => die_of(signal),
+        End::GoBack(back) => {
+            // The file may have been replaced since by another version's.
+            let own = std::env::current_exe().ok().filter(|path| path.exists());
+            let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
+            command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
+            Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
+        }
     }
 }

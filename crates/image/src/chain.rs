@@ -77,9 +77,9 @@ impl Layers {
         Err(last.damaged(0, "it builds on another image, which its manifest does not name"))
     }
 
-    /// The file that was asked for.
-    pub fn newest(&self) -> &ImageFile {
-        &self.files[0]
+    /// Has the kernel read all of them ahead.
+    pub fn read_ahead(&self) {
+        self.files.iter().for_each(ImageFile::read_ahead);
     }
 
     pub fn file(&self, layer: usize) -> &ImageFile {

@@ -26,13 +26,25 @@ pub struct FileEntry {
     pub checksum: u64,
 }
 
+/// What a job's devices may take, in bytes, where that was said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceLimits {
+    /// Of each software device: its memory.
+    pub soft_memory: Option<u64>,
+    /// Snapshots: of each GPU's memory, and of pinned host memory.
+    #[serde(default)]
+    pub cache_gpu: Option<u64>,
+    #[serde(default)]
+    pub cache_host: Option<u64>,
+}
+
 /// The devices that a job sees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Devices {
     /// As `--gpu` takes them.
     pub gpu: String,
-    /// Bytes of each software device, if that was said.
-    pub soft_memory: Option<u64>,
+    #[serde(flatten)]
+    pub limits: DeviceLimits,
     /// The folder of the job that was first started: its processes look for the driver and for devices
     /// there, by their environment.
     pub folder: PathBuf,

@@ -28,7 +28,7 @@ pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use reap::{Reaped, reap};
 pub use restart::{Rebuilt, RestartOptions, Restarted, restart};
-pub use signal::signal;
+pub use signal::{running, signal};
 pub use stop::Roots;
 pub use thread::Thread;
 pub use track::Tracker;

@@ -4,6 +4,11 @@ use crate::Roots;
 use crate::stop;
 use std::collections::BTreeSet;
 
+/// The processes of the job that run now: those too that stand still, but for a capture.
+pub fn running(roots: &Roots) -> Vec<i32> {
+    stop::alive(roots)
+}
+
 /// Sends `signal`, one that ends processes or stops them, to every process of the job; to those too
 /// that are made meanwhile.
 pub fn signal(roots: &Roots, signal: i32) {

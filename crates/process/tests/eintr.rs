@@ -5,7 +5,7 @@ mod support;
 
 use kedge_process::{Options, Roots, checkpoint};
 use std::process::Command;
-use support::survive::{as_an_ordinary_user, continues};
+use support::survive::{as_an_ordinary_user, continues, remove_left_behind};
 use support::{Folder, Running, alone, bring_back, build};
 
 const STEPS: usize = 40;
@@ -31,6 +31,7 @@ fn never_ends_early(call: &str) {
     assert!(wrong.is_none(), "{wrong:?}");
     let image = folder.path("image");
     running.capture_and_kill(&image);
+    remove_left_behind();
     let (after, status) = bring_back(&image);
     continues(&before, &after, STEPS);
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");

@@ -165,10 +165,10 @@ fn a_parent_that_is_damaged_changed_or_gone_is_named() {
     let file = parent.join(format!("{}.kimg", manifest.processes[0]));
     let good = std::fs::read(&file).unwrap();
     let error = || restart(&RestartOptions::new(image.clone()), |_| {}).unwrap_err();
-    // In the middle lies a payload, at the end the footer.
-    for at in [good.len() / 2, good.len() - 9] {
+    // The first half has payloads, of which the image needs some and others not; at the end lies the footer.
+    for (from, to) in [(0, good.len() / 2), (good.len() - 9, good.len() - 8)] {
         let mut bad = good.clone();
-        bad[at] ^= 1;
+        bad[from..to].iter_mut().step_by(256).for_each(|byte| *byte ^= 1);
         std::fs::write(&file, bad).unwrap();
         assert!(verify(&image, 2).is_err());
         let said = error().to_string();

@@ -5,7 +5,7 @@ mod support;
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::process::Command;
-use support::survive::{as_an_ordinary_user, continues, random, rounds};
+use support::survive::{as_an_ordinary_user, continues, random, remove_left_behind, rounds};
 use support::{Folder, Running, alone, bring_back, build};
 
 const STEPS: usize = 200;
@@ -27,20 +27,6 @@ fn shared_survives(name: &str, source: &str, between: impl Fn(&str), after: impl
         continues(&before, &said, STEPS);
         assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
         after(nonce);
-    }
-}
-
-/// Removes what a killed job has left behind: nobody else does, and nothing of it may be needed.
-fn remove_left_behind() {
-    for (table, option) in [("shm", "-m"), ("sem", "-s"), ("msg", "-q")] {
-        let rows = std::fs::read_to_string(format!("/proc/sysvipc/{table}")).unwrap();
-        for row in rows.lines().skip(1) {
-            let words: Vec<&str> = row.split_whitespace().collect();
-            let key: i32 = words[0].parse().unwrap();
-            if key & !0xff == 0x6b65_6400 {
-                assert!(Command::new("ipcrm").args([option, words[1]]).status().unwrap().success());
-            }
-        }
     }
 }
 

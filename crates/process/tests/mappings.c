@@ -93,17 +93,16 @@ int main(int argc, char **argv) {
     char *locked = map(both, anonymous, -1, 0);
     int lock = mlock(locked, PAGE);
     memcpy(locked, &nonce, 8);
-    // Code that the program has written.
-    char *code = map(both, anonymous, -1, 0);
-    memcpy(code, "\x48\x8d\x47\x01\xc3", 5);
-    check(!mprotect(code, SIZE, PROT_READ | PROT_EXEC), 15);
-
     // Pages in its midst that fault, where the kernel has such guards; and memory with a name.
     char *guarded = map(both, anonymous, -1, 0);
     memcpy(guarded + 6 * PAGE + 64, &nonce, 8);
     int guards = !madvise(guarded + 3 * PAGE, 2 * PAGE, 102);
     char *named = map(both, anonymous, -1, 0);
     (void)!prctl(0x53564d41, 0, named, SIZE, "what it is called");
+    // Code that the program has written.
+    char *code = map(both, anonymous, -1, 0);
+    memcpy(code, "\x48\x8d\x47\x01\xc3", 5);
+    check(!mprotect(code, SIZE, PROT_READ | PROT_EXEC), 15);
 
     char name[64];
     snprintf(name, sizeof name, "/tmp/kedge-mappings-%d", getpid());

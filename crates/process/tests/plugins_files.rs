@@ -7,6 +7,7 @@ use kedge_process::plugins::{
 };
 use plugins_support::{Scenario, as_an_ordinary_user};
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 const SOURCE: &str = "plugins_files.c";
 
@@ -89,6 +90,7 @@ fn what_was_written_is_found_and_what_came_later_is_moved_aside() {
     let (base, journal) = (scenario.work().join("base"), scenario.work().join("base-journal"));
     fs::write(&base, "state two").unwrap();
     fs::write(&journal, "what leads back to state zero").unwrap();
+    let inode = fs::metadata(&base).unwrap().ino();
     let mut made = scenario.check(&saved, PathMap::default());
     assert_eq!(made.notes.len(), 2, "{:?}", made.notes);
     let aside = scenario.work().join("base.kedge-aside-1");
@@ -97,6 +99,25 @@ fn what_was_written_is_found_and_what_came_later_is_moved_aside() {
     made.commit();
     drop(made);
     assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
+    // Programs know their files by inode: SQLite does.
+    assert_eq!(fs::metadata(&base).unwrap().ino(), inode);
+}
+
+#[test]
+fn a_file_that_somebody_writes_is_left_to_him() {
+    let mut scenario = Scenario::start(SOURCE, "database");
+    let saved = scenario.save();
+    scenario.kill();
+    let base = scenario.work().join("base");
+    let writer = fs::File::options().write(true).open(&base).unwrap();
+    writer.write_all_at(b"another", 0).unwrap();
+    let mut made = scenario.check(&saved, PathMap::default());
+    made.commit();
+    drop(made);
+    writer.write_all_at(b"writes on", 0).unwrap();
+    assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
+    let aside = scenario.work().join("base.kedge-aside-1");
+    assert_eq!(fs::read_to_string(&aside).unwrap(), "writes on");
 }
 
 #[test]

@@ -48,8 +48,13 @@ fn python_processes_go_on() {
 
 #[test]
 fn numpy_goes_on() {
-    let numpy = Command::new(PYTHON).args(["-c", "import numpy"]).output();
-    if numpy.is_ok_and(|output| output.status.success()) {
+    let there = || {
+        // Not beside another test, whose job it would seem to be of.
+        let _alone = alone();
+        let numpy = Command::new(PYTHON).args(["-c", "import numpy"]).output();
+        numpy.is_ok_and(|output| output.status.success())
+    };
+    if there() {
         python_survives("numpy", include_str!("programs/numbers.py"), &[]);
     } else {
         eprintln!("NumPy is not installed: not tested");

@@ -4,7 +4,7 @@ use crate::visible::{self, Cut};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::{Backend, Host};
-use kedge_device_nvidia::{Gpus, NvidiaBackend};
+use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend};
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
 use kedge_protocol::{DeviceChoice, DeviceInfo};
 use std::fmt;
@@ -77,6 +77,8 @@ pub struct BackendConfig {
     pub soft_memory: Option<u64>,
     /// Worker threads of the software devices; `None`: one a core.
     pub workers: Option<usize>,
+    /// What snapshots of GPUs may take.
+    pub cache: CacheLimits,
 }
 
 /// Why a client has no device.
@@ -121,7 +123,7 @@ pub fn build(
         GpuSpec::Local { ordinals } => {
             let gpus = Gpus::open(ordinals)?;
             let chosen = choose(gpus.infos(), choice, &*host)?;
-            Ok(NvidiaBackend::new(gpus, &chosen, host)?)
+            Ok(NvidiaBackend::with_cache(gpus, &chosen, host, config.cache)?)
         }
     }
 }

@@ -34,4 +34,4 @@ mod visible;
 mod watch;
 mod work;
 
-pub use serve::{ServeError, serve};
+pub use serve::{EXIT_BUG, ServeError, serve};

@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         return fail(&format!("descriptor {} or the next is not open", options.fd));
     };
     ignore_signals();
+    one_heap();
     // Keeps no directory busy.
     let _ = std::env::set_current_dir("/");
     let log = match &options.log {
@@ -36,6 +37,13 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB, which would
+/// move what the driver places after it: a proxy that takes this one's place has other threads by then.
+fn one_heap() {
+    // SAFETY: a plain call before any other thread is there.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 fn fail(message: &str) -> ExitCode {
@@ -66,7 +74,9 @@ fn only_sockets(fd: RawFd, control: bool) -> Option<(OwnedFd, Option<OwnedFd>)> 
 /// The proxy ends when its client ends, and not before because of a key that was pressed or a
 /// signal that was meant for the job.
 fn ignore_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
+    // A limit on files must end a checkpoint (EFBIG), not its proxy.
+    let limit = libc::SIGXFSZ;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, limit] {
         // SAFETY: ignoring a signal installs no handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

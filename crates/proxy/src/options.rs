@@ -1,6 +1,7 @@
 //! The proxy's command line, written by the supervisor and read here.
 
 use crate::backend::{BackendConfig, GpuSpec};
+use kedge_device_nvidia::CacheLimits;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -44,7 +45,12 @@ impl Options {
             fd: -1,
             control: false,
             restore: false,
-            backend: BackendConfig { gpu, soft_memory: None, workers: None },
+            backend: BackendConfig {
+                gpu,
+                soft_memory: None,
+                workers: None,
+                cache: CacheLimits::default(),
+            },
             log: None,
             spin: Duration::from_micros(50),
         };
@@ -63,7 +69,14 @@ impl Options {
             }
             if !matches!(
                 &*name,
-                "--fd" | "--gpu" | "--soft-memory" | "--workers" | "--spin-us" | "--log"
+                "--fd"
+                    | "--gpu"
+                    | "--soft-memory"
+                    | "--cache-gpu"
+                    | "--cache-host"
+                    | "--workers"
+                    | "--spin-us"
+                    | "--log"
             ) {
                 return Err(OptionsError::Unknown(arg));
             }
@@ -72,6 +85,8 @@ impl Options {
                 "--fd" => fd = Some(number(&name, &value)?),
                 "--gpu" => options.backend.gpu = number(&name, &value)?,
                 "--soft-memory" => options.backend.soft_memory = Some(number(&name, &value)?),
+                "--cache-gpu" => options.backend.cache.gpu = number(&name, &value)?,
+                "--cache-host" => options.backend.cache.host = number(&name, &value)?,
                 "--workers" => options.backend.workers = Some(number(&name, &value)?),
                 "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
                 _ => options.log = Some(value.into()),

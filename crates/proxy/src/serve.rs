@@ -29,6 +29,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a restart may take, all of it.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// What a proxy exits with that has found a bug in itself.
+pub const EXIT_BUG: i32 = 70;
+
 /// Why a proxy ended before its client.
 #[derive(Debug, Error)]
 pub enum ServeError {
@@ -233,6 +236,6 @@ fn end_on_panic(log: Arc<JobLog>) {
             outbox.close();
         }
         // SAFETY: ends the process at once, whatever locks the panicking thread holds.
-        unsafe { libc::_exit(70) }
+        unsafe { libc::_exit(EXIT_BUG) }
     }));
 }

@@ -6,6 +6,7 @@ use crate::jobs::{self, JobName, LastImage};
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
+use crate::recover::Recovery;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::FileContents;
 use kedge_process::{EngineError, Options, Roots, Tracker};
@@ -70,6 +71,9 @@ pub(crate) struct Checkpointer {
     pub(crate) last: PathBuf,
     /// Held by a checkpoint from its beginning to its end.
     pub(crate) under_way: Mutex<()>,
+    /// Held by whoever ends the job.
+    pub(crate) ending: Mutex<()>,
+    pub(crate) recovery: Arc<Recovery>,
     /// What has changed since the last image.
     pub(crate) tracker: Tracker,
 }
@@ -113,14 +117,22 @@ impl Checkpointer {
         }
     }
 
+    /// Whether a checkpoint is.
+    pub(crate) fn is_under_way(&self) -> bool {
+        matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Returns when nobody is about to end the job.
+    pub(crate) fn ended(&self) {
+        drop(self.ending.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Returns when no checkpoint is under way, or at `deadline`.
     pub(crate) fn settle(&self, deadline: Option<Instant>) {
         let Some(deadline) = deadline else {
             return drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
         };
-        while matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
-            && Instant::now() < deadline
-        {
+        while self.is_under_way() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -234,7 +246,8 @@ impl Checkpointer {
             bytes: manifest.bytes(),
             stall_seconds,
         };
-        if let Err(error) = last.write(&self.last) {
+        let noted = last.write(&self.last).and_then(|()| self.recovery.images.add(image));
+        if let Err(error) = noted {
             self.log.line(&error.to_string());
         }
         self.log.line(&format!(

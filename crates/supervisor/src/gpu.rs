@@ -6,7 +6,7 @@ use crate::proxies::{self, Launch, Proxies};
 use crate::quiesce::Resting;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::{
-    Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, state, unix_peer,
+    Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
 use kedge_process::{Captured, EngineError};
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
@@ -79,6 +79,13 @@ struct Begun {
     client: u32,
     proxy: u32,
     control: Arc<Control>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    clients: Vec<Saved>,
+    /// Descriptions and paths of what NVIDIA's management library has open.
+    management: Vec<(u32, String)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -253,6 +260,7 @@ impl Plugin for Gpu {
             {
                 Claim::Yes
             }
+            Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
             }
@@ -268,7 +276,14 @@ impl Plugin for Gpu {
         let moment = self.moment();
         let Moment::Checkpoint { clients, .. } = &*moment else { return Ok(None) };
         capture_all(clients)?;
-        state(clients.iter().map(|client| save(client, capture, mine)))
+        let clients = clients.iter().map(|client| save(client, capture, mine));
+        let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
+        let management = save_management(capture, mine);
+        if clients.is_empty() && management.is_empty() {
+            return Ok(None);
+        }
+        let all = serde_json::to_value(State { clients, management });
+        all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
@@ -276,10 +291,11 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = &mut *moment else {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
-        for saved in world.parse::<Vec<Saved>>(state)? {
+        let State { clients, management } = world.parse(state)?;
+        for saved in clients {
             begun.push(begin(&saved, world, restart)?);
         }
-        Ok(())
+        management.into_iter().try_for_each(|(description, path)| reopen(description, &path, world))
     }
 
     fn rebuilt(&self) -> Result<(), PluginError> {
@@ -337,6 +353,36 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
         arenas: numbers(arenas),
         ring: save_ring(capture, first)?,
     })
+}
+
+/// The driver's device file that a process has opened by itself: NVIDIA's management library (NVML) does, which
+/// frameworks ask for the number of GPUs.
+fn management(file: &Found) -> Option<String> {
+    let path = file.link.to_str().filter(|path| path.starts_with("/dev/nvidia"))?;
+    (file.stat.mode & libc::S_IFMT == libc::S_IFCHR).then(|| path.to_owned())
+}
+
+fn save_management(capture: &mut Capture, mine: &[usize]) -> Vec<(u32, String)> {
+    let path = |index: &usize| Some((*index as u32, management(capture.file(*index))?));
+    let found: Vec<(u32, String)> = mine.iter().filter_map(path).collect();
+    if let Some((index, _)) = found.first() {
+        let (pid, _) = capture.job.holder(capture.file(*index as usize));
+        capture.warnings.push(format!(
+            "process {pid} uses NVIDIA's management library (NVML): after a restart its calls fail until \
+             it starts the library again"
+        ));
+    }
+    found
+}
+
+/// Opens the file anew, which knows nothing of what was asked through the old one; where it is not there,
+/// something that answers nothing.
+fn reopen(description: u32, path: &str, world: &mut World) -> Result<(), PluginError> {
+    let open = |path: &str| File::options().read(true).write(true).open(path);
+    let named = Some(path).filter(|path| path.starts_with("/dev/nvidia") && !path.contains(".."));
+    let file = named.and_then(|path| open(path).ok());
+    let file = file.map_or_else(|| open("/dev/null"), Ok).map_err(failed("open /dev/null"))?;
+    world.made(description, file)
 }
 
 /// The ring's memory, but for what is zero.

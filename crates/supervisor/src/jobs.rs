@@ -1,14 +1,15 @@
-//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, log, socket, control, lib/}` in a folder
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, log, socket, control, lib/}` in a folder
 //! private to the user.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
 use crate::policy::Policy;
+use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -174,12 +175,29 @@ impl Jobs {
             if !same {
                 continue;
             }
-            for left in ["socket", "control", "log", "meta.json", "last.json"] {
+            for left in ["log", "meta.json", "last.json", "images.json"] {
                 let _ = fs::remove_file(dir.join(left));
             }
-            let _ = fs::remove_dir_all(dir.join("lib"));
-            return Ok(JobDir { dir, _lock: lock });
+            let dir = JobDir { dir, lock };
+            dir.clear();
+            return Ok(dir);
         }
+    }
+
+    /// The job `name`, which the process that this one has taken the place of had: by its lock.
+    pub(crate) fn take_over(&self, name: &JobName, lock: RawFd) -> Result<JobDir, JobError> {
+        let dir = self.job_dir(name);
+        let known = fs::metadata(dir.join("lock")).map_err(io_error(&dir))?;
+        let handed = fs::metadata(format!("/proc/self/fd/{lock}")).map_err(io_error(&dir))?;
+        if lock < 3 || (known.dev(), known.ino()) != (handed.dev(), handed.ino()) {
+            return Err(JobError::InUse { name: name.clone() });
+        }
+        // SAFETY: the descriptor is open, as was just seen, and nothing of this process has made it.
+        let lock = unsafe { File::from_raw_fd(lock) };
+        let dir = JobDir { dir, lock };
+        dir.stays_open(false).map_err(io_error(&dir.dir))?;
+        dir.clear();
+        Ok(dir)
     }
 
     /// All jobs, the newest first, with their state as it is now. A job whose supervisor died
@@ -241,7 +259,7 @@ impl Jobs {
 #[derive(Debug)]
 pub(crate) struct JobDir {
     dir: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl JobDir {
@@ -263,6 +281,48 @@ impl JobDir {
 
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("log")
+    }
+
+    /// Where the images are noted that the job can go back to.
+    pub(crate) fn images(&self) -> PathBuf {
+        self.dir.join("images.json")
+    }
+
+    /// There when the job's devices are lost and it goes back.
+    pub(crate) fn lost(&self) -> PathBuf {
+        self.dir.join("lost")
+    }
+
+    /// What says whose the folder is.
+    pub(crate) fn lock(&self) -> RawFd {
+        self.lock.as_raw_fd()
+    }
+
+    /// Whether a process that takes this one's place has the lock too.
+    pub(crate) fn stays_open(&self, stays: bool) -> io::Result<()> {
+        let flags = if stays { FdFlags::empty() } else { FdFlags::CLOEXEC };
+        Ok(rustix::io::fcntl_setfd(&self.lock, flags)?)
+    }
+
+    /// Whether some process supervises the job: asked where the lock is not held.
+    pub(crate) fn is_supervised(&self) -> bool {
+        is_locked(&self.dir)
+    }
+
+    /// Removes what only a job that runs has.
+    fn clear(&self) {
+        for left in [self.socket(), self.control(), self.lost()] {
+            let _ = fs::remove_file(left);
+        }
+        let _ = fs::remove_dir_all(self.lib());
+    }
+
+    /// Notes that the job has ended as kedge itself has.
+    pub(crate) fn note_failure(&self, code: u8) {
+        if let Some(mut meta) = read_meta(&self.dir).filter(|meta| meta.state == State::Running) {
+            (meta.state, meta.ended) = (State::Exited(code.into()), Some(now()));
+            let _ = self.write_meta(&meta);
+        }
     }
 
     pub(crate) fn lib(&self) -> PathBuf {
@@ -314,9 +374,7 @@ impl JobDir {
             let _ = fs::remove_dir_all(&self.dir);
             return;
         }
-        let _ = fs::remove_file(self.socket());
-        let _ = fs::remove_file(self.control());
-        let _ = fs::remove_dir_all(self.lib());
+        self.clear();
     }
 }
 
@@ -335,7 +393,7 @@ impl Drop for StandIn {
 }
 
 /// Replaces the file `path` as a whole.
-fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobError> {
+pub(crate) fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobError> {
     let new = path.with_extension("json.new");
     let text = serde_json::to_vec_pretty(value).map_err(|e| io_error(path)(e.into()))?;
     let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));

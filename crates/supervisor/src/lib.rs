@@ -5,6 +5,7 @@
 
 mod checkpoint;
 pub mod control;
+mod ending;
 mod gpu;
 pub mod jobs;
 mod parts;
@@ -12,13 +13,14 @@ pub mod policy;
 mod program;
 mod proxies;
 mod quiesce;
+mod recover;
 mod restart;
 mod signals;
 mod watch;
 
 use checkpoint::Checkpointer;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-use kedge_image::Devices;
+use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
@@ -27,7 +29,9 @@ use policy::{JobGpu, Policy};
 pub use program::Outcome;
 use program::Program;
 use proxies::{Launch, Proxies};
-pub use restart::{RestartSpec, images_of, restart};
+use recover::Recovery;
+pub use recover::{End, GoBack};
+pub use restart::{Back, RestartSpec, images_of, restart};
 pub use signals::die_of;
 use std::ffi::OsString;
 use std::io;
@@ -43,8 +47,8 @@ pub struct JobSpec {
     pub gpu: JobGpu,
     /// Why these are the default, where nobody named any.
     pub gpu_default: Option<String>,
-    /// Bytes of each software device; `None`: the proxy's own choice.
-    pub soft_memory: Option<u64>,
+    /// What is not said is the proxies' own choice.
+    pub limits: DeviceLimits,
     /// `None`: made from the program's name.
     pub name: Option<JobName>,
     pub program: OsString,
@@ -96,7 +100,7 @@ impl RunError {
 }
 
 /// Runs the job to its end. Takes this process's signals and children over.
-pub fn run(spec: &JobSpec) -> Result<Outcome, RunError> {
+pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     let devices = match &spec.gpu {
         JobGpu::None => None,
         JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
@@ -106,17 +110,24 @@ pub fn run(spec: &JobSpec) -> Result<Outcome, RunError> {
     let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
     let dir = jobs.create(&name)?;
     let outcome = supervise(spec, &name, &dir, devices.as_ref());
+    if let Ok(None) = outcome {
+        let (path, policy) = (dir.images(), spec.policy.clone());
+        let (paths, lazy) = (vec![], false);
+        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu: None, back: None };
+        return GoBack::new(&name, dir, spec, 0).map(End::GoBack);
+    }
     dir.retire();
     jobs.prune();
-    outcome
+    Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
 }
 
+/// `None`: the job goes back, and nothing of it runs any more.
 fn supervise(
     spec: &JobSpec,
     name: &JobName,
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
-) -> Result<Outcome, RunError> {
+) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     if let Some((gpu, parts)) = devices {
         dir.link_driver(&parts.shim, parts.nvml_for(gpu))?;
@@ -131,14 +142,15 @@ fn supervise(
         // Worth saying once a process asks for devices.
         let why = spec.gpu_default.as_ref();
         let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
-        let launch = Launch::new(parts, gpu, spec.soft_memory, dir);
+        let launch = Launch::new(parts, gpu, &spec.limits, dir);
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
         let served = proxies.serve(listener, launch, log.clone(), note);
         served.map_err(|source| RunError::System { what: "start a thread", source })?;
     }
     signals::become_subreaper();
-    let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &log);
+    let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
+    let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &recovery);
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -153,15 +165,34 @@ fn supervise(
     let signalled = program.clone();
     let watch = Watch {
         control: dir.control(),
-        settle: Box::new(move |deadline| checkpointer.settle(deadline)),
+        settle: Box::new({
+            let checkpointer = checkpointer.clone();
+            move |deadline| checkpointer.settle(deadline)
+        }),
         policy: spec.policy.clone(),
         log: log.clone(),
         signal: Arc::new(move |signal| signalled.signal(signal)),
     };
-    let outcome = watch.wait(&signals, || program.reap(&proxies, &log));
-    program.see_proxies_off(&signals, &proxies, &log);
+    let outcome = watch.wait(&signals, || {
+        let outcome = program.reap(&proxies, &recovery);
+        if outcome.is_some_and(|outcome| outcome != Outcome::Exited(0)) && recovery.is_wanted() {
+            // It may have failed because its proxy was lost just before.
+            program.see_proxies_off(&signals, &proxies, &recovery);
+        }
+        if outcome != Some(Outcome::Exited(0)) && recovery.is_due() {
+            checkpointer.end_by(libc::SIGKILL, recover::LAST);
+            return Some(None);
+        }
+        outcome.map(Some)
+    });
+    let Some(outcome) = outcome else {
+        recover::end_all()?;
+        return Ok(None);
+    };
+    checkpointer.ended();
+    program.see_proxies_off(&signals, &proxies, &recovery);
     finish(dir, meta, outcome, &log);
-    Ok(outcome)
+    Ok(Some(outcome))
 }
 
 /// Notes how the job ended.
@@ -184,14 +215,15 @@ fn serve_control(
     dir: &JobDir,
     meta: &Meta,
     proxies: &Proxies,
-    log: &Arc<JobLog>,
+    recovery: &Arc<Recovery>,
 ) -> Arc<Checkpointer> {
-    let (gpu, soft_memory) = (meta.gpu.clone(), spec.soft_memory);
+    let log = &recovery.log;
+    let (gpu, limits) = (meta.gpu.clone(), spec.limits);
     let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: meta.command.clone(),
-        devices: has_devices.then_some(Devices { gpu, soft_memory, folder: dir.path().to_owned() }),
+        devices: has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() }),
         socket: dir.socket(),
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
@@ -199,6 +231,8 @@ fn serve_control(
         log: log.clone(),
         last: dir.last_image(),
         under_way: Mutex::default(),
+        ending: Mutex::default(),
+        recovery: recovery.clone(),
         tracker: Tracker::default(),
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {

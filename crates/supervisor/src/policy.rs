@@ -52,10 +52,16 @@ pub struct Policy {
     /// Its images build on each other; so many, and then one that builds on none.
     #[serde(default)]
     pub full_every: Option<NonZeroU32>,
+    /// How often it goes back to its newest image by itself when it has lost a proxy.
+    #[serde(default)]
+    pub recover: Option<NonZeroU32>,
 }
 
 /// Shortest time between two checkpoints that nobody asks for.
 pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a job goes back where nobody says how often.
+pub const RECOVERIES: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 /// Images in a chain where nobody says how many.
 pub const FULL_EVERY: NonZeroU32 = NonZeroU32::new(10).unwrap();
@@ -84,6 +90,7 @@ impl Policy {
             interval: self.interval.or(before.interval),
             on_term: self.on_term.or(before.on_term),
             full_every: self.full_every.or(before.full_every),
+            recover: self.recover.or(before.recover),
         }
     }
 }

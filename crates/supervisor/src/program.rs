@@ -3,9 +3,9 @@
 use crate::jobs::{JobDir, JobName};
 use crate::policy::JobGpu;
 use crate::proxies::Proxies;
+use crate::recover::Recovery;
 use crate::signals::Signals;
 use crate::{JobSpec, RunError};
-use kedge_proxy::joblog::JobLog;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A proxy needs some milliseconds to notice that its client has ended and to free its memory.
-const FAREWELL: Duration = Duration::from_millis(500);
+pub(crate) const FAREWELL: Duration = Duration::from_millis(500);
 
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,14 +94,14 @@ impl Program {
     }
 
     /// Collects every child that has ended; the program's outcome if it is among them.
-    pub(crate) fn reap(&self, proxies: &Proxies, log: &JobLog) -> Option<Outcome> {
+    pub(crate) fn reap(&self, proxies: &Proxies, recovery: &Recovery) -> Option<Outcome> {
         let mut outcome = None;
         for (pid, status) in kedge_process::reap(&[self.pid as libc::pid_t]).ended {
             let ended = Outcome::of(status);
             if pid as u32 == self.pid {
                 outcome = Some(ended);
-            } else if proxies.ended(pid as u32) && ended != Outcome::Exited(0) {
-                log.line(&format!("proxy {pid} ended badly: {ended:?}"));
+            } else if proxies.ended(pid as u32) {
+                recovery.proxy_ended(pid as u32, ended);
             }
         }
         outcome
@@ -109,10 +109,15 @@ impl Program {
 
     /// Waits a moment for the proxies of clients that ended with the program: their last lines are
     /// then in the log, and no zombie is left to an init that may not care.
-    pub(crate) fn see_proxies_off(&self, signals: &Signals, proxies: &Proxies, log: &JobLog) {
+    pub(crate) fn see_proxies_off(
+        &self,
+        signals: &Signals,
+        proxies: &Proxies,
+        recovery: &Recovery,
+    ) {
         let start = Instant::now();
         while let Some(left) = FAREWELL.checked_sub(start.elapsed()) {
-            self.reap(proxies, log);
+            self.reap(proxies, recovery);
             if proxies.none() {
                 return;
             }

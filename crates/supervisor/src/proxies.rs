@@ -2,6 +2,7 @@
 
 use crate::jobs::JobDir;
 use crate::parts::Parts;
+use kedge_image::DeviceLimits;
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::control::Control;
 use kedge_proxy::joblog::JobLog;
@@ -98,13 +99,8 @@ pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
 }
 
 impl Launch {
-    pub(crate) fn new(
-        parts: &Parts,
-        gpu: &GpuSpec,
-        soft_memory: Option<u64>,
-        dir: &JobDir,
-    ) -> Launch {
-        let arguments = arguments(gpu, soft_memory, dir);
+    pub(crate) fn new(parts: &Parts, gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Launch {
+        let arguments = arguments(gpu, limits, dir);
         let fixed_places = matches!(gpu, GpuSpec::Local { .. });
         let executable = parts.proxy.clone();
         Launch { executable, arguments, log_path: dir.log(), fixed_places }
@@ -149,11 +145,16 @@ impl Launch {
     }
 }
 
-fn arguments(gpu: &GpuSpec, soft_memory: Option<u64>, dir: &JobDir) -> Vec<OsString> {
+fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString> {
     let mut list: Vec<OsString> =
         vec!["--fd".into(), PROXY_FD.to_string().into(), "--gpu".into(), gpu.to_string().into()];
-    if let Some(size) = soft_memory {
-        list.extend(["--soft-memory".into(), size.to_string().into()]);
+    let sizes = [
+        ("--soft-memory", limits.soft_memory),
+        ("--cache-gpu", limits.cache_gpu),
+        ("--cache-host", limits.cache_host),
+    ];
+    for (option, size) in sizes {
+        list.extend(size.into_iter().flat_map(|size| [option.into(), size.to_string().into()]));
     }
     list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
     list

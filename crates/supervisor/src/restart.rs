@@ -7,6 +7,7 @@ use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::parts::Parts;
 use crate::policy::Policy;
 use crate::proxies::{Launch, Proxies};
+use crate::recover::{self, End, GoBack, Images, Init, Recovery};
 use crate::signals::{self, Signals};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
@@ -15,6 +16,7 @@ use kedge_process::plugins::{More, PathMap};
 use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -34,21 +36,53 @@ pub struct RestartSpec {
     pub policy: Policy,
     /// `None`: the devices that the job had.
     pub gpu: Option<GpuSpec>,
+    /// That this process goes on with a job, in the place of another.
+    pub back: Option<Back>,
+}
+
+/// A job that goes back, as the process before this one has left it.
+#[derive(Debug, Clone)]
+pub struct Back {
+    /// For so manyth time.
+    pub(crate) used: u32,
+    /// The lock of its folder: a descriptor.
+    pub(crate) lock: RawFd,
 }
 
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
 /// one thread only.
-pub fn restart(spec: &RestartSpec) -> Result<Outcome, RunError> {
-    let images = candidates(&spec.path)?;
-    let (_, first) = images.first().ok_or(ImageError::NoImage { path: spec.path.clone() })?;
+pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let jobs = Jobs::open()?;
-    let name = spec.name.clone().map_or_else(|| first.job.parse(), Ok)?;
-    let dir = jobs.create(&name)?;
+    let (name, dir, images) = place(spec, &jobs)?;
     let outcome = restart_one(spec, &name, &dir, &images);
+    if let Ok(None) = outcome {
+        let used = spec.used();
+        return GoBack::new(&name, dir, spec.clone(), used).map(End::GoBack);
+    }
+    if let (Err(error), Some(_)) = (&outcome, &spec.back) {
+        dir.note_failure(error.exit_code());
+    }
     dir.retire();
     jobs.prune();
-    outcome
+    Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
 }
+
+/// The job's name, its folder, and the images that it may be restarted from, the newest first.
+fn place(spec: &RestartSpec, jobs: &Jobs) -> Result<(JobName, JobDir, Candidates), RunError> {
+    if let (Some(back), Some(name)) = (&spec.back, &spec.name) {
+        let dir = jobs.take_over(name, back.lock)?;
+        let images = Images::of(&dir).all();
+        return Ok((name.clone(), dir, images));
+    }
+    let images = candidates(&spec.path)?;
+    let (_, first) = images.first().ok_or(ImageError::NoImage { path: spec.path.clone() })?;
+    let name = spec.name.clone().map_or_else(|| first.job.parse(), Ok)?;
+    let dir = jobs.create(&name)?;
+    Ok((name, dir, images))
+}
+
+/// With their folders.
+type Candidates = Vec<(PathBuf, Manifest)>;
 
 /// The folder of images that `path` is, or is in if it is an image.
 pub fn images_of(path: &Path) -> Option<PathBuf> {
@@ -59,7 +93,7 @@ pub fn images_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// The image at `path`, or those in it, the newest first: all of one job.
-fn candidates(path: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
+fn candidates(path: &Path) -> Result<Candidates, ImageError> {
     match Manifest::read(path) {
         Ok(manifest) => return Ok(vec![(path.to_owned(), manifest)]),
         Err(ImageError::NoImage { .. }) => {}
@@ -71,12 +105,13 @@ fn candidates(path: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
     Ok(images)
 }
 
+/// `None`: the job goes back, and nothing of it runs any more.
 fn restart_one(
     spec: &RestartSpec,
     name: &JobName,
     dir: &JobDir,
     images: &[(PathBuf, Manifest)],
-) -> Result<Outcome, RunError> {
+) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
@@ -96,8 +131,13 @@ fn restart_one(
     dir.write_meta(&meta)?;
     let restarted = Arc::new(restarted);
     let outcome = watch(policy, dir, &log, &signals, &restarted);
+    if dir.lost().exists() {
+        drop(restarted);
+        recover::end_all()?;
+        return Ok(None);
+    }
     finish(dir, meta, outcome, &log);
-    Ok(outcome)
+    Ok(Some(outcome))
 }
 
 /// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
@@ -136,6 +176,9 @@ fn first_that_works<'a>(
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
+                if let Err(error) = Images::of(dir).add(folder) {
+                    log.line(&error.to_string());
+                }
                 restarted.notes.iter().for_each(|note| log.line(note));
                 return Ok((restarted, manifest, stand_in.flatten()));
             }
@@ -182,6 +225,11 @@ fn watch(
 }
 
 impl RestartSpec {
+    /// How often the job has gone back.
+    fn used(&self) -> u32 {
+        self.back.as_ref().map_or(0, |back| back.used)
+    }
+
     /// The devices that the job is to have: those that it had, or others; none if it had none.
     fn devices(&self, manifest: &Manifest) -> Option<Devices> {
         let other = |was: Devices| match &self.gpu {
@@ -196,7 +244,7 @@ impl RestartSpec {
 fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
     dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
-    Ok(Launch::new(&parts, &gpu, devices.soft_memory, dir))
+    Ok(Launch::new(&parts, &gpu, &devices.limits, dir))
 }
 
 /// What the restarted job's init needs to take checkpoints.
@@ -217,17 +265,21 @@ impl Checkpointing<'_> {
         let log =
             JobLog::open(&self.dir.log(), "init".to_owned()).unwrap_or_else(|_| JobLog::none());
         let log = Arc::new(log);
+        let policy = self.spec.policy.or(Policy::of_image(self.manifest));
+        let recovery = Arc::new(Recovery::new(&policy, self.spec.used(), self.dir, &log));
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
             devices: self.devices.clone(),
             socket: self.dir.socket(),
             proxies: self.proxies.clone(),
-            policy: self.spec.policy.or(Policy::of_image(self.manifest)),
+            policy,
             roots: job.roots(),
             log: log.clone(),
             last: self.dir.last_image(),
             under_way: Mutex::default(),
+            ending: Mutex::default(),
+            recovery,
             tracker: Tracker::default(),
         });
         if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener()) {
@@ -242,12 +294,14 @@ impl Checkpointing<'_> {
         }
         // SIGCHLD is blocked here as in the process that this is a copy of.
         let signals = Signals::block();
-        while job.collect() {
+        let mut init = Init { job: &checkpointer, dir: self.dir, root: job.root(), ended: false };
+        while job.collect(|ended| init.look(ended, &signals)) {
             signals.child();
         }
         if let Some(failure) = job.failure() {
             log.line(&format!("the job was ended: {failure}"));
         }
+        checkpointer.ended();
         checkpointer.settle(None);
     }
 }

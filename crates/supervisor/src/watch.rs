@@ -2,7 +2,6 @@
 //! nobody asks for. They are asked for on the job's own control socket, because in a restarted job
 //! another process takes them.
 
-use crate::Outcome;
 use crate::control::{self, Order, TakeError, Until};
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
@@ -26,11 +25,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// Waits until `ended`, which is asked whenever a child may have ended, tells an outcome; and until
     /// no checkpoint is under way.
-    pub(crate) fn wait(
-        &self,
-        signals: &Signals,
-        mut ended: impl FnMut() -> Option<Outcome>,
-    ) -> Outcome {
+    pub(crate) fn wait<T>(&self, signals: &Signals, mut ended: impl FnMut() -> Option<T>) -> T {
         if let Some(interval) = self.policy.interval {
             self.checkpoint_every(interval);
         }

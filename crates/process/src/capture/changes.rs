@@ -1,6 +1,6 @@
 //! What a stopped process has changed since its last image, and copying it while nothing moves.
 
-use super::memory::{self, Chunk};
+use super::memory::{self, Chunk, Reader};
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
@@ -130,11 +130,11 @@ fn copy_part(pid: pid_t, chunks: &[Chunk], mut into: &mut [u8]) -> Result<(), En
         let ranges: Vec<Run> = some.iter().map(|c| (c.address(), c.length())).collect();
         // All at once where all can be read; what cannot is what makes it slow.
         if some.iter().any(Chunk::hidden) || !sys::gather(pid, &ranges, part) {
-            let mut part = part;
+            let (reader, mut part) = (Reader::of(pid)?, part);
             for chunk in some {
                 let (one, rest) = part.split_at_mut(chunk.length() as usize);
                 part = rest;
-                memory::read_chunk(pid, chunk, one)?;
+                reader.read(chunk, one)?;
             }
         }
     }

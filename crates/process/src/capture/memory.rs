@@ -3,13 +3,12 @@
 use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
-use crate::sys;
 use kedge_image::{Choice, ImageWriter, PAGE, Packer, PageBuffer};
 use libc::pid_t;
 use std::cell::RefCell;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -131,9 +130,11 @@ pub(super) fn write(
     writer: &ImageWriter,
     codec: Choice,
 ) -> Result<(), EngineError> {
-    let pid = clone.pid();
+    let reader = Reader::of(clone.pid())?;
     share_out(chunks, writer, |chunk, packer| {
-        BUFFER.with_borrow_mut(|buffer| store(pid, 0, chunk, chunk.address, packer, codec, buffer))
+        BUFFER.with_borrow_mut(|buffer| {
+            store(&reader, 0, chunk, chunk.address, packer, codec, buffer)
+        })
     })
 }
 
@@ -175,9 +176,45 @@ pub(super) fn share_out<T: Sync>(
     failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Stores one chunk of `pid` as memory of `object` at `place`.
-pub(super) fn store(
+/// Reads the memory of a process. By its file in /proc: process_vm_readv would pin each page, and a page
+/// that a clone shares with the program is copied for it first.
+#[derive(Debug)]
+pub(super) struct Reader {
     pid: pid_t,
+    file: File,
+}
+
+impl Reader {
+    pub(super) fn of(pid: pid_t) -> Result<Reader, EngineError> {
+        let file = File::open(format!("/proc/{pid}/mem")).map_err(failed(pid))?;
+        Ok(Reader { pid, file })
+    }
+
+    pub(super) fn read(&self, chunk: &Chunk, into: &mut [u8]) -> Result<(), EngineError> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = chunk.address + done as u64;
+            match self.file.read_at(&mut into[done..], at) {
+                Ok(0) => return Err(EngineError::Ended { pid: self.pid }),
+                Ok(count) => done += count,
+                // Past the end of a mapped file there is nothing, as if zero.
+                Err(e) if e.raw_os_error() == Some(libc::EIO) && !chunk.hidden => {
+                    let page = (PAGE - at % PAGE) as usize;
+                    let end = into.len().min(done + page);
+                    into[done..end].fill(0);
+                    done = end;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(other) => return Err(failed(self.pid)(other)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Stores one chunk as memory of `object` at `place`.
+pub(super) fn store(
+    reader: &Reader,
     object: u64,
     chunk: &Chunk,
     place: u64,
@@ -186,38 +223,7 @@ pub(super) fn store(
     buffer: &mut PageBuffer,
 ) -> Result<(), EngineError> {
     let buffer = buffer.bytes(chunk.length as usize);
-    read_chunk(pid, chunk, buffer)?;
+    reader.read(chunk, buffer)?;
     let encoded = kedge_image::encode(buffer, codec);
     Ok(packer.memory(object, place, chunk.length, &encoded)?)
-}
-
-pub(super) fn read_chunk(pid: pid_t, chunk: &Chunk, into: &mut [u8]) -> Result<(), EngineError> {
-    if !chunk.hidden {
-        return read(pid, chunk.address, into);
-    }
-    let path = PathBuf::from(format!("/proc/{pid}/mem"));
-    let memory = File::open(&path).map_err(failed(pid))?;
-    memory.read_exact_at(into, chunk.address).map_err(failed(pid))
-}
-
-/// Reads memory that may end early: past the end of a mapped file there is nothing, as if zero.
-fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<(), EngineError> {
-    let mut done = 0;
-    while done < into.len() {
-        let at = address + done as u64;
-        match sys::read(pid, at, &mut into[done..]) {
-            Ok(count) if count > 0 => done += count,
-            Err(EngineError::System { source, .. })
-                if source.raw_os_error() == Some(libc::EFAULT) =>
-            {
-                let page = (PAGE - at % PAGE) as usize;
-                let end = into.len().min(done + page);
-                into[done..end].fill(0);
-                done = end;
-            }
-            Err(other) => return Err(other),
-            Ok(_) => return Err(EngineError::Ended { pid }),
-        }
-    }
-    Ok(())
 }

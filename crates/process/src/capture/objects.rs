@@ -68,12 +68,13 @@ impl Objects {
                     continue;
                 }
                 let start = mapping.start + (from - mapping.offset);
+                let reader = memory::Reader::of(*pid)?;
                 let mut chunks = Vec::new();
                 memory::split(mapping, &[(start, mapping.end)], &mut chunks);
                 for chunk in &chunks {
                     let place = chunk.address() - mapping.start + mapping.offset;
                     let number = object.number;
-                    memory::store(*pid, number, chunk, place, &mut packer, codec, &mut buffer)?;
+                    memory::store(&reader, number, chunk, place, &mut packer, codec, &mut buffer)?;
                 }
                 done = end;
             }

@@ -421,9 +421,10 @@ impl Held {
         // Otherwise the file is made when the job goes on again: a disk may be slow.
         let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
         let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
+        let reader = memory::Reader::of(pid)?;
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
-            memory::store(pid, 0, chunk, place, &mut packer, codec, &mut buffer)?;
+            memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
         packer.flush()?;
         self.writer = Some(writer);

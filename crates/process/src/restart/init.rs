@@ -3,7 +3,7 @@
 
 use super::files::Inherited;
 use super::tree::{Made, Tree};
-use super::{Plan, memory, process, threads, undo};
+use super::{Plan, lazy, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -53,7 +53,9 @@ pub(super) fn run(
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
     close_all_but(&[report.as_raw_fd()])?;
-    let (threads, mut descriptors) = rebuild(plan)?;
+    // Where processes have ended for want of memory, that is what is to be told.
+    let why = |error| lazy::failure().map_or(error, EngineError::Init);
+    let (threads, mut descriptors) = rebuild(plan).map_err(why)?;
     crate::plugins::all(&plan.plugins).into_iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
@@ -246,11 +248,13 @@ impl Rebuilt {
         pid >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     }
 
-    /// Collects all children that have ended, also while another thread traces, and tells the
-    /// restarter when the program's first process is among them; false if no child is left.
-    pub fn collect(&mut self) -> bool {
+    /// Collects all children that have ended, also while another thread traces, and shows them to `look`:
+    /// ids and statuses. If it agrees, tells the restarter when the program's first process is among them.
+    /// False if no child is left.
+    pub fn collect(&mut self, look: impl FnOnce(&[(pid_t, i32)]) -> bool) -> bool {
         let reaped = crate::reap(&[self.root]);
-        if let Some((_, status)) = reaped.ended.iter().find(|(pid, _)| *pid == self.root) {
+        let root = reaped.ended.iter().find(|(pid, _)| *pid == self.root);
+        if let (true, Some((_, status))) = (look(&reaped.ended), root) {
             self.reported = true;
             // A restarter that has gone does not ask.
             let _ = self.report.write_all(&status.to_le_bytes());

@@ -61,7 +61,7 @@ pub(super) fn fill(
     all: bool,
 ) -> Result<(), EngineError> {
     if all {
-        layers.newest().read_ahead();
+        layers.read_ahead();
     }
     let pid = state.ids.pid;
     each(sources, |source, scratch, bytes| {

@@ -98,3 +98,18 @@ pub fn as_an_ordinary_user() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
 }
+
+/// Removes what a killed job has left of System V IPC, by the keys that all tests use: nobody else does, and nothing of
+/// it may be needed.
+pub fn remove_left_behind() {
+    for (table, option) in [("shm", "-m"), ("sem", "-s"), ("msg", "-q")] {
+        let rows = std::fs::read_to_string(format!("/proc/sysvipc/{table}")).unwrap();
+        for row in rows.lines().skip(1) {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let key: i32 = words[0].parse().unwrap();
+            if key & !0xff == 0x6b65_6400 {
+                assert!(Command::new("ipcrm").args([option, words[1]]).status().unwrap().success());
+            }
+        }
+    }
+}

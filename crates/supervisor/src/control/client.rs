@@ -1,15 +1,19 @@
 //! The asking side.
 
-use super::message::{Ask, FailureKind, Order, Progress, Reply, Request, VERSION, receive, send};
+use super::message::{
+    Ask, FailureKind, Kill, Order, Progress, Reply, Request, VERSION, receive, send,
+};
 use crate::jobs::{JobError, JobName, Jobs, State};
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How long a job may need from its start until it answers.
 const BEGINNING: Duration = Duration::from_secs(2);
+/// What a supervisor whose job has ended still does.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// How far a checkpoint is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,37 @@ pub fn checkpoint(
     until: Until,
     tell: impl FnMut(&Progress),
 ) -> Result<(), AskError> {
+    let control = reach(jobs, name)?;
+    take(&control, order, until, tell).map_err(|error| match error {
+        TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
+        TakeError::Failed { message, .. } => AskError::Failed(message),
+    })
+}
+
+/// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they have.
+pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
+    let control = reach(jobs, name)?;
+    let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
+    let begin = Instant::now();
+    let runs = || jobs.find(name).is_some_and(|meta| meta.state == State::Running);
+    match asked {
+        Ok(Reply::Failed { message, .. }) => return Err(AskError::Failed(message)),
+        Ok(_) if matches!(kill, Kill::Signal(_)) => return Ok(()),
+        // A supervisor that has nothing left to supervise may end before it has answered.
+        _ => {
+            while runs() && begin.elapsed() < ENDING {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    match asked {
+        Err(source) if runs() => Err(AskError::Silent { job: name.clone(), source }),
+        _ => Ok(()),
+    }
+}
+
+/// Where the running job `name` answers.
+fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
     match jobs.find(name) {
         None => return Err(AskError::Unknown(name.clone())),
         Some(meta) if meta.state != State::Running => return Err(AskError::Ended(name.clone())),
@@ -48,10 +83,7 @@ pub fn checkpoint(
     }
     let control = jobs.control_path(name);
     wait_for(&control);
-    take(&control, order, until, tell).map_err(|error| match error {
-        TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
-        TakeError::Failed { message, .. } => AskError::Failed(message),
-    })
+    Ok(control)
 }
 
 /// A job that has just been started or restarted answers in a moment.

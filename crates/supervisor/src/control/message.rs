@@ -22,6 +22,18 @@ pub(super) enum Ask {
     Checkpoint(Order),
     /// To be told when no checkpoint is under way.
     Settle,
+    Kill(Kill),
+}
+
+/// What is to be done to the job's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kill {
+    /// All end: by SIGTERM, and what is left of them by SIGKILL, so many milliseconds later. The answer
+    /// comes when none is left.
+    End { grace_ms: u64 },
+    /// All get this signal.
+    Signal(i32),
 }
 
 /// A checkpoint that is asked for.

@@ -1,6 +1,6 @@
 //! The answering side.
 
-use super::message::{Ask, FailureKind, Reply, Request, VERSION, receive, send};
+use super::message::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use std::fs;
 use std::io;
@@ -74,6 +74,19 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
             checkpointer.settle(None);
             send(stream, &Reply::Settled)
         }
+        Ask::Kill(Kill::Signal(signal)) => {
+            checkpointer.signal(signal);
+            send(stream, &Reply::Settled)
+        }
+        Ask::Kill(Kill::End { grace_ms }) => {
+            match checkpointer.end(Duration::from_millis(grace_ms)) {
+                true => send(stream, &Reply::Settled),
+                false => send(
+                    stream,
+                    &failure_of("some of its processes do not end: the kernel holds them"),
+                ),
+            }
+        }
         Ask::Checkpoint(order) => {
             let tell = |progress| {
                 // The checkpoint goes on without anybody who listens.
@@ -85,6 +98,10 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
             }
         }
     }
+}
+
+fn failure_of(message: &str) -> Reply {
+    Reply::Failed { kind: FailureKind::Failed, message: message.to_owned() }
 }
 
 fn failure(error: &CheckpointError) -> Reply {

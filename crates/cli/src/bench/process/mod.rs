@@ -205,7 +205,7 @@ fn changes(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     let newest = dir.to_owned();
     let (restarted, seconds) = Job::restart(&newest, &[])?;
     restarted.end();
-    give(sink, named("restart from a chain"), "s", vec![seconds]);
+    give(sink, named("restart from a chain of 7, from the disk"), "s", vec![seconds]);
     empty(dir)
 }
 

@@ -1,0 +1,299 @@
+//! Going back: a job that has lost a proxy, and with it what its devices held, is ended and restarted from
+//! its newest good image. `kedge restart` does that, in the place of the process that supervised the job:
+//! it has the same id, standard streams and signals, so whoever waits for it notices nothing.
+
+use crate::checkpoint::Checkpointer;
+use crate::ending;
+use crate::jobs::{self, JobDir, JobError, JobName};
+use crate::policy::Policy;
+use crate::program::FAREWELL;
+use crate::restart::{Back, RestartSpec};
+use crate::signals::Signals;
+use crate::{Outcome, RunError};
+use kedge_image::{ImageError, Manifest};
+use kedge_process::Roots;
+use kedge_proxy::joblog::JobLog;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Images that are noted: more than anybody goes back past.
+const MOST_IMAGES: usize = 32;
+/// A process that is killed may have much memory to give back.
+pub(crate) const LAST: Duration = Duration::from_secs(30);
+
+/// Whether a job goes back, and where to.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    /// At most; `None`: never.
+    pub(crate) limit: Option<u32>,
+    /// How often it has.
+    pub(crate) used: u32,
+    pub(crate) images: Images,
+    pub(crate) log: Arc<JobLog>,
+    pub(crate) devices: Mutex<Devices>,
+}
+
+/// What became of a job's devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Devices {
+    #[default]
+    There,
+    /// With this proxy; nobody has looked yet whether the job can go back.
+    Lost { proxy: u32, how: Outcome },
+    /// And the job goes back.
+    GoingBack,
+    /// And the job goes on without, or its end was asked for.
+    GivenUp,
+}
+
+impl Recovery {
+    pub(crate) fn new(policy: &Policy, used: u32, dir: &JobDir, log: &Arc<JobLog>) -> Recovery {
+        let limit = policy.recover.map(u32::from);
+        let images = Images(dir.images());
+        Recovery { limit, used, images, log: log.clone(), devices: Mutex::default() }
+    }
+
+    /// Whether it may come to that.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.limit.is_some() && *self.devices() != Devices::GivenUp
+    }
+
+    /// A proxy has ended.
+    pub(crate) fn proxy_ended(&self, proxy: u32, how: Outcome) {
+        if how == Outcome::Exited(0) {
+            return;
+        }
+        self.log.line(&format!("proxy {proxy} ended badly: {how:?}"));
+        let mut devices = self.devices();
+        if *devices == Devices::There && is_loss(how) {
+            *devices = Devices::Lost { proxy, how };
+        }
+    }
+
+    /// Whether the job is to go back now. The log tells, also why not.
+    pub(crate) fn is_due(&self) -> bool {
+        let mut devices = self.devices();
+        let Devices::Lost { proxy, how } = *devices else { return *devices == Devices::GoingBack };
+        let lost = format!("the devices of proxy {proxy} are lost ({how:?})");
+        *devices = match (self.limit, self.images.newest()) {
+            (None, _) => Devices::GivenUp,
+            (Some(limit), _) if self.used >= limit => {
+                let times = self.used;
+                self.log.line(&format!("{lost}: the job has gone back {times} times, not again"));
+                Devices::GivenUp
+            }
+            (Some(_), None) => {
+                self.log.line(&format!("{lost}: there is no image yet to go back to"));
+                Devices::GivenUp
+            }
+            (Some(limit), Some((image, _))) => {
+                let (time, image) = (self.used + 1, image.display());
+                self.log.line(&format!(
+                    "{lost}: the job goes back to {image}, for time {time} of {limit} at most"
+                ));
+                Devices::GoingBack
+            }
+        };
+        *devices == Devices::GoingBack
+    }
+
+    /// The job's end was asked for: whatever its proxies do, it does not go back.
+    pub(crate) fn give_up(&self) {
+        *self.devices() = Devices::GivenUp;
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Devices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether devices are gone with a proxy that ended so. One that says why it ends has a client that broke the
+/// rules, or has never had devices.
+fn is_loss(how: Outcome) -> bool {
+    match how {
+        Outcome::Killed(_) => true,
+        Outcome::Exited(status) => i32::from(status) == kedge_proxy::EXIT_BUG,
+    }
+}
+
+/// The images that a job has made, or was restarted from: a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Images(PathBuf);
+
+impl Images {
+    pub(crate) fn of(dir: &JobDir) -> Images {
+        Images(dir.images())
+    }
+
+    /// Notes the newest one.
+    pub(crate) fn add(&self, image: &Path) -> Result<(), JobError> {
+        let mut all = self.read();
+        all.retain(|known| known != image);
+        all.push(image.to_owned());
+        let old = all.len().saturating_sub(MOST_IMAGES);
+        jobs::replace(&self.0, &all[old..].to_vec())
+    }
+
+    /// Those that are there, the newest first.
+    pub(crate) fn all(&self) -> Vec<(PathBuf, Manifest)> {
+        let found = self.read().into_iter().rev();
+        found.filter_map(|path| Manifest::read(&path).ok().map(|read| (path, read))).collect()
+    }
+
+    fn newest(&self) -> Option<(PathBuf, Manifest)> {
+        self.all().into_iter().next()
+    }
+
+    /// The oldest first.
+    fn read(&self) -> Vec<PathBuf> {
+        fs::read(&self.0)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
+    }
+}
+
+/// How the supervision of a job ended.
+#[derive(Debug)]
+pub enum End {
+    Outcome(Outcome),
+    GoBack(GoBack),
+}
+
+/// A job that is to go back, and of which nothing runs any more. This process is to become
+/// `kedge restart IMAGE --back NOTE`.
+#[derive(Debug)]
+pub struct GoBack {
+    /// The image that is tried first.
+    pub image: PathBuf,
+    /// For [`RestartSpec::of_note`].
+    pub note: String,
+    /// Its lock is handed on.
+    _dir: JobDir,
+}
+
+/// What the process that takes this one's place is to know.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    job: String,
+    paths: Vec<(PathBuf, PathBuf)>,
+    policy: Policy,
+    gpu: Option<String>,
+    used: u32,
+    lock: RawFd,
+}
+
+impl GoBack {
+    /// Of the job `name`, which has gone back `used` times and is restarted as `spec` says.
+    pub(crate) fn new(
+        name: &JobName,
+        dir: JobDir,
+        spec: RestartSpec,
+        used: u32,
+    ) -> Result<GoBack, RunError> {
+        let failed = |source| RunError::System { what: "hand the job's lock on", source };
+        dir.stays_open(true).map_err(failed)?;
+        let newest = Images::of(&dir).newest();
+        let (image, _) = newest.ok_or(ImageError::NoImage { path: dir.images() })?;
+        let gpu = spec.gpu.map(|gpu| gpu.to_string());
+        let (paths, policy, lock) = (spec.paths, spec.policy, dir.lock());
+        let note = Note { job: name.to_string(), paths, policy, gpu, used: used + 1, lock };
+        let note = serde_json::to_string(&note).map_err(|error| failed(error.into()))?;
+        Ok(GoBack { image, note, _dir: dir })
+    }
+}
+
+impl RestartSpec {
+    /// What a note says that this process was started with.
+    pub fn of_note(path: PathBuf, note: &str) -> Result<RestartSpec, RunError> {
+        let bad = |source: serde_json::Error| RunError::System {
+            what: "read what the job's supervisor has left",
+            source: source.into(),
+        };
+        let note: Note = serde_json::from_str(note).map_err(bad)?;
+        Ok(RestartSpec {
+            path,
+            name: Some(note.job.parse()?),
+            paths: note.paths,
+            policy: note.policy,
+            lazy: false,
+            gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
+            back: Some(Back { used: note.used, lock: note.lock }),
+        })
+    }
+}
+
+/// Ends every child of this process, and what they leave behind, and collects them.
+pub(crate) fn end_all() -> Result<(), RunError> {
+    let all = Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() };
+    let begin = Instant::now();
+    while kedge_process::reap(&[]).more {
+        if begin.elapsed() > LAST {
+            let what = "end the job's processes to go back to its image";
+            return Err(RunError::System { what, source: std::io::ErrorKind::TimedOut.into() });
+        }
+        kedge_process::signal(&all, libc::SIGKILL);
+        std::thread::sleep(ending::LOOK);
+    }
+    Ok(())
+}
+
+/// A restarted job's init, which alone can see its proxies end.
+pub(crate) struct Init<'a> {
+    pub(crate) job: &'a Checkpointer,
+    pub(crate) dir: &'a JobDir,
+    /// The program's first process, and whether it has ended.
+    pub(crate) root: i32,
+    pub(crate) ended: bool,
+}
+
+impl Init<'_> {
+    /// Looks at children that have ended: whether their end is all, and not the job's way back. For that,
+    /// nothing of the job runs any more, and the supervisor has been told.
+    pub(crate) fn look(&mut self, ended: &[(i32, i32)], signals: &Signals) -> bool {
+        let recovery = &self.job.recovery;
+        self.proxies(ended);
+        let root = ended.iter().find(|(pid, _)| *pid == self.root);
+        let outcome = root.map(|(_, status)| Outcome::of(*status));
+        if outcome.is_some_and(|outcome| outcome != Outcome::Exited(0)) && recovery.is_wanted() {
+            // It may have failed because its proxy was lost just before.
+            self.see_proxies_off(signals);
+        }
+        if self.ended || outcome == Some(Outcome::Exited(0)) || !self.dir.is_supervised() {
+            // Nobody is left to restart it.
+            recovery.give_up();
+        }
+        self.ended |= outcome.is_some();
+        if !recovery.is_due() {
+            return true;
+        }
+        if let Err(error) = fs::write(self.dir.lost(), "") {
+            recovery.log.line(&format!("{}: {error}", self.dir.lost().display()));
+        }
+        self.job.end_by(libc::SIGKILL, LAST);
+        false
+    }
+
+    fn proxies(&self, ended: &[(i32, i32)]) {
+        for (pid, status) in ended {
+            if self.job.proxies.ended(*pid as u32) {
+                self.job.recovery.proxy_ended(*pid as u32, Outcome::of(*status));
+            }
+        }
+    }
+
+    fn see_proxies_off(&self, signals: &Signals) {
+        let begin = Instant::now();
+        while let Some(left) = FAREWELL.checked_sub(begin.elapsed()) {
+            self.proxies(&kedge_process::reap(&[]).ended);
+            if self.job.proxies.none() {
+                return;
+            }
+            signals.child_within(left);
+        }
+    }
+}

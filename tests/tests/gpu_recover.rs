@@ -1,0 +1,571 @@
+//! Jobs on software devices lose a proxy, a supervisor, their disk or their image: they go on, go back, or
+//! stop with one line that says why; and the last good image stays good.
+#![forbid(unsafe_code)]
+
+use kedge_image::{ImageFile, ImageWriter, Manifest};
+use kedge_tests::host;
+use kedge_tests::job::{User, children, family, kedge_as, send};
+use kedge_tests::world::{World, failure, is_root, stderr};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// Of the program that the tests run.
+const STEPS: u64 = 400;
+const BETWEEN: &str = "10";
+/// The number of the section that tells what a proxy held.
+const GPU_SECTION: u64 = 16;
+
+struct Place {
+    world: World,
+    user: User,
+    program: PathBuf,
+}
+
+impl Place {
+    fn new(name: &str, user: User) -> Option<Place> {
+        let world = World::new(name);
+        if user == User::Nobody {
+            if !is_root() {
+                println!("skipped: not root, so every other test is this one");
+                return None;
+            }
+            world.give_home_away();
+        }
+        world.parts();
+        let program = world.0.join("bin/gpu_steps");
+        fs::copy(host("gpu_steps.cu", "gpu_steps", &[]), &program).expect("the program");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mine");
+        Some(Place { world, user, program })
+    }
+
+    fn mine(name: &str) -> Place {
+        Place::new(name, User::Same).expect("the test's own user")
+    }
+
+    fn kedge(&self, arguments: &[&str]) -> Command {
+        kedge_as(&self.world, self.user, arguments)
+    }
+
+    fn output(&self, arguments: &[&str]) -> Output {
+        self.kedge(arguments).output().expect("kedge")
+    }
+
+    fn start(&self, options: &[&str]) -> Job {
+        Job::start(self.run(options))
+    }
+
+    fn run(&self, options: &[&str]) -> Command {
+        let program = self.program.display().to_string();
+        let steps = STEPS.to_string();
+        let run = [&["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j"], options];
+        self.kedge(&[&run.concat()[..], &["--", &program, &steps, BETWEEN]].concat())
+    }
+
+    fn restart(&self, image: &Path, options: &[&str]) -> Command {
+        let image = image.display().to_string();
+        self.kedge(&[&["restart", &image], options].concat())
+    }
+
+    fn checkpoint(&self) -> PathBuf {
+        let output = self.output(&["checkpoint", "j"]);
+        assert!(output.status.success(), "{}; {}", stderr(&output), self.log());
+        PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+    }
+
+    fn log(&self) -> String {
+        String::from_utf8_lossy(&self.output(&["logs", "j"]).stdout).into_owned()
+    }
+
+    /// The image is whole, and nothing of a job runs.
+    fn is_good(&self, image: &Path) {
+        let output = self.output(&["verify", &image.display().to_string()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Restarts the image and reads it to its end.
+    fn goes_on(&self, image: &Path, nonce: &str) {
+        let mut job = Job::spawn(self.restart(image, &[]), nonce);
+        job.read_to(STEPS);
+        assert_eq!(job.end().code(), Some(7), "{}", self.log());
+    }
+
+    fn nothing_runs(&self) {
+        let begin = Instant::now();
+        loop {
+            let left = self.world.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A job whose steps may begin again where an image was taken.
+struct Job {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    nonce: String,
+    step: u64,
+    /// Steps that were printed after later ones: where the job went back to.
+    back: Vec<u64>,
+    /// What is neither the nonce nor a step.
+    others: Vec<String>,
+}
+
+impl Job {
+    fn start(command: Command) -> Job {
+        let mut job = Job::spawn(command, "");
+        let first = job.line().unwrap_or_else(|| job.fail("no first line"));
+        match first.strip_prefix("nonce ") {
+            Some(nonce) => job.nonce = nonce.to_owned(),
+            None => job.fail(&format!("first line {first:?}")),
+        }
+        job
+    }
+
+    fn spawn(mut command: Command, nonce: &str) -> Job {
+        let mut child = command.spawn().expect("timeout, from coreutils");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let nonce = nonce.to_owned();
+        Job { child, lines, nonce, step: 0, back: Vec::new(), others: Vec::new() }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let length = self.lines.read_line(&mut line).expect("a line of text");
+        (length > 0).then(|| line.trim_end().to_owned())
+    }
+
+    fn fail(&mut self, what: &str) -> ! {
+        send("KILL", &family(self.child.id()));
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        panic!("{what}; at step {}, back {:?}, {:?}; {said}", self.step, self.back, self.others);
+    }
+
+    /// Reads until `until` has been printed: each step follows the one before, but where the job goes back.
+    fn read_to(&mut self, until: u64) {
+        while self.step < until {
+            let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
+            self.take(&line);
+        }
+    }
+
+    fn take(&mut self, line: &str) {
+        let rest = line.strip_prefix(&self.nonce);
+        let Some(step) = rest.and_then(|rest| rest.trim().parse().ok()) else {
+            self.others.push(line.to_owned());
+            return;
+        };
+        match step {
+            _ if step == self.step + 1 => {}
+            // The first one after a restart is that after the image's.
+            _ if self.step == 0 || step <= self.step => self.back.push(step),
+            _ => self.fail(&format!("step {step} follows {}", self.step)),
+        }
+        self.step = step;
+    }
+
+    /// Reads its last word: how it ended.
+    fn end(mut self) -> ExitStatus {
+        let last = self.line().unwrap_or_default();
+        if last != format!("{} well", self.nonce) {
+            self.fail(&format!("its last word is {last:?}"));
+        }
+        self.child.wait().expect("ended")
+    }
+
+    /// Reads whatever comes until its end.
+    fn drain(&mut self) -> ExitStatus {
+        while let Some(line) = self.line() {
+            self.take(&line);
+        }
+        self.child.wait().expect("ended")
+    }
+
+    fn supervisor(&self) -> u32 {
+        children(self.child.id()).first().copied().unwrap_or(self.child.id())
+    }
+
+    fn proxies(&self) -> Vec<u32> {
+        let is_proxy = |pid: &u32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim() == "kedge-proxy"
+        };
+        family(self.child.id()).into_iter().filter(is_proxy).collect()
+    }
+
+    fn kill_the_proxy(&mut self) {
+        let proxies = self.proxies();
+        if proxies.len() != 1 {
+            self.fail(&format!("{} proxies", proxies.len()));
+        }
+        send("KILL", &proxies);
+    }
+
+    fn kill(&mut self) {
+        send("KILL", &family(self.supervisor()));
+        self.drain();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            send("KILL", &family(self.child.id()));
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The proxy is killed, of the job as it was started and of the one that has gone back, more often than
+/// the job may.
+fn go_back_twice(place: &Place) {
+    let mut job = place.start(&["--recover=2"]);
+    job.read_to(20);
+    let image = place.checkpoint();
+    for time in 1..=2 {
+        job.read_to(job.step + 10);
+        job.kill_the_proxy();
+        while job.back.len() < time {
+            job.read_to(job.step + 1);
+            assert!(job.step < 200, "it goes on without its devices; {}", place.log());
+        }
+    }
+    assert!(job.back.iter().all(|step| (20..60).contains(step)), "{:?}", job.back);
+    assert!(place.log().contains("for time 2 of 2 at most"), "{}", place.log());
+    let rows = String::from_utf8_lossy(&place.output(&["ps"]).stdout).into_owned();
+    assert!(rows.contains("running"), "{rows}");
+    job.read_to(job.step + 10);
+    job.kill_the_proxy();
+    assert_eq!(job.drain().code(), Some(1), "it ends as the program does without its devices");
+    assert!(job.others.iter().any(|line| line.contains("cuda")), "{:?}", job.others);
+    assert!(place.log().contains("gone back 2 times, not again"), "{}", place.log());
+    let nonce = job.nonce.clone();
+    place.nothing_runs();
+    place.is_good(&image);
+    place.goes_on(&image, &nonce);
+}
+
+#[test]
+fn a_job_whose_proxy_is_killed_goes_back_to_its_image() {
+    for (name, user) in [("rcback", User::Same), ("rcbacku", User::Nobody)] {
+        let Some(place) = Place::new(name, user) else { continue };
+        go_back_twice(&place);
+    }
+}
+
+#[test]
+fn a_job_that_goes_back_ends_as_its_program_does() {
+    let place = Place::mine("rcend");
+    let mut job = place.start(&["--recover"]);
+    job.read_to(10);
+    place.checkpoint();
+    job.read_to(30);
+    job.kill_the_proxy();
+    job.read_to(STEPS);
+    assert_eq!(job.back.len(), 1);
+    assert_eq!(job.end().code(), Some(7));
+    place.nothing_runs();
+    let rows = String::from_utf8_lossy(&place.output(&["ps", "--all"]).stdout).into_owned();
+    assert!(rows.contains("exited 7"), "{rows}");
+}
+
+#[test]
+fn without_an_image_a_job_ends_and_the_log_says_why() {
+    let place = Place::mine("rcnone");
+    let mut job = place.start(&["--recover"]);
+    job.read_to(10);
+    job.kill_the_proxy();
+    assert_eq!(job.drain().code(), Some(1));
+    assert!(place.log().contains("no image yet to go back to"), "{}", place.log());
+}
+
+#[test]
+fn without_recover_or_a_loss_a_job_does_not_go_back() {
+    let place = Place::mine("rcno");
+    let mut job = place.start(&[]);
+    job.read_to(10);
+    let image = place.checkpoint();
+    job.kill_the_proxy();
+    assert_eq!(job.drain().code(), Some(1));
+    place.is_good(&image);
+    let mut job = place.start(&["--recover"]);
+    job.read_to(10);
+    place.checkpoint();
+    let program: Vec<u32> = children(job.supervisor());
+    let program: Vec<u32> = program.into_iter().filter(|p| !job.proxies().contains(p)).collect();
+    send("SEGV", &program);
+    assert!(job.drain().code() != Some(7));
+    assert_eq!(job.back, [] as [u64; 0], "its own end is no loss");
+}
+
+/// Numbers that differ from run to run, below `below`.
+fn random(below: u32) -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
+    now.subsec_nanos() / 1000 % below
+}
+
+#[test]
+fn a_proxy_killed_in_any_phase_of_a_checkpoint_loses_no_good_image() {
+    let place = Place::mine("rcphase");
+    let mut job = place.start(&["--recover=20"]);
+    job.read_to(5);
+    place.checkpoint();
+    for _ in 0..8 {
+        job.read_to(job.step + 5);
+        let goes_back = job.back.len() + 1;
+        let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
+        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        job.kill_the_proxy();
+        while job.back.len() < goes_back {
+            job.read_to(job.step + 1);
+        }
+        asked.wait().expect("kedge checkpoint ends");
+    }
+    job.read_to(STEPS);
+    let nonce = job.nonce.clone();
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+    let images = place.world.home().join("kedge/images");
+    assert!(place.output(&["verify", &images.display().to_string()]).status.success());
+    place.goes_on(&images, &nonce);
+}
+
+#[test]
+fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
+    let place = Place::mine("rcsup");
+    for round in 0..8 {
+        let mut job = place.start(&[]);
+        job.read_to(5);
+        let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
+        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        let all: Vec<u32> = family(job.supervisor());
+        send("KILL", &[job.supervisor()]);
+        let bound = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(30));
+            all
+        });
+        // Nobody holds it up.
+        let until = job.step + 60;
+        let begin = Instant::now();
+        job.read_to(until);
+        assert!(begin.elapsed() < Duration::from_secs(25), "round {round}");
+        asked.wait().expect("kedge checkpoint ends");
+        let left = place.world.processes();
+        let pids = pids_of(&place);
+        send("KILL", &pids);
+        drop((bound, left));
+        job.drain();
+    }
+}
+
+/// Processes that work for this place's jobs.
+fn pids_of(place: &Place) -> Vec<u32> {
+    let mark = place.world.0.display().to_string();
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_string_lossy().parse().ok());
+    let ours = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&mark)
+    };
+    pids.filter(ours).collect()
+}
+
+#[test]
+fn a_full_disk_ends_a_checkpoint_and_no_more() {
+    let place = Place::mine("rcfull");
+    for limit in ["--fsize=30000", "--fsize=400000"] {
+        let run = place.run(&["--recover"]);
+        // A limit on the size of files stands for the disk: it needs no rights.
+        let mut command = Command::new("prlimit");
+        command.arg(limit).arg(run.get_program()).args(run.get_args());
+        for (name, value) in run.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        command.current_dir(place.world.home()).stdin(std::process::Stdio::null());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut job = Job::start(command);
+        job.read_to(10);
+        let said = failure(&place.output(&["checkpoint", "j"]));
+        assert!(said.contains("too large") && said.contains(".kimg"), "{said}");
+        job.read_to(STEPS);
+        assert_eq!(job.back, [] as [u64; 0]);
+        assert_eq!(job.end().code(), Some(7), "{}", place.log());
+        let images = fs::read_dir(place.world.home().join("kedge/images")).expect("a folder");
+        assert_eq!(images.count(), 0, "what there was of it is gone");
+    }
+}
+
+/// An image of a job that was killed afterwards, and its nonce.
+fn an_image(place: &Place) -> (PathBuf, String) {
+    let mut job = place.start(&[]);
+    job.read_to(10);
+    let image = place.checkpoint();
+    job.kill();
+    (image, job.nonce.clone())
+}
+
+fn gpu_file(image: &Path) -> PathBuf {
+    let all = fs::read_dir(image).expect("the image").flatten().map(|entry| entry.path());
+    let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    all.into_iter().find(|path| name(path).starts_with("gpu-")).expect("devices")
+}
+
+#[test]
+fn damage_in_what_devices_held_is_named_and_nothing_is_left() {
+    let place = Place::mine("rcbad");
+    let (image, nonce) = an_image(&place);
+    let file = gpu_file(&image);
+    let good = fs::read(&file).expect("the file");
+    for part in 1..8 {
+        let at = good.len() * part / 8;
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        for (bytes, offset) in [(bad, true), (good[..at].to_vec(), false)] {
+            fs::write(&file, bytes).expect("written");
+            let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+            assert!(said.contains(&file.display().to_string()), "{said}");
+            assert!(!offset || said.contains("offset"), "{said}");
+            place.nothing_runs();
+        }
+    }
+    fs::write(&file, &good).expect("written");
+    place.is_good(&image);
+    place.goes_on(&image, &nonce);
+}
+
+#[test]
+fn devices_of_a_newer_kedge_are_refused_by_version() {
+    let place = Place::mine("rcnew");
+    let (image, nonce) = an_image(&place);
+    let path = gpu_file(&image);
+    let (manifest, good) = (fs::read(image.join("manifest.json")).expect("it"), fs::read(&path));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut section =
+        ImageFile::open(&path, None).and_then(|f| f.section(GPU_SECTION)).expect("it");
+    section[0] = 99;
+    fs::remove_file(&path).expect("removed");
+    let writer = ImageWriter::create(&path).expect("a file");
+    writer.section(GPU_SECTION, &section).expect("written");
+    let entry = writer.finish().expect("written");
+    let mut newer = Manifest::read(&image).expect("a manifest");
+    newer.files.retain(|file| file.name != name);
+    newer.files.push(entry);
+    fs::remove_file(image.join("manifest.json")).expect("removed");
+    newer.write(&image).expect("written");
+    let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+    assert!(said.contains("version 99"), "{said}");
+    place.nothing_runs();
+    fs::write(&path, good.expect("the file")).expect("written");
+    fs::write(image.join("manifest.json"), manifest).expect("written");
+    place.goes_on(&image, &nonce);
+}
+
+#[test]
+fn what_a_restart_lacks_is_named_and_the_image_stays_good() {
+    let place = Place::mine("rclack");
+    let (image, nonce) = an_image(&place);
+    let said = failure(&place.restart(&image, &["--gpu", "soft:2"]).output().expect("kedge"));
+    assert!(said.contains("has seen 1 devices") && said.contains("--gpu"), "{said}");
+    place.nothing_runs();
+    let proxy = place.world.0.join("bin/kedge-proxy");
+    let away = place.world.0.join("away");
+    fs::rename(&proxy, &away).expect("moved");
+    let said = failure(&place.restart(&image, &[]).output().expect("kedge"));
+    assert!(said.contains("kedge-proxy is not in"), "{said}");
+    fs::rename(&away, &proxy).expect("moved");
+    place.is_good(&image);
+    // The same amid a job's life: it cannot go back, and says so.
+    let mut job = Job::spawn(place.restart(&image, &["--recover"]), &nonce);
+    job.read_to(30);
+    fs::rename(&proxy, &away).expect("moved");
+    job.kill_the_proxy();
+    assert_eq!(job.drain().code(), Some(125));
+    let mut said = String::new();
+    let mut stderr = job.child.stderr.take().expect("a pipe");
+    stderr.read_to_string(&mut said).expect("text");
+    assert!(said.contains("kedge-proxy is not in") && said.lines().count() == 1, "{said}");
+    place.nothing_runs();
+    fs::rename(&away, &proxy).expect("moved");
+    place.goes_on(&image, &nonce);
+}
+
+#[test]
+fn a_damaged_newest_image_is_passed_over_on_the_way_back() {
+    let place = Place::mine("rcolder");
+    let mut job = place.start(&["--recover"]);
+    job.read_to(10);
+    place.checkpoint();
+    job.read_to(60);
+    let newest = gpu_file(&place.checkpoint());
+    let mut bytes = fs::read(&newest).expect("the file");
+    let half = bytes.len() / 2;
+    bytes[half] ^= 1;
+    fs::write(&newest, bytes).expect("written");
+    job.read_to(70);
+    job.kill_the_proxy();
+    job.read_to(STEPS);
+    assert!(job.back.len() == 1 && job.back[0] < 40, "{:?}", job.back);
+    assert_eq!(job.end().code(), Some(7));
+    assert!(place.log().contains(&newest.display().to_string()), "{}", place.log());
+}
+
+#[test]
+fn a_killed_job_leaves_nothing() {
+    for (name, user) in [("rckill", User::Same), ("rckillu", User::Nobody)] {
+        let Some(place) = Place::new(name, user) else { continue };
+        let mut job = place.start(&["--recover"]);
+        job.read_to(10);
+        let image = place.checkpoint();
+        for signal in [&["kill", "j"][..], &["kill", "j", "--signal", "KILL"]] {
+            let killed = place.output(signal);
+            assert!(killed.status.success(), "{}; {}", stderr(&killed), place.log());
+            assert_eq!(place.output(&["ps"]).stdout.iter().filter(|b| **b == b'\n').count(), 1);
+            job.drain();
+            assert_eq!(job.back.len(), usize::from(signal.len() > 2), "it does not go back");
+            place.nothing_runs();
+            job = Job::spawn(place.restart(&image, &["--recover"]), &job.nonce);
+            job.read_to(20);
+        }
+        job.kill();
+        let said = failure(&place.output(&["kill", "j"]));
+        assert!(said.contains("has ended"), "{said}");
+    }
+}
+
+#[test]
+fn what_does_not_want_to_end_is_killed() {
+    let place = Place::mine("rcstub");
+    let script = "trap '' TERM; trap 'echo usr' USR1; (trap '' TERM USR1; setsid sleep 300 & wait) & \
+        echo nonce x; while :; do sleep 0.1; done";
+    let run = ["run", "--gpu", "none", "--job", "j", "--", "bash", "-c", script, place.mark()];
+    let mut job = Job::start(place.kedge(&run));
+    assert!(place.output(&["kill", "j", "--signal", "USR1"]).status.success());
+    while job.line().is_some_and(|line| line != "usr") {}
+    let before = family(job.supervisor()).len();
+    assert!(before >= 4, "{before} processes");
+    let all = family(job.supervisor());
+    assert!(place.output(&["kill", "j", "--grace", "500ms"]).status.success());
+    job.drain();
+    let lives = |pid: &&u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    assert_eq!(all.iter().filter(lives).collect::<Vec<_>>(), [] as [&u32; 0]);
+}
+
+impl Place {
+    /// An argument by which processes are known to be of this place.
+    fn mark(&self) -> &str {
+        self.world.0.to_str().unwrap_or_default()
+    }
+}
