@@ -85,7 +85,7 @@ fn memory_that_changes_in_every_way_comes_back() {
     let _alone = alone();
     let folder = Folder::new("changes");
     let program = build(&folder, "changes.c", &[]);
-    survives(&folder, &[program.to_str().unwrap()], 60, 6);
+    survives(&folder, &[program.to_str().unwrap()], 300, 6);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_program_that_executes_another_comes_back() {
     let program = build(&folder, "changes.c", &[]);
     let script = "sleep 0.2; exec \"$0\" \"$@\"";
     let mut running =
-        Running::start(Command::new("/bin/sh").args(["-c", script]).arg(&program).arg("40"));
+        Running::start(Command::new("/bin/sh").args(["-c", script]).arg(&program).arg("300"));
     let tracker = Tracker::default();
     capture(&folder.path("image-0"), &tracker);
     let before = running.lines(3);
@@ -124,7 +124,7 @@ fn after_a_failure_an_image_is_full() {
     let _alone = alone();
     let folder = Folder::new("changes-failed");
     let program = build(&folder, "changes.c", &[]);
-    let mut running = Running::start(Command::new(&program).arg("60"));
+    let mut running = Running::start(Command::new(&program).arg("300"));
     running.lines(2);
     let tracker = Tracker::default();
     capture(&folder.path("image-0"), &tracker);
@@ -155,7 +155,7 @@ fn a_parent_that_is_damaged_changed_or_gone_is_named() {
     let _alone = alone();
     let folder = Folder::new("changes-parent");
     let program = build(&folder, "changes.c", &[]);
-    let mut running = Running::start(Command::new(&program).arg("60"));
+    let mut running = Running::start(Command::new(&program).arg("300"));
     running.lines(2);
     let tracker = Tracker::default();
     let (parent, image) = (folder.path("image-0"), folder.path("image-1"));

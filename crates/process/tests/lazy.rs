@@ -39,7 +39,7 @@ fn memory_comes_when_it_is_used() {
         return;
     }
     let folder = Folder::new("lazy");
-    for (source, steps) in [("changes.c", 60), ("threads.c", 200), ("tree.c", 400)] {
+    for (source, steps) in [("changes.c", 200), ("threads.c", 200), ("tree.c", 400)] {
         for round in 0..rounds() {
             let name = format!("image-{source}-{round}");
             let (image, before) = image(&folder, &name, source, steps);
@@ -63,7 +63,7 @@ fn a_job_is_captured_while_its_memory_comes() {
         return;
     }
     let folder = Folder::new("lazy-again");
-    let (first, _) = image(&folder, "image-0", "changes.c", 60);
+    let (first, _) = image(&folder, "image-0", "changes.c", 200);
     let second = folder.path("image-1");
     std::fs::create_dir(&second).unwrap();
     let target = second.clone();
