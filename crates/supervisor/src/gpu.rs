@@ -101,7 +101,19 @@ const CONNECTING: &str = "the process is just getting its devices: try again";
 /// Whether the job could not be captured because a process was just getting its devices.
 pub(crate) fn was_connecting(error: &EngineError) -> bool {
     let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
-    refusals.iter().all(|refusal| refusal.remedy == CONNECTING)
+    // Until it is connected, what it is to share with its proxy is nobody's.
+    refusals.iter().all(|refusal| [CONNECTING, LOST].contains(&&*refusal.remedy))
+        && refusals.iter().any(|refusal| refusal.remedy == CONNECTING)
+}
+
+/// Why a client cannot be captured whose proxy has ended.
+const LOST: &str =
+    "its devices are gone with their proxy: restart the job from an image (`kedge run --recover`)";
+
+/// Whether it is memory that a client and its proxy share.
+fn is_shared_with_a_proxy(file: &Found) -> bool {
+    let link = file.link.to_string_lossy();
+    ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
 }
 
 /// Whether it is a connection to the job's socket, which becomes one to a proxy.
@@ -255,6 +267,9 @@ impl Plugin for Gpu {
             }
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
+            }
+            Moment::Checkpoint { .. } if is_shared_with_a_proxy(file) => {
+                Claim::Refused(LOST.to_owned())
             }
             _ => Claim::No,
         }
