@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often another moment is tried when the program had ended by then, or not begun.
-const TRIES: u32 = 5;
+const TRIES: u32 = 15;
 
 /// Runs `binary` undisturbed, then once more with a checkpoint in between.
 pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
@@ -22,7 +22,7 @@ pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
     }
     for attempt in 0..TRIES {
         // Earlier with each attempt: the first run may have been the slower one.
-        let part = random() * 0.9 / f64::from(attempt + 1);
+        let part = random() * 0.9 / (1.0 + 0.2 * f64::from(attempt));
         if let Some(outcome) = case.interrupt(&whole, Duration::from_secs_f64(whole.seconds * part))
         {
             return outcome;

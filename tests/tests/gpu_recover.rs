@@ -383,20 +383,24 @@ fn pids_of(place: &Place) -> Vec<u32> {
 #[test]
 fn a_full_disk_ends_a_checkpoint_and_no_more() {
     let place = Place::mine("rcfull");
-    for limit in ["--fsize=30000", "--fsize=400000"] {
-        let run = place.run(&["--recover"]);
-        // A limit on the size of files stands for the disk: it needs no rights.
-        let mut command = Command::new("prlimit");
-        command.arg(limit).arg(run.get_program()).args(run.get_args());
-        for (name, value) in run.get_envs() {
-            command.env(name, value.unwrap_or_default());
+    for (whose, file) in [("supervisor", ".kimg"), ("proxy", "gpu-")] {
+        let mut job = place.start(&["--recover"]);
+        // A limit on the size of files stands for the disk: it needs no rights. Later, because it is one on
+        // shared memory too.
+        let limited = match whose {
+            "proxy" => job.proxies(),
+            _ => vec![job.supervisor()],
+        };
+        for pid in limited {
+            let limit = ["--fsize=20000", "--pid", &pid.to_string()];
+            let status = Command::new("prlimit").args(limit).status();
+            assert!(status.is_ok_and(|status| status.success()), "prlimit");
         }
-        command.current_dir(place.world.home()).stdin(std::process::Stdio::null());
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let mut job = Job::start(command);
         job.read_to(10);
-        let said = failure(&place.output(&["checkpoint", "j"]));
-        assert!(said.contains("too large") && said.contains(".kimg"), "{said}");
+        let output = place.output(&["checkpoint", "j"]);
+        assert!(!output.status.success(), "{whose}: {output:?}");
+        let said = failure(&output);
+        assert!(said.contains("too large") && said.contains(file), "{said}");
         job.read_to(STEPS);
         assert_eq!(job.back, [] as [u64; 0]);
         assert_eq!(job.end().code(), Some(7), "{}", place.log());

@@ -108,7 +108,19 @@ const CONNECTING: &str = "the process is just getting its devices: try again";
 /// Whether the job could not be captured because a process was just getting its devices.
 pub(crate) fn was_connecting(error: &EngineError) -> bool {
     let EngineError::Descriptors(PluginError::Survey(refusals)) = error else { return false };
-    refusals.iter().all(|refusal| refusal.remedy == CONNECTING)
+    // Until it is connected, what it is to share with its proxy is nobody's.
+    refusals.iter().all(|refusal| [CONNECTING, LOST].contains(&&*refusal.remedy))
+        && refusals.iter().any(|refusal| refusal.remedy == CONNECTING)
+}
+
+/// Why a client cannot be captured whose proxy has ended.
+const LOST: &str =
+    "its devices are gone with their proxy: restart the job from an image (`kedge run --recover`)";
+
+/// Whether it is memory that a client and its proxy share.
+fn is_shared_with_a_proxy(file: &Found) -> bool {
+    let link = file.link.to_string_lossy();
+    ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
 }
 
 /// Whether it is a connection to the job's socket, which becomes one to a proxy.
@@ -150,9 +162,12 @@ impl Gpu {
     pub(crate) fn checkpoint_of(&self, clients: &[Resting], socket: &Path) -> io::Result<Captures> {
         let mut known = Vec::new();
         for resting in clients {
-            // One without an end has just gone.
-            if let Some(end) = unix_peer(resting.socket)? {
-                known.push(Client { resting: resting.clone(), end });
+            match unix_peer(resting.socket) {
+                Ok(Some(end)) => known.push(Client { resting: resting.clone(), end }),
+                // It has just gone, or its proxy has with it.
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
         let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
@@ -263,6 +278,9 @@ impl Plugin for Gpu {
             Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
+            }
+            Moment::Checkpoint { .. } if is_shared_with_a_proxy(file) => {
+                Claim::Refused(LOST.to_owned())
             }
             _ => Claim::No,
         }

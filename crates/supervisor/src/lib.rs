@@ -36,7 +36,7 @@ pub use signals::die_of;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 use watch::Watch;
 
@@ -151,6 +151,8 @@ fn supervise(
     signals::become_subreaper();
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
     let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &recovery);
+    // Nobody captures what is on its way to become the program.
+    let starting = checkpointer.under_way.lock().unwrap_or_else(PoisonError::into_inner);
     let program = match Program::start(spec, name, dir, &signals) {
         Ok(program) => Arc::new(program),
         Err(error) => {
@@ -160,6 +162,7 @@ fn supervise(
             return Err(error);
         }
     };
+    drop(starting);
     meta.pid = Some(program.pid);
     let _ = dir.write_meta(&meta);
     let signalled = program.clone();

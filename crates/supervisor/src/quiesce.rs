@@ -65,8 +65,9 @@ pub(crate) struct Quiet<'a> {
 impl Proxies {
     /// Brings all devices to rest within `patience`.
     pub(crate) fn quiesce(&self, patience: Duration) -> Result<Quiet<'_>, QuiesceError> {
-        let mut running = self.locked();
-        // A proxy that has ended with its client is no matter.
+        let known = self.locked();
+        // A proxy that has ended with its client is no matter. Whoever collects it still has to know it.
+        let mut running = known.clone();
         running.retain(|pid, _| !gone(*pid));
         prepare(&running);
         let begin = Instant::now();
@@ -83,9 +84,9 @@ impl Proxies {
             });
             let busy = match tried {
                 Ok((clients, None)) => {
-                    let proxies = running.keys().copied().collect();
+                    let proxies = known.keys().copied().collect();
                     let seconds = begin.elapsed().as_secs_f64();
-                    return Ok(Quiet { clients, proxies, tries, seconds, _none_new: running });
+                    return Ok(Quiet { clients, proxies, tries, seconds, _none_new: known });
                 }
                 Ok((_, Some(busy))) => busy,
                 Err(QuiesceError::Proxy { pid, .. }) if gone(pid) => {

@@ -8,7 +8,7 @@ use crate::jobs::{self, JobDir, JobError, JobName};
 use crate::policy::Policy;
 use crate::program::FAREWELL;
 use crate::restart::{Back, RestartSpec};
-use crate::signals::Signals;
+use crate::signals::{Signals, look_at_children};
 use crate::{Outcome, RunError};
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
@@ -291,9 +291,11 @@ impl Init<'_> {
         while let Some(left) = FAREWELL.checked_sub(begin.elapsed()) {
             self.proxies(&kedge_process::reap(&[]).ended);
             if self.job.proxies.none() {
-                return;
+                break;
             }
             signals.child_within(left);
         }
+        // Whoever waits for children does not know of those.
+        look_at_children();
     }
 }
