@@ -311,7 +311,7 @@ fn without_recover_or_a_loss_a_job_does_not_go_back() {
 /// Numbers that differ from run to run, below `below`.
 fn random(below: u32) -> u32 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
-    now.subsec_nanos() / 1000 % below
+    now.subsec_micros() % below
 }
 
 #[test]
