@@ -282,12 +282,10 @@ impl Checkpointing<'_> {
             recovery,
             tracker: Tracker::default(),
         });
-        if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener()) {
-            if let Err(error) = self.proxies.serve(listener, launch, log.clone(), None) {
-                log.line(&format!(
-                    "cannot start a thread: {error}: no devices for other processes"
-                ));
-            }
+        if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener())
+            && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
+        {
+            log.line(&format!("cannot start a thread: {error}: no devices for other processes"));
         }
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
             log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
