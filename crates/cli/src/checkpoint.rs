@@ -24,7 +24,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct CheckpointArgs {
-    /// The job: one that `kedge run --gpu none` or `kedge restart` has started
+    /// The job: one that `kedge run` or `kedge restart` has started
     #[arg(value_name = "JOB")]
     job: JobName,
     /// Return when the job runs again, or when the image is on the disk

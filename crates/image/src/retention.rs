@@ -56,7 +56,7 @@ impl Pin {
 /// What a folder is.
 #[derive(Debug)]
 pub enum State {
-    Finished(Manifest),
+    Finished(Box<Manifest>),
     /// It has a manifest that is no good.
     Damaged(ImageError),
     Writing,
@@ -88,7 +88,7 @@ fn state(folder: &Path) -> Option<State> {
         return None;
     }
     match Manifest::read(folder) {
-        Ok(manifest) => Some(State::Finished(manifest)),
+        Ok(manifest) => Some(State::Finished(Box::new(manifest))),
         Err(ImageError::NoImage { .. }) if !is_left_over(folder) => None,
         Err(ImageError::NoImage { .. }) if is_locked(folder) => Some(State::Writing),
         Err(ImageError::NoImage { .. }) => Some(State::Unfinished),
@@ -140,7 +140,7 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
     let images: Vec<(&Path, &Manifest)> = all
         .iter()
         .filter_map(|found| match &found.state {
-            State::Finished(manifest) => Some((found.folder.as_path(), manifest)),
+            State::Finished(manifest) => Some((found.folder.as_path(), &**manifest)),
             _ => None,
         })
         .collect();

@@ -8,7 +8,7 @@ use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
-use kedge_process::plugins::FileContents;
+use kedge_process::plugins::{FileContents, PluginError};
 use kedge_process::{EngineError, Options, Roots, Tracker};
 use kedge_proxy::joblog::JobLog;
 use std::io;
@@ -20,6 +20,9 @@ use thiserror::Error;
 
 /// What a checkpoint that is durable may need to say so.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// So often it is tried where something cannot be saved: a process that is at its end holds half of what it
+/// held, for a moment.
+const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
 /// Warnings that are passed on, and the length of each.
@@ -47,9 +50,12 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether it is over in a moment.
-    fn passes(&self) -> bool {
-        matches!(self, CheckpointError::Engine(error) if gpu::was_connecting(error))
+    /// Whether it may be over in a moment: a process gets its devices, or is at its end and has let go of
+    /// some of what it held.
+    fn passes(&self, tries: u32) -> bool {
+        let CheckpointError::Engine(error) = self else { return false };
+        let refused = matches!(error, EngineError::Descriptors(PluginError::Survey(_)));
+        gpu::was_connecting(error) || refused && tries < ENDING
     }
 }
 
@@ -141,7 +147,9 @@ impl Checkpointer {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
+        let mut tries = 0;
         let (claim, manifest, stall_seconds) = loop {
+            tries += 1;
             let claim = Claim::new(&dir, &self.name.to_string())?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
             let hold = order.stop;
@@ -154,7 +162,7 @@ impl Checkpointer {
                 Err(error) => {
                     // A full disk may keep even this from being done; then `kedge rm` does it.
                     let _ = claim.abandon();
-                    if !error.passes() || begin.elapsed() > patience {
+                    if !error.passes(tries) || begin.elapsed() > patience {
                         return Err(error);
                     }
                 }
