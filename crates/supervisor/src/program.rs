@@ -6,6 +6,7 @@ use crate::proxies::Proxies;
 use crate::recover::Recovery;
 use crate::signals::Signals;
 use crate::{JobSpec, RunError};
+use kedge_proxy::backend::GpuSpec;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -58,6 +59,9 @@ impl Program {
             .env("KEDGE_JOB", name.to_string());
         if matches!(spec.gpu, JobGpu::Devices(_)) {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
+        }
+        if let Some(visible) = visible(&spec.gpu) {
+            command.env(VISIBLE, visible);
         }
         // SAFETY: the closure runs in the child between fork and exec and makes one system call.
         unsafe {
@@ -124,6 +128,19 @@ impl Program {
             signals.child_within(left);
         }
     }
+}
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// All of the job's GPUs, by number, where these are some of the machine's: NVIDIA's management library shows all
+/// of the machine's, and PyTorch takes their number from there unless this variable tells another.
+fn visible(gpu: &JobGpu) -> Option<String> {
+    let JobGpu::Devices(GpuSpec::Local { ordinals }) = gpu else { return None };
+    if ordinals.is_empty() || std::env::var_os(VISIBLE).is_some() {
+        return None;
+    }
+    let all: Vec<String> = (0..ordinals.len()).map(|number| number.to_string()).collect();
+    Some(all.join(","))
 }
 
 /// The job's driver first, then whatever the user had.
