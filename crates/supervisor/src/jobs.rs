@@ -375,6 +375,7 @@ impl JobDir {
             return;
         }
         self.clear();
+        let _ = fs::remove_file(self.images());
     }
 }
 
