@@ -87,6 +87,15 @@ impl Ways {
     }
 }
 
+/// Makes the vDSO's code what it was before anybody wrote a way home into its end.
+pub(crate) fn clear_leftovers(vdso: &mut [u8]) {
+    let Some(page) = vdso.len().checked_sub(PAGE as usize) else { return };
+    if is_room(&vdso[page..]) {
+        let room = vdso.len() - LENGTH;
+        vdso[room..].fill(0);
+    }
+}
+
 /// Whether nobody needs the end of `page`: it has zeros, or what a tracer that was killed has left.
 fn is_room(page: &[u8]) -> bool {
     let (before, room) = page.split_at(page.len() - LENGTH);
@@ -176,5 +185,21 @@ mod tests {
         for call in [HOME, SPLIT, OUT] {
             assert_eq!(code[call as usize..][..2], [0x0f, 0x05]);
         }
+    }
+
+    #[test]
+    fn what_a_killed_tracer_has_left_is_no_other_vdso() {
+        let clean = [vec![7; PAGE as usize], vec![0; PAGE as usize]].concat();
+        let mut left = clean.clone();
+        let at = left.len() - LENGTH;
+        left[at..].copy_from_slice(&code(&sys::from_words([9; sys::REGISTERS]), 5));
+        clear_leftovers(&mut left);
+        assert_eq!(left, clean);
+        // Another kernel's code stays what it is.
+        let mut other = clean.clone();
+        other[at + 3] = 1;
+        let same = other.clone();
+        clear_leftovers(&mut other);
+        assert_eq!(other, same);
     }
 }

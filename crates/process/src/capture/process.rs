@@ -342,6 +342,8 @@ fn backing(
 pub(crate) fn vdso_checksum(pid: pid_t, mapping: &Mapping) -> Result<u64, EngineError> {
     let mut code = vec![0; mapping.len().min(1 << 20) as usize];
     read_exact(pid, mapping.start, &mut code)?;
+    // What a tracer that was killed has left there is no difference between kernels.
+    crate::home::clear_leftovers(&mut code);
     Ok(kedge_image::checksum(&code))
 }
 
