@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(70);
 pub(crate) enum QuiesceError {
     #[error(
         "the devices of process {pid} have not come to rest within {seconds} s ({tries} tries): a kernel, \
-         copy or callback that does not end, or a message of another process that it waits for; raise --patience"
+         copy or callback that does not end, or a message of another process that it waits for; try again when that has ended"
     )]
     Busy { pid: u32, seconds: u64, tries: u32 },
     #[error("process {pid}: {source}")]
