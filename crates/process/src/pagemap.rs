@@ -41,11 +41,46 @@ struct Scan {
     return_mask: u64,
 }
 
+/// Which pages are asked for: none of `inverted`, which are of `all` too, all of the rest of `all`, and one of
+/// `any`, if it names some.
+#[derive(Default)]
+pub(crate) struct Wanted {
+    pub(crate) inverted: u64,
+    pub(crate) all: u64,
+    pub(crate) any: u64,
+}
+
 /// The ranges of [start, end) whose pages are the process's own: there or swapped out, and not a file's.
 /// `None` where the kernel cannot tell.
 pub(crate) fn touched(pagemap: &File, start: u64, end: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
-    let mut regions = vec![Region::default(); RANGES];
     let mut found: Vec<(u64, u64)> = Vec::new();
+    let own = Wanted { inverted: FILE, all: FILE, any: PRESENT | SWAPPED };
+    let told = ranges(pagemap, start, end, &own, |start, end| match found.last_mut() {
+        Some((_, last)) if *last == start => *last = end,
+        _ => found.push((start, end)),
+    });
+    match told {
+        Ok(whole) => Ok(whole.then_some(found)),
+        Err(error) if cannot_tell(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the kernel knows no such question.
+pub(crate) fn cannot_tell(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL))
+}
+
+/// Hands each range of [start, end) with `wanted` pages to `each`; false if the kernel did not get to the
+/// end.
+pub(crate) fn ranges(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    wanted: &Wanted,
+    mut each: impl FnMut(u64, u64),
+) -> io::Result<bool> {
+    let mut regions = vec![Region::default(); RANGES];
     let mut at = start;
     while at < end {
         let mut scan = Scan {
@@ -54,33 +89,21 @@ pub(crate) fn touched(pagemap: &File, start: u64, end: u64) -> io::Result<Option
             end,
             regions: regions.as_mut_ptr() as u64,
             regions_len: RANGES as u64,
-            // Not of a file; and present or swapped.
-            category_inverted: FILE,
-            category_mask: FILE,
-            category_anyof_mask: PRESENT | SWAPPED,
+            category_inverted: wanted.inverted,
+            category_mask: wanted.all,
+            category_anyof_mask: wanted.any,
             ..Scan::default()
         };
         // SAFETY: the structure is as the kernel's, and its vector is `regions`, which lives through the
         // call and has room for as many as it says.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-        let Ok(count) = usize::try_from(count) else {
-            let error = io::Error::last_os_error();
-            return match error.raw_os_error() {
-                Some(libc::ENOTTY | libc::EINVAL) => Ok(None),
-                _ => Err(error),
-            };
-        };
-        for Region { start, end, .. } in &regions[..count.min(RANGES)] {
-            match found.last_mut() {
-                Some((_, last)) if last == start => *last = *end,
-                _ => found.push((*start, *end)),
-            }
-        }
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        regions.iter().take(count).for_each(|region| each(region.start, region.end));
         // A kernel that does not get on would keep this here for ever.
         if scan.walk_end <= at {
-            return Ok(None);
+            return Ok(false);
         }
         at = scan.walk_end;
     }
-    Ok(Some(found))
+    Ok(true)
 }
