@@ -4,6 +4,7 @@ mod async_copy;
 mod basics;
 mod divergence;
 mod instructions;
+mod loads;
 mod matrix;
 mod memory;
 mod tensor;
