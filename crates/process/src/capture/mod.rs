@@ -10,7 +10,7 @@ mod queries;
 mod undo;
 mod write;
 
-pub(crate) use process::vdso_checksum;
+pub(crate) use process::vdso_code;
 
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
@@ -160,7 +160,8 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     }
     drop(stopped);
     let stall = begin.elapsed() + session.stall;
-    let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
+    let (vdsos, processes) = (objects.vdsos(), pids);
+    let job = JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
     objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
     let files = descriptors.files().map(str::to_owned).collect();
