@@ -128,7 +128,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
+    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),

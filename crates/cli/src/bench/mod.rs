@@ -130,8 +130,8 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
     }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
-    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
-    let place = if args.native { Place::Native } else { Place::job(gpu()) };
+    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);
+    let place = if args.native { Place::Native } else { Place::job(gpu()?) };
     child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
         if let Ok(one) = serde_json::from_str::<Series>(line) {
             sink(one);
