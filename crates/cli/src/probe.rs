@@ -33,6 +33,8 @@ enum What {
     Loop { name: String },
     /// Hold random memory for `bench process` and obey orders
     Memory { size: usize },
+    /// Hold device memory for `bench checkpoint`, launch and synchronise, and obey orders
+    Beat { size: usize },
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -51,6 +53,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         },
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
+        }
+        What::Beat { size } => {
+            let input = std::io::BufReader::new(std::io::stdin());
+            Ok(kedge_probe::beat(*size, input, std::io::stdout().lock())?)
         }
         What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
     }

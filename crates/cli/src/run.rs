@@ -45,6 +45,10 @@ pub(crate) struct RunArgs {
     /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is free]
     #[arg(long, value_name = "SIZE")]
     cache_host: Option<Size>,
+    /// Bytes a second that a checkpoint's copy leaves a GPU with at most, such as 2G [default: as fast as the program
+    /// does not notice much of it]
+    #[arg(long, value_name = "SIZE")]
+    drain_rate: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
@@ -134,6 +138,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         soft_memory: bytes(args.soft_memory),
         cache_gpu: bytes(args.cache_gpu),
         cache_host: bytes(args.cache_host),
+        drain_rate: bytes(args.drain_rate),
     };
     let spec = JobSpec {
         gpu,

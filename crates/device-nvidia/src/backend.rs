@@ -13,7 +13,7 @@ use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, EventShare, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{Backend, Done, EventShare, Known, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -524,11 +524,19 @@ impl Backend for NvidiaBackend {
     }
 
     fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
-        self.prepare()
+        self.prepare(None)
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        self.take_snapshot()
+        self.take_snapshot(None)
+    }
+
+    fn prepare_changes(&self, known: &Known) -> Result<(), SnapshotError> {
+        self.prepare(Some(known))
+    }
+
+    fn snapshot_changes(&self, known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.take_snapshot(Some(known))
     }
 
     fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {

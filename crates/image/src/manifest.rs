@@ -36,6 +36,9 @@ pub struct DeviceLimits {
     pub cache_gpu: Option<u64>,
     #[serde(default)]
     pub cache_host: Option<u64>,
+    /// Bytes a second that snapshots leave a GPU with, at most.
+    #[serde(default)]
+    pub drain_rate: Option<u64>,
 }
 
 /// The devices that a job sees.

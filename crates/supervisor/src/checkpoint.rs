@@ -10,6 +10,7 @@ use crate::recover::Recovery;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, PluginError};
 use kedge_process::{EngineError, Options, Roots, Tracker};
+use kedge_proxy::control as proxy;
 use kedge_proxy::joblog::JobLog;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -188,11 +189,13 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let at = jobs::now();
-        let quiet = self.proxies.quiesce(options.patience)?;
+        let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
+        let quiet =
+            self.proxies.quiesce(options.patience, &proxy::Order::Prepare { track, full })?;
         let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
         let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
-        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket);
+        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
         options.plugins.push(&GPU);
         let captured = kedge_process::checkpoint(&roots, options);

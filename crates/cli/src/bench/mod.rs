@@ -1,5 +1,6 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
+mod checkpoint;
 pub(crate) mod codecs;
 mod figures;
 mod process;
@@ -31,6 +32,9 @@ Run it on a machine that does nothing else: kedge's two processes want a core ea
 
 /// Bytes in each data set of `bench codecs`.
 const CODECS_SIZE: u64 = 256 << 20;
+/// Bytes on the device of `bench checkpoint`.
+const SOFT_SIZE: u64 = 256 << 20;
+const GPU_SIZE: u64 = 4 << 30;
 /// Nothing takes longer than this between two results.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -49,10 +53,11 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     native: bool,
     /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is checkpointed
-    /// [default: 1G and 4G, or less where memory or disk is short]
+    /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device [default: 4G, and
+    /// 256M on soft]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
-    /// codecs, process: a folder on the disk to write to [default: where images go]
+    /// codecs, process, checkpoint: a folder on the disk to write to [default: where images go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print JSON
@@ -75,6 +80,9 @@ enum What {
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
     /// without kedge, by turns. Takes some minutes
     Process,
+    /// What checkpoints of a job that uses a device cost the program, by its own clock; the second where 5 %
+    /// of the memory has changed; what another program on the device notices. Takes a minute or more
+    Checkpoint,
 }
 
 impl What {
@@ -85,6 +93,7 @@ impl What {
             What::Soft => "soft",
             What::Codecs => "codecs",
             What::Process => "process",
+            What::Checkpoint => "checkpoint",
         }
     }
 }
@@ -128,6 +137,12 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
     }
     if args.what == What::Process {
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
+    }
+    if args.what == What::Checkpoint {
+        let gpu = gpu::resolve(args.gpu.as_ref(), None).spec;
+        let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
+        let size = args.size.map_or(usual, |size| size.0);
+        return checkpoint::run(&gpu, size, args.dir.as_deref(), sink);
     }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
     let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);

@@ -140,7 +140,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let mut stopped = stop::stop(roots, options.patience)?;
     let (zombies, ids) = identify(&stopped)?;
     let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
-    let descriptors = survey(&pids, &options)?.save(&options.folder)?;
+    let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
     let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
     let mut held = Vec::new();
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
@@ -249,15 +249,15 @@ impl Captured {
     /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.
     /// The processes and files of `manifest` are filled in.
     pub fn finish(self, manifest: Manifest) -> Result<Manifest, EngineError> {
-        self.finish_with(manifest, || Ok(Vec::new()))
+        self.finish_with(manifest, || Ok((Vec::new(), false)))
     }
 
     /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
-    /// meanwhile, and is asked when all memory is written.
+    /// meanwhile, and whether one builds on the image that was offered; it is asked when all memory is written.
     pub fn finish_with(
         self,
         mut manifest: Manifest,
-        others: impl FnOnce() -> Result<Vec<FileEntry>, PluginError>,
+        others: impl FnOnce() -> Result<(Vec<FileEntry>, bool), PluginError>,
     ) -> Result<Manifest, EngineError> {
         manifest.processes = self.job.processes;
         manifest.files = vec![self.objects];
@@ -269,7 +269,9 @@ impl Captured {
             builds |= held.builds_on_another();
             manifest.files.push(held.finish(&self.options)?);
         }
-        manifest.files.extend(others()?);
+        let (files, others_build) = others()?;
+        manifest.files.extend(files);
+        builds |= others_build;
         manifest.parent = self.session.parent().filter(|_| builds).cloned();
         manifest.write(&self.options.folder)?;
         if let Some(tracker) = &self.options.tracker {
