@@ -23,7 +23,7 @@ mod thread;
 mod timers;
 mod track;
 
-pub use capture::{Captured, Options, checkpoint};
+pub use capture::{Captured, Options, Together, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use reap::{Reaped, reap};

@@ -2,7 +2,7 @@
 
 pub(crate) mod codecs;
 mod figures;
-mod process;
+pub(crate) mod process;
 
 use crate::Failure;
 use crate::child::{self, Place};

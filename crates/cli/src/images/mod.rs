@@ -94,7 +94,7 @@ fn row(found: Found) -> Row {
             job: Some(manifest.job),
             command: manifest.command,
             captured: Some(manifest.captured),
-            processes: Some(manifest.processes.len()),
+            processes: Some(manifest.process_count()),
             parent: manifest.parent.map(|parent| parent.name),
             ..empty
         },

@@ -45,7 +45,7 @@ pub fn checkpoint(
     until: Until,
     tell: impl FnMut(&Progress),
 ) -> Result<(), AskError> {
-    let control = reach(jobs, name)?;
+    let control = reach(jobs, jobs.running_parts(name).first().unwrap_or(name))?;
     take(&control, order, until, tell).map_err(|error| match error {
         TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
         TakeError::Failed { message, .. } => AskError::Failed(message),
@@ -54,6 +54,14 @@ pub fn checkpoint(
 
 /// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they have.
 pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
+    let parts = jobs.running_parts(name);
+    if jobs.find(name).is_none() && !parts.is_empty() {
+        return parts.iter().try_for_each(|part| kill_one(jobs, part, kill));
+    }
+    kill_one(jobs, name, kill)
+}
+
+fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     let control = reach(jobs, name)?;
     let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
     let begin = Instant::now();
@@ -122,7 +130,7 @@ pub(crate) fn take(
             Reply::Failed { kind, message } => {
                 return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
             }
-            Reply::Settled => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            Reply::Settled | Reply::Life(_) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
         }
     }
 }
