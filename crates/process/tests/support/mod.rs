@@ -1,8 +1,10 @@
 //! Starting programs, capturing and killing them, and bringing them back.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
+pub mod alone;
 pub mod survive;
 
+pub use alone::{alone, alone_for, reap};
 use kedge_image::Manifest;
 use kedge_process::{Options, RestartOptions, Restarted, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
@@ -10,16 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// A restart needs the process ids that the job had, and its caller forks: one test at a time.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub struct Folder(PathBuf);
 
@@ -104,13 +97,6 @@ impl Running {
             assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} still lives");
         }
     }
-}
-
-/// Collects orphans until there are none.
-pub fn reap() {
-    let mut status = 0;
-    // SAFETY: waitpid stores the status.
-    while unsafe { libc::waitpid(-1, &mut status, 0) } > 0 {}
 }
 
 /// Brings the job back: its output from there on, and its status.
