@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const LISTENER: Conn = 0;
 const STOP: Conn = 1;
@@ -42,7 +42,10 @@ impl Server {
         epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&poll, &stopped, EventData::new_u64(STOP), EventFlags::IN)?;
         let begin = Instant::now();
-        let (state, links, next) = (State::new(job), BTreeMap::new(), FIRST);
+        // Later than any of a coordinator before this one.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let revision = u64::try_from(now.as_micros()).unwrap_or(u64::MAX / 2);
+        let (state, links, next) = (State::new(job, revision), BTreeMap::new(), FIRST);
         let mut serving = Serving { poll, listener, state, links, next, begin, gone: Vec::new() };
         let serve = move || {
             let (_held, _stopped) = (held, stopped);

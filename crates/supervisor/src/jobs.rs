@@ -389,12 +389,17 @@ impl JobDir {
         let for_devices = for_devices.into_iter().filter(|_| devices);
         for (own, name) in for_all.into_iter().chain(for_devices) {
             let link = former.join(name);
-            // What a job that was killed has left leads nowhere.
-            if link.is_symlink() && !link.exists() {
+            let taken = link.is_symlink() && link.exists();
+            if !taken && !is_locked(former) {
+                // What a job that was killed has left leads nowhere. A folder of libraries leads where its own
+                // kedge is, which is as good.
                 let _ = fs::remove_file(&link);
             }
-            std::os::unix::fs::symlink(own, &link).ok()?;
-            made.links.push(link);
+            match std::os::unix::fs::symlink(own, &link) {
+                Ok(()) => made.links.push(link),
+                Err(_) if link.is_dir() && !taken => {}
+                Err(_) => return None,
+            }
         }
         Some(made)
     }

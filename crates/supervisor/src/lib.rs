@@ -21,12 +21,12 @@ mod watch;
 
 use checkpoint::{Checkpointer, new_life};
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
+pub use joint::Joining;
+use joint::Joint;
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
-use joint::Joint;
-pub use joint::Joining;
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
 pub use program::Outcome;
@@ -121,8 +121,8 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     let outcome = supervise(spec, &name, joint, &dir, devices.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
-        let (paths, lazy) = (vec![], false);
-        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu: None, back: None };
+        let (paths, lazy, gpu, joining) = (vec![], false, None, None);
+        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu, back: None, joining };
         return GoBack::new(&name, dir, spec, 0).map(End::GoBack);
     }
     dir.retire();

@@ -116,7 +116,8 @@ pub struct OnTerm {
 pub(crate) fn former_folder(manifest: &Manifest) -> Option<PathBuf> {
     let folder = manifest.settings.as_ref()?.get(FOLDER)?.as_str().map(PathBuf::from)?;
     // Nobody vouches for the image: links are made in no other folder than a job's.
-    let in_jobs = folder.parent().is_some_and(|jobs| jobs.ends_with("kedge/jobs") || is_temporary(jobs));
+    let in_jobs =
+        folder.parent().is_some_and(|jobs| jobs.ends_with("kedge/jobs") || is_temporary(jobs));
     (folder.is_absolute() && in_jobs).then_some(folder)
 }
 

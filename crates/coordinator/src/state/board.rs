@@ -35,6 +35,10 @@ fn size(slot: &Slot, value: &Value) -> usize {
 }
 
 impl Board {
+    pub(super) fn new(revision: u64) -> Board {
+        Board { revision, ..Board::default() }
+    }
+
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }

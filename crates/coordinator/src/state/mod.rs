@@ -53,12 +53,13 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(job: String) -> State {
+    /// `revision` precedes that of the first publication.
+    pub fn new(job: String, revision: u64) -> State {
         State {
             job,
             members: BTreeMap::new(),
             series: BTreeMap::new(),
-            board: Board::default(),
+            board: Board::new(revision),
             waiting: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             replies: Vec::new(),

@@ -29,7 +29,7 @@ fn arrive(series: &Series, step: u64, members: u32) -> Request {
 
 /// Members 0.. of a job, all on node `a`.
 fn world(members: u64) -> State {
-    let mut state = State::new("j".into());
+    let mut state = State::new("j".into(), 0);
     for conn in 0..members {
         let hello = hello(&conn.to_string(), "a");
         state.ask(conn, Request::Hello { hello }, 0).unwrap();
@@ -120,7 +120,7 @@ fn who_waits_too_long_is_told() {
 #[test]
 fn a_new_coordinator_hears_what_was() {
     // Of three, 0 was through step 4 when the coordinator was lost; 1 and 2 were not told.
-    let mut state = State::new("j".into());
+    let mut state = State::new("j".into(), 0);
     let s = series("s");
     for conn in [1, 2] {
         state.ask(conn, Request::Hello { hello: hello(&conn.to_string(), "a") }, 0).unwrap();
@@ -201,7 +201,7 @@ proptest! {
     /// Whatever members do, each request has one answer at most, and none is answered that has not asked.
     #[test]
     fn answers_are_for_questions(moves in prop::collection::vec((0u64..4, 0u8..8, 0u64..4, 1u32..5), 1..200)) {
-        let mut state = State::new("j".into());
+        let mut state = State::new("j".into(), 0);
         let mut open = [0i32; 4];
         for (now, (conn, what, step, members)) in moves.into_iter().enumerate() {
             let now = now as u64 * 100;

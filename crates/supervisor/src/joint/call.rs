@@ -1,7 +1,7 @@
 //! The call to a checkpoint, which whoever conducts it publishes and every part answers.
 
-use super::meeting::{Meeting, SPACE, Step};
 use super::Joint;
+use super::meeting::{Meeting, SPACE, Step};
 use crate::checkpoint::Checkpointer;
 use crate::control::{Content, Order};
 use kedge_coordinator::{Client, ClientError, Notice};
@@ -38,7 +38,8 @@ impl Call {
 pub(super) fn answer_calls(joint: &Joint, checkpointer: &Arc<Checkpointer>) {
     let mut last = String::new();
     loop {
-        let end = joint.join(true).and_then(|client| answer_with(joint, checkpointer, client, &mut last));
+        let end =
+            joint.join(true).and_then(|client| answer_with(joint, checkpointer, client, &mut last));
         if let Err(error) = end {
             checkpointer.log.line(&format!("{}: {error}", joint.job));
         }

@@ -55,8 +55,12 @@ impl Checkpointer {
         let dir = self.dir(order)?;
         let claim = Claim::new(&dir, &joint.job.to_string())?;
         let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
-        let call =
-            Call { id: conductor(), folder: claim.folder().to_owned(), parts: count, order: order.clone() };
+        let call = Call {
+            id: conductor(),
+            folder: claim.folder().to_owned(),
+            parts: count,
+            order: order.clone(),
+        };
         let meeting = Meeting::new(joint, client, &call.id, count, false);
         let taken = self.lead(&meeting, &call, &parts, &mut tell);
         if let Err(error) = &taken {

@@ -4,8 +4,8 @@
 use super::Joint;
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
 use kedge_process::Together;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The space of what kedge itself publishes.
@@ -46,7 +46,13 @@ pub(crate) struct Meeting {
 
 impl Meeting {
     /// Of a job of so many parts.
-    pub(super) fn new(joint: &Joint, client: Client, id: &str, parts: u32, is_part: bool) -> Meeting {
+    pub(super) fn new(
+        joint: &Joint,
+        client: Client,
+        id: &str,
+        parts: u32,
+        is_part: bool,
+    ) -> Meeting {
         Meeting {
             client: Mutex::new(client),
             series: Series::of_job(id),

@@ -13,13 +13,13 @@ mod restart;
 
 pub(crate) use conduct::ConductError;
 pub(crate) use meeting::Meeting;
-pub(crate) use restart::JOIN;
-pub use restart::{Joining, restart_parts};
+pub use restart::Joining;
+pub(crate) use restart::{JOIN, restart_parts};
 
 use crate::checkpoint::Checkpointer;
 use crate::jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use kedge_coordinator::{Client, ClientError, Leader, Member, reach};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,6 @@ impl Joint {
     /// The first part whose supervisor was killed, and so nobody can checkpoint.
     fn lost(&self) -> Option<Meta> {
         let parts = self.jobs.parts(&self.job).unwrap_or_default();
-        let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
         parts.into_iter().find(|meta| {
             meta.ended.is_none() && meta.state != State::Running && meta.pid.is_some_and(lives)
         })
@@ -122,6 +121,13 @@ impl Checkpointer {
             self.log.line("cannot start a thread: the job cannot be checkpointed as a whole");
         }
     }
+}
+
+/// Whether there is such a process, and it has not ended.
+fn lives(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// This machine, by the name that others know.

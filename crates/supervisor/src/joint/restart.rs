@@ -94,7 +94,7 @@ fn member(job: &JobName, name: String) -> Member {
 
 /// Restarts the parts of the newest of `images` whose parts are there, and waits for their end: what the first
 /// one of them that failed ended with.
-pub fn restart_parts(
+pub(crate) fn restart_parts(
     spec: &RestartSpec,
     images: &[(PathBuf, Manifest)],
 ) -> Result<Outcome, RunError> {
@@ -119,7 +119,8 @@ pub fn restart_parts(
     }
     let mut ended = |name: &JobName, status: ExitStatus| {
         // Whoever still waits for it waits in vain.
-        let _ = client.break_series(&Series::of_job(&series), &format!("{name} has ended: {status}"));
+        let _ =
+            client.break_series(&Series::of_job(&series), &format!("{name} has ended: {status}"));
     };
     let mut starting = Some(starting);
     while running.look(&mut ended) {
@@ -136,17 +137,15 @@ pub fn restart_parts(
 
 /// The newest image whose parts are those that it was made of.
 fn usable(images: &[(PathBuf, Manifest)]) -> Result<&(PathBuf, Manifest), ImageError> {
-    let mut failure = ImageError::NoImage { path: PathBuf::new() };
-    for image in images.iter().rev() {
-        match image.1.parts.iter().try_for_each(|part| part.check(&image.0).map(drop)) {
-            Ok(()) => {}
-            Err(error) => failure = error,
+    let mut failure = None;
+    for image in images.iter().filter(|(_, manifest)| !manifest.parts.is_empty()) {
+        let checked = image.1.parts.iter().try_for_each(|part| part.check(&image.0).map(drop));
+        match checked {
+            Ok(()) => return Ok(image),
+            Err(error) => failure = failure.or(Some(error)),
         }
     }
-    let good = |image: &&(PathBuf, Manifest)| {
-        !image.1.parts.is_empty() && image.1.parts.iter().all(|part| part.check(&image.0).is_ok())
-    };
-    images.iter().find(good).ok_or(failure)
+    Err(failure.unwrap_or(ImageError::NoImage { path: PathBuf::new() }))
 }
 
 /// What an ended job of that name has left goes.
@@ -242,7 +241,8 @@ impl Parts {
     fn signal(&self, signal: libc::c_int) {
         for (_, child, status) in &self.0 {
             if status.is_none()
-                && let Some(pid) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+                && let Some(pid) =
+                    i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
                 && let Some(signal) = rustix::process::Signal::from_named_raw(signal)
             {
                 let _ = rustix::process::kill_process(pid, signal);
@@ -252,6 +252,9 @@ impl Parts {
 
     fn outcome(&self) -> Outcome {
         let statuses = self.0.iter().filter_map(|(_, _, status)| *status);
-        statuses.map(|status| Outcome::of(status.into_raw())).find(|o| *o != Outcome::Exited(0)).unwrap_or(Outcome::Exited(0))
+        statuses
+            .map(|status| Outcome::of(status.into_raw()))
+            .find(|o| *o != Outcome::Exited(0))
+            .unwrap_or(Outcome::Exited(0))
     }
 }

@@ -1,6 +1,6 @@
 //! How long a barrier of many processes takes.
 
-use super::Sink;
+use super::{Scratch, Sink};
 use kedge_coordinator::{Client, Leader, Member, Series as Barriers, Who, connect, reach};
 use kedge_probe::Series;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ASSEMBLED: u64 = 0;
 
 pub(in crate::bench) const BARRIER: &str = "barrier of 256 processes";
+
+/// In a folder of its own.
+pub(in crate::bench) fn run(dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
+    measure(&Scratch::new(dir)?.0, sink)
+}
 
 pub(super) fn measure(folder: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     let said = |error: std::io::Error| format!("barriers: {error}");
