@@ -52,6 +52,10 @@ pub(crate) struct RunArgs {
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted as one.
+    /// The parts are NAME.0, NAME.1 …
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
+    join: Option<JobName>,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     /// The program and its arguments
@@ -145,6 +149,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         gpu_default,
         limits,
         name: args.job,
+        join: args.join,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,

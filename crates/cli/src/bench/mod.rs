@@ -3,7 +3,7 @@
 mod checkpoint;
 pub(crate) mod codecs;
 mod figures;
-mod process;
+pub(crate) mod process;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -77,6 +77,8 @@ enum What {
     /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
     /// job with that memory stands still
     Codecs,
+    /// How long 256 processes of one job wait for each other at a barrier
+    Barriers,
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
     /// without kedge, by turns. Takes some minutes
     Process,
@@ -92,6 +94,7 @@ impl What {
             What::Copy => "copy",
             What::Soft => "soft",
             What::Codecs => "codecs",
+            What::Barriers => "barriers",
             What::Process => "process",
             What::Checkpoint => "checkpoint",
         }
@@ -134,6 +137,9 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
     if args.what == What::Codecs {
         let size = args.size.map_or(CODECS_SIZE, |size| size.0);
         return codecs::run(size, args.dir.as_deref(), sink);
+    }
+    if args.what == What::Barriers {
+        return process::barriers::run(args.dir.as_deref(), sink);
     }
     if args.what == What::Process {
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
