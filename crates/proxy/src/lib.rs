@@ -6,6 +6,7 @@
 
 pub mod backend;
 mod capture;
+mod changes;
 mod client_memory;
 pub mod control;
 mod dispatch;
@@ -18,6 +19,7 @@ mod gate;
 mod host;
 mod host_fns;
 pub mod joblog;
+mod likeness;
 pub mod machine;
 pub mod options;
 mod output;

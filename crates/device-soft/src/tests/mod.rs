@@ -2,6 +2,7 @@
 
 mod async_copy;
 mod basics;
+mod digest;
 mod divergence;
 mod instructions;
 mod loads;

@@ -1,0 +1,340 @@
+//! Digests of the devices' memory, computed by the devices, and copies of the blocks that have changed: kernels
+//! of our own in one of the client's contexts, with memory of our own. The program knows nothing of them.
+
+use crate::Shared;
+use crate::context::Context;
+use crate::driver::{Driver, check};
+use crate::pinned::Pinned;
+use crate::sources::{From, Run};
+use crate::spare::Region;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::{CUdevice, CUfunction, CUmodule, CUstream};
+use kedge_device::digest::{BLOCK, Digest, Keys, kernel};
+use kedge_device::{Digests, Known, Piece};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Runs that are shorter are copied whatever they hold.
+const SHORT: u64 = 4096;
+/// Of a span: its address and its bytes.
+const SPAN: u64 = 16;
+const DIGEST: u64 = size_of::<Digest>() as u64;
+/// Of a move: from, to, bytes.
+const MOVE: u64 = 24;
+/// Threads that make pinned pages.
+const THREADS: usize = 4;
+/// Most blocks of a device: 16 TiB.
+const MOST: usize = 64 << 20;
+
+/// The digests of what a snapshot would take, by piece.
+#[derive(Default)]
+pub(crate) struct Found(HashMap<Piece, Digests>);
+
+impl Found {
+    pub(crate) fn of(&self, piece: &Piece) -> Option<Digests> {
+        self.0.get(piece).map(Arc::clone)
+    }
+
+    /// What of the runs is not known: whole runs, and parts of runs.
+    pub(crate) fn changed(&self, runs: Vec<Run>, known: &Known) -> Vec<Run> {
+        let mut all = Vec::new();
+        for run in runs {
+            let From::Linear(addr) = run.from else {
+                all.push(run);
+                continue;
+            };
+            for (at, piece) in &run.pieces {
+                let now = self.0.get(piece);
+                let parts = known.compare(piece, now.map_or(&[], |digests| digests));
+                for (from, to, _) in parts.into_iter().filter(|part| !part.2) {
+                    let object = piece.object.clone();
+                    let bytes = to - from;
+                    let part = Piece { object, start: piece.start + from, bytes };
+                    let from = From::Linear(addr + at + from);
+                    let (device, ctx) = (run.device, Arc::clone(&run.ctx));
+                    all.push(Run { device, ctx, from, bytes, pieces: vec![(0, part)] });
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What computes digests, on each device that has needed it.
+#[derive(Default)]
+pub(crate) struct Digester(Mutex<HashMap<u32, Kernels>>);
+
+/// A block: its span, its piece's number and its own in the piece.
+struct Block {
+    span: [u64; 2],
+    piece: usize,
+    index: usize,
+}
+
+impl Digester {
+    /// Computes the digests of all runs that have them, and waits. Whatever they lie in must stay mapped.
+    pub(crate) fn compute(
+        &self,
+        shared: &Shared,
+        devices: &[CUdevice],
+        runs: &[Run],
+        keys: &Keys,
+    ) -> Result<Found, CuError> {
+        let mut found = HashMap::new();
+        for (device, &raw) in (0..).zip(devices) {
+            let context = match runs.iter().any(|run| run.device == device) {
+                true => shared.live.on(&shared.driver, device, raw)?,
+                false => continue,
+            };
+            let mut pieces: Vec<(&Piece, Vec<Option<Digest>>)> = Vec::new();
+            let mut blocks = Vec::new();
+            for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
+                spans(run, &mut pieces, &mut blocks);
+            }
+            if blocks.is_empty() {
+                continue;
+            }
+            self.with(shared, &context, raw, blocks.len(), |kernels, held| {
+                let digests = kernels.digest(&blocks, keys, held)?;
+                for (block, digest) in blocks.iter().zip(digests) {
+                    pieces[block.piece].1[block.index] = Some(digest);
+                }
+                Ok(())
+            })?;
+            let all =
+                pieces.into_iter().map(|(piece, digests)| (piece.clone(), Arc::from(digests)));
+            found.extend(all);
+        }
+        Ok(Found(found))
+    }
+
+    /// Has a device's kernels copy: each from, to and bytes. Starts it; done when the context's own stream is.
+    pub(crate) fn gather(
+        &self,
+        shared: &Shared,
+        (device, raw): (u32, CUdevice),
+        moves: &[[u64; 3]],
+    ) -> Result<(), CuError> {
+        let context = shared.live.on(&shared.driver, device, raw)?;
+        self.with(shared, &context, raw, moves.len(), |kernels, stream| {
+            kernels.gather(moves, stream)
+        })
+    }
+
+    /// Lends a device's kernels, with room for so many blocks.
+    fn with<T>(
+        &self,
+        shared: &Shared,
+        context: &Arc<Context>,
+        raw: CUdevice,
+        blocks: usize,
+        act: impl FnOnce(&mut Kernels, CUstream) -> Result<T, CuError>,
+    ) -> Result<T, CuError> {
+        let held = context.hold()?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits =
+            |kernels: &Kernels| kernels.blocks >= blocks && Arc::ptr_eq(&kernels.context, context);
+        if !all.get(&context.device).is_some_and(fits) {
+            let old = all.remove(&context.device);
+            let module = old.filter(|old| Arc::ptr_eq(&old.context, context)).map(|old| old.module);
+            let made = Kernels::make(&shared.driver, context, raw, blocks, module)?;
+            all.insert(context.device, made);
+        }
+        let kernels = all.get_mut(&context.device).ok_or(CuError::INVALID_DEVICE)?;
+        act(kernels, held.streams().inside)
+    }
+}
+
+/// Whether kernels in `context` can read a run: not what another context's module has.
+fn can_read(context: &Arc<Context>, run: &Run) -> bool {
+    let From::Linear(addr) = run.from else { return false };
+    Arc::ptr_eq(context, &run.ctx) && run.bytes >= SHORT && addr.is_multiple_of(16)
+}
+
+/// The blocks of a run.
+fn spans<'a>(
+    run: &'a Run,
+    pieces: &mut Vec<(&'a Piece, Vec<Option<Digest>>)>,
+    blocks: &mut Vec<Block>,
+) {
+    let From::Linear(addr) = run.from else { return };
+    for (at, piece) in &run.pieces {
+        let number = pieces.len();
+        let count = piece.bytes.div_ceil(BLOCK) as usize;
+        pieces.push((piece, vec![None; count]));
+        for index in 0..count {
+            let from = index as u64 * BLOCK;
+            let bytes = BLOCK.min(piece.bytes - from);
+            // What does not end with a word has no digest.
+            if bytes.is_multiple_of(16) && (addr + at).is_multiple_of(16) {
+                let span = [addr + at + from, bytes];
+                blocks.push(Block { span, piece: number, index });
+            }
+        }
+    }
+}
+
+/// The kernels in one context, and the memory that they are told by.
+struct Kernels {
+    driver: Arc<Driver>,
+    context: Arc<Context>,
+    module: Loaded,
+    /// Blocks that there is room for.
+    blocks: usize,
+    /// Spans, digests and moves, one behind the other.
+    lists: Region,
+    /// The same in host memory.
+    staging: Pinned,
+}
+
+#[derive(Clone, Copy)]
+struct Loaded {
+    digest: CUfunction,
+    gather: CUfunction,
+}
+
+impl Loaded {
+    /// Loads both kernels into the current context, where they stay.
+    fn load(driver: &Driver) -> Result<Loaded, CuError> {
+        let text = CString::new(kernel::text()).map_err(|_| CuError::INVALID_VALUE)?;
+        let mut module = CUmodule::NULL;
+        // SAFETY: text that ends in a NUL, and no options.
+        check(unsafe {
+            let (none, values) = (ptr::null_mut(), ptr::null_mut());
+            (driver.cuModuleLoadDataEx)(&mut module, text.as_ptr().cast(), 0, none, values)
+        })?;
+        let function = |name: &str| {
+            let name = CString::new(name).map_err(|_| CuError::INVALID_VALUE)?;
+            let mut function = CUfunction::NULL;
+            // SAFETY: live pointers, and a module that was just loaded.
+            check(unsafe { (driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
+            Ok(function)
+        };
+        Ok(Loaded { digest: function(kernel::DIGEST)?, gather: function(kernel::GATHER)? })
+    }
+}
+
+impl Kernels {
+    fn make(
+        driver: &Arc<Driver>,
+        context: &Arc<Context>,
+        raw: CUdevice,
+        blocks: usize,
+        loaded: Option<Loaded>,
+    ) -> Result<Kernels, CuError> {
+        if blocks > MOST {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let module = loaded.map_or_else(|| Loaded::load(driver), Ok)?;
+        // A few more may come before the pause.
+        let blocks = blocks + blocks / 8 + 64;
+        let powers = size_of::<Digest>() * kernel::THREADS as usize;
+        let bytes = blocks as u64 * (SPAN + DIGEST + MOVE) + powers as u64;
+        let lists = Region::whole(driver, raw, bytes)?;
+        let staging = Pinned::new(driver, bytes.next_multiple_of(4096) as usize, THREADS)?;
+        let (driver, context) = (Arc::clone(driver), Arc::clone(context));
+        Ok(Kernels { driver, context, module, blocks, lists, staging })
+    }
+
+    /// Where the spans, the digests, the moves and the powers lie.
+    fn offsets(&self) -> [u64; 4] {
+        let spans = self.blocks as u64 * SPAN;
+        let digests = self.blocks as u64 * DIGEST;
+        [0, spans, spans + digests, spans + digests + self.blocks as u64 * MOVE]
+    }
+
+    /// Writes words to the lists, from `offset` on.
+    fn send(
+        &mut self,
+        offset: u64,
+        words: impl Iterator<Item = u64>,
+        stream: CUstream,
+    ) -> Result<(), CuError> {
+        let room = self.staging.bytes().saturating_sub(offset) / 8;
+        let from = self.staging.addr().wrapping_add(offset as usize);
+        let mut count = 0;
+        for word in words.take(room as usize) {
+            // SAFETY: `room` words of our own pinned memory lie there, and no copy uses them: the last has
+            // been waited for.
+            unsafe { from.cast::<u64>().add(count).write_unaligned(word) };
+            count += 1;
+        }
+        let to = self.lists.base() + offset;
+        // SAFETY: the lists have as many bytes as the pinned memory has.
+        check(unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), count * 8, stream) })
+    }
+
+    fn digest(
+        &mut self,
+        blocks: &[Block],
+        keys: &Keys,
+        stream: CUstream,
+    ) -> Result<Vec<Digest>, CuError> {
+        let [spans, digests, _, powers] = self.offsets();
+        self.send(spans, blocks.iter().flat_map(|block| block.span), stream)?;
+        self.send(powers, keys.powers(), stream)?;
+        let base = self.lists.base();
+        let mut lists = [base + spans, base + digests, base + powers];
+        let mut own = keys.parameter();
+        let [first, second, third] = &mut lists;
+        let mut parameters: [*mut c_void; 4] = [
+            ptr::from_mut(first).cast(),
+            ptr::from_mut(second).cast(),
+            ptr::from_mut(third).cast(),
+            own.as_mut_ptr().cast(),
+        ];
+        self.launch(self.module.digest, blocks.len(), &mut parameters, stream)?;
+        let from = self.staging.addr().wrapping_add(digests as usize);
+        // SAFETY: pinned memory and lists of at least that length, of our own; the stream is waited for.
+        unsafe {
+            let bytes = blocks.len() * DIGEST as usize;
+            let copied =
+                (self.driver.cuMemcpyDtoHAsync_v2)(from.cast(), base + digests, bytes, stream);
+            let over = check((self.driver.cuStreamSynchronize)(stream));
+            check(copied).and(over)?;
+        }
+        let digest = |index: usize| {
+            // SAFETY: written by the copy, which is over; any bits are numbers.
+            unsafe { from.cast::<Digest>().add(index).read_unaligned() }
+        };
+        Ok((0..blocks.len()).map(digest).collect())
+    }
+
+    fn gather(&mut self, moves: &[[u64; 3]], stream: CUstream) -> Result<(), CuError> {
+        let [_, _, offset, _] = self.offsets();
+        self.send(offset, moves.iter().flatten().copied(), stream)?;
+        let mut list = self.lists.base() + offset;
+        let mut parameters: [*mut c_void; 1] = [ptr::from_mut(&mut list).cast()];
+        self.launch(self.module.gather, moves.len(), &mut parameters, stream)
+    }
+
+    fn launch(
+        &self,
+        function: CUfunction,
+        blocks: usize,
+        parameters: &mut [*mut c_void],
+        stream: CUstream,
+    ) -> Result<(), CuError> {
+        let grid = u32::try_from(blocks).map_err(|_| CuError::INVALID_VALUE)?;
+        let extra = ptr::null_mut();
+        // SAFETY: a kernel of ours with as many parameters as it has, each live and of its size. It reads and
+        // writes what the caller has shown to be mapped.
+        check(unsafe {
+            (self.driver.cuLaunchKernel)(
+                function,
+                grid,
+                1,
+                1,
+                kernel::THREADS,
+                1,
+                1,
+                0,
+                stream,
+                parameters.as_mut_ptr(),
+                extra,
+            )
+        })
+    }
+}
