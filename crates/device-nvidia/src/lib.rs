@@ -49,7 +49,7 @@ mod waiters;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
-pub use presence::{driver_path, gpu_nodes};
+pub use presence::{driver_path, gpu_nodes, obstacle};
 pub use spare::CacheLimits;
 
 use arena::Arena;
