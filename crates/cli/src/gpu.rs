@@ -1,7 +1,7 @@
 //! The devices of a job: what `--gpu` says, or what this machine has.
 
 use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::machine::Machine;
+use kedge_proxy::machine::{self, Machine};
 use kedge_supervisor::policy::JobGpu;
 
 /// The devices, and why they are the default where nobody named any.
@@ -23,7 +23,7 @@ pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Resul
 /// As [`resolve`], for a job, which may have no devices.
 ///
 /// # Errors
-/// As [`resolve`].
+/// As [`resolve`]; GPUs that were asked for and cannot be used.
 pub(crate) fn of_job(
     asked: Option<&JobGpu>,
     soft_only: Option<&str>,
@@ -38,6 +38,12 @@ pub(crate) fn of_job(
         Some(JobGpu::Devices(spec)) => Some(spec),
         None => None,
     };
+    // Whoever names GPUs wants them: better no job than one without.
+    if let Some(GpuSpec::Local { .. }) = asked
+        && let Some(obstacle) = machine::obstacle()
+    {
+        return Err(format!("--gpu local: {obstacle}"));
+    }
     let Gpu { spec, default } = resolve(asked, soft_only)?;
     Ok((JobGpu::Devices(spec), default))
 }

@@ -55,7 +55,7 @@ mod waiters;
 pub use arena::ArenaError;
 pub use driver::DriverError;
 pub use pace::{DrainRate, DrainWays};
-pub use presence::{driver_path, gpu_nodes};
+pub use presence::{driver_path, gpu_nodes, obstacle};
 pub use spare::CacheLimits;
 
 use arena::Arena;

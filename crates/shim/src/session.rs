@@ -43,6 +43,12 @@ pub(crate) fn ready() -> Result<(), CuError> {
     if PHASE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(CuError::NOT_INITIALIZED) }
 }
 
+/// As [`ready`]; DEVICE_UNAVAILABLE once the proxy is known to be gone, for calls too that would not ask it.
+#[inline]
+pub(crate) fn alive() -> Result<(), CuError> {
+    if get()?.client.is_dead() { Err(CuError::DEVICE_UNAVAILABLE) } else { Ok(()) }
+}
+
 /// The session, or NOT_INITIALIZED.
 #[inline]
 pub(crate) fn get() -> Result<&'static Session, CuError> {

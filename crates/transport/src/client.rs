@@ -285,6 +285,12 @@ impl Client {
         let _ = deadline.poll(self.socket.as_fd(), libc::POLLRDHUP);
     }
 
+    /// Whether the proxy is known to be gone.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
     /// Whether the proxy is still there. A system call, unless it is already known to be gone.
     pub fn alive(&self) -> bool {
         if self.dead.load(Ordering::Relaxed) {

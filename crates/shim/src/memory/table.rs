@@ -19,8 +19,8 @@ pub(crate) enum Kind {
     Variable { managed: bool },
     /// `cuMemMap`: a mapping of a handle.
     Mapping(MemHandleId),
-    /// `cuIpcOpenMemHandle`: another process's.
-    Peer,
+    /// `cuIpcOpenMemHandle`, or `cuMemPoolImportPointer` where `pooled`: another process's.
+    Peer { pooled: bool },
     /// `cuMemHostAlloc`, with its flags.
     Pinned { flags: u32 },
     /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices can
