@@ -11,10 +11,12 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUfunction, CUmodule, CUstream};
 use kedge_device::digest::{BLOCK, Digest, Keys, kernel};
 use kedge_device::{Digests, Known, Piece};
+use kedge_protocol::CtxId;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs that are shorter are copied whatever they hold.
 const SHORT: u64 = 4096;
@@ -25,14 +27,25 @@ const DIGEST: u64 = size_of::<Digest>() as u64;
 const MOVE: u64 = 24;
 /// Threads that make pinned pages.
 const THREADS: usize = 4;
-/// Most blocks of a device: 16 TiB.
-const MOST: usize = 64 << 20;
+/// Most blocks of a device: of 1 TiB.
+const MOST: usize = 4 << 20;
+/// CU_FUNC_ATTRIBUTE_NUM_REGS.
+const NUM_REGS: std::ffi::c_uint = 4;
+
+/// Bytes of the lists of so many blocks.
+const fn bytes_for(blocks: usize) -> u64 {
+    blocks as u64 * (SPAN + DIGEST + MOVE) + DIGEST * kernel::THREADS as u64
+}
 
 /// The digests of what a snapshot would take, by piece.
 #[derive(Default)]
 pub(crate) struct Found(HashMap<Piece, Digests>);
 
 impl Found {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn of(&self, piece: &Piece) -> Option<Digests> {
         self.0.get(piece).map(Arc::clone)
     }
@@ -62,9 +75,12 @@ impl Found {
     }
 }
 
-/// What computes digests, on each device that has needed it.
-#[derive(Default)]
-pub(crate) struct Digester(Mutex<HashMap<u32, Kernels>>);
+/// What computes digests, in each context.
+pub(crate) struct Digester {
+    /// Whether contexts that are made from now on get kernels of ours.
+    wanted: AtomicBool,
+    kernels: Mutex<HashMap<CtxId, Kernels>>,
+}
 
 /// A block: its span, its piece's number and its own in the piece.
 struct Block {
@@ -74,6 +90,42 @@ struct Block {
 }
 
 impl Digester {
+    pub(crate) fn new(wanted: bool) -> Digester {
+        Digester { wanted: AtomicBool::new(wanted), kernels: Mutex::default() }
+    }
+
+    pub(crate) fn want(&self, wanted: bool) {
+        self.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<CtxId, Kernels>> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A context was made, and is current: loads the kernels, before anything that the program loads. Where the
+    /// driver places what comes later depends on it, and must be the same in a restarted job.
+    pub(crate) fn made(
+        &self,
+        driver: &Arc<Driver>,
+        context: &Arc<Context>,
+        raw: CUdevice,
+    ) -> Result<(), CuError> {
+        if self.is_wanted() {
+            let kernels = Kernels::make(driver, context, raw)?;
+            self.lock().insert(context.id, kernels);
+        }
+        Ok(())
+    }
+
+    /// A context is about to end.
+    pub(crate) fn forget(&self, context: CtxId) {
+        self.lock().remove(&context);
+    }
+
     /// Computes the digests of all runs that have them, and waits. Whatever they lie in must stay mapped.
     pub(crate) fn compute(
         &self,
@@ -93,10 +145,10 @@ impl Digester {
             for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
                 spans(run, &mut pieces, &mut blocks);
             }
-            if blocks.is_empty() {
+            if blocks.is_empty() || !self.lock().contains_key(&context.id) {
                 continue;
             }
-            self.with(shared, &context, raw, blocks.len(), |kernels, held| {
+            self.with(&context, blocks.len(), |kernels, held| {
                 let digests = kernels.digest(&blocks, keys, held)?;
                 for (block, digest) in blocks.iter().zip(digests) {
                     pieces[block.piece].1[block.index] = Some(digest);
@@ -118,31 +170,25 @@ impl Digester {
         moves: &[[u64; 3]],
     ) -> Result<(), CuError> {
         let context = shared.live.on(&shared.driver, device, raw)?;
-        self.with(shared, &context, raw, moves.len(), |kernels, stream| {
-            kernels.gather(moves, stream)
-        })
+        self.with(&context, moves.len(), |kernels, stream| kernels.gather(moves, stream))
     }
 
-    /// Lends a device's kernels, with room for so many blocks.
+    /// Whether [`Digester::gather`] can copy in this context.
+    pub(crate) fn gathers(&self, context: CtxId) -> bool {
+        self.lock().contains_key(&context)
+    }
+
+    /// Lends a context's kernels, with room for so many blocks.
     fn with<T>(
         &self,
-        shared: &Shared,
-        context: &Arc<Context>,
-        raw: CUdevice,
+        context: &Context,
         blocks: usize,
         act: impl FnOnce(&mut Kernels, CUstream) -> Result<T, CuError>,
     ) -> Result<T, CuError> {
         let held = context.hold()?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits =
-            |kernels: &Kernels| kernels.blocks >= blocks && Arc::ptr_eq(&kernels.context, context);
-        if !all.get(&context.device).is_some_and(fits) {
-            let old = all.remove(&context.device);
-            let module = old.filter(|old| Arc::ptr_eq(&old.context, context)).map(|old| old.module);
-            let made = Kernels::make(&shared.driver, context, raw, blocks, module)?;
-            all.insert(context.device, made);
-        }
-        let kernels = all.get_mut(&context.device).ok_or(CuError::INVALID_DEVICE)?;
+        let mut all = self.lock();
+        let kernels = all.get_mut(&context.id).ok_or(CuError::NOT_SUPPORTED)?;
+        kernels.make_room(blocks)?;
         act(kernels, held.streams().inside)
     }
 }
@@ -179,14 +225,13 @@ fn spans<'a>(
 /// The kernels in one context, and the memory that they are told by.
 struct Kernels {
     driver: Arc<Driver>,
-    context: Arc<Context>,
     module: Loaded,
     /// Blocks that there is room for.
     blocks: usize,
-    /// Spans, digests and moves, one behind the other.
+    /// Spans, digests, moves and powers, one behind the other. All its addresses are reserved from the beginning.
     lists: Region,
     /// The same in host memory.
-    staging: Pinned,
+    staging: Option<Pinned>,
 }
 
 #[derive(Clone, Copy)]
@@ -210,6 +255,9 @@ impl Loaded {
             let mut function = CUfunction::NULL;
             // SAFETY: live pointers, and a module that was just loaded.
             check(unsafe { (driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
+            let mut registers = 0;
+            // SAFETY: as above. A driver that loads kernels when they are first used does so for this.
+            check(unsafe { (driver.cuFuncGetAttribute)(&mut registers, NUM_REGS, function) })?;
             Ok(function)
         };
         Ok(Loaded { digest: function(kernel::DIGEST)?, gather: function(kernel::GATHER)? })
@@ -217,25 +265,37 @@ impl Loaded {
 }
 
 impl Kernels {
-    fn make(
-        driver: &Arc<Driver>,
-        context: &Arc<Context>,
-        raw: CUdevice,
-        blocks: usize,
-        loaded: Option<Loaded>,
-    ) -> Result<Kernels, CuError> {
+    fn make(driver: &Arc<Driver>, context: &Context, raw: CUdevice) -> Result<Kernels, CuError> {
+        let _held = context.hold()?;
+        let module = Loaded::load(driver)?;
+        let lists = Region::reserve(driver, raw, bytes_for(MOST))?;
+        Ok(Kernels { driver: Arc::clone(driver), module, blocks: 0, lists, staging: None })
+    }
+
+    fn make_room(&mut self, blocks: usize) -> Result<(), CuError> {
+        if blocks <= self.blocks {
+            return Ok(());
+        }
+        // A few more may come before the pause.
+        let blocks = (blocks + blocks / 8 + 64).min(MOST.max(blocks));
         if blocks > MOST {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let module = loaded.map_or_else(|| Loaded::load(driver), Ok)?;
-        // A few more may come before the pause.
-        let blocks = blocks + blocks / 8 + 64;
-        let powers = size_of::<Digest>() * kernel::THREADS as usize;
-        let bytes = blocks as u64 * (SPAN + DIGEST + MOVE) + powers as u64;
-        let lists = Region::whole(driver, raw, bytes)?;
-        let staging = Pinned::new(driver, bytes.next_multiple_of(4096) as usize, THREADS)?;
-        let (driver, context) = (Arc::clone(driver), Arc::clone(context));
-        Ok(Kernels { driver, context, module, blocks, lists, staging })
+        let bytes = bytes_for(blocks);
+        let more = bytes.saturating_sub(self.lists.filled());
+        if self.lists.grow(more) < more {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        self.lists.open()?;
+        let bytes = bytes.next_multiple_of(4096) as usize;
+        self.staging = Some(Pinned::new(&self.driver, bytes, THREADS)?);
+        self.blocks = blocks;
+        Ok(())
+    }
+
+    /// The lists in host memory.
+    fn staging(&self) -> (*mut u8, u64) {
+        self.staging.as_ref().map_or((ptr::null_mut(), 0), |pinned| (pinned.addr(), pinned.bytes()))
     }
 
     /// Where the spans, the digests, the moves and the powers lie.
@@ -252,8 +312,9 @@ impl Kernels {
         words: impl Iterator<Item = u64>,
         stream: CUstream,
     ) -> Result<(), CuError> {
-        let room = self.staging.bytes().saturating_sub(offset) / 8;
-        let from = self.staging.addr().wrapping_add(offset as usize);
+        let (staging, bytes) = self.staging();
+        let room = bytes.saturating_sub(offset) / 8;
+        let from = staging.wrapping_add(offset as usize);
         let mut count = 0;
         for word in words.take(room as usize) {
             // SAFETY: `room` words of our own pinned memory lie there, and no copy uses them: the last has
@@ -286,7 +347,7 @@ impl Kernels {
             own.as_mut_ptr().cast(),
         ];
         self.launch(self.module.digest, blocks.len(), &mut parameters, stream)?;
-        let from = self.staging.addr().wrapping_add(digests as usize);
+        let from = self.staging().0.wrapping_add(digests as usize);
         // SAFETY: pinned memory and lists of at least that length, of our own; the stream is waited for.
         unsafe {
             let bytes = blocks.len() * DIGEST as usize;
