@@ -6,6 +6,7 @@ use kedge_tests::host;
 use kedge_tests::job::{Job, User, kedge_as};
 use kedge_tests::world::{World, is_root, stderr};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 const STEPS: u64 = 150;
 
@@ -112,5 +113,22 @@ fn other_devices_are_refused_by_name() {
     let output = kedge_as(&place.world, place.user, &arguments).output().expect("kedge");
     assert_eq!(output.status.code(), Some(125));
     let said = stderr(&output);
-    assert!(said.contains("the program has seen 1 devices") && said.contains("--gpu"), "{said}");
+    assert!(said.contains("it has seen 1, here are 2") && said.contains("--gpu"), "{said}");
+}
+
+/// A software device runs on however many cores are there.
+#[test]
+fn a_machine_with_fewer_cores_will_do() {
+    let place = Place::new("gckcores", User::Same).expect("the test's own user");
+    let job = place.run("gpu_steps", &[], 10);
+    let nonce = job.nonce.clone();
+    let image = place.checkpoint(&["--stop"]).display().to_string();
+    drop(job);
+    let kedge = kedge_as(&place.world, place.user, &["restart", &image]);
+    let mut narrow = Command::new("taskset");
+    narrow.args(["--cpu-list", "0"]).arg(kedge.get_program()).args(kedge.get_args());
+    narrow.envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    narrow.current_dir(place.world.home()).stdin(Stdio::null()).stdout(Stdio::piped());
+    narrow.stderr(Stdio::piped());
+    assert_eq!(Job::restart(narrow, &nonce).finish(STEPS).code(), Some(7));
 }

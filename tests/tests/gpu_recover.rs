@@ -471,7 +471,7 @@ fn what_a_restart_lacks_is_named_and_the_image_stays_good() {
     let place = Place::mine("rclack");
     let (image, nonce) = an_image(&place);
     let said = failure(&place.restart(&image, &["--gpu", "soft:2"]).output().expect("kedge"));
-    assert!(said.contains("has seen 1 devices") && said.contains("--gpu"), "{said}");
+    assert!(said.contains("it has seen 1, here are") && said.contains("--gpu"), "{said}");
     place.nothing_runs();
     let proxy = place.world.0.join("bin/kedge-proxy");
     let away = place.world.0.join("away");

@@ -52,6 +52,10 @@ pub(crate) struct RunArgs {
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted as one.
+    /// The parts are NAME.0, NAME.1 …
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
+    join: Option<JobName>,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     /// The program and its arguments
@@ -132,7 +136,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
+    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),
@@ -146,6 +150,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         gpu_default,
         limits,
         name: args.job,
+        join: args.join,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,

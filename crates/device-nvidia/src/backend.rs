@@ -242,7 +242,9 @@ impl Backend for NvidiaBackend {
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
-        let loaded = Module::load(&self.shared.driver, &context, &mut images)?;
+        self.shared.capture.module_comes();
+        let loaded = Module::load(&self.shared.driver, &context, &mut images)
+            .inspect_err(|_| self.shared.capture.module_is_silent())?;
         self.read_symbols(&loaded, images);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {
@@ -509,8 +511,8 @@ impl Backend for NvidiaBackend {
         self.tables().graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.edges(edges)
     }
 
-    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError> {
-        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready()
+    fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError> {
+        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready(priorities)
     }
 
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
@@ -568,8 +570,13 @@ impl NvidiaBackend {
         let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
         let sm = major.unwrap_or(0) * 10 + minor.unwrap_or(0);
         let found = module.symbols();
+        let shared = Arc::clone(&self.shared);
         self.waiters.run(Box::new(move || {
-            let _ = found.set(symbols::of_images(&images, u32::try_from(sm).unwrap_or(0)));
+            let symbols = symbols::of_images(&images, u32::try_from(sm).unwrap_or(0));
+            if symbols.as_ref().is_ok_and(|symbols| !symbols.prints) {
+                shared.capture.module_is_silent();
+            }
+            let _ = found.set(symbols);
         }));
     }
 

@@ -2,6 +2,7 @@
 //! made at once. One test at a time has it.
 
 use crate::driver::Driver;
+use kedge_cuda_types::graph::CUDA_MEMSET_NODE_PARAMS_v1;
 use kedge_cuda_types::handle::*;
 use kedge_cuda_types::memory::*;
 use kedge_device::digest::{Digest, Keys};
@@ -37,6 +38,9 @@ pub(crate) struct Fake {
     /// Name and address of the variables of every module.
     pub(crate) variables: Vec<(&'static str, u64, usize)>,
     objects: BTreeSet<u64>,
+    /// Nodes of graphs that are disabled, and the flags of the last instantiation.
+    pub(crate) disabled: BTreeSet<usize>,
+    pub(crate) instantiated: u64,
     functions: HashMap<usize, String>,
     /// With which digests are computed; without, nothing can be launched.
     pub(crate) keys: Option<Keys>,
@@ -147,6 +151,14 @@ fn driver() -> Driver {
         cuFuncGetAttribute: attribute,
         cuFuncGetParamInfo: Some(parameter),
         cuDeviceGetAttribute: device_attribute,
+        cuGraphCreate: graph,
+        cuGraphDestroy: forget_graph,
+        cuGraphAddMemsetNode: fill_node,
+        cuGraphAddEmptyNode: empty_node,
+        cuGraphInstantiateWithFlags: instantiate,
+        cuGraphExecDestroy: forget_exec,
+        cuGraphExecMemsetNodeSetParams: set_fill,
+        cuGraphNodeSetEnabled: enable,
         ..Driver::refusing()
     }
 }
@@ -504,5 +516,64 @@ unsafe extern "C" fn parameter(_: CUfunction, _: usize, _: *mut usize, _: *mut u
 unsafe extern "C" fn device_attribute(out: *mut c_int, id: c_uint, _: CUdevice) -> u32 {
     // SAFETY: see above. Compute capability 9.0.
     unsafe { *out = if id == 75 { 9 } else { 0 } };
+    OK
+}
+
+unsafe extern "C" fn graph(out: *mut CUgraph, _: c_uint) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraph(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn forget_graph(_: CUgraph) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn forget_exec(_: CUgraphExec) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn fill_node(
+    out: *mut CUgraphNode,
+    _: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
+    _: CUcontext,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphNode(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn empty_node(
+    out: *mut CUgraphNode,
+    _: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphNode(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn instantiate(out: *mut CUgraphExec, _: CUgraph, flags: u64) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphExec(with(Fake::id))) };
+    with(|fake| fake.instantiated = flags);
+    OK
+}
+
+unsafe extern "C" fn set_fill(
+    _: CUgraphExec,
+    _: CUgraphNode,
+    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
+    _: CUcontext,
+) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn enable(_: CUgraphExec, node: CUgraphNode, on: c_uint) -> u32 {
+    with(|fake| if on != 0 { fake.disabled.remove(&node.0) } else { fake.disabled.insert(node.0) });
     OK
 }

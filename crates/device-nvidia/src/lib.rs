@@ -148,7 +148,7 @@ impl Shared {
         ctx: kedge_protocol::CtxId,
         result: Result<(), CuError>,
     ) -> Result<(), CuError> {
-        self.capture.drain(&*self.host);
+        self.capture.drain(&*self.host, result.is_err());
         result.inspect_err(|error| self.host.fault(ctx, *error))
     }
 }

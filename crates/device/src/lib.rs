@@ -227,7 +227,8 @@ pub trait Backend: Send + Sync {
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError>;
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError>;
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError>;
-    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError>;
+    /// `priorities`: a hint, by the nodes' own.
+    fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError>;
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
 

@@ -19,6 +19,7 @@ mod gate;
 mod host;
 mod host_fns;
 pub mod joblog;
+mod likeness;
 pub mod machine;
 pub mod options;
 mod output;

@@ -7,6 +7,7 @@ use crate::control;
 use crate::dispatch::Dispatcher;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
+use crate::likeness;
 use crate::options::Options;
 use crate::record::{Image, SavedStep, Step};
 use crate::saved::{self, SavedObject, SavedProxy};
@@ -39,9 +40,9 @@ pub(crate) enum RestoreError {
     #[error("no device: {0}")]
     NoDevice(#[from] BuildError),
     #[error(
-        "the program has seen {count} devices, the first a {was}; here it would see {here}: choose others by --gpu"
+        "the program cannot go on with {here} in the place of {was}: {why}; choose others by --gpu"
     )]
-    OtherDevices { count: usize, was: String, here: String },
+    OtherDevices { was: String, here: String, why: String },
     #[error("{what} cannot be made again: {source}")]
     Step { what: &'static str, source: CuError },
     #[error("{0}")]
@@ -83,7 +84,7 @@ pub(crate) fn restore(
     let memory = ClientMemory::new(0);
     let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log.clone()));
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
-    same_devices(&saved.devices, &backend.devices())?;
+    alike(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
     backend.restore_begin(&saved.notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
@@ -114,18 +115,17 @@ fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
 }
 
 /// What the program has been told of its devices must stay true.
-fn same_devices(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
-    let fits = |(was, here): (&DeviceInfo, &DeviceInfo)| {
-        was.name == here.name && was.exact == here.exact && was.attributes == here.attributes
+fn alike(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
+    let refused = |why: String| {
+        let first = |all: &[DeviceInfo]| all.first().map_or("none".into(), |d| d.name.to_string());
+        let (was, here) = (first(was), first(here));
+        Err(RestoreError::OtherDevices { was, here, why })
     };
-    if was.len() == here.len() && was.iter().zip(here).all(fits) {
-        return Ok(());
+    if was.len() != here.len() {
+        return refused(format!("it has seen {}, here are {}", was.len(), here.len()));
     }
-    let name = |devices: &[DeviceInfo]| {
-        devices.first().map_or("none".to_owned(), |device| device.name.to_string())
-    };
-    let here = format!("{} ({})", here.len(), name(here));
-    Err(RestoreError::OtherDevices { count: was.len(), was: name(was), here })
+    let mut pairs = was.iter().zip(here);
+    pairs.find_map(|(was, here)| likeness::difference(was, here)).map_or(Ok(()), refused)
 }
 
 /// Makes everything again, in order.

@@ -3,7 +3,7 @@
 mod checkpoint;
 pub(crate) mod codecs;
 mod figures;
-mod process;
+pub(crate) mod process;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -77,6 +77,8 @@ enum What {
     /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
     /// job with that memory stands still
     Codecs,
+    /// How long 256 processes of one job wait for each other at a barrier
+    Barriers,
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
     /// without kedge, by turns. Takes some minutes
     Process,
@@ -92,6 +94,7 @@ impl What {
             What::Copy => "copy",
             What::Soft => "soft",
             What::Codecs => "codecs",
+            What::Barriers => "barriers",
             What::Process => "process",
             What::Checkpoint => "checkpoint",
         }
@@ -135,6 +138,9 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         let size = args.size.map_or(CODECS_SIZE, |size| size.0);
         return codecs::run(size, args.dir.as_deref(), sink);
     }
+    if args.what == What::Barriers {
+        return process::barriers::run(args.dir.as_deref(), sink);
+    }
     if args.what == What::Process {
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
     }
@@ -145,8 +151,8 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         return checkpoint::run(&gpu, size, args.dir.as_deref(), sink);
     }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
-    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
-    let place = if args.native { Place::Native } else { Place::job(gpu()) };
+    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);
+    let place = if args.native { Place::Native } else { Place::job(gpu()?) };
     child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
         if let Ok(one) = serde_json::from_str::<Series>(line) {
             sink(one);

@@ -5,6 +5,7 @@ mod basics;
 mod digest;
 mod divergence;
 mod instructions;
+mod loads;
 mod matrix;
 mod memory;
 mod tensor;

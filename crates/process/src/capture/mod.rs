@@ -7,10 +7,12 @@ mod memory;
 mod objects;
 mod process;
 mod queries;
+mod together;
 mod undo;
 mod write;
 
-pub(crate) use process::vdso_checksum;
+pub(crate) use process::vdso_code;
+pub use together::Together;
 
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
@@ -27,6 +29,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -58,6 +61,8 @@ pub struct Options {
     pub tracker: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
+    /// Others that are captured at the same moment.
+    pub together: Option<Arc<dyn Together>>,
 }
 
 impl Options {
@@ -66,6 +71,7 @@ impl Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
         let (hold, plugins, tracker, full) = (false, More::new(), None, false);
+        let together = None;
         Options {
             folder,
             codec,
@@ -76,6 +82,7 @@ impl Options {
             plugins,
             tracker,
             full,
+            together,
         }
     }
 }
@@ -138,6 +145,8 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let mut session = session.unwrap_or_default();
     let begin = Instant::now();
     let mut stopped = stop::stop(roots, options.patience)?;
+    let together = options.together.as_deref();
+    together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
     let (zombies, ids) = identify(&stopped)?;
     let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
     let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
@@ -155,12 +164,15 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     }
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
+    let captured = together.map(|others| others.captured(pids.len()));
+    captured.transpose().map_err(EngineError::Together)?;
     if options.hold {
         stopped.hold();
     }
     drop(stopped);
     let stall = begin.elapsed() + session.stall;
-    let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
+    let (vdsos, processes) = (objects.vdsos(), pids);
+    let job = JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
     objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
     let files = descriptors.files().map(str::to_owned).collect();

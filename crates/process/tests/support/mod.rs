@@ -1,25 +1,18 @@
 //! Starting programs, capturing and killing them, and bringing them back.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
+pub mod alone;
 pub mod survive;
 
+pub use alone::{alone, alone_for, reap};
 use kedge_image::Manifest;
-use kedge_process::{Options, RestartOptions, Restarted, Roots, checkpoint, restart};
+use kedge_process::{Options, Rebuilt, RestartOptions, Restarted, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// A restart needs the process ids that the job had, and its caller forks: one test at a time.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    // SAFETY: a plain call. Clones become this process's, as they become the supervisor's.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub struct Folder(PathBuf);
 
@@ -106,13 +99,6 @@ impl Running {
     }
 }
 
-/// Collects orphans until there are none.
-pub fn reap() {
-    let mut status = 0;
-    // SAFETY: waitpid stores the status.
-    while unsafe { libc::waitpid(-1, &mut status, 0) } > 0 {}
-}
-
 /// Brings the job back: its output from there on, and its status.
 pub fn bring_back(image: &Path) -> (Vec<String>, i32) {
     bring_back_by(RestartOptions::new(image.into()), |_| {})
@@ -146,6 +132,34 @@ pub fn bring_back_by(
     (lines, status)
 }
 
+/// Brings the job back, has its init capture it again a moment later, and ends it: what it said in between.
+pub fn capture_again(image: &Path, next: &Path) -> Vec<String> {
+    let (output, theirs) = std::io::pipe().unwrap();
+    let streams = [None, Some(OwnedFd::from(theirs)), None];
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    std::fs::create_dir(next).unwrap();
+    let capture = || {
+        std::thread::sleep(Duration::from_millis(60));
+        let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
+        let captured = checkpoint(&roots, Options::new(next.into()))?;
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    };
+    // The job is killed when this returns.
+    let serve = |_: &mut Rebuilt| {
+        if let Err(error) = capture() {
+            let _ = std::fs::write(next.join("error"), error.to_string());
+        }
+    };
+    let restarted = restart(&options, serve).unwrap();
+    drop(options);
+    let lines = BufReader::new(output).lines().map(Result::unwrap).collect();
+    drop(restarted);
+    reap();
+    let error = std::fs::read_to_string(next.join("error"));
+    assert!(error.is_err(), "{error:?}");
+    lines
+}
+
 /// Kills a restarted job that takes too long.
 struct Deadline {
     /// Its end is the timer's.
@@ -158,7 +172,7 @@ impl Deadline {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         std::thread::spawn(move || {
             let late = std::sync::mpsc::RecvTimeoutError::Timeout;
-            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
+            if receiver.recv_timeout(Duration::from_secs(150)) == Err(late) {
                 // SAFETY: a plain call; the keeper is a child that has not been waited for.
                 unsafe { libc::kill(keeper, libc::SIGKILL) };
             }

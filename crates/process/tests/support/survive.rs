@@ -1,9 +1,10 @@
 //! Programs that count steps: captured at a random moment, killed, brought back, and their output compared.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
-use crate::support::{Folder, Running, alone, bring_back, build, step};
+use crate::support::{Folder, Running, alone, alone_for, bring_back, build, step};
 use std::io::Read;
 use std::process::Command;
+use std::time::Duration;
 
 /// `before` was said before the capture, `after` after the restart; together they must be what an
 /// undisturbed run of `steps` steps says.
@@ -90,13 +91,14 @@ pub fn as_an_ordinary_user() {
     if unsafe { libc::geteuid() } != 0 {
         return;
     }
-    let _alone = alone();
+    let _alone = alone_for(Duration::from_secs(900));
     let mut tests = Command::new("setpriv");
     tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
     tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
     let output = tests.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{wrong}");
 }
 
 /// Removes what a killed job has left of System V IPC, by the keys that all tests use: nobody else does, and nothing of
