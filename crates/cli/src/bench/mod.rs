@@ -145,7 +145,7 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
     }
     if args.what == What::Checkpoint {
-        let gpu = gpu::resolve(args.gpu.as_ref(), None).spec;
+        let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
         let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
         let size = args.size.map_or(usual, |size| size.0);
         return checkpoint::run(&gpu, size, args.dir.as_deref(), sink);
