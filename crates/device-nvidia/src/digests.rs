@@ -82,11 +82,29 @@ pub(crate) struct Digester {
     kernels: Mutex<HashMap<CtxId, Kernels>>,
 }
 
-/// A block: its span, its piece's number and its own in the piece.
-struct Block {
-    span: [u64; 2],
-    piece: usize,
-    index: usize,
+/// A piece whose blocks have digests: the first so many of them.
+struct Stretch<'a> {
+    piece: &'a Piece,
+    addr: u64,
+    blocks: usize,
+}
+
+impl<'a> Stretch<'a> {
+    fn new(piece: &'a Piece, addr: u64) -> Stretch<'a> {
+        let rest = piece.bytes % BLOCK;
+        // What does not end with a word has none.
+        let last = rest > 0 && rest.is_multiple_of(16);
+        let whole = (piece.bytes / BLOCK) as usize;
+        let blocks = if addr.is_multiple_of(16) { whole + usize::from(last) } else { 0 };
+        Stretch { piece, addr, blocks }
+    }
+
+    /// Address and bytes of each.
+    fn spans(&self) -> impl Iterator<Item = u64> {
+        let (addr, bytes) = (self.addr, self.piece.bytes);
+        let starts = (0..self.blocks as u64).map(|block| block * BLOCK);
+        starts.flat_map(move |at| [addr + at, BLOCK.min(bytes - at)])
+    }
 }
 
 impl Digester {
@@ -140,24 +158,31 @@ impl Digester {
                 true => shared.live.on(&shared.driver, device, raw)?,
                 false => continue,
             };
-            let mut pieces: Vec<(&Piece, Vec<Option<Digest>>)> = Vec::new();
-            let mut blocks = Vec::new();
-            for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
-                spans(run, &mut pieces, &mut blocks);
-            }
-            if blocks.is_empty() || !self.lock().contains_key(&context.id) {
+            if !self.gathers(context.id) {
                 continue;
             }
-            self.with(&context, blocks.len(), |kernels, held| {
-                let digests = kernels.digest(&blocks, keys, held)?;
-                for (block, digest) in blocks.iter().zip(digests) {
-                    pieces[block.piece].1[block.index] = Some(digest);
+            let mut stretches = Vec::new();
+            for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
+                let From::Linear(addr) = run.from else { continue };
+                let pieces = run.pieces.iter();
+                stretches.extend(pieces.map(|(at, piece)| Stretch::new(piece, addr + at)));
+            }
+            let blocks = stretches.iter().map(|stretch| stretch.blocks).sum();
+            if blocks == 0 {
+                continue;
+            }
+            self.with(&context, blocks, |kernels, stream| {
+                kernels.digest(&stretches, blocks, keys, stream)?;
+                let mut first = 0;
+                for Stretch { piece, blocks, .. } in &stretches {
+                    let digest =
+                        |n: usize| (n < *blocks).then(|| kernels.computed(first + n)).flatten();
+                    let all = 0..piece.bytes.div_ceil(BLOCK) as usize;
+                    found.insert((*piece).clone(), all.map(digest).collect());
+                    first += blocks;
                 }
                 Ok(())
             })?;
-            let all =
-                pieces.into_iter().map(|(piece, digests)| (piece.clone(), Arc::from(digests)));
-            found.extend(all);
         }
         Ok(Found(found))
     }
@@ -197,29 +222,6 @@ impl Digester {
 fn can_read(context: &Arc<Context>, run: &Run) -> bool {
     let From::Linear(addr) = run.from else { return false };
     Arc::ptr_eq(context, &run.ctx) && run.bytes >= SHORT && addr.is_multiple_of(16)
-}
-
-/// The blocks of a run.
-fn spans<'a>(
-    run: &'a Run,
-    pieces: &mut Vec<(&'a Piece, Vec<Option<Digest>>)>,
-    blocks: &mut Vec<Block>,
-) {
-    let From::Linear(addr) = run.from else { return };
-    for (at, piece) in &run.pieces {
-        let number = pieces.len();
-        let count = piece.bytes.div_ceil(BLOCK) as usize;
-        pieces.push((piece, vec![None; count]));
-        for index in 0..count {
-            let from = index as u64 * BLOCK;
-            let bytes = BLOCK.min(piece.bytes - from);
-            // What does not end with a word has no digest.
-            if bytes.is_multiple_of(16) && (addr + at).is_multiple_of(16) {
-                let span = [addr + at + from, bytes];
-                blocks.push(Block { span, piece: number, index });
-            }
-        }
-    }
 }
 
 /// The kernels in one context, and the memory that they are told by.
@@ -327,14 +329,16 @@ impl Kernels {
         check(unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), count * 8, stream) })
     }
 
+    /// Computes the digests of so many blocks, and waits.
     fn digest(
         &mut self,
-        blocks: &[Block],
+        stretches: &[Stretch<'_>],
+        blocks: usize,
         keys: &Keys,
         stream: CUstream,
-    ) -> Result<Vec<Digest>, CuError> {
+    ) -> Result<(), CuError> {
         let [spans, digests, _, powers] = self.offsets();
-        self.send(spans, blocks.iter().flat_map(|block| block.span), stream)?;
+        self.send(spans, stretches.iter().flat_map(Stretch::spans), stream)?;
         self.send(powers, keys.powers(), stream)?;
         let base = self.lists.base();
         let mut lists = [base + spans, base + digests, base + powers];
@@ -346,21 +350,27 @@ impl Kernels {
             ptr::from_mut(third).cast(),
             own.as_mut_ptr().cast(),
         ];
-        self.launch(self.module.digest, blocks.len(), &mut parameters, stream)?;
-        let from = self.staging().0.wrapping_add(digests as usize);
-        // SAFETY: pinned memory and lists of at least that length, of our own; the stream is waited for.
-        unsafe {
-            let bytes = blocks.len() * DIGEST as usize;
-            let copied =
-                (self.driver.cuMemcpyDtoHAsync_v2)(from.cast(), base + digests, bytes, stream);
-            let over = check((self.driver.cuStreamSynchronize)(stream));
-            check(copied).and(over)?;
-        }
-        let digest = |index: usize| {
-            // SAFETY: written by the copy, which is over; any bits are numbers.
-            unsafe { from.cast::<Digest>().add(index).read_unaligned() }
-        };
-        Ok((0..blocks.len()).map(digest).collect())
+        let launched = self.launch(self.module.digest, blocks, &mut parameters, stream);
+        let to = self.staging().0.wrapping_add(digests as usize);
+        let bytes = blocks * DIGEST as usize;
+        let copied = launched.and_then(|()| {
+            // SAFETY: `make_room` has made pinned memory and lists of at least that length.
+            check(unsafe {
+                (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), base + digests, bytes, stream)
+            })
+        });
+        // SAFETY: our own stream, in a context that is held.
+        let over = check(unsafe { (self.driver.cuStreamSynchronize)(stream) });
+        copied.and(over)
+    }
+
+    /// A digest of those that were computed last.
+    fn computed(&self, index: usize) -> Option<Digest> {
+        let at = self.offsets()[1] + index as u64 * DIGEST;
+        let (staging, bytes) = self.staging();
+        let from = staging.wrapping_add(at as usize).cast::<Digest>();
+        // SAFETY: it lies in our own pinned memory, to which nothing is copied any more; any bits are numbers.
+        (at + DIGEST <= bytes).then(|| unsafe { from.read_unaligned() })
     }
 
     fn gather(&mut self, moves: &[[u64; 3]], stream: CUstream) -> Result<(), CuError> {
