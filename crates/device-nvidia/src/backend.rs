@@ -49,6 +49,11 @@ impl Backend for NvidiaBackend {
                 self.shared.host.log(&why);
             }
         })?;
+        if let Err(error) = self.shared.digester.made(&self.shared.driver, &context, on) {
+            self.shared.host.log(&format!(
+                "the GPU will not tell what has changed between checkpoints: its kernel cannot be loaded ({error})"
+            ));
+        }
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         self.shared.live.add(&context);
@@ -60,6 +65,7 @@ impl Backend for NvidiaBackend {
         let mut tables = self.tables();
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
+        self.shared.digester.forget(ctx);
         drop(tables);
         self.shared.live.remove(ctx);
         context.destroy()

@@ -11,10 +11,12 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUfunction, CUmodule, CUstream};
 use kedge_device::digest::{BLOCK, Digest, Keys, kernel};
 use kedge_device::{Digests, Known, Piece};
+use kedge_protocol::CtxId;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs that are shorter are copied whatever they hold.
 const SHORT: u64 = 4096;
@@ -25,14 +27,25 @@ const DIGEST: u64 = size_of::<Digest>() as u64;
 const MOVE: u64 = 24;
 /// Threads that make pinned pages.
 const THREADS: usize = 4;
-/// Most blocks of a device: 16 TiB.
-const MOST: usize = 64 << 20;
+/// Most blocks of a device: of 1 TiB.
+const MOST: usize = 4 << 20;
+/// CU_FUNC_ATTRIBUTE_NUM_REGS.
+const NUM_REGS: std::ffi::c_uint = 4;
+
+/// Bytes of the lists of so many blocks.
+const fn bytes_for(blocks: usize) -> u64 {
+    blocks as u64 * (SPAN + DIGEST + MOVE) + DIGEST * kernel::THREADS as u64
+}
 
 /// The digests of what a snapshot would take, by piece.
 #[derive(Default)]
 pub(crate) struct Found(HashMap<Piece, Digests>);
 
 impl Found {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn of(&self, piece: &Piece) -> Option<Digests> {
         self.0.get(piece).map(Arc::clone)
     }
@@ -62,18 +75,75 @@ impl Found {
     }
 }
 
-/// What computes digests, on each device that has needed it.
-#[derive(Default)]
-pub(crate) struct Digester(Mutex<HashMap<u32, Kernels>>);
+/// What computes digests, in each context.
+pub(crate) struct Digester {
+    /// Whether contexts that are made from now on get kernels of ours.
+    wanted: AtomicBool,
+    kernels: Mutex<HashMap<CtxId, Kernels>>,
+}
 
-/// A block: its span, its piece's number and its own in the piece.
-struct Block {
-    span: [u64; 2],
-    piece: usize,
-    index: usize,
+/// A piece whose blocks have digests: the first so many of them.
+struct Stretch<'a> {
+    piece: &'a Piece,
+    addr: u64,
+    blocks: usize,
+}
+
+impl<'a> Stretch<'a> {
+    fn new(piece: &'a Piece, addr: u64) -> Stretch<'a> {
+        let rest = piece.bytes % BLOCK;
+        // What does not end with a word has none.
+        let last = rest > 0 && rest.is_multiple_of(16);
+        let whole = (piece.bytes / BLOCK) as usize;
+        let blocks = if addr.is_multiple_of(16) { whole + usize::from(last) } else { 0 };
+        Stretch { piece, addr, blocks }
+    }
+
+    /// Address and bytes of each.
+    fn spans(&self) -> impl Iterator<Item = u64> {
+        let (addr, bytes) = (self.addr, self.piece.bytes);
+        let starts = (0..self.blocks as u64).map(|block| block * BLOCK);
+        starts.flat_map(move |at| [addr + at, BLOCK.min(bytes - at)])
+    }
 }
 
 impl Digester {
+    pub(crate) fn new(wanted: bool) -> Digester {
+        Digester { wanted: AtomicBool::new(wanted), kernels: Mutex::default() }
+    }
+
+    pub(crate) fn want(&self, wanted: bool) {
+        self.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<CtxId, Kernels>> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A context was made, and is current: loads the kernels, before anything that the program loads. Where the
+    /// driver places what comes later depends on it, and must be the same in a restarted job.
+    pub(crate) fn made(
+        &self,
+        driver: &Arc<Driver>,
+        context: &Arc<Context>,
+        raw: CUdevice,
+    ) -> Result<(), CuError> {
+        if self.is_wanted() {
+            let kernels = Kernels::make(driver, context, raw)?;
+            self.lock().insert(context.id, kernels);
+        }
+        Ok(())
+    }
+
+    /// A context is about to end.
+    pub(crate) fn forget(&self, context: CtxId) {
+        self.lock().remove(&context);
+    }
+
     /// Computes the digests of all runs that have them, and waits. Whatever they lie in must stay mapped.
     pub(crate) fn compute(
         &self,
@@ -88,24 +158,31 @@ impl Digester {
                 true => shared.live.on(&shared.driver, device, raw)?,
                 false => continue,
             };
-            let mut pieces: Vec<(&Piece, Vec<Option<Digest>>)> = Vec::new();
-            let mut blocks = Vec::new();
-            for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
-                spans(run, &mut pieces, &mut blocks);
-            }
-            if blocks.is_empty() {
+            if !self.gathers(context.id) {
                 continue;
             }
-            self.with(shared, &context, raw, blocks.len(), |kernels, held| {
-                let digests = kernels.digest(&blocks, keys, held)?;
-                for (block, digest) in blocks.iter().zip(digests) {
-                    pieces[block.piece].1[block.index] = Some(digest);
+            let mut stretches = Vec::new();
+            for run in runs.iter().filter(|run| run.device == device && can_read(&context, run)) {
+                let From::Linear(addr) = run.from else { continue };
+                let pieces = run.pieces.iter();
+                stretches.extend(pieces.map(|(at, piece)| Stretch::new(piece, addr + at)));
+            }
+            let blocks = stretches.iter().map(|stretch| stretch.blocks).sum();
+            if blocks == 0 {
+                continue;
+            }
+            self.with(&context, blocks, |kernels, stream| {
+                kernels.digest(&stretches, blocks, keys, stream)?;
+                let mut first = 0;
+                for Stretch { piece, blocks, .. } in &stretches {
+                    let digest =
+                        |n: usize| (n < *blocks).then(|| kernels.computed(first + n)).flatten();
+                    let all = 0..piece.bytes.div_ceil(BLOCK) as usize;
+                    found.insert((*piece).clone(), all.map(digest).collect());
+                    first += blocks;
                 }
                 Ok(())
             })?;
-            let all =
-                pieces.into_iter().map(|(piece, digests)| (piece.clone(), Arc::from(digests)));
-            found.extend(all);
         }
         Ok(Found(found))
     }
@@ -118,31 +195,25 @@ impl Digester {
         moves: &[[u64; 3]],
     ) -> Result<(), CuError> {
         let context = shared.live.on(&shared.driver, device, raw)?;
-        self.with(shared, &context, raw, moves.len(), |kernels, stream| {
-            kernels.gather(moves, stream)
-        })
+        self.with(&context, moves.len(), |kernels, stream| kernels.gather(moves, stream))
     }
 
-    /// Lends a device's kernels, with room for so many blocks.
+    /// Whether [`Digester::gather`] can copy in this context.
+    pub(crate) fn gathers(&self, context: CtxId) -> bool {
+        self.lock().contains_key(&context)
+    }
+
+    /// Lends a context's kernels, with room for so many blocks.
     fn with<T>(
         &self,
-        shared: &Shared,
-        context: &Arc<Context>,
-        raw: CUdevice,
+        context: &Context,
         blocks: usize,
         act: impl FnOnce(&mut Kernels, CUstream) -> Result<T, CuError>,
     ) -> Result<T, CuError> {
         let held = context.hold()?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits =
-            |kernels: &Kernels| kernels.blocks >= blocks && Arc::ptr_eq(&kernels.context, context);
-        if !all.get(&context.device).is_some_and(fits) {
-            let old = all.remove(&context.device);
-            let module = old.filter(|old| Arc::ptr_eq(&old.context, context)).map(|old| old.module);
-            let made = Kernels::make(&shared.driver, context, raw, blocks, module)?;
-            all.insert(context.device, made);
-        }
-        let kernels = all.get_mut(&context.device).ok_or(CuError::INVALID_DEVICE)?;
+        let mut all = self.lock();
+        let kernels = all.get_mut(&context.id).ok_or(CuError::NOT_SUPPORTED)?;
+        kernels.make_room(blocks)?;
         act(kernels, held.streams().inside)
     }
 }
@@ -153,40 +224,16 @@ fn can_read(context: &Arc<Context>, run: &Run) -> bool {
     Arc::ptr_eq(context, &run.ctx) && run.bytes >= SHORT && addr.is_multiple_of(16)
 }
 
-/// The blocks of a run.
-fn spans<'a>(
-    run: &'a Run,
-    pieces: &mut Vec<(&'a Piece, Vec<Option<Digest>>)>,
-    blocks: &mut Vec<Block>,
-) {
-    let From::Linear(addr) = run.from else { return };
-    for (at, piece) in &run.pieces {
-        let number = pieces.len();
-        let count = piece.bytes.div_ceil(BLOCK) as usize;
-        pieces.push((piece, vec![None; count]));
-        for index in 0..count {
-            let from = index as u64 * BLOCK;
-            let bytes = BLOCK.min(piece.bytes - from);
-            // What does not end with a word has no digest.
-            if bytes.is_multiple_of(16) && (addr + at).is_multiple_of(16) {
-                let span = [addr + at + from, bytes];
-                blocks.push(Block { span, piece: number, index });
-            }
-        }
-    }
-}
-
 /// The kernels in one context, and the memory that they are told by.
 struct Kernels {
     driver: Arc<Driver>,
-    context: Arc<Context>,
     module: Loaded,
     /// Blocks that there is room for.
     blocks: usize,
-    /// Spans, digests and moves, one behind the other.
+    /// Spans, digests, moves and powers, one behind the other. All its addresses are reserved from the beginning.
     lists: Region,
     /// The same in host memory.
-    staging: Pinned,
+    staging: Option<Pinned>,
 }
 
 #[derive(Clone, Copy)]
@@ -210,6 +257,9 @@ impl Loaded {
             let mut function = CUfunction::NULL;
             // SAFETY: live pointers, and a module that was just loaded.
             check(unsafe { (driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
+            let mut registers = 0;
+            // SAFETY: as above. A driver that loads kernels when they are first used does so for this.
+            check(unsafe { (driver.cuFuncGetAttribute)(&mut registers, NUM_REGS, function) })?;
             Ok(function)
         };
         Ok(Loaded { digest: function(kernel::DIGEST)?, gather: function(kernel::GATHER)? })
@@ -217,25 +267,37 @@ impl Loaded {
 }
 
 impl Kernels {
-    fn make(
-        driver: &Arc<Driver>,
-        context: &Arc<Context>,
-        raw: CUdevice,
-        blocks: usize,
-        loaded: Option<Loaded>,
-    ) -> Result<Kernels, CuError> {
+    fn make(driver: &Arc<Driver>, context: &Context, raw: CUdevice) -> Result<Kernels, CuError> {
+        let _held = context.hold()?;
+        let module = Loaded::load(driver)?;
+        let lists = Region::reserve(driver, raw, bytes_for(MOST))?;
+        Ok(Kernels { driver: Arc::clone(driver), module, blocks: 0, lists, staging: None })
+    }
+
+    fn make_room(&mut self, blocks: usize) -> Result<(), CuError> {
+        if blocks <= self.blocks {
+            return Ok(());
+        }
+        // A few more may come before the pause.
+        let blocks = (blocks + blocks / 8 + 64).min(MOST.max(blocks));
         if blocks > MOST {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let module = loaded.map_or_else(|| Loaded::load(driver), Ok)?;
-        // A few more may come before the pause.
-        let blocks = blocks + blocks / 8 + 64;
-        let powers = size_of::<Digest>() * kernel::THREADS as usize;
-        let bytes = blocks as u64 * (SPAN + DIGEST + MOVE) + powers as u64;
-        let lists = Region::whole(driver, raw, bytes)?;
-        let staging = Pinned::new(driver, bytes.next_multiple_of(4096) as usize, THREADS)?;
-        let (driver, context) = (Arc::clone(driver), Arc::clone(context));
-        Ok(Kernels { driver, context, module, blocks, lists, staging })
+        let bytes = bytes_for(blocks);
+        let more = bytes.saturating_sub(self.lists.filled());
+        if self.lists.grow(more) < more {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        self.lists.open()?;
+        let bytes = bytes.next_multiple_of(4096) as usize;
+        self.staging = Some(Pinned::new(&self.driver, bytes, THREADS)?);
+        self.blocks = blocks;
+        Ok(())
+    }
+
+    /// The lists in host memory.
+    fn staging(&self) -> (*mut u8, u64) {
+        self.staging.as_ref().map_or((ptr::null_mut(), 0), |pinned| (pinned.addr(), pinned.bytes()))
     }
 
     /// Where the spans, the digests, the moves and the powers lie.
@@ -252,8 +314,9 @@ impl Kernels {
         words: impl Iterator<Item = u64>,
         stream: CUstream,
     ) -> Result<(), CuError> {
-        let room = self.staging.bytes().saturating_sub(offset) / 8;
-        let from = self.staging.addr().wrapping_add(offset as usize);
+        let (staging, bytes) = self.staging();
+        let room = bytes.saturating_sub(offset) / 8;
+        let from = staging.wrapping_add(offset as usize);
         let mut count = 0;
         for word in words.take(room as usize) {
             // SAFETY: `room` words of our own pinned memory lie there, and no copy uses them: the last has
@@ -266,14 +329,16 @@ impl Kernels {
         check(unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), count * 8, stream) })
     }
 
+    /// Computes the digests of so many blocks, and waits.
     fn digest(
         &mut self,
-        blocks: &[Block],
+        stretches: &[Stretch<'_>],
+        blocks: usize,
         keys: &Keys,
         stream: CUstream,
-    ) -> Result<Vec<Digest>, CuError> {
+    ) -> Result<(), CuError> {
         let [spans, digests, _, powers] = self.offsets();
-        self.send(spans, blocks.iter().flat_map(|block| block.span), stream)?;
+        self.send(spans, stretches.iter().flat_map(Stretch::spans), stream)?;
         self.send(powers, keys.powers(), stream)?;
         let base = self.lists.base();
         let mut lists = [base + spans, base + digests, base + powers];
@@ -285,21 +350,27 @@ impl Kernels {
             ptr::from_mut(third).cast(),
             own.as_mut_ptr().cast(),
         ];
-        self.launch(self.module.digest, blocks.len(), &mut parameters, stream)?;
-        let from = self.staging.addr().wrapping_add(digests as usize);
-        // SAFETY: pinned memory and lists of at least that length, of our own; the stream is waited for.
-        unsafe {
-            let bytes = blocks.len() * DIGEST as usize;
-            let copied =
-                (self.driver.cuMemcpyDtoHAsync_v2)(from.cast(), base + digests, bytes, stream);
-            let over = check((self.driver.cuStreamSynchronize)(stream));
-            check(copied).and(over)?;
-        }
-        let digest = |index: usize| {
-            // SAFETY: written by the copy, which is over; any bits are numbers.
-            unsafe { from.cast::<Digest>().add(index).read_unaligned() }
-        };
-        Ok((0..blocks.len()).map(digest).collect())
+        let launched = self.launch(self.module.digest, blocks, &mut parameters, stream);
+        let to = self.staging().0.wrapping_add(digests as usize);
+        let bytes = blocks * DIGEST as usize;
+        let copied = launched.and_then(|()| {
+            // SAFETY: `make_room` has made pinned memory and lists of at least that length.
+            check(unsafe {
+                (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), base + digests, bytes, stream)
+            })
+        });
+        // SAFETY: our own stream, in a context that is held.
+        let over = check(unsafe { (self.driver.cuStreamSynchronize)(stream) });
+        copied.and(over)
+    }
+
+    /// A digest of those that were computed last.
+    fn computed(&self, index: usize) -> Option<Digest> {
+        let at = self.offsets()[1] + index as u64 * DIGEST;
+        let (staging, bytes) = self.staging();
+        let from = staging.wrapping_add(at as usize).cast::<Digest>();
+        // SAFETY: it lies in our own pinned memory, to which nothing is copied any more; any bits are numbers.
+        (at + DIGEST <= bytes).then(|| unsafe { from.read_unaligned() })
     }
 
     fn gather(&mut self, moves: &[[u64; 3]], stream: CUstream) -> Result<(), CuError> {

@@ -238,7 +238,7 @@ impl NvidiaBackend {
                 live: Live::default(),
                 cache: Cache::new(&driver, limits),
                 slots: Slots::new(&driver),
-                digester: Digester::default(),
+                digester: Digester::new(limits.digests),
                 timeline: Timeline::default(),
                 driver,
             }),

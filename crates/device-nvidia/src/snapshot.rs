@@ -141,7 +141,7 @@ impl NvidiaBackend {
         self.make_room(&sources, false)?;
         let room = Lent { room: self.shared.cache.take(), shared: Arc::clone(&self.shared) };
         let parts = lay_out(&sources.runs, &room.room)?;
-        self.copy_all(&parts, known.is_some())?;
+        self.copy_all(&parts, !found.is_empty())?;
         let mut kept: Vec<(Piece, Place)> = parts.iter().flat_map(kept).collect();
         kept.sort_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
         let limits = self.shared.cache.limits;
@@ -268,7 +268,8 @@ impl NvidiaBackend {
         };
         let from = from + part.offset;
         let words = [from, addr, part.bytes].iter().all(|number| number.is_multiple_of(16));
-        let own = Arc::ptr_eq(&part.run.ctx, &self.context_on(device)?);
+        let ctx = self.context_on(device)?;
+        let own = Arc::ptr_eq(&part.run.ctx, &ctx) && self.shared.digester.gathers(ctx.id);
         if !words || !own || part.bytes > GATHERED {
             return Ok(false);
         }

@@ -194,7 +194,8 @@ fn round_trip(limits: CacheLimits, memory: u64) {
 }
 
 pub(crate) const fn limits(gpu: u64, host: u64) -> CacheLimits {
-    CacheLimits { gpu, host, drain: DrainRate::Limit(u64::MAX), ways: DrainWays::USUAL }
+    let (drain, ways) = (DrainRate::Limit(u64::MAX), DrainWays::USUAL);
+    CacheLimits { gpu, host, drain, ways, digests: false }
 }
 
 const NO_LIMITS: CacheLimits = limits(u64::MAX, u64::MAX);

@@ -26,7 +26,7 @@ pub struct FileEntry {
     pub checksum: u64,
 }
 
-/// What a job's devices may take, in bytes, where that was said.
+/// What a job's devices may take, in bytes, where that was said, and must be able to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceLimits {
     /// Of each software device: its memory.
@@ -39,6 +39,9 @@ pub struct DeviceLimits {
     /// Bytes a second that snapshots leave a GPU with, at most.
     #[serde(default)]
     pub drain_rate: Option<u64>,
+    /// Whether GPUs are to tell what has changed between snapshots.
+    #[serde(default)]
+    pub digests: bool,
 }
 
 /// The devices that a job sees.

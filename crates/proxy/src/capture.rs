@@ -20,8 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thiserror::Error;
 
-/// Bytes that are read, encoded and stored together: whole blocks.
-const CHUNK: u64 = 1 << 20;
+/// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from a GPU holds up
+/// the program's calls for a moment.
+const CHUNK: u64 = kedge_image::MAX_EXTENT;
 /// Parts of the shared arena, each an object of its own.
 const ARENA_PART: u64 = 4 << 20;
 

@@ -36,7 +36,7 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and `--control` and `--restore`, which have no value.
+    /// Reads `--name value` pairs, and `--control`, `--restore` and `--digests`, which have no value.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -63,6 +63,10 @@ impl Options {
                 }
                 "--restore" => {
                     options.restore = true;
+                    continue;
+                }
+                "--digests" => {
+                    options.backend.cache.digests = true;
                     continue;
                 }
                 _ => {}

@@ -5,6 +5,7 @@ use crate::driver::Cuda;
 use crate::rig::*;
 use kedge_device::digest::{BLOCK, Keys};
 use kedge_device::{Backend, Known, Object, Piece, Snapshot};
+use kedge_device_nvidia::CacheLimits;
 use kedge_protocol::{CtxId, ModuleId, StreamId, StreamOp};
 use std::error::Error;
 use std::time::Instant;
@@ -17,7 +18,7 @@ const COMPARED: u64 = 64;
 pub(crate) fn measure(gib: &str) -> Outcome {
     let bytes = gib.parse::<u64>()? * GIB;
     let pattern = Pattern::new();
-    let backend = backend()?;
+    let backend = backend_with(CacheLimits { digests: true, ..limits() })?;
     grant(&backend, bytes)?;
     let cuda = Cuda::open()?;
     cuda.pin(pattern.all())?;
@@ -120,10 +121,10 @@ const MODULE: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
     .visible .entry touch() { .reg .b64 %a; .reg .b64 %b; mov.u64 %a, kedge_small; mov.u64 %b, kedge_large;\n\
     st.global.u8 [%a], 1; st.global.u8 [%b], 1; ret; }\n";
 
-/// Where the driver places variables that are loaded before and behind a first snapshot with digests, or one
-/// without: to be called in processes without address space randomisation, and compared.
-pub(crate) fn placement(digests: &str) -> Outcome {
-    let backend = backend()?;
+/// Where the driver places variables that are loaded before and behind a snapshot, or where there was none, as in a
+/// restarted job: to be called in processes without address space randomisation, and compared.
+pub(crate) fn placement(snapshots: &str) -> Outcome {
+    let backend = backend_with(CacheLimits { digests: true, ..limits() })?;
     grant(&backend, SLAB)?;
     let mut seen = Vec::new();
     let mut load = |ctx: CtxId, id: u32| -> Outcome {
@@ -137,17 +138,16 @@ pub(crate) fn placement(digests: &str) -> Outcome {
     load(CTX, 1)?;
     rest(&backend)?;
     let known = Known::nothing(Keys::draw()?);
-    if digests == "with" {
+    if snapshots == "with" {
         backend.prepare_changes(&known)?;
         drop(backend.snapshot_changes(&known)?);
-    } else {
-        backend.prepare_snapshot()?;
-        drop(backend.snapshot()?);
     }
     load(CTX, 2)?;
     let second = (CtxId(2), StreamId(2));
     backend.create_context(second.0, 0, second.1)?;
     load(second.0, 3)?;
-    say(&format!("{{\"what\": \"placement {digests} digests\", \"variables\": \"{seen:x?}\"}}"));
+    say(&format!(
+        "{{\"what\": \"placement {snapshots} a snapshot\", \"variables\": \"{seen:x?}\"}}"
+    ));
     Ok(())
 }

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         ["load", gib] => report(load::measure(gib)),
         ["digest", gib] => report(changes::measure(gib)),
         ["placement"] => run(&["place", "without"]) & run(&["place", "with"]),
-        ["place", digests] => report(changes::placement(digests)),
+        ["place", snapshots] => report(changes::placement(snapshots)),
         ["objects", image, file] => run(&["make", image, file]) && run(&["remake", image, file]),
         ["make", image, file] => report(objects::make(image, file)),
         ["remake", image, file] => report(objects::remake(image, file)),

@@ -78,7 +78,8 @@ pub(crate) fn limits() -> CacheLimits {
         }
     }
     let all = |name| bytes(name).unwrap_or(u64::MAX);
-    CacheLimits { gpu: all("KEDGE_CACHE_GPU"), host: all("KEDGE_CACHE_HOST"), drain, ways }
+    let (gpu, host) = (all("KEDGE_CACHE_GPU"), all("KEDGE_CACHE_HOST"));
+    CacheLimits { gpu, host, drain, ways, digests: false }
 }
 
 /// How many threads drain: `KEDGE_THREADS`.
@@ -88,8 +89,11 @@ pub(crate) fn drainers() -> usize {
 
 /// The first GPU, with one context.
 pub(crate) fn backend() -> Result<Arc<NvidiaBackend>, Box<dyn Error>> {
+    backend_with(limits())
+}
+
+pub(crate) fn backend_with(limits: CacheLimits) -> Result<Arc<NvidiaBackend>, Box<dyn Error>> {
     say("");
-    let limits = limits();
     let backend = NvidiaBackend::with_cache(Gpus::open(&[0])?, &[0], Arc::new(Alone), limits)?;
     backend.create_context(CTX, 0, STREAM)?;
     Ok(backend)
