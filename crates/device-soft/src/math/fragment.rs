@@ -292,6 +292,14 @@ fn multiply<T: Copy + Default>(
     c: &mut [T],
     step: impl Fn(T, T, T) -> T,
 ) {
+    // The commonest shapes by themselves, so that their loops unroll.
+    match (shape.m, shape.n, shape.k) {
+        (8, 8, 4) => return multiply_wide::<T, 8>(Shape { m: 8, n: 8, k: 4 }, a, b, c, step),
+        (16, 16, 16) => {
+            return multiply_wide::<T, 16>(Shape { m: 16, n: 16, k: 16 }, a, b, c, step);
+        }
+        _ => {}
+    }
     match shape.n {
         8 => multiply_wide::<T, 8>(shape, a, b, c, step),
         16 => multiply_wide::<T, 16>(shape, a, b, c, step),

@@ -201,16 +201,10 @@ impl Transfer {
         true
     }
 
-    /// Element `at` of a line's bytes.
+    /// Element `at` of a line's bytes, of fewer than eight bits each.
     fn get(&self, bytes: &[u8], at: usize) -> u64 {
         let width = self.bits();
-        if width < 8 {
-            return u64::from(bytes[at * width / 8] >> (at * width % 8)) & ((1 << width) - 1);
-        }
-        let size = width / 8;
-        let mut word = [0; 8];
-        word[..size].copy_from_slice(&bytes[at * size..][..size]);
-        u64::from_le_bytes(word)
+        u64::from(bytes[at * width / 8] >> (at * width % 8)) & ((1 << width) - 1)
     }
 
     fn set(&self, bytes: &mut [u8], at: usize, value: u64) {
@@ -237,10 +231,11 @@ impl Op for Load {
         // SAFETY: the operands are as the selector listed them.
         let read = unsafe {
             match transfer.bits() {
-                8 => transfer.load::<u8>(warp, inst, mask),
-                16 => transfer.load::<u16>(warp, inst, mask),
-                32 => transfer.load::<u32>(warp, inst, mask),
-                _ => transfer.load::<u64>(warp, inst, mask),
+                8 => transfer.load::<u8, TILE>(warp, inst, mask),
+                16 => transfer.load::<u16, TILE>(warp, inst, mask),
+                32 => transfer.load::<u32, TILE>(warp, inst, mask),
+                64 => transfer.load::<u64, 64>(warp, inst, mask),
+                _ => transfer.load::<Narrow, TILE>(warp, inst, mask),
             }
         };
         if read { Flow::Next } else { Flow::Fault }
@@ -272,29 +267,37 @@ macro_rules! kept {
     };
 }
 
-kept! { u8 u16 u32 }
+kept! { u8 u16 u32 u64 }
 
-/// Any element.
-impl Kept for u64 {
+/// An element that is less than a byte.
+#[derive(Clone, Copy, Default)]
+struct Narrow(u8);
+
+impl Kept for Narrow {
     #[inline(always)]
-    fn take(transfer: &Transfer, bytes: &[u8], tile: &mut [u64], step: usize) {
-        let elements = (0..transfer.lines().1).map(|at| transfer.get(bytes, at));
+    fn take(transfer: &Transfer, bytes: &[u8], tile: &mut [Narrow], step: usize) {
+        let elements = (0..transfer.lines().1).map(|at| Narrow(transfer.get(bytes, at) as u8));
         tile.iter_mut().step_by(step).zip(elements).for_each(|(place, element)| *place = element);
     }
     #[inline(always)]
     fn word(self) -> u64 {
-        self
+        self.0.into()
     }
 }
 
 impl Transfer {
-    /// `wmma.load`. False: a fault was recorded.
+    /// `wmma.load`, of tiles of at most N elements. False: a fault was recorded.
     ///
     /// # Safety
     /// The operands of `inst` are those of a load.
     #[inline(always)]
-    unsafe fn load<T: Kept>(&self, warp: &mut Warp, inst: &Inst, mask: u32) -> bool {
-        let mut tile = [T::default(); TILE];
+    unsafe fn load<T: Kept, const N: usize>(
+        &self,
+        warp: &mut Warp,
+        inst: &Inst,
+        mask: u32,
+    ) -> bool {
+        let mut tile = [T::default(); N];
         let columns = self.extent.1;
         let (line_step, step) = if self.column_major { (1, columns) } else { (columns, 1) };
         // SAFETY: the caller's contract.
@@ -302,7 +305,7 @@ impl Transfer {
             let slots = slots(warp, inst, self.registers + 1 + usize::from(self.stride));
             let (registers, source) = slots.split_at(self.registers);
             let read = self.each_line(warp, inst, mask, source, |line, bytes| {
-                let first = (line * line_step).min(TILE);
+                let first = (line * line_step).min(N);
                 T::take(self, bytes, &mut tile[first..], step);
             });
             if !read {
