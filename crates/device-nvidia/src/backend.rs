@@ -13,7 +13,7 @@ use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, EventShare, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{Backend, Done, EventShare, Known, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -49,6 +49,11 @@ impl Backend for NvidiaBackend {
                 self.shared.host.log(&why);
             }
         })?;
+        if let Err(error) = self.shared.digester.made(&self.shared.driver, &context, on) {
+            self.shared.host.log(&format!(
+                "the GPU will not tell what has changed between checkpoints: its kernel cannot be loaded ({error})"
+            ));
+        }
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         self.shared.live.add(&context);
@@ -60,6 +65,7 @@ impl Backend for NvidiaBackend {
         let mut tables = self.tables();
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
+        self.shared.digester.forget(ctx);
         drop(tables);
         self.shared.live.remove(ctx);
         context.destroy()
@@ -524,11 +530,19 @@ impl Backend for NvidiaBackend {
     }
 
     fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
-        self.prepare()
+        self.prepare(None)
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        self.take_snapshot()
+        self.take_snapshot(None)
+    }
+
+    fn prepare_changes(&self, known: &Known) -> Result<(), SnapshotError> {
+        self.prepare(Some(known))
+    }
+
+    fn snapshot_changes(&self, known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.take_snapshot(Some(known))
     }
 
     fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {

@@ -6,11 +6,12 @@
 //! a panic.
 #![forbid(unsafe_code)]
 
+pub mod digest;
 mod ranges;
 mod snapshot;
 
 pub use ranges::Ranges;
-pub use snapshot::{Object, Piece, Snapshot, SnapshotError};
+pub use snapshot::{Digests, Known, Object, Piece, Snapshot, SnapshotError};
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
@@ -245,6 +246,15 @@ pub trait Backend: Send + Sync {
     /// devices may be used again when this returns.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be checkpointed"))
+    }
+    /// As [`Backend::prepare_snapshot`], for [`Backend::snapshot_changes`].
+    fn prepare_changes(&self, _known: &Known) -> Result<(), SnapshotError> {
+        self.prepare_snapshot()
+    }
+    /// As [`Backend::snapshot`], with digests by the same keys if the device can compute them fast; then
+    /// nothing is copied that is known to be what it was.
+    fn snapshot_changes(&self, _known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.snapshot()
     }
     /// The first call of all to a new backend that is to hold what a snapshot holds: its notes say where
     /// the objects that are now made again, in their old order and without those that have ended, must

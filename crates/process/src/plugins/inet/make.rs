@@ -2,12 +2,13 @@
 
 use super::connect::{self, anywhere, new, pair, reset};
 use super::save::loopback;
-use super::{Role, Socket, fill};
+use super::{Role, Socket, fill, moved};
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sockets::{Kind, options};
 use crate::plugins::sys;
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{
     SendFlags, Shutdown, bind, connect as connect_to, listen, sendto, shutdown, sockopt,
 };
@@ -171,6 +172,11 @@ fn bind_at(
         false => bind(fd, &local).map_err(Into::into),
     };
     let bound = bound.or_else(|e| {
+        let moved = moved::here(local).filter(|moved| *moved != local);
+        if let (Some(Errno::ADDRNOTAVAIL), Some(moved)) = (Errno::from_io_error(&e), moved) {
+            world.note(format!("a socket at {local} is at {moved} now"));
+            return Ok(bind(fd, &moved)?);
+        }
         if !chosen {
             return Err(e);
         }
@@ -179,7 +185,7 @@ fn bind_at(
     });
     bound.map_err(|e| {
         PluginError::Refused(format!(
-            "{local} cannot be had again ({e}): end what has it, or restart on a machine with this address"
+            "{local} cannot be had again ({e}): end what has it, or restart on a machine with this address, or with one alone"
         ))
     })
 }
@@ -196,10 +202,15 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
             }
             let fd = world.get(socket.description)?.try_clone_to_owned();
             let fd = fd.to(|| "duplicate a socket")?;
+            // Never to another machine.
+            let remote = moved::here(remote).unwrap_or(remote);
             connect::bounded(&fd, remote).to(|| format!("connect to {remote} again"))?;
             finish(&fd, socket)
         }
         Role::Toward(remote) => {
+            let inside = sockets.values().any(|one| !one.is_stream() && one.local == Some(remote));
+            let moved = moved::here(remote).filter(|_| inside);
+            let remote = moved.unwrap_or(remote);
             let connected = connect_to(world.get(socket.description)?, &remote);
             if let Err(e) = connected {
                 world.note(format!("a datagram socket cannot reach {remote} any more: {e}"));
@@ -214,6 +225,7 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
 /// elsewhere has lost them.
 fn datagrams(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
     let Some(local) = socket.local else { return Ok(()) };
+    let local = moved::here(local).unwrap_or(local);
     let ip = if local.ip().is_unspecified() { loopback(socket.six) } else { local.ip() };
     let to = SocketAddr::new(ip, local.port());
     let mut lost = 0;

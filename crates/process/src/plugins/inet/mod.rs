@@ -4,6 +4,7 @@
 mod connect;
 mod fill;
 mod make;
+mod moved;
 mod save;
 mod tcp;
 
