@@ -55,6 +55,8 @@ static void together()
     char c = 0;
     pid_t child = fork();
     if (child == 0) {
+        // A parent that fails is the end of the pipe.
+        close(go[1]);
         for (int i = 0; i < n; i++) p[i] = 100 + i;
         bool good = write(done[1], &c, 1) == 1 && read(go[0], &c, 1) == 1;
         for (int i = 0; i < n; i++) good = good && p[i] == 3 * (100 + i);

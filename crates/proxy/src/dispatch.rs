@@ -94,6 +94,13 @@ impl Dispatcher {
     }
 
     fn post(&mut self, post: Post) {
+        // By far the most frequent post: nothing is looked up or kept for it unless it fails.
+        if let Post::Enqueue { stream, op } = post {
+            if let Err(error) = self.backend.submit(stream, op) {
+                self.post_failed("Enqueue", self.streams.get(&stream).copied(), error);
+            }
+            return;
+        }
         let name = post.name();
         let ctx = self.context_of(&post);
         let kept = Record::wants(&post).then(|| post.clone());

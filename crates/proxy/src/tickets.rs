@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A call follows its descriptor, so each thread of the client has one here at most.
 const MAX: usize = 256;
 /// A descriptor is sent before its call: only the thread that hears it may be late.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub(crate) struct Tickets {
@@ -30,7 +30,8 @@ impl Tickets {
         true
     }
 
-    /// Takes the descriptor that came as `ticket`.
+    /// Takes the descriptor that came as `ticket`. NOT_READY where none came: it may have gone to the proxy
+    /// whose place this one took, and the client sends it again.
     pub(crate) fn take(&self, ticket: u64) -> Result<OwnedFd, CuError> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |waiting: &mut HashMap<_, _>| !waiting.contains_key(&ticket);
@@ -38,7 +39,7 @@ impl Tickets {
             .arrived
             .wait_timeout_while(waiting, PATIENCE, missing)
             .unwrap_or_else(PoisonError::into_inner);
-        waiting.remove(&ticket).ok_or(CuError::INVALID_VALUE)?.ok_or(CuError::OPERATING_SYSTEM)
+        waiting.remove(&ticket).ok_or(CuError::NOT_READY)?.ok_or(CuError::OPERATING_SYSTEM)
     }
 }
 

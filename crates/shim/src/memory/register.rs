@@ -10,7 +10,7 @@
 
 use super::backing::{self, Backing};
 use super::link::{call, client, current, post, quiesce};
-use super::share::send_descriptor;
+use super::share::with_descriptor;
 use super::shared::PAGE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, host};
@@ -198,8 +198,7 @@ fn backing_of(pages: &Range<u64>, fresh: &Range<u64>) -> Result<Backing, CuError
 
 /// Shows `size` bytes of a file, from `offset` on, in the arena at `place`: in the proxy and here.
 fn adopt(fd: BorrowedFd<'_>, offset: u64, place: u64, size: u64) -> Result<(), CuError> {
-    let ticket = send_descriptor(fd)?;
-    call(&Call::Adopt { addr: place, size, offset, ticket })?;
+    with_descriptor(fd, |ticket| call(&Call::Adopt { addr: place, size, offset, ticket }))?;
     show(fd, offset, place, size).inspect_err(|_| {
         let _ = disown(place, size);
     })

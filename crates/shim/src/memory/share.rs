@@ -68,19 +68,33 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     }
     // SAFETY: open (above), and the program's to keep open during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    let ticket = send_descriptor(fd)?;
     let id = vmm::new_id();
-    let imported: Result<Imported, u32> = ask(&Call::HandleImport { handle: id, ticket })?;
-    let imported = imported.map_err(CuError)?;
+    let imported = with_descriptor(fd, |ticket| {
+        let imported: Result<Imported, u32> = ask(&Call::HandleImport { handle: id, ticket })?;
+        imported.map_err(CuError)
+    })?;
     let made = Physical::imported(id, &imported)?;
     // SAFETY: as the caller promised.
     unsafe { give(handle, made) }
 }
 
-/// Sends the proxy a descriptor: the ticket by which the next call names it.
-pub(super) fn send_descriptor(fd: BorrowedFd<'_>) -> Result<u64, CuError> {
+/// Times that a descriptor is sent: once more for each restart between it and its call.
+const TRIES: u32 = 3;
+
+/// Makes a call that uses a descriptor, by the ticket under which the proxy gets it.
+pub(super) fn with_descriptor<T>(
+    fd: BorrowedFd<'_>,
+    call: impl Fn(u64) -> Result<T, CuError>,
+) -> Result<T, CuError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let ticket = TICKET | NEXT.fetch_add(1, Ordering::Relaxed);
-    client()?.send_descriptor(ticket, fd).map_err(session::gone)?;
-    Ok(ticket)
+    for _ in 0..TRIES {
+        let ticket = TICKET | NEXT.fetch_add(1, Ordering::Relaxed);
+        client()?.send_descriptor(ticket, fd).map_err(session::gone)?;
+        match call(ticket) {
+            // The proxy has not got it.
+            Err(CuError::NOT_READY) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(CuError::OPERATING_SYSTEM)
 }

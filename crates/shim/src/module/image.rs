@@ -381,6 +381,7 @@ mod tests {
         // SAFETY: as above.
         let images = unsafe { Images::recognise((&raw const wrapper).cast()).unwrap() };
         assert!(images.needs_linking());
+        assert_eq!(images.linked_place().map(|place| place.len), Some(24));
         assert_eq!(images.places().iter().map(|p| p.len).collect::<Vec<_>>(), [24, 40]);
     }
 
