@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-restarts soak-interrupts check docs install clean
+.PHONY: help setup build demo test soak soak-restarts soak-checkpoints soak-interrupts check docs install clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,9 @@ soak: build ## the long tests, resumable in slices of 10 minutes
 
 soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20; about three minutes a round)
 	KEDGE_ROUNDS=$(or $(ROUNDS),20) cargo test --release --locked -p kedge-process --test restart --test ipc --test programs --test mpi
+
+soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
+	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu_incremental many_checkpoints
 
 soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10; half a minute a round)
 	for round in $$(seq $(or $(ROUNDS),10)); do target/release/conformance --interrupt || exit 1; done

@@ -29,11 +29,13 @@ pub enum User {
 /// kedge, run by `user` with nothing open but the standard streams.
 pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
     let mut command = Command::new("timeout");
+    // Long runs say how long they are.
+    let patience = std::env::var("KEDGE_PATIENCE").unwrap_or_else(|_| PATIENCE.to_owned());
     // In the foreground: its own process group would be another than the terminal's.
     command.args([
         "--foreground",
         "--kill-after=5",
-        PATIENCE,
+        &*patience,
         "env",
         "--default-signal=HUP,INT,QUIT",
     ]);

@@ -101,6 +101,39 @@ fn a_killed_client_takes_its_proxy_along() {
     assert!(!passed, "kedge run ends as its program did");
 }
 
+#[test]
+fn a_fault_of_one_client_leaves_another_alone() {
+    let mut job = Job::start("sync");
+    let toolchain = Toolchain::find(&root().join("target/programs")).expect("nvcc");
+    let program = Program::load(&root().join("tests/programs/error_trap.cu")).expect("error_trap");
+    let mut command = Command::new(kedge());
+    let trap = toolchain.compile(&program).expect("it compiles");
+    command.args(["run", "--gpu", "soft", "--"]).arg(trap);
+    let trapped = run_command(command, Duration::from_secs(30));
+    std::thread::sleep(Duration::from_millis(200));
+    let ended = job.supervisor.try_wait().expect("the supervisor's status");
+    signal(job.proxy, "KILL");
+    let (output, passed, _) = job.end();
+    assert_eq!(trapped.failure, None, "{}", trapped.stdout);
+    assert_eq!(ended, None, "the other's fault ended it: {output}");
+    assert!(passed && output.contains("ok alive"), "{output}");
+}
+
+#[test]
+fn memory_is_scrubbed_before_another_client_gets_it() {
+    let program = host("leftovers.cu", "leftovers", &[]);
+    let run = |what: &str| {
+        let mut command = Command::new(kedge());
+        command.args(["run", "--gpu", "soft", "--"]).arg(&program).args([what, "64"]);
+        run_command(command, Duration::from_secs(60))
+    };
+    for (what, said) in [("fill", "filled 16777216 words"), ("look", "found 0 words")] {
+        let outcome = run(what);
+        assert_eq!(outcome.failure, None, "{what}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains(said), "{what}: {}", outcome.stdout);
+    }
+}
+
 /// The byte range of an ELF file's section.
 fn section(elf: &[u8], name: &str) -> std::ops::Range<usize> {
     let u64_at =

@@ -49,7 +49,7 @@ struct Device {
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let gpu = gpu::resolve(args.gpu.as_ref(), soft_only);
+    let gpu = gpu::resolve(args.gpu.as_ref(), soft_only)?;
     let place = match args.native {
         true => Place::Native,
         false => Place::Job { gpu: gpu.spec.clone(), soft_memory: args.soft_memory },

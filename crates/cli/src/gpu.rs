@@ -1,7 +1,7 @@
 //! The devices of a job: what `--gpu` says, or what this machine has.
 
 use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::machine::Machine;
+use kedge_proxy::machine::{self, Machine};
 use kedge_supervisor::policy::JobGpu;
 
 /// The devices, and why they are the default where nobody named any.
@@ -13,27 +13,56 @@ pub(crate) struct Gpu {
 
 /// What `--gpu` says; without it, software devices where an option is about them (`soft_only`, in
 /// words), and else the default of this machine.
-pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Gpu {
+///
+/// # Errors
+/// Such an option beside other devices.
+pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Result<Gpu, String> {
     resolve_on(asked, soft_only, Machine::look)
 }
 
 /// As [`resolve`], for a job, which may have no devices.
-pub(crate) fn of_job(asked: Option<&JobGpu>, soft_only: Option<&str>) -> (JobGpu, Option<String>) {
+///
+/// # Errors
+/// As [`resolve`]; GPUs that were asked for and cannot be used.
+pub(crate) fn of_job(
+    asked: Option<&JobGpu>,
+    soft_only: Option<&str>,
+) -> Result<(JobGpu, Option<String>), String> {
     let asked = match asked {
-        Some(JobGpu::None) => return (JobGpu::None, None),
+        Some(JobGpu::None) => {
+            return match soft_only {
+                Some(what) => Err(not_soft(what, "none")),
+                None => Ok((JobGpu::None, None)),
+            };
+        }
         Some(JobGpu::Devices(spec)) => Some(spec),
         None => None,
     };
-    let Gpu { spec, default } = resolve(asked, soft_only);
-    (JobGpu::Devices(spec), default)
+    // Whoever names GPUs wants them: better no job than one without.
+    if let Some(GpuSpec::Local { .. }) = asked
+        && let Some(obstacle) = machine::obstacle()
+    {
+        return Err(format!("--gpu local: {obstacle}"));
+    }
+    let Gpu { spec, default } = resolve(asked, soft_only)?;
+    Ok((JobGpu::Devices(spec), default))
+}
+
+fn not_soft(what: &str, gpu: &str) -> String {
+    format!(
+        "{what} is about software devices, and --gpu {gpu} has none: leave it out, or give --gpu soft"
+    )
 }
 
 fn resolve_on(
     asked: Option<&GpuSpec>,
     soft_only: Option<&str>,
     machine: impl FnOnce() -> Machine,
-) -> Gpu {
-    match (asked, soft_only) {
+) -> Result<Gpu, String> {
+    Ok(match (asked, soft_only) {
+        (Some(spec), Some(what)) if !matches!(spec, GpuSpec::Soft { .. }) => {
+            return Err(not_soft(what, &spec.to_string()));
+        }
         (Some(spec), _) => Gpu { spec: spec.clone(), default: None },
         (None, Some(what)) => {
             let spec = GpuSpec::Soft { devices: 1 };
@@ -43,7 +72,7 @@ fn resolve_on(
             let (spec, why) = machine().default_gpu();
             Gpu { spec, default: Some(why) }
         }
-    }
+    })
 }
 
 #[cfg(test)]
@@ -55,12 +84,18 @@ mod tests {
         let gpus = || Machine { driver: Some("/lib/libcuda.so.1".into()), gpus: 2 };
         let local: GpuSpec = "local".parse().unwrap();
         let two: GpuSpec = "soft:2".parse().unwrap();
-        let asked = resolve_on(Some(&two), None, gpus);
-        assert_eq!(asked, Gpu { spec: two, default: None });
-        assert_eq!(resolve_on(None, None, gpus).spec, local);
-        assert_eq!(resolve_on(None, Some("--soft-memory"), gpus).spec.to_string(), "soft");
-        let plain = resolve_on(None, None, Machine::default);
+        let found = |asked, what| resolve_on(asked, what, gpus).ok();
+        let asked = resolve_on(Some(&two), Some("--soft-memory"), gpus).ok();
+        assert_eq!(asked, Some(Gpu { spec: two, default: None }));
+        assert_eq!(found(None, None).map(|gpu| gpu.spec), Some(local.clone()));
+        let soft = found(None, Some("--soft-memory"));
+        assert_eq!(soft.map(|gpu| gpu.spec.to_string()).as_deref(), Some("soft"));
+        let plain = resolve_on(None, None, Machine::default).unwrap();
         assert_eq!(plain.spec.to_string(), "soft");
         assert!(plain.default.unwrap().contains("no GPU"));
+        // What would mean nothing is refused.
+        assert!(found(Some(&local), Some("--soft-memory")).is_none());
+        assert!(of_job(Some(&JobGpu::None), Some("--soft-memory")).is_err());
+        assert!(of_job(Some(&JobGpu::None), None).is_ok());
     }
 }

@@ -31,8 +31,12 @@ enum What {
     Hold { data: String, size: usize },
     /// Time a loop of `bench process`
     Loop { name: String },
+    /// Meet others at barriers for `bench process`
+    Member { folder: PathBuf, index: u32 },
     /// Hold random memory for `bench process` and obey orders
     Memory { size: usize },
+    /// Hold device memory for `bench checkpoint`, launch and synchronise, and obey orders
+    Beat { size: usize },
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -49,8 +53,16 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
             Some(nanoseconds) => line(&nanoseconds),
             None => Err(Failure::new(format!("no loop named {name}"))),
         },
+        What::Member { folder, index } => {
+            let times = crate::bench::process::barriers::member(folder, *index);
+            line(&times.map_err(Failure::new)?)
+        }
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
+        }
+        What::Beat { size } => {
+            let input = std::io::BufReader::new(std::io::stdin());
+            Ok(kedge_probe::beat(*size, input, std::io::stdout().lock())?)
         }
         What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
     }

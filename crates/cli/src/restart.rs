@@ -5,8 +5,8 @@ use crate::images::real;
 use crate::run::{CheckpointArgs, conclude};
 use clap::Args;
 use kedge_proxy::backend::GpuSpec;
-use kedge_supervisor::RestartSpec;
 use kedge_supervisor::jobs::JobName;
+use kedge_supervisor::{Joining, RestartSpec};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -50,6 +50,9 @@ pub(crate) struct RestartArgs {
     /// What the process that this one takes the place of has left: a job goes back
     #[arg(long, value_name = "JSON", hide = true)]
     back: Option<String>,
+    /// What a part of several is to know of the others
+    #[arg(long, value_name = "JSON", hide = true)]
+    part: Option<String>,
 }
 
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -71,6 +74,10 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
     let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
-    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back: None };
+    let joining = args.part.as_deref().and_then(Joining::parse);
+    if args.part.is_some() != joining.is_some() {
+        return Err(Failure::new("--part is for kedge's own use"));
+    }
+    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back: None, joining };
     conclude(kedge_supervisor::restart(&spec))
 }

@@ -45,9 +45,17 @@ pub(crate) struct RunArgs {
     /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is free]
     #[arg(long, value_name = "SIZE")]
     cache_host: Option<Size>,
+    /// Bytes a second that a checkpoint's copy leaves a GPU with at most, such as 2G [default: as fast as the program
+    /// does not notice much of it]
+    #[arg(long, value_name = "SIZE")]
+    drain_rate: Option<Size>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
+    /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted as one.
+    /// The parts are NAME.0, NAME.1 …
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
+    join: Option<JobName>,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     /// The program and its arguments
@@ -128,18 +136,21 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only);
+    let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),
         cache_gpu: bytes(args.cache_gpu),
         cache_host: bytes(args.cache_host),
+        drain_rate: bytes(args.drain_rate),
+        digests: policy.full_every.is_some(),
     };
     let spec = JobSpec {
         gpu,
         gpu_default,
         limits,
         name: args.job,
+        join: args.join,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,

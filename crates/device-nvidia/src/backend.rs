@@ -13,7 +13,7 @@ use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, EventShare, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{Backend, Done, EventShare, Known, Object, Query, Snapshot, SnapshotError};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -49,6 +49,11 @@ impl Backend for NvidiaBackend {
                 self.shared.host.log(&why);
             }
         })?;
+        if let Err(error) = self.shared.digester.made(&self.shared.driver, &context, on) {
+            self.shared.host.log(&format!(
+                "the GPU will not tell what has changed between checkpoints: its kernel cannot be loaded ({error})"
+            ));
+        }
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         self.shared.live.add(&context);
@@ -60,6 +65,7 @@ impl Backend for NvidiaBackend {
         let mut tables = self.tables();
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
+        self.shared.digester.forget(ctx);
         drop(tables);
         self.shared.live.remove(ctx);
         context.destroy()
@@ -236,7 +242,9 @@ impl Backend for NvidiaBackend {
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
-        let loaded = Module::load(&self.shared.driver, &context, &mut images)?;
+        self.shared.capture.module_comes();
+        let loaded = Module::load(&self.shared.driver, &context, &mut images)
+            .inspect_err(|_| self.shared.capture.module_is_silent())?;
         self.read_symbols(&loaded, images);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {
@@ -503,8 +511,8 @@ impl Backend for NvidiaBackend {
         self.tables().graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.edges(edges)
     }
 
-    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError> {
-        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready()
+    fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError> {
+        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready(priorities)
     }
 
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
@@ -522,11 +530,19 @@ impl Backend for NvidiaBackend {
     }
 
     fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
-        self.prepare()
+        self.prepare(None)
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        self.take_snapshot()
+        self.take_snapshot(None)
+    }
+
+    fn prepare_changes(&self, known: &Known) -> Result<(), SnapshotError> {
+        self.prepare(Some(known))
+    }
+
+    fn snapshot_changes(&self, known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.take_snapshot(Some(known))
     }
 
     fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
@@ -554,8 +570,13 @@ impl NvidiaBackend {
         let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
         let sm = major.unwrap_or(0) * 10 + minor.unwrap_or(0);
         let found = module.symbols();
+        let shared = Arc::clone(&self.shared);
         self.waiters.run(Box::new(move || {
-            let _ = found.set(symbols::of_images(&images, u32::try_from(sm).unwrap_or(0)));
+            let symbols = symbols::of_images(&images, u32::try_from(sm).unwrap_or(0));
+            if symbols.as_ref().is_ok_and(|symbols| !symbols.prints) {
+                shared.capture.module_is_silent();
+            }
+            let _ = found.set(symbols);
         }));
     }
 

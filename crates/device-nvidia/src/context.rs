@@ -172,9 +172,19 @@ impl Live {
         device: u32,
         raw: CUdevice,
     ) -> Result<Arc<Context>, CuError> {
+        let client = self.lock().contexts.iter().find(|context| context.device == device).cloned();
+        client.map_or_else(|| self.apart(driver, device, raw), Ok)
+    }
+
+    /// A context on a device that is not the client's.
+    pub(crate) fn apart(
+        &self,
+        driver: &Arc<Driver>,
+        device: u32,
+        raw: CUdevice,
+    ) -> Result<Arc<Context>, CuError> {
         let mut known = self.lock();
-        let all = known.contexts.iter().chain(&known.own);
-        if let Some(context) = all.into_iter().find(|context| context.device == device) {
+        if let Some(context) = known.own.iter().find(|context| context.device == device) {
             return Ok(Arc::clone(context));
         }
         let context = Context::create(driver, own_name(device), device, raw)?;

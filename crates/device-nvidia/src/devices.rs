@@ -3,18 +3,18 @@
 use crate::driver::{Driver, check};
 use kedge_cuda_types::attribute as a;
 use kedge_cuda_types::handle::CUdevice;
+use kedge_cuda_types::memory::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
 use kedge_protocol::DeviceInfo;
 use kedge_wire::{List, Text};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 
 /// Attributes that are 0 whatever the driver says: the functions that they announce are refused.
 const WITHHELD: &[u32] = &[
     // Multicast can take GPUs that others use out of service.
     a::MULTICAST_SUPPORTED,
-    // Handles of other nodes, and of pools.
+    // Handles of other nodes.
     a::HANDLE_TYPE_FABRIC_SUPPORTED,
-    a::MEMPOOL_SUPPORTED_HANDLE_TYPES,
     a::GPU_DIRECT_RDMA_SUPPORTED,
     a::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
     a::DMA_BUF_SUPPORTED,
@@ -76,6 +76,16 @@ fn mode_obstacle(mode: i32, gpu: &str, error: CuError) -> Option<String> {
     Some(format!("GPU {gpu} {state}: `sudo nvidia-smi -i {gpu} -c DEFAULT` lets it take several"))
 }
 
+/// Of an attribute that is a set of flags, those that kedge knows.
+fn known_part(id: u32, value: c_int) -> c_int {
+    match id {
+        a::MEMPOOL_SUPPORTED_HANDLE_TYPES => {
+            value & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.cast_signed()
+        }
+        _ => value,
+    }
+}
+
 pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, CuError> {
     let mut name = [0 as c_char; 256];
     let (mut uuid, mut total) = ([0; 16], 0);
@@ -89,7 +99,7 @@ pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, 
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     let known = a::ALL.iter().filter_map(|&id| {
         let value = attribute(driver, device, id)?;
-        Some((id, if WITHHELD.contains(&id) { 0 } else { value }))
+        Some((id, if WITHHELD.contains(&id) { 0 } else { known_part(id, value) }))
     });
     let number = |id| attribute(driver, device, id).unwrap_or(0);
     Ok(DeviceInfo {

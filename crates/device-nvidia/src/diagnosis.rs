@@ -2,8 +2,10 @@
 
 use crate::presence::gpu_nodes;
 use kedge_cuda_types::CuError;
+use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -41,8 +43,17 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// Looks. Opening a node wakes no GPU that the driver has not woken already.
+    /// Looks, and opens every node. For when the driver has tried to already.
     pub(crate) fn look() -> Installation {
+        Installation::by(state)
+    }
+
+    /// Looks without opening anything: that can wake a GPU, which takes seconds.
+    pub(crate) fn glance() -> Installation {
+        Installation::by(permission)
+    }
+
+    fn by(state: impl Fn(&Path) -> State) -> Installation {
         let node = |path: PathBuf| Node { state: state(&path), path };
         let mut gpus = gpu_nodes();
         gpus.sort();
@@ -53,23 +64,35 @@ impl Installation {
         }
     }
 
-    /// One line: why cuInit failed with `error`, and what mends it.
-    pub(crate) fn explain(&self, error: CuError) -> String {
-        let windows = self.gpus.iter().any(|node| node.path.ends_with("dxg"));
-        if windows {
-            return format!("the NVIDIA driver does not start: {error}; run nvidia-smi on Windows");
+    fn on_windows(&self) -> bool {
+        self.gpus.iter().any(|node| node.path.ends_with("dxg"))
+    }
+
+    /// One line: what no driver can start without, and what mends it.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        if self.on_windows() {
+            return None;
         }
         if !self.module {
-            return "the NVIDIA kernel module is not loaded: `sudo modprobe nvidia`, or use --gpu soft"
-                .into();
+            let line =
+                "the NVIDIA kernel module is not loaded: `sudo modprobe nvidia`, or use --gpu soft";
+            return Some(line.into());
         }
         if let Some(bad) = self.control.iter().chain(&self.gpus).find_map(Node::complaint) {
-            return bad;
+            return Some(bad);
         }
-        if self.gpus.is_empty() {
-            return "no GPU has a device node (/dev/nvidia0): `sudo nvidia-smi` makes them; a container \
-                 needs the GPU passed in (--gpus all)"
-                .into();
+        let none = "no GPU has a device node (/dev/nvidia0): `sudo nvidia-smi` makes them; a container \
+                    needs the GPU passed in (--gpus all)";
+        self.gpus.is_empty().then(|| none.into())
+    }
+
+    /// One line: why cuInit failed with `error`, and what mends it.
+    pub(crate) fn explain(&self, error: CuError) -> String {
+        if self.on_windows() {
+            return format!("the NVIDIA driver does not start: {error}; run nvidia-smi on Windows");
+        }
+        if let Some(obstacle) = self.obstacle() {
+            return obstacle;
         }
         match error {
             CuError::NO_DEVICE => {
@@ -117,9 +140,23 @@ impl Node {
 }
 
 fn state(path: &Path) -> State {
-    let Err(error) = OpenOptions::new().read(true).write(true).open(path) else {
-        return State::Opens;
-    };
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => State::Opens,
+        Err(error) => refused(path, &error),
+    }
+}
+
+/// As [`state`], by what the mode says.
+fn permission(path: &Path) -> State {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return State::Missing };
+    // SAFETY: a C string.
+    match unsafe { libc::access(name.as_ptr(), libc::R_OK | libc::W_OK) } {
+        0 => State::Opens,
+        _ => refused(path, &io::Error::last_os_error()),
+    }
+}
+
+fn refused(path: &Path, error: &io::Error) -> State {
     let errno = error.raw_os_error().unwrap_or(0);
     match (errno, fs::metadata(path)) {
         (libc::ENOENT | libc::ENXIO | libc::ENODEV, _) => State::Missing,
@@ -177,14 +214,17 @@ mod tests {
             (with_gpu(State::Opens), CuError::UNKNOWN, "nvidia-smi"),
         ] {
             let said = found.explain(error);
+            assert!(found.obstacle().is_none_or(|obstacle| obstacle == said));
             assert!(said.contains(wanted) && !said.contains('\n'), "{wanted}: {said}");
         }
     }
 
     #[test]
     fn a_node_is_what_opening_it_says() {
-        assert_eq!(state(Path::new("/dev/null")), State::Opens);
-        assert_eq!(state(Path::new("/dev/nvidia-no-such")), State::Missing);
+        for look in [state, permission] {
+            assert_eq!(look(Path::new("/dev/null")), State::Opens);
+            assert_eq!(look(Path::new("/dev/nvidia-no-such")), State::Missing);
+        }
         assert_eq!(group(0), "root");
     }
 }

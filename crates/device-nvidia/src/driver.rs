@@ -242,6 +242,7 @@ driver! {
     fn cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
     fn cuGraphExecDestroy(CUgraphExec);
     fn cuGraphLaunch(CUgraphExec, CUstream);
+    fn cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, c_uint);
     fn cuGraphExecKernelNodeSetParams_v2(
         CUgraphExec,
         CUgraphNode,
@@ -341,5 +342,20 @@ impl Driver {
             return Err(DriverError::OurOwn { path: path.display().to_string() });
         }
         Driver::resolve(library)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A library with none of the driver's functions, and this table of one without the newer ones.
+    #[test]
+    fn an_old_driver_is_refused_by_the_name_of_what_it_lacks_or_does_without() {
+        let error = Driver::resolve(Library::this()).err().map(|error| error.to_string());
+        let error = error.unwrap_or_default();
+        assert!(error.contains("lacks cuInit;") && error.contains("driver 525"), "{error}");
+        let old = Driver::refusing();
+        assert!(old.cuTensorMapEncodeTiled.is_none() && old.cuOccupancyMaxActiveClusters.is_none());
     }
 }

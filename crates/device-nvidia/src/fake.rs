@@ -2,8 +2,10 @@
 //! made at once. One test at a time has it.
 
 use crate::driver::Driver;
+use kedge_cuda_types::graph::CUDA_MEMSET_NODE_PARAMS_v1;
 use kedge_cuda_types::handle::*;
 use kedge_cuda_types::memory::*;
+use kedge_device::digest::{Digest, Keys};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -14,6 +16,7 @@ const OUT_OF_MEMORY: u32 = 2;
 const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
 const NOT_READY: u32 = 600;
+const NOT_SUPPORTED: u32 = 801;
 const OK: u32 = 0;
 
 /// What the fake device is like, and what it holds.
@@ -35,6 +38,14 @@ pub(crate) struct Fake {
     /// Name and address of the variables of every module.
     pub(crate) variables: Vec<(&'static str, u64, usize)>,
     objects: BTreeSet<u64>,
+    /// Nodes of graphs that are disabled, and the flags of the last instantiation.
+    pub(crate) disabled: BTreeSet<usize>,
+    pub(crate) instantiated: u64,
+    functions: HashMap<usize, String>,
+    /// With which digests are computed; without, nothing can be launched.
+    pub(crate) keys: Option<Keys>,
+    /// Blocks that a kernel has copied.
+    pub(crate) gathered: usize,
     next: usize,
 }
 
@@ -135,10 +146,19 @@ fn driver() -> Driver {
         cuTexObjectDestroy: destroy_texture,
         cuModuleLoadDataEx: load,
         cuModuleGetFunction: function,
+        cuLaunchKernel: launch,
         cuModuleGetGlobal_v2: global,
         cuFuncGetAttribute: attribute,
         cuFuncGetParamInfo: Some(parameter),
         cuDeviceGetAttribute: device_attribute,
+        cuGraphCreate: graph,
+        cuGraphDestroy: forget_graph,
+        cuGraphAddMemsetNode: fill_node,
+        cuGraphAddEmptyNode: empty_node,
+        cuGraphInstantiateWithFlags: instantiate,
+        cuGraphExecDestroy: forget_exec,
+        cuGraphExecMemsetNodeSetParams: set_fill,
+        cuGraphNodeSetEnabled: enable,
         ..Driver::refusing()
     }
 }
@@ -409,9 +429,61 @@ unsafe extern "C" fn load(
     OK
 }
 
-unsafe extern "C" fn function(out: *mut CUfunction, _: CUmodule, _: *const c_char) -> u32 {
+unsafe extern "C" fn function(out: *mut CUfunction, _: CUmodule, name: *const c_char) -> u32 {
     // SAFETY: see above.
-    unsafe { *out = CUfunction(with(Fake::id)) };
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let raw = with(|fake| {
+        let raw = fake.id();
+        fake.functions.insert(raw, name);
+        raw
+    });
+    // SAFETY: see above.
+    unsafe { *out = CUfunction(raw) };
+    OK
+}
+
+/// The kernels of `digests`, by this processor; others have no work.
+unsafe extern "C" fn launch(
+    function: CUfunction,
+    blocks: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: CUstream,
+    parameters: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> u32 {
+    let (name, keys) = with(|fake| (fake.functions.get(&function.0).cloned(), fake.keys.clone()));
+    let Some(keys) = keys else { return NOT_SUPPORTED };
+    // SAFETY: parameters of the kernels, which are addresses of lists of this many entries.
+    let word = |list: usize, at: usize| unsafe {
+        let list = *(*parameters.add(list)).cast::<u64>() as *const u64;
+        list.add(at).read()
+    };
+    for block in 0..blocks as usize {
+        match name.as_deref() {
+            Some("kedge_digest") => {
+                let (at, bytes) = (word(0, 2 * block) as *const u8, word(0, 2 * block + 1));
+                // SAFETY: see above.
+                unsafe {
+                    let bytes = std::slice::from_raw_parts(at, bytes as usize);
+                    let out = *(*parameters.add(1)).cast::<u64>() as *mut Digest;
+                    out.add(block).write(keys.digest(bytes));
+                }
+            }
+            Some("kedge_gather") => {
+                let (from, to) =
+                    (word(0, 3 * block) as *const u8, word(0, 3 * block + 1) as *mut u8);
+                // SAFETY: see above.
+                unsafe { ptr::copy_nonoverlapping(from, to, word(0, 3 * block + 2) as usize) };
+                with(|fake| fake.gathered += 1);
+            }
+            _ => {}
+        }
+    }
     OK
 }
 
@@ -444,5 +516,64 @@ unsafe extern "C" fn parameter(_: CUfunction, _: usize, _: *mut usize, _: *mut u
 unsafe extern "C" fn device_attribute(out: *mut c_int, id: c_uint, _: CUdevice) -> u32 {
     // SAFETY: see above. Compute capability 9.0.
     unsafe { *out = if id == 75 { 9 } else { 0 } };
+    OK
+}
+
+unsafe extern "C" fn graph(out: *mut CUgraph, _: c_uint) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraph(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn forget_graph(_: CUgraph) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn forget_exec(_: CUgraphExec) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn fill_node(
+    out: *mut CUgraphNode,
+    _: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
+    _: CUcontext,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphNode(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn empty_node(
+    out: *mut CUgraphNode,
+    _: CUgraph,
+    _: *const CUgraphNode,
+    _: usize,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphNode(with(Fake::id))) };
+    OK
+}
+
+unsafe extern "C" fn instantiate(out: *mut CUgraphExec, _: CUgraph, flags: u64) -> u32 {
+    // SAFETY: see above.
+    unsafe { out.write(CUgraphExec(with(Fake::id))) };
+    with(|fake| fake.instantiated = flags);
+    OK
+}
+
+unsafe extern "C" fn set_fill(
+    _: CUgraphExec,
+    _: CUgraphNode,
+    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
+    _: CUcontext,
+) -> u32 {
+    OK
+}
+
+unsafe extern "C" fn enable(_: CUgraphExec, node: CUgraphNode, on: c_uint) -> u32 {
+    with(|fake| if on != 0 { fake.disabled.remove(&node.0) } else { fake.disabled.insert(node.0) });
     OK
 }

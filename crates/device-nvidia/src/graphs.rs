@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
 use crate::graph_copies::{HostStep, StagedCopy};
-use crate::host_call::HostCall;
+use crate::host_call::{self, HostCall};
 use crate::launch;
 use crate::modules::Kernel;
 use kedge_cuda_types::CuError;
@@ -46,6 +46,18 @@ pub(crate) struct Graph {
 struct Place {
     first: CUgraphNode,
     last: CUgraphNode,
+    /// The kernel, copy or fill that is disabled where the client's node does nothing for now.
+    switched: Option<CUgraphNode>,
+    /// A staged copy's host node, which then does nothing: the driver disables none of its kind.
+    step: Option<CUgraphNode>,
+    off: bool,
+}
+
+impl Place {
+    fn one(node: CUgraphNode, can_be_disabled: bool) -> Place {
+        let switched = can_be_disabled.then_some(node);
+        Place { first: node, last: node, switched, step: None, off: false }
+    }
 }
 
 impl Graph {
@@ -122,7 +134,8 @@ impl Graph {
                 }
             }
         }
-        self.nodes.push(Place { first: made, last: made });
+        let switched = matches!(node, Node::Kernel(..) | Node::Copy(_) | Node::Fill(_));
+        self.nodes.push(Place::one(made, switched));
         self.keep(node);
         Ok(())
     }
@@ -135,7 +148,9 @@ impl Graph {
         // SAFETY: a graph of the driver's, live out pointers, parameters that outlive each call.
         unsafe {
             check((driver.cuGraphAddHostNode)(&mut step, graph, none, 0, &params))?;
-            let Some(raw) = copy.copy else { return Ok(Place { first: step, last: step }) };
+            let Some(raw) = copy.copy else {
+                return Ok(Place { step: Some(step), ..Place::one(step, false) });
+            };
             let params = copies::shaped(raw);
             check((driver.cuGraphAddMemcpyNode)(
                 &mut moved,
@@ -147,7 +162,7 @@ impl Graph {
             ))?;
             let (first, last) = if copy.fills { (step, moved) } else { (moved, step) };
             check((driver.cuGraphAddDependencies)(graph, &first, &last, 1))?;
-            Ok(Place { first, last })
+            Ok(Place { first, last, switched: Some(moved), step: Some(step), off: false })
         }
     }
 
@@ -176,10 +191,12 @@ impl Graph {
         })
     }
 
-    pub(crate) fn ready(&mut self) -> Result<(), CuError> {
+    /// `priorities`: by the nodes' own.
+    pub(crate) fn ready(&mut self, priorities: bool) -> Result<(), CuError> {
         self.ctx.enter()?;
+        let flags = if priorities { CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY } else { 0 };
         // SAFETY: a live out pointer; the graph is complete.
-        check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut self.exec, self.raw, 0) })
+        check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut self.exec, self.raw, flags) })
     }
 
     pub(crate) fn launch(&self, stream: CUstream) -> Result<(), CuError> {
@@ -189,12 +206,43 @@ impl Graph {
 
     /// Replaces one node's operation in later launches.
     pub(crate) fn update(&mut self, number: u32, node: Node<'_>) -> Result<(), CuError> {
-        let Place { first: at, last } = self.node(number)?;
+        let place = self.node(number)?;
         self.ctx.enter()?;
+        if matches!(node, Node::Empty) {
+            return self.switch(number, false);
+        }
+        self.set_operation(place, node)?;
+        self.switch(number, true)
+    }
+
+    /// Has a node do what it does, or nothing.
+    fn switch(&mut self, number: u32, on: bool) -> Result<(), CuError> {
+        let place = self.nodes.get_mut(number as usize).ok_or(CuError::INVALID_VALUE)?;
+        if place.off != on {
+            return Ok(());
+        }
+        let (driver, exec) = (&*self.driver, self.exec);
+        if let Some(node) = place.switched {
+            // SAFETY: a kernel, copy or fill node of the executable.
+            check(unsafe { (driver.cuGraphNodeSetEnabled)(exec, node, on.into()) })?;
+        }
+        // `set_operation` has given it something to do.
+        if let (Some(step), false) = (place.step, on) {
+            let nothing = host_call::nothing();
+            // SAFETY: a host node of the executable.
+            check(unsafe { (driver.cuGraphExecHostNodeSetParams)(exec, step, &nothing) })?;
+        }
+        place.off = !on;
+        Ok(())
+    }
+
+    fn set_operation(&mut self, place: Place, node: Node<'_>) -> Result<(), CuError> {
+        let Place { first: at, last, .. } = place;
         let (driver, exec, ctx) = (&*self.driver, self.exec, self.ctx.raw);
         // SAFETY: as in `add`.
         unsafe {
             match &node {
+                // Seen to by `switch`.
                 Node::Empty => Ok(()),
                 Node::Staged(copy) => update_staged(driver, exec, at, last, copy, ctx),
                 Node::Kernel(kernel, launch) => {
@@ -270,5 +318,39 @@ impl Drop for Graph {
             }
             (self.driver.cuGraphDestroy)(self.raw);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Turn;
+    use crate::tables::fill;
+    use kedge_protocol::CtxId;
+
+    #[test]
+    fn an_empty_operation_disables_a_node_until_the_next() {
+        let (turn, driver) = Turn::begin(0);
+        let ctx = Context::create(&driver, CtxId(1), 0, 0).unwrap();
+        let mut graph = Graph::begin(&driver, &ctx).unwrap();
+        let zero = || Node::Fill(fill(1 << 40, 0, 0, 4, 8, 1));
+        for node in [zero(), Node::Empty, zero()] {
+            graph.add(node).unwrap();
+        }
+        graph.ready(true).unwrap();
+        assert_eq!(
+            turn.set(|fake| fake.instantiated),
+            CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+        );
+        let disabled = || turn.set(|fake| fake.disabled.len());
+        for number in [2, 2, 1] {
+            graph.update(number, Node::Empty).unwrap();
+            assert_eq!(disabled(), 1, "the empty node stays as it is");
+        }
+        graph.update(0, zero()).unwrap();
+        assert_eq!(disabled(), 1);
+        graph.update(2, zero()).unwrap();
+        assert_eq!(disabled(), 0);
+        assert_eq!(graph.update(3, Node::Empty), Err(CuError::INVALID_VALUE));
     }
 }

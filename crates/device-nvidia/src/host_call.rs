@@ -42,6 +42,12 @@ impl HostCall {
     }
 }
 
+/// A graph node that calls nobody.
+pub(crate) fn nothing() -> CUDA_HOST_NODE_PARAMS_v1 {
+    unsafe extern "C" fn ignore(_: *mut c_void) {}
+    CUDA_HOST_NODE_PARAMS_v1 { r#fn: Some(ignore), userData: ptr::null_mut() }
+}
+
 /// Appends a call to `stream`.
 pub(crate) fn enqueue(
     driver: &Driver,

@@ -78,6 +78,15 @@ impl HostMemory {
         self.drop_unused(from, to)
     }
 
+    /// Where in [addr, addr+size) one registration ends or another begins, as offsets.
+    pub(crate) fn seams(&self, addr: u64, size: u64) -> impl Iterator<Item = u64> {
+        let end = addr.saturating_add(size);
+        let before = self.registered.range(..addr).next_back();
+        let inside = self.registered.range(addr..end);
+        let edges = before.into_iter().chain(inside).flat_map(|(start, (end, _))| [*start, *end]);
+        edges.filter(move |edge| addr < *edge && *edge < end).map(move |edge| edge - addr)
+    }
+
     fn register(&self, from: u64, to: u64) -> Result<(), CuError> {
         let start = ptr::with_exposed_provenance_mut(from as usize);
         // SAFETY: pages of the shared arena or of an alias: the host keeps them mapped while shared.
@@ -113,6 +122,17 @@ impl HostMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_is_cut_where_registrations_meet() {
+        let mut memory = HostMemory::new(&Arc::new(Driver::refusing()));
+        memory.registered =
+            Runs::from([(0x1000, (0x4000, 1)), (0x4000, (0x6000, 1)), (0x8000, (0x9000, 1))]);
+        let seams = |addr, size| memory.seams(addr, size).collect::<Vec<_>>();
+        assert_eq!(seams(0x2200, 0x3000), [0x1e00, 0x1e00]);
+        assert_eq!(seams(0x1000, 0x3000), []);
+        assert_eq!(seams(0, u64::MAX), [0x1000, 0x4000, 0x4000, 0x6000, 0x8000, 0x9000]);
+    }
 
     #[test]
     fn neighbours_share_a_page() {

@@ -6,15 +6,20 @@
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`textures`].
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
-//!   putting it back. [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
+//!   putting it back. [`digests`]: what has changed since the last; [`drain`], [`pace`]: how bytes leave a device.
+//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod arena;
 mod backend;
+#[cfg(test)]
+mod changes_tests;
 mod context;
 mod copies;
 mod devices;
 mod diagnosis;
+mod digests;
+mod drain;
 mod driver;
 #[cfg(test)]
 mod fake;
@@ -49,12 +54,14 @@ mod waiters;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
-pub use presence::{driver_path, gpu_nodes};
+pub use pace::{DrainRate, DrainWays};
+pub use presence::{driver_path, gpu_nodes, obstacle};
 pub use spare::CacheLimits;
 
 use arena::Arena;
 use context::Live;
 use diagnosis::Installation;
+use digests::Digester;
 use driver::{Driver, check};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
@@ -123,6 +130,7 @@ struct Shared {
     live: Live,
     cache: Cache,
     slots: Slots,
+    digester: Digester,
     timeline: Timeline,
 }
 
@@ -140,7 +148,7 @@ impl Shared {
         ctx: kedge_protocol::CtxId,
         result: Result<(), CuError>,
     ) -> Result<(), CuError> {
-        self.capture.drain(&*self.host);
+        self.capture.drain(&*self.host, result.is_err());
         result.inspect_err(|error| self.host.fault(ctx, *error))
     }
 }
@@ -230,6 +238,7 @@ impl NvidiaBackend {
                 live: Live::default(),
                 cache: Cache::new(&driver, limits),
                 slots: Slots::new(&driver),
+                digester: Digester::new(limits.digests),
                 timeline: Timeline::default(),
                 driver,
             }),

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest notes, bytes.
 const MAX_NOTES: usize = 64 << 20;
 
@@ -26,6 +26,8 @@ wire! {
         pub textures: List<(CtxId, u64), 1_048_576>,
         /// Milliseconds from the checkpoint to when each was recorded: negative.
         pub events: List<(EventId, f64), 1_048_576>,
+        /// Whether contexts have kernels of ours: where the driver places other things depends on it.
+        pub digests: bool,
     }
 
     /// A module's variable, where the driver had placed it.
@@ -62,6 +64,7 @@ impl Notes {
             variables: List::new(variables).map_err(too_many)?,
             textures: List::new(tables.textures.objects()).map_err(too_many)?,
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
+            digests: backend.shared.digester.is_wanted(),
         })
     }
 
@@ -124,6 +127,7 @@ impl NvidiaBackend {
     /// See [`kedge_device::Backend::restore_begin`].
     pub(crate) fn expect(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
+        self.shared.digester.want(notes.digests);
         let handles = notes.textures.into_inner().into_iter();
         self.tables().textures.expected = Expected::new(handles);
         Ok(())
@@ -180,6 +184,7 @@ mod tests {
         let variable = PlacedVariable { module, name, addr, bytes: 4, asked: true };
         Notes {
             version: VERSION,
+            digests: false,
             variables: List::new(vec![variable]).unwrap(),
             textures: List::new(vec![(CtxId(1), 0x10_0001)]).unwrap(),
             events: List::new(vec![(EventId(9), -12.5)]).unwrap(),
@@ -199,7 +204,7 @@ mod tests {
             assert!(Notes::decode(&bytes[..end]).is_err());
         }
         let mut newer = bytes.clone();
-        newer[0] = 2;
+        newer[0] += 1;
         assert!(Notes::decode(&newer).unwrap_err().to_string().contains("another version"));
         assert!(Notes::decode(&[bytes, vec![0]].concat()).is_err());
     }

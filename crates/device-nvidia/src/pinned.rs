@@ -245,6 +245,23 @@ impl Slot {
         Ok(())
     }
 
+    /// As [`Slot::wait`], asking now and then: the driver's threads have no part in it.
+    pub(crate) fn ask(&mut self, driver: &Driver) -> Result<(), CuError> {
+        const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+        while let Some(event) = self.travelling {
+            std::thread::sleep(PAUSE);
+            // SAFETY: as in `wait`.
+            match check(unsafe { (driver.cuEventQuery)(event) }) {
+                Err(CuError::NOT_READY) => {}
+                over => {
+                    self.travelling = None;
+                    return over;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The slot's event of the current context, `ctx`.
     fn event(&mut self, driver: &Driver, ctx: CtxId) -> Result<CUevent, CuError> {
         if let Some((_, event)) = self.events.iter().find(|(of, _)| *of == ctx) {

@@ -1,5 +1,7 @@
 //! Where the driver's library and the GPUs' device nodes lie, found without opening any.
 
+use crate::diagnosis::Installation;
+use crate::driver::DriverError;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -30,6 +32,18 @@ pub fn driver_path() -> Option<PathBuf> {
     places.extend(cached(&cache));
     places.extend(USUAL_PLACES.iter().map(PathBuf::from));
     places.into_iter().find(|path| path.exists() && !is_ours(path))
+}
+
+/// One line: what stands in the way of this machine's GPUs, as far as files tell, and what mends it. Nothing
+/// is opened; a driver that `KEDGE_DRIVER` names is believed to need none of them.
+pub fn obstacle() -> Option<String> {
+    if std::env::var_os("KEDGE_DRIVER").is_some() {
+        return None;
+    }
+    match driver_path() {
+        Some(_) => Installation::glance().obstacle(),
+        None => Some(DriverError::Missing("there is none".into()).to_string()),
+    }
 }
 
 /// The paths of the library in the loader's cache, whose strings end with NUL (ldconfig(8)).

@@ -5,22 +5,29 @@ use crate::NvidiaBackend;
 use crate::Shared;
 use crate::context::{Context, Held};
 use crate::copies::{self, RawCopy};
+use crate::digests::Found;
+use crate::drain;
 use crate::driver::{Driver, check};
 use crate::notes::Notes;
 use crate::pace::Pace;
-use crate::pinned::{Pinned, SLOT, Slot};
+use crate::pinned::Pinned;
 use crate::sources::{From, Run, Sources, Texels, aligned};
 use crate::spare::{Need, Region, Room};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUdevice};
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
-use kedge_device::{Object, Piece, Snapshot, SnapshotError};
+use kedge_device::digest::BLOCK;
+use kedge_device::{Digests, Known, Object, Piece, Snapshot, SnapshotError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// Bytes of one copy over the bus.
 const HOP: u64 = 64 << 20;
+/// Parts that are no longer are copied by kernels, where there may be thousands.
+const GATHERED: u64 = 8 << 20;
+/// What may change between an estimate and the pause.
+const MARGIN: u64 = 64 << 20;
 
 /// A part of a run, and where it is copied to.
 struct Part<'a> {
@@ -73,23 +80,43 @@ impl NvidiaBackend {
         self.shared.live.all().iter().all(settled) && self.shared.busy.none() && self.waiters.idle()
     }
 
-    /// See [`kedge_device::Backend::prepare_snapshot`].
-    pub(crate) fn prepare(&self) -> Result<(), SnapshotError> {
+    /// See [`kedge_device::Backend::prepare_changes`].
+    pub(crate) fn prepare(&self, known: Option<&Known>) -> Result<(), SnapshotError> {
         let mut tables = self.tables();
-        let sources = self.sources(&mut tables)?;
-        drop(tables);
+        let mut sources = self.sources(&mut tables)?;
         if sources.runs.is_empty() {
             return Ok(());
         }
-        self.make_room(&sources)?;
+        // While the tables are held, nothing is unmapped. What the program writes meanwhile makes this an
+        // estimate, and the kernels are ready for the pause.
+        self.leave_out(known, &mut sources);
+        drop(tables);
+        let more = known.is_some_and(|known| !known.pieces.is_empty());
+        self.make_room(&sources, more)?;
         Ok(self.shared.slots.ready()?)
     }
 
-    /// Has the cache hold all of `sources`, as far as it can.
-    fn make_room(&self, sources: &Sources) -> Result<(), CuError> {
+    /// Leaves out of `sources` what is known; all digests, as far as the devices can compute them.
+    fn leave_out(&self, known: Option<&Known>, sources: &mut Sources) -> Found {
+        let Some(known) = known else { return Found::default() };
+        let shared = &self.shared;
+        let found = shared.digester.compute(shared, &self.devices, &sources.runs, &known.keys);
+        let found = found.unwrap_or_else(|error| {
+            shared.host.log(&format!(
+                "the GPU cannot tell what has changed ({error}): all of its memory is copied"
+            ));
+            Found::default()
+        });
+        sources.runs = found.changed(std::mem::take(&mut sources.runs), known);
+        found
+    }
+
+    /// Has the cache hold all of `sources`, as far as it can, and some `more`.
+    fn make_room(&self, sources: &Sources, more: bool) -> Result<(), CuError> {
         let mut needs = Vec::new();
         for (index, &raw) in (0..).zip(&self.devices) {
             let bytes = sources.bytes_on(index);
+            let bytes = if more { bytes + bytes / 4 + MARGIN } else { bytes };
             if bytes > 0 {
                 let context = self.context_on(index)?;
                 let _held = context.hold()?;
@@ -100,20 +127,27 @@ impl NvidiaBackend {
     }
 
     /// See [`kedge_device::Backend::snapshot`].
-    pub(crate) fn take_snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
+    pub(crate) fn take_snapshot(
+        &self,
+        known: Option<&Known>,
+    ) -> Result<Box<dyn Snapshot>, SnapshotError> {
         let mut tables = self.tables();
-        let sources = self.sources(&mut tables)?;
+        let mut sources = self.sources(&mut tables)?;
         let notes = Notes::take(self, &mut tables)?.encode()?;
-        self.make_room(&sources)?;
+        let pieces = sources.runs.iter().flat_map(|run| run.pieces.iter().map(|(_, piece)| piece));
+        let mut pieces: Vec<Piece> = pieces.cloned().collect();
+        pieces.sort_by(|a, b| (&a.object, a.start).cmp(&(&b.object, b.start)));
+        let found = self.leave_out(known, &mut sources);
+        self.make_room(&sources, false)?;
         let room = Lent { room: self.shared.cache.take(), shared: Arc::clone(&self.shared) };
         let parts = lay_out(&sources.runs, &room.room)?;
-        copy_all(&self.shared.driver, &parts)?;
+        self.copy_all(&parts, !found.is_empty())?;
         let mut kept: Vec<(Piece, Place)> = parts.iter().flat_map(kept).collect();
         kept.sort_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
-        let (pieces, places) = kept.into_iter().unzip();
-        let pace = Pace::new(self.shared.cache.limits.drain);
+        let limits = self.shared.cache.limits;
+        let pace = Pace::new(limits.drain, limits.ways.at_once, &self.shared.busy);
         let devices = self.devices.clone();
-        Ok(Box::new(GpuSnapshot { pieces, places, notes, room, devices, pace }))
+        Ok(Box::new(GpuSnapshot { pieces, found, kept, notes, room, devices, pace }))
     }
 }
 
@@ -185,30 +219,65 @@ fn no_room(missing: u64, room: &Room) -> SnapshotError {
     SnapshotError::new(CuError::OUT_OF_MEMORY, message)
 }
 
-/// Copies all parts and waits for them, also where one fails.
-fn copy_all(driver: &Driver, parts: &[Part<'_>]) -> Result<(), SnapshotError> {
-    let mut held: HashMap<*const Context, Held<'_>> = HashMap::new();
-    // The bus is the slower way: it begins.
-    let (host, device): (Vec<_>, Vec<_>) =
-        parts.iter().partition(|part| matches!(part.to, Place::Host { .. }));
-    let mut outcome = host.into_iter().chain(device).try_for_each(|part| {
-        let ctx = &part.run.ctx;
-        let held = match held.entry(Arc::as_ptr(ctx)) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(ctx.hold()?),
-        };
-        ctx.enter()?;
-        start(driver, part, held).map_err(|error| not_copied(error, part))
-    });
-    for held in held.values() {
-        let streams = held.streams();
-        for stream in [streams.inside, streams.bus] {
-            // SAFETY: a stream of a context that is held.
-            let over = check(unsafe { (driver.cuStreamSynchronize)(stream) });
-            outcome = outcome.and(over.map_err(|error| failed(error, "copied")));
+/// Small parts of memory, which a device's kernel copies together.
+type Moves = HashMap<u32, Vec<[u64; 3]>>;
+
+impl NvidiaBackend {
+    /// Copies all parts and waits for them, also where one fails. `gathered`: many small ones by kernels.
+    fn copy_all(&self, parts: &[Part<'_>], gathered: bool) -> Result<(), SnapshotError> {
+        let driver = &*self.shared.driver;
+        let mut held: HashMap<*const Context, Held<'_>> = HashMap::new();
+        let mut moves = Moves::new();
+        // The bus is the slower way: it begins.
+        let (host, device): (Vec<_>, Vec<_>) =
+            parts.iter().partition(|part| matches!(part.to, Place::Host { .. }));
+        let mut outcome = host.into_iter().chain(device).try_for_each(|part| {
+            let ctx = &part.run.ctx;
+            let held = match held.entry(Arc::as_ptr(ctx)) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(ctx.hold()?),
+            };
+            if gathered && self.gathers(part, &mut moves)? {
+                return Ok(());
+            }
+            ctx.enter()?;
+            start(driver, part, held).map_err(|error| not_copied(error, part))
+        });
+        for (device, moves) in &moves {
+            let on = self.devices.get(*device as usize).copied();
+            let started = on
+                .ok_or(CuError::INVALID_DEVICE)
+                .and_then(|raw| self.shared.digester.gather(&self.shared, (*device, raw), moves));
+            outcome = outcome.and(started.map_err(|error| failed(error, "gathered")));
         }
+        for held in held.values() {
+            let streams = held.streams();
+            for stream in [streams.inside, streams.bus] {
+                // SAFETY: a stream of a context that is held.
+                let over = check(unsafe { (driver.cuStreamSynchronize)(stream) });
+                outcome = outcome.and(over.map_err(|error| failed(error, "copied")));
+            }
+        }
+        outcome
     }
-    outcome
+
+    /// Whether a part is small and where a kernel can read it; then it is in `moves`.
+    fn gathers(&self, part: &Part<'_>, moves: &mut Moves) -> Result<bool, CuError> {
+        let (From::Linear(from), Place::Device { device, addr }) = (part.run.from, part.to) else {
+            return Ok(false);
+        };
+        let from = from + part.offset;
+        let words = [from, addr, part.bytes].iter().all(|number| number.is_multiple_of(16));
+        let ctx = self.context_on(device)?;
+        let own = Arc::ptr_eq(&part.run.ctx, &ctx) && self.shared.digester.gathers(ctx.id);
+        if !words || !own || part.bytes > GATHERED {
+            return Ok(false);
+        }
+        let pieces = (0..part.bytes).step_by(BLOCK as usize);
+        let moved = pieces.map(|at| [from + at, addr + at, BLOCK.min(part.bytes - at)]);
+        moves.entry(device).or_default().extend(moved);
+        Ok(true)
+    }
 }
 
 fn not_copied(error: CuError, part: &Part<'_>) -> SnapshotError {
@@ -302,9 +371,11 @@ impl Drop for Lent {
 }
 
 struct GpuSnapshot {
-    /// By object and start, and where each is kept.
+    /// By object and start.
     pieces: Vec<Piece>,
-    places: Vec<Place>,
+    found: Found,
+    /// What of them was copied, in the same order, and where it is.
+    kept: Vec<(Piece, Place)>,
     notes: Vec<u8>,
     room: Lent,
     devices: Vec<CUdevice>,
@@ -317,17 +388,28 @@ impl Snapshot for GpuSnapshot {
     }
 
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError> {
-        let place = self.find(&piece.object, start, out.len() as u64)?;
-        match place {
-            Place::Host { at } => {
-                let from = std::ptr::with_exposed_provenance::<u8>(at);
-                // SAFETY: `find` has checked that so many bytes of a piece lie there, in pinned memory
-                // that the snapshot owns and nobody writes any longer.
-                unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
-                Ok(())
-            }
-            Place::Device { device, addr } => self.fetch(device, addr, out),
+        let last = last_from(&self.pieces, |piece| piece, &piece.object, start);
+        let left = last.map_or(0, |(piece, offset)| piece.bytes.saturating_sub(offset));
+        if (out.len() as u64) > left {
+            return Err(CuError::INVALID_VALUE);
         }
+        let mut done = 0;
+        while done < out.len() {
+            let at = start + done as u64;
+            let kept = last_from(&self.kept, |(piece, _)| piece, &piece.object, at);
+            let ((piece, place), offset) = kept.ok_or(CuError::INVALID_VALUE)?;
+            let bytes = piece.bytes.saturating_sub(offset).min((out.len() - done) as u64) as usize;
+            if bytes == 0 {
+                return Err(CuError::INVALID_VALUE);
+            }
+            self.fetch(place.plus(offset), &mut out[done..done + bytes])?;
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    fn digests(&self, piece: &Piece) -> Option<Digests> {
+        self.found.of(piece)
     }
 
     fn notes(&self) -> Vec<u8> {
@@ -336,85 +418,35 @@ impl Snapshot for GpuSnapshot {
 }
 
 impl GpuSnapshot {
-    /// Where bytes of one piece lie.
-    fn find(&self, object: &Object, start: u64, bytes: u64) -> Result<Place, CuError> {
-        let after = self.pieces.partition_point(|p| (&p.object, p.start) <= (object, start));
-        let index = after.checked_sub(1).ok_or(CuError::INVALID_VALUE)?;
-        let piece = &self.pieces[index];
-        let offset = start.wrapping_sub(piece.start);
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= piece.bytes);
-        if &piece.object != object || !inside {
-            return Err(CuError::INVALID_VALUE);
-        }
-        Ok(self.places[index].plus(offset))
-    }
-
-    /// Copies from a device, through pinned buffers: the next bytes travel while the last are copied.
-    fn fetch(&self, device: u32, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
-        let shared = &*self.room.shared;
-        let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
-        let context = shared.live.on(&shared.driver, device, raw)?;
-        let held = context.hold()?;
-        let lane = Lane { shared, context: &context, held: &held };
-        let mut outcome = Ok(());
-        let mut ahead = None::<(Slot, &mut [u8])>;
-        for (chunk, from) in out.chunks_mut(SLOT).zip((addr..).step_by(SLOT)) {
-            self.pace.wait(chunk.len() as u64);
-            let slot = match (shared.slots.try_take(&context)?, ahead.take()) {
-                (None, Some((slot, chunk))) => {
-                    // Who waits for a buffer holds none.
-                    outcome = outcome.and(lane.receive(slot, chunk));
-                    shared.slots.take(&context)?
-                }
-                (None, None) => shared.slots.take(&context)?,
-                (Some(slot), last) => {
-                    ahead = last;
-                    slot
-                }
-            };
-            let sent = lane.send(slot, from, chunk.len());
-            if let Some((slot, chunk)) = ahead.take() {
-                outcome = outcome.and(lane.receive(slot, chunk));
+    /// Bytes of one part.
+    fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), CuError> {
+        match place {
+            Place::Host { at } => {
+                let from = std::ptr::with_exposed_provenance::<u8>(at);
+                // SAFETY: the caller has checked that so many bytes of a part lie there, in pinned memory
+                // that the snapshot owns and nobody writes any longer.
+                unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+                Ok(())
             }
-            ahead = Some((sent?, chunk));
+            Place::Device { device, addr } => {
+                let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+                drain::fetch(&self.room.shared, &self.pace, (device, raw), addr, out)
+            }
         }
-        let last = ahead.map_or(Ok(()), |(slot, chunk)| lane.receive(slot, chunk));
-        outcome.and(last)
     }
 }
 
-/// One thread's way from a device to memory.
-struct Lane<'a> {
-    shared: &'a Shared,
-    context: &'a Context,
-    held: &'a Held<'a>,
-}
-
-impl Lane<'_> {
-    /// Starts a copy into a pinned buffer.
-    fn send(&self, mut slot: Slot, from: u64, bytes: usize) -> Result<Slot, CuError> {
-        let driver = &*self.shared.driver;
-        let (to, stream) = (slot.bytes().as_mut_ptr(), self.held.streams().bus);
-        // SAFETY: spare memory of the snapshot's, and a buffer of at least that length.
-        let started =
-            check(unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) });
-        let started = started.and_then(|()| slot.sent(driver, self.context, stream));
-        if let Err(error) = started {
-            self.shared.slots.put(slot);
-            return Err(error);
-        }
-        Ok(slot)
-    }
-
-    /// Waits for it and copies it on.
-    fn receive(&self, mut slot: Slot, out: &mut [u8]) -> Result<(), CuError> {
-        let arrived = slot.wait(&self.shared.driver);
-        if arrived.is_ok() {
-            out.copy_from_slice(&slot.bytes()[..out.len()]);
-        }
-        self.shared.slots.put(slot);
-        arrived
-    }
+/// The last of `sorted` that begins at `start` or before it, in the same object, and how far in it `start` is.
+fn last_from<'a, T>(
+    sorted: &'a [T],
+    piece: impl Fn(&T) -> &Piece,
+    object: &Object,
+    start: u64,
+) -> Option<(&'a T, u64)> {
+    let after =
+        sorted.partition_point(|one| (&piece(one).object, piece(one).start) <= (object, start));
+    let one = &sorted[after.checked_sub(1)?];
+    (&piece(one).object == object).then(|| (one, start - piece(one).start))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::NvidiaBackend;
 use crate::arena::Arena;
 use crate::fake::Turn;
 use crate::output::Capture;
+use crate::pace::{DrainRate, DrainWays};
 use crate::spare::CacheLimits;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
@@ -13,10 +14,10 @@ use kedge_wire::{List, Text};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 const CTX: CtxId = CtxId(1);
 const LEGACY: StreamId = StreamId(1);
-const SLAB: u64 = 24 * MIB;
+pub(crate) const SLAB: u64 = 24 * MIB;
 
 struct Quiet;
 
@@ -36,7 +37,10 @@ impl Host for Quiet {
     fn log(&self, _: &str) {}
 }
 
-fn backend(driver: &Arc<crate::driver::Driver>, limits: CacheLimits) -> Arc<NvidiaBackend> {
+pub(crate) fn backend(
+    driver: &Arc<crate::driver::Driver>,
+    limits: CacheLimits,
+) -> Arc<NvidiaBackend> {
     let info = DeviceInfo {
         name: Text::truncated("fake".into()),
         uuid: [0; 16],
@@ -55,12 +59,12 @@ fn backend(driver: &Arc<crate::driver::Driver>, limits: CacheLimits) -> Arc<Nvid
 }
 
 /// Bytes that differ from place to place.
-fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     let word = |n: u64| (n + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..bytes.div_ceil(8)).flat_map(word).take(bytes as usize).collect()
 }
 
-fn poke(addr: u64, bytes: &[u8]) {
+pub(crate) fn poke(addr: u64, bytes: &[u8]) {
     // SAFETY: memory that the fake driver has mapped there.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
 }
@@ -112,7 +116,7 @@ fn texture() -> Texture {
     }
 }
 
-fn rest(backend: &NvidiaBackend) {
+pub(crate) fn rest(backend: &NvidiaBackend) {
     let end = Instant::now() + Duration::from_secs(20);
     while !backend.at_rest() {
         assert!(Instant::now() < end, "the backend does not come to rest");
@@ -189,7 +193,12 @@ fn round_trip(limits: CacheLimits, memory: u64) {
     assert!(read_all(&*second.snapshot().unwrap()) == saved, "arrays and handles as well");
 }
 
-const NO_LIMITS: CacheLimits = CacheLimits { gpu: u64::MAX, host: u64::MAX, drain: u64::MAX };
+pub(crate) const fn limits(gpu: u64, host: u64) -> CacheLimits {
+    let (drain, ways) = (DrainRate::Limit(u64::MAX), DrainWays::USUAL);
+    CacheLimits { gpu, host, drain, ways, digests: false }
+}
+
+const NO_LIMITS: CacheLimits = limits(u64::MAX, u64::MAX);
 
 #[test]
 fn all_memory_comes_back_from_spare_device_memory() {
@@ -210,7 +219,7 @@ fn all_memory_comes_back_from_both() {
 #[test]
 fn without_room_the_remedy_is_named() {
     let (_turn, driver) = Turn::begin(4 << 30);
-    let limits = CacheLimits { gpu: 4 * MIB, host: 8 * MIB, drain: u64::MAX };
+    let limits = limits(4 * MIB, 8 * MIB);
     let backend = backend(&driver, limits);
     backend.grant(0, device_base(0), SLAB).unwrap();
     let refused = backend.snapshot().err().unwrap();

@@ -3,6 +3,7 @@
 
 use crate::arena::GRANULE;
 use crate::driver::{Driver, check};
+use crate::pace::{DrainRate, DrainWays};
 use crate::pinned::Pinned;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
@@ -17,14 +18,18 @@ pub struct CacheLimits {
     pub gpu: u64,
     /// Bytes of pinned host memory, at most; the largest number: half of what is free.
     pub host: u64,
-    /// Bytes a second that leave a device while the program runs.
-    pub drain: u64,
+    /// How fast they leave a device while the program runs.
+    pub drain: DrainRate,
+    pub ways: DrainWays,
+    /// Whether the GPUs are to tell what has changed since the last snapshot. A new context takes longer.
+    pub digests: bool,
 }
 
 impl Default for CacheLimits {
-    /// As much as there is, and as fast as the bus is.
+    /// As much as there is, and as fast as the program does not notice.
     fn default() -> CacheLimits {
-        CacheLimits { gpu: u64::MAX, host: u64::MAX, drain: u64::MAX }
+        let (drain, ways) = Default::default();
+        CacheLimits { gpu: u64::MAX, host: u64::MAX, drain, ways, digests: false }
     }
 }
 

@@ -5,16 +5,24 @@
 
 use crate::context::Context;
 use kedge_cuda_types::handle::{CUevent, CUstream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Streams with unfinished work, of all contexts.
 #[derive(Debug, Default)]
-pub(crate) struct Busy(AtomicUsize);
+pub(crate) struct Busy {
+    now: AtomicUsize,
+    begun: AtomicU64,
+}
 
 impl Busy {
     pub(crate) fn none(&self) -> bool {
-        self.0.load(Ordering::Acquire) == 0
+        self.now.load(Ordering::Acquire) == 0
+    }
+
+    /// How often a stream without work was given some: the program's rounds of submitting and waiting.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
     }
 }
 
@@ -70,7 +78,8 @@ impl Stream {
     pub(crate) fn submitted(&self) -> u64 {
         let mut progress = self.progress();
         if progress.submitted == progress.completed {
-            self.busy.0.fetch_add(1, Ordering::AcqRel);
+            self.busy.now.fetch_add(1, Ordering::AcqRel);
+            self.busy.begun.fetch_add(1, Ordering::Relaxed);
         }
         progress.submitted += 1;
         progress.submitted
@@ -89,7 +98,7 @@ impl Stream {
 
     /// Everything up to operation `number` is over. True if no stream has unfinished work now.
     pub(crate) fn completed(&self, number: u64) -> bool {
-        self.progress().complete(number) && self.busy.0.fetch_sub(1, Ordering::AcqRel) == 1
+        self.progress().complete(number) && self.busy.now.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// A copy of private memory begins.
@@ -121,7 +130,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.pending().is_some() {
-            self.busy.0.fetch_sub(1, Ordering::AcqRel);
+            self.busy.now.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One operation of a stream.
 
 use crate::NvidiaBackend;
-use crate::copies;
+use crate::copies::{self, RawCopy};
 use crate::driver::check;
 use crate::host_call::{self, HostCall};
 use crate::launch;
@@ -9,8 +9,9 @@ use crate::staging::{self, PrivateCopy};
 use crate::stream::{Event, Stream};
 use crate::tables::{Tables, arrays_of, fill};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::CUevent;
+use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_protocol::{Copy3d, Place, StreamOp};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// CU_EVENT_DISABLE_TIMING.
@@ -34,7 +35,7 @@ impl NvidiaBackend {
                 (Place::Client { .. }, _) | (_, Place::Client { .. }) => {
                     self.private_copy(tables, stream, copy)
                 }
-                _ => copies::run(driver, &copies::raw(&copy, &tables.textures)?, raw),
+                _ => self.mapped_copy(tables, &copies::raw(&copy, &tables.textures)?, raw),
             },
             // SAFETY: the driver copies pageable bytes before it returns; it checks `dst`.
             StreamOp::CopyInline { dst, bytes } => check(unsafe {
@@ -71,6 +72,28 @@ impl NvidiaBackend {
             }),
             StreamOp::Empty {} | StreamOp::MemAlloc { .. } | StreamOp::MemFree { .. } => Ok(()),
         }
+    }
+
+    /// A copy that the driver does by itself: in pieces where it refuses the whole, because it lies across
+    /// registrations of host memory.
+    fn mapped_copy(&self, tables: &Tables, copy: &RawCopy, raw: CUstream) -> Result<(), CuError> {
+        let driver = &*self.shared.driver;
+        let outcome = copies::run(driver, copy, raw);
+        let (Err(CuError::INVALID_VALUE), RawCopy::Line { dst, src, bytes }) = (outcome, *copy)
+        else {
+            return outcome;
+        };
+        let seams = |addr| tables.host_memory.seams(addr, bytes as u64);
+        let cuts: BTreeSet<u64> = seams(dst).chain(seams(src)).chain([bytes as u64]).collect();
+        if cuts.len() == 1 {
+            return outcome;
+        }
+        let mut at = 0;
+        cuts.into_iter().try_for_each(|end| {
+            let piece = RawCopy::Line { dst: dst + at, src: src + at, bytes: (end - at) as usize };
+            at = end;
+            copies::run(driver, &piece, raw)
+        })
     }
 
     fn record(&self, event: &Event, stream: &Arc<Stream>) -> Result<(), CuError> {

@@ -80,3 +80,14 @@ pub(crate) fn relocate(driver: &Driver, map: &Bytes, address: u64) -> Result<Byt
     check(unsafe { replace(moved.0.as_mut_ptr().cast(), device_address(address)) })?;
     Ok(moved.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_without_tensor_maps_is_told_to_be_too_old() {
+        let old = Driver::refusing();
+        assert_eq!(relocate(&old, &[0; TENSOR_MAP_BYTES], 0), Err(TOO_OLD));
+    }
+}

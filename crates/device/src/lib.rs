@@ -6,11 +6,12 @@
 //! a panic.
 #![forbid(unsafe_code)]
 
+pub mod digest;
 mod ranges;
 mod snapshot;
 
 pub use ranges::Ranges;
-pub use snapshot::{Object, Piece, Snapshot, SnapshotError};
+pub use snapshot::{Digests, Known, Object, Piece, Snapshot, SnapshotError};
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
@@ -226,7 +227,8 @@ pub trait Backend: Send + Sync {
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError>;
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError>;
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError>;
-    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError>;
+    /// `priorities`: a hint, by the nodes' own.
+    fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError>;
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError>;
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError>;
 
@@ -244,6 +246,15 @@ pub trait Backend: Send + Sync {
     /// devices may be used again when this returns.
     fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be checkpointed"))
+    }
+    /// As [`Backend::prepare_snapshot`], for [`Backend::snapshot_changes`].
+    fn prepare_changes(&self, _known: &Known) -> Result<(), SnapshotError> {
+        self.prepare_snapshot()
+    }
+    /// As [`Backend::snapshot`], with digests by the same keys if the device can compute them fast; then
+    /// nothing is copied that is known to be what it was.
+    fn snapshot_changes(&self, _known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        self.snapshot()
     }
     /// The first call of all to a new backend that is to hold what a snapshot holds: its notes say where
     /// the objects that are now made again, in their old order and without those that have ended, must

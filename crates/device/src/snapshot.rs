@@ -7,8 +7,11 @@
 //! [`restore_notes`](crate::Backend::restore_notes), [`restore`](crate::Backend::restore) for every
 //! piece and [`restore_end`](crate::Backend::restore_end). The shared arena is the host's to save.
 
+use crate::digest::{BLOCK, Digest, Keys};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What a run of bytes belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,11 +27,48 @@ pub enum Object {
 }
 
 /// A run of bytes: [start, start+bytes) of an object, at most a few GiB.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Piece {
     pub object: Object,
     pub start: u64,
     pub bytes: u64,
+}
+
+/// The digests of a piece's blocks, of [`BLOCK`] bytes from its beginning; `None` of one that has none.
+pub type Digests = Arc<[Option<Digest>]>;
+
+/// What an earlier snapshot held, and is stored: of which a new one needs no copy.
+#[derive(Clone)]
+pub struct Known {
+    pub keys: Keys,
+    pub pieces: HashMap<Piece, Digests>,
+}
+
+impl Known {
+    /// Nothing as yet.
+    pub fn nothing(keys: Keys) -> Known {
+        Known { keys, pieces: HashMap::new() }
+    }
+
+    /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and whether
+    /// its bytes are known. Side by side and all of it.
+    pub fn compare(&self, piece: &Piece, now: &[Option<Digest>]) -> Vec<(u64, u64, bool)> {
+        let before = self.pieces.get(piece);
+        let known = |index: usize| {
+            let before = before.and_then(|digests| *digests.get(index)?);
+            before.is_some() && before == now.get(index).copied().flatten()
+        };
+        let mut runs: Vec<(u64, u64, bool)> = Vec::new();
+        for index in 0..piece.bytes.div_ceil(BLOCK) {
+            let (from, to) = (index * BLOCK, ((index + 1) * BLOCK).min(piece.bytes));
+            let known = known(index as usize);
+            match runs.last_mut() {
+                Some(last) if last.2 == known => last.1 = to,
+                _ => runs.push((from, to, known)),
+            }
+        }
+        runs
+    }
 }
 
 /// What the devices held at one moment. It lasts until it is dropped, which gives back the memory that
@@ -39,6 +79,11 @@ pub trait Snapshot: Send + Sync {
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads. Blocks
     /// while they travel.
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError>;
+    /// The digests of one of the pieces; `None` where the device has computed none. Of a snapshot that was
+    /// taken with something [`Known`], bytes that this shows to be known cannot be read: there is no copy.
+    fn digests(&self, _piece: &Piece) -> Option<Digests> {
+        None
+    }
     /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
     /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
@@ -68,5 +113,27 @@ impl std::error::Error for SnapshotError {}
 impl From<CuError> for SnapshotError {
     fn from(code: CuError) -> SnapshotError {
         SnapshotError::new(code, "the device refused")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_blocks_are_told_from_changed_ones() {
+        let mut known = Known::nothing(Keys::draw().unwrap());
+        let piece = Piece { object: Object::Memory, start: 4096, bytes: 4 * BLOCK + 16 };
+        let digest = |n| Some([n, 0, 0, 0]);
+        let was = [digest(1), digest(2), None, digest(4), digest(5)];
+        let all = piece.bytes;
+        assert_eq!(known.compare(&piece, &was), [(0, all, false)]);
+        known.pieces.insert(piece.clone(), Arc::from(was));
+        let now = [digest(1), digest(2), None, digest(9), digest(5)];
+        let runs = [(0, 2 * BLOCK, true), (2 * BLOCK, 4 * BLOCK, false), (4 * BLOCK, all, true)];
+        assert_eq!(known.compare(&piece, &now), runs);
+        assert_eq!(known.compare(&piece, &[]), [(0, all, false)]);
+        let longer = Piece { bytes: piece.bytes + 1, ..piece };
+        assert_eq!(known.compare(&longer, &now), [(0, all + 1, false)], "another piece");
     }
 }

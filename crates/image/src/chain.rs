@@ -3,7 +3,7 @@
 use crate::codec::Codec;
 use crate::error::ImageError;
 use crate::layout::Extent;
-use crate::manifest::Manifest;
+use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
 use std::path::{Path, PathBuf};
 
@@ -77,6 +77,19 @@ impl Layers {
         Err(last.damaged(0, "it builds on another image, which its manifest does not name"))
     }
 
+    /// Opens the file at `path`, which `entry` describes, and as many others as it builds on. The manifest of its
+    /// image is read only if it builds on any.
+    pub fn of_file(path: &Path, entry: &FileEntry) -> Result<Layers, ImageError> {
+        let file = ImageFile::open(path, Some(entry))?;
+        let folder = path.parent().filter(|_| builds_on_another(&file));
+        let Some(folder) = folder else { return Ok(Layers { files: vec![file] }) };
+        let chain = chain(folder)?;
+        match chain[0].1.file(&entry.name) {
+            Some(named) if named == entry => Layers::open(&chain, &entry.name),
+            _ => Err(file.damaged(0, "it is not the one that its image's manifest names")),
+        }
+    }
+
     /// Has the kernel read all of them ahead.
     pub fn read_ahead(&self) {
         self.files.iter().for_each(ImageFile::read_ahead);
@@ -93,7 +106,7 @@ impl Layers {
         for (layer, file) in self.files.iter().enumerate() {
             let mut older = Vec::new();
             let mut rest = wanted.iter().copied().peekable();
-            for extent in file.memory().filter(|extent| extent.object == object) {
+            for extent in file.memory_of(object) {
                 let parts = overlap(&mut rest, extent);
                 match extent.codec {
                     Codec::Parent => older.extend(parts),

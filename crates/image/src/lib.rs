@@ -30,7 +30,9 @@ pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::PageBuffer;
 pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
-pub use manifest::{DeviceLimits, Devices, FileEntry, Manifest, Parent, list, newest, next_folder};
+pub use manifest::{
+    DeviceLimits, Devices, FileEntry, Manifest, Parent, Part, list, newest, next_folder,
+};
 pub use read::ImageFile;
 pub use retention::{Claim, Found, Pin, State, catalogue, remove, retain};
 pub use verify::{Verified, verify};

@@ -26,7 +26,7 @@ pub struct FileEntry {
     pub checksum: u64,
 }
 
-/// What a job's devices may take, in bytes, where that was said.
+/// What a job's devices may take, in bytes, where that was said, and must be able to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceLimits {
     /// Of each software device: its memory.
@@ -36,6 +36,12 @@ pub struct DeviceLimits {
     pub cache_gpu: Option<u64>,
     #[serde(default)]
     pub cache_host: Option<u64>,
+    /// Bytes a second that snapshots leave a GPU with, at most.
+    #[serde(default)]
+    pub drain_rate: Option<u64>,
+    /// Whether GPUs are to tell what has changed between snapshots.
+    #[serde(default)]
+    pub digests: bool,
 }
 
 /// The devices that a job sees.
@@ -61,6 +67,9 @@ pub struct Manifest {
     /// Process ids, the program's first.
     pub processes: Vec<i32>,
     pub files: Vec<FileEntry>,
+    /// Images in the folder of this one, which together are it: those of the parts of a job.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Part>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
     /// The image that this one builds on.
@@ -82,6 +91,38 @@ pub struct Parent {
     pub checksum: u64,
 }
 
+/// An image that is a part of another, in whose folder it lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its folder's name.
+    pub name: String,
+    /// Of its manifest.
+    pub checksum: u64,
+    pub processes: usize,
+    pub bytes: u64,
+}
+
+impl Part {
+    /// The image `name` in `folder`, which is there and finished.
+    pub fn of(folder: &Path, name: &str) -> Result<Part, ImageError> {
+        let manifest = Manifest::read(&folder.join(name))?;
+        let (checksum, bytes) = (manifest.identity(), manifest.bytes());
+        let processes = manifest.processes.len();
+        Ok(Part { name: name.to_owned(), checksum, processes, bytes })
+    }
+
+    /// Its folder, in that of the whole, if what is there is the image that was meant.
+    pub fn check(&self, whole: &Path) -> Result<PathBuf, ImageError> {
+        let folder = whole.join(&self.name);
+        let found = Manifest::read(&folder)?;
+        if found.identity() != self.checksum || !found.parts.is_empty() {
+            let what = "it is another image than the one that was a part of this job";
+            return Err(ImageError::Damaged { path: folder.join(NAME), offset: 0, what });
+        }
+        Ok(folder)
+    }
+}
+
 impl Manifest {
     pub fn new(job: String, command: Vec<String>, captured: u64) -> Manifest {
         Manifest {
@@ -91,6 +132,7 @@ impl Manifest {
             captured,
             processes: Vec::new(),
             files: Vec::new(),
+            parts: Vec::new(),
             devices: None,
             parent: None,
             settings: None,
@@ -151,6 +193,9 @@ impl Manifest {
         if !manifest.files.iter().all(|file| plain(&file.name)) {
             return Err(damaged("a file lies outside of the image's folder"));
         }
+        if !manifest.parts.iter().all(|part| plain(&part.name)) {
+            return Err(damaged("a part lies outside of the image's folder"));
+        }
         if !manifest.parent.iter().all(|parent| plain(&parent.name)) {
             return Err(damaged("its parent does not lie beside it"));
         }
@@ -176,7 +221,14 @@ impl Manifest {
 
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+        let files = self.files.iter().map(|file| file.bytes);
+        files.chain(self.parts.iter().map(|part| part.bytes)).fold(0, u64::saturating_add)
+    }
+
+    /// How many processes it has, those of its parts among them.
+    pub fn process_count(&self) -> usize {
+        let parts = self.parts.iter().map(|part| part.processes);
+        parts.fold(self.processes.len(), usize::saturating_add)
     }
 }
 

@@ -57,6 +57,15 @@ impl ImageFile {
         self.extents.iter().filter(|extent| extent.kind == Kind::Memory)
     }
 
+    /// The memory of one object, in order.
+    pub fn memory_of(&self, object: u64) -> &[Extent] {
+        // The table is in order of kinds, objects and addresses.
+        let from = self.extents.partition_point(|e| (e.kind, e.object) < (Kind::Memory, object));
+        let rest = &self.extents[from..];
+        let count = rest.partition_point(|e| (e.kind, e.object) == (Kind::Memory, object));
+        &rest[..count]
+    }
+
     /// The section `number`.
     pub fn section(&self, number: u64) -> Result<Vec<u8>, ImageError> {
         let found = self.extents.iter().find(|e| e.kind == Kind::Section && e.address == number);

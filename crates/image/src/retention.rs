@@ -108,6 +108,12 @@ fn is_left_over(folder: &Path) -> bool {
     let all_ours = || -> io::Result<bool> {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
+            // A part's image.
+            if entry.file_type()?.is_dir()
+                && matches!(state(&entry.path()), Some(found) if !matches!(found, State::Damaged(_)))
+            {
+                continue;
+            }
             if !entry.file_type()?.is_file() || !entry.file_name().to_str().is_some_and(ours) {
                 return Ok(false);
             }

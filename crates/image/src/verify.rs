@@ -28,6 +28,9 @@ pub struct Verified {
 /// many threads. All that is damaged is told, by file and offset.
 pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>> {
     let chain = chain(folder).map_err(|error| vec![error])?;
+    if !chain[0].1.parts.is_empty() {
+        return verify_parts(folder, &chain[0].1, threads);
+    }
     let entries: Vec<(&Path, &FileEntry)> =
         chain.iter().flat_map(|(folder, m)| m.files.iter().map(move |e| (&**folder, e))).collect();
     let mut errors = Vec::new();
@@ -57,6 +60,28 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     errors.sort_by_key(place);
     errors.truncate(MOST_ERRORS);
     Err(errors)
+}
+
+/// Each part of `whole`, which lies in `folder`.
+fn verify_parts(
+    folder: &Path,
+    whole: &Manifest,
+    threads: usize,
+) -> Result<Verified, Vec<ImageError>> {
+    let mut all = Verified { images: 1, ..Verified::default() };
+    let mut errors = Vec::new();
+    for part in &whole.parts {
+        match part.check(folder).map_err(|error| vec![error]).and_then(|at| verify(&at, threads)) {
+            Ok(found) => {
+                all.images += found.images;
+                all.files += found.files;
+                all.bytes += found.bytes;
+            }
+            Err(more) => errors.extend(more),
+        }
+    }
+    errors.truncate(MOST_ERRORS);
+    if errors.is_empty() { Ok(all) } else { Err(errors) }
 }
 
 /// What the newest image needs and those that it builds on lack.

@@ -120,6 +120,7 @@ impl ImageWriter {
         let State { next, mut extents } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
+        join_parents(&mut extents);
         let table: Vec<u8> = extents.iter().flat_map(Extent::encode).collect();
         let footer =
             Footer { table: next, count: extents.len() as u64, checksum: crate::checksum(&table) };
@@ -136,6 +137,19 @@ impl ImageWriter {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(FileEntry { name, bytes: end + footer.len() as u64, checksum: crate::checksum(&footer) })
     }
+}
+
+/// Makes one of neighbours that are all as in the parent: they are noted by several threads, bit by bit.
+fn join_parents(extents: &mut Vec<Extent>) {
+    extents.dedup_by(|next, last| {
+        let both = last.codec == Codec::Parent && next.codec == Codec::Parent;
+        let joined =
+            both && last.object == next.object && last.address + last.decoded == next.address;
+        if joined {
+            last.decoded += next.decoded;
+        }
+        joined
+    });
 }
 
 /// Bytes that are written together.

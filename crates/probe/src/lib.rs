@@ -10,6 +10,7 @@ mod cpu;
 mod device;
 mod devices;
 mod driver;
+mod heartbeat;
 mod kernels;
 mod loops;
 mod runtime;
@@ -17,6 +18,7 @@ mod soft;
 mod timing;
 
 pub use devices::{DeviceReport, devices};
+pub use heartbeat::beat;
 pub use loops::{hold_memory, time_loop};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};

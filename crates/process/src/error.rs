@@ -43,6 +43,9 @@ pub enum EngineError {
     Descriptors(#[from] PluginError),
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// What another part of the job says.
+    #[error("{0}")]
+    Together(String),
     /// What the restarted job's init says.
     #[error("{0}")]
     Init(String),

@@ -3,7 +3,7 @@
 use kedge_wire::{List, Text, wire};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 wire! {
     /// The client's first message, sent over the socket together with the descriptors of the ring

@@ -38,8 +38,10 @@ wire! {
         GraphExecNode = 15 { exec: GraphExecId, op: StreamOp },
         /// (from, to): `to` runs after `from`.
         GraphExecEdges = 16 { exec: GraphExecId, edges: List<(u32, u32), 4096> },
-        GraphExecReady = 17 { exec: GraphExecId },
-        /// Replaces one node's operation in later launches.
+        /// `priorities`: nodes run with their own priorities instead of the stream's.
+        GraphExecReady = 17 { exec: GraphExecId, priorities: bool },
+        /// Replaces one node's operation in later launches: by one of its kind, or by an empty one until
+        /// the next.
         GraphExecUpdate = 18 { exec: GraphExecId, node: u32, op: StreamOp },
         GraphExecDestroy = 19 { exec: GraphExecId },
         /// Ends what `Call::Share` began for exactly this range.
@@ -53,6 +55,9 @@ wire! {
         /// CUfunction_attribute. The client has checked the value; a device to which it means nothing
         /// ignores it.
         KernelAttribute = 29 { kernel: KernelRef, attribute: u32, value: i32 },
+        /// Puts the shared arena's own pages back where `Call::Adopt` showed a file. No device may use
+        /// them any longer.
+        Disown = 30 { addr: u64, size: u64 },
     }
 
     /// Answered by one reply; the comment gives its type.
@@ -146,6 +151,9 @@ wire! {
         EventShare = 46 { event: EventId },
         /// An event that another client shares → `Status`, as for `PeerOpen`.
         EventOpen = 47 { event: EventId, ctx: CtxId, name: PeerName },
+        /// The shared arena's pages [addr, addr+size) are to show bytes from `offset` on of the file that
+        /// the client has sent as `ticket` → `Status`: INVALID_VALUE where it is no such file.
+        Adopt = 48 { addr: u64, size: u64, offset: u64, ticket: u64 },
     }
 
     /// What travels in the ring.

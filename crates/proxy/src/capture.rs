@@ -1,24 +1,30 @@
 //! What a client's devices held at one moment: taken while nothing is dispatched and the client stands
 //! still, written while both go on.
 
+use crate::changes::{Key, Tracked, Written, blocks};
 use crate::gate::Parked;
 use crate::record::{Image, SavedStep, Step};
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::arena;
-use kedge_device::{Piece, Snapshot, SnapshotError};
-use kedge_image::{Choice, FileEntry, ImageError, ImageWriter, PAGE};
+use kedge_device::digest::{BLOCK, Digest};
+use kedge_device::{Digests, Piece, Snapshot, SnapshotError};
+use kedge_image::{Choice, Encoded, FileEntry, ImageError, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thiserror::Error;
 
-/// Bytes that are read, encoded and stored together.
-const CHUNK: u64 = 1 << 20;
+/// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from a GPU holds up
+/// the program's calls for a moment.
+const CHUNK: u64 = kedge_image::MAX_EXTENT;
+/// Parts of the shared arena, each an object of its own.
+const ARENA_PART: u64 = 4 << 20;
 
 #[derive(Debug, Error)]
 pub(crate) enum CaptureError {
@@ -37,6 +43,17 @@ pub(crate) struct Capture {
     /// Where the bytes of each of `saved.objects` are.
     sources: Vec<Source>,
     snapshot: Box<dyn Snapshot>,
+    /// What the image may refer to, if it may.
+    tracked: Option<Tracked>,
+}
+
+/// What was written.
+pub(crate) struct Stored {
+    pub(crate) entry: FileEntry,
+    /// Whether it refers to the file before it.
+    pub(crate) builds: bool,
+    /// What the next can refer to.
+    pub(crate) tracked: Option<Tracked>,
 }
 
 enum Source {
@@ -59,20 +76,27 @@ impl Capture {
         parked: &Parked<'_>,
         identity: &Identity,
         shared: BorrowedFd<'_>,
+        tracked: Option<Tracked>,
     ) -> Result<Capture, CaptureError> {
         let backend = parked.dispatcher.backend();
         let host = parked.dispatcher.host();
         parked.dispatcher.sharing.check_private()?;
-        let snapshot = backend.snapshot()?;
-        let mut sources: Vec<Source> =
-            snapshot.pieces().iter().cloned().map(Source::Piece).collect();
-        let mut objects: Vec<SavedObject> = snapshot.pieces().iter().map(SavedObject::of).collect();
-        for range in data(shared).map_err(CaptureError::Arena)? {
-            objects.push(SavedObject::Arena { start: range.start, bytes: range.end - range.start });
-            sources.push(Source::Arena(copy_arena(range)));
+        let snapshot = match &tracked {
+            Some(tracked) => backend.snapshot_changes(tracked.known())?,
+            None => backend.snapshot()?,
+        };
+        let mut objects = Objects { tracked, objects: Vec::new(), sources: Vec::new() };
+        for piece in snapshot.pieces() {
+            let key = Key::Piece(piece.clone());
+            objects.add(key, SavedObject::of(piece), Source::Piece(piece.clone()));
         }
-        let steps = parked.dispatcher.record.steps();
-        let steps = save_steps(steps, &mut objects, &mut sources)?;
+        for (range, copy) in copy_arena(shared).map_err(CaptureError::Arena)? {
+            let (start, bytes) = (range.start, range.end - range.start);
+            let object = SavedObject::Arena { start, bytes };
+            objects.add(Key::Arena(start, bytes), object, Source::Arena(copy));
+        }
+        let steps = save_steps(parked.dispatcher.record.steps(), &mut objects)?;
+        let Objects { tracked, objects, sources } = objects;
         let saved = SavedProxy {
             version: saved::VERSION,
             gpu: Text::truncated(identity.gpu.clone()),
@@ -87,34 +111,60 @@ impl Capture {
             steps: List::new(steps)?,
             notes: Bytes::new(snapshot.notes())?,
         };
-        Ok(Capture { saved, sources, snapshot })
+        Ok(Capture { saved, sources, snapshot, tracked })
     }
 
     /// Bytes of all objects.
     pub(crate) fn bytes(&self) -> u64 {
-        self.saved.objects.iter().fold(0, |sum, object| sum.saturating_add(object.bytes()))
+        self.saved.objects.iter().fold(0, |sum, (_, object)| sum.saturating_add(object.bytes()))
     }
 
     /// Writes it to the new file `path`.
-    pub(crate) fn write(&self, path: &Path, codec: Choice) -> Result<FileEntry, CaptureError> {
+    pub(crate) fn write(mut self, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
         let writer = ImageWriter::create(path)?;
         let mut section = Vec::new();
         kedge_wire::encode(&self.saved, &mut section);
         writer.section(saved::SECTION, &section)?;
-        let chunks = |(index, object): (usize, &SavedObject)| {
-            let bytes = object.bytes();
-            let starts = (0..bytes).step_by(CHUNK as usize);
-            starts.map(move |start| (index, start..(start + CHUNK).min(bytes)))
-        };
-        let all = self.saved.objects.iter().enumerate().flat_map(chunks).collect::<Vec<_>>();
-        work::each(&all, Vec::new, |(index, range), buffer| {
-            self.fill(*index, range.clone(), buffer)?;
-            let encoded = kedge_image::encode(buffer, codec);
-            let (object, length) = (*index as u64 + 1, buffer.len() as u64);
-            writer.memory(object, range.start, length, &encoded)?;
-            Ok::<(), CaptureError>(())
-        })?;
-        Ok(writer.finish()?)
+        let writing = Writing { capture: &self, writer, codec, builds: AtomicBool::new(false) };
+        let digests: Vec<Mutex<Vec<Option<Digest>>>> =
+            self.saved.objects.iter().map(|_| Mutex::default()).collect();
+        let mut chunks = Vec::new();
+        for (index, (number, object)) in self.saved.objects.iter().enumerate() {
+            chunks.extend(writing.chunks(index, *number, object)?);
+        }
+        work::each(&chunks, Vec::new, |chunk, buffer| writing.store(chunk, buffer, &digests))?;
+        let Writing { writer, builds, .. } = writing;
+        let builds = builds.into_inner();
+        let entry = writer.finish()?;
+        let written = self.written(digests);
+        let mut tracked = self.tracked.take();
+        if let Some(tracked) = &mut tracked {
+            tracked.succeed(entry.checksum, written);
+        }
+        Ok(Stored { entry, builds, tracked })
+    }
+
+    /// What the file has now; the digests that were computed as it was written.
+    fn written(&self, digests: Vec<Mutex<Vec<Option<Digest>>>>) -> Written {
+        let mut written = Written::default();
+        for (((number, object), source), computed) in
+            self.saved.objects.iter().zip(&self.sources).zip(digests)
+        {
+            let computed = computed.into_inner().unwrap_or_else(PoisonError::into_inner);
+            match (source, object) {
+                (Source::Piece(piece), _) => {
+                    let digests =
+                        self.snapshot.digests(piece).unwrap_or_else(|| Arc::from(computed));
+                    written.pieces.insert(piece.clone(), digests);
+                }
+                (Source::Arena(_), SavedObject::Arena { start, bytes }) => {
+                    written.arena.insert((*start, *bytes), Arc::from(computed));
+                }
+                (Source::Image(image), _) => written.images.push((*number, Arc::clone(image))),
+                _ => {}
+            }
+        }
+        written
     }
 
     /// Reads a range of an object into `buffer`, filled up with zeros to whole pages.
@@ -141,18 +191,146 @@ impl Capture {
     }
 }
 
+/// A part of an object that is read together.
+struct Chunk {
+    /// Of the object, in order, and by its number.
+    index: usize,
+    number: u64,
+    range: Range<u64>,
+    /// Whether only this processor can tell what of it has changed.
+    digests: bool,
+}
+
+/// A file that is being written.
+struct Writing<'a> {
+    capture: &'a Capture,
+    writer: ImageWriter,
+    codec: Choice,
+    builds: AtomicBool,
+}
+
+impl Writing<'_> {
+    /// What of an object is to be read; refers to the file before for what is known to be as there.
+    fn chunks(
+        &self,
+        index: usize,
+        number: u64,
+        object: &SavedObject,
+    ) -> Result<Vec<Chunk>, CaptureError> {
+        let (tracked, bytes) = (self.capture.tracked.as_ref(), object.bytes());
+        let runs = match (&self.capture.sources[index], tracked) {
+            (Source::Image(_), Some(tracked)) => vec![(0, bytes, tracked.has_image(number))],
+            (Source::Piece(piece), Some(tracked)) => {
+                let digests = self.capture.snapshot.digests(piece);
+                digests.map_or_else(Vec::new, |digests| tracked.known().compare(piece, &digests))
+            }
+            _ => Vec::new(),
+        };
+        let image = matches!(self.capture.sources[index], Source::Image(_));
+        let digests = runs.is_empty() && tracked.is_some() && !image;
+        let runs = if runs.is_empty() { vec![(0, bytes, false)] } else { runs };
+        let mut chunks = Vec::new();
+        for (from, to, known) in runs {
+            if known && to > from {
+                self.refer(number, from, to - from)?;
+                continue;
+            }
+            let parts = (from..to).step_by(CHUNK as usize);
+            let part = |at: u64| Chunk { index, number, range: at..(at + CHUNK).min(to), digests };
+            chunks.extend(parts.map(part));
+        }
+        Ok(chunks)
+    }
+
+    /// Notes that bytes are as in the file before.
+    fn refer(&self, number: u64, from: u64, bytes: u64) -> Result<(), CaptureError> {
+        self.builds.store(true, Ordering::Relaxed);
+        Ok(self.writer.memory(number, from, bytes.next_multiple_of(PAGE), &Encoded::parent())?)
+    }
+
+    /// Stores a chunk, but for what is as it was.
+    fn store(
+        &self,
+        chunk: &Chunk,
+        buffer: &mut Vec<u8>,
+        all: &[Mutex<Vec<Option<Digest>>>],
+    ) -> Result<(), CaptureError> {
+        let Chunk { index, number, range, digests } = chunk;
+        self.capture.fill(*index, range.clone(), buffer)?;
+        let mut same = vec![false; blocks(range.end - range.start)];
+        if *digests {
+            same = self.compare(chunk, buffer, &all[*index]);
+        }
+        let mut block = 0;
+        while let Some(known) = same.get(block) {
+            let run = same[block..].iter().take_while(|other| *other == known).count();
+            let from = block * BLOCK as usize;
+            let to = ((block + run) * BLOCK as usize).min(buffer.len());
+            let (address, length) = (range.start + from as u64, (to - from) as u64);
+            if *known {
+                self.refer(*number, address, length)?;
+            } else {
+                let encoded = kedge_image::encode(&buffer[from..to], self.codec);
+                self.writer.memory(*number, address, length, &encoded)?;
+            }
+            block += run;
+        }
+        Ok(())
+    }
+
+    /// Which of a chunk's blocks are as in the file before; their digests go to the object's.
+    fn compare(
+        &self,
+        Chunk { index, range, .. }: &Chunk,
+        buffer: &[u8],
+        all: &Mutex<Vec<Option<Digest>>>,
+    ) -> Vec<bool> {
+        let Some(tracked) = &self.capture.tracked else { return Vec::new() };
+        let (_, object) = &self.capture.saved.objects[*index];
+        let before: Option<Digests> = tracked.before(object);
+        let keys = &tracked.known().keys;
+        // Filled up with zeros, which the digest of a shorter block has as well.
+        let now: Vec<Digest> =
+            buffer.chunks(BLOCK as usize).map(|block| keys.digest(block)).collect();
+        let first = (range.start / BLOCK) as usize;
+        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.resize(blocks(object.bytes()), None);
+        let same = |(number, digest): (usize, &Digest)| {
+            if let Some(place) = all.get_mut(first + number) {
+                *place = Some(*digest);
+            }
+            let before = before.as_ref().and_then(|before| *before.get(first + number)?);
+            before == Some(*digest)
+        };
+        now.iter().enumerate().map(same).collect()
+    }
+}
+
+/// What a capture has, as it is gathered.
+struct Objects {
+    tracked: Option<Tracked>,
+    objects: Vec<(u64, SavedObject)>,
+    sources: Vec<Source>,
+}
+
+impl Objects {
+    /// Adds one; its number.
+    fn add(&mut self, key: Key, object: SavedObject, source: Source) -> u64 {
+        let next = self.objects.len() as u64 + 1;
+        let number = self.tracked.as_mut().map_or(next, |tracked| tracked.number(key));
+        self.objects.push((number, object));
+        self.sources.push(source);
+        number
+    }
+}
+
 /// The steps as an image holds them; images become objects, each once.
-fn save_steps(
-    steps: Vec<Step>,
-    objects: &mut Vec<SavedObject>,
-    sources: &mut Vec<Source>,
-) -> Result<Vec<SavedStep>, TooLong> {
+fn save_steps(steps: Vec<Step>, objects: &mut Objects) -> Result<Vec<SavedStep>, TooLong> {
     let mut known = BTreeMap::new();
     let mut number = |image: Image| {
         *known.entry(Arc::as_ptr(&image)).or_insert_with(|| {
-            objects.push(SavedObject::Image { bytes: image.len() as u64 });
-            sources.push(Source::Image(image));
-            objects.len() as u64
+            let object = SavedObject::Image { bytes: image.len() as u64 };
+            objects.add(Key::of_image(&image), object, Source::Image(image))
         })
     };
     let mut save = |step| {
@@ -173,9 +351,13 @@ fn data(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
     let mut at = 0;
     while let Some(start) = seek(shared, at, libc::SEEK_DATA)? {
         let end = seek(shared, start, libc::SEEK_HOLE)?.unwrap_or(arena::SHARED_LEN);
-        // Pieces that are copied by several threads.
-        found
-            .extend((start..end).step_by(4 << 20).map(|start| start..(start + (4 << 20)).min(end)));
+        // Cut where the next checkpoint would cut it, too.
+        let mut from = start;
+        while from < end {
+            let to = ((from / ARENA_PART + 1) * ARENA_PART).min(end);
+            found.push(from..to);
+            from = to;
+        }
         at = end;
     }
     Ok(found)
@@ -195,9 +377,23 @@ fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<Option
     }
 }
 
-fn copy_arena(range: Range<u64>) -> Vec<u8> {
-    let mut copy = vec![0; (range.end - range.start) as usize];
-    // The range lies in the arena: it is the file's own.
-    let _ = crate::client_memory::read_shared(arena::SHARED_BASE + range.start, &mut copy);
-    copy
+/// What the shared arena holds, copied by several threads: the client stands still for it.
+fn copy_arena(shared: BorrowedFd<'_>) -> io::Result<Vec<(Range<u64>, Vec<u8>)>> {
+    let parts: Vec<(Range<u64>, OnceLock<Vec<u8>>)> =
+        data(shared)?.into_iter().map(|range| (range, OnceLock::new())).collect();
+    let copied = work::each(
+        &parts,
+        || (),
+        |(range, place), ()| {
+            let mut copy = vec![0; (range.end - range.start) as usize];
+            // The range lies in the arena: it is the file's own.
+            let _ = crate::client_memory::read_shared(arena::SHARED_BASE + range.start, &mut copy);
+            place.set(copy).map_err(|_| ())
+        },
+    );
+    debug_assert!(copied.is_ok(), "each part is copied once");
+    Ok(parts
+        .into_iter()
+        .map(|(range, copy)| (range, copy.into_inner().unwrap_or_default()))
+        .collect())
 }

@@ -95,8 +95,9 @@ pub(crate) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), CuError> {
     if !in_shared_arena(addr, out.len() as u64) {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the whole arena is mapped readable before the first message is dispatched, and its
-    // memfd is sealed against shrinking. The client may write it meanwhile; the copy then holds
+    // SAFETY: the whole arena is mapped readable before the first message is dispatched, and its memfd is
+    // sealed against shrinking; a file that the client has put in its place (`Call::Adopt`) is not, and
+    // ends this process, which is the client's own, if it shrinks. The client may write it meanwhile; the copy then holds
     // some mix of bytes, which the caller treats as untrusted anyway.
     unsafe {
         std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len());
@@ -109,7 +110,7 @@ pub(crate) fn write_shared(addr: u64, bytes: &[u8]) -> Result<(), CuError> {
     if !in_shared_arena(addr, bytes.len() as u64) {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the whole arena is mapped writable, and its memfd is sealed against shrinking; a client
+    // SAFETY: the whole arena is mapped writable, and as above; a client
     // that writes there too meanwhile harms its own data only.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len());

@@ -3,7 +3,8 @@
 //!
 //! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
 
-use crate::capture::{Capture, CaptureError, Identity};
+use crate::capture::{Capture, CaptureError, Identity, Stored};
+use crate::changes::Tracked;
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
 use kedge_device::Backend;
@@ -36,11 +37,12 @@ wire! {
         /// Dispatch one message, for another process may wait for it → `Yes` once one is, `No` if none came
         /// within `within_ms`. Gated.
         Step = 9 { within_ms: u32 },
-        /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still.
-        Capture = 3 {},
+        /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still. `track`: find
+        /// out what has changed; what is as in the file with the checksum `parent` need not be taken.
+        Capture = 3 { track: bool, parent: Option<u64> },
         /// Make room for a capture, while the client goes on → `Yes`, also where there is none: the
-        /// capture will tell.
-        Prepare = 10 {},
+        /// capture will tell. `full`: it will build on none.
+        Prepare = 10 { track: bool, full: bool },
         /// Go on → `Yes`.
         Open = 4 {},
         /// Write what was captured to a new file, and forget it → `Written`.
@@ -62,7 +64,8 @@ wire! {
         Yes = 1 {},
         No = 2 {},
         Captured = 3 { bytes: u64 },
-        Written = 4 { bytes: u64, checksum: u64 },
+        /// `builds`: the file refers to the one that it could.
+        Written = 4 { bytes: u64, checksum: u64, builds: bool },
         Failed = 5 { why: Text<4096> },
     }
 }
@@ -162,9 +165,9 @@ impl Serving {
 
     /// Obeys until the supervisor has gone.
     fn run(&self) {
-        let (mut closed, mut captured) = (None, None);
+        let (mut closed, mut held) = (None, Held::default());
         while let Ok((order, _)) = self.channel.receive::<Order>(FOREVER) {
-            let answer = self.obey(order, &mut closed, &mut captured);
+            let answer = self.obey(order, &mut closed, &mut held);
             let answer = answer.unwrap_or_else(|error| {
                 self.log.line(&format!("checkpoint: {error}"));
                 Answer::Failed { why: Text::truncated(error) }
@@ -179,7 +182,7 @@ impl Serving {
         &'a self,
         order: Order,
         closed: &mut Option<Closed<'a>>,
-        captured: &mut Option<Capture>,
+        held: &mut Held,
     ) -> Result<Answer, String> {
         let yes = |yes| Ok(if yes { Answer::Yes {} } else { Answer::No {} });
         match (order, &closed) {
@@ -207,19 +210,23 @@ impl Serving {
                     gate.ask(limit + CAPTURE_LIMIT, move |parked| until(limit, || parked.step()));
                 yes(stepped == Some(true))
             }
-            (Order::Capture {}, Some(gate)) => {
+            (Order::Capture { track, parent }, Some(gate)) => {
+                let tracked = held.track(track)?.map(|mut tracked| {
+                    tracked.build_on(parent);
+                    tracked
+                });
                 let (identity, shared) = (self.identity.clone(), self.shared.clone());
                 let taken = gate.ask(CAPTURE_LIMIT, move |parked| {
-                    Capture::take(parked, &identity, shared.as_fd())
+                    Capture::take(parked, &identity, shared.as_fd(), tracked)
                 });
                 let taken = taken.ok_or("it takes too long to copy its memory")?;
                 let taken = taken.map_err(|error: CaptureError| error.to_string())?;
                 let bytes = taken.bytes();
-                *captured = Some(taken);
+                held.captured = Some(taken);
                 Ok(Answer::Captured { bytes })
             }
-            (Order::Prepare {}, _) => {
-                if let Err(error) = self.backend.prepare_snapshot() {
+            (Order::Prepare { track, full }, _) => {
+                if let Err(error) = held.prepare(&*self.backend, track, full) {
                     self.log.line(&format!("cannot make room for a checkpoint as yet: {error}"));
                 }
                 yes(true)
@@ -229,21 +236,52 @@ impl Serving {
                 yes(true)
             }
             (Order::Write { path, codec }, _) => {
-                let capture = captured.take().ok_or("nothing was captured")?;
+                let capture = held.captured.take().ok_or("nothing was captured")?;
                 let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
                 let path = PathBuf::from(path.into_inner());
-                let entry = capture.write(&path, codec).map_err(|error| error.to_string())?;
-                Ok(Answer::Written { bytes: entry.bytes, checksum: entry.checksum })
+                let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
+                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, tracked } = stored;
+                held.tracked = tracked.or(held.tracked.take());
+                Ok(Answer::Written { bytes, checksum, builds })
             }
             (Order::Forget {}, _) => {
-                *captured = None;
+                held.captured = None;
                 yes(true)
             }
-            (Order::Rest { .. } | Order::Step { .. } | Order::Capture {}, None) => {
+            (Order::Rest { .. } | Order::Step { .. } | Order::Capture { .. }, None) => {
                 Err("its gate is open".into())
             }
             (Order::Restore { .. } | Order::Begin { .. }, _) => Err("it serves already".into()),
         }
+    }
+}
+
+/// What is kept from order to order.
+#[derive(Default)]
+struct Held {
+    captured: Option<Capture>,
+    /// What the next capture can build on. It goes with a capture, and is lost with one that fails: then the
+    /// next is a whole one.
+    tracked: Option<Tracked>,
+}
+
+impl Held {
+    /// What a capture is to follow changes by, if it is to.
+    fn track(&mut self, track: bool) -> Result<Option<Tracked>, String> {
+        if !track {
+            return Ok(None);
+        }
+        let tracked = self.tracked.take().map_or_else(Tracked::new, Ok);
+        tracked.map(Some).map_err(|error| format!("cannot draw random keys: {error}"))
+    }
+
+    fn prepare(&mut self, backend: &dyn Backend, track: bool, full: bool) -> Result<(), String> {
+        let Some(tracked) = self.track(track)? else {
+            return backend.prepare_snapshot().map_err(|error| error.to_string());
+        };
+        let known = if full { tracked.nothing_known() } else { Arc::clone(tracked.known()) };
+        self.tracked = Some(tracked);
+        backend.prepare_changes(&known).map_err(|error| error.to_string())
     }
 }
 

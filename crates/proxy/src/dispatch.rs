@@ -139,7 +139,7 @@ impl Dispatcher {
             }
             Post::GraphExecNode { exec, op } => backend.graph_node(exec, op),
             Post::GraphExecEdges { exec, edges } => backend.graph_edges(exec, &edges),
-            Post::GraphExecReady { exec } => backend.graph_ready(exec),
+            Post::GraphExecReady { exec, priorities } => backend.graph_ready(exec, priorities),
             Post::GraphExecUpdate { exec, node, op } => backend.graph_update(exec, node, op),
             Post::GraphExecDestroy { exec } => {
                 self.graphs.remove(&exec);
@@ -147,6 +147,11 @@ impl Dispatcher {
             }
             Post::Unshare { addr, size } => self.shared.unshare(&**backend, addr, size),
             Post::Unalias { alias, size } => self.shared.unalias(alias, size),
+            Post::Disown { addr, size } => {
+                let ended = self.shared.disown(addr, size);
+                self.sharing.files = self.shared.adopts();
+                ended
+            }
             Post::HandleDestroy { handle } => {
                 self.sharing.handle_ends(handle);
                 backend.destroy_handle(handle)
@@ -172,7 +177,7 @@ impl Dispatcher {
             }
             Post::GraphExecNode { exec, .. }
             | Post::GraphExecEdges { exec, .. }
-            | Post::GraphExecReady { exec }
+            | Post::GraphExecReady { exec, .. }
             | Post::GraphExecUpdate { exec, .. }
             | Post::GraphExecDestroy { exec } => self.graphs.get(exec).copied(),
             Post::EventDestroy { .. }
@@ -181,6 +186,7 @@ impl Dispatcher {
             | Post::ArrayDestroy { .. }
             | Post::Unshare { .. }
             | Post::Unalias { .. }
+            | Post::Disown { .. }
             | Post::HandleDestroy { .. }
             | Post::HandleUnmap { .. }
             | Post::KernelAttribute { .. } => None,
@@ -282,6 +288,12 @@ impl Dispatcher {
             Call::HandleImport { handle, ticket } => {
                 let imported = self.sharing.import_handle(handle, ticket);
                 self.answer(to, &imported.map_err(code));
+            }
+            Call::Adopt { addr, size, offset, ticket } => {
+                let file = self.host.tickets.take(ticket);
+                let shown = file.and_then(|file| self.shared.adopt(file, offset, addr, size));
+                self.sharing.files = self.shared.adopts();
+                self.answer(to, &status(shown));
             }
             Call::SlabShare { addr } => {
                 let shared = self.sharing.share_slab(addr);

@@ -243,7 +243,7 @@ impl Backend for Fake {
     fn graph_edges(&self, _: GraphExecId, _: &[(u32, u32)]) -> Result<(), CuError> {
         Err(NO)
     }
-    fn graph_ready(&self, _: GraphExecId) -> Result<(), CuError> {
+    fn graph_ready(&self, _: GraphExecId, _: bool) -> Result<(), CuError> {
         Err(NO)
     }
     fn graph_update(&self, _: GraphExecId, _: u32, _: StreamOp) -> Result<(), CuError> {

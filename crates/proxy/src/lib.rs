@@ -6,6 +6,7 @@
 
 pub mod backend;
 mod capture;
+mod changes;
 mod client_memory;
 pub mod control;
 mod dispatch;

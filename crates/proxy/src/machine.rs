@@ -4,6 +4,8 @@ use crate::backend::GpuSpec;
 use kedge_device_nvidia::{driver_path, gpu_nodes};
 use std::path::PathBuf;
 
+pub use kedge_device_nvidia::obstacle;
+
 /// NVIDIA's driver and GPUs, as far as files tell: nothing is opened, and no GPU is woken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {

@@ -1,7 +1,7 @@
 //! The proxy's command line, written by the supervisor and read here.
 
 use crate::backend::{BackendConfig, GpuSpec};
-use kedge_device_nvidia::CacheLimits;
+use kedge_device_nvidia::{CacheLimits, DrainRate};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and `--control` and `--restore`, which have no value.
+    /// Reads `--name value` pairs, and `--control`, `--restore` and `--digests`, which have no value.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -65,6 +65,10 @@ impl Options {
                     options.restore = true;
                     continue;
                 }
+                "--digests" => {
+                    options.backend.cache.digests = true;
+                    continue;
+                }
                 _ => {}
             }
             if !matches!(
@@ -74,6 +78,7 @@ impl Options {
                     | "--soft-memory"
                     | "--cache-gpu"
                     | "--cache-host"
+                    | "--drain-rate"
                     | "--workers"
                     | "--spin-us"
                     | "--log"
@@ -87,6 +92,9 @@ impl Options {
                 "--soft-memory" => options.backend.soft_memory = Some(number(&name, &value)?),
                 "--cache-gpu" => options.backend.cache.gpu = number(&name, &value)?,
                 "--cache-host" => options.backend.cache.host = number(&name, &value)?,
+                "--drain-rate" => {
+                    options.backend.cache.drain = DrainRate::Limit(number(&name, &value)?);
+                }
                 "--workers" => options.backend.workers = Some(number(&name, &value)?),
                 "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
                 _ => options.log = Some(value.into()),

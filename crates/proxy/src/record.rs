@@ -80,7 +80,10 @@ struct Graph {
     exec: GraphExecId,
     nodes: Vec<StreamOp>,
     edges: Vec<Post>,
-    ready: bool,
+    /// The message that made it ready.
+    ready: Option<Post>,
+    /// Nodes that do nothing for now. They must be made as what they are, to be that again.
+    disabled: BTreeSet<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -113,19 +116,20 @@ impl Record {
             Post::ArrayDestroy { array } => self.end_array(array),
             Post::TextureDestroy { ctx, handle } => self.forget(Subject::Texture(ctx, handle)),
             Post::GraphExecBegin { exec, ctx } => {
-                let graph = Graph { exec, nodes: Vec::new(), edges: Vec::new(), ready: false };
+                let (nodes, edges, disabled) = Default::default();
+                let graph = Graph { exec, nodes, edges, ready: None, disabled };
                 self.add(Subject::Graph(exec), Some(ctx), What::Graph(graph));
             }
             Post::GraphExecNode { exec, op } => {
                 self.graph(exec, |graph| graph.nodes.push(op));
             }
             Post::GraphExecEdges { exec, .. } => self.graph(exec, |graph| graph.edges.push(post)),
-            Post::GraphExecReady { exec } => self.graph(exec, |graph| graph.ready = true),
-            Post::GraphExecUpdate { exec, node, op } => self.graph(exec, |graph| {
-                if let Some(place) = graph.nodes.get_mut(node as usize) {
-                    *place = op;
-                }
-            }),
+            Post::GraphExecReady { exec, .. } => {
+                self.graph(exec, |graph| graph.ready = Some(post));
+            }
+            Post::GraphExecUpdate { exec, node, op } => {
+                self.graph(exec, |graph| graph.update(node, op));
+            }
             Post::GraphExecDestroy { exec } => self.forget(Subject::Graph(exec)),
             Post::Unshare { addr, .. } => self.forget(Subject::Shared(addr)),
             Post::Unalias { alias, size } => self.cut_alias(alias, size),
@@ -136,6 +140,8 @@ impl Record {
                 let owner = self.owner_of(Subject::Module(module));
                 self.replace(Subject::Attribute(module, index, attribute), owner, post);
             }
+            // No capture is taken while files are shown in the arena (`Sharing::check_private`).
+            Post::Disown { .. } => {}
             Post::Enqueue { .. } | Post::MemAlloc { .. } | Post::MemFree { .. } => {}
         }
     }
@@ -338,12 +344,24 @@ impl Record {
 }
 
 impl Graph {
+    fn update(&mut self, node: u32, op: StreamOp) {
+        let Some(place) = self.nodes.get_mut(node as usize) else { return };
+        if op == (StreamOp::Empty {}) {
+            self.disabled.insert(node);
+        } else {
+            self.disabled.remove(&node);
+            *place = op;
+        }
+    }
+
     fn posts(&self, ctx: CtxId) -> impl Iterator<Item = Post> {
         let exec = self.exec;
         let begin = std::iter::once(Post::GraphExecBegin { exec, ctx });
         let nodes = self.nodes.iter().map(move |op| Post::GraphExecNode { exec, op: op.clone() });
-        let ready = self.ready.then_some(Post::GraphExecReady { exec });
-        begin.chain(nodes).chain(self.edges.iter().cloned()).chain(ready)
+        let ready = self.ready.iter().cloned();
+        let disable = |&node| Post::GraphExecUpdate { exec, node, op: StreamOp::Empty {} };
+        let disabled: Vec<_> = self.disabled.iter().map(disable).collect();
+        begin.chain(nodes).chain(self.edges.iter().cloned()).chain(ready).chain(disabled)
     }
 }
 
@@ -395,7 +413,7 @@ mod tests {
             let exec = GraphExecId(round);
             record.post(Post::GraphExecBegin { exec, ctx: CTX });
             record.post(Post::GraphExecNode { exec, op: StreamOp::Empty {} });
-            record.post(Post::GraphExecReady { exec });
+            record.post(Post::GraphExecReady { exec, priorities: false });
             assert_eq!(record.len(), 6);
             record.post(Post::GraphExecDestroy { exec });
             record.post(Post::EventDestroy { event });
@@ -428,9 +446,12 @@ mod tests {
             record.post(Post::GraphExecNode { exec, op: write(value) });
         }
         record.post(Post::GraphExecEdges { exec, edges: List::new(vec![(0, 1)]).unwrap() });
-        record.post(Post::GraphExecReady { exec });
+        record.post(Post::GraphExecReady { exec, priorities: false });
         record.post(Post::GraphExecUpdate { exec, node: 1, op: write(9) });
         record.post(Post::GraphExecUpdate { exec, node: 7, op: write(9) });
+        record.post(Post::GraphExecUpdate { exec, node: 0, op: StreamOp::Empty {} });
+        record.post(Post::GraphExecUpdate { exec, node: 1, op: StreamOp::Empty {} });
+        record.post(Post::GraphExecUpdate { exec, node: 1, op: write(9) });
         assert_eq!(
             names(&record),
             [
@@ -438,7 +459,8 @@ mod tests {
                 "GraphExecNode",
                 "GraphExecNode",
                 "GraphExecEdges",
-                "GraphExecReady"
+                "GraphExecReady",
+                "GraphExecUpdate"
             ]
         );
         let node = Post::GraphExecNode { exec, op: write(9) };

@@ -14,9 +14,10 @@ use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Backend, Host, SnapshotError};
-use kedge_image::{Extent, ImageError, ImageFile};
+use kedge_image::{ImageError, ImageFile, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -72,9 +73,10 @@ pub(crate) fn restore(
     log: &Arc<JobLog>,
 ) -> Result<Restored, RestoreError> {
     let entry = control::entry(path, bytes, checksum);
-    let file = ImageFile::open(path, Some(&entry))?;
-    file.read_ahead();
-    let saved = read_state(&file)?;
+    let layers = Layers::of_file(path, &entry)?;
+    let file = layers.file(0);
+    layers.read_ahead();
+    let saved = read_state(file)?;
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
     kedge_transport::map_shared_arena(shared.as_fd())?;
@@ -87,9 +89,9 @@ pub(crate) fn restore(
     backend.restore_begin(&saved.notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
-    repeat(&file, &saved, &mut dispatcher)?;
+    repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
-    fill(&file, &saved, &*backend)?;
+    fill(&layers, &saved, &*backend)?;
     backend.restore_end()?;
     for (ctx, error) in saved.faults.iter() {
         host.faults.set(&host.outbox, *ctx, CuError(*error));
@@ -128,11 +130,15 @@ fn alike(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
 
 /// Makes everything again, in order.
 fn repeat(
-    file: &ImageFile,
+    layers: &Layers,
     saved: &SavedProxy,
     dispatcher: &mut Dispatcher,
 ) -> Result<(), RestoreError> {
-    let mut images = Images { file, saved, known: Default::default() };
+    let lengths = saved.objects.iter().filter_map(|(number, object)| match object {
+        SavedObject::Image { bytes } => Some((*number, *bytes)),
+        _ => None,
+    });
+    let mut images = Images { layers, lengths: lengths.collect(), known: HashMap::new() };
     for step in saved.steps.iter() {
         let (what, step) = match step.clone() {
             SavedStep::Message { message, result } => {
@@ -151,9 +157,9 @@ fn repeat(
 
 /// Modules' images, read as they are wanted; several modules may have one.
 struct Images<'a> {
-    file: &'a ImageFile,
-    saved: &'a SavedProxy,
-    known: std::collections::HashMap<u64, Image>,
+    layers: &'a Layers,
+    lengths: HashMap<u64, u64>,
+    known: HashMap<u64, Image>,
 }
 
 impl Images<'_> {
@@ -161,54 +167,73 @@ impl Images<'_> {
         if let Some(image) = self.known.get(&number) {
             return Ok(image.clone());
         }
-        let Some(SavedObject::Image { bytes }) = object(self.saved, number) else {
-            return Err(RestoreError::Damaged("a module without an image"));
-        };
-        // Extents of one object lie side by side; together they are as long as the file at most.
+        let bytes = self.lengths.get(&number);
+        let bytes = *bytes.ok_or(RestoreError::Damaged("a module without an image"))?;
+        let mut sources = self.layers.sources(number);
+        sources.sort_unstable_by_key(|source| source.extent.address);
+        // Each extent is there once; together they are as long as the files at most.
         let mut image = Vec::new();
         let (mut scratch, mut part) = (Vec::new(), Vec::new());
-        for extent in self.file.memory().filter(|extent| extent.object == number) {
-            if extent.address != image.len() as u64 || extent.address >= *bytes {
+        for Source { layer, extent, .. } in &sources {
+            if extent.address != image.len() as u64 || extent.address >= bytes {
                 return Err(RestoreError::Damaged("a module's image has holes"));
             }
             part.resize(extent.decoded.min(kedge_image::MAX_EXTENT) as usize, 0);
-            self.file.read(extent, &mut scratch, &mut part)?;
+            self.layers.file(*layer).read(extent, &mut scratch, &mut part)?;
             image.extend_from_slice(&part);
         }
-        if (image.len() as u64) < *bytes {
+        if (image.len() as u64) < bytes {
             return Err(RestoreError::Damaged("a module's image is cut short"));
         }
-        image.truncate(*bytes as usize);
+        image.truncate(bytes as usize);
         let image = Arc::new(image);
         self.known.insert(number, image.clone());
         Ok(image)
     }
 }
 
-fn object(saved: &SavedProxy, number: u64) -> Option<&SavedObject> {
-    saved.objects.get(usize::try_from(number.checked_sub(1)?).ok()?)
-}
-
 /// Puts all bytes back where they were.
-fn fill(file: &ImageFile, saved: &SavedProxy, backend: &dyn Backend) -> Result<(), RestoreError> {
-    let image = |number| matches!(object(saved, number), Some(SavedObject::Image { .. }));
-    let extents: Vec<Extent> = file.memory().filter(|e| !image(e.object)).copied().collect();
+fn fill(layers: &Layers, saved: &SavedProxy, backend: &dyn Backend) -> Result<(), RestoreError> {
+    let mut all = Vec::new();
+    for (number, object) in saved.objects.iter() {
+        if !matches!(object, SavedObject::Image { .. }) {
+            let sources = layers.sources(*number);
+            complete(object, &sources)?;
+            all.extend(sources.into_iter().map(|source| (object, source)));
+        }
+    }
     work::each(
-        &extents,
+        &all,
         || (Vec::new(), Vec::new()),
-        |extent, (scratch, bytes)| {
-            let object = object(saved, extent.object);
-            let object = object.ok_or(RestoreError::Damaged("bytes of no object"))?;
-            // The last page of an object may be longer than it.
-            let length = object.bytes().saturating_sub(extent.address).min(extent.decoded);
-            if extent.decoded > kedge_image::MAX_EXTENT || length == 0 {
-                return Err(RestoreError::Damaged("bytes past their object's end"));
-            }
+        |(object, Source { layer, extent, parts }), (scratch, bytes)| {
             bytes.resize(extent.decoded as usize, 0);
-            file.read(extent, scratch, bytes)?;
-            put(object, extent.address, &bytes[..length as usize], backend)
+            layers.file(*layer).read(extent, scratch, bytes)?;
+            for &(from, to) in parts {
+                // The last page of an object may be longer than it.
+                let to = to.min(object.bytes());
+                let inside = (from - extent.address) as usize..(to - extent.address) as usize;
+                put(object, from, &bytes[inside], backend)?;
+            }
+            Ok(())
         },
     )
+}
+
+/// All of an object is there, and no more.
+fn complete(object: &SavedObject, sources: &[Source]) -> Result<(), RestoreError> {
+    let mut bytes = 0_u64;
+    for Source { extent, parts, .. } in sources {
+        if extent.decoded > kedge_image::MAX_EXTENT {
+            return Err(RestoreError::Damaged("an extent is too long"));
+        }
+        for (from, to) in parts {
+            if *from >= object.bytes() {
+                return Err(RestoreError::Damaged("bytes past their object's end"));
+            }
+            bytes = bytes.saturating_add(to.min(&object.bytes()) - from);
+        }
+    }
+    if bytes == object.bytes() { Ok(()) } else { Err(RestoreError::Damaged("bytes are missing")) }
 }
 
 fn put(

@@ -6,7 +6,7 @@ use kedge_device::{Object, Piece};
 use kedge_protocol::{ArrayId, CtxId, DeviceInfo, Hello, MemHandleId, ModuleId, Output};
 use kedge_wire::{Bytes, List, Text, wire};
 
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// The number of the section.
 pub(crate) const SECTION: u64 = 16;
 
@@ -27,8 +27,8 @@ wire! {
         pub faults: List<(CtxId, u32), 65536>,
         /// What kernels have printed and the client has not taken.
         pub output: List<Output, 16>,
-        /// What an extent's object number, less one, stands for.
-        pub objects: List<SavedObject, 4194304>,
+        /// What extents' object numbers stand for.
+        pub objects: List<(u64, SavedObject), 4194304>,
         pub steps: List<SavedStep, 16777216>,
         /// The backend's own.
         pub notes: Bytes<67108864>,

@@ -3,8 +3,10 @@
 //! may use that address too where this process has nothing else there.
 
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN};
+use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN};
 use kedge_device::{Backend, Ranges};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;
 /// The system bounds a process's mappings; a client gets a part of them.
@@ -17,7 +19,12 @@ pub(crate) struct SharedMemory {
     aliases: Ranges,
     /// What is valid for device access, as it was shared.
     shared: Ranges,
+    /// Where the arena shows files of the client's.
+    adopted: Ranges,
 }
+
+/// The arena's own pages, while a file is shown in their place, are mapped this far behind it.
+const STASH: u64 = SHARED_LEN;
 
 impl SharedMemory {
     /// Makes a range of the client's part of the shared arena, or of aliases, valid for `backend`.
@@ -75,6 +82,79 @@ impl SharedMemory {
         let rc = unsafe { libc::munmap(alias as usize as *mut libc::c_void, size as usize) };
         if rc == 0 { Ok(()) } else { Err(CuError::UNMAP_FAILED) }
     }
+}
+
+impl SharedMemory {
+    /// Shows a file's bytes from `offset` on in the place of the arena's pages [addr, addr+size). A client
+    /// that shortens the file meanwhile ends this process, which is its own.
+    pub(crate) fn adopt(
+        &mut self,
+        file: OwnedFd,
+        offset: u64,
+        addr: u64,
+        size: u64,
+    ) -> Result<(), CuError> {
+        let whole = (addr | size | offset).is_multiple_of(PAGE) && size > 0;
+        let free = |addr| !self.shared.overlap(addr, size) && !self.adopted.overlap(addr, size);
+        if !whole || !in_clients_part(addr, size) || !free(addr) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if self.adopted.count() >= MAX_ALIASES {
+            return Err(CuError::MAP_FAILED);
+        }
+        let file = File::from(file);
+        let found = file.metadata().map_err(|_| CuError::OPERATING_SYSTEM)?;
+        let end = offset.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
+        if !found.file_type().is_file() || found.len().next_multiple_of(PAGE) < end {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let offset = libc::off_t::try_from(offset).map_err(|_| CuError::INVALID_VALUE)?;
+        map(addr + STASH, addr, size)?;
+        let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: replaces pages of the arena, which stay mapped in the stash and which no device may use.
+        let got = unsafe { libc::mmap(at, size as usize, access, flags, file.as_raw_fd(), offset) };
+        if got == libc::MAP_FAILED {
+            unstash(addr, size)?;
+            return Err(CuError::MAP_FAILED);
+        }
+        self.adopted.add(addr, size);
+        Ok(())
+    }
+
+    /// Puts the arena's own pages back in [addr, addr+size), all of which show files.
+    pub(crate) fn disown(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        let whole = (addr | size).is_multiple_of(PAGE) && size > 0;
+        if !whole || !self.adopted.cover(addr, size) || self.shared.overlap(addr, size) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // One mapping moves at a time.
+        let mut at = addr;
+        while let Some((start, len)) = self.adopted.holding(at).filter(|_| at < addr + size) {
+            let end = (start + len).min(addr + size);
+            unstash(at, end - at)?;
+            at = end;
+        }
+        self.adopted.cut(addr, size);
+        Ok(())
+    }
+
+    /// Whether the arena shows any file.
+    pub(crate) fn adopts(&self) -> bool {
+        self.adopted.count() > 0
+    }
+}
+
+/// Moves the arena's pages from the stash to their place.
+fn unstash(addr: u64, size: u64) -> Result<(), CuError> {
+    let (from, to) = ((addr + STASH) as usize, addr as usize);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: `adopt` mapped the stash, and what it replaces is the file that it showed or pages of the
+    // arena; no device may use them.
+    let got = unsafe {
+        libc::mremap(from as *mut _, size as usize, size as usize, flags, to as *mut libc::c_void)
+    };
+    if got == libc::MAP_FAILED { Err(CuError::UNMAP_FAILED) } else { Ok(()) }
 }
 
 /// Whether a range lies in the client's part of the shared arena.
@@ -184,5 +264,55 @@ mod tests {
             libc::munmap(first, len as usize);
         }
         memory.unalias(second as u64, PAGE).unwrap();
+    }
+
+    /// A file of two pages, "ab…".
+    fn two_pages() -> File {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a C string; a new descriptor.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"two".as_ptr(), 0)) };
+        std::os::unix::fs::FileExt::write_all_at(&file, b"a", 0).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"b", PAGE).unwrap();
+        file.set_len(2 * PAGE).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_is_shown_in_the_arena_until_it_is_disowned() {
+        let arena = kedge_transport::create_shared_arena().unwrap();
+        kedge_transport::map_shared_arena(std::os::fd::AsFd::as_fd(&arena)).unwrap();
+        let addr = SHARED_BASE + (1 << 30);
+        let byte = |page: u64| (addr + page * PAGE) as usize as *mut u8;
+        let mut memory = SharedMemory::default();
+        // SAFETY: the arena is mapped, and this test alone uses this part of it.
+        unsafe {
+            byte(0).write(1);
+            byte(1).write(2);
+            memory.adopt(two_pages().into(), 0, addr, 2 * PAGE).unwrap();
+            assert_eq!((byte(0).read(), byte(1).read()), (b'a', b'b'));
+            assert_eq!(memory.adopt(two_pages().into(), 0, addr + PAGE, PAGE), BAD);
+            memory.disown(addr + PAGE, PAGE).unwrap();
+            assert_eq!((byte(0).read(), byte(1).read()), (b'a', 2));
+            assert_eq!(memory.disown(addr, 2 * PAGE), BAD);
+            let backend = Fake::idle();
+            memory.share(&*backend, addr, PAGE).unwrap();
+            assert_eq!(memory.disown(addr, PAGE), BAD, "a device may use it");
+            memory.unshare(&*backend, addr, PAGE).unwrap();
+            memory.disown(addr, PAGE).unwrap();
+            assert_eq!((byte(0).read(), byte(1).read()), (1, 2));
+        }
+        assert!(!memory.adopts());
+        for (file, offset) in
+            [(two_pages(), PAGE), (two_pages(), u64::MAX - PAGE + 1), (two_pages(), 1)]
+        {
+            assert_eq!(memory.adopt(file.into(), offset, addr, 2 * PAGE), BAD);
+        }
+        let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        assert_eq!(memory.adopt(device.into(), 0, addr, PAGE), BAD);
+        let read_only = File::open("/proc/self/exe").unwrap();
+        assert_eq!(memory.adopt(read_only.into(), 0, addr, PAGE), Err(CuError::MAP_FAILED));
+        // SAFETY: as above.
+        let left = unsafe { byte(0).read() };
+        assert_eq!(left, 1, "what could not be shown has left the arena's own");
     }
 }

@@ -20,13 +20,15 @@ pub(crate) struct Sharing {
     handles: HashSet<MemHandleId>,
     /// Other processes' events, and their contexts here.
     events: HashMap<EventId, CtxId>,
+    /// Whether devices use files that the program maps shared, in place.
+    pub(crate) files: bool,
 }
 
 impl Sharing {
     pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>, socket: OwnedFd) -> Sharing {
         let peers = Peers::new(host.log.clone());
         let (handles, events) = Default::default();
-        Sharing { backend, host, socket, peers, handles, events }
+        Sharing { backend, host, socket, peers, handles, events, files: false }
     }
 
     /// Sends a descriptor of a handle's memory, ahead of the reply.
@@ -103,6 +105,11 @@ impl Sharing {
 
     /// Refuses a capture of what other processes share: a restart could not bring them together again.
     pub(crate) fn check_private(&self) -> Result<(), SnapshotError> {
+        if self.files {
+            let why = "the program has registered a shared mapping of a file (cuMemHostRegister), which no \
+                       checkpoint keeps: take one before it does, or after it has unregistered it";
+            return Err(SnapshotError::new(CuError::NOT_SUPPORTED, why));
+        }
         if self.handles.is_empty() && self.events.is_empty() && self.peers.is_empty() {
             return Ok(());
         }

@@ -3,11 +3,12 @@
 use crate::{entry, log};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Call, DeviceChoice, Post, Welcome};
-use kedge_transport::{Client, ConnectError, Dead};
+use kedge_transport::{Client, ConnectError, Dead, processors_to_spare};
 use kedge_wire::{Text, Wire};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 mod device;
 pub(crate) use device::Device;
@@ -21,6 +22,10 @@ pub(crate) struct Session {
     pub(crate) client_memory: bool,
     pub(crate) devices: Vec<Device>,
 }
+
+/// How long a thread that waits for a GPU spins, where processors are many: NVIDIA's driver does so until
+/// the end. Waking costs some 60 µs, which is one in a hundred of a copy that takes 5 ms.
+const GPU_PATIENCE: Duration = Duration::from_millis(10);
 
 const FRESH: u8 = 0;
 const READY: u8 = 1;
@@ -36,6 +41,12 @@ static REFUSED: OnceLock<CuError> = OnceLock::new();
 #[inline]
 pub(crate) fn ready() -> Result<(), CuError> {
     if PHASE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(CuError::NOT_INITIALIZED) }
+}
+
+/// As [`ready`]; DEVICE_UNAVAILABLE once the proxy is known to be gone, for calls too that would not ask it.
+#[inline]
+pub(crate) fn alive() -> Result<(), CuError> {
+    if get()?.client.is_dead() { Err(CuError::DEVICE_UNAVAILABLE) } else { Ok(()) }
 }
 
 /// The session, or NOT_INITIALIZED.
@@ -96,7 +107,11 @@ fn connect() -> Result<Session, CuError> {
         log::line("cuInit: the proxy has no device for this program");
         return Err(CuError::NO_DEVICE);
     }
-    let devices = devices.into_inner().into_iter().map(Device::new).collect();
+    let devices: Vec<_> = devices.into_inner().into_iter().map(Device::new).collect();
+    // Software devices need the processors themselves.
+    if processors_to_spare() && devices.iter().all(|device| !device.exact) {
+        client.set_patience(GPU_PATIENCE);
+    }
     Ok(Session { client, driver_version, client_memory, devices })
 }
 

@@ -3,19 +3,21 @@
 use crate::control::{Content, Order, Progress};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
+use crate::joint::{ConductError, Joint, Meeting};
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, PluginError};
-use kedge_process::{EngineError, Options, Roots, Tracker};
+use kedge_proxy::control as proxy;
+use kedge_process::{EngineError, Options, Roots, Together, Tracker};
 use kedge_proxy::joblog::JobLog;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
 /// What a checkpoint that is durable may need to say so.
@@ -45,6 +47,11 @@ pub(crate) enum CheckpointError {
     Image(#[from] ImageError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Conduct(#[from] ConductError),
+    /// In the words of another part of the job.
+    #[error("{0}")]
+    Part(String),
     #[error("cannot start a thread for it")]
     Thread,
 }
@@ -82,6 +89,18 @@ pub(crate) struct Checkpointer {
     pub(crate) recovery: Arc<Recovery>,
     /// What has changed since the last image.
     pub(crate) tracker: Tracker,
+    /// The folder that the job's processes know.
+    pub(crate) home: PathBuf,
+    /// Which life of the job this is.
+    pub(crate) life: String,
+    /// The job that this one is a part of.
+    pub(crate) joint: Option<Joint>,
+}
+
+/// A name that no other life of the job has.
+pub(crate) fn new_life() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:x}", std::process::id(), now.as_nanos())
 }
 
 impl Checkpointer {
@@ -92,11 +111,34 @@ impl Checkpointer {
         order: &Order,
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
+        let Some(joint) = &self.joint else { return self.checkpoint_one(order, None, tell) };
+        let taken = self.conduct(joint, order, tell);
+        if let Err(error) = &taken {
+            self.log.line(&format!("checkpoint of {} failed: {error}", joint.job));
+        }
+        taken
+    }
+
+    /// As one part of those that meet there.
+    pub(crate) fn checkpoint_part(
+        &self,
+        order: &Order,
+        meeting: &Arc<Meeting>,
+    ) -> Result<(), CheckpointError> {
+        self.checkpoint_one(order, Some(meeting), |_| {})
+    }
+
+    fn checkpoint_one(
+        &self,
+        order: &Order,
+        meeting: Option<&Arc<Meeting>>,
+        tell: impl FnMut(Progress) + Send,
+    ) -> Result<(), CheckpointError> {
         let _one = self.begin().ok_or(CheckpointError::Busy)?;
         // A thread of its own: what it traces is let go, at the latest, when it ends.
         let taken = thread::scope(|scope| {
             let tracing = thread::Builder::new().name("checkpoint".into());
-            let tracing = tracing.spawn_scoped(scope, || self.take(order, tell));
+            let tracing = tracing.spawn_scoped(scope, || self.take(order, meeting, tell));
             tracing
                 .map_err(|_| CheckpointError::Thread)?
                 .join()
@@ -143,7 +185,12 @@ impl Checkpointer {
         }
     }
 
-    fn take(&self, order: &Order, mut tell: impl FnMut(Progress)) -> Result<(), CheckpointError> {
+    fn take(
+        &self,
+        order: &Order,
+        meeting: Option<&Arc<Meeting>>,
+        mut tell: impl FnMut(Progress),
+    ) -> Result<(), CheckpointError> {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
         let begin = Instant::now();
@@ -155,14 +202,16 @@ impl Checkpointer {
             let hold = order.stop;
             let (tracker, full) = self.content(order);
             let usual = Options::new(claim.folder().to_owned());
-            let options = Options { codec, contents, hold, tracker, full, ..usual };
+            let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
+            let options = Options { codec, contents, hold, tracker, full, together, ..usual };
             let patience = options.patience;
-            match self.write(options, &mut tell) {
+            match self.write(options, meeting, &mut tell) {
                 Ok((manifest, stall_seconds)) => break (claim, manifest, stall_seconds),
                 Err(error) => {
                     // A full disk may keep even this from being done; then `kedge rm` does it.
                     let _ = claim.abandon();
-                    if !error.passes(tries) || begin.elapsed() > patience {
+                    let for_good = meeting.is_some_and(|meeting| meeting.has_begun());
+                    if for_good || !error.passes(tries) || begin.elapsed() > patience {
                         return Err(error);
                     }
                 }
@@ -173,7 +222,7 @@ impl Checkpointer {
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
-        self.retain(&dir);
+        self.retain(&dir, &self.name.to_string());
         tell(Progress::Durable { image, bytes, seconds });
         Ok(())
     }
@@ -183,16 +232,19 @@ impl Checkpointer {
     fn write(
         &self,
         mut options: Options,
+        meeting: Option<&Arc<Meeting>>,
         tell: &mut impl FnMut(Progress),
     ) -> Result<(Manifest, f64), CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let at = jobs::now();
-        let quiet = self.proxies.quiesce(options.patience)?;
+        let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
+        let quiet =
+            self.proxies.quiesce(options.patience, &proxy::Order::Prepare { track, full })?;
         let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
         let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
-        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket);
+        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
         options.plugins.push(&GPU);
         let captured = kedge_process::checkpoint(&roots, options);
@@ -210,9 +262,12 @@ impl Checkpointer {
         let warnings = self.warnings(&captured.warnings);
         tell(Progress::Captured { image, processes, stall_seconds, warnings });
         let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
-        manifest.settings = self.policy.to_settings();
+        manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices.clone();
         let manifest = captures.write(captured, manifest, &folder, codec)?;
+        if let Some(meeting) = meeting {
+            meeting.durable().map_err(CheckpointError::Part)?;
+        }
         if let Some(hold) = hold {
             hold.end();
         }
@@ -240,7 +295,7 @@ impl Checkpointer {
         (changes.then(|| self.tracker.clone()), full)
     }
 
-    fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {
+    pub(crate) fn dir(&self, order: &Order) -> Result<PathBuf, CheckpointError> {
         match order.dir.as_ref().or(self.policy.dir.as_ref()) {
             Some(dir) => Ok(dir.clone()),
             None => default_dir().map_err(CheckpointError::NoFolder),
@@ -268,9 +323,10 @@ impl Checkpointer {
         ));
     }
 
-    fn retain(&self, dir: &Path) {
+    /// Of the images of `job`.
+    pub(crate) fn retain(&self, dir: &Path, job: &str) {
         let Some(keep) = self.policy.keep else { return };
-        match retain(dir, &self.name.to_string(), keep.get() as usize) {
+        match retain(dir, job, keep.get() as usize) {
             Ok(removed) => removed
                 .iter()
                 .for_each(|image| self.log.line(&format!("removed {}", image.display()))),

@@ -44,6 +44,8 @@ enum Moment {
         clients: Vec<Client>,
         /// The job's, by which a process asks for devices.
         socket: PathBuf,
+        /// Whether this image or a later one may build on another.
+        track: bool,
     },
     Restart {
         restart: Restart,
@@ -159,7 +161,12 @@ impl Client {
 
 impl Gpu {
     /// These clients are at rest, and the job is about to be captured.
-    pub(crate) fn checkpoint_of(&self, clients: &[Resting], socket: &Path) -> io::Result<Captures> {
+    pub(crate) fn checkpoint_of(
+        &self,
+        clients: &[Resting],
+        socket: &Path,
+        track: bool,
+    ) -> io::Result<Captures> {
         let mut known = Vec::new();
         for resting in clients {
             match unix_peer(resting.socket) {
@@ -173,7 +180,7 @@ impl Gpu {
         let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
         let clients = captured.collect();
         let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, socket };
+        *self.moment() = Moment::Checkpoint { clients: known, socket, track };
         Ok(Captures { clients })
     }
 
@@ -224,7 +231,13 @@ impl Captures {
                 .collect();
             captured.finish_with(manifest, || {
                 let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
-                written.into_iter().map(|one| one.join().unwrap_or_else(|_| nonsense())).collect()
+                let (mut files, mut build) = (Vec::new(), false);
+                for one in written {
+                    let (file, builds) = one.join().unwrap_or_else(|_| nonsense())?;
+                    files.push(file);
+                    build |= builds;
+                }
+                Ok((files, build))
             })
         })
     }
@@ -239,17 +252,19 @@ impl Drop for Captures {
     }
 }
 
-/// Has one client's devices written.
+/// Has one client's devices written: the file, and whether it builds on another.
 fn write(
     client: &Resting,
     folder: &Path,
     name: String,
     codec: Choice,
-) -> Result<FileEntry, PluginError> {
+) -> Result<(FileEntry, bool), PluginError> {
     let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
     let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
     match client.control.ask(&order, &[], LIMIT) {
-        Ok(Answer::Written { bytes, checksum }) => Ok(FileEntry { name, bytes, checksum }),
+        Ok(Answer::Written { bytes, checksum, builds }) => {
+            Ok((FileEntry { name, bytes, checksum }, builds))
+        }
         Ok(_) => Err(refused(client.pid, &ControlError::Nonsense)),
         Err(error) => Err(refused(client.pid, &error)),
     }
@@ -292,8 +307,8 @@ impl Plugin for Gpu {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let moment = self.moment();
-        let Moment::Checkpoint { clients, .. } = &*moment else { return Ok(None) };
-        capture_all(clients)?;
+        let Moment::Checkpoint { clients, track, .. } = &*moment else { return Ok(None) };
+        capture_all(clients, *track, capture.base)?;
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
         let management = save_management(capture, mine);
@@ -334,11 +349,17 @@ impl Plugin for Gpu {
     }
 }
 
-/// Has all devices captured at once.
-fn capture_all(clients: &[Client]) -> Result<(), PluginError> {
+/// Has all devices captured at once, each for a file that may build on its own in `base`.
+fn capture_all(
+    clients: &[Client],
+    track: bool,
+    base: Option<&Manifest>,
+) -> Result<(), PluginError> {
     thread::scope(|scope| {
         let ask = |client: &Client| {
-            let answer = client.resting.control.ask(&Order::Capture {}, &[], LIMIT);
+            let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
+            let order = Order::Capture { track, parent };
+            let answer = client.resting.control.ask(&order, &[], LIMIT);
             answer.map_err(|error| refused(client.resting.pid, &error))
         };
         let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || ask(client))).collect();

@@ -99,6 +99,9 @@ pub struct Meta {
     pub state: State,
     #[serde(default)]
     pub policy: Option<Policy>,
+    /// The job that this one is a part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joint: Option<String>,
 }
 
 /// The job's latest image that is durable: `last.json`.
@@ -221,6 +224,32 @@ impl Jobs {
         if File::open(dir.join("lock")).is_ok_and(|lock| try_lock(&lock)) {
             let _ = fs::remove_dir_all(&dir);
         }
+    }
+
+    /// The parts of the joint job `job` that are known, by their names.
+    pub(crate) fn parts(&self, job: &JobName) -> Result<Vec<Meta>, JobError> {
+        let mut parts = self.list()?;
+        parts.retain(|meta| meta.joint.as_deref() == Some(&job.0));
+        parts.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(parts)
+    }
+
+    /// Those that run.
+    pub fn running_parts(&self, job: &JobName) -> Vec<JobName> {
+        let parts = self.parts(job).unwrap_or_default().into_iter();
+        let running = parts.filter(|meta| meta.state == State::Running);
+        running.filter_map(|meta| meta.name.parse().ok()).collect()
+    }
+
+    /// The folder where the parts of the joint job `job` meet: private, made if need be.
+    pub(crate) fn joint_dir(&self, job: &JobName) -> Result<PathBuf, JobError> {
+        // SAFETY: a plain call.
+        let uid = unsafe { libc::geteuid() };
+        let all = self.dir.with_file_name("joint");
+        private_dir(&all, uid)?;
+        let dir = all.join(&job.0);
+        private_dir(&dir, uid)?;
+        Ok(dir)
     }
 
     /// The folder of all jobs.
@@ -347,18 +376,30 @@ impl JobDir {
         Ok(())
     }
 
-    /// Has what is in this folder found in `former` too, the folder that the job's processes know. `None`
-    /// where that is another job's by now, or cannot be made.
-    pub(crate) fn stand_in_for(&self, former: &Path) -> Option<StandIn> {
+    /// Has what is in this folder found in `former` too, the folder that the job's processes know; what is
+    /// for devices if it has any. `None` where that is another job's by now, or cannot be made.
+    pub(crate) fn stand_in_for(&self, former: &Path, devices: bool) -> Option<StandIn> {
         if former == self.dir {
             return Some(StandIn::default());
         }
         let mut made = StandIn::default();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
-        for (own, name) in [(self.lib(), "lib"), (self.socket(), "socket")] {
+        let for_all = [(self.control(), "control")];
+        let for_devices = [(self.lib(), "lib"), (self.socket(), "socket")];
+        let for_devices = for_devices.into_iter().filter(|_| devices);
+        for (own, name) in for_all.into_iter().chain(for_devices) {
             let link = former.join(name);
-            std::os::unix::fs::symlink(own, &link).ok()?;
-            made.links.push(link);
+            let taken = link.is_symlink() && link.exists();
+            if !taken && !is_locked(former) {
+                // What a job that was killed has left leads nowhere. A folder of libraries leads where its own
+                // kedge is, which is as good.
+                let _ = fs::remove_file(&link);
+            }
+            match std::os::unix::fs::symlink(own, &link) {
+                Ok(()) => made.links.push(link),
+                Err(_) if link.is_dir() && !taken => {}
+                Err(_) => return None,
+            }
         }
         Some(made)
     }
@@ -472,6 +513,7 @@ mod tests {
             ended: None,
             state,
             policy: None,
+            joint: None,
         }
     }
 

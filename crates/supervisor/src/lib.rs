@@ -8,6 +8,7 @@ pub mod control;
 mod ending;
 mod gpu;
 pub mod jobs;
+mod joint;
 mod parts;
 pub mod policy;
 mod program;
@@ -18,8 +19,10 @@ mod restart;
 mod signals;
 mod watch;
 
-use checkpoint::Checkpointer;
+use checkpoint::{Checkpointer, new_life};
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
+pub use joint::Joining;
+use joint::Joint;
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
@@ -51,6 +54,8 @@ pub struct JobSpec {
     pub limits: DeviceLimits,
     /// `None`: made from the program's name.
     pub name: Option<JobName>,
+    /// The job that this one is a part of; it has its name from that.
+    pub join: Option<JobName>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub policy: Policy,
@@ -106,14 +111,18 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
     };
     let jobs = Jobs::open()?;
-    let name = spec.name.clone();
-    let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
-    let dir = jobs.create(&name)?;
-    let outcome = supervise(spec, &name, &dir, devices.as_ref());
+    let (name, joint, dir) = place(spec, &jobs)?;
+    let mut spec = spec.clone();
+    if joint.as_ref().is_some_and(|joint| !joint.is_first()) {
+        // One of the parts asks for all of them.
+        spec.policy.interval = None;
+    }
+    let spec = &spec;
+    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
-        let (paths, lazy) = (vec![], false);
-        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu: None, back: None };
+        let (paths, lazy, gpu, joining) = (vec![], false, None, None);
+        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu, back: None, joining };
         return GoBack::new(&name, dir, spec, 0).map(End::GoBack);
     }
     dir.retire();
@@ -121,10 +130,23 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
 }
 
+/// The job's name, the job that it is a part of, and its folder.
+fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir), JobError> {
+    if let Some(join) = &spec.join {
+        let (joint, dir) = Joint::enter(jobs, join)?;
+        return Ok((joint.part.clone(), Some(joint), dir));
+    }
+    let name = spec.name.clone();
+    let name = name.unwrap_or_else(|| JobName::generated(Path::new(&spec.program)));
+    let dir = jobs.create(&name)?;
+    Ok((name, None, dir))
+}
+
 /// `None`: the job goes back, and nothing of it runs any more.
 fn supervise(
     spec: &JobSpec,
     name: &JobName,
+    joint: Option<Joint>,
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
 ) -> Result<Option<Outcome>, RunError> {
@@ -150,7 +172,7 @@ fn supervise(
     }
     signals::become_subreaper();
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
-    let checkpointer = serve_control(spec, name, dir, &meta, &proxies, &recovery);
+    let checkpointer = serve_control(spec, name, joint, dir, &meta, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.under_way.lock().unwrap_or_else(PoisonError::into_inner);
     let program = match Program::start(spec, name, dir, &signals) {
@@ -215,6 +237,7 @@ fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
 fn serve_control(
     spec: &JobSpec,
     name: &JobName,
+    joint: Option<Joint>,
     dir: &JobDir,
     meta: &Meta,
     proxies: &Proxies,
@@ -237,10 +260,14 @@ fn serve_control(
         ending: Mutex::default(),
         recovery: recovery.clone(),
         tracker: Tracker::default(),
+        home: dir.path().to_owned(),
+        life: new_life(),
+        joint,
     });
     if let Err(error) = control::serve(&dir.control(), checkpointer.clone()) {
         log.line(&format!("{}: {error}: no checkpoints", dir.control().display()));
     }
+    checkpointer.take_part();
     checkpointer
 }
 
@@ -261,5 +288,6 @@ fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
         ended: None,
         state: State::Running,
         policy: Some(spec.policy.clone()),
+        joint: spec.join.as_ref().map(JobName::to_string),
     }
 }

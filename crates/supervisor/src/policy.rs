@@ -5,7 +5,7 @@ use kedge_proxy::backend::{BadGpuSpec, GpuSpec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
@@ -60,6 +60,9 @@ pub struct Policy {
 /// Shortest time between two checkpoints that nobody asks for.
 pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
+/// What an image's settings call the folder that the job's processes know.
+const FOLDER: &str = "folder";
+
 /// How often a job goes back where nobody says how often.
 pub const RECOVERIES: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
@@ -70,6 +73,13 @@ impl Policy {
     /// What an image keeps of it.
     pub(crate) fn to_settings(&self) -> Option<serde_json::Value> {
         serde_json::to_value(Policy { dir: None, ..self.clone() }).ok()
+    }
+
+    /// The same, and the folder that the job's processes know.
+    pub(crate) fn to_settings_in(&self, folder: &Path) -> Option<serde_json::Value> {
+        let mut settings = self.to_settings()?;
+        settings.as_object_mut()?.insert(FOLDER.into(), folder.to_str()?.into());
+        Some(settings)
     }
 
     /// The policy of the job whose image that is.
@@ -100,6 +110,21 @@ impl Policy {
 pub struct OnTerm {
     /// From the signal on; when it has passed, the program is asked to end and no image is waited for.
     pub deadline: Option<Duration>,
+}
+
+/// The folder that the processes of the job know whose image that is.
+pub(crate) fn former_folder(manifest: &Manifest) -> Option<PathBuf> {
+    let folder = manifest.settings.as_ref()?.get(FOLDER)?.as_str().map(PathBuf::from)?;
+    // Nobody vouches for the image: links are made in no other folder than a job's.
+    let in_jobs =
+        folder.parent().is_some_and(|jobs| jobs.ends_with("kedge/jobs") || is_temporary(jobs));
+    (folder.is_absolute() && in_jobs).then_some(folder)
+}
+
+/// Where the user has no folder for what runs.
+fn is_temporary(jobs: &Path) -> bool {
+    let user = jobs.parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    jobs.ends_with("jobs") && user.is_some_and(|user| user.starts_with("kedge-"))
 }
 
 #[derive(Debug, Error)]

@@ -56,6 +56,7 @@ impl Program {
         command
             .args(&spec.arguments)
             .env("KEDGE_LOG", dir.log())
+            .env("KEDGE_CONTROL", dir.control())
             .env("KEDGE_JOB", name.to_string());
         if matches!(spec.gpu, JobGpu::Devices(_)) {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());

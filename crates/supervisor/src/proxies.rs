@@ -152,10 +152,12 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
         ("--soft-memory", limits.soft_memory),
         ("--cache-gpu", limits.cache_gpu),
         ("--cache-host", limits.cache_host),
+        ("--drain-rate", limits.drain_rate),
     ];
     for (option, size) in sizes {
         list.extend(size.into_iter().flat_map(|size| [option.into(), size.to_string().into()]));
     }
+    list.extend(limits.digests.then(|| "--digests".into()));
     list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
     list
 }

@@ -63,13 +63,17 @@ pub(crate) struct Quiet<'a> {
 }
 
 impl Proxies {
-    /// Brings all devices to rest within `patience`.
-    pub(crate) fn quiesce(&self, patience: Duration) -> Result<Quiet<'_>, QuiesceError> {
+    /// Brings all devices to rest within `patience`, after the order to prepare for what follows.
+    pub(crate) fn quiesce(
+        &self,
+        patience: Duration,
+        preparing: &Order,
+    ) -> Result<Quiet<'_>, QuiesceError> {
         let known = self.locked();
         // A proxy that has ended with its client is no matter. Whoever collects it still has to know it.
         let mut running = known.clone();
         running.retain(|pid, _| !gone(*pid));
-        prepare(&running);
+        prepare(&running, preparing);
         let begin = Instant::now();
         let (mut wait, mut tries) = (FIRST_TRY, 0);
         loop {
@@ -107,9 +111,9 @@ impl Proxies {
 
 /// Has all proxies make room for what they will capture, before anything stands still. One that does not
 /// answer is found out by the next order.
-fn prepare(running: &BTreeMap<u32, Arc<Control>>) {
+fn prepare(running: &BTreeMap<u32, Arc<Control>>, preparing: &Order) {
     let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
-    ask_all(&controls, &Order::Prepare {});
+    ask_all(&controls, preparing);
 }
 
 /// Closes all gates, or none.

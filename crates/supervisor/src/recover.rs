@@ -221,6 +221,7 @@ impl RestartSpec {
             paths: note.paths,
             policy: note.policy,
             lazy: false,
+            joining: None,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             back: Some(Back { used: note.used, lock: note.lock }),
         })

@@ -1,11 +1,12 @@
 //! Restarting a job from its image: it is a job as any other, but that its processes live in namespaces of
 //! their own, where the init that made them takes its checkpoints.
 
-use crate::checkpoint::Checkpointer;
+use crate::checkpoint::{Checkpointer, new_life};
 use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
+use crate::joint::{self, JOIN, Joining, Joint};
 use crate::parts::Parts;
-use crate::policy::Policy;
+use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
 use crate::recover::{self, End, GoBack, Images, Init, Recovery};
 use crate::signals::{self, Signals};
@@ -38,6 +39,8 @@ pub struct RestartSpec {
     pub gpu: Option<GpuSpec>,
     /// That this process goes on with a job, in the place of another.
     pub back: Option<Back>,
+    /// That it is one part of several that are restarted.
+    pub joining: Option<Joining>,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -52,9 +55,16 @@ pub struct Back {
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
 /// one thread only.
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
+    if let (None, None) = (&spec.back, &spec.joining) {
+        let images = candidates(&spec.path)?;
+        if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
+            return joint::restart_parts(spec, &images).map(End::Outcome);
+        }
+    }
     let jobs = Jobs::open()?;
     let (name, dir, images) = place(spec, &jobs)?;
-    let outcome = restart_one(spec, &name, &dir, &images);
+    let joint = spec.joining.as_ref().map(|joining| joining.joint(&jobs, &name)).transpose()?;
+    let outcome = restart_one(spec, &name, joint.as_ref(), &dir, &images);
     if let Ok(None) = outcome {
         let used = spec.used();
         return GoBack::new(&name, dir, spec.clone(), used).map(End::GoBack);
@@ -109,13 +119,14 @@ fn candidates(path: &Path) -> Result<Candidates, ImageError> {
 fn restart_one(
     spec: &RestartSpec,
     name: &JobName,
+    joint: Option<&Joint>,
     dir: &JobDir,
     images: &[(PathBuf, Manifest)],
 ) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest, _stand_in) = first_that_works(spec, name, dir, images, &log)?;
+    let (restarted, manifest, _stand_in) = first_that_works(spec, name, joint, dir, images, &log)?;
     let policy = spec.policy.or(Policy::of_image(manifest));
     let meta = Meta {
         name: name.to_string(),
@@ -127,6 +138,7 @@ fn restart_one(
         ended: None,
         state: State::Running,
         policy: Some(policy.clone()),
+        joint: joint.map(|joint| joint.job.to_string()),
     };
     dir.write_meta(&meta)?;
     let restarted = Arc::new(restarted);
@@ -144,6 +156,7 @@ fn restart_one(
 fn first_that_works<'a>(
     spec: &RestartSpec,
     name: &JobName,
+    joint: Option<&Joint>,
     dir: &JobDir,
     images: &'a [(PathBuf, Manifest)],
     log: &JobLog,
@@ -156,10 +169,12 @@ fn first_that_works<'a>(
         let proxies = Proxies::default();
         let devices = spec.devices(manifest);
         let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
-        let stand_in = devices.as_ref().map(|devices| dir.stand_in_for(&devices.folder));
+        let former = devices.as_ref().map(|devices| devices.folder.clone());
+        let former = former.or_else(|| former_folder(manifest));
+        let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
         if let Some(None) = stand_in {
             log.line(
-                "another job has this one's former name: processes that it starts get no devices",
+                "another job has this one's former name: its programs cannot ask for checkpoints, and processes that it starts get no devices",
             );
         }
         if let Some(launch) = &launch {
@@ -168,9 +183,14 @@ fn first_that_works<'a>(
             let socket = dir.socket();
             GPU.restart_with(Restart { launch, proxies, socket, files, folder });
         }
-        let checkpointer = Checkpointing { spec, name, dir, manifest, devices, proxies, launch };
+        if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
+            JOIN.wait_for_others(joint.clone(), joining.clone());
+        }
+        let home = former.unwrap_or_else(|| dir.path().to_owned());
+        let checkpointer =
+            Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let plugins: More = vec![&GPU];
+        let plugins: More = vec![&GPU, &JOIN];
         let usual = RestartOptions::new(folder.clone());
         let options = RestartOptions { paths, plugins, lazy: spec.lazy, ..usual };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
@@ -251,7 +271,10 @@ fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
 struct Checkpointing<'a> {
     spec: &'a RestartSpec,
     name: &'a JobName,
+    joint: Option<&'a Joint>,
     dir: &'a JobDir,
+    /// The folder that the job's processes know.
+    home: PathBuf,
     manifest: &'a Manifest,
     devices: Option<Devices>,
     proxies: Proxies,
@@ -281,6 +304,9 @@ impl Checkpointing<'_> {
             ending: Mutex::default(),
             recovery,
             tracker: Tracker::default(),
+            home: self.home.clone(),
+            life: new_life(),
+            joint: self.joint.cloned(),
         });
         if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener())
             && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
@@ -290,6 +316,7 @@ impl Checkpointing<'_> {
         if let Err(error) = control::serve(&self.dir.control(), checkpointer.clone()) {
             log.line(&format!("{}: {error}: no checkpoints", self.dir.control().display()));
         }
+        checkpointer.take_part();
         // SIGCHLD is blocked here as in the process that this is a copy of.
         let signals = Signals::block();
         let mut init = Init { job: &checkpointer, dir: self.dir, root: job.root(), ended: false };

@@ -36,6 +36,8 @@ pub struct Client {
     /// Sequence number of the newest post.
     posted: AtomicU64,
     dead: AtomicBool,
+    /// How long a caller spins for its reply, in microseconds.
+    patience: AtomicU64,
     /// Held by who waits for a descriptor.
     taking: Mutex<()>,
 }
@@ -112,6 +114,7 @@ impl Client {
             slots: SlotMap::default(),
             posted: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            patience: AtomicU64::new(slots::REPLY_SPIN.as_micros() as u64),
             taking: Mutex::new(()),
         }
     }
@@ -142,7 +145,8 @@ impl Client {
         }
         // A slot whose proxy died stays taken: nothing will be called again.
         let ready = &self.segment.header().slots[slot as usize];
-        if !slots::wait_ready(ready, || self.alive()) {
+        let patience = Duration::from_micros(self.patience.load(Ordering::Relaxed));
+        if !slots::wait_ready(ready, patience, || self.alive()) {
             return Err(Dead);
         }
         let mut reply = Vec::new();
@@ -156,6 +160,13 @@ impl Client {
                 Err(Dead)
             }
         }
+    }
+
+    /// From now on callers spin for `patience` before they sleep. It pays where waking costs much of what
+    /// is waited for.
+    pub fn set_patience(&self, patience: Duration) {
+        let patience = u64::try_from(patience.as_micros()).unwrap_or(u64::MAX);
+        self.patience.store(patience, Ordering::Relaxed);
     }
 
     fn take_slot(&self) -> Result<u32, Dead> {
@@ -272,6 +283,12 @@ impl Client {
         let deadline = Deadline::after(Duration::from_secs(1));
         // A proxy that does not answer in time is left to find out.
         let _ = deadline.poll(self.socket.as_fd(), libc::POLLRDHUP);
+    }
+
+    /// Whether the proxy is known to be gone.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
     }
 
     /// Whether the proxy is still there. A system call, unless it is already known to be gone.

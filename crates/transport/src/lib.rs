@@ -37,6 +37,7 @@ pub use peer::{PeerKey, PeerListener, Shared, ask_peer, random};
 pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
 pub use socket::{peer_pid, peer_uid};
+pub use spin::processors_to_spare;
 
 /// A client and a server in one process, without arenas: for tests and benchmarks.
 pub fn pair() -> std::io::Result<(Client, Server)> {

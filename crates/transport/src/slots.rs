@@ -10,8 +10,8 @@ use std::time::Duration;
 
 /// How long a sleeping caller waits before it asks again whether the proxy lives.
 pub(crate) const LIVENESS_SLICE: Duration = Duration::from_millis(100);
-/// How long a caller spins for its reply.
-const REPLY_SPIN: Duration = Duration::from_micros(40);
+/// How long a caller spins for its reply, unless it is told otherwise.
+pub(crate) const REPLY_SPIN: Duration = Duration::from_micros(40);
 
 /// Which reply slots are taken by threads of this process.
 #[derive(Debug, Default)]
@@ -46,10 +46,10 @@ impl SlotMap {
     }
 }
 
-/// Waits until the proxy has answered in `slot`; false when it died first.
-pub(crate) fn wait_ready(slot: &Slot, alive: impl Fn() -> bool) -> bool {
+/// Waits until the proxy has answered in `slot`, spinning for `patience` at first; false when it died.
+pub(crate) fn wait_ready(slot: &Slot, patience: Duration, alive: impl Fn() -> bool) -> bool {
     let ready = || slot.state.load(Ordering::Acquire) == slot_state::READY;
-    let mut spin = Spin::new(REPLY_SPIN);
+    let mut spin = Spin::new(patience);
     while !ready() {
         if spin.again() {
             continue;

@@ -1,3 +1,4 @@
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A bounded busy wait: first the processor's pause, then giving way to other threads, so that on a
@@ -9,9 +10,28 @@ pub(crate) struct Spin {
     rounds: u32,
 }
 
-/// Pauses before the first yield (some 50 ns each on current x86): three times a round trip between
-/// two cores, and no longer, for the case that both sides share one.
-const PAUSES: u32 = 32;
+/// Pauses before the first yield (some 50 ns each on current x86) where processors are few: three times
+/// a round trip between two of them, and no longer, for the case that both sides share one.
+const PAUSES_OF_FEW: u32 = 32;
+/// Where there are many: as long as a GPU takes for a kernel that does nothing. To give way costs about
+/// half a microsecond each time, which is how late the end of a wait is then seen.
+const PAUSES_OF_MANY: u32 = 256;
+/// Processors that are many: client, proxy and what else spins each find one.
+const MANY: usize = 4;
+
+/// Whether this process may use so many processors that one of them can well spin.
+pub fn processors_to_spare() -> bool {
+    static SPARE: OnceLock<bool> = OnceLock::new();
+    *SPARE.get_or_init(|| {
+        // SAFETY: an empty set of that type is all zeros; the call fills it.
+        let (found, set) = unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set), set)
+        };
+        // SAFETY: only counts the bits of a live set.
+        found == 0 && unsafe { libc::CPU_COUNT(&set) } as usize >= MANY
+    })
+}
 
 impl Spin {
     pub(crate) fn new(limit: Duration) -> Spin {
@@ -22,7 +42,8 @@ impl Spin {
     #[inline]
     pub(crate) fn again(&mut self) -> bool {
         self.rounds += 1;
-        if self.rounds <= PAUSES {
+        if self.rounds <= PAUSES_OF_FEW || (self.rounds <= PAUSES_OF_MANY && processors_to_spare())
+        {
             std::hint::spin_loop();
             return !self.limit.is_zero();
         }

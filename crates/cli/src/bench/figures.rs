@@ -47,9 +47,11 @@ const GIB: f64 = 1.073_741_824;
 
 /// What is known of the figure `name`, measured in `unit`.
 pub(super) fn known(name: &str, unit: &str) -> Known {
-    let rate = unit.contains("/s") || unit.starts_with("of ");
+    let own = super::checkpoint::known::is_rate(name);
+    let rate = own || unit.contains("/s") || unit.starts_with("of ") && unit != "of 1";
     let better = if rate { Better::Higher } else { Better::Lower };
     let target = target(name).or_else(|| super::process::known::target(name));
+    let target = target.or_else(|| super::checkpoint::known::target(name));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }
 }
@@ -70,6 +72,9 @@ fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
         return Some(found);
     }
     if let Some(found) = super::process::known::reference(name) {
+        return Some(found);
+    }
+    if let Some(found) = super::checkpoint::known::reference(name) {
         return Some(found);
     }
     if let Some(found) = copy_reference(name) {

@@ -1,8 +1,9 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
+mod checkpoint;
 pub(crate) mod codecs;
 mod figures;
-mod process;
+pub(crate) mod process;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -31,6 +32,9 @@ Run it on a machine that does nothing else: kedge's two processes want a core ea
 
 /// Bytes in each data set of `bench codecs`.
 const CODECS_SIZE: u64 = 256 << 20;
+/// Bytes on the device of `bench checkpoint`.
+const SOFT_SIZE: u64 = 256 << 20;
+const GPU_SIZE: u64 = 4 << 30;
 /// Nothing takes longer than this between two results.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -49,10 +53,11 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     native: bool,
     /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is checkpointed
-    /// [default: 1G and 4G, or less where memory or disk is short]
+    /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device [default: 4G, and
+    /// 256M on soft]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
-    /// codecs, process: a folder on the disk to write to [default: where images go]
+    /// codecs, process, checkpoint: a folder on the disk to write to [default: where images go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print JSON
@@ -72,9 +77,14 @@ enum What {
     /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
     /// job with that memory stands still
     Codecs,
+    /// How long 256 processes of one job wait for each other at a barrier
+    Barriers,
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
     /// without kedge, by turns. Takes some minutes
     Process,
+    /// What checkpoints of a job that uses a device cost the program, by its own clock; the second where 5 %
+    /// of the memory has changed; what another program on the device notices. Takes a minute or more
+    Checkpoint,
 }
 
 impl What {
@@ -84,7 +94,9 @@ impl What {
             What::Copy => "copy",
             What::Soft => "soft",
             What::Codecs => "codecs",
+            What::Barriers => "barriers",
             What::Process => "process",
+            What::Checkpoint => "checkpoint",
         }
     }
 }
@@ -126,12 +138,21 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
         let size = args.size.map_or(CODECS_SIZE, |size| size.0);
         return codecs::run(size, args.dir.as_deref(), sink);
     }
+    if args.what == What::Barriers {
+        return process::barriers::run(args.dir.as_deref(), sink);
+    }
     if args.what == What::Process {
         return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
     }
+    if args.what == What::Checkpoint {
+        let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+        let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
+        let size = args.size.map_or(usual, |size| size.0);
+        return checkpoint::run(&gpu, size, args.dir.as_deref(), sink);
+    }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
-    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).spec;
-    let place = if args.native { Place::Native } else { Place::job(gpu()) };
+    let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);
+    let place = if args.native { Place::Native } else { Place::job(gpu()?) };
     child::probe(place, &[args.what.name().into()], PATIENCE, |line| {
         if let Ok(one) = serde_json::from_str::<Series>(line) {
             sink(one);

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     for check in machine::checks() {
         report.add(check)?;
     }
-    let gpu = gpu::resolve(args.gpu.as_ref(), None).spec;
+    let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
     let (checks, works) = installation::checks(&gpu);
     for check in checks {
         report.add(check)?;

@@ -91,10 +91,10 @@ fn row(found: Found) -> Row {
         State::Finished(manifest) => Row {
             state: "finished",
             bytes: Some(manifest.bytes()),
+            processes: Some(manifest.process_count()),
             job: Some(manifest.job),
             command: manifest.command,
             captured: Some(manifest.captured),
-            processes: Some(manifest.processes.len()),
             parent: manifest.parent.map(|parent| parent.name),
             ..empty
         },

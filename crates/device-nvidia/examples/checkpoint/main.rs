@@ -3,10 +3,13 @@
 //!
 //!     checkpoint sizes GIB…            each size in turn
 //!     checkpoint load GIB              what a drain costs the program
+//!     checkpoint digest GIB            digests, and a second snapshot where 5 % of the blocks have changed
+//!     checkpoint placement             whether digests change where the driver places variables (setarch -R)
 //!     checkpoint objects IMAGE FILE    everything but bulk memory: a cubin, PTX or fatbin of objects.cu
 //!
 //! Each measurement is a process of its own.
 
+mod changes;
 mod driver;
 mod load;
 mod objects;
@@ -29,10 +32,16 @@ fn main() -> ExitCode {
         ["driver", gib] => report(plain::checkpoint(gib)),
         ["plain", gib] => report(plain::program(gib)),
         ["load", gib] => report(load::measure(gib)),
+        ["digest", gib] => report(changes::measure(gib)),
+        ["placement"] => run(&["place", "without"]) & run(&["place", "with"]),
+        ["place", snapshots] => report(changes::placement(snapshots)),
         ["objects", image, file] => run(&["make", image, file]) && run(&["remake", image, file]),
         ["make", image, file] => report(objects::make(image, file)),
         ["remake", image, file] => report(objects::remake(image, file)),
-        _ => report(Err("usage: checkpoint sizes GIB… | load GIB | objects IMAGE FILE".into())),
+        _ => report(Err(
+            "usage: checkpoint sizes GIB… | load GIB | digest GIB | placement | objects IMAGE FILE"
+                .into(),
+        )),
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -3,7 +3,7 @@
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::{Backend, Done, Host};
-use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend};
+use kedge_device_nvidia::{CacheLimits, DrainRate, DrainWays, Gpus, NvidiaBackend};
 use kedge_protocol::{CtxId, OutputTarget, StreamId};
 use std::error::Error;
 use std::fs::File;
@@ -58,15 +58,42 @@ impl Host for Alone {
     }
 }
 
+/// What snapshots may take and how they leave, by the environment: `KEDGE_CACHE_GPU`, `KEDGE_CACHE_HOST`,
+/// `KEDGE_DRAIN` (bytes a second; unset: no limit; 0: by the program's activity), and `KEDGE_WAYS`: words of
+/// `piece=BYTES`, `at-once=N`, `apart`, `ask`.
+pub(crate) fn limits() -> CacheLimits {
+    let bytes = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let drain = match bytes("KEDGE_DRAIN").unwrap_or(u64::MAX) {
+        0 => DrainRate::Adaptive,
+        rate => DrainRate::Limit(rate),
+    };
+    let mut ways = DrainWays::default();
+    for word in std::env::var("KEDGE_WAYS").unwrap_or_default().split_whitespace() {
+        match word.split_once('=').map_or((word, None), |(name, n)| (name, n.parse().ok())) {
+            ("piece", Some(piece)) => ways.piece = piece,
+            ("at-once", Some(n)) => ways.at_once = n,
+            ("apart", None) => ways.apart = true,
+            ("ask", None) => ways.ask = true,
+            _ => say(&format!("{{\"error\": \"KEDGE_WAYS: {word}?\"}}")),
+        }
+    }
+    let all = |name| bytes(name).unwrap_or(u64::MAX);
+    let (gpu, host) = (all("KEDGE_CACHE_GPU"), all("KEDGE_CACHE_HOST"));
+    CacheLimits { gpu, host, drain, ways, digests: false }
+}
+
+/// How many threads drain: `KEDGE_THREADS`.
+pub(crate) fn drainers() -> usize {
+    std::env::var("KEDGE_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(THREADS)
+}
+
 /// The first GPU, with one context.
 pub(crate) fn backend() -> Result<Arc<NvidiaBackend>, Box<dyn Error>> {
+    backend_with(limits())
+}
+
+pub(crate) fn backend_with(limits: CacheLimits) -> Result<Arc<NvidiaBackend>, Box<dyn Error>> {
     say("");
-    let bytes = |name: &str| std::env::var(name).ok()?.parse().ok();
-    let limits = CacheLimits {
-        gpu: bytes("KEDGE_CACHE_GPU").unwrap_or(u64::MAX),
-        host: bytes("KEDGE_CACHE_HOST").unwrap_or(u64::MAX),
-        drain: bytes("KEDGE_DRAIN").unwrap_or(u64::MAX),
-    };
     let backend = NvidiaBackend::with_cache(Gpus::open(&[0])?, &[0], Arc::new(Alone), limits)?;
     backend.create_context(CTX, 0, STREAM)?;
     Ok(backend)
@@ -140,6 +167,15 @@ pub(crate) fn spread(
     bytes: u64,
     work: impl Fn(u64, usize, &mut Vec<u8>) -> Result<(), Box<dyn Error>> + Sync,
 ) -> Result<f64, Box<dyn Error>> {
+    spread_over(THREADS, bytes, work)
+}
+
+/// The same on so many threads.
+pub(crate) fn spread_over(
+    threads: usize,
+    bytes: u64,
+    work: impl Fn(u64, usize, &mut Vec<u8>) -> Result<(), Box<dyn Error>> + Sync,
+) -> Result<f64, Box<dyn Error>> {
     let begin = Instant::now();
     let next = AtomicUsize::new(0);
     let thread = || -> Result<(), String> {
@@ -154,7 +190,7 @@ pub(crate) fn spread(
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(thread)).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(thread)).collect();
         threads.into_iter().try_for_each(|thread| {
             thread.join().map_err(|_| "a panic")?.map_err(Box::<dyn Error>::from)
         })

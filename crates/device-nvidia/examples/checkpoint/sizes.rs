@@ -52,7 +52,7 @@ pub(crate) fn drain(
     pattern: Option<&Pattern>,
 ) -> Result<f64, Box<dyn Error>> {
     let pieces: Vec<_> = snapshot.pieces().iter().filter(|p| p.object == Object::Memory).collect();
-    spread(bytes, |at, len, buffer| {
+    spread_over(drainers(), bytes, |at, len, buffer| {
         let mut done = 0;
         while done < len {
             let start = BASE + at + done as u64;

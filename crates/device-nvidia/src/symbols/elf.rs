@@ -2,7 +2,7 @@
 //! table (in `.nv.global*` and `.nv.constant3*`, but a name too many does no harm), and whose
 //! `.nv.callgraph` holds pairs of symbols, caller and callee.
 
-use super::{Allocators, MAX_VARIABLES, Symbols};
+use super::{Allocators, MAX_VARIABLES, PRINTERS, Symbols};
 use std::collections::{BTreeSet, HashMap};
 
 const SECTION_HEADER: usize = 64;
@@ -39,7 +39,8 @@ pub(super) fn symbols(bytes: &[u8]) -> Result<Symbols, String> {
     let variables = variables.map(|s| s.text()).collect::<Option<_>>().ok_or_else(damaged)?;
     let graph = names.iter().position(|name| *name == b".nv.callgraph");
     let graph = graph.and_then(|at| file.content(&sections[at]));
-    Ok(Symbols { variables, allocators: allocators(&all, graph) })
+    let prints = all.iter().any(|s| PRINTERS.iter().any(|printer| printer.as_bytes() == s.name));
+    Ok(Symbols { variables, allocators: allocators(&all, graph), prints })
 }
 
 /// The kernels that reach malloc by calls.
@@ -247,6 +248,7 @@ mod tests {
             &[],
         );
         let found = symbols(&file).unwrap();
+        assert!(!found.prints);
         assert_eq!(found.variables.into_iter().collect::<Vec<_>>(), ["counter", "table"]);
         assert_eq!(found.allocators, Allocators::None);
     }
@@ -262,6 +264,13 @@ mod tests {
         let all = [("", 0, 0, 0), ("malloc", 2, 0, 0), ("helper", 2, 0, 3), ("k", 2, entry, 3)];
         let found = symbols(&cubin(&all, &[(2, 1), (3, 2)])).unwrap();
         assert_eq!(found.allocators, Allocators::Any);
+    }
+
+    #[test]
+    fn a_module_prints_where_it_names_a_printer() {
+        for printer in PRINTERS {
+            assert!(symbols(&cubin(&[("", 0, 0, 0), (printer, 2, 0, 0)], &[])).unwrap().prints);
+        }
     }
 
     #[test]

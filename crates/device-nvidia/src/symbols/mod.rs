@@ -1,5 +1,5 @@
-//! The names of a module's variables, which the driver finds by name but does not list, and which of
-//! its kernels allocate memory on the device. Read from the images that the module was made of.
+//! The names of a module's variables, which the driver finds by name but does not list, which of its
+//! kernels allocate memory on the device, and whether any may print. Read from the images that the module was made of.
 
 mod elf;
 mod text;
@@ -47,10 +47,16 @@ pub(crate) struct Symbols {
     /// In a fixed order. Some may not be in the module: of several images the driver takes one.
     pub(crate) variables: BTreeSet<String>,
     pub(crate) allocators: Allocators,
+    /// Whether any of its functions may print: by printf, or by a failed assertion.
+    pub(crate) prints: bool,
 }
+
+/// What functions call to print.
+const PRINTERS: [&str; 2] = ["vprintf", "__assertfail"];
 
 impl Symbols {
     fn add(&mut self, other: Symbols) {
+        self.prints |= other.prints;
         self.variables.extend(other.variables);
         self.allocators.add(other.allocators);
     }

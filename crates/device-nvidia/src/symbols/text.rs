@@ -1,7 +1,7 @@
 //! Names in PTX text. Only what stands outside of functions is looked at, word by word: this must
 //! read text of every PTX version, also where kedge's own parser does not know its instructions.
 
-use super::{Allocators, Symbols};
+use super::{Allocators, PRINTERS, Symbols};
 
 /// The variables and the use of malloc in a PTX module.
 pub(super) fn symbols(text: &str) -> Symbols {
@@ -20,6 +20,7 @@ pub(super) fn symbols(text: &str) -> Symbols {
             _ if depth > 0 => {}
             ".extern" => external = true,
             "malloc" if external => found.allocators = Allocators::Any,
+            printer if PRINTERS.contains(&printer) => found.prints = true,
             ".global" | ".const" if !external => {
                 found.variables.extend(declared(&mut words));
             }
@@ -106,6 +107,10 @@ mod tests {
         let names: Vec<_> = found.variables.iter().map(String::as_str).collect();
         assert_eq!(names, ["$c", "_ZTV6Square", "a", "b", "table", "word"]);
         assert_eq!(found.allocators, Allocators::None);
+        assert!(
+            !found.prints
+                && symbols(".extern .func (.param .b32 r) vprintf (.param .b64 a);").prints
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! per Compute Capability") where the interpreter honours them; capabilities that it lacks are 0.
 
 use kedge_cuda_types::attribute as a;
+use kedge_cuda_types::memory::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 use kedge_protocol::DeviceInfo;
 use kedge_wire::{List, Text};
 
@@ -107,6 +108,7 @@ const FIXED: &[(u32, i32)] = &[
     (a::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
     (a::IPC_EVENT_SUPPORTED, 1),
     (a::MEMORY_POOLS_SUPPORTED, 1),
+    (a::MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as i32),
     (a::CAN_USE_64_BIT_STREAM_MEM_OPS, 1),
     (a::CAN_USE_STREAM_WAIT_VALUE_NOR, 1),
     (a::CAN_USE_64_BIT_STREAM_MEM_OPS_V1, 1),

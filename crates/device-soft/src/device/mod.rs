@@ -532,7 +532,7 @@ impl Backend for SoftBackend {
         self.tables().graph(exec)?.add_edges(edges)
     }
 
-    fn graph_ready(&self, exec: GraphExecId) -> Result<(), CuError> {
+    fn graph_ready(&self, exec: GraphExecId, _priorities: bool) -> Result<(), CuError> {
         self.tables().graph(exec)?.ready()
     }
 

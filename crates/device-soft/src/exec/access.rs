@@ -85,6 +85,17 @@ impl Place {
     }
 }
 
+impl From<Space> for Place {
+    fn from(space: Space) -> Place {
+        match space {
+            Space::Generic | Space::Param => Place::Generic,
+            Space::Global | Space::Const => Place::Global,
+            Space::Shared => Place::Shared64,
+            Space::Local => Place::Local,
+        }
+    }
+}
+
 impl Warp {
     /// The addresses of a place's operand, absolute in the place's own space.
     ///
@@ -117,17 +128,29 @@ impl Warp {
             let generic = self.generic_address(place, addr);
             return Err(self.fault(inst, lane, FaultKind::Misaligned, Some(generic), ""));
         }
-        let found = match place {
+        let found = self.find(inst, lane, place, addr, bytes);
+        found.ok_or_else(|| {
+            let generic = self.generic_address(place, addr);
+            self.fault(inst, lane, FaultKind::IllegalAddress, Some(generic), "")
+        })
+    }
+
+    /// [`Self::pointer`] where nothing need be said of what is not there.
+    pub(crate) fn find(
+        &mut self,
+        inst: &Inst,
+        lane: usize,
+        place: Place,
+        addr: u64,
+        bytes: u64,
+    ) -> Option<*mut u8> {
+        match place {
             Place::Generic => self.generic_pointer(inst, lane, addr, bytes),
             Place::Global => self.global_pointer(inst, addr, bytes),
             Place::Shared32 | Place::Shared64 => window(self.shared, self.shared_len, addr, bytes),
             Place::Local | Place::Frame => window(self.local_of(lane), self.local_len, addr, bytes),
             Place::Param => self.param_pointer(addr, bytes),
-        };
-        found.ok_or_else(|| {
-            let generic = self.generic_address(place, addr);
-            self.fault(inst, lane, FaultKind::IllegalAddress, Some(generic), "")
-        })
+        }
     }
 
     /// The memory behind one lane's access of `size` bytes at `addr` of `space`. Where there is none,
@@ -142,13 +165,7 @@ impl Warp {
         size: u64,
         align: u64,
     ) -> Option<*mut u8> {
-        let place = match space {
-            Space::Generic | Space::Param => Place::Generic,
-            Space::Global | Space::Const => Place::Global,
-            Space::Shared => Place::Shared64,
-            Space::Local => Place::Local,
-        };
-        self.pointer(inst, lane, place, addr, size, align).ok()
+        self.pointer(inst, lane, space.into(), addr, size, align).ok()
     }
 
     fn local_of(&self, lane: usize) -> *mut u8 {

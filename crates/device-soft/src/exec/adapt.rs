@@ -1,5 +1,6 @@
 //! Steps that lowering adds around instructions: widths, signs, negated predicates.
 
+use super::control::lanes_where;
 use super::{Flow, Isa, Op, Warp, map1};
 use crate::code::Inst;
 
@@ -39,6 +40,22 @@ impl Op for NotPred {
         unsafe {
             let value = !warp.pred(inst.op[1]);
             warp.set_pred(inst.op[0], value, mask);
+        }
+        Flow::Next
+    }
+}
+
+/// `d = a != 0`: special registers that are predicates.
+pub(crate) struct NonZero;
+
+impl Op for NonZero {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: lowering emits it with a predicate and a 32-bit register.
+        unsafe {
+            let value = warp.row32(inst.op[1]);
+            let bits = lanes_where(mask, |lane| value[lane] != 0);
+            warp.set_pred(inst.op[0], bits, mask);
         }
         Flow::Next
     }

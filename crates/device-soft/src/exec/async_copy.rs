@@ -5,11 +5,12 @@
 
 use super::access::Place;
 use super::control::Nop;
+use super::locate::{AnyGlobal, Pointers, offset64};
 use super::mbarrier;
 use super::select::{Arg, Query, Selected};
 use super::{Flow, Isa, Op, Warp};
 use crate::code::Inst;
-use crate::memory::{Space, shared_in_block};
+use crate::memory::{SHARED_WINDOW, Space, shared_in_block};
 use crate::spec::WARP;
 use kedge_ptx::ast::{Operand, Type};
 
@@ -38,8 +39,10 @@ fn nothing(query: &Query<'_>) -> Option<Selected> {
 }
 
 /// What `cp.async`'s fourth operand says.
-const SOURCE_BYTES: u32 = 1 << 8;
-const IGNORE: u32 = 1 << 9;
+/// How many bytes a lane copies: 4, 8 or 16.
+const BYTES: u32 = 31;
+const SOURCE_BYTES: u32 = 1 << 5;
+const IGNORE: u32 = 1 << 6;
 
 /// `cp.async.ca.shared.global [dst], [src], bytes{, source bytes | ignore}{, policy}`.
 fn copy(query: &Query<'_>) -> Option<Selected> {
@@ -57,7 +60,7 @@ fn copy(query: &Query<'_>) -> Option<Selected> {
             aux |= SOURCE_BYTES;
         }
     }
-    Some(Selected::scalar::<Copy>(args).aux(aux))
+    Some(Selected::new::<Copy>(args).aux(aux))
 }
 
 /// `cp.async`: op = [to, from, [source bytes or ignore]], generic addresses.
@@ -65,7 +68,7 @@ struct Copy;
 
 impl Op for Copy {
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        let bytes = u64::from(inst.aux & 255);
+        let bytes = u64::from(inst.aux & BYTES);
         // SAFETY: the selector gave the operands in this order; `pointer` checks the addresses.
         unsafe {
             let (to, from) = (*warp.row64(inst.op[0]), *warp.row64(inst.op[1]));
@@ -76,6 +79,11 @@ impl Op for Copy {
                 let ignored = warp.pred(inst.op[2]);
                 taken =
                     std::array::from_fn(|lane| if ignored >> lane & 1 != 0 { 0 } else { bytes });
+            }
+            if taken == [bytes; WARP]
+                && let Some(flow) = copy_whole::<I>(warp, inst, mask, bytes)
+            {
+                return flow;
             }
             for lane in (0..WARP).filter(|lane| mask >> lane & 1 != 0) {
                 let mut value = [0u8; 16];
@@ -100,6 +108,49 @@ impl Op for Copy {
         }
         Flow::Next
     }
+}
+
+/// `cp.async` where every lane copies all of its bytes into the block's own shared memory. None: some
+/// lane's address is elsewhere.
+///
+/// # Safety
+/// op[0] and op[1] are operands of the 64-bit bank; `bytes` is 4, 8 or 16.
+#[inline(always)]
+unsafe fn copy_whole<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32, bytes: u64) -> Option<Flow> {
+    // SAFETY: the caller's contract.
+    let to = offset64(unsafe { warp.row64(inst.op[0]) }, SHARED_WINDOW.wrapping_neg(), mask);
+    let room = warp.shared_len.checked_sub(bytes)?;
+    let (mut beyond, mut low) = (false, 0);
+    for lane in 0..WARP {
+        beyond |= to[lane] > room;
+        low |= to[lane];
+    }
+    if beyond || low & (bytes - 1) != 0 {
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    let from = match unsafe { AnyGlobal::at::<I>(warp, inst, inst.op[1], 0, mask, bytes) } {
+        Ok(from) => from,
+        Err(flow) => return Some(flow),
+    };
+    macro_rules! each {
+        ($ty:ty) => {
+            for lane in 0..WARP {
+                // A lane that does not take part repeats the first one's copy.
+                // SAFETY: the offsets were checked above, the sources by `locate`.
+                unsafe {
+                    let value = from.at(lane).cast::<$ty>().read_unaligned();
+                    warp.shared.add(to[lane] as usize).cast::<$ty>().write_unaligned(value);
+                }
+            }
+        };
+    }
+    match bytes {
+        4 => each!(u32),
+        8 => each!(u64),
+        _ => each!(u128),
+    }
+    Some(Flow::Next)
 }
 
 /// What a bulk copy's operands say besides addresses and size.

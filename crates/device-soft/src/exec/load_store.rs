@@ -6,6 +6,7 @@
 
 use super::access::{PLACE_SHIFT, Place};
 use super::locate::{AnyGlobal, FrameLocal, Local64, Locate, Pointers, Shared32, Shared64};
+use super::strong::{LoadStrong, StoreStrong, load_pair, load_scalar, store_pair, store_scalar};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
 use crate::code::Inst;
@@ -52,8 +53,11 @@ impl Access {
 
     /// The handler of `ld` for it.
     pub(crate) fn load(self) -> Handlers {
-        if self.strong || self.wide_registers {
-            return Handlers::scalar::<LoadAny>();
+        if self.wide_registers {
+            return self.load_wide();
+        }
+        if self.strong {
+            return self.load_strong();
         }
         match self.place {
             Place::Generic | Place::Global => self.load_at::<AnyGlobal>(),
@@ -64,6 +68,52 @@ impl Access {
             Place::Param if self.count == 1 && self.log2 == 2 => Handlers::of::<LoadParam32>(),
             Place::Param if self.count == 1 && self.log2 == 3 => Handlers::of::<LoadParam64>(),
             Place::Param => Handlers::scalar::<LoadAny>(),
+        }
+    }
+
+    /// The handler of an `ld` of small elements into 64-bit registers.
+    fn load_wide(self) -> Handlers {
+        match self.place {
+            Place::Generic | Place::Global if !self.strong => self.load_wide_at::<AnyGlobal>(),
+            Place::Shared32 if !self.strong => self.load_wide_at::<Shared32>(),
+            _ => Handlers::scalar::<LoadAny>(),
+        }
+    }
+
+    fn load_wide_at<P: Locate>(self) -> Handlers {
+        match (self.log2, self.signed, self.count) {
+            (0, false, 1) => Handlers::of::<LoadWide<P, u8>>(),
+            (0, true, 1) => Handlers::of::<LoadWide<P, i8>>(),
+            (1, false, 1) => Handlers::of::<LoadWide<P, u16>>(),
+            (1, true, 1) => Handlers::of::<LoadWide<P, i16>>(),
+            (2, false, 1) => Handlers::of::<LoadWide<P, u32>>(),
+            (2, true, 1) => Handlers::of::<LoadWide<P, i32>>(),
+            _ => Handlers::scalar::<LoadAny>(),
+        }
+    }
+
+    /// The handler of a strong `ld`.
+    fn load_strong(self) -> Handlers {
+        match self.place {
+            Place::Generic | Place::Global => self.load_strong_at::<AnyGlobal>(),
+            Place::Shared32 => self.load_strong_at::<Shared32>(),
+            Place::Shared64 => self.load_strong_at::<Shared64>(),
+            // Memory that nobody else touches.
+            Place::Local => self.load_at::<Local64>(),
+            Place::Frame => self.load_at::<FrameLocal>(),
+            Place::Param => Handlers::scalar::<LoadAny>(),
+        }
+    }
+
+    fn load_strong_at<P: Locate>(self) -> Handlers {
+        match (self.log2, self.signed, self.count) {
+            (0, false, 1) => Handlers::of::<LoadStrong<P, u8>>(),
+            (0, true, 1) => Handlers::of::<LoadStrong<P, i8>>(),
+            (1, false, 1) => Handlers::of::<LoadStrong<P, u16>>(),
+            (1, true, 1) => Handlers::of::<LoadStrong<P, i16>>(),
+            (2, _, 1) => Handlers::of::<LoadStrong<P, u32>>(),
+            (3, _, 1) => Handlers::of::<LoadStrong<P, u64>>(),
+            _ => Handlers::scalar::<LoadAny>(),
         }
     }
 
@@ -84,16 +134,28 @@ impl Access {
 
     /// The handler of `st` for it.
     pub(crate) fn store(self) -> Handlers {
-        if self.strong || self.wide_registers {
+        if self.wide_registers {
             return Handlers::scalar::<StoreAny>();
         }
         match self.place {
+            Place::Generic | Place::Global if self.strong => self.store_strong(),
             Place::Generic | Place::Global => self.store_at::<AnyGlobal>(),
             Place::Shared32 => self.store_at::<Shared32>(),
             Place::Shared64 => self.store_at::<Shared64>(),
             Place::Local => self.store_at::<Local64>(),
             Place::Frame => self.store_at::<FrameLocal>(),
             Place::Param => Handlers::scalar::<StoreAny>(),
+        }
+    }
+
+    /// The handler of a strong `st` to memory that other workers touch.
+    fn store_strong(self) -> Handlers {
+        match (self.log2, self.count) {
+            (0, 1) => Handlers::of::<StoreStrong<u8>>(),
+            (1, 1) => Handlers::of::<StoreStrong<u16>>(),
+            (2, 1) => Handlers::of::<StoreStrong<u32>>(),
+            (3, 1) => Handlers::of::<StoreStrong<u64>>(),
+            _ => Handlers::scalar::<StoreAny>(),
         }
     }
 
@@ -119,6 +181,18 @@ pub(crate) trait Element: Copy + Default {
     /// # Safety
     /// As [`super::Lane::read`].
     unsafe fn get(warp: &Warp, slot: i32) -> [Self; WARP];
+    /// A single-copy atomic load with acquire order.
+    ///
+    /// # Safety
+    /// `at` is valid and aligned for the type.
+    unsafe fn load(at: *mut u8) -> Self;
+    /// A single-copy atomic store with release order.
+    ///
+    /// # Safety
+    /// `at` is valid for writing and aligned for the type.
+    unsafe fn store(at: *mut u8, value: Self);
+    /// The value as a 64-bit register has it.
+    fn widened(self) -> u64;
     /// # Safety
     /// Every pointer is valid for reading.
     #[inline(always)]
@@ -133,7 +207,7 @@ pub(crate) trait Element: Copy + Default {
 }
 
 macro_rules! element {
-    ($($ty:ty $(, $gather:ident)?;)*) => {
+    ($($ty:ty: $atomic:ty $(, $gather:ident)?;)*) => {
         $(impl Element for $ty {
             #[inline(always)]
             unsafe fn put(warp: &mut Warp, slot: i32, value: &[$ty; WARP], mask: u32) {
@@ -145,6 +219,20 @@ macro_rules! element {
                 // SAFETY: the caller's contract.
                 unsafe { <$ty as super::Lane>::read(warp, slot) }
             }
+            #[inline(always)]
+            unsafe fn load(at: *mut u8) -> $ty {
+                // SAFETY: the caller's contract.
+                (unsafe { &*at.cast::<$atomic>() }).load(Ordering::Acquire) as $ty
+            }
+            #[inline(always)]
+            unsafe fn store(at: *mut u8, value: $ty) {
+                // SAFETY: the caller's contract.
+                (unsafe { &*at.cast::<$atomic>() }).store(value as _, Ordering::Release);
+            }
+            #[inline(always)]
+            fn widened(self) -> u64 {
+                self as u64
+            }
             $(#[inline(always)]
             unsafe fn gather<I: Isa, P: Pointers>(pointers: &P) -> [$ty; WARP] {
                 // SAFETY: the caller's contract.
@@ -154,7 +242,15 @@ macro_rules! element {
     };
 }
 
-element! { u8; i8; u16; i16; u32, gather32; u64, gather64; }
+element! {
+    u8: AtomicU8;
+    i8: AtomicU8;
+    u16: AtomicU16;
+    i16: AtomicU16;
+    u32: AtomicU32, gather32;
+    i32: AtomicU32;
+    u64: AtomicU64, gather64;
+}
 
 /// `ld` of `N` elements: op = [destinations…, base].
 pub(crate) struct Load<P, T, const N: usize>(PhantomData<(P, T)>);
@@ -169,33 +265,69 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
                 Ok(pointers) => pointers,
                 Err(flow) => return flow,
             };
-            let mut rows = [[T::default(); WARP]; N];
-            if let Some(first) = pointers.contiguous::<I>(bytes) {
-                let first = first.cast::<[[T; N]; WARP]>().read_unaligned();
-                for lane in 0..WARP {
-                    for item in 0..N {
-                        rows[item][lane] = first[lane][item];
-                    }
-                }
-            } else if let Some(common) = pointers.contiguous::<I>(0) {
-                // All lanes read one place: a row of a matrix, a field of a structure.
-                let items = common.cast::<[T; N]>().read_unaligned();
-                for item in 0..N {
-                    rows[item] = [items[item]; WARP];
-                }
-            } else if N == 1 {
-                rows[0] = T::gather::<I, _>(&pointers);
-            } else {
-                for lane in 0..WARP {
-                    let items = pointers.at(lane).cast::<[T; N]>().read_unaligned();
-                    for item in 0..N {
-                        rows[item][lane] = items[item];
-                    }
-                }
-            }
+            let rows = rows::<I, _, T, N>(&pointers);
             for item in 0..N {
                 T::put(warp, inst.op[item], &rows[item], mask);
             }
+        }
+        Flow::Next
+    }
+}
+
+/// `N` elements of each lane.
+///
+/// # Safety
+/// Every pointer is valid for reading `N` elements.
+#[inline(always)]
+pub(super) unsafe fn rows<I: Isa, P: Pointers, T: Element, const N: usize>(
+    pointers: &P,
+) -> [[T; WARP]; N] {
+    let bytes = (N * size_of::<T>()) as u64;
+    let mut rows = [[T::default(); WARP]; N];
+    // SAFETY: the caller's contract.
+    unsafe {
+        if let Some(first) = pointers.contiguous::<I>(bytes) {
+            let first = first.cast::<[[T; N]; WARP]>().read_unaligned();
+            for lane in 0..WARP {
+                for item in 0..N {
+                    rows[item][lane] = first[lane][item];
+                }
+            }
+        } else if let Some(common) = pointers.contiguous::<I>(0) {
+            // All lanes read one place: a row of a matrix, a field of a structure.
+            let items = common.cast::<[T; N]>().read_unaligned();
+            for item in 0..N {
+                rows[item] = [items[item]; WARP];
+            }
+        } else if N == 1 {
+            rows[0] = T::gather::<I, _>(pointers);
+        } else {
+            for lane in 0..WARP {
+                let items = pointers.at(lane).cast::<[T; N]>().read_unaligned();
+                for item in 0..N {
+                    rows[item][lane] = items[item];
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// `ld` of one small element into a 64-bit register: op = [destination, base].
+struct LoadWide<P, T>(PhantomData<(P, T)>);
+
+impl<P: Locate, T: Element> Op for LoadWide<P, T> {
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: lowering put the base after the destination; `locate` checked the pointers.
+        unsafe {
+            let pointers = match P::locate::<I>(warp, inst, inst.op[1], mask, size_of::<T>() as u64)
+            {
+                Ok(pointers) => pointers,
+                Err(flow) => return flow,
+            };
+            let [row] = rows::<I, _, T, 1>(&pointers);
+            warp.set64(inst.op[0], &row.map(T::widened), mask);
         }
         Flow::Next
     }
@@ -405,76 +537,4 @@ pub(crate) unsafe fn operand_list(warp: &Warp, inst: &Inst, count: usize) -> [i3
         out[..count].copy_from_slice(&inst.op[..count]);
     }
     out
-}
-
-/// A single-copy atomic load with acquire order, extended to 64 bits.
-///
-/// # Safety
-/// `at` is valid and aligned for 2^`log2` bytes, 8 at most.
-pub(crate) unsafe fn load_scalar(at: *const u8, log2: u32, signed: bool) -> u64 {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match (log2, signed) {
-            (0, false) => u64::from((*at.cast::<AtomicU8>()).load(Ordering::Acquire)),
-            (0, true) => (*at.cast::<AtomicU8>()).load(Ordering::Acquire) as i8 as i64 as u64,
-            (1, false) => u64::from((*at.cast::<AtomicU16>()).load(Ordering::Acquire)),
-            (1, true) => (*at.cast::<AtomicU16>()).load(Ordering::Acquire) as i16 as i64 as u64,
-            (2, false) => u64::from((*at.cast::<AtomicU32>()).load(Ordering::Acquire)),
-            (2, true) => (*at.cast::<AtomicU32>()).load(Ordering::Acquire) as i32 as i64 as u64,
-            _ => (*at.cast::<AtomicU64>()).load(Ordering::Acquire),
-        }
-    }
-}
-
-/// A single-copy atomic store with release order.
-///
-/// # Safety
-/// As [`load_scalar`]'s, for writing.
-pub(crate) unsafe fn store_scalar(at: *mut u8, log2: u32, value: u64) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match log2 {
-            0 => (*at.cast::<AtomicU8>()).store(value as u8, Ordering::Release),
-            1 => (*at.cast::<AtomicU16>()).store(value as u16, Ordering::Release),
-            2 => (*at.cast::<AtomicU32>()).store(value as u32, Ordering::Release),
-            _ => (*at.cast::<AtomicU64>()).store(value, Ordering::Release),
-        }
-    }
-}
-
-/// A 16-byte load; 16-byte aligned vector moves are single-copy atomic on every CPU with AVX.
-///
-/// # Safety
-/// `at` is valid and 16-byte aligned.
-unsafe fn load_pair(at: *const u8) -> [u64; 2] {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE2 is x86_64's baseline; the caller's contract.
-    unsafe {
-        use std::arch::x86_64::*;
-        let value = _mm_load_si128(at.cast());
-        std::mem::transmute::<__m128i, [u64; 2]>(value)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's contract.
-    unsafe {
-        at.cast::<[u64; 2]>().read()
-    }
-}
-
-/// A 16-byte store; see [`load_pair`].
-///
-/// # Safety
-/// `at` is valid for writing and 16-byte aligned.
-unsafe fn store_pair(at: *mut u8, value: [u64; 2]) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE2 is x86_64's baseline; the caller's contract.
-    unsafe {
-        use std::arch::x86_64::*;
-        _mm_store_si128(at.cast(), std::mem::transmute::<[u64; 2], __m128i>(value));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's contract.
-    unsafe {
-        at.cast::<[u64; 2]>().write(value);
-    }
 }

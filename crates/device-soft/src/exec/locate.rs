@@ -155,6 +155,8 @@ impl Pointers for Near {
 /// A place's address computation and check, for the handlers that are specialised by place.
 pub(crate) trait Locate {
     type Out: Pointers;
+    /// Only the block's own worker touches this memory, one warp at a time.
+    const OF_BLOCK: bool;
     /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
     ///
     /// # Safety
@@ -173,12 +175,32 @@ pub(crate) struct AnyGlobal;
 
 impl Locate for AnyGlobal {
     type Out = Wide;
+    const OF_BLOCK: bool = false;
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
         warp: &mut Warp,
         inst: &Inst,
         slot: i32,
+        mask: u32,
+        bytes: u64,
+    ) -> Result<Wide, Flow> {
+        // SAFETY: the caller's contract.
+        unsafe { AnyGlobal::at::<I>(warp, inst, slot, inst.imm, mask, bytes) }
+    }
+}
+
+impl AnyGlobal {
+    /// [`Locate::locate`] with another offset than the instruction's `imm`.
+    ///
+    /// # Safety
+    /// `slot` is an operand of the 64-bit bank.
+    #[inline(always)]
+    pub(crate) unsafe fn at<I: Isa>(
+        warp: &mut Warp,
+        inst: &Inst,
+        slot: i32,
+        offset: u64,
         mask: u32,
         bytes: u64,
     ) -> Result<Wide, Flow> {
@@ -190,13 +212,13 @@ impl Locate for AnyGlobal {
             let mut addr = [0; WARP];
             // SAFETY: the handler is compiled for this level.
             let good =
-                unsafe { wide::addresses64(base, inst.imm, mask, span.lo, room, bytes, &mut addr) };
+                unsafe { wide::addresses64(base, offset, mask, span.lo, room, bytes, &mut addr) };
             if !good || span.hi - span.lo < bytes {
                 return warp.locate_slowly(inst, addr, mask, bytes);
             }
             return Ok(Wide(addr));
         }
-        let addr = offset64(base, inst.imm, mask);
+        let addr = offset64(base, offset, mask);
         let mut bad = u64::from(span.hi - span.lo < bytes);
         let mut low = 0;
         for lane in 0..WARP {
@@ -215,6 +237,7 @@ pub(crate) struct Shared32;
 
 impl Locate for Shared32 {
     type Out = Near;
+    const OF_BLOCK: bool = true;
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
@@ -258,6 +281,7 @@ pub(crate) struct Shared64;
 
 impl Locate for Shared64 {
     type Out = Near;
+    const OF_BLOCK: bool = true;
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
@@ -290,6 +314,7 @@ pub(crate) struct Local64;
 
 impl Locate for Local64 {
     type Out = Near;
+    const OF_BLOCK: bool = true;
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
@@ -322,6 +347,7 @@ pub(crate) struct FrameLocal;
 
 impl Locate for FrameLocal {
     type Out = Near;
+    const OF_BLOCK: bool = true;
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(

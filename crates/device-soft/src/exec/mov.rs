@@ -44,6 +44,51 @@ impl<S: Typed + Into<u64>, E: Typed + TryFrom<u64>, const N: usize> Op for Unpac
     }
 }
 
+/// `mov.b128 d, {a, b}`: a 128-bit register is a pair of slots.
+struct Pack2x64;
+
+impl Op for Pack2x64 {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [d, a, b] (the selector).
+        unsafe {
+            let halves = [1, 2].map(|at| *warp.row64(inst.op[at]));
+            warp.set64(inst.op[0], &halves[0], mask);
+            warp.set64(inst.op[0] + 1, &halves[1], mask);
+        }
+        Flow::Next
+    }
+}
+
+/// `mov.b128 {a, b}, s`.
+struct Unpack2x64;
+
+impl Op for Unpack2x64 {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [a, b, s] (the selector).
+        unsafe {
+            let halves = [0, 1].map(|half| *warp.row64(inst.op[2] + half));
+            warp.set64(inst.op[0], &halves[0], mask);
+            warp.set64(inst.op[1], &halves[1], mask);
+        }
+        Flow::Next
+    }
+}
+
+/// `mov.b128 d, s`.
+struct Copy128;
+
+impl Op for Copy128 {
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        // SAFETY: op = [d, s] (the selector).
+        unsafe {
+            let halves = [0, 1].map(|half| *warp.row64(inst.op[1] + half));
+            warp.set64(inst.op[0], &halves[0], mask);
+            warp.set64(inst.op[0] + 1, &halves[1], mask);
+        }
+        Flow::Next
+    }
+}
+
 /// `mov.pred d, a`.
 struct CopyPred;
 
@@ -85,6 +130,7 @@ fn copy(ty: Type) -> Option<Selected> {
     let args = [Arg::Dst(ty), Arg::Src(ty)];
     let mut selected = match (ty, ty.size()) {
         (Type::Pred, _) => return Some(Selected::scalar::<CopyPred>(args)),
+        (_, 16) => return Some(Selected::scalar::<Copy128>(args)),
         (_, 2) => lanes::<Copy16>(),
         (_, 4) => lanes::<Copy32>(),
         (_, 8) => lanes::<Copy64>(),
@@ -102,6 +148,10 @@ fn pack(ty: Type, count: usize) -> Option<Selected> {
         (4, 2) => lanes::<Pack2x16>(),
         (8, 4) => lanes::<Pack4x16>(),
         (8, 2) => lanes::<Pack2x32>(),
+        (16, 2) => {
+            let args = [Arg::Dst(ty), Arg::Src(Type::B64), Arg::Src(Type::B64)];
+            Selected::scalar::<Pack2x64>(args)
+        }
         _ => return None,
     })
 }
@@ -118,6 +168,10 @@ fn unpack(ty: Type, count: usize) -> Option<Selected> {
         (4, 2) => Selected::new::<Unpack<u32, u16, 2>>(args::<u32, u16>(2)),
         (8, 4) => Selected::new::<Unpack<u64, u16, 4>>(args::<u64, u16>(4)),
         (8, 2) => Selected::new::<Unpack<u64, u32, 2>>(args::<u64, u32>(2)),
+        (16, 2) => {
+            let args = [Arg::Dst(Type::B64), Arg::Dst(Type::B64), Arg::Src(ty)];
+            Selected::scalar::<Unpack2x64>(args)
+        }
         _ => return None,
     })
 }

@@ -37,6 +37,7 @@ pub(crate) enum Special {
     ClusterNctaidZ,
     ClusterCtaRank,
     ClusterNctaRank,
+    IsExplicitCluster,
     LaneId,
     WarpId,
     NwarpId,
@@ -94,6 +95,7 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         "%cluster_nctaid.z" => ClusterNctaidZ,
         "%cluster_ctarank" => ClusterCtaRank,
         "%cluster_nctarank" => ClusterNctaRank,
+        "%is_explicit_cluster" => IsExplicitCluster,
         "%laneid" => LaneId,
         "%warpid" => WarpId,
         "%nwarpid" => NwarpId,
@@ -196,6 +198,8 @@ impl Special {
                 x + spec.cluster[0].max(1) * (y + spec.cluster[1].max(1) * z)
             }
             Special::ClusterNctaRank => spec.cluster.iter().map(|&n| n.max(1)).product(),
+            // A launch with clusters of one block is not told from one without.
+            Special::IsExplicitCluster => u32::from(spec.cluster.iter().any(|&n| n > 1)),
             Special::LaneId => lane,
             Special::WarpId => warp.index,
             Special::NwarpId => grid.warps(),

@@ -389,6 +389,12 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                 let selected = special.selected();
                 let run = selected.handlers.at(self.level);
                 self.push_node(run, selected.imm, selected.aux, vec![Opnd::Def(value)], None);
+                if (bank, ty) == (Bank::B32, Type::Pred) {
+                    let holds = self.temporary(Bank::Pred);
+                    let operands = vec![Opnd::Def(holds), Opnd::Use(value)];
+                    self.push_before::<adapt::NonZero>(operands, 0, 0);
+                    return Ok(Opnd::Use(holds));
+                }
                 self.value_of(value, ty)
             }
             Operand::Symbol(name, offset) => self.symbol_value(name, *offset, ty),

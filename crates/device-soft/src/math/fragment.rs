@@ -144,7 +144,18 @@ pub(crate) struct Layout {
     in_order: bool,
 }
 
+const IN_ORDER: [u16; 32] = {
+    let mut lanes = [0; 32];
+    let mut lane = 0;
+    while lane < 32 {
+        lanes[lane] = lane as u16;
+        lane += 1;
+    }
+    lanes
+};
+
 impl Layout {
+    #[inline(always)]
     fn new(
         lane: impl Fn(usize, usize) -> usize,
         element: usize,
@@ -177,6 +188,7 @@ impl Layout {
 
     /// Accumulators eight columns wide, `per` in a register; of a tile of 16 columns, the right half
     /// follows the left.
+    #[inline(always)]
     pub(crate) fn accumulators(columns: usize, per: usize) -> Self {
         let lane = |group: usize, thread: usize| group * columns + thread * 2;
         Self::new(lane, 1, |register| {
@@ -186,11 +198,17 @@ impl Layout {
     }
 
     /// In the order of lanes, then of elements, then of registers: what is cheapest to store. Where the
-    /// tile has fewer elements they repeat; a tile is a multiple of `32 · per`, as all of `wmma`'s are.
+    /// tile has fewer elements they repeat; `size` is a power of two and a multiple of `32 · per`, as all
+    /// of `wmma`'s are.
+    #[inline(always)]
     pub(crate) fn linear(size: usize, per: usize) -> Self {
-        let lane = |group: usize, thread: usize| group * 4 + thread;
-        let layout = Self::new(lane, 32, |register| register * per * 32 % size);
-        Self { distinct: size / (32 * per), in_order: true, ..layout }
+        debug_assert!(size.is_power_of_two());
+        let mut registers = [0; 16];
+        for (register, offset) in registers.iter_mut().enumerate() {
+            *offset = ((register * per * 32) & (size - 1)) as u16;
+        }
+        let lanes = IN_ORDER;
+        Self { lanes, element: 32, registers, distinct: size / (32 * per), in_order: true }
     }
 
     /// Registers that hold something that those before them do not.

@@ -43,6 +43,63 @@ fn copies_and_an_mbarrier_move_a_tile() {
     assert_eq!(out, (0..64).rev().collect::<Vec<u32>>());
 }
 
+/// Even lanes copy `bytes` bytes each, of which `taken` come from the source, the rest being zero.
+fn copied(bytes: u64, source: &str, taken: u64) {
+    let body = format!(
+        "
+    .visible .entry k(.param .u64 p)
+    {{
+        .shared .align 16 .b8 tile[1024];
+        .reg .pred %p<4>;
+        .reg .b32 %r<12>;
+        .reg .b64 %rd<8>;
+        ld.param.u64 %rd1, [p];
+        mov.u32 %r1, %tid.x;
+        mov.u32 %r2, tile;
+        mad.wide.u32 %rd3, %r1, {bytes}, %rd1;
+        mad.lo.u32 %r3, %r1, {bytes}, %r2;
+        and.b32 %r4, %r1, 1;
+        setp.eq.u32 %p1, %r4, 0;
+        mov.u32 %r5, -1;
+        st.shared.u32 [%r3], %r5;
+        mov.u32 %r6, {taken};
+        @%p1 cp.async.ca.shared.global [%r3], [%rd3], {bytes}{source};
+        cp.async.wait_all;
+        ld.shared.u32 %r7, [%r3];
+        st.global.u32 [%rd3], %r7;
+        ld.shared.u32 %r8, [%r3+{last}];
+        @%p1 st.global.u32 [%rd3+{last}], %r8;
+        ret;
+    }}",
+        last = bytes - 4
+    );
+    let words = bytes as usize / 4;
+    let data: Vec<u32> = (1..=32 * words as u32).collect();
+    let out = Bench::new().transform(&body, &Shape::new(1, 32), &data);
+    let mut want = data.clone();
+    for lane in 0..32 {
+        let own = &mut want[lane * words..][..words];
+        if lane % 2 != 0 {
+            own[0] = u32::MAX;
+        } else {
+            let here = |at: usize, value: u32| if (at as u64) < taken / 4 { value } else { 0 };
+            own[0] = here(0, own[0]);
+            own[words - 1] = here(words - 1, own[words - 1]);
+        }
+    }
+    assert_eq!(out, want, "{bytes} bytes, {taken} taken");
+}
+
+#[test]
+fn copies_of_every_size_and_of_less_than_that() {
+    for bytes in [4, 8, 16] {
+        copied(bytes, "", bytes);
+        copied(bytes, ", %r6", bytes);
+        copied(bytes, ", %r6", bytes - 4);
+        copied(bytes, ", %r6", 0);
+    }
+}
+
 #[test]
 fn a_bulk_copy_tells_its_mbarrier() {
     let body = "

@@ -417,3 +417,45 @@ fn halves() {
         (a >> 16 & 0xFFFF > b >> 16 & 0xFFFF).into()
     });
 }
+
+#[test]
+fn registers_of_sixteen_bytes_are_packed_and_unpacked() {
+    let body = "
+    .visible .entry k(.param .u64 p)
+    {
+        .reg .b64 %rd<8>;
+        .reg .b128 %q<4>;
+        ld.param.u64 %rd1, [p];
+        ld.global.u64 %rd2, [%rd1];
+        ld.global.u64 %rd3, [%rd1+8];
+        mov.b128 %q1, {%rd2, %rd3};
+        atom.global.exch.b128 %q2, [%rd1+16], %q1;
+        mov.b128 %q3, %q2;
+        mov.b128 {%rd4, %rd5}, %q3;
+        st.global.u64 [%rd1], %rd5;
+        st.global.u64 [%rd1+8], %rd4;
+        ret;
+    }";
+    let out = Bench::new().transform(body, &Shape::new(1, 1), &[1u64, 2, 3, 4]);
+    assert_eq!(out, [4, 3, 1, 2]);
+}
+
+#[test]
+fn clusters_are_told_from_single_blocks() {
+    let body = "
+    .visible .entry k(.param .u64 p)
+    {
+        .reg .pred %p<2>;
+        .reg .b32 %r<2>;
+        .reg .b64 %rd<2>;
+        ld.param.u64 %rd1, [p];
+        mov.pred %p1, %is_explicit_cluster;
+        selp.u32 %r1, 1, 0, %p1;
+        st.global.u32 [%rd1], %r1;
+        ret;
+    }";
+    for (blocks, expected) in [(1, 0), (2, 1)] {
+        let shape = Shape { cluster: [blocks, 1, 1], ..Shape::new(2, 32) };
+        assert_eq!(Bench::new().transform(body, &shape, &[7u32]), [expected]);
+    }
+}

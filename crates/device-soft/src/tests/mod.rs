@@ -2,8 +2,10 @@
 
 mod async_copy;
 mod basics;
+mod digest;
 mod divergence;
 mod instructions;
+mod loads;
 mod matrix;
 mod memory;
 mod tensor;

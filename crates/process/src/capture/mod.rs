@@ -8,11 +8,13 @@ mod memory;
 mod objects;
 mod process;
 mod queries;
+mod together;
 mod undo;
 mod write;
 
 pub(crate) use early::Early;
 pub(crate) use process::vdso_code;
+pub use together::Together;
 
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
@@ -29,6 +31,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -60,6 +63,8 @@ pub struct Options {
     pub tracker: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
+    /// Others that are captured at the same moment.
+    pub together: Option<Arc<dyn Together>>,
 }
 
 impl Options {
@@ -68,6 +73,7 @@ impl Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
         let (hold, plugins, tracker, full) = (false, More::new(), None, false);
+        let together = None;
         Options {
             folder,
             codec,
@@ -78,6 +84,7 @@ impl Options {
             plugins,
             tracker,
             full,
+            together,
         }
     }
 }
@@ -136,9 +143,11 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let mut session = session.unwrap_or_default();
     let begin = Instant::now();
     let mut stopped = stop::stop(roots, options.patience)?;
+    let together = options.together.as_deref();
+    together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
     let (zombies, ids) = identify(&stopped)?;
     let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
-    let descriptors = survey(&pids, &options)?.save(&options.folder)?;
+    let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
     let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
     let mut held = Vec::new();
     for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
@@ -153,6 +162,8 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     }
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
+    let captured = together.map(|others| others.captured(pids.len()));
+    captured.transpose().map_err(EngineError::Together)?;
     if options.hold {
         stopped.hold();
     }
@@ -247,15 +258,15 @@ impl Captured {
     /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.
     /// The processes and files of `manifest` are filled in.
     pub fn finish(self, manifest: Manifest) -> Result<Manifest, EngineError> {
-        self.finish_with(manifest, || Ok(Vec::new()))
+        self.finish_with(manifest, || Ok((Vec::new(), false)))
     }
 
     /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
-    /// meanwhile, and is asked when all memory is written.
+    /// meanwhile, and whether one builds on the image that was offered; it is asked when all memory is written.
     pub fn finish_with(
         self,
         mut manifest: Manifest,
-        others: impl FnOnce() -> Result<Vec<FileEntry>, PluginError>,
+        others: impl FnOnce() -> Result<(Vec<FileEntry>, bool), PluginError>,
     ) -> Result<Manifest, EngineError> {
         manifest.processes = self.job.processes;
         manifest.files = vec![self.objects];
@@ -267,7 +278,9 @@ impl Captured {
             builds |= held.builds_on_another();
             manifest.files.push(held.finish(&self.options)?);
         }
-        manifest.files.extend(others()?);
+        let (files, others_build) = others()?;
+        manifest.files.extend(files);
+        builds |= others_build;
         manifest.parent = self.session.parent().filter(|_| builds).cloned();
         manifest.write(&self.options.folder)?;
         if let Some(tracker) = &self.options.tracker {

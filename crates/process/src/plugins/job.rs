@@ -7,6 +7,7 @@ use crate::plugins::procfs::{FdInfo, Stat};
 use crate::plugins::pty::Flight;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
+use kedge_image::Manifest;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use serde::Serialize;
@@ -153,6 +154,8 @@ pub struct Capture<'a> {
     pub job: &'a Job,
     /// The image's.
     pub folder: &'a Path,
+    /// The image that this one may build on.
+    pub base: Option<&'a Manifest>,
     /// What each process maps; nothing of one that has ended.
     pub(crate) mappings: Vec<Vec<Mapping>>,
     pub(crate) data: DataWriter,

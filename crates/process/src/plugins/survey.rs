@@ -8,6 +8,7 @@ use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
 use crate::plugins::{Claim, More, Plugin, all, sockets, streams, sys};
+use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
@@ -86,6 +87,15 @@ impl<'a> Survey<'a> {
     /// Saves everything, files into the image's `folder`, which exists. Every process is stopped, and stays
     /// so until this returns; on an error they can go on as if nothing had happened.
     pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {
+        self.save_on(folder, None)
+    }
+
+    /// The same, for an image that may build on `base`.
+    pub(crate) fn save_on(
+        &self,
+        folder: &Path,
+        base: Option<&Manifest>,
+    ) -> Result<Saved, PluginError> {
         // They may have opened and closed since.
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
@@ -93,7 +103,7 @@ impl<'a> Survey<'a> {
         let (taken, flights, buffer) = (Vec::new(), Vec::new(), Vec::new());
         let (job, mappings) = (&now.job, mappings(&now.job)?);
         let mut capture =
-            Capture { job, folder, mappings, data, files, warnings, taken, flights, buffer };
+            Capture { job, folder, base, mappings, data, files, warnings, taken, flights, buffer };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());

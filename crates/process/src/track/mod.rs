@@ -61,7 +61,7 @@ struct Base {
 /// What a checkpoint is to know before it stops the job.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
-    base: Option<(Base, Pin)>,
+    base: Option<(Base, Pin, Manifest)>,
     /// What has changed before the pause.
     early: BTreeMap<pid_t, Early>,
     known: BTreeSet<pid_t>,
@@ -91,7 +91,7 @@ impl Tracker {
         let mut session = Session::default();
         if let Some(base) = state.base.take().filter(|_| !options.full) {
             match base.pinned(&options.folder) {
-                Ok(pin) => session.base = Some((base, pin)),
+                Ok((pin, manifest)) => session.base = Some((base, pin, manifest)),
                 Err(why) => session.notes.push(format!("the image is a full one: {why}")),
             }
         }
@@ -117,7 +117,7 @@ impl Tracker {
             watched.known = manifest.processes.contains(pid);
         }
         let length = match (&manifest.parent, &session.base) {
-            (Some(_), Some((base, _))) => base.length.saturating_add(1),
+            (Some(_), Some((base, ..))) => base.length.saturating_add(1),
             _ => 1,
         };
         let parent = manifest.as_parent(folder);
@@ -127,7 +127,7 @@ impl Tracker {
 
 impl Base {
     /// Whether an image in `folder` can build on this one: then it stays for as long as the pin.
-    fn pinned(&self, folder: &Path) -> Result<Pin, String> {
+    fn pinned(&self, folder: &Path) -> Result<(Pin, Manifest), String> {
         if self.folder.parent() != folder.parent() {
             return Err(format!("the last one, {}, is in another folder", self.folder.display()));
         }
@@ -136,14 +136,19 @@ impl Base {
         if manifest.identity() != self.parent.checksum {
             return Err(format!("{} is another one than it was", self.folder.display()));
         }
-        Ok(pin)
+        Ok((pin, manifest))
     }
 }
 
 impl Session {
     /// The image that is built on.
     pub(crate) fn parent(&self) -> Option<&Parent> {
-        self.base.as_ref().map(|(base, _)| &base.parent)
+        self.base.as_ref().map(|(base, ..)| &base.parent)
+    }
+
+    /// Its manifest.
+    pub(crate) fn base(&self) -> Option<&Manifest> {
+        self.base.as_ref().map(|(.., manifest)| manifest)
     }
 
     pub(crate) fn is_known(&self, pid: pid_t) -> bool {

@@ -44,7 +44,7 @@ pub(crate) fn call(
     let open = match gate {
         Gate::None => Ok(()),
         Gate::Init => session::ready(),
-        Gate::Healthy => session::ready().and_then(|()| context::check_sticky()),
+        Gate::Healthy => session::alive().and_then(|()| context::check_sticky()),
     };
     if let Err(error) = open {
         return error.0;

@@ -380,12 +380,12 @@ unsupported!(cuMemMapArrayAsync(mapInfoList: *mut c_void, count: u32, hStream: C
 unsupported!(cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: u32, hStream: CUstream));
 export!(Healthy, cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const c_void) = memory::cuMemPoolCreate(pool, poolProps.cast()));
 export!(Healthy, cuMemPoolDestroy(pool: CUmemoryPool) = memory::cuMemPoolDestroy(pool));
-unsupported!(cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr));
-unsupported!(cuMemPoolExportToShareableHandle(handle_out: *mut c_void, pool: CUmemoryPool, handleType: u32, flags: u64));
+export!(Healthy, cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) = memory::cuMemPoolExportPointer(shareData_out.cast(), ptr));
+export!(Healthy, cuMemPoolExportToShareableHandle(handle_out: *mut c_void, pool: CUmemoryPool, handleType: u32, flags: u64) = memory::cuMemPoolExportToShareableHandle(handle_out.cast(), pool, handleType, flags));
 export!(Init, cuMemPoolGetAccess(flags: *mut u32, memPool: CUmemoryPool, location: *mut CUmemLocation) = memory::cuMemPoolGetAccess(flags, memPool, location));
 export!(Init, cuMemPoolGetAttribute(pool: CUmemoryPool, attr: u32, value: *mut c_void) = memory::cuMemPoolGetAttribute(pool, attr, value.cast()));
-unsupported!(cuMemPoolImportFromShareableHandle(pool_out: *mut CUmemoryPool, handle: *mut c_void, handleType: u32, flags: u64));
-unsupported!(cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: CUmemoryPool, shareData: *mut c_void));
+export!(Healthy, cuMemPoolImportFromShareableHandle(pool_out: *mut CUmemoryPool, handle: *mut c_void, handleType: u32, flags: u64) = memory::cuMemPoolImportFromShareableHandle(pool_out, handle.cast(), handleType, flags));
+export!(Healthy, cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: CUmemoryPool, shareData: *mut c_void) = memory::cuMemPoolImportPointer(ptr_out, pool, shareData.cast()));
 export!(Init, cuMemPoolSetAccess(pool: CUmemoryPool, map: *const c_void, count: usize) = memory::cuMemPoolSetAccess(pool, map.cast(), count));
 export!(Init, cuMemPoolSetAttribute(pool: CUmemoryPool, attr: u32, value: *mut c_void) = memory::cuMemPoolSetAttribute(pool, attr, value.cast()));
 export!(Healthy, cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) = memory::cuMemPoolTrimTo(pool, minBytesToKeep));

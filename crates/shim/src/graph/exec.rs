@@ -92,7 +92,8 @@ fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExe
         let edges = List::new(edges.to_vec()).map_err(|_| CuError::UNKNOWN)?;
         session.post(&Post::GraphExecEdges { exec: id, edges })?;
     }
-    session.post(&Post::GraphExecReady { exec: id })?;
+    let priorities = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY != 0;
+    session.post(&Post::GraphExecReady { exec: id, priorities })?;
     let copies = world::with(|graphs| graphs.copies(graph));
     let places = flat.places;
     let exec = Exec { id, ctx, flags, graph, copies, places, state: Mutex::default() };

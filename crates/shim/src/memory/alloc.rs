@@ -3,7 +3,7 @@
 use super::link::{Current, Proxy, ask, call, current, is_exact, post_alloc, post_free, quiesce};
 use super::ranges::GRANULE;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, array, give, host, managed, pool, shadow, texture};
+use super::{MEMORY, array, give, host, ipc, managed, pool, shadow, texture};
 use crate::{capture, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdeviceptr};
@@ -73,6 +73,10 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
         quiesce()?;
         return post_free(found.base, found.size);
     }
+    let pooled = |found: &Arc<Allocation>| found.kind == Kind::Peer { pooled: true };
+    if MEMORY.table().find(dptr).is_some_and(pooled) {
+        return ipc::close(dptr);
+    }
     let may_free = |found: &Allocation| {
         matches!(found.kind, Kind::Device | Kind::Pool(_) | Kind::Managed { .. })
     };
@@ -123,7 +127,9 @@ pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
             host::release(found)
         }
         Kind::Pinned { .. } => host::release(found),
-        Kind::Registered { .. } | Kind::Mapping(_) | Kind::Peer | Kind::Variable { .. } => Ok(()),
+        Kind::Registered { .. } | Kind::Mapping(_) | Kind::Peer { .. } | Kind::Variable { .. } => {
+            Ok(())
+        }
     }
 }
 

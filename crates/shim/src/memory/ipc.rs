@@ -4,9 +4,9 @@
 //! the allocation's place in it. Who opens it maps the whole slab, once for each of its devices, at an
 //! address of its own arena.
 
-use super::link::{Current, ask, call, current, post, quiesce};
+use super::link::{ask, call, current, on_device, post, quiesce};
 use super::ranges::LARGE;
-use super::table::Kind;
+use super::table::{Allocation, Kind};
 use super::{MEMORY, give, vmm};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::abi::CUipcMemHandle;
@@ -103,10 +103,14 @@ pub(crate) unsafe fn cuIpcGetMemHandle(
     if handle.is_null() || found.kind != Kind::Device {
         return Err(CuError::INVALID_VALUE);
     }
-    let SharedSlab { name, base, size } = share(found.base)?;
-    let place = Place { name, offset: found.base - base, size: found.size, slab: size };
     // SAFETY: as the caller promised.
-    unsafe { give(handle, place.pack()) }
+    unsafe { give(handle, handle_of(&found)?) }
+}
+
+/// The handle by which others open an allocation.
+pub(super) fn handle_of(found: &Allocation) -> Result<CUipcMemHandle, CuError> {
+    let SharedSlab { name, base, size } = share(found.base)?;
+    Ok(Place { name, offset: found.base - base, size: found.size, slab: size }.pack())
 }
 
 /// Lets others open the slab that holds `addr`; waits for an exact device to be at rest.
@@ -130,15 +134,25 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     if dptr.is_null() || flags & !LAZY_PEERS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let place = Place::unpack(&handle)?;
+    let addr = open_handle(&handle, current.device, false)?;
+    // SAFETY: as the caller promised.
+    unsafe { give(dptr, addr) }
+}
+
+/// Opens another process's allocation for a device: its address. `pooled`: it is a pool's.
+pub(super) fn open_handle(
+    handle: &CUipcMemHandle,
+    device: u32,
+    pooled: bool,
+) -> Result<u64, CuError> {
+    let place = Place::unpack(handle)?;
     let mut opened = opened();
-    let fits = |slab: &Opened| {
-        (slab.name, slab.device) == (place.name, current.device) && slab.has_room(&place)
-    };
+    let fits =
+        |slab: &Opened| (slab.name, slab.device) == (place.name, device) && slab.has_room(&place);
     let index = match opened.iter().position(fits) {
         Some(index) => index,
         None => {
-            opened.push(open(&current, &place)?);
+            opened.push(open(device, &place)?);
             opened.len() - 1
         }
     };
@@ -147,10 +161,9 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     let uses = slab.uses.entry(place.offset).or_insert((size, 0));
     uses.1 += 1;
     if uses.1 == 1 {
-        MEMORY.record(&current, Kind::Peer, addr, size, size);
+        MEMORY.record(&on_device(device), Kind::Peer { pooled }, addr, size, size);
     }
-    // SAFETY: as the caller promised.
-    unsafe { give(dptr, addr) }
+    Ok(addr)
 }
 
 /// The first version, with the same arguments.
@@ -163,14 +176,14 @@ pub(crate) unsafe fn cuIpcOpenMemHandle(
     unsafe { cuIpcOpenMemHandle_v2(dptr, handle, flags) }
 }
 
-/// Maps a slab of another process for the current device.
-fn open(current: &Current, place: &Place) -> Result<Opened, CuError> {
+/// Maps a slab of another process for a device.
+fn open(device: u32, place: &Place) -> Result<Opened, CuError> {
     let handle = vmm::new_id();
     let imported = ask::<Result<Imported, u32>>(&Call::PeerOpen { handle, name: place.name })?;
     let imported = imported.map_err(CuError)?;
     let mapped = match imported.size {
         Some(size) if size != place.slab => Err(CuError::INVALID_VALUE),
-        _ => map(handle, current.device, place.slab),
+        _ => map(handle, device, place.slab),
     };
     let base = match mapped {
         Ok(base) => base,
@@ -179,7 +192,7 @@ fn open(current: &Current, place: &Place) -> Result<Opened, CuError> {
             return Err(error);
         }
     };
-    let (name, slab, device) = (place.name, place.slab, current.device);
+    let (name, slab) = (place.name, place.slab);
     Ok(Opened { name, handle, base, slab, device, uses: BTreeMap::new() })
 }
 
@@ -199,6 +212,11 @@ fn map(handle: MemHandleId, device: u32, size: u64) -> Result<u64, CuError> {
 }
 
 pub(crate) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result<(), CuError> {
+    close(dptr)
+}
+
+/// Ends one opening of another process's allocation.
+pub(super) fn close(dptr: u64) -> Result<(), CuError> {
     let mut opened = opened();
     let at = |slab: &Opened| dptr.checked_sub(slab.base).filter(|o| slab.uses.contains_key(o));
     let found = opened.iter().enumerate().find_map(|(index, slab)| Some((index, at(slab)?)));
@@ -209,7 +227,7 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result<(), CuErro
         return Ok(());
     }
     opened[index].uses.remove(&offset);
-    MEMORY.table_mut().remove(dptr, |found| found.kind == Kind::Peer);
+    MEMORY.table_mut().remove(dptr, |found| matches!(found.kind, Kind::Peer { .. }));
     if !opened[index].uses.is_empty() {
         return Ok(());
     }

@@ -14,7 +14,9 @@
 
 mod alloc;
 mod array;
+mod backing;
 mod batch;
+mod bounce;
 mod heap;
 mod host;
 mod ipc;

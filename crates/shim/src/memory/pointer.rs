@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn registered_memory_tells_both_addresses() {
-        let found = allocation(Kind::Registered { flags: 0, host: 0x40, aliased: false });
+        let found =
+            allocation(Kind::Registered { flags: 0, host: 0x40, aliased: false, theirs: false });
         let ask = |attribute| value(&found, 0x9010, attribute).unwrap();
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_HOST_POINTER), Value::Wide(0x50));
         assert_eq!(ask(CU_POINTER_ATTRIBUTE_DEVICE_POINTER), Value::Wide(0x9010));

@@ -1,13 +1,16 @@
-//! Registered host memory: private memory of the program that moves into the shared arena in place.
+//! Registered host memory: private memory of the program moves into the shared arena in place; shared
+//! mappings of its files are shown in the arena as they are, here and in the proxy.
 //!
-//! The pages are copied into the arena and the arena's pages are then mapped over them, so the
+//! Private pages are copied into the arena and the arena's pages are then mapped over them, so the
 //! program's address stays and the device sees the same memory at the arena's address. Where the
 //! proxy has nothing else at the program's address, devices see the memory there too, and kernels
 //! can be given that address; `cuMemHostGetDevicePointer` tells which it is. **A write by another thread between the copy and the mapping
 //! is lost**; a program that registers memory while it writes to it, or to what shares a page with
 //! it, is not safe here. (The driver pins the pages where they are.)
 
+use super::backing::{self, Backing};
 use super::link::{call, client, current, post, quiesce};
+use super::share::send_descriptor;
 use super::shared::PAGE;
 use super::table::{Allocation, Kind};
 use super::{MEMORY, host};
@@ -17,9 +20,8 @@ use kedge_cuda_types::arena::{self, SHARED_BASE};
 use kedge_cuda_types::memory::*;
 use kedge_protocol::{Call, Post};
 use std::ffi::c_void;
-use std::fs;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -55,24 +57,31 @@ pub(crate) unsafe fn cuMemHostRegister_v2(
     check_new(host, size)?;
     let pages = host / PAGE * PAGE..end;
     let fresh = unmoved(&pages);
-    check_private(&fresh)?;
+    let backing = backing_of(&pages, &fresh)?;
+    let theirs = matches!(backing, Backing::File { .. });
     let alias = MEMORY
         .shared
         .enter_windows(&pages)?
         .ok_or_else(|| entry::not_supported("cuMemHostRegister across distant registrations"))?;
-    if let Err(error) = move_in(&fresh, alias + (fresh.start - pages.start)) {
+    let place = alias + (fresh.start - pages.start);
+    let entered = match &backing {
+        _ if fresh.is_empty() => Ok(()),
+        Backing::Private => move_in(&fresh, place),
+        Backing::File { fd, offset } => adopt(fd.as_fd(), *offset, place, fresh.end - fresh.start),
+    };
+    if let Err(error) = entered {
         MEMORY.shared.leave_windows(&pages);
         return Err(error);
     }
     let base = alias + (host - pages.start);
     let undone = |aliased: bool, error: CuError| {
         // Where that fails as well, the first error says more.
-        let _ = move_back(base, host, size, aliased);
+        let _ = move_back(base, host, size, (aliased, theirs));
         error
     };
     let aliased = make_alias(&pages, &fresh, alias).map_err(|error| undone(false, error))?;
     share(base, aliased.then_some(host), size).map_err(|error| undone(aliased, error))?;
-    MEMORY.record(&current, Kind::Registered { flags, host, aliased }, base, size, size);
+    MEMORY.record(&current, Kind::Registered { flags, host, aliased, theirs }, base, size, size);
     Ok(())
 }
 
@@ -162,55 +171,54 @@ fn unmoved(pages: &Range<u64>) -> Range<u64> {
     start..end.max(start)
 }
 
-/// Refuses pages that are not the process's own writable memory, and this thread's stack in use.
-fn check_private(pages: &Range<u64>) -> Result<(), CuError> {
+/// What lies in the `fresh` ones of `pages`, which must be as their neighbours that are registered.
+/// Refuses this thread's stack in use.
+fn backing_of(pages: &Range<u64>, fresh: &Range<u64>) -> Result<Backing, CuError> {
     let here = 0u8;
     let stack = ptr::from_ref(&here) as u64;
     // What this call's own frames write while they are copied would be lost.
-    if pages.start <= stack && stack < pages.end {
+    if fresh.start <= stack && stack < fresh.end {
         return Err(entry::not_supported("cuMemHostRegister of the calling thread's stack"));
     }
-    every_mapping(pages, |access| match access.as_bytes() {
-        [b'r', b'w', b'-', b'p'] => Ok(()),
-        [b'r', b'w', ..] => {
-            Err(entry::not_supported("cuMemHostRegister of shared or executable memory"))
+    let backing = backing::of(fresh)?;
+    let table = MEMORY.table();
+    let mut neighbours = [pages.start, pages.end - PAGE]
+        .into_iter()
+        .filter_map(|page| Some(table.overlapping_registered(page, PAGE)?.kind));
+    let theirs = matches!(backing, Backing::File { .. });
+    let other = |kind| matches!(kind, Kind::Registered { theirs: is, .. } if is != theirs);
+    match neighbours.any(other) {
+        // With the fresh pages none, which says nothing of the others.
+        true => {
+            Err(entry::not_supported("cuMemHostRegister beside a registration of another kind"))
         }
-        _ => Err(entry::not_supported("cuMemHostRegister of memory without write access")),
+        false => Ok(backing),
+    }
+}
+
+/// Shows `size` bytes of a file, from `offset` on, in the arena at `place`: in the proxy and here.
+fn adopt(fd: BorrowedFd<'_>, offset: u64, place: u64, size: u64) -> Result<(), CuError> {
+    let ticket = send_descriptor(fd)?;
+    call(&Call::Adopt { addr: place, size, offset, ticket })?;
+    show(fd, offset, place, size).inspect_err(|_| {
+        let _ = disown(place, size);
     })
 }
 
-/// Whether pages that were moved into the arena are still there: a program may have unmapped them.
-fn still_moved(pages: &Range<u64>) -> bool {
-    let shared =
-        |access: &str| if access.ends_with('s') { Ok(()) } else { Err(CuError::NOT_FOUND) };
-    every_mapping(pages, shared).is_ok()
+/// Ends what `adopt` did.
+fn disown(place: u64, size: u64) -> Result<(), CuError> {
+    post(&Post::Disown { addr: place, size })?;
+    show(client()?.shared_fd(), place - SHARED_BASE, place, size)
 }
 
-/// Shows `check` the access (`rw-p`) of each mapping in `pages`; INVALID_VALUE where some have none.
-fn every_mapping(
-    pages: &Range<u64>,
-    check: impl Fn(&str) -> Result<(), CuError>,
-) -> Result<(), CuError> {
-    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| CuError::OPERATING_SYSTEM)?;
-    let mut at = pages.start;
-    for (range, access) in maps.lines().filter_map(parse_mapping) {
-        if at >= pages.end {
-            break;
-        }
-        if range.contains(&at) {
-            check(access)?;
-            at = range.end;
-        }
-    }
-    if at < pages.end { Err(CuError::INVALID_VALUE) } else { Ok(()) }
-}
-
-/// A line of /proc/self/maps: the addresses, and what may be done with them (`rw-p`).
-fn parse_mapping(line: &str) -> Option<(Range<u64>, &str)> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let address = |text| u64::from_str_radix(text, 16).ok();
-    Some((address(start)?..address(end)?, words.next()?))
+/// Maps a file's bytes at `place` in the arena.
+fn show(fd: BorrowedFd<'_>, offset: u64, place: u64, size: u64) -> Result<(), CuError> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| CuError::INVALID_VALUE)?;
+    let (at, access) = (place as usize as *mut c_void, libc::PROT_READ | libc::PROT_WRITE);
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: the range lies in a window of the arena that is this registration's own.
+    let got = unsafe { libc::mmap(at, size as usize, access, flags, fd.as_raw_fd(), offset) };
+    if got == libc::MAP_FAILED { Err(CuError::OUT_OF_MEMORY) } else { Ok(()) }
 }
 
 /// Copies `pages` to the arena at `alias`, and maps the arena's pages over them.
@@ -222,7 +230,7 @@ fn move_in(pages: &Range<u64>, alias: u64) -> Result<(), CuError> {
     let fd = client()?.shared_fd().as_raw_fd();
     let (at, offset) = (pages.start as usize as *mut c_void, (alias - SHARED_BASE) as libc::off_t);
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: both ranges are mapped, readable and writable (`check_private`, the arena's own
+    // SAFETY: both ranges are mapped, readable and writable (`backing_of`, the arena's own
     // reservation), and do not overlap. The mapping replaces pages by pages with the same content.
     let got = unsafe {
         ptr::copy_nonoverlapping(at.cast::<u8>(), alias as usize as *mut u8, len);
@@ -259,24 +267,35 @@ fn move_out(pages: &Range<u64>) -> Result<(), CuError> {
 
 /// Ends a registration that is no longer in the table.
 fn release(found: &Allocation) -> Result<(), CuError> {
-    let Kind::Registered { host, aliased, .. } = found.kind else { return Ok(()) };
+    let Kind::Registered { host, aliased, theirs, .. } = found.kind else { return Ok(()) };
     unshare(found.base, aliased.then_some(host), found.size)?;
-    move_back(found.base, host, found.size, aliased)
+    move_back(found.base, host, found.size, (aliased, theirs))
 }
 
-/// Undoes what moved [host, host+size) into the arena at `base`: for the pages that no registration
+/// Undoes what brought [host, host+size) into the arena at `base`: for the pages that no registration
 /// in the table uses.
-fn move_back(base: u64, host: u64, size: u64, aliased: bool) -> Result<(), CuError> {
+fn move_back(
+    base: u64,
+    host: u64,
+    size: u64,
+    (aliased, theirs): (bool, bool),
+) -> Result<(), CuError> {
     let pages = host / PAGE * PAGE..(host + size).next_multiple_of(PAGE);
     let alone = unmoved(&pages);
     if aliased && !alone.is_empty() {
         post(&Post::Unalias { alias: alone.start, size: alone.end - alone.start })?;
     }
-    if still_moved(&alone) {
-        move_out(&alone)?;
-    }
     let alias = base - (host - pages.start) + (alone.start - pages.start);
-    host::drop_pages(alias, alone.end - alone.start)?;
+    if theirs && !alone.is_empty() {
+        disown(alias, alone.end - alone.start)?;
+    }
+    if !theirs {
+        // A program may have unmapped them.
+        if backing::all_shared(&alone) {
+            move_out(&alone)?;
+        }
+        host::drop_pages(alias, alone.end - alone.start)?;
+    }
     MEMORY.shared.leave_windows(&pages);
     Ok(())
 }
@@ -286,24 +305,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_mappings() {
-        let line = "7f0c1000-7f0c3000 rw-p 00000000 00:00 0                  [heap]";
-        assert_eq!(parse_mapping(line), Some((0x7f0c_1000..0x7f0c_3000, "rw-p")));
-        assert_eq!(parse_mapping("nonsense"), None);
-        assert_eq!(parse_mapping(""), None);
-    }
-
-    #[test]
-    fn only_writable_private_memory_can_move() {
-        let heap = vec![0u8; 4 * PAGE as usize];
-        let start = (heap.as_ptr() as u64).next_multiple_of(PAGE);
-        assert_eq!(check_private(&(start..start + 2 * PAGE)), Ok(()));
-        let code = check_private as *const () as u64 / PAGE * PAGE;
-        assert_eq!(check_private(&(code..code + PAGE)), Err(CuError::NOT_SUPPORTED));
-        assert_eq!(check_private(&(PAGE..2 * PAGE)), Err(CuError::INVALID_VALUE));
-        let local = ptr::from_ref(&start) as u64 / PAGE * PAGE;
+    fn the_stack_in_use_cannot_move() {
+        let local = 0u8;
+        let local = ptr::from_ref(&local) as u64 / PAGE * PAGE;
         let stack = local - 8 * PAGE..local + PAGE;
-        assert_eq!(check_private(&stack), Err(CuError::NOT_SUPPORTED));
+        assert_eq!(backing_of(&stack, &stack).err(), Some(CuError::NOT_SUPPORTED));
     }
 
     #[test]
@@ -320,9 +326,9 @@ mod tests {
         unsafe {
             word.write(42);
             let pages = at as u64..at as u64 + len as u64;
-            assert!(still_moved(&pages));
+            assert!(backing::all_shared(&pages));
             move_out(&pages).unwrap();
-            assert!(!still_moved(&pages));
+            assert!(!backing::all_shared(&pages));
             assert_eq!(word.read(), 42);
             libc::munmap(at, len);
         }

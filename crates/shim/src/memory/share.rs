@@ -68,13 +68,19 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     }
     // SAFETY: open (above), and the program's to keep open during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let ticket = TICKET | NEXT.fetch_add(1, Ordering::Relaxed);
-    client()?.send_descriptor(ticket, fd).map_err(session::gone)?;
+    let ticket = send_descriptor(fd)?;
     let id = vmm::new_id();
     let imported: Result<Imported, u32> = ask(&Call::HandleImport { handle: id, ticket })?;
     let imported = imported.map_err(CuError)?;
     let made = Physical::imported(id, &imported)?;
     // SAFETY: as the caller promised.
     unsafe { give(handle, made) }
+}
+
+/// Sends the proxy a descriptor: the ticket by which the next call names it.
+pub(super) fn send_descriptor(fd: BorrowedFd<'_>) -> Result<u64, CuError> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let ticket = TICKET | NEXT.fetch_add(1, Ordering::Relaxed);
+    client()?.send_descriptor(ticket, fd).map_err(session::gone)?;
+    Ok(ticket)
 }

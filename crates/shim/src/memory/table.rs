@@ -19,13 +19,14 @@ pub(crate) enum Kind {
     Variable { managed: bool },
     /// `cuMemMap`: a mapping of a handle.
     Mapping(MemHandleId),
-    /// `cuIpcOpenMemHandle`: another process's.
-    Peer,
+    /// `cuIpcOpenMemHandle`, or `cuMemPoolImportPointer` where `pooled`: another process's.
+    Peer { pooled: bool },
     /// `cuMemHostAlloc`, with its flags.
     Pinned { flags: u32 },
     /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices can
-    /// use as well where `aliased`.
-    Registered { flags: u32, host: u64, aliased: bool },
+    /// use as well where `aliased`. The arena shows the program's own shared pages where they are
+    /// `theirs`; else private pages have moved into it.
+    Registered { flags: u32, host: u64, aliased: bool, theirs: bool },
     /// `cuMemAllocManaged`, with its flags.
     Managed { flags: u32 },
 }
@@ -225,7 +226,7 @@ mod tests {
         table.insert(allocation(
             0x9000,
             0x100,
-            Kind::Registered { flags: 0, host: 0x40, aliased: false },
+            Kind::Registered { flags: 0, host: 0x40, aliased: false, theirs: false },
         ));
         assert_eq!(table.resolve(0x50).map(|(a, at)| (a.base, at)), Some((0x9000, 0x9010)));
         assert_eq!(table.resolve(0x9010).map(|(_, at)| at), Some(0x9010));

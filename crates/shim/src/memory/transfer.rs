@@ -7,7 +7,7 @@
 
 use super::link::{call, client, post};
 use super::place::{Home, Shape, Side};
-use super::{MEMORY, host};
+use super::{MEMORY, bounce, host};
 use crate::{capture, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUstream;
@@ -58,6 +58,7 @@ pub(super) unsafe fn run(
         return enqueue(dst.place, src.place, shape, stream);
     }
     let inline = bytes <= MAX_INLINE_COPY as u64 && (bytes <= SMALL || !client()?.is_idle());
+    let private = src.home == Home::Private || dst.home == Home::Private;
     match (src.home, dst.home) {
         (Home::Private | Home::Pinned, Home::Private | Home::Pinned) => {
             stream::wait(stream)?;
@@ -76,9 +77,15 @@ pub(super) unsafe fn run(
             // SAFETY: as above.
             return unsafe { staged(dst, src, shape, stream) };
         }
+        // SAFETY: as above.
+        _ if private
+            && bounce::takes(bytes)
+            && unsafe { bounce::run(dst, src, shape, stream)? } =>
+        {
+            return Ok(());
+        }
         _ => enqueue(dst.place, src.place, shape, stream)?,
     }
-    let private = src.home == Home::Private || dst.home == Home::Private;
     let between_devices = src.home == Home::Device && dst.home == Home::Device;
     if private || (finish == Finish::Sync && !between_devices) {
         stream::wait(stream)?;
@@ -86,7 +93,12 @@ pub(super) unsafe fn run(
     Ok(())
 }
 
-fn enqueue(dst: Place, src: Place, shape: Shape, stream: CUstream) -> Result<(), CuError> {
+pub(super) fn enqueue(
+    dst: Place,
+    src: Place,
+    shape: Shape,
+    stream: CUstream,
+) -> Result<(), CuError> {
     stream::enqueue(stream, StreamOp::Copy { copy: Copy3d::new(src, dst, shape) })
 }
 
@@ -94,7 +106,7 @@ fn enqueue(dst: Place, src: Place, shape: Shape, stream: CUstream) -> Result<(),
 ///
 /// # Safety
 /// Neither place is an array; both are valid for the shape.
-unsafe fn copy_here(dst: Place, src: Place, shape: Shape) {
+pub(super) unsafe fn copy_here(dst: Place, src: Place, shape: Shape) {
     let all = dst.is_packed(shape) && src.is_packed(shape);
     let Shape { width, height, depth } = match all {
         true => Shape::line(shape.width * shape.height * shape.depth),

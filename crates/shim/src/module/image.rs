@@ -32,12 +32,25 @@ enum Bytes {
     Owned(Box<[u8]>),
 }
 
+impl Bytes {
+    fn place(&self) -> ModuleImage {
+        match self {
+            Bytes::Borrowed { addr, len } => ModuleImage { addr: *addr, len: *len },
+            Bytes::Owned(bytes) => {
+                ModuleImage { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
+            }
+        }
+    }
+}
+
 /// All images of one module.
 #[derive(Debug, Clone)]
 pub(crate) struct Images {
     images: Vec<Bytes>,
     /// They must be linked, even a single one.
     link: bool,
+    /// What the compiler has made of them already, for the devices that it was told of.
+    linked: Option<Bytes>,
 }
 
 #[repr(C)]
@@ -70,7 +83,7 @@ impl Images {
                     // SAFETY: `measure` found all of it.
                     image = unsafe { with_source(image)? };
                 }
-                Ok(Self { images: vec![image], link: false })
+                Ok(Self { images: vec![image], link: false, linked: None })
             }
         }
     }
@@ -82,12 +95,16 @@ impl Images {
         {
             bytes = fatbin;
         }
-        Self { images: vec![Bytes::Owned(bytes.into())], link: false }
+        Self { images: vec![Bytes::Owned(bytes.into())], link: false, linked: None }
     }
 
     /// All images of `parts`, to be linked into one module.
     pub(super) fn linked(parts: impl IntoIterator<Item = Images>) -> Self {
-        Self { images: parts.into_iter().flat_map(|part| part.images).collect(), link: true }
+        Self {
+            images: parts.into_iter().flat_map(|part| part.images).collect(),
+            link: true,
+            linked: None,
+        }
     }
 
     /// Copies what still lies in the program's memory.
@@ -95,7 +112,7 @@ impl Images {
     /// # Safety
     /// The images are where they were recognised.
     pub(crate) unsafe fn keep(&mut self) -> Result<(), CuError> {
-        for image in &mut self.images {
+        for image in self.images.iter_mut().chain(&mut self.linked) {
             if let Bytes::Borrowed { addr, len } = *image {
                 let mut bytes = vec![0; len as usize];
                 // SAFETY: as the caller promises.
@@ -108,13 +125,12 @@ impl Images {
 
     /// Where the images lie, for the proxy to read while this process waits.
     pub(super) fn places(&self) -> Vec<ModuleImage> {
-        let place = |image: &Bytes| match image {
-            Bytes::Borrowed { addr, len } => ModuleImage { addr: *addr, len: *len },
-            Bytes::Owned(bytes) => {
-                ModuleImage { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
-            }
-        };
-        self.images.iter().map(place).collect()
+        self.images.iter().map(Bytes::place).collect()
+    }
+
+    /// Where that lies which need not be linked any more, if the compiler has done so.
+    pub(super) fn linked_place(&self) -> Option<ModuleImage> {
+        self.linked.as_ref().map(Bytes::place)
     }
 
     pub(super) fn needs_linking(&self) -> bool {
@@ -167,10 +183,12 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
         }
     }
     if !images.is_empty() {
-        return Ok(Images { images, link: true });
+        // SAFETY: the wrapper's data is a fatbin, or NULL where there is none.
+        let linked = unsafe { measure(wrapper.data) }.ok();
+        return Ok(Images { images, link: true, linked });
     }
     // SAFETY: the wrapper's data is a fatbin.
-    Ok(Images { images: vec![unsafe { measure(wrapper.data)? }], link: false })
+    Ok(Images { images: vec![unsafe { measure(wrapper.data)? }], link: false, linked: None })
 }
 
 /// # Safety
@@ -192,7 +210,7 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
         images.push(Bytes::Borrowed { addr: at + 8, len });
         at += 8 + len;
     }
-    Ok(Images { images, link: true })
+    Ok(Images { images, link: true, linked: None })
 }
 
 /// A cubin together with the PTX that it was made from, if it was compiled in this process.

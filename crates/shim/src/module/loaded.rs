@@ -68,35 +68,52 @@ impl From<Refused> for CuError {
     }
 }
 
+/// Has the proxy load the images at `places`, or link them.
+fn ask(
+    ctx: &Context,
+    module: ModuleId,
+    mut places: Vec<ModuleImage>,
+    link: bool,
+) -> Result<Result<(), LoadError>, CuError> {
+    let session = session::get()?;
+    // Where the proxy cannot read this process's own memory, the images are lent to it in the shared
+    // arena.
+    let _staged = match session.client_memory {
+        true => Vec::new(),
+        false => stage(&mut places)?,
+    };
+    let call = match places.pop() {
+        Some(image) if !link => Call::ModuleLoad { ctx: ctx.id(), module, image },
+        last => {
+            places.extend(last);
+            let images = List::<_, MAX_IMAGES>::new(places);
+            let images = images.map_err(|_| CuError::INVALID_IMAGE)?;
+            Call::ModuleLink { ctx: ctx.id(), module, images }
+        }
+    };
+    let outcome = session.call::<Result<(), LoadError>>(&call)?;
+    if outcome.as_ref().is_err_and(|error| CuError(error.code) == CuError::OUT_OF_MEMORY) {
+        // What this process holds in reserve may be what the module needs.
+        memory::surrender_reserve(ctx.ordinal())?;
+        return session.call(&call);
+    }
+    Ok(outcome)
+}
+
 impl Module {
     /// Loads `images` into `ctx`, linked where there are several.
     pub(crate) fn load(ctx: &Context, images: &Images) -> Result<Arc<Self>, Refused> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let session = session::get()?;
         let module = ModuleId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let mut places = images.places();
-        // Where the proxy cannot read this process's own memory, the images are lent to it in the
-        // shared arena.
-        let _staged = match session.client_memory {
-            true => Vec::new(),
-            false => stage(&mut places)?,
+        // What the compiler has linked fits the device, or not; a software device reads no machine code.
+        let exact = session.device(ctx.ordinal() as i32)?.exact;
+        let linked = images.linked_place().filter(|_| !exact);
+        let linked = linked.map(|place| ask(ctx, module, vec![place], false)).transpose()?;
+        let outcome = match linked {
+            Some(Ok(())) => Ok(()),
+            _ => ask(ctx, module, images.places(), images.needs_linking())?,
         };
-        let link = images.needs_linking();
-        let call = match places.pop() {
-            Some(image) if !link => Call::ModuleLoad { ctx: ctx.id(), module, image },
-            last => {
-                places.extend(last);
-                let images = List::<_, MAX_IMAGES>::new(places);
-                let images = images.map_err(|_| CuError::INVALID_IMAGE)?;
-                Call::ModuleLink { ctx: ctx.id(), module, images }
-            }
-        };
-        let mut outcome = session.call::<Result<(), LoadError>>(&call)?;
-        if outcome.as_ref().is_err_and(|error| CuError(error.code) == CuError::OUT_OF_MEMORY) {
-            // What this process holds in reserve may be what the module needs.
-            memory::surrender_reserve(ctx.ordinal())?;
-            outcome = session.call(&call)?;
-        }
         outcome
             .map_err(|LoadError { code, message }| refused(CuError(code), message.into_inner()))?;
         let made = MODULES.insert_with(|handle| Self {

@@ -45,6 +45,9 @@ pub fn checkpoint(
     until: Until,
     tell: impl FnMut(&Progress),
 ) -> Result<(), AskError> {
+    let parts = jobs.running_parts(name);
+    // Any part conducts for all, unless a job of just that name runs.
+    let name = parts.first().filter(|_| !runs(jobs, name)).unwrap_or(name);
     let control = reach(jobs, name)?;
     take(&control, order, until, tell).map_err(|error| match error {
         TakeError::Silent(source) => AskError::Silent { job: name.clone(), source },
@@ -54,10 +57,18 @@ pub fn checkpoint(
 
 /// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they have.
 pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
+    let parts = jobs.running_parts(name);
+    if !runs(jobs, name) && !parts.is_empty() {
+        return parts.iter().try_for_each(|part| kill_one(jobs, part, kill));
+    }
+    kill_one(jobs, name, kill)
+}
+
+fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     let control = reach(jobs, name)?;
     let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
     let begin = Instant::now();
-    let runs = || jobs.find(name).is_some_and(|meta| meta.state == State::Running);
+    let runs = || runs(jobs, name);
     match asked {
         Ok(Reply::Failed { message, .. }) => return Err(AskError::Failed(message)),
         Ok(_) if matches!(kill, Kill::Signal(_)) => return Ok(()),
@@ -72,6 +83,10 @@ pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
         Err(source) if runs() => Err(AskError::Silent { job: name.clone(), source }),
         _ => Ok(()),
     }
+}
+
+fn runs(jobs: &Jobs, name: &JobName) -> bool {
+    jobs.find(name).is_some_and(|meta| meta.state == State::Running)
 }
 
 /// Where the running job `name` answers.
@@ -122,7 +137,9 @@ pub(crate) fn take(
             Reply::Failed { kind, message } => {
                 return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
             }
-            Reply::Settled => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            Reply::Settled | Reply::Life(_) => {
+                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+            }
         }
     }
 }

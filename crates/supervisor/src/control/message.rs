@@ -23,6 +23,8 @@ pub(super) enum Ask {
     /// To be told when no checkpoint is under way.
     Settle,
     Kill(Kill),
+    /// To be told which life of the job this is: another one after each restart.
+    Life,
 }
 
 /// What is to be done to the job's processes.
@@ -83,6 +85,7 @@ pub enum Progress {
 pub(super) enum Reply {
     Progress(Progress),
     Settled,
+    Life(String),
     Failed { kind: FailureKind, message: String },
 }
 

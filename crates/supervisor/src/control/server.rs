@@ -74,6 +74,7 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
             checkpointer.settle(None);
             send(stream, &Reply::Settled)
         }
+        Ask::Life => send(stream, &Reply::Life(checkpointer.life.clone())),
         Ask::Kill(Kill::Signal(signal)) => {
             checkpointer.signal(signal);
             send(stream, &Reply::Settled)

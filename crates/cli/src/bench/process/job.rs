@@ -1,6 +1,7 @@
 //! A job that holds memory, as the figures need it: told what to do by its standard input, checkpointed,
 //! killed and restarted by the command that people use.
 
+use kedge_proxy::backend::GpuSpec;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -9,13 +10,13 @@ use std::time::Instant;
 
 /// What `kedge checkpoint --json` tells.
 #[derive(Debug, Deserialize)]
-pub(super) struct Taken {
-    pub(super) image: PathBuf,
-    pub(super) stall_seconds: f64,
-    pub(super) seconds: Option<f64>,
+pub(in crate::bench) struct Taken {
+    pub(in crate::bench) image: PathBuf,
+    pub(in crate::bench) stall_seconds: f64,
+    pub(in crate::bench) seconds: Option<f64>,
 }
 
-pub(super) struct Job {
+pub(in crate::bench) struct Job {
     child: Child,
     /// `None` once its end has been told.
     input: Option<ChildStdin>,
@@ -30,7 +31,7 @@ fn kedge() -> Result<Command, String> {
 
 impl Job {
     /// One that holds `size` bytes and whose images go to `dir`.
-    pub(super) fn start(size: u64, dir: &Path, options: &[&str]) -> Result<Job, String> {
+    pub(in crate::bench) fn start(size: u64, dir: &Path, options: &[&str]) -> Result<Job, String> {
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge()?;
         command.args(["run", "--gpu", "none", "--job", &name, "--ckpt-dir"]).arg(dir);
@@ -38,6 +39,32 @@ impl Job {
         command.args(["probe", "memory", &size.to_string()]);
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
+    }
+
+    /// One that holds `size` bytes on a device, launches and synchronises; `tag` tells it from others.
+    pub(in crate::bench) fn beating(
+        gpu: &GpuSpec,
+        size: u64,
+        dir: &Path,
+        tag: &str,
+        options: &[&str],
+    ) -> Result<Job, String> {
+        let name = format!("kedge-bench-{}-{tag}", std::process::id());
+        let mut command = kedge()?;
+        command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
+        command.args(options).arg("--").arg(kedge()?.get_program());
+        command.args(["probe", "beat", &size.to_string()]);
+        let mut job = Job::spawn(command, name)?;
+        if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
+    }
+
+    /// Milliseconds that its devices took to come to rest, at each checkpoint so far.
+    pub(in crate::bench) fn rests(&self) -> Result<Vec<f64>, String> {
+        let output = kedge()?.args(["logs", &self.name]).output().map_err(|e| e.to_string())?;
+        let log = String::from_utf8_lossy(&output.stdout).into_owned();
+        let time =
+            |line: &str| line.split_once("came to rest within ")?.1.split(' ').next()?.parse().ok();
+        Ok(log.lines().filter_map(time).collect())
     }
 
     fn spawn(mut command: Command, name: String) -> Result<Job, String> {
@@ -49,7 +76,7 @@ impl Job {
     }
 
     /// Restarts `image`: the job, and seconds until it has answered.
-    pub(super) fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
+    pub(in crate::bench) fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
         let begin = Instant::now();
         let name = format!("kedge-bench-{}", std::process::id());
         let mut command = kedge()?;
@@ -69,23 +96,23 @@ impl Job {
         Ok(line.trim_end().to_owned())
     }
 
-    pub(super) fn tell(&mut self, order: &str) -> Result<(), String> {
+    pub(in crate::bench) fn tell(&mut self, order: &str) -> Result<(), String> {
         let input = self.input.as_mut().ok_or("no input")?;
         writeln!(input, "{order}").and_then(|()| input.flush()).map_err(|error| error.to_string())
     }
 
     /// The seconds that it answers.
-    pub(super) fn answer(&mut self) -> Result<f64, String> {
+    pub(in crate::bench) fn answer(&mut self) -> Result<f64, String> {
         let line = self.line()?;
         line.parse().map_err(|_| format!("the job said `{line}`"))
     }
 
-    pub(super) fn ask(&mut self, order: &str) -> Result<f64, String> {
+    pub(in crate::bench) fn ask(&mut self, order: &str) -> Result<f64, String> {
         self.tell(order)?;
         self.answer()
     }
 
-    pub(super) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
+    pub(in crate::bench) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
         let mut command = kedge()?;
         command.args(["checkpoint", &self.name, "--json", "--codec", "raw"]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
@@ -96,7 +123,7 @@ impl Job {
     }
 
     /// Ends it.
-    pub(super) fn end(mut self) {
+    pub(in crate::bench) fn end(mut self) {
         self.finish();
     }
 

@@ -11,6 +11,9 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
     if let Some(looped) = name.strip_suffix(super::LIMIT) {
         return Some(if looped == "fork and wait" { 1.2 } else { 1.02 });
     }
+    if name == super::barriers::BARRIER {
+        return Some(1.0);
+    }
     let (what, size) = name.rsplit_once(", ")?;
     Some(match (what, size) {
         ("start of /bin/true", _) => 5.0,
@@ -27,6 +30,9 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
 pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'static str)> {
     if let Some((_, value)) = LOOPS.iter().find(|(own, _)| *own == name) {
         return Some((*value, "DMTCP", DMTCP));
+    }
+    if name == super::barriers::BARRIER {
+        return Some((1.0, "DMTCP, less than", DMTCP));
     }
     Some(match name.rsplit_once(", ")? {
         ("start of /bin/true", _) => (27.0, "DMTCP", DMTCP),

@@ -1,7 +1,8 @@
 //! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and at a
 //! restart. Whatever can be compared is measured by turns with the same without kedge.
 
-mod job;
+pub(super) mod job;
+pub(crate) mod barriers;
 pub(super) mod known;
 mod plain;
 
@@ -55,6 +56,7 @@ pub(super) fn run(
         costs(name, said, sink)?;
     }
     starts(sink)?;
+    barriers::measure(&folder.0, sink)?;
     let room = plain::room(&folder.0);
     let sizes = match size {
         Some(size) => vec![size],

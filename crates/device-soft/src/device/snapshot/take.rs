@@ -13,8 +13,9 @@ use kedge_protocol::CtxId;
 use kedge_wire::Text;
 use std::io;
 
-/// A piece is at most this long, so that several threads have something to do.
-const MAX_PIECE: u64 = 1 << 30;
+/// Pieces end at multiples of this: several threads have something to do, and memory that is added to an end
+/// makes no others of those before it.
+const PIECE: u64 = 8 << 20;
 
 struct SoftSnapshot {
     /// In the order of objects and offsets.
@@ -156,12 +157,14 @@ fn exported_parts(
     Ok(parts)
 }
 
-/// [start, start+bytes) in runs of a piece's length.
+/// [start, start+bytes) in pieces.
 fn cut(start: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..bytes.div_ceil(MAX_PIECE)).map(move |index| {
-        let skip = index * MAX_PIECE;
-        (start + skip, (bytes - skip).min(MAX_PIECE))
-    })
+    let end = start + bytes;
+    let first = (start / PIECE + 1) * PIECE;
+    let starts = std::iter::once(start).chain((first..end).step_by(PIECE as usize));
+    starts
+        .map(move |from| (from, ((from / PIECE + 1) * PIECE).min(end) - from))
+        .filter(|at| at.1 > 0)
 }
 
 /// Runs of valid memory of the devices' own, in order and none twice; what touches is one run.

@@ -142,7 +142,7 @@ fn a_graph_runs_by_its_edges_and_never_twice_at_once() {
         f.backend.graph_node(exec, op).unwrap();
     }
     f.backend.graph_edges(exec, &[(1, 0)]).unwrap();
-    f.backend.graph_ready(exec).unwrap();
+    f.backend.graph_ready(exec, false).unwrap();
     f.submit(A, StreamOp::GraphLaunch { exec });
     assert_eq!([word(words + 4), word(words + 8)], [0, 1], "a root runs, a successor waits");
     f.backend.graph_update(exec, 2, write(words + 12)).unwrap();

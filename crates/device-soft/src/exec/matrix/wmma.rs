@@ -63,13 +63,9 @@ impl<T: Number, const N: usize> Op for Mma<T, N> {
             let (d, slots) = slots.split_at(d_len);
             let (a, slots) = slots.split_at(a_len);
             let (b, c) = slots.split_at(b_len);
-            let gather = |slots: &[i32], element: Element, role: Role| {
-                let layout = layout(extent(&params, role), role, element.per_register());
-                tile::gather::<T, N>(warp, slots, element, &layout)
-            };
-            let a = gather(a, params.a, Role::A);
-            let b = gather(b, params.b, Role::B);
-            let mut c = gather(c, params.c, Role::Accumulator);
+            let a = gather::<T, N>(warp, a, &params, params.a, Role::A);
+            let b = gather::<T, N>(warp, b, &params, params.b, Role::B);
+            let mut c = gather::<T, N>(warp, c, &params, params.c, Role::Accumulator);
             let Shape { m, n, .. } = params.shape;
             let k = stored_k(&params);
             T::multiply(&params, &a[..m * k], &b[..k * n], &mut c[..m * n]);
@@ -78,6 +74,23 @@ impl<T: Number, const N: usize> Op for Mma<T, N> {
         }
         Flow::Next
     }
+}
+
+/// An operand's tile. Inlined, so that it is compiled for the handler's level.
+///
+/// # Safety
+/// As [`tile::gather`].
+#[inline(always)]
+unsafe fn gather<T: Number, const N: usize>(
+    warp: &Warp,
+    slots: &[i32],
+    params: &Params,
+    element: Element,
+    role: Role,
+) -> [T; N] {
+    let layout = layout(extent(params, role), role, element.per_register());
+    // SAFETY: the caller's contract.
+    unsafe { tile::gather::<T, N>(warp, slots, element, &layout) }
 }
 
 /// A `wmma.load` or `wmma.store`, from `imm` and `aux`.
@@ -137,6 +150,7 @@ impl Transfer {
     ///
     /// # Safety
     /// `slots` holds the address and, with [`STRIDE`], the stride.
+    #[inline(always)]
     unsafe fn each_line(
         &self,
         warp: &mut Warp,
@@ -160,31 +174,31 @@ impl Transfer {
         };
         let bytes = (len * self.bits()).div_ceil(8);
         let align = (self.bits() as u64 / 8).max(1);
+        let offset = |number: usize| (number as u64).wrapping_mul(stride_bits) / 8;
+        let space = space_of(inst.aux);
+        // All lines lie in one piece of memory, or else each is found by itself.
+        let all = offset(count.saturating_sub(1)).saturating_add(bytes as u64);
+        let whole = if base.is_multiple_of(align) {
+            warp.find(inst, lane, space.into(), base, all)
+        } else {
+            None
+        };
         for number in 0..count {
-            let addr = base.wrapping_add((number as u64).wrapping_mul(stride_bits) / 8);
-            let space = space_of(inst.aux);
-            let Some(memory) = warp.resolve(inst, lane, space, addr, bytes as u64, align) else {
-                return false;
+            let memory = match whole {
+                Some(first) => first.wrapping_add(offset(number) as usize),
+                None => {
+                    let addr = base.wrapping_add(offset(number));
+                    match warp.resolve(inst, lane, space, addr, bytes as u64, align) {
+                        Some(memory) => memory,
+                        None => return false,
+                    }
+                }
             };
-            // SAFETY: `resolve` found `bytes` bytes there. Other blocks that write them meanwhile race
+            // SAFETY: `find` or `resolve` found `bytes` bytes there. Other blocks that write them meanwhile race
             // with a weak access, whose result is then unspecified, as on the device.
             line(number, unsafe { std::slice::from_raw_parts_mut(memory, bytes) });
         }
         true
-    }
-
-    /// Calls `element` with each of a line's elements.
-    #[inline(always)]
-    fn each_element(&self, bytes: &[u8], len: usize, mut element: impl FnMut(usize, u64)) {
-        match self.bits() {
-            16 => {
-                for (at, pair) in bytes.chunks_exact(2).enumerate() {
-                    element(at, u16::from_le_bytes([pair[0], pair[1]]).into());
-                }
-            }
-            8 => bytes.iter().enumerate().for_each(|(at, byte)| element(at, (*byte).into())),
-            _ => (0..len).for_each(|at| element(at, self.get(bytes, at))),
-        }
     }
 
     /// Element `at` of a line's bytes.
@@ -220,40 +234,98 @@ impl Op for Load {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let transfer = Transfer::of(inst);
-        let count = transfer.registers;
-        let mut elements = [0u64; TILE];
         // SAFETY: the operands are as the selector listed them.
+        let read = unsafe {
+            match transfer.bits() {
+                8 => transfer.load::<u8>(warp, inst, mask),
+                16 => transfer.load::<u16>(warp, inst, mask),
+                32 => transfer.load::<u32>(warp, inst, mask),
+                _ => transfer.load::<u64>(warp, inst, mask),
+            }
+        };
+        if read { Flow::Next } else { Flow::Fault }
+    }
+}
+
+/// How a tile's elements are kept between memory and registers: in a word that has room for them.
+trait Kept: Copy + Default {
+    /// Puts a line's elements at every `step`th place of `tile`.
+    fn take(transfer: &Transfer, bytes: &[u8], tile: &mut [Self], step: usize);
+    fn word(self) -> u64;
+}
+
+macro_rules! kept {
+    ($($ty:ty)*) => {
+        $(impl Kept for $ty {
+            #[inline(always)]
+            fn take(_: &Transfer, bytes: &[u8], tile: &mut [Self], step: usize) {
+                let elements = bytes.as_chunks::<{ size_of::<$ty>() }>().0;
+                for (place, element) in tile.iter_mut().step_by(step).zip(elements) {
+                    *place = <$ty>::from_le_bytes(*element);
+                }
+            }
+            #[inline(always)]
+            fn word(self) -> u64 {
+                self.into()
+            }
+        })*
+    };
+}
+
+kept! { u8 u16 u32 }
+
+/// Any element.
+impl Kept for u64 {
+    #[inline(always)]
+    fn take(transfer: &Transfer, bytes: &[u8], tile: &mut [u64], step: usize) {
+        let elements = (0..transfer.lines().1).map(|at| transfer.get(bytes, at));
+        tile.iter_mut().step_by(step).zip(elements).for_each(|(place, element)| *place = element);
+    }
+    #[inline(always)]
+    fn word(self) -> u64 {
+        self
+    }
+}
+
+impl Transfer {
+    /// `wmma.load`. False: a fault was recorded.
+    ///
+    /// # Safety
+    /// The operands of `inst` are those of a load.
+    #[inline(always)]
+    unsafe fn load<T: Kept>(&self, warp: &mut Warp, inst: &Inst, mask: u32) -> bool {
+        let mut tile = [T::default(); TILE];
+        let columns = self.extent.1;
+        let (line_step, step) = if self.column_major { (1, columns) } else { (columns, 1) };
+        // SAFETY: the caller's contract.
         unsafe {
-            let slots = slots(warp, inst, count + 1 + usize::from(transfer.stride));
-            let len = transfer.lines().1;
-            let read = transfer.each_line(warp, inst, mask, &slots[count..], |line, bytes| {
-                transfer.each_element(bytes, len, |at, value| {
-                    elements[transfer.index(line, at)] = value;
-                });
+            let slots = slots(warp, inst, self.registers + 1 + usize::from(self.stride));
+            let (registers, source) = slots.split_at(self.registers);
+            let read = self.each_line(warp, inst, mask, source, |line, bytes| {
+                let first = (line * line_step).min(TILE);
+                T::take(self, bytes, &mut tile[first..], step);
             });
             if !read {
-                return Flow::Fault;
+                return false;
             }
-            let per = transfer.element.per_register();
-            let layout = layout(transfer.extent, transfer.role, per);
-            for (register, slot) in slots[..count].iter().enumerate() {
+            let per = self.element.per_register();
+            let layout = layout(self.extent, self.role, per);
+            for (register, slot) in registers.iter().enumerate() {
                 let mut words = [0u64; WARP];
                 for element in 0..per {
-                    let (offset, shift) =
-                        (layout.offset(register, element), element * transfer.bits());
-                    let values = layout.load(&elements, offset);
+                    let values = layout.load(&tile, layout.offset(register, element));
                     for lane in 0..WARP {
-                        words[lane] |= values[lane] << shift;
+                        words[lane] |= values[lane].word() << (element * self.bits());
                     }
                 }
-                if transfer.element == Element::F64 {
+                if self.element == Element::F64 {
                     u64::write(warp, *slot, &words, mask);
                 } else {
                     u32::write(warp, *slot, &words.map(|word| word as u32), mask);
                 }
             }
         }
-        Flow::Next
+        true
     }
 }
 
@@ -379,8 +451,7 @@ fn transfer(query: &Query<'_>, mut parts: Parts<'_>, load: bool) -> Option<Selec
     if column_major {
         aux |= COLUMN_MAJOR;
     }
-    let selected =
-        if load { Selected::scalar::<Load>(args) } else { Selected::scalar::<Store>(args) };
+    let selected = if load { Selected::new::<Load>(args) } else { Selected::new::<Store>(args) };
     (1..=8).contains(&registers).then(|| selected.imm(params.encode()).aux(aux))
 }
 

@@ -31,7 +31,7 @@ pub(crate) unsafe fn cuDeviceSetMemPool(
 ) -> Result<(), CuError> {
     session::get()?.device(device)?;
     let pool = by_handle(pool)?;
-    if pool.device != device as u32 {
+    if pool.device != device as u32 || pool.imported {
         return Err(CuError::INVALID_VALUE);
     }
     device_pools(pool.device, |pools| pools.current = pool.handle)

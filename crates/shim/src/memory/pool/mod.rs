@@ -9,11 +9,13 @@ mod cache;
 mod choice;
 mod graph;
 mod ordered;
+mod share;
 
 pub(crate) use attribute::*;
 pub(crate) use choice::*;
 pub(crate) use graph::*;
 pub(crate) use ordered::*;
+pub(crate) use share::*;
 
 use super::link::{Proxy, client, quiesce};
 use super::{MEMORY, give, read};
@@ -37,6 +39,10 @@ pub(super) struct Pool {
     is_default: bool,
     /// Bytes; 0: no limit of its own.
     max_size: u64,
+    /// Other processes may open it.
+    shareable: bool,
+    /// It is another process's: nothing can be allocated from it.
+    imported: bool,
     state: Mutex<State>,
 }
 
@@ -63,7 +69,9 @@ impl Pool {
     fn new(handle: usize, device: u32, is_default: bool, max_size: u64) -> Self {
         let state = State { reuse: [1; 3], ..State::default() };
         let handle = CUmemoryPool(handle);
-        Self { handle, device, is_default, max_size, state: Mutex::new(state) }
+        let (shareable, imported) = (false, false);
+        let state = Mutex::new(state);
+        Self { handle, device, is_default, max_size, shareable, imported, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -187,15 +195,15 @@ pub(crate) unsafe fn cuMemPoolCreate(
     if pool.is_null() || props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(CuError::INVALID_VALUE);
     }
-    if props.handleTypes != CU_MEM_HANDLE_TYPE_NONE {
-        return Err(entry::not_supported("a memory pool that other processes can open"));
-    }
+    share::check_kinds(props.handleTypes)?;
     if props.location.type_ != CU_MEM_LOCATION_TYPE_DEVICE {
         return Err(entry::not_supported("a memory pool of host memory"));
     }
     session::get()?.device(props.location.id)?;
     let (device, max_size) = (props.location.id as u32, props.maxSize as u64);
-    let made = POOLS.insert_with(|handle| Pool::new(handle, device, false, max_size));
+    let shareable = props.handleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    let made = POOLS
+        .insert_with(|handle| Pool { shareable, ..Pool::new(handle, device, false, max_size) });
     // SAFETY: as the caller promised.
     unsafe { give(pool, made.ok_or(CuError::OUT_OF_MEMORY)?.handle) }
 }

@@ -6,7 +6,7 @@ use crate::graph::Payload;
 use crate::memory::alloc::take_device_memory;
 use crate::memory::link::{client, current, is_exact_at};
 use crate::memory::table::{Allocation, Kind};
-use crate::memory::{MEMORY, give};
+use crate::memory::{MEMORY, give, ipc};
 use crate::{context, entry, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdeviceptr, CUmemoryPool, CUstream};
@@ -24,7 +24,7 @@ fn tell(stream: CUstream, addr: u64, op: &StreamOp) -> Result<(), CuError> {
 /// Allocates from a pool in `stream`'s order.
 fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
     let current = current()?;
-    if size == 0 {
+    if size == 0 || pool.imported {
         return Err(CuError::INVALID_VALUE);
     }
     if stream::is_capturing(stream)? {
@@ -102,6 +102,11 @@ pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Resu
             let freed_at = client()?.posted();
             let (addr, size) = (found.base, found.taken);
             keep(&found, Block { addr, size, stream: Some(id), freed_at })
+        }
+        // Later than the program asked for, which it cannot tell.
+        Kind::Peer { pooled: true } => {
+            stream::wait(stream)?;
+            ipc::close(dptr)
         }
         _ => Err(CuError::INVALID_VALUE),
     }

@@ -1,0 +1,82 @@
+//! How long a barrier of many processes takes.
+
+use super::{Scratch, Sink};
+use kedge_coordinator::{Client, Leader, Member, Series as Barriers, Who, connect, reach};
+use kedge_probe::Series;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PROCESSES: u32 = 256;
+const ROUNDS: u64 = 200;
+const JOB: &str = "bench";
+/// Nothing takes longer than this but a machine that has stopped.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The first step: everybody has been started.
+const ASSEMBLED: u64 = 0;
+
+pub(in crate::bench) const BARRIER: &str = "barrier of 256 processes";
+
+/// In a folder of its own.
+pub(in crate::bench) fn run(dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
+    measure(&Scratch::new(dir)?.0, sink)
+}
+
+pub(super) fn measure(folder: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
+    let said = |error: std::io::Error| format!("barriers: {error}");
+    let (_stream, leader) = reach(folder, JOB).map_err(said)?;
+    let _server = match leader {
+        Leader::This(server) => server,
+        Leader::Other => return Err("barriers: somebody else coordinates".into()),
+    };
+    let kedge = std::env::current_exe().map_err(said)?;
+    let mut members = Members(Vec::new());
+    for index in 0..PROCESSES {
+        let mut command = Command::new(&kedge);
+        command.args(["probe", "member"]).arg(folder).arg(index.to_string());
+        let first = index == 0;
+        let stdout = if first { Stdio::piped() } else { Stdio::null() };
+        members.0.push(command.stdin(Stdio::null()).stdout(stdout).spawn().map_err(said)?);
+    }
+    let first = members.0.remove(0).wait_with_output().map_err(said)?;
+    let text = String::from_utf8_lossy(&first.stdout);
+    let samples: Vec<f64> = serde_json::from_str(text.trim())
+        .map_err(|_| format!("barriers: {}", String::from_utf8_lossy(&first.stderr).trim()))?;
+    sink(Series { name: BARRIER.into(), unit: "ms".into(), samples });
+    Ok(())
+}
+
+/// Processes that end with this.
+struct Members(Vec<Child>);
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// One of the processes: the times, in milliseconds, from one barrier to the next.
+pub(crate) fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
+    let name = index.to_string();
+    let member = Member { job: JOB.into(), name, node: "bench".into(), part: true };
+    let folder = PathBuf::from(folder);
+    let find = Box::new(move || connect(&folder));
+    let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
+    let series = Barriers::of_job("rounds");
+    let mut arrive = |step| {
+        let who = Who::Count { members: PROCESSES };
+        client.arrive(&series, step, who, PATIENCE).map_err(|error| error.to_string())
+    };
+    arrive(ASSEMBLED)?;
+    let mut samples = Vec::new();
+    let mut begin = Instant::now();
+    for step in 1..=ROUNDS {
+        arrive(step)?;
+        samples.push(begin.elapsed().as_secs_f64() * 1e3);
+        begin = Instant::now();
+    }
+    Ok(samples)
+}

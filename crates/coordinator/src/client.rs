@@ -1,0 +1,303 @@
+//! The asking side. A coordinator that is lost is found again, or replaced, and asked once more.
+
+use crate::frame::{receive, send};
+use crate::message::{
+    Broken, Hello, Key, MAX_REPLY, MAX_TOLD, Name, Notice, Passed, Reply, Request, Scope, Series,
+    VERSION, Value, Who, Why,
+};
+use kedge_wire::{List, TooLong};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long a coordinator is looked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+/// What it may take to answer what needs no waiting.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The longest wait at a time.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Error)]
+pub enum ClientError {
+    #[error("the job has no coordinator, and none was found within 10 s: {0}")]
+    None(io::Error),
+    #[error("{by}: {why}")]
+    Broken { by: String, why: String },
+    #[error("not all have come in time")]
+    Late,
+    #[error("{by} has it already")]
+    Taken { by: String },
+    /// In the coordinator's words.
+    #[error("{0}")]
+    Refused(String),
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+    #[error("the coordinator answers another question")]
+    Nonsense,
+}
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub struct Member {
+    pub job: String,
+    pub name: String,
+    pub node: String,
+    /// Whether barriers of all wait for it.
+    pub part: bool,
+}
+
+/// A published value that is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub by: String,
+    pub revision: u64,
+    pub value: Vec<u8>,
+}
+
+/// How the coordinator is reached, and reached again.
+pub type Find = Box<dyn FnMut() -> io::Result<UnixStream> + Send>;
+
+pub struct Client {
+    find: Find,
+    stream: Option<UnixStream>,
+    hello: Hello,
+    /// To be repeated to another coordinator.
+    published: Vec<(Notice, Value, bool)>,
+    revision: u64,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("member", &&*self.hello.member).finish_non_exhaustive()
+    }
+}
+
+/// Drops the oldest where there is no room for one more.
+fn add<T: Clone>(list: &mut List<T, MAX_TOLD>, value: T) {
+    let mut all = std::mem::take(list).into_inner();
+    all.push(value);
+    let surplus = all.len().saturating_sub(MAX_TOLD);
+    *list = List::new(all.split_off(surplus)).unwrap_or_default();
+}
+
+fn keep<T>(list: &mut List<T, MAX_TOLD>, stays: impl FnMut(&T) -> bool) {
+    let mut all = std::mem::take(list).into_inner();
+    all.retain(stays);
+    *list = List::new(all).unwrap_or_default();
+}
+
+fn milliseconds(wait: Duration) -> u32 {
+    u32::try_from(wait.min(LONGEST).as_millis()).unwrap_or(u32::MAX)
+}
+
+impl Client {
+    /// Joins the job.
+    pub fn join(member: &Member, find: Find) -> Result<Client, ClientError> {
+        let hello = Hello {
+            version: VERSION,
+            job: Name::new(member.job.clone())?,
+            member: Name::new(member.name.clone())?,
+            node: Name::new(member.node.clone())?,
+            part: member.part,
+            passed: List::default(),
+            broken: List::default(),
+        };
+        let mut client = Client { find, stream: None, hello, published: Vec::new(), revision: 0 };
+        client.exchange(&Request::Members {}, Duration::ZERO)?;
+        Ok(client)
+    }
+
+    /// The revision of the board when the coordinator greeted: what is looked for after it is news.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Waits at the step `step` of a series for `who`. Steps of a series only grow.
+    pub fn arrive(
+        &mut self,
+        series: &Series,
+        step: u64,
+        who: Who,
+        wait: Duration,
+    ) -> Result<(), ClientError> {
+        let wait_ms = milliseconds(wait);
+        let request = Request::Arrive { series: series.clone(), step, who, wait_ms };
+        match self.exchange(&request, wait)? {
+            Reply::Through {} => {
+                keep(&mut self.hello.passed, |passed| passed.series != *series);
+                add(&mut self.hello.passed, Passed { series: series.clone(), step });
+                Ok(())
+            }
+            Reply::Broken { by, why } => {
+                keep(&mut self.hello.broken, |broken| broken.series != *series);
+                let (told, series) = ((by.to_string(), why.to_string()), series.clone());
+                add(&mut self.hello.broken, Broken { series, by, why });
+                Err(ClientError::Broken { by: told.0, why: told.1 })
+            }
+            other => Err(refusal(other)),
+        }
+    }
+
+    /// The series fails for everybody, now and later.
+    pub fn break_series(&mut self, series: &Series, why: &str) -> Result<(), ClientError> {
+        let (by, why) = (self.hello.member.clone(), Why::truncated(why.to_owned()));
+        add(&mut self.hello.broken, Broken { series: series.clone(), by, why: why.clone() });
+        self.done(&Request::Break { series: series.clone(), why })
+    }
+
+    /// Has no further part in the series.
+    pub fn end(&mut self, series: &Series) -> Result<(), ClientError> {
+        keep(&mut self.hello.passed, |passed| passed.series != *series);
+        keep(&mut self.hello.broken, |broken| broken.series != *series);
+        self.done(&Request::End { series: series.clone() })
+    }
+
+    /// Publishes a value for as long as this member is there; `alone`, only if nobody else has.
+    pub fn publish(&mut self, at: &Notice, value: &[u8], alone: bool) -> Result<(), ClientError> {
+        let value = Value::new(value.to_vec())?;
+        let request = Request::Publish { at: at.clone(), value: value.clone(), alone };
+        match self.exchange(&request, Duration::ZERO)? {
+            Reply::Published { .. } => {
+                self.published.retain(|(known, ..)| known != at);
+                self.published.push((at.clone(), value, alone));
+                Ok(())
+            }
+            other => Err(refusal(other)),
+        }
+    }
+
+    pub fn withdraw(&mut self, at: &Notice) -> Result<(), ClientError> {
+        self.published.retain(|(known, ..)| known != at);
+        self.done(&Request::Withdraw { at: at.clone() })
+    }
+
+    /// What is published there after the revision `after`, if it comes within `wait`.
+    pub fn look(
+        &mut self,
+        at: &Notice,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Option<Found>, ClientError> {
+        let request = Request::Look { at: at.clone(), after, wait_ms: milliseconds(wait) };
+        match self.exchange(&request, wait)? {
+            Reply::Found { by, revision, value } => {
+                let (by, value) = (by.into_inner(), value.into_inner());
+                Ok(Some(Found { by, revision, value }))
+            }
+            Reply::Late {} => Ok(None),
+            other => Err(refusal(other)),
+        }
+    }
+
+    /// The job's parts.
+    pub fn members(&mut self) -> Result<Vec<String>, ClientError> {
+        match self.exchange(&Request::Members {}, Duration::ZERO)? {
+            Reply::Members { names } => {
+                Ok(names.into_inner().into_iter().map(Name::into_inner).collect())
+            }
+            other => Err(refusal(other)),
+        }
+    }
+
+    fn done(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.exchange(request, Duration::ZERO)? {
+            Reply::Done {} => Ok(()),
+            other => Err(refusal(other)),
+        }
+    }
+
+    /// Asks, and asks again where the coordinator is lost before it has answered.
+    fn exchange(&mut self, request: &Request, wait: Duration) -> Result<Reply, ClientError> {
+        let mut begin = Instant::now();
+        loop {
+            match self.try_exchange(request, wait) {
+                Ok(reply) => return Ok(reply),
+                Err(Attempt::Refused(why)) => return Err(ClientError::Refused(why)),
+                Err(Attempt::Lost { error, was_there }) => {
+                    self.stream = None;
+                    // It may have been there for long.
+                    if was_there {
+                        begin = Instant::now();
+                    }
+                    if begin.elapsed() > PATIENCE {
+                        return Err(ClientError::None(error));
+                    }
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn try_exchange(&mut self, request: &Request, wait: Duration) -> Result<Reply, Attempt> {
+        let was_there = self.stream.is_some();
+        let lost = |error| Attempt::Lost { error, was_there };
+        let stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => self.greet()?,
+        };
+        stream.set_read_timeout(Some(wait + ANSWER)).map_err(lost)?;
+        let reply = talk(&stream, request).map_err(lost)?;
+        self.stream = Some(stream);
+        Ok(reply)
+    }
+
+    /// Tells a coordinator who this is, and what it knew.
+    fn greet(&mut self) -> Result<UnixStream, Attempt> {
+        let lost = |error| Attempt::Lost { error, was_there: false };
+        let stream = (self.find)().map_err(lost)?;
+        stream.set_read_timeout(Some(ANSWER)).map_err(lost)?;
+        stream.set_write_timeout(Some(ANSWER)).map_err(lost)?;
+        match talk(&stream, &Request::Hello { hello: self.hello.clone() }).map_err(lost)? {
+            Reply::Welcome { revision } => self.revision = revision,
+            Reply::Refused { why } => return Err(Attempt::Refused(why.into_inner())),
+            _ => return Err(lost(io::ErrorKind::InvalidData.into())),
+        }
+        for (at, value, alone) in &self.published {
+            let (at, value, alone) = (at.clone(), value.clone(), *alone);
+            // One that was alone may find another there by now: it is told when it asks again.
+            talk(&stream, &Request::Publish { at, value, alone }).map_err(lost)?;
+        }
+        Ok(stream)
+    }
+}
+
+enum Attempt {
+    Refused(String),
+    Lost { error: io::Error, was_there: bool },
+}
+
+fn talk(stream: &UnixStream, request: &Request) -> io::Result<Reply> {
+    send(stream, request)?;
+    receive(stream, MAX_REPLY)
+}
+
+fn refusal(reply: Reply) -> ClientError {
+    match reply {
+        Reply::Refused { why } => ClientError::Refused(why.into_inner()),
+        Reply::Late {} => ClientError::Late,
+        Reply::Taken { by } => ClientError::Taken { by: by.into_inner() },
+        Reply::Broken { by, why } => {
+            ClientError::Broken { by: by.into_inner(), why: why.into_inner() }
+        }
+        _ => ClientError::Nonsense,
+    }
+}
+
+impl Series {
+    /// Of the whole job; a name that is too long is cut.
+    pub fn of_job(name: &str) -> Series {
+        Series { scope: Scope::Job {}, name: Name::truncated(name.to_owned()) }
+    }
+}
+
+impl Notice {
+    /// Of the whole job.
+    pub fn of_job(space: &str, key: &[u8]) -> Result<Notice, ClientError> {
+        let (space, key) = (Name::new(space.to_owned())?, Key::new(key.to_vec())?);
+        Ok(Notice { scope: Scope::Job {}, space, key })
+    }
+}

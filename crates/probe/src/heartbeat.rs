@@ -1,0 +1,172 @@
+//! What `kedge bench checkpoint` checkpoints: a program that holds device memory, launches and synchronises without
+//! end, and tells of the longest time between two beats by its own clock.
+
+use crate::ProbeError;
+use crate::device::{Buffer, Device, Kernel};
+use std::io::{BufRead, Write};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// Bytes of one allocation at most.
+const PART: usize = 1 << 30;
+/// Bytes that a change writes together.
+const BLOCK: usize = 256 << 10;
+/// Beats of which the median is taken.
+const RECENT: usize = 4096;
+
+/// `fill(to, words, seed)`: noise, 16 bytes a thread.
+const FILL: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
+    .visible .entry fill(.param .u64 to, .param .u64 words, .param .u64 seed)\n{\n\
+    .reg .pred %p;\n.reg .b32 %r<8>;\n.reg .b64 %rd<6>;\n\
+    ld.param.u64 %rd1, [to];\nld.param.u32 %r1, [words];\nld.param.u32 %r2, [seed];\n\
+    mov.u32 %r3, %ctaid.x;\nmov.u32 %r4, %ntid.x;\nmov.u32 %r5, %tid.x;\n\
+    mad.lo.u32 %r3, %r3, %r4, %r5;\nsetp.ge.u32 %p, %r3, %r1;\n@%p ret;\n\
+    mul.wide.u32 %rd2, %r3, 16;\nadd.u64 %rd1, %rd1, %rd2;\n\
+    xor.b32 %r4, %r3, %r2;\nmul.lo.u32 %r4, %r4, 0x9E3779B1;\nshr.u32 %r5, %r4, 15;\nxor.b32 %r4, %r4, %r5;\n\
+    mul.lo.u32 %r5, %r4, 0x85EBCA77;\nshr.u32 %r6, %r5, 13;\nxor.b32 %r5, %r5, %r6;\n\
+    mul.lo.u32 %r6, %r5, 0xC2B2AE3D;\nmul.lo.u32 %r7, %r6, 0x27D4EB2F;\n\
+    st.global.v4.u32 [%rd1], {%r4, %r5, %r6, %r7};\nret;\n}\n";
+
+/// Holds `bytes` of device memory, says `ready`, then beats, and obeys one order a line: `ping`; `reset`; `gap`, the
+/// longest gap between two beats since `reset`, less their median; `rate SECONDS`, beats a second for so long;
+/// `change PERCENT` of the memory's blocks. It answers each with a number.
+pub fn beat(
+    bytes: usize,
+    input: impl BufRead + Send + 'static,
+    mut output: impl Write,
+) -> Result<(), ProbeError> {
+    let device = Device::open()?;
+    let mut heart = Heart::new(&device, bytes)?;
+    let orders = lines(input);
+    let mut said = writeln!(output, "ready").and_then(|()| output.flush());
+    // The reader has gone, so nobody wants the rest.
+    while said.is_ok() {
+        let line = match orders.try_recv() {
+            Ok(line) => line,
+            Err(TryRecvError::Empty) => {
+                heart.beat()?;
+                continue;
+            }
+            Err(TryRecvError::Disconnected) => break,
+        };
+        let answer = heart.obey(&line)?;
+        said = writeln!(output, "{answer}").and_then(|()| output.flush());
+    }
+    Ok(())
+}
+
+/// Lines as they come: a beat does not wait for them.
+fn lines(input: impl BufRead + Send + 'static) -> Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut lines = input.lines().map_while(Result::ok);
+        lines.all(|line| send.send(line).is_ok());
+    });
+    receive
+}
+
+struct Heart<'d> {
+    device: &'d Device,
+    null: Kernel,
+    fill: Kernel,
+    memory: Vec<Buffer<'d>>,
+    /// The last beat, the longest since `reset`, and the last few, in seconds.
+    last: Instant,
+    longest: f64,
+    recent: Vec<f64>,
+    next: usize,
+    seed: u64,
+}
+
+impl<'d> Heart<'d> {
+    fn new(device: &'d Device, bytes: usize) -> Result<Heart<'d>, ProbeError> {
+        let null = device.kernel(crate::kernels::NULL, "null")?;
+        let fill = device.kernel(FILL, "fill")?;
+        let parts = (0..bytes).step_by(PART).map(|at| device.alloc(PART.min(bytes - at)));
+        let memory = parts.collect::<Result<Vec<_>, _>>()?;
+        let (last, recent) = (Instant::now(), Vec::with_capacity(RECENT));
+        let mut heart =
+            Heart { device, null, fill, memory, last, longest: 0.0, recent, next: 0, seed: 1 };
+        for part in 0..heart.memory.len() {
+            heart.write(part, 0, heart.memory[part].size)?;
+        }
+        device.synchronize()?;
+        heart.last = Instant::now();
+        Ok(heart)
+    }
+
+    /// Writes new noise to a part of the memory.
+    fn write(&mut self, part: usize, at: usize, bytes: usize) -> Result<(), ProbeError> {
+        self.seed += 1;
+        let words = (bytes / 16) as u32;
+        let to = self.memory[part].address + at as u64;
+        let seed = self.seed.wrapping_mul(0x9e37_79b9);
+        let grid = [words.div_ceil(256).max(1), 1];
+        self.device.launch(self.fill, grid, [256, 1], &[to, words.into(), seed])
+    }
+
+    fn beat(&mut self) -> Result<(), ProbeError> {
+        self.device.launch(self.null, [1, 1], [32, 1], &[])?;
+        self.device.synchronize()?;
+        let gap = self.last.elapsed().as_secs_f64();
+        self.last = Instant::now();
+        self.longest = self.longest.max(gap);
+        if self.recent.len() < RECENT {
+            self.recent.push(gap);
+        } else {
+            self.recent[self.next] = gap;
+        }
+        self.next = (self.next + 1) % RECENT;
+        Ok(())
+    }
+
+    fn obey(&mut self, line: &str) -> Result<f64, ProbeError> {
+        let (order, number) = line.split_once(' ').unwrap_or((line, "0"));
+        let number = number.parse::<f64>().unwrap_or(0.0);
+        let answer = match order {
+            "reset" => {
+                self.longest = 0.0;
+                0.0
+            }
+            "gap" => (self.longest - self.median()).max(0.0),
+            "rate" => self.rate(Duration::from_secs_f64(number.clamp(0.001, 600.0)))?,
+            "change" => self.change(number)?,
+            _ => 0.0,
+        };
+        // An order is no gap.
+        self.last = Instant::now();
+        Ok(answer)
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted = self.recent.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    fn rate(&mut self, time: Duration) -> Result<f64, ProbeError> {
+        let (begin, mut beats) = (Instant::now(), 0.0);
+        self.last = begin;
+        while begin.elapsed() < time {
+            self.beat()?;
+            beats += 1.0;
+        }
+        Ok(beats / begin.elapsed().as_secs_f64())
+    }
+
+    /// Writes to so many of a hundred blocks; the part that it was.
+    fn change(&mut self, percent: f64) -> Result<f64, ProbeError> {
+        let every = (100.0 / percent.clamp(0.01, 100.0)) as usize;
+        let (mut changed, mut all) = (0, 0);
+        for part in 0..self.memory.len() {
+            let blocks = self.memory[part].size / BLOCK;
+            for block in (0..blocks).step_by(every.max(1)) {
+                self.write(part, block * BLOCK, BLOCK)?;
+                changed += 1;
+            }
+            all += blocks;
+        }
+        self.device.synchronize()?;
+        Ok(f64::from(changed) / (all.max(1) as f64))
+    }
+}

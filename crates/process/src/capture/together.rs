@@ -1,0 +1,12 @@
+//! Jobs of several parts, each stopped by its own supervisor.
+
+/// The other parts of a job, captured at the same moment as this one. What one part does after it is captured
+/// must not be seen by another before it is, so each waits for all, twice.
+pub trait Together: Send + Sync + std::fmt::Debug {
+    /// This part stands still: returns when every part does, or says why they will not.
+    fn stopped(&self) -> Result<(), String>;
+
+    /// So many processes are captured: returns when every part is and they may run again, or says why one
+    /// is not.
+    fn captured(&self, processes: usize) -> Result<(), String>;
+}

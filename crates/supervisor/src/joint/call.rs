@@ -1,0 +1,89 @@
+//! The call to a checkpoint, which whoever conducts it publishes and every part answers.
+
+use super::Joint;
+use super::meeting::{Meeting, SPACE, Step};
+use crate::checkpoint::Checkpointer;
+use crate::control::{Content, Order};
+use kedge_coordinator::{Client, ClientError, Notice};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// A call is waited for again so often, for no other reason than that it has to be some time.
+const LONG: Duration = Duration::from_secs(600);
+/// Before a coordinator is looked for once more.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Call {
+    /// No other has it.
+    pub(super) id: String,
+    /// Where the images of the parts go.
+    pub(super) folder: PathBuf,
+    /// How many there are.
+    pub(super) parts: u32,
+    pub(super) order: Order,
+}
+
+impl Call {
+    /// Where it is published.
+    pub(super) fn place() -> Result<Notice, ClientError> {
+        Notice::of_job(SPACE, b"checkpoint")
+    }
+}
+
+/// Answers one call after the other.
+pub(super) fn answer_calls(joint: &Joint, checkpointer: &Arc<Checkpointer>) {
+    let mut last = String::new();
+    loop {
+        let end =
+            joint.join(true).and_then(|client| answer_with(joint, checkpointer, client, &mut last));
+        if let Err(error) = end {
+            checkpointer.log.line(&format!("{}: {error}", joint.job));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn answer_with(
+    joint: &Joint,
+    checkpointer: &Arc<Checkpointer>,
+    mut client: Client,
+    last: &mut String,
+) -> Result<(), ClientError> {
+    let place = Call::place()?;
+    let mut after = client.revision();
+    loop {
+        let Some(found) = client.look(&place, after, LONG)? else { continue };
+        after = found.revision;
+        let Ok(call) = serde_json::from_slice::<Call>(&found.value) else { continue };
+        // Said again, to a coordinator that has not heard it.
+        if call.id == *last {
+            continue;
+        }
+        last.clone_from(&call.id);
+        client = answer(joint, checkpointer, client, call);
+    }
+}
+
+fn answer(joint: &Joint, checkpointer: &Arc<Checkpointer>, client: Client, call: Call) -> Client {
+    let meeting = Arc::new(Meeting::new(joint, client, &call.id, call.parts, true));
+    let order = Order { dir: Some(call.folder), content: Content::All, ..call.order };
+    let taken = meeting
+        .arrive(Step::Ready)
+        .and_then(|()| checkpointer.checkpoint_part(&order, &meeting).map_err(|e| e.to_string()));
+    if let Err(why) = taken {
+        meeting.fail(&why);
+    }
+    // Nobody else has it by now.
+    let mut meeting = meeting;
+    loop {
+        match Arc::try_unwrap(meeting) {
+            Ok(meeting) => return meeting.leave(),
+            Err(shared) => meeting = shared,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}

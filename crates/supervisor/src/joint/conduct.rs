@@ -1,0 +1,143 @@
+//! Conducting a checkpoint of all parts: whoever is asked calls them, and makes the whole count when each
+//! part's image is durable.
+
+use super::Joint;
+use super::call::Call;
+use super::meeting::{Meeting, SPACE, Step};
+use crate::checkpoint::{CheckpointError, Checkpointer};
+use crate::control::{Content, Order, Progress};
+use crate::jobs;
+use kedge_coordinator::{ClientError, Notice};
+use kedge_image::{Claim, Manifest, Part};
+use kedge_process::Together;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(crate) enum ConductError {
+    #[error("the parts of the job cannot be reached: {0}")]
+    Coordinator(#[from] ClientError),
+    #[error(
+        "the supervisor of {0} was killed, so that part cannot be saved: end the job (`kedge kill`) and restart its last image"
+    )]
+    Lost(String),
+    #[error("an image of several parts holds everything: leave out --incremental")]
+    Incremental,
+    #[error("{0}")]
+    Failed(String),
+    #[error("a part has joined or left the job meanwhile: try again")]
+    Changed,
+}
+
+impl Checkpointer {
+    /// Takes a checkpoint of the job of which this is a part.
+    pub(crate) fn conduct(
+        &self,
+        joint: &Joint,
+        order: &Order,
+        mut tell: impl FnMut(Progress),
+    ) -> Result<(), CheckpointError> {
+        if order.content == Content::Changes {
+            return Err(ConductError::Incremental.into());
+        }
+        if let Some(lost) = joint.lost() {
+            return Err(ConductError::Lost(lost.name).into());
+        }
+        let mut client = joint.join(false).map_err(ConductError::from)?;
+        let alone = Notice::of_job(SPACE, b"conductor").map_err(ConductError::from)?;
+        match client.publish(&alone, conductor().as_bytes(), true) {
+            Err(ClientError::Taken { .. }) => return Err(CheckpointError::Busy),
+            other => other.map_err(ConductError::from)?,
+        }
+        let mut parts = client.members().map_err(ConductError::from)?;
+        parts.sort();
+        let dir = self.dir(order)?;
+        let claim = Claim::new(&dir, &joint.job.to_string())?;
+        let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+        let call = Call {
+            id: conductor(),
+            folder: claim.folder().to_owned(),
+            parts: count,
+            order: order.clone(),
+        };
+        let meeting = Meeting::new(joint, client, &call.id, count, false);
+        let taken = self.lead(&meeting, &call, &parts, &mut tell);
+        if let Err(error) = &taken {
+            meeting.fail(&error.to_string());
+            // A full disk may keep even this from being done; then `kedge rm` does it.
+            let _ = claim.abandon();
+        }
+        // What it has published goes with it.
+        drop(meeting.leave());
+        if taken.is_ok() {
+            self.retain(&dir, &joint.job.to_string());
+        }
+        taken
+    }
+
+    fn lead(
+        &self,
+        meeting: &Meeting,
+        call: &Call,
+        parts: &[String],
+        tell: &mut impl FnMut(Progress),
+    ) -> Result<(), CheckpointError> {
+        let begin = Instant::now();
+        let text = serde_json::to_vec(call).map_err(|e| ConductError::Failed(e.to_string()))?;
+        let place = Call::place().map_err(ConductError::from)?;
+        meeting.client().publish(&place, &text, false).map_err(ConductError::from)?;
+        let failed = ConductError::Failed;
+        meeting.arrive(Step::Ready).map_err(failed)?;
+        let still = Instant::now();
+        meeting.stopped().map_err(failed)?;
+        let at = jobs::now();
+        meeting.captured(0).map_err(failed)?;
+        let stall_seconds = still.elapsed().as_secs_f64();
+        let (image, processes) = (call.folder.clone(), meeting.processes(parts));
+        tell(Progress::Captured { image, processes, stall_seconds, warnings: Vec::new() });
+        meeting.arrive(Step::Durable).map_err(failed)?;
+        let manifest = self.commit(meeting, &call.folder, at, parts)?;
+        // It counts: a part that does not hear of it has only missed the news.
+        let _ = meeting.arrive(Step::Committed);
+        let (image, bytes) = (call.folder.clone(), manifest.bytes());
+        let seconds = begin.elapsed().as_secs_f64();
+        self.log.line(&format!(
+            "checkpoint {}: {} parts, {} processes, {bytes} bytes, durable after {seconds:.2} s",
+            image.display(),
+            parts.len(),
+            manifest.process_count(),
+        ));
+        tell(Progress::Durable { image, bytes, seconds });
+        Ok(())
+    }
+
+    /// Makes the images of the parts one.
+    fn commit(
+        &self,
+        meeting: &Meeting,
+        folder: &Path,
+        at: u64,
+        parts: &[String],
+    ) -> Result<Manifest, CheckpointError> {
+        let mut now = meeting.client().members().map_err(ConductError::from)?;
+        now.sort();
+        if now != parts {
+            return Err(ConductError::Changed.into());
+        }
+        let Some(joint) = &self.joint else { return Err(ConductError::Changed.into()) };
+        let mut manifest = Manifest::new(joint.job.to_string(), self.command.clone(), at);
+        for part in parts {
+            manifest.parts.push(Part::of(folder, &format!("{part}-0001"))?);
+        }
+        manifest.settings = self.policy.to_settings();
+        manifest.write(folder)?;
+        Ok(manifest)
+    }
+}
+
+/// A name that no other call has, and under which this one conducts.
+fn conductor() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("checkpoint {:x} of {}", now.as_nanos(), std::process::id())
+}

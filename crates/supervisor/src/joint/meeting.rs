@@ -1,0 +1,150 @@
+//! Where the parts of a job meet during a checkpoint. All steps are of one series of barriers, so what fails in
+//! one part fails, by name, in all of them.
+
+use super::Joint;
+use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
+use kedge_process::Together;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The space of what kedge itself publishes.
+pub(super) const SPACE: &str = "kedge";
+/// How long the parts may need to come to rest, with what hinders one of them.
+const STILL: Duration = Duration::from_secs(15);
+/// How long one looks away while another writes its image.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What all wait for, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Everybody has heard of it.
+    Ready = 1,
+    /// Every process stands still.
+    Stopped = 2,
+    /// Every process is captured.
+    Captured = 3,
+    /// Every part's image is durable.
+    Durable = 4,
+    /// The whole counts.
+    Committed = 5,
+}
+
+/// One checkpoint, as one of those sees it that take part.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    client: Mutex<Client>,
+    series: Series,
+    /// Who take part: the parts, and who conducts.
+    members: u32,
+    /// This part's name; `None`: the one that conducts.
+    part: Option<String>,
+    joint: Joint,
+    /// Whether anything has been stopped for it.
+    begun: AtomicBool,
+}
+
+impl Meeting {
+    /// Of a job of so many parts.
+    pub(super) fn new(
+        joint: &Joint,
+        client: Client,
+        id: &str,
+        parts: u32,
+        is_part: bool,
+    ) -> Meeting {
+        Meeting {
+            client: Mutex::new(client),
+            series: Series::of_job(id),
+            members: parts.saturating_add(1),
+            part: is_part.then(|| joint.part.to_string()),
+            joint: joint.clone(),
+            begun: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn client(&self) -> MutexGuard<'_, Client> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is over, for this one; the client is as before.
+    pub(super) fn leave(self) -> Client {
+        // One that is lost now has nothing to break.
+        let _ = self.client().end(&self.series);
+        self.client.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the parts have begun to stand still: what fails now has failed for good.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Nobody goes on with it.
+    pub(super) fn fail(&self, why: &str) {
+        let _ = self.client().break_series(&self.series, why);
+    }
+
+    /// Waits for everybody at `step`.
+    pub(super) fn arrive(&self, step: Step) -> Result<(), String> {
+        let patient = matches!(step, Step::Durable | Step::Committed);
+        loop {
+            let wait = if patient { LOOK } else { STILL };
+            let who = Who::Count { members: self.members };
+            let arrived = self.client().arrive(&self.series, step as u64, who, wait);
+            match arrived {
+                Ok(()) => return Ok(()),
+                // Whoever was lost together with the coordinator is known by its folder.
+                Err(ClientError::Late) if patient => match self.joint.lost() {
+                    None => {}
+                    Some(meta) => {
+                        let why = format!("the supervisor of {} was killed", meta.name);
+                        self.fail(&why);
+                        return Err(why);
+                    }
+                },
+                Err(ClientError::Late) => {
+                    let why = format!("not all parts of the job came to {step:?} in time");
+                    self.fail(&why);
+                    return Err(why);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    /// The image of this part is durable: returns when the whole counts.
+    pub(crate) fn durable(&self) -> Result<(), String> {
+        self.arrive(Step::Durable)?;
+        self.arrive(Step::Committed)
+    }
+
+    /// How many processes each part has captured.
+    pub(super) fn processes(&self, parts: &[String]) -> usize {
+        let count = |part: &String| {
+            let at = processes_of(part).ok()?;
+            let found = self.client().look(&at, 0, Duration::ZERO).ok()??;
+            String::from_utf8(found.value).ok()?.parse::<usize>().ok()
+        };
+        parts.iter().filter_map(count).fold(0, usize::saturating_add)
+    }
+}
+
+fn processes_of(part: &str) -> Result<Notice, ClientError> {
+    Notice::of_job(SPACE, format!("processes of {part}").as_bytes())
+}
+
+impl Together for Meeting {
+    fn stopped(&self) -> Result<(), String> {
+        self.begun.store(true, Ordering::SeqCst);
+        self.arrive(Step::Stopped)
+    }
+
+    fn captured(&self, processes: usize) -> Result<(), String> {
+        let told = self.part.as_ref().map(|part| {
+            let count = processes.to_string();
+            self.client().publish(&processes_of(part)?, count.as_bytes(), false)
+        });
+        told.transpose().map_err(|error| error.to_string())?;
+        self.arrive(Step::Captured)
+    }
+}

@@ -1,0 +1,147 @@
+//! Jobs of several parts, each with a supervisor of its own: `kedge run --join NAME`. Parts are jobs as any
+//! others, named NAME.0, NAME.1 …; together they are checkpointed and restarted as one.
+//!
+//! ```text
+//! joint/NAME/{coordinator, coordinator.lock, parts.lock}   who coordinates, and where
+//! jobs/NAME.K/…                                             the parts
+//! ```
+
+mod call;
+mod conduct;
+mod meeting;
+mod restart;
+
+pub(crate) use conduct::ConductError;
+pub(crate) use meeting::Meeting;
+pub use restart::Joining;
+pub(crate) use restart::{JOIN, restart_parts};
+
+use crate::checkpoint::Checkpointer;
+use crate::jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
+use kedge_coordinator::{Client, ClientError, Leader, Member, reach};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Parts of one job on one node.
+const MOST_PARTS: u32 = 4096;
+
+/// The job that this one is a part of.
+#[derive(Debug, Clone)]
+pub(crate) struct Joint {
+    /// Its name.
+    pub(crate) job: JobName,
+    /// This part's.
+    pub(crate) part: JobName,
+    /// Where the coordinator is.
+    pub(crate) folder: PathBuf,
+    jobs: Jobs,
+}
+
+/// Of the joint job `job`: the part with that number.
+fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
+    format!("{job}.{number}").parse()
+}
+
+impl Joint {
+    /// Takes the next free part of the job `job` for this process.
+    pub(crate) fn enter(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir), JobError> {
+        let folder = jobs.joint_dir(job)?;
+        let _one = lock(&folder.join("parts.lock"))?;
+        let before = jobs.parts(job)?;
+        if !before.iter().any(|meta| meta.state == State::Running) {
+            // What an ended job of that name has left.
+            let names = before.iter().filter_map(|meta| meta.name.parse().ok());
+            names.for_each(|name: JobName| jobs.remove(&name));
+        }
+        for number in 0..MOST_PARTS {
+            let part = part_name(job, number)?;
+            // The number of one that has ended stays its own while others run.
+            if jobs.find(&part).is_some() {
+                continue;
+            }
+            match jobs.create(&part) {
+                Ok(dir) => return Ok((Joint::of(jobs, job, part)?, dir)),
+                Err(JobError::InUse { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Err(JobError::InUse { name: job.clone() })
+    }
+
+    /// The part `part` of the job `job`.
+    pub(crate) fn of(jobs: &Jobs, job: &JobName, part: JobName) -> Result<Joint, JobError> {
+        let folder = jobs.joint_dir(job)?;
+        Ok(Joint { job: job.clone(), part, folder, jobs: jobs.clone() })
+    }
+
+    /// Whether it is the part that does what one of them is to do.
+    pub(crate) fn is_first(&self) -> bool {
+        part_name(&self.job, 0).is_ok_and(|first| first == self.part)
+    }
+
+    /// Joins the coordination, as this part or as a guest; coordinates where nobody does.
+    fn join(&self, part: bool) -> Result<Client, ClientError> {
+        let (folder, job) = (self.folder.clone(), self.job.to_string());
+        let find = Box::new(move || {
+            let (stream, leader) = reach(&folder, &job)?;
+            if let Leader::This(server) = leader {
+                server.forever();
+            }
+            Ok(stream)
+        });
+        // Two that conduct at one time are two members.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let guest = || format!("{} ({now:x})", self.part);
+        let name = if part { self.part.to_string() } else { guest() };
+        let member = Member { job: self.job.to_string(), name, node: node(), part };
+        Client::join(&member, find)
+    }
+
+    /// The first part whose supervisor was killed, and so nobody can checkpoint.
+    fn lost(&self) -> Option<Meta> {
+        let parts = self.jobs.parts(&self.job).unwrap_or_default();
+        parts.into_iter().find(|meta| {
+            meta.ended.is_none() && meta.state != State::Running && meta.pid.is_some_and(lives)
+        })
+    }
+}
+
+impl Checkpointer {
+    /// Takes part in the checkpoints of the whole job, for as long as the process lives.
+    pub(crate) fn take_part(self: &Arc<Self>) {
+        let Some(joint) = self.joint.clone() else { return };
+        let checkpointer = self.clone();
+        let part = thread::Builder::new().name("part".into());
+        if part.spawn(move || call::answer_calls(&joint, &checkpointer)).is_err() {
+            self.log.line("cannot start a thread: the job cannot be checkpointed as a whole");
+        }
+    }
+}
+
+/// Whether there is such a process, and it has not ended.
+fn lives(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// This machine, by the name that others know.
+fn node() -> String {
+    rustix::system::uname().nodename().to_string_lossy().chars().take(64).collect()
+}
+
+/// Waits for a lock, which goes with the file.
+fn lock(path: &Path) -> Result<File, JobError> {
+    let open = || -> io::Result<File> {
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        file.lock()?;
+        Ok(file)
+    };
+    open().map_err(|source| JobError::Io { path: path.to_owned(), source })
+}

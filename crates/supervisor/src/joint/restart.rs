@@ -1,0 +1,260 @@
+//! Restarting a job of several parts: each by a process of its own, and none goes on before all are there.
+
+use super::{Joint, lock, part_name};
+use crate::jobs::{JobError, JobName, Jobs, State};
+use crate::restart::RestartSpec;
+use crate::signals::{Signal, Signals};
+use crate::{Outcome, RunError};
+use kedge_coordinator::{Client, Leader, Member, Series, Server, Who, connect, reach};
+use kedge_image::{ImageError, Manifest};
+use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longer than any part takes to read its memory; one that fails is told of at once.
+const LONG: Duration = Duration::from_secs(3600);
+/// The only step.
+const REBUILT: u64 = 1;
+
+/// What a part that is restarted is to know of the others.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Joining {
+    job: String,
+    /// Where they meet.
+    series: String,
+    parts: u32,
+}
+
+impl Joining {
+    /// From the command line of whoever restarts all of them.
+    pub fn parse(text: &str) -> Option<Joining> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The part `part`, once it is there.
+    pub(crate) fn joint(&self, jobs: &Jobs, part: &JobName) -> Result<Joint, JobError> {
+        Joint::of(jobs, &self.job.parse()?, part.clone())
+    }
+}
+
+/// The plugin that has a part wait for the others before its processes run.
+pub(crate) static JOIN: Join = Join(Mutex::new(None));
+
+#[derive(Debug)]
+pub(crate) struct Join(Mutex<Option<(Joint, Joining)>>);
+
+impl Join {
+    pub(crate) fn wait_for_others(&self, joint: Joint, joining: Joining) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((joint, joining));
+    }
+}
+
+impl Plugin for Join {
+    fn name(&self) -> &'static str {
+        "joint"
+    }
+
+    fn claim(&self, _file: &Found, _job: &Job) -> Claim {
+        Claim::No
+    }
+
+    fn checkpoint(
+        &self,
+        _capture: &mut Capture,
+        _mine: &[usize],
+    ) -> Result<Option<serde_json::Value>, PluginError> {
+        Ok(None)
+    }
+
+    fn restart(&self, _state: serde_json::Value, _world: &mut World) -> Result<(), PluginError> {
+        Err(PluginError::Damaged("a joint job has no descriptors".into()))
+    }
+
+    fn rebuilt(&self) -> Result<(), PluginError> {
+        let waits = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((joint, joining)) = waits else { return Ok(()) };
+        let refused = |error| PluginError::Refused(format!("{}: {error}", joint.job));
+        let folder = joint.folder.clone();
+        let find = Box::new(move || connect(&folder));
+        let member = member(&joint.job, joint.part.to_string());
+        let mut client = Client::join(&member, find).map_err(refused)?;
+        let who = Who::Count { members: joining.parts };
+        client.arrive(&Series::of_job(&joining.series), REBUILT, who, LONG).map_err(refused)
+    }
+}
+
+fn member(job: &JobName, name: String) -> Member {
+    Member { job: job.to_string(), name, node: super::node(), part: false }
+}
+
+/// Restarts the parts of the newest of `images` whose parts are there, and waits for their end: what the first
+/// one of them that failed ended with.
+pub(crate) fn restart_parts(
+    spec: &RestartSpec,
+    images: &[(PathBuf, Manifest)],
+) -> Result<Outcome, RunError> {
+    let (folder, manifest) = usable(images)?;
+    let jobs = Jobs::open()?;
+    let job: JobName = spec.name.clone().map_or_else(|| manifest.job.parse(), Ok)?;
+    // Before anything is started, so that only the waiting below sees them.
+    let signals = Signals::block();
+    let home = jobs.joint_dir(&job)?;
+    let starting = lock(&home.join("parts.lock"))?;
+    make_room(&jobs, &job)?;
+    let (server, mut client) = coordinate(&home, &job)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let series = format!("restart {now:x} of {}", std::process::id());
+    let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
+    let joining = Joining { job: job.to_string(), series: series.clone(), parts };
+    let mut running = Parts(Vec::new());
+    for (number, part) in manifest.parts.iter().enumerate() {
+        let name = part_name(&job, number as u32)?;
+        let command = command(spec, &folder.join(&part.name), &name, &joining);
+        running.start(name, command)?;
+    }
+    let mut ended = |name: &JobName, status: ExitStatus| {
+        // Whoever still waits for it waits in vain.
+        let _ =
+            client.break_series(&Series::of_job(&series), &format!("{name} has ended: {status}"));
+    };
+    let mut starting = Some(starting);
+    while running.look(&mut ended) {
+        match signals.next() {
+            Signal::Child => {}
+            Signal::Forward(signal) => running.signal(signal),
+        }
+        // They have their names, or have failed.
+        starting = starting.filter(|_| running.all_named(&jobs));
+    }
+    drop(server);
+    Ok(running.outcome())
+}
+
+/// The newest image whose parts are those that it was made of.
+fn usable(images: &[(PathBuf, Manifest)]) -> Result<&(PathBuf, Manifest), ImageError> {
+    let mut failure = None;
+    for image in images.iter().filter(|(_, manifest)| !manifest.parts.is_empty()) {
+        let checked = image.1.parts.iter().try_for_each(|part| part.check(&image.0).map(drop));
+        match checked {
+            Ok(()) => return Ok(image),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    Err(failure.unwrap_or(ImageError::NoImage { path: PathBuf::new() }))
+}
+
+/// What an ended job of that name has left goes.
+fn make_room(jobs: &Jobs, job: &JobName) -> Result<(), JobError> {
+    for meta in jobs.parts(job)? {
+        if meta.state == State::Running {
+            return Err(JobError::InUse { name: job.clone() });
+        }
+        if let Ok(name) = meta.name.parse() {
+            jobs.remove(&name);
+        }
+    }
+    Ok(())
+}
+
+fn coordinate(home: &Path, job: &JobName) -> Result<(Option<Server>, Client), RunError> {
+    let failed = |source| RunError::System { what: "coordinate the job's parts", source };
+    let (_stream, leader) = reach(home, &job.to_string()).map_err(failed)?;
+    let server = match leader {
+        Leader::This(server) => Some(server),
+        Leader::Other => None,
+    };
+    let folder = home.to_owned();
+    let find = Box::new(move || connect(&folder));
+    let client = Client::join(&member(job, format!("{job} restarted")), find);
+    Ok((server, client.map_err(|error| failed(std::io::Error::other(error)))?))
+}
+
+/// What restarts one part.
+fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) -> Command {
+    let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let mut command = Command::new(own);
+    command.arg("restart").arg(image).arg("--job").arg(name.to_string());
+    command.arg("--part").arg(serde_json::to_string(joining).unwrap_or_default());
+    if let Some(dir) = &spec.policy.dir {
+        command.arg("--ckpt-dir").arg(dir);
+    }
+    if let Some(gpu) = &spec.gpu {
+        command.arg("--gpu").arg(gpu.to_string());
+    }
+    if let Some(keep) = spec.policy.keep {
+        command.arg("--keep").arg(keep.to_string());
+    }
+    if spec.lazy {
+        command.arg("--lazy");
+    }
+    for (old, new) in &spec.paths {
+        let mut pair = OsString::from(old);
+        pair.push("=");
+        pair.push(new);
+        command.arg("--path-map").arg(pair);
+    }
+    command
+}
+
+/// The processes that restart the parts and supervise them.
+struct Parts(Vec<(JobName, Child, Option<ExitStatus>)>);
+
+impl Parts {
+    fn start(&mut self, name: JobName, mut command: Command) -> Result<(), RunError> {
+        let failed = |source| RunError::System { what: "start kedge for a part", source };
+        match command.spawn() {
+            Ok(child) => {
+                self.0.push((name, child, None));
+                Ok(())
+            }
+            Err(error) => {
+                self.signal(libc::SIGKILL);
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Collects those that have ended; whether any has not.
+    fn look(&mut self, ended: &mut impl FnMut(&JobName, ExitStatus)) -> bool {
+        for (name, child, status) in &mut self.0 {
+            if status.is_none()
+                && let Ok(Some(now)) = child.try_wait()
+            {
+                *status = Some(now);
+                ended(name, now);
+            }
+        }
+        self.0.iter().any(|(_, _, status)| status.is_none())
+    }
+
+    /// Whether each has its folder, or has ended.
+    fn all_named(&self, jobs: &Jobs) -> bool {
+        let named = |name| jobs.find(name).is_some();
+        self.0.iter().all(|(name, _, status)| status.is_some() || named(name))
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        for (_, child, status) in &self.0 {
+            if status.is_none()
+                && let Some(pid) =
+                    i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+                && let Some(signal) = rustix::process::Signal::from_named_raw(signal)
+            {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let statuses = self.0.iter().filter_map(|(_, _, status)| *status);
+        statuses
+            .map(|status| Outcome::of(status.into_raw()))
+            .find(|o| *o != Outcome::Exited(0))
+            .unwrap_or(Outcome::Exited(0))
+    }
+}

@@ -1,0 +1,264 @@
+//! Jobs of several parts, each with a supervisor of its own: checkpointed and restarted as one, and what becomes
+//! of them when one is killed.
+#![forbid(unsafe_code)]
+
+use kedge_tests::job::{User, build, family, kedge_as, send};
+use kedge_tests::world::{World, is_root, stderr};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STEPS: u64 = 120;
+/// What the program ends with when all of its steps were right.
+const WELL: i32 = 7;
+const LONG: Duration = Duration::from_secs(40);
+
+/// A job of some parts, each of which writes its steps to a file of its own.
+struct Joint {
+    world: World,
+    user: User,
+    parts: Vec<Child>,
+}
+
+impl Joint {
+    fn start(name: &str, user: User, parts: usize, options: &[&str]) -> Option<Joint> {
+        if user == User::Nobody && !is_root() {
+            println!("skipped: not root, so every other test is this one");
+            return None;
+        }
+        let world = World::new(name);
+        let program = build(&world, "steps", &[]).display().to_string();
+        if user == User::Nobody {
+            world.give_home_away();
+        }
+        let mut joint = Joint { world, user, parts: Vec::new() };
+        for part in 0..parts {
+            let line = format!("exec {program} {STEPS} 20 2 1 > out.{part}");
+            let run =
+                [&["run", "--gpu", "none", "--join", "pair"], options, &["--", "sh", "-c", &line]];
+            let mut command = kedge_as(&joint.world, user, &run.concat());
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            joint.parts.push(command.spawn().expect("timeout, from coreutils"));
+            joint.wait_for(part, 1);
+        }
+        Some(joint)
+    }
+
+    fn steps(&self, part: usize) -> Vec<String> {
+        let text = fs::read_to_string(self.world.home().join(format!("out.{part}")));
+        text.unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    /// Until that part has written so many lines.
+    fn wait_for(&self, part: usize, lines: usize) {
+        let begin = Instant::now();
+        while self.steps(part).len() < lines {
+            assert!(begin.elapsed() < LONG, "part {part}: {:?}", self.steps(part).last());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn output(&self, arguments: &[&str]) -> Output {
+        kedge_as(&self.world, self.user, arguments).output().expect("kedge")
+    }
+
+    fn checkpoint(&self, options: &[&str]) -> Value {
+        let output = self.output(&[&["checkpoint", "pair", "--json"], options].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// All of its parts, with everything that they have started, are dead.
+    fn kill(&mut self) {
+        for part in &mut self.parts {
+            send("KILL", &family(part.id()));
+            let _ = part.wait();
+        }
+    }
+
+    /// The supervisor of that part, and nothing else.
+    fn kill_supervisor(&self, part: usize) {
+        let timeout = self.parts[part].id();
+        send("KILL", &kedge_tests::job::children(timeout));
+    }
+
+    /// What a part has written is what an undisturbed run writes.
+    fn is_right(&self, part: usize) {
+        let lines = self.steps(part);
+        let nonce = lines[0].strip_prefix("nonce ").expect("a nonce").to_owned();
+        let steps = (1..=STEPS).map(|step| format!("{nonce} {step}"));
+        let all = std::iter::once(lines[0].clone()).chain(steps).chain([format!("{nonce} well")]);
+        assert_eq!(lines, all.collect::<Vec<_>>(), "part {part}");
+    }
+
+    fn images(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.world.home().join("kedge/images")).into_iter().flatten();
+        entries.flatten().map(|entry| entry.path()).filter(|path| is_image(path)).collect()
+    }
+
+    fn restart(&self, image: &str) -> Output {
+        self.output(&["restart", image])
+    }
+}
+
+fn is_image(path: &Path) -> bool {
+    path.join("manifest.json").exists()
+}
+
+impl Drop for Joint {
+    fn drop(&mut self) {
+        self.kill();
+        // Whatever has lost its supervisor.
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let home = self.world.home();
+        let here =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == home);
+        let pids: Vec<u32> = pids.filter(here).collect();
+        if !pids.is_empty() {
+            send("KILL", &pids);
+        }
+    }
+}
+
+fn comes_back_as_one(name: &str, user: User, parts: usize) {
+    let Some(mut joint) = Joint::start(name, user, parts, &[]) else { return };
+    (0..parts).for_each(|part| joint.wait_for(part, 10));
+    let report = joint.checkpoint(&[]);
+    assert_eq!(report["processes"], parts, "{report}");
+    let image = report["image"].as_str().expect("a path").to_owned();
+    assert!(image.ends_with("/pair-0001"), "{image}");
+    (0..parts).for_each(|part| joint.wait_for(part, joint.steps(part).len() + 3));
+    joint.kill();
+    let rows = joint.output(&["images", "--json"]);
+    let rows: Value = serde_json::from_slice(&rows.stdout).expect("JSON");
+    assert_eq!((&rows[0]["state"], &rows[0]["processes"]), (&"finished".into(), &parts.into()));
+    assert!(joint.output(&["verify", &image]).status.success());
+    let ended = joint.restart(&image);
+    assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
+    (0..parts).for_each(|part| joint.is_right(part));
+}
+
+#[test]
+fn two_parts_come_back_as_one() {
+    comes_back_as_one("joint", User::Same, 2);
+}
+
+#[test]
+fn so_they_do_for_an_ordinary_user() {
+    comes_back_as_one("jointn", User::Nobody, 3);
+}
+
+#[test]
+fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again() {
+    let mut joint = Joint::start("jointst", User::Same, 2, &[]).expect("the test's own user");
+    (0..2).for_each(|part| joint.wait_for(part, 10));
+    let first = joint.checkpoint(&["--stop"])["image"].as_str().expect("a path").to_owned();
+    for part in &mut joint.parts {
+        part.wait().expect("ended");
+    }
+    let (before, again) = (joint.steps(0).len(), joint.steps(1).len());
+    // In the background: it is saved once more, by a coordinator that its parts have elected.
+    let mut restarting =
+        kedge_as(&joint.world, User::Same, &["restart", &first]).spawn().expect("kedge");
+    joint.wait_for(0, before + 5);
+    joint.wait_for(1, again + 5);
+    let all = family(restarting.id());
+    let second = joint.checkpoint(&[])["image"].as_str().expect("a path").to_owned();
+    assert_ne!(first, second);
+    send("KILL", &all);
+    restarting.wait().expect("ended");
+    let ended = joint.restart(&second);
+    assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
+    (0..2).for_each(|part| joint.is_right(part));
+}
+
+#[test]
+fn a_part_whose_supervisor_is_killed_goes_on_and_is_named() {
+    let mut joint = Joint::start("jointl", User::Same, 2, &[]).expect("the test's own user");
+    (0..2).for_each(|part| joint.wait_for(part, 5));
+    // The first one coordinates.
+    joint.kill_supervisor(0);
+    let refused = joint.output(&["checkpoint", "pair"]);
+    assert!(
+        stderr(&refused).contains("the supervisor of pair.0 was killed"),
+        "{}",
+        stderr(&refused)
+    );
+    joint.wait_for(0, 20);
+    joint.wait_for(1, 20);
+    // With its program dead too, the rest is the job, under another coordinator.
+    send("KILL", &orphans(&joint));
+    let report = joint.checkpoint(&[]);
+    assert_eq!(report["processes"], 1, "{report}");
+    joint.kill();
+    let ended = joint.restart(report["image"].as_str().expect("a path"));
+    assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
+    joint.is_right(1);
+}
+
+/// The programs of part 0 whose supervisor is no more.
+fn orphans(joint: &Joint) -> Vec<u32> {
+    let out = joint.world.home().join("out.0");
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|to| to == out))
+        .collect()
+}
+
+/// At moments all over a checkpoint, the supervisor of one part is killed: what is asked for ends, by name if it
+/// fails, no half of an image counts, and the programs go on.
+#[test]
+fn a_supervisor_that_is_killed_at_any_moment_leaves_no_half() {
+    for round in 0..8u64 {
+        let joint = Joint::start("jointk", User::Same, 2, &[]).expect("the test's own user");
+        (0..2).for_each(|part| joint.wait_for(part, 3));
+        let asking =
+            kedge_as(&joint.world, User::Same, &["checkpoint", "pair"]).spawn().expect("kedge");
+        thread::sleep(Duration::from_millis(15 + 9 * round));
+        joint.kill_supervisor((round % 2) as usize);
+        let begin = Instant::now();
+        let asked = asking.wait_with_output().expect("ended");
+        assert!(begin.elapsed() < LONG, "round {round}");
+        let (images, said) = (joint.images(), stderr(&asked));
+        assert!(asked.status.success() || !said.is_empty(), "round {round}: {asked:?}");
+        assert!(!asked.status.success() || images.len() == 1, "round {round}: {said}");
+        for image in &images {
+            let verified = joint.output(&["verify", &image.display().to_string()]);
+            assert!(verified.status.success(), "round {round}: {}", stderr(&verified));
+        }
+        for part in 0..2 {
+            joint.wait_for(part, joint.steps(part).len() + 3);
+        }
+    }
+}
+
+#[test]
+fn a_part_that_cannot_be_restarted_leaves_nothing_of_the_others() {
+    let mut joint = Joint::start("jointd", User::Same, 2, &[]).expect("the test's own user");
+    (0..2).for_each(|part| joint.wait_for(part, 5));
+    let image = PathBuf::from(joint.checkpoint(&[])["image"].as_str().expect("a path"));
+    joint.kill();
+    let part = image.join("pair.1-0001");
+    let file = fs::read_dir(&part).expect("a part").flatten().map(|entry| entry.path());
+    let file = file.filter(|path| path.extension().is_some_and(|end| end == "kimg"));
+    let file =
+        file.max_by_key(|path| fs::metadata(path).map_or(0, |meta| meta.len())).expect("memory");
+    let mut bytes = fs::read(&file).expect("its bytes");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).expect("damage");
+    assert_eq!(joint.output(&["verify", &image.display().to_string()]).status.code(), Some(1));
+    let before = (joint.steps(0), joint.steps(1));
+    let failed = joint.restart(&image.display().to_string());
+    assert_eq!(failed.status.code(), Some(125), "{}", stderr(&failed));
+    assert!(stderr(&failed).contains("pair.1"), "{}", stderr(&failed));
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!((joint.steps(0), joint.steps(1)), before);
+    let rows: Value =
+        serde_json::from_slice(&joint.output(&["ps", "--json"]).stdout).expect("JSON");
+    assert_eq!(rows, Value::Array(Vec::new()));
+}
