@@ -7,6 +7,7 @@ use kedge_image::{Codec, ImageError, ImageFile, Manifest, chain, verify};
 use kedge_process::{EngineError, Options, RestartOptions, Roots, Tracker, checkpoint, restart};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, bring_back, build, reap, step};
 
 fn roots() -> Roots {
@@ -85,6 +86,14 @@ fn memory_that_changes_in_every_way_comes_back() {
     let _alone = alone();
     let folder = Folder::new("changes");
     let program = build(&folder, "changes.c", &[]);
+    survives(&folder, &[program.to_str().unwrap()], 300, 6);
+}
+
+#[test]
+fn guards_come_back() {
+    let _alone = alone();
+    let folder = Folder::new("changes-guards");
+    let program = build(&folder, "guards.c", &[]);
     survives(&folder, &[program.to_str().unwrap()], 300, 6);
 }
 
@@ -188,15 +197,5 @@ fn a_parent_that_is_damaged_changed_or_gone_is_named() {
 
 #[test]
 fn an_ordinary_user_can_do_the_same() {
-    // SAFETY: a plain call.
-    if unsafe { libc::geteuid() } != 0 {
-        return;
-    }
-    let _alone = alone();
-    let mut tests = Command::new("setpriv");
-    tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
-    tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
-    let output = tests.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    as_an_ordinary_user();
 }

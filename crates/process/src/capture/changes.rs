@@ -1,11 +1,13 @@
 //! What a stopped process has changed since its last image, and copying it while nothing moves.
 
+use super::early::Early;
+use super::guards;
 use super::memory::{self, Chunk, Reader};
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
-use crate::track::{Pages, Run, watchable};
-use kedge_image::{Choice, Encoded, ImageWriter, Packer, PageBuffer};
+use crate::track::{Pages, Run, watchable, without};
+use kedge_image::{Choice, Encoded, ImageWriter, Packer};
 use libc::pid_t;
 use std::thread;
 
@@ -17,30 +19,72 @@ const SHARE: usize = 4 << 20;
 /// What has changed, and what has not.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
+    /// To be copied in the pause, or from a clone.
     pub(super) chunks: Vec<Chunk>,
+    /// Copied before the pause, and not changed since.
+    kept: Vec<Chunk>,
+    early: Early,
+    /// Where there may be other guards than before the pause.
+    unsure: Vec<Run>,
+    /// Guards that there were before the pause, and still are.
+    guards: Vec<Run>,
     /// Memory that is as in the image before, where that has any.
     pub(super) unchanged: Vec<Run>,
 }
 
 impl Changes {
     /// Finds them, and begins to watch for the next.
-    pub(super) fn find(pid: pid_t, mappings: &[Mapping]) -> Result<Changes, EngineError> {
+    pub(super) fn find(
+        pid: pid_t,
+        mappings: &[Mapping],
+        early: Early,
+    ) -> Result<Changes, EngineError> {
         let failed = |source| EngineError::System { pid, what: "see what it has changed", source };
         let mut pages = Pages::of(pid).map_err(failed)?;
-        let mut changes = Changes::default();
+        let mut changes = Changes { early, ..Changes::default() };
         for mapping in mappings.iter().filter(|mapping| memory::own(mapping)) {
             let whole = (mapping.start, mapping.end);
             let since = watchable(mapping).then(|| pages.since(whole, true)).transpose();
             let runs = match since.map_err(failed)?.flatten() {
                 Some(since) => {
-                    changes.unchanged.extend(since.unchanged);
+                    let [same, kept, rest] = changes.early.divide(whole, &since.unchanged);
+                    changes.unchanged.extend(same);
+                    memory::split(mapping, &kept, &mut changes.kept);
+                    memory::split(mapping, &rest, &mut changes.chunks);
+                    changes.guards.extend(changes.early.guards(whole, &since.unchanged));
+                    changes.unsure.extend(near([&since.absent[..], &since.written].concat()));
                     since.written
                 }
-                None => memory::runs(pid, mapping)?,
+                None => {
+                    changes.unsure.push(whole);
+                    memory::runs(pid, mapping)?
+                }
             };
             memory::split(mapping, &runs, &mut changes.chunks);
         }
+        changes.chunks.sort_unstable_by_key(Chunk::address);
         Ok(changes)
+    }
+
+    /// Where there are guards in the memory of the process.
+    pub(super) fn guards(&self, pid: pid_t) -> Result<Vec<Run>, EngineError> {
+        let found = guards::among(pid, &self.unsure)?;
+        let mut guards = without(&self.guards, &found);
+        guards.extend(found);
+        Ok(guards)
+    }
+
+    /// Whether there is room to copy what was not copied before the pause.
+    pub(super) fn fit(&self) -> bool {
+        self.early.has_room(self.bytes())
+    }
+
+    /// The same, all to be read from a clone.
+    pub(super) fn of_clone(mut self) -> Changes {
+        self.chunks.append(&mut self.kept);
+        self.chunks.sort_unstable_by_key(Chunk::address);
+        self.early = Early::default();
+        self
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -56,53 +100,63 @@ impl Changes {
         Ok(packer.flush()?)
     }
 
-    /// Copies the bytes of all chunks into `room`, one after the other.
-    pub(super) fn copy(&self, pid: pid_t, room: &mut PageBuffer) -> Result<(), EngineError> {
-        let total = self.bytes() as usize;
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(COPIERS);
-        let share = total.div_ceil(threads).max(SHARE) as u64;
-        let mut rest = room.bytes(total);
-        let mut chunks = &self.chunks[..];
-        thread::scope(|scope| {
-            let mut copying = Vec::new();
-            while !chunks.is_empty() {
-                let (count, bytes) = first_share(chunks, share);
-                let (some, others) = chunks.split_at(count);
-                let (part, left) = rest.split_at_mut(bytes as usize);
-                (chunks, rest) = (others, left);
-                if chunks.is_empty() {
-                    copy_part(pid, some, part)?;
-                } else {
-                    copying.push(scope.spawn(move || copy_part(pid, some, part)));
-                }
-            }
-            let mut joined = copying.into_iter().map(|one| one.join());
-            joined.try_for_each(|done| done.unwrap_or(Err(EngineError::Ended { pid })))
-        })
+    /// Copies the bytes of all chunks that were not copied before; they fit.
+    pub(super) fn copy(&mut self, pid: pid_t) -> Result<(), EngineError> {
+        let bytes = self.bytes();
+        self.early.late(bytes).map_or(Ok(()), |room| copy(pid, &self.chunks, room))
     }
 
-    /// Stores what was copied into `room`, but for what lies in the mappings `except`.
+    /// Stores what was copied, but for what lies in the mappings `except`.
     pub(super) fn store(
-        &self,
-        room: &mut PageBuffer,
+        &mut self,
         except: &[Run],
         writer: &ImageWriter,
         codec: Choice,
     ) -> Result<(), EngineError> {
-        let mut rest: &[u8] = room.bytes(self.bytes() as usize);
-        let mut places = Vec::with_capacity(self.chunks.len());
-        for chunk in &self.chunks {
-            let (bytes, left) = rest.split_at(chunk.length() as usize);
-            rest = left;
-            if !lies_in(chunk.address(), except) {
-                places.push((chunk, bytes));
-            }
-        }
+        let mut places = self.early.bytes(&self.kept, &self.chunks);
+        places.retain(|(chunk, _)| !lies_in(chunk.address(), except));
         memory::share_out(&places, writer, |(chunk, bytes), packer| {
             let encoded = kedge_image::encode(bytes, codec);
             Ok(packer.memory(0, chunk.address(), chunk.length(), &encoded)?)
         })
     }
+}
+
+/// Copies the bytes of all `chunks` into `rest`, which has room for them and no more, one after the other.
+pub(super) fn copy(pid: pid_t, chunks: &[Chunk], rest: &mut [u8]) -> Result<(), EngineError> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(COPIERS);
+    let share = rest.len().div_ceil(threads).max(SHARE) as u64;
+    let (mut chunks, mut rest) = (chunks, rest);
+    thread::scope(|scope| {
+        let mut copying = Vec::new();
+        while !chunks.is_empty() {
+            let (count, bytes) = first_share(chunks, share);
+            let (some, others) = chunks.split_at(count);
+            let (part, left) = rest.split_at_mut(bytes as usize);
+            (chunks, rest) = (others, left);
+            if chunks.is_empty() {
+                copy_part(pid, some, part)?;
+            } else {
+                copying.push(scope.spawn(move || copy_part(pid, some, part)));
+            }
+        }
+        let mut joined = copying.into_iter().map(|one| one.join());
+        joined.try_for_each(|done| done.unwrap_or(Err(EngineError::Ended { pid })))
+    })
+}
+
+/// The runs of one mapping, those that lie close together as one: each is a question to the kernel.
+fn near(mut runs: Vec<Run>) -> Vec<Run> {
+    const CLOSE: u64 = 1 << 20;
+    runs.sort_unstable();
+    let mut near: Vec<Run> = Vec::new();
+    for (start, end) in runs {
+        match near.last_mut() {
+            Some((_, last)) if start <= last.saturating_add(CLOSE) => *last = end.max(*last),
+            _ => near.push((start, end)),
+        }
+    }
+    near
 }
 
 /// Whether `at` lies in one of those mappings.

@@ -37,6 +37,11 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
+    #[cfg(test)]
+    pub(super) fn of(address: u64, length: u64) -> Chunk {
+        Chunk { address, length, hidden: false }
+    }
+
     pub(super) fn address(&self) -> u64 {
         self.address
     }

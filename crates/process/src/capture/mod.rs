@@ -2,6 +2,7 @@
 //! and all goes on; the clones' memory is written to the image afterwards.
 
 mod changes;
+mod early;
 mod guards;
 mod memory;
 mod objects;
@@ -11,6 +12,7 @@ mod together;
 mod undo;
 mod write;
 
+pub(crate) use early::Early;
 pub(crate) use process::vdso_code;
 pub use together::Together;
 
@@ -24,7 +26,7 @@ use crate::stop::{self, Roots, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
-use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, PageBuffer};
+use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -123,11 +125,7 @@ enum Memory {
     /// A clone has all of it; what of it has changed, if that is known.
     Clone(FrozenClone, Option<Changes>),
     /// A copy of what has changed, and the flags of the mappings as they are being read.
-    Copied {
-        room: PageBuffer,
-        changes: Changes,
-        flags: JoinHandle<Result<Vec<maps::Mapping>, EngineError>>,
-    },
+    Copied { changes: Changes, flags: JoinHandle<Result<Vec<maps::Mapping>, EngineError>> },
 }
 
 /// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless

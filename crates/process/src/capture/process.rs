@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, guards, process_file, undo, write};
+use super::{Held, Memory, Options, process_file, undo, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -95,21 +95,20 @@ fn hold_memory(
     if !session.is_known(pid) {
         return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
     }
-    let room = session.room(pid);
-    let changes = Changes::find(pid, mappings)?;
-    let fits = |room: &PageBuffer| changes.bytes() as usize <= room.room();
-    let Some(mut room) = room.filter(fits) else {
-        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, Some(changes)));
-    };
+    let mut changes = Changes::find(pid, mappings, session.early(pid))?;
+    if !changes.fit() {
+        let clone = FrozenClone::on(ways, leader)?;
+        return Ok(Memory::Clone(clone, Some(changes.of_clone())));
+    }
     ways.lead(leader)?;
     let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
     leader.go_home()?;
     asked?;
-    state.guards = guards::of(pid, mappings)?;
-    changes.copy(pid, &mut room)?;
+    state.guards = changes.guards(pid)?;
+    changes.copy(pid)?;
     // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
     let flags = write::flags_of(pid);
-    Ok(Memory::Copied { room, changes, flags })
+    Ok(Memory::Copied { changes, flags })
 }
 
 /// What kedge cannot bring back yet.

@@ -40,11 +40,11 @@ impl Held {
                 let chunks = refer(changes, &state, &written, &writer)?;
                 memory::write(&clone, &chunks, &writer, codec)?;
             }
-            Memory::Copied { mut room, changes, flags } => {
+            Memory::Copied { mut changes, flags } => {
                 process::add_flags(told(flags, pid)?, &mut state);
                 let except = process::except(&state, &[]);
                 changes.refer(&except, &writer)?;
-                changes.store(&mut room, &except, &writer, codec)?;
+                changes.store(&except, &writer, codec)?;
             }
         }
         seal(&state, writer)

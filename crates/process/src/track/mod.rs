@@ -8,13 +8,14 @@
 mod scan;
 mod uffd;
 
+use crate::capture::Early;
 use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::stop::{self, Roots};
 use crate::{EngineError, capture};
-use kedge_image::{Manifest, PageBuffer, Parent, Pin};
+use kedge_image::{Manifest, Parent, Pin};
 use libc::pid_t;
-pub(crate) use scan::{Pages, Run};
+pub(crate) use scan::{Pages, Run, without};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,8 +31,6 @@ const MOST_COPIED: u64 = 1 << 30;
 const LITTLE: u64 = 16 << 20;
 /// The part of a process's memory up to which copying is faster than a clone's page tables.
 const PART: u64 = 16;
-/// What may change between an estimate and the pause.
-const MARGIN: u64 = 4 << 20;
 
 /// Follows the memory of one job from checkpoint to checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -63,8 +62,8 @@ struct Base {
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     base: Option<(Base, Pin, Manifest)>,
-    /// Where what has changed is copied to; a process that is known and has no room is cloned.
-    rooms: BTreeMap<pid_t, PageBuffer>,
+    /// What has changed before the pause.
+    early: BTreeMap<pid_t, Early>,
     known: BTreeSet<pid_t>,
     /// How long the job stood still for it.
     pub(crate) stall: Duration,
@@ -107,7 +106,7 @@ impl Tracker {
                 protect(*pid);
             }
         }
-        session.make_room();
+        session.look_ahead();
         Ok(session)
     }
 
@@ -156,19 +155,26 @@ impl Session {
         self.base.is_some() && self.known.contains(&pid)
     }
 
-    pub(crate) fn room(&mut self, pid: pid_t) -> Option<PageBuffer> {
-        self.rooms.remove(&pid)
+    /// What the process has changed before the pause, whoever copies it.
+    pub(crate) fn early(&mut self, pid: pid_t) -> Early {
+        self.early.remove(&pid).unwrap_or_default()
     }
 
-    /// Memory that is touched already, so that copying does not wait for it.
-    fn make_room(&mut self) {
+    /// Has what has changed so far copied while the job runs.
+    fn look_ahead(&mut self) {
+        if self.base.is_none() {
+            return;
+        }
         let mut left = MOST_COPIED;
-        for pid in self.known.iter().filter(|_| self.base.is_some()) {
-            let Some(changed) = changed_so_far(*pid) else { continue };
-            let room = changed + changed / 4 + MARGIN;
-            if room <= LITTLE.max(resident(*pid) / PART) && room <= left {
-                left -= room;
-                self.rooms.insert(*pid, PageBuffer::touched(room as usize));
+        for pid in self.known.clone() {
+            let most = LITTLE.max(resident(pid) / PART).min(left);
+            match Early::of(pid, most) {
+                Ok(early) => {
+                    left = left.saturating_sub(early.room());
+                    self.early.insert(pid, early);
+                }
+                // What it has changed was told, and is lost.
+                Err(_) => drop(self.known.remove(&pid)),
             }
         }
     }
@@ -244,17 +250,6 @@ fn protect(pid: pid_t) {
         // What is not protected counts as changed.
         let _ = pages.since((mapping.start, mapping.end), true);
     }
-}
-
-/// Bytes of watched memory that have changed so far.
-fn changed_so_far(pid: pid_t) -> Option<u64> {
-    let (mappings, mut pages) = (maps::of(pid).ok()?, Pages::of(pid).ok()?);
-    let mut bytes = 0;
-    for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
-        let Some(since) = pages.since((mapping.start, mapping.end), false).ok()? else { continue };
-        bytes += since.written.iter().map(|(start, end)| end - start).sum::<u64>();
-    }
-    Some(bytes)
 }
 
 fn resident(pid: pid_t) -> u64 {

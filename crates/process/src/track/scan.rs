@@ -54,6 +54,10 @@ pub(crate) struct Since {
     pub(crate) written: Vec<Run>,
     /// Not written since then.
     pub(crate) unchanged: Vec<Run>,
+    /// What is not there.
+    pub(crate) absent: Vec<Run>,
+    /// What the kernel told as written: also some places where nothing was when it was looked for.
+    pub(crate) marked: Vec<Run>,
 }
 
 /// The page tables of a process.
@@ -75,16 +79,16 @@ impl Pages {
         // First what is not there: protecting leaves marks in its place.
         let absent = self.absent(range)?;
         let present = without(&[range], &absent);
-        let mut written = Vec::new();
+        let mut marked = Vec::new();
         for tables in tables_of(&present, range) {
             match self.written(tables, protect) {
                 Err(e) if e.raw_os_error() == Some(libc::EPERM) => return Ok(None),
-                runs => written.extend(runs?),
+                runs => marked.extend(runs?),
             }
         }
-        let written = without(&written, &absent);
+        let written = without(&marked, &absent);
         let unchanged = without(&present, &written);
-        Ok(Some(Since { written, unchanged }))
+        Ok(Some(Since { written, unchanged, absent, marked }))
     }
 
     /// Whether somebody watches the mapping `range`.

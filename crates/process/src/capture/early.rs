@@ -1,0 +1,174 @@
+//! What a process has changed since its last image, copied while it still runs. What it changes from then on is told,
+//! and copied once more while it stands still; that is little.
+
+use super::changes::copy;
+use super::guards;
+use super::memory::{self, Chunk};
+use crate::maps;
+use crate::track::{Pages, Run, watchable, without};
+use kedge_image::PageBuffer;
+use libc::pid_t;
+use std::io;
+
+/// Room for what changes between this and the pause, beside a quarter of what had changed.
+const MARGIN: u64 = 4 << 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Early {
+    /// What had changed: it is protected since, so nobody else knows. In order.
+    changed: Vec<Run>,
+    /// Where there are guards, in what is watched.
+    guards: Vec<Run>,
+    /// That of it whose bytes are in `rooms`, one run after the other.
+    copied: Vec<Run>,
+    rooms: Option<Rooms>,
+}
+
+#[derive(Debug)]
+struct Rooms {
+    early: PageBuffer,
+    late: PageBuffer,
+}
+
+impl Early {
+    /// Finds what `pid` has changed, and begins to watch for more; copies it if that takes `most` bytes at most. After
+    /// an error nobody knows what it has changed.
+    pub(crate) fn of(pid: pid_t, most: u64) -> io::Result<Early> {
+        let mappings = maps::of(pid).map_err(io::Error::other)?;
+        let mut pages = Pages::of(pid)?;
+        let (mut early, mut chunks, mut watched) = (Early::default(), Vec::new(), Vec::new());
+        for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
+            let Some(since) = pages.since((mapping.start, mapping.end), true)? else { continue };
+            // A page that was not there when it was looked for may have come before it was protected.
+            early.changed.extend(since.marked);
+            memory::split(mapping, &since.written, &mut chunks);
+            early.copied.extend(since.written);
+            watched.push((mapping.start, mapping.end));
+        }
+        early.guards = guards::among(pid, &watched).map_err(io::Error::other)?;
+        let bytes = chunks.iter().map(Chunk::length).sum::<u64>();
+        let late = bytes / 4 + MARGIN;
+        if bytes + late <= most {
+            let mut rooms =
+                Rooms { early: PageBuffer::default(), late: PageBuffer::touched(late as usize) };
+            // It runs, so what there was may be gone.
+            if copy(pid, &chunks, rooms.early.bytes(bytes as usize)).is_ok() {
+                early.rooms = Some(rooms);
+            }
+        }
+        if early.rooms.is_none() {
+            early.copied.clear();
+        }
+        Ok(early)
+    }
+
+    /// Bytes that it takes until the image is written.
+    pub(crate) fn room(&self) -> u64 {
+        self.rooms.as_ref().map_or(0, |rooms| (rooms.early.room() + rooms.late.room()) as u64)
+    }
+
+    /// Of `unchanged`, what has not changed since this: what is as in the image before, what is copied here, and what
+    /// had changed and is not copied.
+    pub(super) fn divide(&self, mapping: Run, unchanged: &[Run]) -> [Vec<Run>; 3] {
+        let (changed, copied) = (within(&self.changed, mapping), within(&self.copied, mapping));
+        let same = without(unchanged, changed);
+        let kept = common(unchanged, copied);
+        let rest = without(&without(unchanged, &same), &kept);
+        [same, kept, rest]
+    }
+
+    /// The guards in what has not changed since this.
+    pub(super) fn guards(&self, mapping: Run, unchanged: &[Run]) -> Vec<Run> {
+        common(unchanged, within(&self.guards, mapping))
+    }
+
+    /// Whether `late` bytes more fit beside what was copied.
+    pub(super) fn has_room(&self, late: u64) -> bool {
+        self.rooms.as_ref().is_some_and(|rooms| late <= rooms.late.room() as u64)
+    }
+
+    /// Where `late` bytes more are copied to; they fit.
+    pub(super) fn late(&mut self, late: u64) -> Option<&mut [u8]> {
+        self.rooms.as_mut().map(|rooms| rooms.late.bytes(late as usize))
+    }
+
+    /// The bytes of the chunks `kept`, which were copied before the pause, and of those copied `late`.
+    pub(super) fn bytes<'a>(
+        &'a mut self,
+        kept: &'a [Chunk],
+        late: &'a [Chunk],
+    ) -> Vec<(&'a Chunk, &'a [u8])> {
+        let Some(Rooms { early, late: room }) = &mut self.rooms else { return Vec::new() };
+        let mut total = 0;
+        let mut offsets = Vec::with_capacity(self.copied.len());
+        for (start, end) in &self.copied {
+            offsets.push(total);
+            total += (end - start) as usize;
+        }
+        let early: &[u8] = early.bytes(total);
+        let copied = &self.copied;
+        let place = |chunk: &'a Chunk| {
+            let index = copied.partition_point(|(start, _)| *start <= chunk.address());
+            let index = index.checked_sub(1)?;
+            let offset = offsets[index] + (chunk.address() - copied[index].0) as usize;
+            Some((chunk, early.get(offset..offset + chunk.length() as usize)?))
+        };
+        let mut places: Vec<_> = kept.iter().filter_map(place).collect();
+        let mut rest: &[u8] = room.bytes(late.iter().map(Chunk::length).sum::<u64>() as usize);
+        for chunk in late {
+            let (bytes, left) = rest.split_at(chunk.length() as usize);
+            rest = left;
+            places.push((chunk, bytes));
+        }
+        places.sort_unstable_by_key(|(chunk, _)| chunk.address());
+        places
+    }
+}
+
+/// Those of `runs` that lie in the mapping or reach into it; in order, as they are.
+fn within(runs: &[Run], (start, end): Run) -> &[Run] {
+    let first = runs.partition_point(|(_, last)| *last <= start);
+    let last = runs.partition_point(|(first, _)| *first < end);
+    runs.get(first..last).unwrap_or(&[])
+}
+
+/// What lies in both, each in order.
+fn common(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    without(runs, &without(runs, others))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_unchanged_is_divided() {
+        let early = Early {
+            changed: vec![(2, 6), (8, 9), (20, 30)],
+            copied: vec![(3, 6)],
+            ..Early::default()
+        };
+        let [same, kept, rest] = early.divide((0, 12), &[(0, 4), (5, 12)]);
+        assert_eq!(same, [(0, 2), (6, 8), (9, 12)]);
+        assert_eq!(kept, [(3, 4), (5, 6)]);
+        assert_eq!(rest, [(2, 3), (8, 9)]);
+        assert_eq!(early.divide((12, 18), &[(13, 14)]), [vec![(13, 14)], vec![], vec![]]);
+    }
+
+    #[test]
+    fn bytes_are_found_by_their_addresses() {
+        const PAGE: u64 = 4096;
+        let (one, two) = ((PAGE, 3 * PAGE), (8 * PAGE, 9 * PAGE));
+        let mut rooms = Rooms { early: PageBuffer::default(), late: PageBuffer::default() };
+        rooms.early.bytes(3 * 4096).chunks_mut(4096).zip(1..).for_each(|(page, n)| page.fill(n));
+        rooms.late.bytes(4096).fill(9);
+        let (copied, rooms) = (vec![one, two], Some(rooms));
+        let mut early = Early { copied, rooms, ..Early::default() };
+        let chunk = |page: u64| Chunk::of(page * PAGE, PAGE);
+        let (kept, late) = ([chunk(2), chunk(8)], [chunk(5)]);
+        let places = early.bytes(&kept, &late);
+        let found: Vec<_> =
+            places.iter().map(|(chunk, b)| (chunk.address() / PAGE, b[0])).collect();
+        assert_eq!(found, [(2, 2), (5, 9), (8, 3)]);
+    }
+}
