@@ -158,6 +158,7 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
         list.extend(size.into_iter().flat_map(|size| [option.into(), size.to_string().into()]));
     }
     list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
+    list.extend(["--keeper".into(), dir.keeper().into_os_string()]);
     list
 }
 
