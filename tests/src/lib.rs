@@ -3,6 +3,7 @@
 //! `ok` last and exits with 0.
 #![forbid(unsafe_code)]
 
+pub mod back;
 mod build;
 mod directives;
 mod hosts;

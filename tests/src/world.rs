@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// A private folder for jobs, gone at the end.
+#[derive(Debug)]
 pub struct World(pub PathBuf);
 
 impl World {

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::output;
+use crate::time::Time;
 use clap::{Args, ValueEnum};
 use kedge_supervisor::control::{self, Content, Order, Progress, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
@@ -34,6 +35,10 @@ pub(crate) struct CheckpointArgs {
     /// is done twice
     #[arg(long, conflicts_with = "wait")]
     stop: bool,
+    /// Keep what the devices held in memory too, for TIME or until another image is made: a job that is
+    /// run with --recover goes back much sooner [default for TIME: 10m] [default: as the job was started]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
+    hold: Option<Time>,
     /// Where the image goes [default: the job's --ckpt-dir]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -96,7 +101,8 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
         _ => Content::Usual,
     };
     let (keep_files, stop) = (args.files == Files::Keep, args.stop);
-    let order = Order { dir, codec, keep_files, content, stop };
+    let hold_ms = args.hold.map(|time| time.0.as_millis() as u64);
+    let order = Order { dir, codec, keep_files, content, stop, hold_ms };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,

@@ -18,6 +18,7 @@ mod ps;
 mod restart;
 mod run;
 mod size;
+mod swap;
 mod time;
 
 use clap::{Parser, Subcommand};
@@ -78,6 +79,7 @@ enum Command {
     Kill(kill::KillArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Restart(restart::RestartArgs),
+    Swap(swap::SwapArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => kill::run(&args).map(done),
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),
         Command::Restart(args) => restart::run(args),
+        Command::Swap(args) => swap::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),

@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
 use clap::Args;
+use kedge_supervisor::HeldImage;
 use kedge_supervisor::jobs::{self, Jobs, LastImage, Meta, State};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ pub(crate) struct PsArgs {
     all: bool,
     /// Print a JSON list of objects: name, state ("running", "exited", "killed"), status, signal, pid,
     /// supervisor, gpu, command, started and ended (seconds since 1970), log, image (null, or the latest that is
-    /// durable: image, captured, bytes, stall_seconds)
+    /// durable: image, captured, bytes, stall_seconds), held (null, or what of an image is in memory too: image,
+    /// on_devices and in_memory in bytes, until)
     #[arg(long)]
     json: bool,
 }
@@ -36,6 +38,7 @@ struct Row {
     ended: Option<u64>,
     log: Option<PathBuf>,
     image: Option<LastImage>,
+    held: Option<HeldImage>,
 }
 
 pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
@@ -80,6 +83,7 @@ fn row(jobs: &Jobs, meta: Meta) -> Row {
         signal,
         log: name.as_ref().map(|name| jobs.log_path(name)),
         image: name.as_ref().and_then(|name| jobs.last_image(name)),
+        held: name.as_ref().and_then(|name| jobs.held(name)),
         name: meta.name,
         pid: meta.pid,
         supervisor: meta.supervisor,

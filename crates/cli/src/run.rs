@@ -92,6 +92,11 @@ pub(crate) struct CheckpointArgs {
     /// good image; N times at most [default for N: 3]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     recover: Option<NonZeroU32>,
+    /// Keep what the newest image has of the devices in memory too, on the devices where they have room:
+    /// the job goes back much sooner. For TIME, or until another image is made or the memory is needed
+    /// [default for TIME: 10m]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
+    hold: Option<Time>,
     /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
     /// on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
@@ -127,7 +132,8 @@ impl CheckpointArgs {
         }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
         let (keep, on_term, recover) = (self.keep, self.on_term, self.recover);
-        Ok(Policy { dir, keep, interval, on_term, full_every, recover })
+        let hold = self.hold.map(|time| time.0);
+        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold })
     }
 }
 

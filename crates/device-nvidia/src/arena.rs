@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The granularity of mappings on every device that kedge drives.
 pub(crate) const GRANULE: u64 = 2 << 20;
-const POSIX_FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+pub(crate) const POSIX_FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Why the arenas cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +39,12 @@ pub(crate) struct Arena {
 #[derive(Debug, Clone, Copy)]
 struct Mapping {
     size: u64,
-    /// The driver's handle, of a slab; its memory lives as long as it or a mapping does.
+    /// The driver's handle, of a slab; its memory lives as long as it or a mapping does. Or [`AWAY`].
     raw: u64,
 }
+
+/// A slab that has no memory for now; the driver's handles are not zero.
+const AWAY: u64 = 0;
 
 #[derive(Debug, Clone, Copy)]
 struct Handle {
@@ -147,6 +150,13 @@ impl Arena {
         if device_of(addr) != Some(index) || self.overlaps(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
+        let raw = self.map_new(index, addr, size)?;
+        self.slabs.insert(addr, Mapping { size, raw });
+        Ok(())
+    }
+
+    /// New memory at a slab's address, accessible: the driver's handle.
+    fn map_new(&self, index: u32, addr: u64, size: u64) -> Result<u64, CuError> {
         // Any of it may be shared with other processes (`cuIpcGetMemHandle`).
         let raw = self.create(index, size, true)?;
         let made = self.map(addr, size, 0, raw).and_then(|()| {
@@ -158,8 +168,7 @@ impl Arena {
             let _ = self.release(raw);
             return Err(error);
         }
-        self.slabs.insert(addr, Mapping { size, raw });
-        Ok(())
+        Ok(raw)
     }
 
     /// Makes a slab accessible to its device, and to those that may access its device's memory.
@@ -186,6 +195,47 @@ impl Arena {
         self.release(slab.raw)
     }
 
+    /// Gives the memory of all slabs back, whose addresses stay: how many bytes. What fails leaves the rest as
+    /// it is.
+    pub(crate) fn vacate(&mut self) -> Result<u64, CuError> {
+        let mut bytes = 0;
+        let there: Vec<(u64, Mapping)> = self.slabs.iter().map(|(at, slab)| (*at, *slab)).collect();
+        for (addr, slab) in there.into_iter().filter(|(_, slab)| slab.raw != AWAY) {
+            self.unmap(addr, slab.size)?;
+            self.slabs.insert(addr, Mapping { raw: AWAY, ..slab });
+            self.release(slab.raw)?;
+            bytes += slab.size;
+        }
+        Ok(bytes)
+    }
+
+    /// Takes memory for all slabs that have none, or for none of them.
+    pub(crate) fn occupy(&mut self) -> Result<(), CuError> {
+        let away = self.slabs.iter().filter(|(_, slab)| slab.raw == AWAY);
+        let away: Vec<(u64, u64)> = away.map(|(at, slab)| (*at, slab.size)).collect();
+        for (index, (addr, size)) in away.iter().enumerate() {
+            if let Err(error) = self.back(*addr, *size) {
+                for (addr, size) in &away[..index] {
+                    let Some(slab) = self.slabs.insert(*addr, Mapping { size: *size, raw: AWAY })
+                    else {
+                        continue;
+                    };
+                    let _ = self.unmap(*addr, *size).and_then(|()| self.release(slab.raw));
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for a slab that has none.
+    fn back(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
+        let index = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
+        let raw = self.map_new(index, addr, size)?;
+        self.slabs.insert(addr, Mapping { size, raw });
+        Ok(())
+    }
+
     pub(crate) fn create_handle(
         &mut self,
         id: MemHandleId,
@@ -201,20 +251,8 @@ impl Arena {
         Ok(())
     }
 
-    fn export(&self, raw: u64) -> Result<OwnedFd, CuError> {
-        let mut fd: c_int = -1;
-        let out = (&raw mut fd).cast();
-        // SAFETY: the driver writes a descriptor, an int, for this kind of handle.
-        check(unsafe { (self.driver.cuMemExportToShareableHandle)(out, raw, POSIX_FD, 0) })?;
-        if fd < 0 {
-            return Err(CuError::UNKNOWN);
-        }
-        // SAFETY: the driver has just made the descriptor, for its caller.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-
     pub(crate) fn export_handle(&self, id: MemHandleId) -> Result<OwnedFd, CuError> {
-        self.export(self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?.raw)
+        export(&self.driver, self.handles.get(&id).ok_or(CuError::INVALID_HANDLE)?.raw)
     }
 
     /// A descriptor of the slab that holds an address, and where that lies.
@@ -222,7 +260,7 @@ impl Arena {
         let before = self.slabs.range(..=addr).next_back();
         let slab = before.filter(|(base, slab)| addr - **base < slab.size);
         let (&base, slab) = slab.ok_or(CuError::INVALID_VALUE)?;
-        Ok((self.export(slab.raw)?, base, slab.size))
+        Ok((export(&self.driver, slab.raw)?, base, slab.size))
     }
 
     /// Another process's memory; the driver refuses a descriptor that is none.
@@ -234,10 +272,7 @@ impl Arena {
         if self.handles.contains_key(&id) {
             return Err(CuError::INVALID_VALUE);
         }
-        let (mut raw, mut props) = (0, CUmemAllocationProp::default());
-        let number = fd.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: a live out pointer and a live descriptor, which the driver does not keep.
-        check(unsafe { (self.driver.cuMemImportFromShareableHandle)(&mut raw, number, POSIX_FD) })?;
+        let (raw, mut props) = (import(&self.driver, &fd)?, CUmemAllocationProp::default());
         // SAFETY: a live out pointer and the handle that was just made.
         let told =
             check(unsafe { (self.driver.cuMemGetAllocationPropertiesFromHandle)(&mut props, raw) });
@@ -298,6 +333,28 @@ impl Arena {
     ) -> Result<(), CuError> {
         self.within(addr, size)?.iter().try_for_each(|&(a, s)| self.allow(a, s, index, access))
     }
+}
+
+/// A descriptor of memory that was created to be shared; the memory lives as long as that does.
+pub(crate) fn export(driver: &Driver, raw: u64) -> Result<OwnedFd, CuError> {
+    let mut fd: c_int = -1;
+    let out = (&raw mut fd).cast();
+    // SAFETY: the driver writes a descriptor, an int, for this kind of handle.
+    check(unsafe { (driver.cuMemExportToShareableHandle)(out, raw, POSIX_FD, 0) })?;
+    if fd < 0 {
+        return Err(CuError::UNKNOWN);
+    }
+    // SAFETY: the driver has just made the descriptor, for its caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The driver's handle of memory that another process has exported: to be released.
+pub(crate) fn import(driver: &Driver, fd: &OwnedFd) -> Result<u64, CuError> {
+    let mut raw = 0;
+    let number = fd.as_raw_fd() as usize as *mut c_void;
+    // SAFETY: a live out pointer and a live descriptor, which the driver does not keep.
+    check(unsafe { (driver.cuMemImportFromShareableHandle)(&mut raw, number, POSIX_FD) })?;
+    Ok(raw)
 }
 
 /// Pairs of devices of which the second can access the first's memory.

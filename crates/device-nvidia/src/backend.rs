@@ -13,7 +13,10 @@ use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
-use kedge_device::{Backend, Done, EventShare, Known, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{
+    Backend, Done, EventShare, HeldPart, HeldPlace, Known, Object, Piece, Query, Snapshot,
+    SnapshotError,
+};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -86,14 +89,7 @@ impl Backend for NvidiaBackend {
     }
 
     fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
-        let granted = self.tables().arena.grant(device, addr, bytes);
-        // What is kept ready for a snapshot is the program's first of all.
-        match granted {
-            Err(CuError::OUT_OF_MEMORY) if self.shared.cache.surrender() => {
-                self.tables().arena.grant(device, addr, bytes)
-            }
-            outcome => outcome,
-        }
+        self.or_with_less_cached(|| self.tables().arena.grant(device, addr, bytes))
     }
 
     fn give_back(&self, _device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
@@ -141,7 +137,9 @@ impl Backend for NvidiaBackend {
         size: u64,
         shareable: bool,
     ) -> Result<(), CuError> {
-        self.tables().arena.create_handle(handle, device, size, shareable)
+        self.or_with_less_cached(|| {
+            self.tables().arena.create_handle(handle, device, size, shareable)
+        })
     }
 
     fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
@@ -179,9 +177,11 @@ impl Backend for NvidiaBackend {
     }
 
     fn create_array(&self, ctx: CtxId, array: ArrayId, desc: &ArrayDesc) -> Result<(), CuError> {
-        let mut tables = self.tables();
-        let context = Arc::clone(tables.context(ctx)?);
-        tables.textures.create_array(&self.shared.driver, &context, array, desc)
+        self.or_with_less_cached(|| {
+            let mut tables = self.tables();
+            let context = Arc::clone(tables.context(ctx)?);
+            tables.textures.create_array(&self.shared.driver, &context, array, desc)
+        })
     }
 
     fn create_mipmap(
@@ -555,6 +555,30 @@ impl Backend for NvidiaBackend {
 
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         self.put_back(object, start, bytes)
+    }
+
+    fn vacate(&self) -> Result<u64, SnapshotError> {
+        self.vacate_slabs()
+    }
+
+    fn occupy(&self) -> Result<(), SnapshotError> {
+        self.occupy_slabs()
+    }
+
+    fn refill(&self, addr: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.refill_slab(addr, bytes)
+    }
+
+    fn refilled(&self) -> Result<(), SnapshotError> {
+        self.all_refilled()
+    }
+
+    fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
+        self.import_held(parts)
+    }
+
+    fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
+        self.copy_held(piece, from)
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {

@@ -93,6 +93,11 @@ impl Turn {
     }
 }
 
+/// So many bytes more can be created.
+pub(crate) fn give(bytes: u64) {
+    with(|fake| fake.memory += bytes);
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         self.new_process();
@@ -113,12 +118,14 @@ impl Fake {
     }
 }
 
-fn driver() -> Driver {
+pub(crate) fn driver() -> Driver {
     Driver {
         cuMemAddressReserve: reserve,
         cuMemAddressFree: free_addresses,
         cuMemCreate: create,
         cuMemRelease: release,
+        cuMemExportToShareableHandle: export,
+        cuMemImportFromShareableHandle: import,
         cuMemMap: map,
         cuMemUnmap: unmap,
         cuMemSetAccess: access,
@@ -218,6 +225,33 @@ unsafe extern "C" fn release(raw: u64) -> u32 {
     let Some((fd, _)) = with(|fake| fake.created.remove(&raw)) else { return INVALID_HANDLE };
     // SAFETY: a descriptor of `create`.
     unsafe { libc::close(fd) };
+    OK
+}
+
+unsafe extern "C" fn export(out: *mut c_void, raw: u64, _: c_uint, _: u64) -> u32 {
+    let Some((fd, _)) = with(|fake| fake.created.get(&raw).copied()) else { return INVALID_HANDLE };
+    // SAFETY: a descriptor of `create`; the caller wants an int.
+    unsafe { *out.cast() = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    OK
+}
+
+unsafe extern "C" fn import(out: *mut u64, fd: *mut c_void, _: c_uint) -> u32 {
+    // SAFETY: plain calls on the caller's descriptor; `stat` is plain data.
+    let (fd, size) = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let fd = libc::fcntl(fd as usize as c_int, libc::F_DUPFD_CLOEXEC, 0);
+        (fd, if libc::fstat(fd, &mut stat) == 0 { stat.st_size as u64 } else { 0 })
+    };
+    if fd < 0 {
+        return INVALID;
+    }
+    let raw = with(|fake| {
+        let raw = fake.id() as u64;
+        fake.created.insert(raw, (fd, size));
+        raw
+    });
+    // SAFETY: see above.
+    unsafe { *out = raw };
     OK
 }
 

@@ -6,11 +6,13 @@
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`textures`].
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
-//!   putting it back. [`digests`]: what has changed since the last; [`drain`], [`pace`]: how bytes leave a device.
+//!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
+//!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
 //!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod arena;
+mod away;
 mod backend;
 #[cfg(test)]
 mod changes_tests;
@@ -25,6 +27,9 @@ mod driver;
 mod fake;
 mod graph_copies;
 mod graphs;
+mod held;
+#[cfg(test)]
+mod held_tests;
 mod host_call;
 mod host_memory;
 mod launch;

@@ -30,8 +30,19 @@ pub(crate) struct Restoring {
     arrays: HashMap<ArrayId, Staged>,
     /// The program's handles, mapped once more.
     handles: HashMap<MemHandleId, (Region, u64, Arc<Context>)>,
+    /// By device: memory that another process's snapshot lies in.
+    pub(crate) held: HashMap<u32, Region>,
     /// Contexts in which bytes travel.
-    used: Vec<Arc<Context>>,
+    pub(crate) used: Vec<Arc<Context>>,
+}
+
+impl Restoring {
+    /// Bytes travel in this context.
+    pub(crate) fn uses(&mut self, ctx: &Arc<Context>) {
+        if !self.used.iter().any(|known| Arc::ptr_eq(known, ctx)) {
+            self.used.push(Arc::clone(ctx));
+        }
+    }
 }
 
 /// An array's bytes, without padding.
@@ -43,9 +54,9 @@ struct Staged {
 }
 
 /// Where bytes go.
-struct Target {
-    ctx: Arc<Context>,
-    addr: u64,
+pub(crate) struct Target {
+    pub(crate) ctx: Arc<Context>,
+    pub(crate) addr: u64,
 }
 
 impl NvidiaBackend {
@@ -63,9 +74,7 @@ impl NvidiaBackend {
         let (target, moved) = {
             let mut restoring = self.restoring();
             let target = self.target(&mut restoring, object, start, bytes.len() as u64)?;
-            if !restoring.used.iter().any(|known| Arc::ptr_eq(known, &target.ctx)) {
-                restoring.used.push(Arc::clone(&target.ctx));
-            }
+            restoring.uses(&target.ctx);
             (target, Arc::clone(&restoring.moved))
         };
         if let Some(moved) = points_into(bytes, &moved) {
@@ -75,7 +84,7 @@ impl NvidiaBackend {
     }
 
     /// Finds where bytes of an object go; INVALID_VALUE where it has no such bytes.
-    fn target(
+    pub(crate) fn target(
         &self,
         restoring: &mut Restoring,
         object: &Object,
@@ -140,7 +149,7 @@ impl NvidiaBackend {
         Ok(Staged { memory, ctx, raw, texels })
     }
 
-    fn upload(&self, target: &Target, bytes: &[u8]) -> Result<(), CuError> {
+    pub(crate) fn upload(&self, target: &Target, bytes: &[u8]) -> Result<(), CuError> {
         let driver = &*self.shared.driver;
         let held = target.ctx.hold()?;
         let stream = held.streams().bus;
@@ -191,7 +200,7 @@ impl NvidiaBackend {
 }
 
 /// Waits for all that travels.
-fn settle(driver: &Driver, contexts: &[Arc<Context>]) -> Result<(), CuError> {
+pub(crate) fn settle(driver: &Driver, contexts: &[Arc<Context>]) -> Result<(), CuError> {
     contexts.iter().try_for_each(|context| {
         let held = context.hold()?;
         let streams = held.streams();

@@ -3,11 +3,12 @@
 
 use crate::NvidiaBackend;
 use crate::Shared;
-use crate::context::{Context, Held};
+use crate::context::{Context, Held as HeldContext};
 use crate::copies::{self, RawCopy};
 use crate::digests::Found;
 use crate::drain;
 use crate::driver::{Driver, check};
+use crate::held;
 use crate::notes::Notes;
 use crate::pace::Pace;
 use crate::pinned::Pinned;
@@ -17,7 +18,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUdevice};
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::digest::BLOCK;
-use kedge_device::{Digests, Known, Object, Piece, Snapshot, SnapshotError};
+use kedge_device::{Digests, Held, Known, Object, Piece, Snapshot, SnapshotError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ struct Part<'a> {
 
 /// Where a part of a snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     /// At an address in spare memory of a device.
     Device { device: u32, addr: u64 },
     /// In pinned memory.
@@ -91,6 +92,9 @@ impl NvidiaBackend {
         // estimate, and the kernels are ready for the pause.
         self.leave_out(known, &mut sources);
         drop(tables);
+        if self.needs_what_is_held(&sources) {
+            self.shared.host.release_held();
+        }
         let more = known.is_some_and(|known| !known.pieces.is_empty());
         self.make_room(&sources, more)?;
         Ok(self.shared.slots.ready()?)
@@ -151,7 +155,7 @@ impl NvidiaBackend {
     }
 }
 
-fn free_memory(driver: &Driver) -> Result<u64, CuError> {
+pub(crate) fn free_memory(driver: &Driver) -> Result<u64, CuError> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: live out pointers.
     check(unsafe { (driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
@@ -226,7 +230,7 @@ impl NvidiaBackend {
     /// Copies all parts and waits for them, also where one fails. `gathered`: many small ones by kernels.
     fn copy_all(&self, parts: &[Part<'_>], gathered: bool) -> Result<(), SnapshotError> {
         let driver = &*self.shared.driver;
-        let mut held: HashMap<*const Context, Held<'_>> = HashMap::new();
+        let mut held: HashMap<*const Context, HeldContext<'_>> = HashMap::new();
         let mut moves = Moves::new();
         // The bus is the slower way: it begins.
         let (host, device): (Vec<_>, Vec<_>) =
@@ -295,7 +299,7 @@ fn failed(error: CuError, what: &str) -> SnapshotError {
 }
 
 /// Starts the copy of a part, in its context.
-fn start(driver: &Driver, part: &Part<'_>, held: &Held<'_>) -> Result<(), CuError> {
+fn start(driver: &Driver, part: &Part<'_>, held: &HeldContext<'_>) -> Result<(), CuError> {
     let streams = held.streams();
     match (part.run.from, part.to) {
         (From::Linear(from), Place::Device { addr, .. }) => {
@@ -414,6 +418,10 @@ impl Snapshot for GpuSnapshot {
 
     fn notes(&self) -> Vec<u8> {
         self.notes.clone()
+    }
+
+    fn export(&self) -> Result<Held, CuError> {
+        held::export(&self.room.room, &self.pieces, &self.kept)
     }
 }
 

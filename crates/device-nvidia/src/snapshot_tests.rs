@@ -41,6 +41,14 @@ pub(crate) fn backend(
     driver: &Arc<crate::driver::Driver>,
     limits: CacheLimits,
 ) -> Arc<NvidiaBackend> {
+    hosted(driver, limits, Arc::new(Quiet))
+}
+
+pub(crate) fn hosted(
+    driver: &Arc<crate::driver::Driver>,
+    limits: CacheLimits,
+    host: Arc<dyn Host>,
+) -> Arc<NvidiaBackend> {
     let info = DeviceInfo {
         name: Text::truncated("fake".into()),
         uuid: [0; 16],
@@ -50,7 +58,6 @@ pub(crate) fn backend(
         attributes: List::default(),
     };
     let arena = Arena::reserve(driver, &[0]).unwrap();
-    let host: Arc<dyn Host> = Arc::new(Quiet);
     let (driver, capture) = (Arc::clone(driver), Capture::nothing());
     let backend =
         NvidiaBackend::assemble(driver, vec![0], vec![info], 0, arena, capture, (host, limits));
@@ -69,7 +76,7 @@ pub(crate) fn poke(addr: u64, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
 }
 
-fn peek(addr: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn peek(addr: u64, bytes: u64) -> Vec<u8> {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(addr as *const u8, bytes as usize) }.to_vec()
 }
@@ -79,10 +86,10 @@ fn image() -> Vec<u8> {
         .to_vec()
 }
 
-const MODULE: ModuleId = ModuleId(5);
+pub(crate) const MODULE: ModuleId = ModuleId(5);
 
 /// What the client would have made, in its order. `taken`: a texture that is there no longer.
-fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64> {
+pub(crate) fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64> {
     backend.grant(0, device_base(0), SLAB).unwrap();
     backend.grant(0, device_base(0) + SLAB, SLAB).unwrap();
     backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
@@ -124,7 +131,7 @@ pub(crate) fn rest(backend: &NvidiaBackend) {
     }
 }
 
-fn read_all(snapshot: &dyn Snapshot) -> Vec<(Piece, Vec<u8>)> {
+pub(crate) fn read_all(snapshot: &dyn Snapshot) -> Vec<(Piece, Vec<u8>)> {
     let read = |piece: &Piece| {
         let mut bytes = vec![0; piece.bytes as usize];
         snapshot.read(piece, piece.start, &mut bytes).unwrap();
@@ -149,13 +156,13 @@ fn put_back(backend: &NvidiaBackend, saved: &[(Piece, Vec<u8>)]) {
 }
 
 /// Memory of this test that plays the variables.
-fn variables(turn: &Turn, room: &'static [u8; 256]) -> u64 {
+pub(crate) fn variables(turn: &Turn, room: &'static [u8; 256]) -> u64 {
     let at = room.as_ptr() as u64;
     turn.set(|fake| fake.variables = vec![("counter", at, 4), ("table", at + 16, 100)]);
     at
 }
 
-fn room() -> &'static [u8; 256] {
+pub(crate) fn room() -> &'static [u8; 256] {
     Box::leak(Box::new([0; 256]))
 }
 
@@ -198,7 +205,7 @@ pub(crate) const fn limits(gpu: u64, host: u64) -> CacheLimits {
     CacheLimits { gpu, host, drain, ways, digests: false }
 }
 
-const NO_LIMITS: CacheLimits = limits(u64::MAX, u64::MAX);
+pub(crate) const NO_LIMITS: CacheLimits = limits(u64::MAX, u64::MAX);
 
 #[test]
 fn all_memory_comes_back_from_spare_device_memory() {

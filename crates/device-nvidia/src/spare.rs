@@ -1,7 +1,7 @@
 //! Memory that snapshots are kept in: spare memory of the devices, and pinned host memory where that
 //! does not suffice. Limited, made ready before a pause, returned after it.
 
-use crate::arena::GRANULE;
+use crate::arena::{self, GRANULE, POSIX_FD};
 use crate::driver::{Driver, check};
 use crate::pace::{DrainRate, DrainWays};
 use crate::pinned::Pinned;
@@ -9,6 +9,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::memory::*;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How much memory snapshots may take.
@@ -34,7 +35,7 @@ impl Default for CacheLimits {
 }
 
 /// Left to the program and the driver on a device whose memory a snapshot takes.
-const LEFT: u64 = 256 << 20;
+pub(crate) const LEFT: u64 = 256 << 20;
 /// Host memory is registered in parts of this size, which also bounds what one piece spans.
 const HOST_PART: u64 = 1 << 30;
 /// Device memory is created in parts of at most this size; where there is none, in smaller ones.
@@ -58,7 +59,14 @@ pub(crate) struct Region {
     base: u64,
     reserved: u64,
     filled: u64,
-    parts: Vec<(u64, u64)>,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    at: u64,
+    bytes: u64,
+    /// The driver's handle of memory that was created here, by which it can be exported.
+    raw: Option<u64>,
 }
 
 impl Region {
@@ -119,15 +127,51 @@ impl Region {
         let props = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
             location: CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: self.device },
+            // What a snapshot is kept in may outlive this process.
+            requestedHandleTypes: POSIX_FD,
             ..Default::default()
         };
         let mut raw = 0;
         // SAFETY: live pointers.
         check(unsafe { (self.driver.cuMemCreate)(&mut raw, bytes as usize, &props, 0) })?;
         let mapped = self.map(raw, bytes);
-        // SAFETY: made above. The memory lives as long as it is mapped.
-        unsafe { (self.driver.cuMemRelease)(raw) };
+        match (&mapped, self.parts.last_mut()) {
+            (Ok(_), Some(part)) => part.raw = Some(raw),
+            // SAFETY: made above, and mapped nowhere.
+            _ => unsafe {
+                (self.driver.cuMemRelease)(raw);
+            },
+        }
         mapped.map(drop)
+    }
+
+    /// Memory that another process has exported, in parts of so many bytes.
+    pub(crate) fn import(
+        driver: &Arc<Driver>,
+        device: CUdevice,
+        parts: &[(OwnedFd, u64)],
+    ) -> Result<Region, CuError> {
+        let total = parts.iter().try_fold(0u64, |sum, (_, bytes)| sum.checked_add(*bytes));
+        let mut region = Region::reserve(driver, device, total.ok_or(CuError::INVALID_VALUE)?)?;
+        for (fd, bytes) in parts {
+            let raw = arena::import(driver, fd)?;
+            let mapped = region.map(raw, *bytes);
+            // SAFETY: imported above. The memory lives as long as it is mapped.
+            unsafe { (driver.cuMemRelease)(raw) };
+            mapped?;
+        }
+        region.open()?;
+        Ok(region)
+    }
+
+    /// Descriptors of its first parts, at least `bytes` together, and the length of each.
+    pub(crate) fn export(&self, bytes: u64) -> Result<Vec<(OwnedFd, u64)>, CuError> {
+        let needed = self.parts.iter().filter(|part| part.at < self.base + bytes);
+        let export = |part: &Part| {
+            let raw = part.raw.ok_or(CuError::NOT_SUPPORTED)?;
+            Ok((arena::export(&self.driver, raw)?, part.bytes))
+        };
+        needed.map(export).collect()
     }
 
     /// Maps the whole of a handle behind what is there; returns where. To be opened.
@@ -138,7 +182,7 @@ impl Region {
         let at = self.base + self.filled;
         // SAFETY: a free part of our own reservation.
         check(unsafe { (self.driver.cuMemMap)(at, bytes as usize, 0, raw, 0) })?;
-        self.parts.push((at, bytes));
+        self.parts.push(Part { at, bytes, raw: None });
         self.filled += bytes;
         Ok(at)
     }
@@ -161,8 +205,9 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: our own mappings and reservation; whoever copied to or from it has waited.
         unsafe {
-            for (at, bytes) in &self.parts {
+            for Part { at, bytes, raw } in &self.parts {
                 (self.driver.cuMemUnmap)(*at, *bytes as usize);
+                raw.map(|raw| (self.driver.cuMemRelease)(raw));
             }
             (self.driver.cuMemAddressFree)(self.base, self.reserved as usize);
         }

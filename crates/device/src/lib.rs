@@ -11,7 +11,9 @@ mod ranges;
 mod snapshot;
 
 pub use ranges::Ranges;
-pub use snapshot::{Digests, Known, Object, Piece, Snapshot, SnapshotError};
+pub use snapshot::{
+    Digests, Held, HeldPart, HeldPlace, Known, Object, Piece, Snapshot, SnapshotError,
+};
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
@@ -43,6 +45,11 @@ pub trait Host: Send + Sync {
     fn idle(&self);
     /// One line for the job's log.
     fn log(&self, line: &str);
+    /// An allocation fails for want of a device's memory: gives back what is held there for a restart, and
+    /// says whether that was anything.
+    fn release_held(&self) -> bool {
+        false
+    }
 }
 
 /// An event as another process can open it.
@@ -272,7 +279,38 @@ pub trait Backend: Send + Sync {
     fn restore(&self, _object: &Object, _start: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
     }
+    /// Memory that a snapshot of another process has exported; it is let go of by
+    /// [`Backend::restore_end`]. Asked, if at all, after [`Backend::restore_notes`].
+    fn restore_from(&self, _parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device holds no snapshots"))
+    }
+    /// As [`Backend::restore`], with the bytes at a place in that memory.
+    fn restore_held(&self, _piece: &Piece, _from: HeldPlace) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device holds no snapshots"))
+    }
     fn restore_end(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+
+    /// At rest: gives the memory back in which [`Object::Memory`] lies, as far as it can be; addresses stay.
+    /// Returns how many bytes. All bytes that a snapshot tells of there are then to be put back by
+    /// [`Backend::refill`], after [`Backend::occupy`] and before anything is submitted.
+    fn vacate(&self) -> Result<u64, SnapshotError> {
+        Err(SnapshotError::new(
+            CuError::NOT_SUPPORTED,
+            "this device's memory cannot be swapped out",
+        ))
+    }
+    /// Takes memory again for what was given back; OUT_OF_MEMORY, and nothing taken, where there is not so
+    /// much.
+    fn occupy(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+    /// Puts bytes of memory back; from several threads. They have arrived when [`Backend::refilled`] returns.
+    fn refill(&self, _addr: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device's memory cannot be swapped in"))
+    }
+    fn refilled(&self) -> Result<(), SnapshotError> {
         Ok(())
     }
 }

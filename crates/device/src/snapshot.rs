@@ -11,6 +11,7 @@ use crate::digest::{BLOCK, Digest, Keys};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// What a run of bytes belongs to.
@@ -87,6 +88,37 @@ pub trait Snapshot: Send + Sync {
     /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
     /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
+    /// What of it lies in memory of the devices that can outlive this process; by default nothing.
+    fn export(&self) -> Result<Held, CuError> {
+        Ok(Held::default())
+    }
+}
+
+/// Memory of devices that outlives the process that has made it, for as long as anybody has its
+/// descriptors.
+#[derive(Debug, Default)]
+pub struct Held {
+    pub parts: Vec<HeldPart>,
+    /// Where each of the snapshot's pieces lies, by its number; `None` where that is not on a device. Empty:
+    /// none does.
+    pub places: Vec<Option<HeldPlace>>,
+}
+
+/// A run of one device's memory. A device's parts follow each other, in this order.
+#[derive(Debug)]
+pub struct HeldPart {
+    /// As the client counts.
+    pub device: u32,
+    pub bytes: u64,
+    pub fd: OwnedFd,
+}
+
+/// A place in the memory that is held on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldPlace {
+    pub device: u32,
+    /// From the beginning of the first of its parts.
+    pub offset: u64,
 }
 
 /// Why a snapshot cannot be taken or put back: in words, with the object's name and the remedy.

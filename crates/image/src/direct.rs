@@ -49,6 +49,11 @@ impl Direct {
         Direct { file, refused: AtomicBool::new(false) }
     }
 
+    /// Of a file that is no disk's.
+    pub(crate) fn none() -> Direct {
+        Direct { file: None, refused: AtomicBool::new(false) }
+    }
+
     /// Whether `bytes` were written; `false` where they cannot be written directly.
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
         let whole = |n: u64| n.is_multiple_of(PAGE);

@@ -60,6 +60,17 @@ impl ImageWriter {
         Ok(ImageWriter { path: path.to_owned(), file, direct: Direct::open(path), state })
     }
 
+    /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody has a
+    /// descriptor of it.
+    pub fn in_memory(name: &str) -> Result<ImageWriter, ImageError> {
+        let path = PathBuf::from(name);
+        let made = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
+        file.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
+        let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
+        Ok(ImageWriter { path, file, direct: Direct::none(), state })
+    }
+
     /// Says that about so many bytes are to come. Where the disk has them set aside already, several
     /// threads can write at once: a file that grows is written by one at a time.
     pub fn expect(&self, bytes: u64) {
@@ -117,6 +128,11 @@ impl ImageWriter {
 
     /// Writes the table and the footer, and waits until all of it is on the disk.
     pub fn finish(self) -> Result<FileEntry, ImageError> {
+        self.finish_open().map(|(_, entry)| entry)
+    }
+
+    /// As [`ImageWriter::finish`], and gives the file back.
+    pub fn finish_open(self) -> Result<(File, FileEntry), ImageError> {
         let State { next, mut extents } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
@@ -135,7 +151,8 @@ impl ImageWriter {
             .and_then(|()| self.file.sync_all());
         written.map_err(ImageError::io(&self.path))?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(FileEntry { name, bytes: end + footer.len() as u64, checksum: crate::checksum(&footer) })
+        let (bytes, checksum) = (end + footer.len() as u64, crate::checksum(&footer));
+        Ok((self.file, FileEntry { name, bytes, checksum }))
     }
 }
 

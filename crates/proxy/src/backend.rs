@@ -167,7 +167,7 @@ pub fn default_memory(devices: u32) -> u64 {
 }
 
 /// The number that follows `key` at the start of a line of `path`.
-fn read_number(path: &str, key: &str) -> Option<u64> {
+pub(crate) fn read_number(path: &str, key: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     line.split_whitespace().next()?.parse().ok()

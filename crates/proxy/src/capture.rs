@@ -32,17 +32,23 @@ pub(crate) enum CaptureError {
     Snapshot(#[from] SnapshotError),
     #[error("there is more of it than an image holds: {0}")]
     TooMuch(#[from] TooLong),
+    #[error("this image builds on another: only one that holds all (--full) is held")]
+    Part,
     #[error("cannot look at pinned memory: {0}")]
     Arena(io::Error),
     #[error(transparent)]
     Image(#[from] ImageError),
+    #[error(
+        "{needs} MiB are more than the {limit} MiB of host memory that may be taken: raise --cache-host"
+    )]
+    NoRoom { needs: u64, limit: u64 },
 }
 
 pub(crate) struct Capture {
-    saved: SavedProxy,
-    /// Where the bytes of each of `saved.objects` are.
+    pub(crate) saved: SavedProxy,
+    /// Where the bytes of each of `saved.objects` are; the snapshot's pieces come first.
     sources: Vec<Source>,
-    snapshot: Box<dyn Snapshot>,
+    pub(crate) snapshot: Box<dyn Snapshot>,
     /// What the image may refer to, if it may.
     tracked: Option<Tracked>,
 }
@@ -122,9 +128,7 @@ impl Capture {
     /// Writes it to the new file `path`.
     pub(crate) fn write(mut self, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
         let writer = ImageWriter::create(path)?;
-        let mut section = Vec::new();
-        kedge_wire::encode(&self.saved, &mut section);
-        writer.section(saved::SECTION, &section)?;
+        self.write_section(&writer)?;
         let writing = Writing { capture: &self, writer, codec, builds: AtomicBool::new(false) };
         let digests: Vec<Mutex<Vec<Option<Digest>>>> =
             self.saved.objects.iter().map(|_| Mutex::default()).collect();
@@ -167,8 +171,24 @@ impl Capture {
         written
     }
 
+    /// Whether all of it is there, and none left out because another file has it.
+    pub(crate) fn is_whole(&self) -> bool {
+        let Some(tracked) = &self.tracked else { return true };
+        self.snapshot.pieces().iter().all(|piece| {
+            let digests = self.snapshot.digests(piece);
+            let runs = digests.map(|digests| tracked.known().compare(piece, &digests));
+            runs.is_none_or(|runs| runs.iter().all(|(_, _, known)| !known))
+        })
+    }
+
+    pub(crate) fn write_section(&self, writer: &ImageWriter) -> Result<(), CaptureError> {
+        let mut section = Vec::new();
+        kedge_wire::encode(&self.saved, &mut section);
+        Ok(writer.section(saved::SECTION, &section)?)
+    }
+
     /// Reads a range of an object into `buffer`, filled up with zeros to whole pages.
-    fn fill(
+    pub(crate) fn fill(
         &self,
         index: usize,
         range: Range<u64>,

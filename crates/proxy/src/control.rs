@@ -7,7 +7,9 @@ use crate::capture::{Capture, CaptureError, Identity, Stored};
 use crate::changes::Tracked;
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
+use crate::keeper;
 use kedge_device::Backend;
+use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, FileEntry};
 use kedge_transport::{Channel, Server, SocketError};
 use kedge_wire::{Text, wire};
@@ -24,6 +26,8 @@ use thiserror::Error;
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// A capture may have to move all of a device's memory over its bus.
 const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
+/// Swapping out packs it as well.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1200);
 /// For an answer to be sent.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
@@ -52,8 +56,17 @@ wire! {
         /// In another proxy's place: build the devices and all that was on them from this file, with the
         /// descriptors of the ring and the shared arena → `Yes`.
         Restore = 7 { path: Text<4096>, bytes: u64, checksum: u64 },
+        /// Before `Restore`: descriptors of the devices' memory that is held for the client. No answer. What
+        /// else is held comes with `Restore`, as the third descriptor: then that is the file.
+        Parts = 11 {},
         /// The client is there, as process `pid`: go on with it → `Yes`.
         Begin = 8 { pid: u32 },
+        /// Take the devices' memory off them, until the client goes on → `Captured`, with its bytes. Gated, at
+        /// rest.
+        Leave = 13 {},
+        /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
+        /// `Yes`. Before `Write`.
+        Hold = 12 { image: Text<4096>, file: Text<256> },
     }
 
     #[derive(Debug, Clone, PartialEq)]
@@ -108,6 +121,14 @@ impl Control {
         Ok(self.0.send(order, fds, SEND_LIMIT)?)
     }
 
+    /// Gives a proxy that takes another's place what is held of the devices' memory.
+    pub fn give_parts(&self, parts: &[OwnedFd]) -> Result<(), ControlError> {
+        parts.chunks(keeper::AT_ONCE).try_for_each(|some| {
+            let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
+            self.give(&Order::Parts {}, &fds)
+        })
+    }
+
     /// The answer to the order that was given last.
     pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
         match self.0.receive(limit)?.0 {
@@ -156,6 +177,10 @@ pub(crate) struct Serving {
     pub(crate) inodes: Inodes,
     pub(crate) shared: Arc<OwnedFd>,
     pub(crate) log: Arc<JobLog>,
+    /// Where the job's keeper answers.
+    pub(crate) keeper: Option<PathBuf>,
+    /// What snapshots may take.
+    pub(crate) cache: CacheLimits,
 }
 
 impl Serving {
@@ -199,8 +224,10 @@ impl Serving {
             }
             (Order::Rest { within_ms }, Some(gate)) => {
                 let limit = milliseconds(within_ms);
-                let rests = gate.ask(2 * limit + SEND_LIMIT, move |parked| {
-                    until(limit, || parked.dispatcher.at_rest())
+                let rests = gate.ask(2 * limit + CAPTURE_LIMIT, move |parked| {
+                    // What is not on the devices is not at rest there.
+                    parked.dispatcher.try_come_back()
+                        && until(limit, || parked.dispatcher.at_rest())
                 });
                 yes(rests == Some(true))
             }
@@ -225,6 +252,12 @@ impl Serving {
                 held.captured = Some(taken);
                 Ok(Answer::Captured { bytes })
             }
+            (Order::Leave {}, Some(gate)) => {
+                let cache = self.cache;
+                let left = gate.ask(LEAVE_LIMIT, move |parked| parked.dispatcher.leave(cache));
+                let bytes = left.ok_or("it takes too long to copy its memory")??;
+                Ok(Answer::Captured { bytes })
+            }
             (Order::Prepare { track, full }, _) => {
                 if let Err(error) = held.prepare(&*self.backend, track, full) {
                     self.log.line(&format!("cannot make room for a checkpoint as yet: {error}"));
@@ -244,14 +277,26 @@ impl Serving {
                 held.tracked = tracked.or(held.tracked.take());
                 Ok(Answer::Written { bytes, checksum, builds })
             }
+            (Order::Hold { image, file }, _) => {
+                let capture = held.captured.as_ref().ok_or("nothing was captured")?;
+                let keeper = self.keeper.as_ref().ok_or("nobody holds anything here")?;
+                let holding = capture.hold(self.cache).map_err(|error| error.to_string())?;
+                let image = PathBuf::from(image.into_inner());
+                let handed = keeper::hand_over(keeper, &image, &file, &holding);
+                handed.map_err(|error| error.to_string())?;
+                yes(true)
+            }
             (Order::Forget {}, _) => {
                 held.captured = None;
                 yes(true)
             }
-            (Order::Rest { .. } | Order::Step { .. } | Order::Capture { .. }, None) => {
-                Err("its gate is open".into())
+            (
+                Order::Rest { .. } | Order::Step { .. } | Order::Capture { .. } | Order::Leave {},
+                None,
+            ) => Err("its gate is open".into()),
+            (Order::Restore { .. } | Order::Begin { .. } | Order::Parts {}, _) => {
+                Err("it serves already".into())
             }
-            (Order::Restore { .. } | Order::Begin { .. }, _) => Err("it serves already".into()),
         }
     }
 }

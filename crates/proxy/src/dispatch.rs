@@ -1,5 +1,6 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
+use crate::away::Away;
 use crate::host::ProxyHost;
 use crate::record::{Image, Record, Step};
 use crate::shared::SharedMemory;
@@ -30,10 +31,12 @@ pub(crate) struct Dispatcher {
     /// Whose error a failing post becomes.
     streams: HashMap<StreamId, CtxId>,
     graphs: HashMap<GraphExecId, CtxId>,
-    contexts: Vec<CtxId>,
+    pub(crate) contexts: Vec<CtxId>,
     shared: SharedMemory,
     pub(crate) sharing: Sharing,
     pub(crate) record: Record,
+    /// The devices' memory is not there.
+    pub(crate) away: Option<Away>,
 }
 
 fn plain(result: Result<(), CuError>) -> Result<u64, CuError> {
@@ -60,6 +63,7 @@ impl Dispatcher {
             contexts: Vec::new(),
             shared: SharedMemory::default(),
             record: Record::default(),
+            away: None,
         }
     }
 
@@ -84,6 +88,9 @@ impl Dispatcher {
     }
 
     pub(crate) fn dispatch(&mut self, incoming: Incoming) {
+        if self.away.is_some() {
+            self.come_back();
+        }
         match (incoming.message, incoming.reply_to) {
             (Message::Post { post }, _) => self.post(post),
             (Message::Call { call }, Some(to)) => self.call(call, to),

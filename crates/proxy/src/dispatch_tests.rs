@@ -28,7 +28,7 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let (client, server) = kedge_transport::pair().unwrap();
     let memory = ClientMemory::new(std::process::id());
     let log = Arc::new(JobLog::none());
-    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log));
+    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
     let fake = Fake::new(host.clone());
     let ran = fake.ran.clone();
     let backend: Arc<dyn Backend> = fake;

@@ -10,6 +10,7 @@ use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
 use kedge_transport::{Announcement, Outbox};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -26,10 +27,17 @@ pub(crate) struct ProxyHost {
     /// Sequence number of the newest message whose backend call has returned.
     dispatched: AtomicU64,
     backend: OnceLock<Weak<dyn Backend>>,
+    /// Where the job's keeper answers.
+    keeper: Option<PathBuf>,
 }
 
 impl ProxyHost {
-    pub(crate) fn new(outbox: Outbox, memory: ClientMemory, log: Arc<JobLog>) -> ProxyHost {
+    pub(crate) fn new(
+        outbox: Outbox,
+        memory: ClientMemory,
+        log: Arc<JobLog>,
+        keeper: Option<PathBuf>,
+    ) -> ProxyHost {
         ProxyHost {
             outbox,
             log,
@@ -41,6 +49,7 @@ impl ProxyHost {
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),
+            keeper,
         }
     }
 
@@ -151,5 +160,16 @@ impl Host for ProxyHost {
 
     fn log(&self, line: &str) {
         self.log.line(line);
+    }
+
+    fn release_held(&self) -> bool {
+        let Some(keeper) = &self.keeper else { return false };
+        match crate::keeper::release(keeper) {
+            Ok((on_devices, _)) => on_devices > 0,
+            Err(error) => {
+                self.log.line(&format!("cannot have device memory that is held: {error}"));
+                false
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
 //! time answers later, through a [`kedge_device::Done`].
 
+mod away;
 pub mod backend;
 mod capture;
 mod changes;
@@ -16,9 +17,11 @@ mod dispatch_tests;
 mod fake;
 mod faults;
 mod gate;
+mod hold;
 mod host;
 mod host_fns;
 pub mod joblog;
+pub mod keeper;
 mod likeness;
 pub mod machine;
 pub mod options;
@@ -31,6 +34,7 @@ mod saved;
 mod serve;
 mod shared;
 mod sharing;
+mod swap;
 mod tickets;
 mod visible;
 mod watch;

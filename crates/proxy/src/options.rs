@@ -19,6 +19,8 @@ pub struct Options {
     pub restore: bool,
     pub backend: BackendConfig,
     pub log: Option<PathBuf>,
+    /// Where the job's keeper answers: a socket.
+    pub keeper: Option<PathBuf>,
     /// How long the dispatcher spins for messages before it sleeps.
     pub spin: Duration,
 }
@@ -52,6 +54,7 @@ impl Options {
                 cache: CacheLimits::default(),
             },
             log: None,
+            keeper: None,
             spin: Duration::from_micros(50),
         };
         while let Some(arg) = args.next() {
@@ -82,6 +85,7 @@ impl Options {
                     | "--workers"
                     | "--spin-us"
                     | "--log"
+                    | "--keeper"
             ) {
                 return Err(OptionsError::Unknown(arg));
             }
@@ -97,6 +101,7 @@ impl Options {
                 }
                 "--workers" => options.backend.workers = Some(number(&name, &value)?),
                 "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
+                "--keeper" => options.keeper = Some(value.into()),
                 _ => options.log = Some(value.into()),
             }
         }

@@ -5,6 +5,7 @@ use crate::backend::{self, BuildError};
 use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::dispatch::Dispatcher;
+use crate::hold;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::likeness;
@@ -17,9 +18,9 @@ use kedge_device::{Backend, Host, SnapshotError};
 use kedge_image::{ImageError, ImageFile, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -66,23 +67,51 @@ pub(crate) struct Connection {
     pub(crate) shared: OwnedFd,
 }
 
+/// Where it comes from.
+pub(crate) struct Origin {
+    /// The image's file.
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    pub(crate) checksum: u64,
+    /// Instead of that file, whose place it has: what is held in memory.
+    pub(crate) held: Option<Held>,
+}
+
+pub(crate) struct Held {
+    /// A file like the image's, but for what lies on devices.
+    pub(crate) memory: OwnedFd,
+    pub(crate) parts: Vec<OwnedFd>,
+}
+
+impl Origin {
+    fn open(&self) -> Result<Layers, ImageError> {
+        let entry = control::entry(&self.path, self.bytes, self.checksum);
+        let Some(held) = &self.held else {
+            let layers = Layers::of_file(&self.path, &entry)?;
+            layers.read_ahead();
+            return Ok(layers);
+        };
+        let path = format!("/proc/self/fd/{}", held.memory.as_raw_fd());
+        Layers::of_file(Path::new(&path), &entry)
+    }
+}
+
 pub(crate) fn restore(
-    (path, bytes, checksum): (&Path, u64, u64),
+    from: Origin,
     connection: Connection,
     options: &Options,
     log: &Arc<JobLog>,
 ) -> Result<Restored, RestoreError> {
-    let entry = control::entry(path, bytes, checksum);
-    let layers = Layers::of_file(path, &entry)?;
+    let layers = from.open()?;
     let file = layers.file(0);
-    layers.read_ahead();
     let saved = read_state(file)?;
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
     kedge_transport::map_shared_arena(shared.as_fd())?;
     let server = Server::resume(socket, ring, saved.position)?;
     let memory = ClientMemory::new(0);
-    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log.clone()));
+    let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
+    let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
     alike(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
@@ -91,7 +120,11 @@ pub(crate) fn restore(
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
-    fill(&layers, &saved, &*backend)?;
+    let mut placed = HashSet::new();
+    if let Some(Held { parts, .. }) = from.held {
+        placed = hold::fill(file, &saved, parts, &*backend)?;
+    }
+    fill(&layers, &saved, &placed, &*backend)?;
     backend.restore_end()?;
     for (ctx, error) in saved.faults.iter() {
         host.faults.set(&host.outbox, *ctx, CuError(*error));
@@ -192,11 +225,16 @@ impl Images<'_> {
     }
 }
 
-/// Puts all bytes back where they were.
-fn fill(layers: &Layers, saved: &SavedProxy, backend: &dyn Backend) -> Result<(), RestoreError> {
+/// Puts all bytes back where they were, but those of objects that are `placed` already.
+fn fill(
+    layers: &Layers,
+    saved: &SavedProxy,
+    placed: &HashSet<u64>,
+    backend: &dyn Backend,
+) -> Result<(), RestoreError> {
     let mut all = Vec::new();
     for (number, object) in saved.objects.iter() {
-        if !matches!(object, SavedObject::Image { .. }) {
+        if !matches!(object, SavedObject::Image { .. }) && !placed.contains(number) {
             let sources = layers.sources(*number);
             complete(object, &sources)?;
             all.extend(sources.into_iter().map(|source| (object, source)));

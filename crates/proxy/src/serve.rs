@@ -6,6 +6,7 @@ use crate::client_memory::ClientMemory;
 use crate::control::{Answer, Inodes, Order, Serving};
 use crate::dispatch::Dispatcher;
 use crate::gate::Gate;
+use crate::hold::MAX_PARTS;
 use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::options::Options;
@@ -99,7 +100,8 @@ fn serve_accepted(
         log.line("the client's memory cannot be read here: copies go through the shared arena");
     }
     let outbox = accepted.server.outbox().clone();
-    let host = Arc::new(ProxyHost::new(outbox, memory, log.clone()));
+    let keeper = options.keeper.clone();
+    let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let backend = match backend::build(&options.backend, &hello.choice, host.clone()) {
         Ok(backend) => backend,
         Err(error) => {
@@ -131,15 +133,25 @@ fn replace(
     options: &Options,
     log: Arc<JobLog>,
 ) -> Result<Infallible, ServeError> {
-    let (order, fds) = control.receive(ORDER_TIMEOUT)?;
-    let (Order::Restore { path, bytes, checksum }, Ok([ring, shared])) =
-        (order, <[OwnedFd; 2]>::try_from(fds))
-    else {
+    let (mut order, mut fds) = control.receive(ORDER_TIMEOUT)?;
+    let mut parts = Vec::new();
+    while order == (Order::Parts {}) && parts.len() <= MAX_PARTS {
+        parts.append(&mut fds);
+        (order, fds) = control.receive(ORDER_TIMEOUT)?;
+    }
+    let Order::Restore { path, bytes, checksum } = order else {
+        return Err(ServeError::NoControl);
+    };
+    let held = (fds.len() == 3).then(|| fds.pop()).flatten();
+    let held = held.map(|memory| restore::Held { memory, parts });
+    let way = if held.is_some() { "what was held in memory" } else { "its image" };
+    let Ok([ring, shared]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(ServeError::NoControl);
     };
     let path = PathBuf::from(path.into_inner());
     let connection = restore::Connection { socket, ring, shared };
-    let restored = restore::restore((&path, bytes, checksum), connection, options, &log);
+    let from = restore::Origin { path: path.clone(), bytes, checksum, held };
+    let restored = restore::restore(from, connection, options, &log);
     let restored = match restored {
         Ok(restored) => restored,
         Err(error) => {
@@ -156,7 +168,8 @@ fn replace(
     let client = watch::pidfd(pid).map_err(ServeError::Watch)?;
     let Restored { server, dispatcher, host, saved, shared } = restored;
     host.client_is(pid);
-    log.note(&format!("client {pid} ({}) goes on from {}", &*saved.hello.program, path.display()));
+    let (program, path) = (&*saved.hello.program, path.display());
+    log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}"));
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     let gpu = options.backend.gpu.to_string();
     let (hello, client_memory) = (saved.hello, saved.client_memory);
@@ -197,8 +210,20 @@ impl Connected {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
             let backend = dispatcher.backend_too();
-            let serving =
-                Serving { channel, gate, backend, identity, client: pid, inodes, shared, log };
+            let (keeper, cache) = (options.keeper.clone(), options.backend.cache);
+            let client = pid;
+            let serving = Serving {
+                channel,
+                gate,
+                backend,
+                identity,
+                client,
+                inodes,
+                shared,
+                log,
+                keeper,
+                cache,
+            };
             serving.start().map_err(ServeError::Watch)?;
         }
         Err(dispatch_all(server, dispatcher, &host, &gate, options.spin).into())

@@ -4,14 +4,15 @@ use crate::control::{Content, Order, Progress};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
 use crate::joint::{ConductError, Joint, Meeting};
+use crate::keeper::At;
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, PluginError};
-use kedge_proxy::control as proxy;
 use kedge_process::{EngineError, Options, Roots, Together, Tracker};
+use kedge_proxy::control as proxy;
 use kedge_proxy::joblog::JobLog;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -87,6 +88,8 @@ pub(crate) struct Checkpointer {
     /// Held by whoever ends the job.
     pub(crate) ending: Mutex<()>,
     pub(crate) recovery: Arc<Recovery>,
+    /// What images stay in memory with.
+    pub(crate) keeper: At,
     /// What has changed since the last image.
     pub(crate) tracker: Tracker,
     /// The folder that the job's processes know.
@@ -153,7 +156,7 @@ impl Checkpointer {
     }
 
     /// The right to take a checkpoint, if no other is under way or that one just says that it is done.
-    fn begin(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) fn begin(&self) -> Option<MutexGuard<'_, ()>> {
         let asked = Instant::now();
         loop {
             match self.under_way.try_lock() {
@@ -195,7 +198,9 @@ impl Checkpointer {
         let codec = codec(order)?;
         let begin = Instant::now();
         let mut tries = 0;
-        let (claim, manifest, stall_seconds) = loop {
+        let ttl = order.hold_ms.map(Duration::from_millis).or(self.policy.hold);
+        let ttl = ttl.filter(|ttl| !ttl.is_zero() && !order.stop);
+        let (claim, (manifest, stall_seconds, held)) = loop {
             tries += 1;
             let claim = Claim::new(&dir, &self.name.to_string())?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
@@ -205,9 +210,10 @@ impl Checkpointer {
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
             let options = Options { codec, contents, hold, tracker, full, together, ..usual };
             let patience = options.patience;
-            match self.write(options, meeting, &mut tell) {
-                Ok((manifest, stall_seconds)) => break (claim, manifest, stall_seconds),
+            match self.write(options, ttl.is_some(), meeting, &mut tell) {
+                Ok(written) => break (claim, written),
                 Err(error) => {
+                    self.keeper.discard(claim.folder());
                     // A full disk may keep even this from being done; then `kedge rm` does it.
                     let _ = claim.abandon();
                     let for_good = meeting.is_some_and(|meeting| meeting.has_begun());
@@ -222,19 +228,21 @@ impl Checkpointer {
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
+        self.keeper.durable(&image, held.zip(ttl), &self.log);
         self.retain(&dir, &self.name.to_string());
         tell(Progress::Durable { image, bytes, seconds });
         Ok(())
     }
 
-    /// Captures the job and makes the image durable: its manifest, and for how many seconds the job
-    /// stood still.
+    /// Captures the job and makes the image durable: its manifest, for how many seconds the job stood
+    /// still, and of how many clients something is held.
     fn write(
         &self,
         mut options: Options,
+        holds: bool,
         meeting: Option<&Arc<Meeting>>,
         tell: &mut impl FnMut(Progress),
-    ) -> Result<(Manifest, f64), CheckpointError> {
+    ) -> Result<(Manifest, f64, Option<u32>), CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let at = jobs::now();
@@ -264,14 +272,15 @@ impl Checkpointer {
         let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
         manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices.clone();
-        let manifest = captures.write(captured, manifest, &folder, codec)?;
+        let holder = holds.then_some(&*self.log);
+        let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
         if let Some(meeting) = meeting {
             meeting.durable().map_err(CheckpointError::Part)?;
         }
         if let Some(hold) = hold {
             hold.end();
         }
-        Ok((manifest, stall_seconds))
+        Ok((manifest, stall_seconds, held))
     }
 
     /// Logs them all, and gives back what fits into a message.

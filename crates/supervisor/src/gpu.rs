@@ -2,6 +2,7 @@
 //! taken by the proxies while the job stands still, and written by them; at a restart new proxies bring it
 //! back and are tied to the clients in the old ones' place.
 
+use crate::keeper::Held;
 use crate::proxies::{self, Launch, Proxies};
 use crate::quiesce::Resting;
 use kedge_image::{Choice, FileEntry, Manifest};
@@ -10,6 +11,7 @@ use kedge_process::plugins::{
 };
 use kedge_process::{Captured, EngineError};
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use kedge_proxy::joblog::JobLog;
 use kedge_wire::Text;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -73,6 +76,8 @@ pub(crate) struct Restart {
     /// The image's.
     pub(crate) files: Vec<FileEntry>,
     pub(crate) folder: PathBuf,
+    /// What of it is held in memory.
+    pub(crate) held: Option<Held>,
 }
 
 /// A proxy that brings a client's devices back.
@@ -189,6 +194,14 @@ impl Gpu {
         *self.moment() = Moment::Restart { restart, begun: Vec::new() };
     }
 
+    /// What the process that restarts the job still holds: its copy of what the init was given.
+    pub(crate) fn held(&self) -> Option<Held> {
+        match std::mem::take(&mut *self.moment()) {
+            Moment::Restart { restart, .. } => restart.held,
+            _ => None,
+        }
+    }
+
     /// Where processes of the job that has been restarted ask for devices.
     pub(crate) fn listener(&self) -> Option<UnixListener> {
         match std::mem::take(&mut *self.moment()) {
@@ -215,19 +228,30 @@ pub(crate) struct Captures {
 }
 
 impl Captures {
-    /// Writes everything, the processes' memory side by side with the devices': the image of `folder`.
+    /// Writes everything, the processes' memory side by side with the devices': the image of `folder`. With
+    /// `holder`, a log, has it held in memory as well; of how many clients it is, if of all.
     pub(crate) fn write(
         mut self,
         captured: Captured,
         manifest: Manifest,
         folder: &Path,
         codec: Choice,
-    ) -> Result<Manifest, EngineError> {
+        holder: Option<&JobLog>,
+    ) -> Result<(Manifest, Option<u32>), EngineError> {
         let clients = std::mem::take(&mut self.clients);
-        thread::scope(|scope| {
+        let all = clients.len() as u32;
+        let held = &AtomicU32::new(0);
+        let save = |name: String, client: &Resting| {
+            if holder.is_some_and(|log| hold(client, folder, &name, log)) {
+                held.fetch_add(1, Ordering::SeqCst);
+            }
+            write(client, folder, name, codec)
+        };
+        let save = &save;
+        let manifest = thread::scope(|scope| {
             let written: Vec<_> = clients
                 .into_iter()
-                .map(|(name, client)| scope.spawn(move || write(&client, folder, name, codec)))
+                .map(|(name, client)| scope.spawn(move || save(name, &client)))
                 .collect();
             captured.finish_with(manifest, || {
                 let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
@@ -239,7 +263,9 @@ impl Captures {
                 }
                 Ok((files, build))
             })
-        })
+        })?;
+        let held = held.load(Ordering::SeqCst);
+        Ok((manifest, Some(held).filter(|held| *held == all && all > 0)))
     }
 }
 
@@ -250,6 +276,17 @@ impl Drop for Captures {
             let _ = client.control.does(&Order::Forget {}, LIMIT);
         }
     }
+}
+
+/// Has what one client's devices held be held in memory. Where it cannot be, the log tells why.
+fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
+    let image = Text::truncated(folder.to_string_lossy().into_owned());
+    let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
+    let held = client.control.does(&order, LIMIT);
+    if let Err(error) = &held {
+        log.line(&format!("process {}: nothing is held in memory: {error}", client.pid));
+    }
+    held.is_ok()
 }
 
 /// Has one client's devices written: the file, and whether it builds on another.
@@ -487,7 +524,14 @@ fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, P
     let started = restart.launch.start(far.as_fd(), &["--restore"]);
     let (proxy, control) = started.map_err(failed("start a proxy"))?;
     let pid = saved.pid as u32;
-    let given = control.give(&restore_order(&path, entry), &[ring.as_fd(), arena.as_fd()]);
+    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
+    let given = match held {
+        None => control.give(&restore_order(&path, entry), &[ring.as_fd(), arena.as_fd()]),
+        Some(held) => control.give_parts(&held.parts).and_then(|()| {
+            let fds = [ring.as_fd(), arena.as_fd(), held.memory.as_fd()];
+            control.give(&restore_order(&path, &held.file), &fds)
+        }),
+    };
     given.map_err(|error| refused(pid, &error))?;
     Ok(Begun { client: pid, proxy, control })
 }

@@ -4,6 +4,7 @@
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+use crate::keeper::HeldImage;
 use crate::policy::Policy;
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
@@ -267,6 +268,18 @@ impl Jobs {
         self.job_dir(name).join("control")
     }
 
+    /// Where the job `name` is asked to let go of what it holds.
+    pub(crate) fn keeper_path(&self, name: &JobName) -> PathBuf {
+        self.job_dir(name).join("keeper")
+    }
+
+    /// What is held in memory of the job `name`, which runs.
+    pub fn held(&self, name: &JobName) -> Option<HeldImage> {
+        let dir = self.job_dir(name);
+        let held = fs::read(dir.join("held.json")).ok().filter(|_| is_locked(&dir))?;
+        serde_json::from_slice(&held).ok()
+    }
+
     /// The latest image of job `name`.
     pub fn last_image(&self, name: &JobName) -> Option<LastImage> {
         serde_json::from_slice(&fs::read(self.job_dir(name).join("last.json")).ok()?).ok()
@@ -317,6 +330,16 @@ impl JobDir {
         self.dir.join("images.json")
     }
 
+    /// Where the job's keeper answers.
+    pub(crate) fn keeper(&self) -> PathBuf {
+        self.dir.join("keeper")
+    }
+
+    /// What the keeper holds.
+    pub(crate) fn held(&self) -> PathBuf {
+        self.dir.join("held.json")
+    }
+
     /// There when the job's devices are lost and it goes back.
     pub(crate) fn lost(&self) -> PathBuf {
         self.dir.join("lost")
@@ -340,7 +363,7 @@ impl JobDir {
 
     /// Removes what only a job that runs has.
     fn clear(&self) {
-        for left in [self.socket(), self.control(), self.lost()] {
+        for left in [self.socket(), self.control(), self.keeper(), self.held(), self.lost()] {
             let _ = fs::remove_file(left);
         }
         let _ = fs::remove_dir_all(self.lib());

@@ -9,6 +9,7 @@ mod ending;
 mod gpu;
 pub mod jobs;
 mod joint;
+mod keeper;
 mod parts;
 pub mod policy;
 mod program;
@@ -17,6 +18,7 @@ mod quiesce;
 mod recover;
 mod restart;
 mod signals;
+mod swap;
 mod watch;
 
 use checkpoint::{Checkpointer, new_life};
@@ -27,6 +29,8 @@ use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
+use keeper::{At, Keeper};
+pub use keeper::{HeldImage, release};
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
 pub use program::Outcome;
@@ -118,12 +122,13 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
         spec.policy.interval = None;
     }
     let spec = &spec;
-    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref());
+    let keeper = Keeper::of(&dir);
+    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper);
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
         let (paths, lazy, gpu, joining) = (vec![], false, None, None);
         let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu, back: None, joining };
-        return GoBack::new(&name, dir, spec, 0).map(End::GoBack);
+        return GoBack::new(&name, dir, spec, 0, &keeper).map(End::GoBack);
     }
     dir.retire();
     jobs.prune();
@@ -149,6 +154,7 @@ fn supervise(
     joint: Option<Joint>,
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
+    keeper: &Keeper,
 ) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     if let Some((gpu, parts)) = devices {
@@ -167,6 +173,7 @@ fn supervise(
         let launch = Launch::new(parts, gpu, &spec.limits, dir);
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
+        keeper.serve().map_err(|source| RunError::Listen { path: dir.keeper(), source })?;
         let served = proxies.serve(listener, launch, log.clone(), note);
         served.map_err(|source| RunError::System { what: "start a thread", source })?;
     }
@@ -259,6 +266,7 @@ fn serve_control(
         under_way: Mutex::default(),
         ending: Mutex::default(),
         recovery: recovery.clone(),
+        keeper: At::of(dir),
         tracker: Tracker::default(),
         home: dir.path().to_owned(),
         life: new_life(),

@@ -55,6 +55,9 @@ pub struct Policy {
     /// How often it goes back to its newest image by itself when it has lost a proxy.
     #[serde(default)]
     pub recover: Option<NonZeroU32>,
+    /// How long its newest image stays in memory too.
+    #[serde(default)]
+    pub hold: Option<Duration>,
 }
 
 /// Shortest time between two checkpoints that nobody asks for.
@@ -101,6 +104,7 @@ impl Policy {
             on_term: self.on_term.or(before.on_term),
             full_every: self.full_every.or(before.full_every),
             recover: self.recover.or(before.recover),
+            hold: self.hold.or(before.hold),
         }
     }
 }

@@ -159,6 +159,7 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
     }
     list.extend(limits.digests.then(|| "--digests".into()));
     list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
+    list.extend(["--keeper".into(), dir.keeper().into_os_string()]);
     list
 }
 

@@ -5,6 +5,7 @@
 use crate::checkpoint::Checkpointer;
 use crate::ending;
 use crate::jobs::{self, JobDir, JobError, JobName};
+use crate::keeper::{Held, HeldNote, Keeper};
 use crate::policy::Policy;
 use crate::program::FAREWELL;
 use crate::restart::{Back, RestartSpec};
@@ -174,6 +175,8 @@ pub struct GoBack {
     pub note: String,
     /// Its lock is handed on.
     _dir: JobDir,
+    /// And what is held.
+    _held: Option<Held>,
 }
 
 /// What the process that takes this one's place is to know.
@@ -185,7 +188,11 @@ struct Note {
     gpu: Option<String>,
     used: u32,
     lock: RawFd,
+    held: Option<HeldNote>,
 }
+
+/// A note is an argument, which may be no longer than 128 KiB.
+const MOST_HELD: usize = 8000;
 
 impl GoBack {
     /// Of the job `name`, which has gone back `used` times and is restarted as `spec` says.
@@ -194,6 +201,7 @@ impl GoBack {
         dir: JobDir,
         spec: RestartSpec,
         used: u32,
+        keeper: &Keeper,
     ) -> Result<GoBack, RunError> {
         let failed = |source| RunError::System { what: "hand the job's lock on", source };
         dir.stays_open(true).map_err(failed)?;
@@ -201,9 +209,12 @@ impl GoBack {
         let (image, _) = newest.ok_or(ImageError::NoImage { path: dir.images() })?;
         let gpu = spec.gpu.map(|gpu| gpu.to_string());
         let (paths, policy, lock) = (spec.paths, spec.policy, dir.lock());
-        let note = Note { job: name.to_string(), paths, policy, gpu, used: used + 1, lock };
+        let ours = |held: &Held| held.image == image && held.numbers().len() <= MOST_HELD;
+        let held = keeper.take().filter(ours).filter(|held| held.stays_open().is_ok());
+        let (job, used, noted) = (name.to_string(), used + 1, held.as_ref().map(Held::note));
+        let note = Note { job, paths, policy, gpu, used, lock, held: noted };
         let note = serde_json::to_string(&note).map_err(|error| failed(error.into()))?;
-        Ok(GoBack { image, note, _dir: dir })
+        Ok(GoBack { image, note, _dir: dir, _held: held })
     }
 }
 
@@ -215,6 +226,9 @@ impl RestartSpec {
             source: source.into(),
         };
         let note: Note = serde_json::from_str(note).map_err(bad)?;
+        let held = note.held.map(HeldNote::take).transpose();
+        let what = "take what is held in memory";
+        let held = held.map_err(|source| RunError::System { what, source })?;
         Ok(RestartSpec {
             path,
             name: Some(note.job.parse()?),
@@ -223,7 +237,7 @@ impl RestartSpec {
             lazy: false,
             joining: None,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
-            back: Some(Back { used: note.used, lock: note.lock }),
+            back: Some(Back { used: note.used, lock: note.lock, held: Back::holding(held) }),
         })
     }
 }

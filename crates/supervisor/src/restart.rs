@@ -5,6 +5,7 @@ use crate::checkpoint::{Checkpointer, new_life};
 use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::joint::{self, JOIN, Joining, Joint};
+use crate::keeper::{At, Held, Keeper};
 use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
@@ -19,7 +20,7 @@ use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 
 /// What to restart.
@@ -50,6 +51,14 @@ pub struct Back {
     pub(crate) used: u32,
     /// The lock of its folder: a descriptor.
     pub(crate) lock: RawFd,
+    /// What is held of its newest image, for the first who takes it.
+    pub(crate) held: Arc<Mutex<Option<Held>>>,
+}
+
+impl Back {
+    pub(crate) fn holding(held: Option<Held>) -> Arc<Mutex<Option<Held>>> {
+        Arc::new(Mutex::new(held))
+    }
 }
 
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
@@ -64,10 +73,11 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let jobs = Jobs::open()?;
     let (name, dir, images) = place(spec, &jobs)?;
     let joint = spec.joining.as_ref().map(|joining| joining.joint(&jobs, &name)).transpose()?;
-    let outcome = restart_one(spec, &name, joint.as_ref(), &dir, &images);
+    let keeper = Keeper::of(&dir);
+    let outcome = restart_one(spec, &name, joint.as_ref(), &dir, &images, &keeper);
     if let Ok(None) = outcome {
         let used = spec.used();
-        return GoBack::new(&name, dir, spec.clone(), used).map(End::GoBack);
+        return GoBack::new(&name, dir, spec.clone(), used, &keeper).map(End::GoBack);
     }
     if let (Err(error), Some(_)) = (&outcome, &spec.back) {
         dir.note_failure(error.exit_code());
@@ -122,11 +132,20 @@ fn restart_one(
     joint: Option<&Joint>,
     dir: &JobDir,
     images: &[(PathBuf, Manifest)],
+    keeper: &Keeper,
 ) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
     let (restarted, manifest, _stand_in) = first_that_works(spec, name, joint, dir, images, &log)?;
+    if let Some(held) = GPU.held() {
+        keeper.adopt(held);
+    }
+    if manifest.devices.is_some()
+        && let Err(error) = keeper.serve()
+    {
+        log.line(&format!("{}: {error}: nothing is held in memory", dir.keeper().display()));
+    }
     let policy = spec.policy.or(Policy::of_image(manifest));
     let meta = Meta {
         name: name.to_string(),
@@ -162,10 +181,14 @@ fn first_that_works<'a>(
     log: &JobLog,
 ) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
     let mut rest = images.iter().peekable();
+    let mut held = spec.held();
+    let mut again = None;
     loop {
-        let Some((folder, manifest)) = rest.next() else {
+        let Some((folder, manifest)) = again.take().or_else(|| rest.next()) else {
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
+        let held = held.take().filter(|held| held.image == *folder);
+        let inherits = held.as_ref().map(Held::numbers).unwrap_or_default();
         let proxies = Proxies::default();
         let devices = spec.devices(manifest);
         let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
@@ -181,7 +204,7 @@ fn first_that_works<'a>(
             let (launch, proxies) = (launch.clone(), proxies.clone());
             let (files, folder) = (manifest.files.clone(), folder.clone());
             let socket = dir.socket();
-            GPU.restart_with(Restart { launch, proxies, socket, files, folder });
+            GPU.restart_with(Restart { launch, proxies, socket, files, folder, held });
         }
         if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
             JOIN.wait_for_others(joint.clone(), joining.clone());
@@ -192,7 +215,7 @@ fn first_that_works<'a>(
         let paths = PathMap::new(spec.paths.iter().cloned());
         let plugins: More = vec![&GPU, &JOIN];
         let usual = RestartOptions::new(folder.clone());
-        let options = RestartOptions { paths, plugins, lazy: spec.lazy, ..usual };
+        let options = RestartOptions { paths, plugins, lazy: spec.lazy, inherits, ..usual };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
                 log.line(&format!("restarted from {}", folder.display()));
@@ -201,6 +224,13 @@ fn first_that_works<'a>(
                 }
                 restarted.notes.iter().for_each(|note| log.line(note));
                 return Ok((restarted, manifest, stand_in.flatten()));
+            }
+            Err(error) if GPU.held().is_some() => {
+                let image = folder.display();
+                log.line(&format!(
+                    "{image} does not come back from memory ({error}): now from its files"
+                ));
+                again = images.iter().find(|(path, _)| path == folder);
             }
             Err(error) => {
                 log.line(&format!("{} cannot be restarted: {error}", folder.display()));
@@ -248,6 +278,12 @@ impl RestartSpec {
     /// How often the job has gone back.
     fn used(&self) -> u32 {
         self.back.as_ref().map_or(0, |back| back.used)
+    }
+
+    /// What is held in memory of the job's newest image: asked once.
+    fn held(&self) -> Option<Held> {
+        let back = self.back.as_ref()?;
+        back.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The devices that the job is to have: those that it had, or others; none if it had none.
@@ -303,6 +339,7 @@ impl Checkpointing<'_> {
             under_way: Mutex::default(),
             ending: Mutex::default(),
             recovery,
+            keeper: At::of(self.dir),
             tracker: Tracker::default(),
             home: self.home.clone(),
             life: new_life(),

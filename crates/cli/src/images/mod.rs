@@ -11,8 +11,10 @@ use anstyle::Style;
 use clap::Args;
 use kedge_image::{Found, State, catalogue};
 use kedge_proxy::joblog;
+use kedge_supervisor::jobs::{self, JobName, Jobs};
 use kedge_supervisor::policy;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -20,6 +22,7 @@ use std::time::{Duration, UNIX_EPOCH};
 const AFTER_HELP: &str = "\
 STATE is one of
   finished    it counts; `kedge verify` reads all of it
+  held        likewise, and what it has of the devices is in memory too: its job goes back sooner
   damaged     its manifest is no good
   writing     a checkpoint that has not ended
   unfinished  what a checkpoint left that did not come to its end; `kedge rm` removes it
@@ -37,9 +40,13 @@ pub(crate) struct ImagesArgs {
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
-    /// 1970), processes (how many), bytes, parent (the image that it builds on), error
+    /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until when it is
+    /// in memory too, seconds since 1970)
     #[arg(long)]
     json: bool,
+    /// List nothing, but have a running job let go of what it holds in memory
+    #[arg(long, value_name = "JOB", conflicts_with = "json")]
+    release: Option<JobName>,
 }
 
 /// An image, flat, as scripts like it.
@@ -54,9 +61,34 @@ struct Row {
     bytes: Option<u64>,
     parent: Option<String>,
     error: Option<String>,
+    held: Option<u64>,
+}
+
+/// Has a job let go of what it holds.
+fn release(job: &JobName) -> Result<(), Failure> {
+    let jobs = Jobs::open()?;
+    if jobs.held(job).is_none() {
+        return Err(Failure::new(format!("the job {job} holds nothing: `kedge ps --json` tells")));
+    }
+    let (on_devices, in_memory) =
+        kedge_supervisor::release(&jobs, job).map_err(|error| Failure::new(error.to_string()))?;
+    let (devices, memory) = (Size(on_devices), Size(in_memory));
+    Ok(output::print(&format!("{devices} on devices and {memory} in host memory\n"))?)
+}
+
+/// The images of running jobs that are held in memory, and until when.
+fn held() -> HashMap<PathBuf, u64> {
+    let jobs = Jobs::open().ok();
+    let metas = jobs.iter().flat_map(|jobs| jobs.list().unwrap_or_default());
+    let running = metas.filter(|meta| meta.state == jobs::State::Running);
+    let held = running.filter_map(|meta| jobs.as_ref()?.held(&meta.name.parse().ok()?));
+    held.map(|held| (held.image, held.until)).collect()
 }
 
 pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
+    if let Some(job) = &args.release {
+        return release(job);
+    }
     let found = match &args.dir {
         Some(dir) => catalogue(&real(dir)?)?,
         // Nobody has made an image yet, so there need not be such a folder.
@@ -64,6 +96,16 @@ pub(crate) fn run(args: &ImagesArgs) -> Result<(), Failure> {
             dir if dir.exists() => catalogue(&dir)?,
             _ => Vec::new(),
         },
+    };
+    let held = held();
+    let row = |found: Found| {
+        let row = row(found);
+        match held.get(&row.image) {
+            Some(until) if row.state == "finished" => {
+                Row { state: "held", held: Some(*until), ..row }
+            }
+            _ => row,
+        }
     };
     let rows: Vec<Row> = found.into_iter().map(row).collect();
     if args.json {
@@ -106,7 +148,7 @@ fn row(found: Found) -> Row {
 
 fn style(state: &str) -> Style {
     match state {
-        "finished" => GOOD,
+        "finished" | "held" => GOOD,
         "damaged" => BAD,
         "writing" => FAIR,
         _ => DIM,

@@ -246,6 +246,18 @@ impl Memory {
         Ok(Placed { addr, size, device })
     }
 
+    /// Gives all pages of the devices' private memory back to the system: all of it reads as zero. What is
+    /// shared with other processes, or lies in handles, stays.
+    pub(super) fn vacate(&self) {
+        *lock(&self.retained) = Ranges::default();
+        for index in 0..self.devices.len() as u32 {
+            let base = arena::device_base(index) as usize as *mut libc::c_void;
+            // SAFETY: the range that `map_arena` has mapped, or what was mapped over parts of it; nothing
+            // runs. Of shared mappings, this drops no byte.
+            unsafe { libc::madvise(base, DEVICE_STRIDE as usize, libc::MADV_DONTNEED) };
+        }
+    }
+
     /// Takes back what `place` or `place_managed` gave.
     pub(super) fn unplace(&self, placed: Placed) {
         self.spans.remove(placed.addr, placed.size);

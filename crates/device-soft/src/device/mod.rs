@@ -41,7 +41,10 @@ use events::{Clock, Event};
 use graphs::Graph;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{MAX_DEVICES, device_of};
-use kedge_device::{Backend, Done, EventShare, Host, Object, Query, Snapshot, SnapshotError};
+use kedge_device::{
+    Backend, Done, EventShare, HeldPart, HeldPlace, Host, Object, Piece, Query, Snapshot,
+    SnapshotError,
+};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
     KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
@@ -562,6 +565,22 @@ impl Backend for SoftBackend {
 
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         snapshot::put(self, object, start, bytes)
+    }
+
+    fn vacate(&self) -> Result<u64, SnapshotError> {
+        snapshot::vacate(self)
+    }
+
+    fn refill(&self, addr: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        Ok(snapshot::write_memory(self, addr, bytes)?)
+    }
+
+    fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
+        snapshot::import(self, parts)
+    }
+
+    fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
+        snapshot::copy(self, piece, from)
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {

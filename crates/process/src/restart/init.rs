@@ -52,7 +52,8 @@ pub(super) fn run(
     report: &mut UnixStream,
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
-    close_all_but(&[report.as_raw_fd()])?;
+    let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]);
+    close_all_but(&kept.collect::<Vec<RawFd>>())?;
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
     let (threads, mut descriptors) = rebuild(plan).map_err(why)?;

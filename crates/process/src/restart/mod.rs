@@ -23,7 +23,7 @@ use kedge_image::{ImageFile, Layers, Manifest};
 use libc::pid_t;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -42,13 +42,16 @@ pub struct RestartOptions {
     pub plugins: More,
     /// Memory comes when it is first used, or a little later.
     pub lazy: bool,
+    /// Descriptors of the caller's that plugins have in the job's init too.
+    pub inherits: Vec<RawFd>,
 }
 
 impl RestartOptions {
     /// The usual ones.
     pub fn new(folder: PathBuf) -> RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
-        RestartOptions { folder, streams, paths, plugins: More::new(), lazy: false }
+        let (plugins, inherits) = (More::new(), Vec::new());
+        RestartOptions { folder, streams, paths, plugins, lazy: false, inherits }
     }
 }
 
@@ -62,6 +65,7 @@ struct Plan {
     paths: PathMap,
     plugins: More,
     lazy: bool,
+    inherits: Vec<RawFd>,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -81,9 +85,19 @@ impl Plan {
             entry.verify_plain(&folder)?;
         }
         let (paths, plugins) = (options.paths.clone(), options.plugins.clone());
-        let (lazy, processes) = (options.lazy, Vec::new());
-        let mut plan =
-            Plan { folder, manifest, chain, paths, plugins, lazy, job, descriptors, processes };
+        let (lazy, inherits) = (options.lazy, options.inherits.clone());
+        let mut plan = Plan {
+            folder,
+            manifest,
+            chain,
+            paths,
+            plugins,
+            lazy,
+            inherits,
+            job,
+            descriptors,
+            processes: Vec::new(),
+        };
         for pid in &plan.job.processes {
             let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
             let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;

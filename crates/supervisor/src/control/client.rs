@@ -85,6 +85,20 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     }
 }
 
+/// Takes the memory of the job `name` off its devices, or brings it back: how many bytes are off them now.
+pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
+    let control = reach(jobs, name)?;
+    match ask(&control, Ask::Swap { out }).and_then(|stream| receive(&stream)) {
+        Ok(Reply::Swapped { bytes }) => Ok(bytes),
+        Ok(Reply::Failed { message, .. }) => Err(AskError::Failed(message)),
+        Ok(_) => {
+            let source = io::Error::from(io::ErrorKind::InvalidData);
+            Err(AskError::Silent { job: name.clone(), source })
+        }
+        Err(source) => Err(AskError::Silent { job: name.clone(), source }),
+    }
+}
+
 fn runs(jobs: &Jobs, name: &JobName) -> bool {
     jobs.find(name).is_some_and(|meta| meta.state == State::Running)
 }
@@ -137,7 +151,7 @@ pub(crate) fn take(
             Reply::Failed { kind, message } => {
                 return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
             }
-            Reply::Settled | Reply::Life(_) => {
+            Reply::Settled | Reply::Swapped { .. } | Reply::Life(_) => {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             }
         }

@@ -23,6 +23,10 @@ pub(super) enum Ask {
     /// To be told when no checkpoint is under way.
     Settle,
     Kill(Kill),
+    /// Take the job's memory off its devices, or bring it back.
+    Swap {
+        out: bool,
+    },
     /// To be told which life of the job this is: another one after each restart.
     Life,
 }
@@ -53,6 +57,9 @@ pub struct Order {
     pub content: Content,
     /// Whether the job ends when the image is durable.
     pub stop: bool,
+    /// How many milliseconds it stays in memory too. `None`: what the job's policy says.
+    #[serde(default)]
+    pub hold_ms: Option<u64>,
 }
 
 /// What an image holds.
@@ -85,8 +92,15 @@ pub enum Progress {
 pub(super) enum Reply {
     Progress(Progress),
     Settled,
+    /// So many bytes are off the devices now.
+    Swapped {
+        bytes: u64,
+    },
     Life(String),
-    Failed { kind: FailureKind, message: String },
+    Failed {
+        kind: FailureKind,
+        message: String,
+    },
 }
 
 /// What a script may want to tell apart.

@@ -5,7 +5,7 @@ mod client;
 mod message;
 mod server;
 
-pub use client::{AskError, Until, checkpoint, kill};
+pub use client::{AskError, Until, checkpoint, kill, swap};
 pub(crate) use client::{TakeError, settle, take};
 pub use message::{CodecName, Content, Kill, Order, Progress};
 pub(crate) use server::serve;

@@ -88,6 +88,16 @@ fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
                 ),
             }
         }
+        Ask::Swap { out } => {
+            let swapped = match out {
+                true => checkpointer.swap_out(),
+                false => checkpointer.swap_in().map(|()| 0),
+            };
+            match swapped {
+                Ok(bytes) => send(stream, &Reply::Swapped { bytes }),
+                Err(error) => send(stream, &failure(&error)),
+            }
+        }
         Ask::Checkpoint(order) => {
             let tell = |progress| {
                 // The checkpoint goes on without anybody who listens.

@@ -4,12 +4,18 @@
 //! - [`frozen`]: a copy of this process's private memory, which costs no copying.
 //! - [`touched`]: which pages hold anything.
 //! - [`take`], [`restore`]: the two ways.
+//! - [`away`]: memory that goes off the devices for a while.
+//! - [`held`]: the way of a snapshot whose process is gone.
 
+mod away;
 mod frozen;
+mod held;
 pub(super) mod notes;
 mod restore;
 mod take;
 mod touched;
 
-pub(super) use restore::{Stage, apply, begin, end, put};
+pub(super) use away::vacate;
+pub(super) use held::{copy, import};
+pub(super) use restore::{Stage, apply, begin, end, put, write_memory};
 pub(super) use take::take;

@@ -1,5 +1,6 @@
 //! What a snapshot held, put into a new backend.
 
+use super::held::Parts;
 use super::notes::{HeapNote, Notes};
 use crate::builtin::heap::Heap;
 use crate::device::arena::Placed;
@@ -20,7 +21,7 @@ pub(in crate::device) enum Stage {
     /// The client's objects are made again.
     Making(Expected),
     /// They are there; the bytes come, and then the clock goes on from here.
-    Filling { clock: u64 },
+    Filling { clock: u64, held: Parts },
 }
 
 /// What the objects that are made again must be like. Their memory is taken already.
@@ -71,7 +72,7 @@ impl Refusal {
     }
 }
 
-fn wrong_stage(what: &str) -> SnapshotError {
+pub(super) fn wrong_stage(what: &str) -> SnapshotError {
     SnapshotError::new(CuError::ILLEGAL_STATE, format!("a restart does not {what} now"))
 }
 
@@ -171,7 +172,7 @@ pub(in crate::device) fn apply(backend: &SoftBackend, notes: &[u8]) -> Result<()
         let owner = context(&tables, *ctx, || format!("the fault of context {}", ctx.0))?;
         owner.restore_fault(CuError(*error));
     }
-    *stage = Stage::Filling { clock: notes.clock };
+    *stage = Stage::Filling { clock: notes.clock, held: Parts::new() };
     Ok(())
 }
 
@@ -233,7 +234,11 @@ pub(in crate::device) fn put(
     })
 }
 
-fn write_memory(backend: &SoftBackend, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+pub(in crate::device) fn write_memory(
+    backend: &SoftBackend,
+    addr: u64,
+    bytes: &[u8],
+) -> Result<(), CuError> {
     if !backend.runtime.memory.is_valid_on_device(addr, bytes.len() as u64) {
         return Err(CuError::INVALID_VALUE);
     }
@@ -246,7 +251,7 @@ fn write_memory(backend: &SoftBackend, addr: u64, bytes: &[u8]) -> Result<(), Cu
 /// The devices run on from where they were.
 pub(in crate::device) fn end(backend: &SoftBackend) -> Result<(), SnapshotError> {
     let mut stage = lock(&backend.stage);
-    let Stage::Filling { clock } = *stage else { return Err(wrong_stage("end")) };
+    let Stage::Filling { clock, .. } = *stage else { return Err(wrong_stage("end")) };
     backend.runtime.clock.set(clock);
     *stage = Stage::Running;
     Ok(())

@@ -4,11 +4,12 @@
 //! memory, which cannot be, and is copied at once: that takes time and memory of its own size.
 
 use super::frozen::Frozen;
+use super::held;
 use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use super::touched::{Pagemap, SMALL_HOLE};
 use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::CuError;
-use kedge_device::{Object, Piece, Ranges, Snapshot, SnapshotError};
+use kedge_device::{Held, Object, Piece, Ranges, Snapshot, SnapshotError};
 use kedge_protocol::CtxId;
 use kedge_wire::Text;
 use std::io;
@@ -92,6 +93,10 @@ impl Snapshot for SoftSnapshot {
     fn notes(&self) -> Vec<u8> {
         self.notes.clone()
     }
+
+    fn export(&self) -> Result<Held, CuError> {
+        held::export(self)
+    }
 }
 
 /// What memory and arrays hold.
@@ -168,12 +173,12 @@ fn cut(start: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
 }
 
 /// Runs of valid memory of the devices' own, in order and none twice; what touches is one run.
-struct Runs {
-    private: Vec<(u64, u64)>,
+pub(super) struct Runs {
+    pub(super) private: Vec<(u64, u64)>,
     exported: Vec<(u64, u64)>,
 }
 
-fn memory(backend: &SoftBackend, tables: &Tables) -> Runs {
+pub(super) fn memory(backend: &SoftBackend, tables: &Tables) -> Runs {
     let mut all = Ranges::default();
     allocations(backend, tables).for_each(|(_, (addr, size))| all.add(addr, size));
     let placed = tables.modules.values().flat_map(|module| module.variables().map(|(_, at)| at));

@@ -1,0 +1,74 @@
+//! Swapping a client's device memory out, and in again: asked for, or because the client goes on.
+
+use crate::away::{Away, Stayed};
+use crate::dispatch::Dispatcher;
+use crate::restore::RestoreError;
+use kedge_cuda_types::CuError;
+use kedge_device_nvidia::CacheLimits;
+use std::time::{Duration, Instant};
+
+/// Between two tries to have memory again, at first and at most.
+const FIRST: Duration = Duration::from_millis(10);
+const LAST: Duration = Duration::from_millis(500);
+
+impl Dispatcher {
+    /// Takes the devices' memory off them, at rest: how many bytes.
+    pub(crate) fn leave(&mut self, limits: CacheLimits) -> Result<u64, String> {
+        self.sharing.check_private().map_err(|error| error.to_string())?;
+        if let Some(away) = &self.away {
+            return Ok(away.bytes);
+        }
+        match Away::leave(self.backend(), limits) {
+            Ok(away) => {
+                let bytes = away.bytes;
+                self.host().log.note(&format!("{} MiB are off the devices", bytes >> 20));
+                self.away = Some(away);
+                Ok(bytes)
+            }
+            Err(Stayed { why, gone }) => {
+                self.away = gone;
+                self.come_back();
+                Err(why.to_string())
+            }
+        }
+    }
+
+    /// Brings it back if there is memory for it now; whether it is there.
+    pub(crate) fn try_come_back(&mut self) -> bool {
+        let Some(away) = self.away.take() else { return true };
+        let begin = Instant::now();
+        match away.come_back(self.backend()) {
+            Ok(()) => {
+                let (mib, ms) = (away.bytes >> 20, begin.elapsed().as_millis());
+                self.host().log.note(&format!("{mib} MiB are on the devices again ({ms} ms)"));
+                true
+            }
+            Err(RestoreError::Device(error)) if error.code == CuError::OUT_OF_MEMORY => {
+                self.away = Some(away);
+                false
+            }
+            Err(error) => {
+                self.host().log.line(&format!("the devices' memory is lost: {error}"));
+                for ctx in &self.contexts {
+                    kedge_device::Host::fault(self.host(), *ctx, CuError::UNKNOWN);
+                }
+                true
+            }
+        }
+    }
+
+    /// Brings it back, as soon as there is memory for it: a client that goes on waits.
+    #[cold]
+    pub(crate) fn come_back(&mut self) {
+        let mut pause = FIRST;
+        while !self.try_come_back() {
+            if pause == FIRST {
+                self.host().log.line(
+                    "its memory does not fit on the devices: it waits until others have freed some",
+                );
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LAST);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! A job with devices that goes back to an image, or is brought back, in a place of its own: for the tests
+//! of lost proxies.
+
+use crate::host;
+use crate::job::{User, children, family, kedge_as, send};
+use crate::world::{World, is_root, stderr};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// Of the program that the tests run.
+pub const STEPS: u64 = 400;
+pub const BETWEEN: &str = "10";
+
+#[derive(Debug)]
+pub struct Place {
+    pub world: World,
+    pub user: User,
+    pub program: PathBuf,
+}
+
+impl Place {
+    pub fn new(name: &str, user: User) -> Option<Place> {
+        let world = World::new(name);
+        if user == User::Nobody {
+            if !is_root() {
+                println!("skipped: not root, so every other test is this one");
+                return None;
+            }
+            world.give_home_away();
+        }
+        world.parts();
+        let program = world.0.join("bin/gpu_steps");
+        fs::copy(host("gpu_steps.cu", "gpu_steps", &[]), &program).expect("the program");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mine");
+        Some(Place { world, user, program })
+    }
+
+    pub fn mine(name: &str) -> Place {
+        Place::new(name, User::Same).expect("the test's own user")
+    }
+
+    pub fn kedge(&self, arguments: &[&str]) -> Command {
+        kedge_as(&self.world, self.user, arguments)
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.kedge(arguments).output().expect("kedge")
+    }
+
+    pub fn start(&self, options: &[&str]) -> Job {
+        Job::start(self.run(options))
+    }
+
+    pub fn run(&self, options: &[&str]) -> Command {
+        let program = self.program.display().to_string();
+        let steps = STEPS.to_string();
+        let run = [&["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j"], options];
+        self.kedge(&[&run.concat()[..], &["--", &program, &steps, BETWEEN]].concat())
+    }
+
+    pub fn restart(&self, image: &Path, options: &[&str]) -> Command {
+        let image = image.display().to_string();
+        self.kedge(&[&["restart", &image], options].concat())
+    }
+
+    pub fn checkpoint(&self) -> PathBuf {
+        let output = self.output(&["checkpoint", "j"]);
+        assert!(output.status.success(), "{}; {}", stderr(&output), self.log());
+        PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+    }
+
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&self.output(&["logs", "j"]).stdout).into_owned()
+    }
+
+    /// The image is whole, and nothing of a job runs.
+    pub fn is_good(&self, image: &Path) {
+        let output = self.output(&["verify", &image.display().to_string()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Restarts the image and reads it to its end.
+    pub fn goes_on(&self, image: &Path, nonce: &str) {
+        let mut job = Job::spawn(self.restart(image, &[]), nonce);
+        job.read_to(STEPS);
+        assert_eq!(job.end().code(), Some(7), "{}", self.log());
+    }
+
+    pub fn nothing_runs(&self) {
+        let begin = Instant::now();
+        loop {
+            let left = self.world.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A job whose steps may begin again where an image was taken.
+#[derive(Debug)]
+pub struct Job {
+    pub child: Child,
+    pub lines: BufReader<ChildStdout>,
+    pub nonce: String,
+    pub step: u64,
+    /// Steps that were printed after later ones: where the job went back to.
+    pub back: Vec<u64>,
+    /// What is neither the nonce nor a step.
+    pub others: Vec<String>,
+}
+
+impl Job {
+    pub fn start(command: Command) -> Job {
+        let mut job = Job::spawn(command, "");
+        let first = job.line().unwrap_or_else(|| job.fail("no first line"));
+        match first.strip_prefix("nonce ") {
+            Some(nonce) => job.nonce = nonce.to_owned(),
+            None => job.fail(&format!("first line {first:?}")),
+        }
+        job
+    }
+
+    pub fn spawn(mut command: Command, nonce: &str) -> Job {
+        let mut child = command.spawn().expect("timeout, from coreutils");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let nonce = nonce.to_owned();
+        Job { child, lines, nonce, step: 0, back: Vec::new(), others: Vec::new() }
+    }
+
+    pub fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let length = self.lines.read_line(&mut line).expect("a line of text");
+        (length > 0).then(|| line.trim_end().to_owned())
+    }
+
+    pub fn fail(&mut self, what: &str) -> ! {
+        send("KILL", &family(self.child.id()));
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        panic!("{what}; at step {}, back {:?}, {:?}; {said}", self.step, self.back, self.others);
+    }
+
+    /// Reads until `until` has been printed: each step follows the one before, but where the job goes back.
+    pub fn read_to(&mut self, until: u64) {
+        while self.step < until {
+            let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
+            self.take(&line);
+        }
+    }
+
+    fn take(&mut self, line: &str) {
+        let rest = line.strip_prefix(&self.nonce);
+        let Some(step) = rest.and_then(|rest| rest.trim().parse().ok()) else {
+            self.others.push(line.to_owned());
+            return;
+        };
+        match step {
+            _ if step == self.step + 1 => {}
+            // The first one after a restart is that after the image's.
+            _ if self.step == 0 || step <= self.step => self.back.push(step),
+            _ => self.fail(&format!("step {step} follows {}", self.step)),
+        }
+        self.step = step;
+    }
+
+    /// Reads its last word: how it ended.
+    pub fn end(mut self) -> ExitStatus {
+        let last = self.line().unwrap_or_default();
+        if last != format!("{} well", self.nonce) {
+            self.fail(&format!("its last word is {last:?}"));
+        }
+        self.child.wait().expect("ended")
+    }
+
+    /// Reads whatever comes until its end.
+    pub fn drain(&mut self) -> ExitStatus {
+        while let Some(line) = self.line() {
+            self.take(&line);
+        }
+        self.child.wait().expect("ended")
+    }
+
+    pub fn supervisor(&self) -> u32 {
+        children(self.child.id()).first().copied().unwrap_or(self.child.id())
+    }
+
+    pub fn proxies(&self) -> Vec<u32> {
+        let is_proxy = |pid: &u32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim() == "kedge-proxy"
+        };
+        family(self.child.id()).into_iter().filter(is_proxy).collect()
+    }
+
+    pub fn kill_the_proxy(&mut self) {
+        let proxies = self.proxies();
+        if proxies.len() != 1 {
+            self.fail(&format!("{} proxies", proxies.len()));
+        }
+        send("KILL", &proxies);
+    }
+
+    pub fn kill(&mut self) {
+        send("KILL", &family(self.supervisor()));
+        self.drain();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            send("KILL", &family(self.child.id()));
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Place {
+    /// An argument by which processes are known to be of this place.
+    pub fn mark(&self) -> &str {
+        self.world.0.to_str().unwrap_or_default()
+    }
+}

@@ -1,0 +1,238 @@
+//! What a job's newest image has of its devices is held in memory: the job goes back from there when client
+//! and proxy are gone, and from the image's files when that is gone too.
+#![forbid(unsafe_code)]
+
+use kedge_tests::back::{Job, Place, STEPS};
+use kedge_tests::job::{User, family, send};
+use kedge_tests::world::stderr;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const FROM_MEMORY: &str = "by what was held in memory";
+const FROM_FILES: &str = "by its image";
+
+/// A proxy and its client die at once. The proxy is the first, for one whose client has ended ends by itself.
+fn kill_proxy_and_client(job: &Job) {
+    let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let all = family(job.supervisor());
+    let clients = all.into_iter().filter(|pid| name(pid).trim() == "gpu_steps");
+    send("KILL", &job.proxies().into_iter().chain(clients).collect::<Vec<_>>());
+}
+
+/// The job goes back, and on for a while.
+fn goes_back(place: &Place, job: &mut Job, kill: impl FnOnce(&mut Job)) {
+    let times = job.back.len() + 1;
+    kill(job);
+    while job.back.len() < times {
+        job.read_to(job.step + 1);
+        assert!(job.step < STEPS - 50, "it does not go back; {}", place.log());
+    }
+    job.read_to(job.step + 3);
+}
+
+fn count(place: &Place, what: &str) -> usize {
+    place.log().matches(what).count()
+}
+
+fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !reached() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Makes the files useless in which the image has what devices held.
+fn spoil(image: &Path) {
+    for entry in fs::read_dir(image).expect("the image").flatten() {
+        if entry.file_name().to_string_lossy().starts_with("gpu-") {
+            fs::write(entry.path(), "nothing").expect("written");
+        }
+    }
+}
+
+/// The state that `kedge images` shows.
+fn state(place: &Place, image: &Path) -> String {
+    let output = place.output(&["images"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let name = image.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let row = text.lines().find(|line| line.starts_with(&name)).unwrap_or_default();
+    row.split_whitespace().nth(1).unwrap_or_default().to_owned()
+}
+
+/// Who has a descriptor of anything that is held, and which.
+fn holders(pids: &[u32]) -> Vec<(u32, PathBuf)> {
+    let open = |pid: &u32| {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let held = entries.map(|entry| entry.path()).filter(|path| {
+            fs::read_link(path).is_ok_and(|link| link.starts_with("/memfd:kedge-held (deleted)"))
+        });
+        held.map(|path| (*pid, path)).collect::<Vec<_>>()
+    };
+    pids.iter().flat_map(open).collect()
+}
+
+fn only_the_supervisor_holds(place: &Place, job: &Job) -> Vec<(u32, PathBuf)> {
+    let supervisor = job.supervisor();
+    let found = holders(&family(supervisor));
+    assert!(!found.is_empty(), "{}", place.log());
+    assert!(found.iter().all(|(pid, _)| *pid == supervisor), "{found:?}, not {supervisor}");
+    found
+}
+
+fn come_back_from_memory(place: &Place) {
+    let mut job = place.start(&["--recover=5", "--hold"]);
+    job.read_to(20);
+    let image = place.checkpoint();
+    assert_eq!(state(place, &image), "held", "{}", place.log());
+    // No file of the devices is read.
+    spoil(&image);
+    goes_back(place, &mut job, |job| kill_proxy_and_client(job));
+    assert_eq!(count(place, FROM_MEMORY), 1, "{}", place.log());
+    assert!((20..60).contains(&job.back[0]), "{:?}", job.back);
+    only_the_supervisor_holds(place, &job);
+    assert_eq!(state(place, &image), "held");
+    // Once more from there, in the job that has gone back; the proxy alone this time.
+    goes_back(place, &mut job, Job::kill_the_proxy);
+    assert_eq!(count(place, FROM_MEMORY), 2, "{}", place.log());
+    assert_eq!(job.back[0], job.back[1]);
+    // And what that one saves is held in its turn.
+    job.read_to(job.step + 20);
+    let newer = place.checkpoint();
+    assert_eq!((&*state(place, &newer), &*state(place, &image)), ("held", "finished"));
+    spoil(&newer);
+    goes_back(place, &mut job, |job| kill_proxy_and_client(job));
+    assert_eq!(count(place, FROM_MEMORY), 3, "{}", place.log());
+    assert!(job.back[2] > job.back[1]);
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    assert_eq!(count(place, FROM_FILES), 0);
+    place.nothing_runs();
+}
+
+#[test]
+fn a_job_comes_back_from_memory_when_client_and_proxy_are_killed() {
+    for (name, user) in [("hdback", User::Same), ("hdbacku", User::Nobody)] {
+        let Some(place) = Place::new(name, user) else { continue };
+        come_back_from_memory(&place);
+    }
+}
+
+#[test]
+fn when_its_time_is_over_the_files_are_what_it_comes_back_from() {
+    let place = Place::mine("hdttl");
+    let mut job = place.start(&["--recover", "--hold=1s"]);
+    job.read_to(20);
+    let image = place.checkpoint();
+    wait_for("it is held for ever", || place.log().contains("its time is over"));
+    assert_eq!(state(&place, &image), "finished");
+    assert_eq!(holders(&family(job.supervisor())), []);
+    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
+    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+}
+
+#[test]
+fn what_is_held_is_let_go_of_when_asked_or_when_an_image_is_not_held() {
+    let place = Place::mine("hdask");
+    let mut job = place.start(&["--recover"]);
+    job.read_to(10);
+    let checkpoint = |more: &[&str]| {
+        let output = place.output(&[&["checkpoint", "j"], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+    };
+    for how in ["asked", "newer"] {
+        let image = checkpoint(&["--hold=5m"]);
+        assert_eq!(state(&place, &image), "held", "{}", place.log());
+        let rows = String::from_utf8_lossy(&place.output(&["ps", "--json"]).stdout).into_owned();
+        assert!(rows.contains("\"on_devices\""), "{rows}");
+        if how == "asked" {
+            let asked = place.output(&["images", "--release", "j"]);
+            assert!(String::from_utf8_lossy(&asked.stdout).contains("on devices"), "{asked:?}");
+        } else {
+            checkpoint(&[]);
+        }
+        assert_eq!(state(&place, &image), "finished");
+        assert_eq!(holders(&family(job.supervisor())), []);
+    }
+    let nothing = place.output(&["images", "--release", "j"]);
+    assert!(stderr(&nothing).contains("holds nothing"), "{nothing:?}");
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7));
+}
+
+#[test]
+fn what_may_not_be_held_is_left_out_and_named() {
+    let place = Place::mine("hdfull");
+    let mut job = place.start(&["--recover", "--hold", "--cache-host", "4K", "--cache-gpu", "4K"]);
+    job.read_to(20);
+    let image = place.checkpoint();
+    assert!(place.log().contains("raise --cache-host"), "{}", place.log());
+    assert_eq!(state(&place, &image), "finished");
+    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
+    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+}
+
+#[test]
+fn damaged_memory_is_found_out_and_the_files_are_used() {
+    let place = Place::mine("hdbad");
+    let mut job = place.start(&["--recover", "--hold"]);
+    job.read_to(20);
+    place.checkpoint();
+    for (_, path) in only_the_supervisor_holds(&place, &job) {
+        let file = File::options().read(true).write(true).open(path).expect("it is ours");
+        let end = file.metadata().expect("it").len();
+        file.write_all_at(&[0x5a; 16], end - 16).expect("written");
+    }
+    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
+    assert!(place.log().contains("does not come back from memory"), "{}", place.log());
+    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+    assert_eq!(holders(&family(job.supervisor())), []);
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7));
+}
+
+#[test]
+fn a_killed_supervisor_holds_nothing() {
+    let place = Place::mine("hdsup");
+    let mut job = place.start(&["--recover", "--hold"]);
+    job.read_to(20);
+    let image = place.checkpoint();
+    only_the_supervisor_holds(&place, &job);
+    let supervisor = job.supervisor();
+    let all = family(supervisor);
+    send("KILL", &[supervisor]);
+    wait_for("it lives", || holders(&[supervisor]).is_empty());
+    assert_eq!(holders(&all), [], "nobody else has it");
+    assert_eq!(state(&place, &image), "finished");
+    send("KILL", &all);
+    job.drain();
+    place.nothing_runs();
+}
+
+/// Numbers that differ from run to run, below `below`.
+fn random(below: u32) -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
+    now.subsec_micros() % below
+}
+
+#[test]
+fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
+    let place = Place::mine("hdphase");
+    let mut job = place.start(&["--recover=20", "--hold"]);
+    job.read_to(5);
+    place.checkpoint();
+    for _ in 0..6 {
+        let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
+        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        goes_back(&place, &mut job, Job::kill_the_proxy);
+        asked.wait().expect("kedge checkpoint ends");
+        only_the_supervisor_holds(&place, &job);
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    assert!(count(&place, FROM_MEMORY) >= 6, "{}", place.log());
+    place.nothing_runs();
+}
