@@ -4,7 +4,7 @@
 use kedge_tests::job::{User, family, kedge_as, send};
 use kedge_tests::world::{World, is_root};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A program that is told when to go on.
