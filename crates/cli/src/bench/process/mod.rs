@@ -1,8 +1,8 @@
 //! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and at a
 //! restart. Whatever can be compared is measured by turns with the same without kedge.
 
-pub(super) mod job;
 pub(crate) mod barriers;
+pub(super) mod job;
 pub(super) mod known;
 mod plain;
 
