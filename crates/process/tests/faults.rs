@@ -165,13 +165,32 @@ fn forked_supervisor(pid: i32, folder: &Path) -> i32 {
             let capture = |number: usize| {
                 let image = folder.join(number.to_string());
                 std::fs::create_dir(&image).ok()?;
-                let captured = checkpoint(&roots, Options::new(image)).ok()?;
-                captured.finish(Manifest::new("test".into(), vec![], 1)).ok()
+                let captured = checkpoint(&roots, Options::new(image));
+                let done = captured.and_then(|c| c.finish(Manifest::new("test".into(), vec![], 1)));
+                let told = |error: &_| std::fs::write(folder.join("error"), format!("{error}"));
+                done.inspect_err(|error| drop(told(error))).ok()
             };
             let failed = (0..).find(|number| capture(*number).is_none());
             libc::_exit(failed.map_or(1, |_| 2));
         }
         supervisor
+    }
+}
+
+/// Waits until no thread is on its way home, which a second supervisor would disturb, and nothing helps it there.
+fn wait_until_home(pid: i32) {
+    const ALL: &str = "SigBlk:\tfffffffffffbfeff";
+    let begin = Instant::now();
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let away = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        tasks.map(|task| task.path()).any(|task| {
+            read(task.join("status")).contains(ALL) || !read(task.join("children")).is_empty()
+        })
+    };
+    while away() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "a thread does not come home");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -214,7 +233,10 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
         let supervisor = forked_supervisor(pid, &images);
         // Prime, so that the moments spread over all that it does.
         std::thread::sleep(whole * 2 * (round as u32 * 7919 % 40_009) / 40_009);
-        assert!(libc::WIFSIGNALED(kill(supervisor)), "it failed in round {round}");
+        let killed = libc::WIFSIGNALED(kill(supervisor));
+        let error = std::fs::read_to_string(images.join("error"));
+        assert!(killed, "it failed in round {round}: {error:?}");
+        wait_until_home(pid);
         let said = running.lines(20);
         assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
         let done = std::fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path());

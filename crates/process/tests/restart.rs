@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::survive::{
     as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
 };
-use support::{Folder, Running, alone, bring_back, build, capture_again, step};
+use support::{Folder, Running, alone, bring_back, build, capture_again};
 
 #[test]
 fn a_static_program_goes_on() {
@@ -166,8 +166,6 @@ fn a_restarted_job_can_be_captured_again() {
     }
     let (after, status) = bring_back(&images[2]);
     continues(&before, &after, steps);
-    // What it did between the captures is in the last one: a line that was on its way to the pipe may be said again.
-    assert!(step(&after[0]) >= step(said.last().unwrap()), "{} after {said:?}", after[0]);
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
 }
 
