@@ -4,7 +4,7 @@
 use kedge_tests::job::{User, family, kedge_as, send};
 use kedge_tests::world::{World, is_root};
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A program that is told when to go on.
@@ -106,7 +106,7 @@ fn goes_on_and_comes_back(name: &str, user: User, until: &str, program: fn(&Worl
 }
 
 /// Waits until the image counts.
-fn settle(image: &PathBuf) {
+fn settle(image: &Path) {
     for _ in 0..2000 {
         if image.join("manifest.json").exists() {
             return;

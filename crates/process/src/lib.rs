@@ -22,6 +22,7 @@ mod sys;
 mod thread;
 mod timers;
 mod track;
+mod vdso;
 
 pub use capture::{Captured, Options, Together, checkpoint};
 pub use error::EngineError;

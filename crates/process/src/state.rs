@@ -25,6 +25,9 @@ pub(crate) struct JobState {
     /// When it was captured.
     pub(crate) clocks: crate::clocks::Clocks,
     pub(crate) objects: Vec<SharedObject>,
+    /// The code of the vDSOs that the processes have, each once.
+    #[serde(default)]
+    pub(crate) vdsos: Vec<Hex>,
     /// Parents before their children.
     pub(crate) processes: Vec<i32>,
     pub(crate) zombies: Vec<Zombie>,

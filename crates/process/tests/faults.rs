@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, bring_back, build, reap, step};
 
@@ -175,6 +175,13 @@ fn forked_supervisor(pid: i32, folder: &Path) -> i32 {
     }
 }
 
+/// How long it takes here and now: a slow machine needs many times what a fast one does.
+fn time_of(what: impl FnOnce()) -> Duration {
+    let begin = Instant::now();
+    what();
+    begin.elapsed().max(Duration::from_millis(20))
+}
+
 fn kill(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: plain calls, on a child that has not been waited for.
@@ -195,13 +202,18 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     let mut running = Running::start(Command::new(&program).arg("100000"));
     let first = running.lines(2);
     let pid = running.child.id() as i32;
+    let whole = time_of(|| {
+        let options = options(&folder);
+        let captured = checkpoint(&Roots::These(vec![pid]), options).unwrap();
+        captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
+    });
     let mut last = None;
     for round in 0..40u64 {
         let images = folder.path(&format!("round-{round}"));
         std::fs::create_dir(&images).unwrap();
         let supervisor = forked_supervisor(pid, &images);
         // Prime, so that the moments spread over all that it does.
-        std::thread::sleep(Duration::from_micros(500 + round * 7919 % 40_009));
+        std::thread::sleep(whole * 2 * (round as u32 * 7919 % 40_009) / 40_009);
         assert!(libc::WIFSIGNALED(kill(supervisor)), "it failed in round {round}");
         let said = running.lines(20);
         assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
@@ -298,6 +310,10 @@ fn a_restart_that_is_killed_leaves_nothing() {
     let before = running.lines(5);
     let image = folder.path("image");
     running.capture_and_kill(&image);
+    let whole = time_of(|| {
+        let restarted = restart(&RestartOptions::new(image.clone()), |_| {}).unwrap();
+        assert!(restarted.wait().is_err(), "its init is gone");
+    });
     let mut cut_short = 0;
     for round in 0..30u64 {
         // SAFETY: as in forked_supervisor.
@@ -313,7 +329,7 @@ fn a_restart_that_is_killed_leaves_nothing() {
             }
             restarter
         };
-        std::thread::sleep(Duration::from_micros(1000 + round * 6131 % 30_011));
+        std::thread::sleep(whole * (round as u32 * 6131 % 30_011) / 30_011);
         // The restarter itself first, then the keeper, then the init.
         let all = descendants(restarter);
         if let Some(victim) = all.get(1 + round as usize % 2) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 struct Survivor {
     child: Child,
@@ -64,6 +65,22 @@ impl Survivor {
         }
     }
 
+    /// Waits until no thread is on its way: such a one blocks all signals, until shortly before it is home.
+    fn wait_until_home(&self) {
+        const ALL: &str = "SigBlk:\tfffffffffffbfeff";
+        let status = |tid: std::fs::DirEntry| std::fs::read_to_string(tid.path().join("status"));
+        let away = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+            tasks.flat_map(status).any(|status| status.contains(ALL))
+        };
+        let begin = Instant::now();
+        while away() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "a thread does not come home");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
     /// Asks it to end, and tells what it said.
     fn finish(mut self) -> String {
         let pid = self.pid().to_string();
@@ -102,7 +119,7 @@ fn survives(name: &str, threads: u32, rounds: u32) {
     for _ in 0..rounds {
         let mut stopped = survivor.stop();
         assert_eq!(stopped.len(), threads as usize + 1);
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         let clone = FrozenClone::of(stopped.get_mut(&survivor.pid()).unwrap()).unwrap();
         let frozen = counter_in(&clone, survivor.counter);
         eprintln!("cloned in {:?}", begin.elapsed());
@@ -160,7 +177,7 @@ fn a_tracer_that_is_killed_harms_no_thread() {
     for round in 0..60 {
         let tracer = forked_tracer(&survivor);
         // Prime, so that the moments spread over the pauses.
-        std::thread::sleep(std::time::Duration::from_micros(3000 + round * 379 % 2003));
+        std::thread::sleep(Duration::from_micros(3000 + round * 379 % 2003));
         let mut status = 0;
         // SAFETY: the tracer is a child that has not been waited for; waitpid stores its status.
         unsafe {
@@ -170,7 +187,7 @@ fn a_tracer_that_is_killed_harms_no_thread() {
         assert!(libc::WIFSIGNALED(status), "the tracer failed: {status:x}");
         // The next one must not write its way over a thread that is still on this one's. A job whose
         // supervisor was killed gets no other, so the engine need not look for that.
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        survivor.wait_until_home();
     }
     let said = survivor.finish();
     assert!(said.starts_with("well"), "{said}");

@@ -11,7 +11,7 @@ mod together;
 mod undo;
 mod write;
 
-pub(crate) use process::vdso_checksum;
+pub(crate) use process::vdso_code;
 pub use together::Together;
 
 use crate::clocks::Clocks;
@@ -171,7 +171,8 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     }
     drop(stopped);
     let stall = begin.elapsed() + session.stall;
-    let job = JobState { machine, clocks, objects: objects.described(), processes: pids, zombies };
+    let (vdsos, processes) = (objects.vdsos(), pids);
+    let job = JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
     objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
     objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
     let files = descriptors.files().map(str::to_owned).collect();

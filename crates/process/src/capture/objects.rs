@@ -4,7 +4,7 @@ use crate::EngineError;
 use crate::capture::memory;
 use crate::maps::Mapping;
 use crate::plugins::Ipc;
-use crate::state::SharedObject;
+use crate::state::{Hex, SharedObject};
 use kedge_image::{Choice, ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ pub(super) struct Objects {
     pub(super) ipc: Ipc,
     /// By device and inode.
     found: BTreeMap<(String, u64), Object>,
+    /// Code of vDSOs, by its checksum.
+    vdsos: BTreeMap<u64, Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -27,7 +29,7 @@ struct Object {
 
 impl Objects {
     pub(super) fn new(ipc: Ipc) -> Objects {
-        Objects { ipc, found: BTreeMap::new() }
+        Objects { ipc, found: BTreeMap::new(), vdsos: BTreeMap::new() }
     }
 
     /// The id of the System V segment that is mapped, if it is one.
@@ -35,6 +37,17 @@ impl Objects {
         let id = i32::try_from(mapping.inode).ok()?;
         let named = mapping.shared && mapping.name.starts_with("/SYSV");
         (named && self.ipc.segments.contains(&id)).then_some(id)
+    }
+
+    /// Notes the code of a vDSO: its checksum.
+    pub(super) fn note_vdso(&mut self, code: Vec<u8>) -> u64 {
+        let checksum = kedge_image::checksum(&code);
+        self.vdsos.insert(checksum, code);
+        checksum
+    }
+
+    pub(super) fn vdsos(&self) -> Vec<Hex> {
+        self.vdsos.values().cloned().map(Hex).collect()
     }
 
     /// Notes a mapping of shared memory of `pid`; the number of its object.

@@ -17,7 +17,7 @@ use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
 use crate::track::Session;
-use crate::{EngineError, Thread};
+use crate::{EngineError, Thread, vdso};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
@@ -305,7 +305,8 @@ fn backing(
     };
     let name = mapping.name.as_str();
     if KERNEL_MAPPINGS.contains(&name) {
-        let checksum = if name == "[vdso]" { vdso_checksum(pid, mapping)? } else { 0 };
+        let vdso = name == "[vdso]";
+        let checksum = if vdso { objects.note_vdso(vdso_code(pid, mapping)?) } else { 0 };
         return Ok(Backing::Kernel { name: name.into(), checksum });
     }
     if mapping.inode == 0 {
@@ -338,13 +339,13 @@ fn backing(
     }
 }
 
-/// Of the vDSO's code: only the same kernel's can take its place.
-pub(crate) fn vdso_checksum(pid: pid_t, mapping: &Mapping) -> Result<u64, EngineError> {
-    let mut code = vec![0; mapping.len().min(1 << 20) as usize];
+/// The vDSO's code: another kernel's differs.
+pub(crate) fn vdso_code(pid: pid_t, mapping: &Mapping) -> Result<Vec<u8>, EngineError> {
+    let mut code = vec![0; (mapping.len() as usize).min(vdso::LONGEST)];
     read_exact(pid, mapping.start, &mut code)?;
     // What a tracer that was killed has left there is no difference between kernels.
     crate::home::clear_leftovers(&mut code);
-    Ok(kedge_image::checksum(&code))
+    Ok(code)
 }
 
 /// What is asked of the live threads.

@@ -89,10 +89,13 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     memory::fill_objects(plan, &inherited)?;
     let mut tree = Tree::make(plan)?;
     let mut made = tree.take();
+    let mut detours = Vec::new();
     for (state, made) in plan.processes.iter().zip(&mut made) {
         let layers = plan.layers(state)?;
         let (area, lazy) = (tree.area, plan.lazy);
-        process::Rebuilding { state, area, inherited: &inherited, lazy }.run(made, layers)?;
+        let vdsos = &plan.job.vdsos;
+        let rebuilding = process::Rebuilding { state, area, vdsos, inherited: &inherited, lazy };
+        detours.push(rebuilding.run(made, layers)?);
     }
     let mut descriptors = inherited.descriptors;
     for (state, made) in plan.processes.iter().zip(&mut made) {
@@ -101,8 +104,8 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     inject(&descriptors.calls, plan, &mut made)?;
     descriptors.settle()?;
     let mut threads = Vec::new();
-    for (state, made) in plan.processes.iter().zip(made) {
-        threads.extend(threads::rebuild(state, made)?);
+    for ((state, made), detour) in plan.processes.iter().zip(made).zip(detours) {
+        threads.extend(threads::rebuild(state, made, detour.as_ref())?);
     }
     Ok((threads, descriptors))
 }

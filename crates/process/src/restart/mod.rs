@@ -4,6 +4,7 @@
 mod files;
 mod ghosts;
 mod init;
+mod kernel;
 mod lazy;
 mod memory;
 mod namespaces;

@@ -1,27 +1,23 @@
 //! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
 
 use super::files::Inherited;
+use super::kernel::{Detour, KernelMappings};
 use super::lazy::{self, Awaited, Pager};
 use super::memory;
 use super::segments;
 use super::threads;
 use super::tree::{Area, Made};
-use crate::capture::vdso_checksum;
-use crate::inject::{Batch, Parasite};
-use crate::maps::{self, Mapping};
+use crate::EngineError;
+use crate::inject::Batch;
 use crate::plugins::Argument;
-use crate::state::{Backing, KERNEL_MAPPINGS, ProcessState, SIGNALS, Saved};
-use crate::{EngineError, Thread};
+use crate::state::{Backing, Hex, ProcessState, SIGNALS, Saved};
 use kedge_image::Layers;
-use libc::pid_t;
 use std::collections::BTreeSet;
-
-/// The end of what a program can map.
-const TASK_SIZE: u64 = (1 << 47) - 4096;
 
 pub(super) struct Rebuilding<'a> {
     pub(super) state: &'a ProcessState,
     pub(super) area: Area,
+    pub(super) vdsos: &'a [Hex],
     pub(super) inherited: &'a Inherited,
     pub(super) lazy: bool,
 }
@@ -44,17 +40,22 @@ const ADVICE: [(&str, i32); 8] = [
 ];
 
 impl Rebuilding<'_> {
-    /// Gives the process everything but its threads.
-    pub(super) fn run(&self, made: &mut Made, layers: Layers) -> Result<(), EngineError> {
+    /// Gives the process everything but its threads; where those are to go on that were inside of an old vDSO.
+    pub(super) fn run(
+        &self,
+        made: &mut Made,
+        layers: Layers,
+    ) -> Result<Option<Detour>, EngineError> {
         let Made { thread, parasite } = made;
         let parasite = *parasite;
         let pid = self.state.ids.pid;
-        let kernel = self.kernel_mappings(pid)?;
+        let kernel = KernelMappings::plan(self.state, self.vdsos, pid, self.area)?;
         let mut sources = memory::sources(self.state, &layers)?;
         let later = if self.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
         let filled = memory::filled(self.state, &sources)?;
-        self.empty(thread, parasite, &kernel)?;
+        kernel.empty(&mut parasite.batch(thread), self.area)?;
         self.map(&mut parasite.batch(thread), &filled)?;
+        kernel.replace(self.state, thread, parasite)?;
         segments::attach(self.state, thread, parasite)?;
         memory::fill(self.state, &layers, &sources, !self.lazy)?;
         if !later.is_empty() {
@@ -62,57 +63,12 @@ impl Rebuilding<'_> {
         }
         let mut batch = parasite.batch(thread);
         self.protect(&mut batch, &filled)?;
-        self.place_kernel(&mut batch, &kernel)?;
+        kernel.place(&mut batch)?;
         self.set_bounds(&mut batch)?;
         self.set_context(&mut batch)?;
         set_actions(&mut batch, self.state)?;
-        batch.run().map(drop)
-    }
-
-    /// The kernel's mappings that the process has, each with where it is to lie: those of the same
-    /// kernel.
-    fn kernel_mappings(&self, pid: pid_t) -> Result<Vec<(Mapping, u64)>, EngineError> {
-        let differs = || {
-            let text = "its kernel's vDSO is another one, which kedge cannot put in the old one's \
-                        place yet: restart under the same kernel";
-            EngineError::Machine(text.into())
-        };
-        let mut here = maps::of(pid)?;
-        here.retain(|mapping| KERNEL_MAPPINGS.contains(&mapping.name.as_str()));
-        let mut found = Vec::new();
-        for saved in &self.state.mappings {
-            let Backing::Kernel { name, checksum } = &saved.backing else { continue };
-            let own = here.iter().find(|own| own.name == *name && own.len() == saved.len());
-            let own = own.ok_or_else(differs)?;
-            if name == "[vdso]" && vdso_checksum(pid, own)? != *checksum {
-                return Err(differs());
-            }
-            found.push((own.clone(), saved.start));
-        }
-        if found.len() == here.len() { Ok(found) } else { Err(differs()) }
-    }
-
-    /// Unmaps all but the area, into which the kernel's mappings are moved.
-    fn empty(
-        &self,
-        thread: &mut Thread,
-        parasite: Parasite,
-        kernel: &[(Mapping, u64)],
-    ) -> Result<(), EngineError> {
-        let mut batch = parasite.batch(thread);
-        let mut to = self.area.kernel();
-        for (mapping, _) in kernel {
-            move_mapping(&mut batch, mapping.start, mapping.len(), to)?;
-            to += mapping.len();
-        }
-        if to > self.area.end() {
-            return Err(EngineError::Nonsense("kernel mappings that are too long"));
-        }
-        let what = "unmap what it inherited";
-        batch.call(what, libc::SYS_munmap, &[0, self.area.start])?;
-        let rest = TASK_SIZE - self.area.end();
-        batch.call(what, libc::SYS_munmap, &[self.area.end(), rest])?;
-        batch.run().map(drop)
+        batch.run()?;
+        Ok(kernel.detour())
     }
 
     fn map(&self, batch: &mut Batch<'_>, filled: &BTreeSet<u64>) -> Result<(), EngineError> {
@@ -173,19 +129,6 @@ impl Rebuilding<'_> {
         Ok(())
     }
 
-    fn place_kernel(
-        &self,
-        batch: &mut Batch<'_>,
-        kernel: &[(Mapping, u64)],
-    ) -> Result<(), EngineError> {
-        let mut from = self.area.kernel();
-        for (mapping, to) in kernel {
-            move_mapping(batch, from, mapping.len(), *to)?;
-            from += mapping.len();
-        }
-        Ok(())
-    }
-
     /// The bounds that the kernel keeps of the address space, and the program's file.
     fn set_bounds(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
         let mm = &self.state.mm;
@@ -235,11 +178,6 @@ impl Rebuilding<'_> {
 /// What a mapping must allow while it is being filled.
 fn for_filling(saved: &Saved, filled: &BTreeSet<u64>) -> i32 {
     if filled.contains(&saved.start) { libc::PROT_READ | libc::PROT_WRITE } else { 0 }
-}
-
-fn move_mapping(batch: &mut Batch<'_>, from: u64, length: u64, to: u64) -> Result<(), EngineError> {
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    batch.call("move its vDSO", libc::SYS_mremap, &[from, length, length, flags, to])
 }
 
 /// Signal actions, all but the trap's, which ends batches.

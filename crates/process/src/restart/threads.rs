@@ -1,5 +1,6 @@
 //! Rebuilding the threads of a process, and what they have each for itself.
 
+use super::kernel::Detour;
 use super::tree::{Made, clone_arguments};
 use crate::inject::{Batch, Parasite};
 use crate::state::{Hex, ProcessState, ThreadState};
@@ -12,7 +13,11 @@ const CAPABILITY_VERSION: u64 = 0x2008_0522;
 const LAST_CAPABILITY: u64 = 63;
 
 /// Makes the other threads and gives each its state. The parasite is gone afterwards.
-pub(super) fn rebuild(state: &ProcessState, made: Made) -> Result<Vec<Thread>, EngineError> {
+pub(super) fn rebuild(
+    state: &ProcessState,
+    made: Made,
+    detour: Option<&Detour>,
+) -> Result<Vec<Thread>, EngineError> {
     let Made { thread: mut leader, parasite } = made;
     const FLAGS: i32 = libc::CLONE_VM
         | libc::CLONE_FS
@@ -42,7 +47,7 @@ pub(super) fn rebuild(state: &ProcessState, made: Made) -> Result<Vec<Thread>, E
     let mut threads = vec![leader];
     threads.extend(others);
     for (thread, saved) in threads.iter_mut().zip(&state.threads) {
-        set_outside(thread, saved)?;
+        set_outside(thread, saved, detour)?;
     }
     Ok(threads)
 }
@@ -207,7 +212,11 @@ pub(super) fn action(state: &ProcessState, signal: i32) -> [u8; 32] {
 }
 
 /// What is set from outside: registers, and how it is scheduled.
-fn set_outside(thread: &mut Thread, saved: &ThreadState) -> Result<(), EngineError> {
+fn set_outside(
+    thread: &mut Thread,
+    saved: &ThreadState,
+    detour: Option<&Detour>,
+) -> Result<(), EngineError> {
     let tid = saved.tid;
     let words: [u64; REGISTERS] = saved.registers[..]
         .try_into()
@@ -217,7 +226,9 @@ fn set_outside(thread: &mut Thread, saved: &ThreadState) -> Result<(), EngineErr
     extended.resize(sys::extended(tid)?.len(), 0);
     sys::set_extended(tid, &extended)?;
     sys::schedule(tid, saved.policy, saved.nice, &saved.affinity);
-    thread.set_home(sys::from_words(words), saved.mask);
+    let mut home = sys::from_words(words);
+    home.rip = detour.map_or(home.rip, |detour| detour.instead_of(home.rip));
+    thread.set_home(home, saved.mask);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 use super::Plan;
 use super::ghosts::Ghosts;
+use super::kernel;
 use crate::inject::{self, Parasite, checked};
 use crate::state::{Ids, Zombie};
 use crate::sys;
@@ -15,20 +16,24 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Area {
     pub(super) start: u64,
+    /// The kernel's own mappings stay where they are.
+    pub(super) sealed: bool,
 }
 
 impl Area {
     const KERNEL_ROOM: u64 = 1 << 20;
-    pub(super) const LENGTH: u64 = Parasite::LENGTH + Area::KERNEL_ROOM;
+    pub(super) const DETOUR_ROOM: u64 = 1 << 20;
+    pub(super) const LENGTH: u64 = Parasite::LENGTH + Area::KERNEL_ROOM + Area::DETOUR_ROOM;
 
     fn find(plan: &Plan) -> Result<Area, EngineError> {
-        let own = maps::of(std::process::id() as pid_t)?;
+        let own = maps::with_flags(std::process::id() as pid_t)?;
+        let sealed = kernel::are_sealed(&own);
         let own = own.into_iter().map(|mapping| (mapping.start, mapping.end));
         let theirs = plan.processes.iter().flat_map(|process| &process.mappings);
         let taken = own.chain(theirs.map(|saved| (saved.start, saved.end)));
         let start = maps::hole(taken, Area::LENGTH)
             .ok_or(EngineError::Nonsense("an address space that is full"))?;
-        Ok(Area { start })
+        Ok(Area { start, sealed })
     }
 
     pub(super) fn end(self) -> u64 {
@@ -38,6 +43,11 @@ impl Area {
     /// Where the kernel's mappings lie meanwhile.
     pub(super) fn kernel(self) -> u64 {
         self.start + Parasite::LENGTH
+    }
+
+    /// Where another kernel's can be once more.
+    pub(super) fn detour(self) -> u64 {
+        self.kernel() + Area::KERNEL_ROOM
     }
 }
 

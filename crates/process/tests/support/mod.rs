@@ -6,7 +6,7 @@ pub mod survive;
 
 pub use alone::{alone, alone_for, reap};
 use kedge_image::Manifest;
-use kedge_process::{Options, RestartOptions, Restarted, Roots, checkpoint, restart};
+use kedge_process::{Options, Rebuilt, RestartOptions, Restarted, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -132,6 +132,34 @@ pub fn bring_back_by(
     (lines, status)
 }
 
+/// Brings the job back, has its init capture it again a moment later, and ends it: what it said in between.
+pub fn capture_again(image: &Path, next: &Path) -> Vec<String> {
+    let (output, theirs) = std::io::pipe().unwrap();
+    let streams = [None, Some(OwnedFd::from(theirs)), None];
+    let options = RestartOptions { streams, ..RestartOptions::new(image.into()) };
+    std::fs::create_dir(next).unwrap();
+    let capture = || {
+        std::thread::sleep(Duration::from_millis(60));
+        let roots = Roots::ChildrenOf { parent: 1, except: Vec::new() };
+        let captured = checkpoint(&roots, Options::new(next.into()))?;
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    };
+    // The job is killed when this returns.
+    let serve = |_: &mut Rebuilt| {
+        if let Err(error) = capture() {
+            let _ = std::fs::write(next.join("error"), error.to_string());
+        }
+    };
+    let restarted = restart(&options, serve).unwrap();
+    drop(options);
+    let lines = BufReader::new(output).lines().map(Result::unwrap).collect();
+    drop(restarted);
+    reap();
+    let error = std::fs::read_to_string(next.join("error"));
+    assert!(error.is_err(), "{error:?}");
+    lines
+}
+
 /// Kills a restarted job that takes too long.
 struct Deadline {
     /// Its end is the timer's.
@@ -144,7 +172,7 @@ impl Deadline {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         std::thread::spawn(move || {
             let late = std::sync::mpsc::RecvTimeoutError::Timeout;
-            if receiver.recv_timeout(Duration::from_secs(60)) == Err(late) {
+            if receiver.recv_timeout(Duration::from_secs(150)) == Err(late) {
                 // SAFETY: a plain call; the keeper is a child that has not been waited for.
                 unsafe { libc::kill(keeper, libc::SIGKILL) };
             }

@@ -1,0 +1,145 @@
+//! One kernel's vDSO in the place of another's. A program keeps the addresses of its functions, so the old code stays
+//! where it was, and each function's entry jumps to the one of the same name in the code of the kernel that runs.
+//!
+//! A thread that was inside of a function goes on in the old code, as it was. Its data pages are zeros then, which the code
+//! of all kernels takes for "no clock that can be read here": the function makes the system call instead.
+
+use std::collections::BTreeMap;
+
+/// Longest vDSO that is kept; the longest there is has four pages.
+pub(crate) const LONGEST: usize = 64 << 10;
+/// Bytes of `jmp rel32`, at an entry.
+const JUMP: usize = 5;
+/// Bytes of `jmp [what follows]` and an address, among the zeros at the code's end.
+const FAR_JUMP: usize = 14;
+/// So many more zeros must lie before these: they are no section's then.
+const MARGIN: usize = 16;
+
+/// The old code with its entries redirected.
+#[derive(Debug)]
+pub(crate) struct Redirected(pub(crate) Vec<u8>);
+
+impl Redirected {
+    /// `old` lay at `at`; the running kernel's `new` lies at `to`. An error says what is wrong with one.
+    pub(crate) fn new(old: &[u8], at: u64, new: &[u8], to: u64) -> Result<Self, &'static str> {
+        let here = functions(new).ok_or("this kernel's has no table of functions")?;
+        let there = functions(old).ok_or("the old one has no table of functions")?;
+        // What this kernel does not have goes on in the old code, which makes the system call.
+        let both = there.iter().filter_map(|(name, entry)| Some((*entry, *here.get(name)?)));
+        let targets: BTreeMap<usize, usize> = both.collect();
+        if targets.is_empty() {
+            return Err("it has no function of the old one's");
+        }
+        let entries: Vec<usize> = targets.keys().copied().collect();
+        let mut code = old.to_vec();
+        let zeros = code.iter().rev().take_while(|byte| **byte == 0).count();
+        let end = code.len() - zeros;
+        let apart = entries.windows(2).all(|pair| pair[0] + JUMP <= pair[1]);
+        if !apart || entries.last().is_some_and(|last| last + JUMP > end) {
+            return Err("functions of the old one are too short");
+        }
+        if zeros < MARGIN + FAR_JUMP * entries.len() || at.checked_add(code.len() as u64).is_none()
+        {
+            return Err("the old one has no room at its end");
+        }
+        for (index, (entry, target)) in targets.into_iter().enumerate() {
+            let far = code.len() - FAR_JUMP * (index + 1);
+            let address = to.wrapping_add(target as u64);
+            code[far..far + 6].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
+            code[far + 6..far + FAR_JUMP].copy_from_slice(&address.to_le_bytes());
+            let distance = far as i32 - (entry + JUMP) as i32;
+            code[entry] = 0xe9;
+            code[entry + 1..entry + JUMP].copy_from_slice(&distance.to_le_bytes());
+        }
+        Ok(Redirected(code))
+    }
+}
+
+/// The functions that an image of a vDSO exports, by name, as offsets; `None` if it is none or has no table of them.
+fn functions(code: &[u8]) -> Option<BTreeMap<&[u8], usize>> {
+    const MOST_SECTIONS: usize = 64;
+    const SYMBOLS: u32 = 11;
+    const SYMBOL: usize = 24;
+    const FUNCTION: u8 = 2;
+    // An ELF file of 64 bits, whose sections' headers have the usual length.
+    if code.len() > LONGEST || !code.starts_with(b"\x7fELF\x02\x01") || half(code, 0x3a)? != 64 {
+        return None;
+    }
+    let (headers, count) = (word(code, 0x28)?, usize::from(half(code, 0x3c)?));
+    let section = |index: usize| code.get(headers.checked_add(index * 64)?..)?.get(..64);
+    let bytes = |header: &[u8]| {
+        let from = word(header, 0x18)?;
+        code.get(from..from.checked_add(word(header, 0x20)?)?)
+    };
+    let mut sections = (0..count.min(MOST_SECTIONS)).filter_map(section);
+    let table = sections.find(|header| number(header, 4) == Some(SYMBOLS))?;
+    let names = bytes(section(number(table, 0x28)? as usize)?)?;
+    let symbols = bytes(table)?.chunks_exact(SYMBOL);
+    let function = |symbol: &[u8]| {
+        let name = names.get(number(symbol, 0)? as usize..)?;
+        let name = &name[..name.iter().position(|byte| *byte == 0)?];
+        let entry = word(symbol, 8)?;
+        let there = symbol[4] & 15 == FUNCTION && half(symbol, 6)? != 0 && entry < code.len();
+        there.then_some((name, entry))
+    };
+    Some(symbols.filter_map(function).collect())
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<usize> {
+    usize::try_from(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{inject, maps};
+
+    fn own() -> Vec<u8> {
+        let pid = std::process::id() as i32;
+        let mappings = maps::of(pid).unwrap();
+        let vdso = mappings.iter().find(|mapping| mapping.name == "[vdso]").unwrap();
+        let mut code = vec![0; vdso.len() as usize];
+        inject::read_exact(pid, vdso.start, &mut code).unwrap();
+        code
+    }
+
+    #[test]
+    fn entries_lead_to_the_functions_of_the_same_name() {
+        let old = own();
+        let functions = functions(&old).unwrap();
+        let time = functions[&b"__vdso_clock_gettime"[..]];
+        let Redirected(code) = &Redirected::new(&old, 0x7000, &old, 0x1234_5678_9000).unwrap();
+        assert_eq!(code[time], 0xe9);
+        let far =
+            (time + JUMP).wrapping_add_signed(number(code, time + 1).unwrap() as i32 as isize);
+        assert_eq!(code[far..far + 6], [0xff, 0x25, 0, 0, 0, 0]);
+        assert_eq!(word(code, far + 6), Some(0x1234_5678_9000 + time));
+        let changed = old.iter().zip(code).filter(|(old, new)| old != new).count();
+        assert!(changed <= functions.len() * (JUMP + FAR_JUMP), "{changed}");
+    }
+
+    #[test]
+    fn what_is_no_vdso_is_refused() {
+        let good = own();
+        let new = |old: &[u8]| Redirected::new(old, 0x7000, &good, 0x9000);
+        assert!(new(&[]).is_err() && new(&[0; 8192]).is_err() && new(&good[..4096]).is_err());
+        let mut full = good.clone();
+        let end = full.len() - 100;
+        full[end..].fill(0x90);
+        assert!(new(&full).unwrap_err().contains("no room"));
+        // Whatever byte of the headers is wrong, nothing is read outside of it.
+        for at in (0..64).chain(good.len() - 4096..good.len()) {
+            let mut bad = good.clone();
+            bad[at] ^= 0xff;
+            let _ = new(&bad);
+        }
+    }
+}
