@@ -64,6 +64,8 @@ pub type Find = Box<dyn FnMut() -> io::Result<UnixStream> + Send>;
 pub struct Client {
     find: Find,
     stream: Option<UnixStream>,
+    /// How long that waits for an answer, if it was told.
+    limit: Option<Duration>,
     hello: Hello,
     /// To be repeated to another coordinator.
     published: Vec<(Notice, Value, bool)>,
@@ -106,7 +108,8 @@ impl Client {
             passed: List::default(),
             broken: List::default(),
         };
-        let mut client = Client { find, stream: None, hello, published: Vec::new(), revision: 0 };
+        let mut client =
+            Client { find, stream: None, limit: None, hello, published: Vec::new(), revision: 0 };
         client.exchange(&Request::Members {}, Duration::ZERO)?;
         Ok(client)
     }
@@ -237,9 +240,16 @@ impl Client {
         let lost = |error| Attempt::Lost { error, was_there };
         let stream = match self.stream.take() {
             Some(stream) => stream,
-            None => self.greet()?,
+            None => {
+                self.limit = None;
+                self.greet()?
+            }
         };
-        stream.set_read_timeout(Some(wait + ANSWER)).map_err(lost)?;
+        let limit = wait + ANSWER;
+        if self.limit != Some(limit) {
+            stream.set_read_timeout(Some(limit)).map_err(lost)?;
+            self.limit = Some(limit);
+        }
         let reply = talk(&stream, request).map_err(lost)?;
         self.stream = Some(stream);
         Ok(reply)

@@ -4,6 +4,8 @@ use kedge_wire::{Wire, decode, encode};
 use std::io::{self, Read, Write};
 
 const HEAD: usize = 4;
+/// Read at a time.
+const PIECE: usize = 4096;
 
 /// The frame of `message`.
 pub(crate) fn frame(message: &impl Wire) -> Vec<u8> {
@@ -18,11 +20,15 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
+fn invalid_data(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
 /// The length that the head of a frame tells, if it is allowed.
 fn length(head: [u8; HEAD], most: usize) -> io::Result<usize> {
     let length = u32::from_le_bytes(head) as usize;
     if length > most {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
+        return Err(invalid_data("a message is too long"));
     }
     Ok(length)
 }
@@ -39,12 +45,24 @@ pub(crate) fn send(mut stream: impl Write, message: &impl Wire) -> io::Result<()
     stream.write_all(&frame(message))
 }
 
+/// Reads one message; nothing follows it, because it answers the only question. Nearly every one comes with one
+/// call.
 pub(crate) fn receive<T: Wire>(mut stream: impl Read, most: usize) -> io::Result<T> {
-    let mut head = [0; HEAD];
-    stream.read_exact(&mut head)?;
-    let mut body = vec![0; length(head, most)?];
-    stream.read_exact(&mut body)?;
-    decode(&body).map_err(invalid)
+    let mut bytes = Vec::new();
+    let mut piece = [0; PIECE];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(length) => bytes.extend_from_slice(&piece[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        match first(&bytes, most)? {
+            None => {}
+            Some((message, length)) if length == bytes.len() => return Ok(message),
+            Some(_) => return Err(invalid_data("two answers to one question")),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +79,8 @@ mod tests {
             assert_eq!(first::<Request>(&bytes[..cut], MAX_REQUEST).unwrap(), None);
         }
         assert_eq!(receive::<Request>(&bytes[..], MAX_REQUEST).unwrap(), Request::Members {});
+        let twice = [&bytes[..], &bytes].concat();
+        assert!(receive::<Request>(&twice[..], MAX_REQUEST).is_err());
     }
 
     #[test]

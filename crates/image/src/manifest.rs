@@ -314,6 +314,37 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_is_made_of_just_the_parts_that_it_was_made_of() {
+        let whole = folder("parts");
+        for (number, name) in ["j.0-0001", "j.1-0001"].into_iter().enumerate() {
+            fs::create_dir(whole.join(name)).unwrap();
+            let mut part = Manifest::new(name.into(), vec![], number as u64);
+            part.processes = vec![1, 2];
+            part.write(&whole.join(name)).unwrap();
+        }
+        let mut manifest = Manifest::new("j".into(), vec![], 5);
+        manifest.parts = ["j.0-0001", "j.1-0001"].map(|n| Part::of(&whole, n).unwrap()).to_vec();
+        manifest.write(&whole).unwrap();
+        let read = Manifest::read(&whole).unwrap();
+        assert_eq!((read.process_count(), read.parts.len()), (4, 2));
+        assert!(read.parts.iter().all(|part| part.check(&whole).is_ok()));
+        assert_eq!(crate::verify(&whole, 1).unwrap().images, 3);
+        // Another image under the name of a part is none of it.
+        let mut other = Manifest::new("j.1".into(), vec![], 9);
+        other.write(&whole.join("j.1-0001")).unwrap();
+        assert!(read.parts[1].check(&whole).is_err());
+        assert!(crate::verify(&whole, 1).is_err());
+        // Nor is a whole a part of another: that would have no end.
+        manifest.write(&whole.join("j.1-0001")).unwrap();
+        let again = Part::of(&whole, "j.1-0001").unwrap();
+        assert!(again.check(&whole).is_err());
+        manifest.parts[0].name = "../x".into();
+        manifest.write(&whole).unwrap();
+        assert!(Manifest::read(&whole).is_err());
+        fs::remove_dir_all(&whole).unwrap();
+    }
+
+    #[test]
     fn a_changed_manifest_is_refused() {
         let parent = folder("changed");
         let mut manifest = Manifest::new("j".into(), vec![], 5);

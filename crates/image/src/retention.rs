@@ -98,29 +98,34 @@ fn state(folder: &Path) -> Option<State> {
 
 /// Whether `folder` is named as images are and holds nothing but what they are made of.
 fn is_left_over(folder: &Path) -> bool {
-    let named = folder.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-        let number = name.rsplit_once('-').map(|(_, number)| number);
-        number.is_some_and(|n| n.len() >= 4 && n.bytes().all(|byte| byte.is_ascii_digit()))
+    let name = folder.file_name().and_then(|name| name.to_str());
+    let job = name.and_then(|name| name.rsplit_once('-')).filter(|(_, number)| {
+        number.len() >= 4 && number.bytes().all(|byte| byte.is_ascii_digit())
     });
-    let ours = |name: &str| {
+    let Some((job, _)) = job else { return false };
+    let file = |name: &str| {
         name == NAME || name == NEW || [".kimg", ".data"].iter().any(|end| name.ends_with(end))
+    };
+    // A part has the job's name and a number of its own.
+    let is_part = |path: &Path, name: &str| {
+        let rest = name.strip_prefix(job).and_then(|rest| rest.strip_prefix('.'));
+        let found = rest.and_then(|_| state(path));
+        matches!(found, Some(State::Finished(_) | State::Writing | State::Unfinished))
     };
     let all_ours = || -> io::Result<bool> {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            // A part's image.
-            if entry.file_type()?.is_dir()
-                && matches!(state(&entry.path()), Some(found) if !matches!(found, State::Damaged(_)))
-            {
-                continue;
-            }
-            if !entry.file_type()?.is_file() || !entry.file_name().to_str().is_some_and(ours) {
+            let (kind, name) = (entry.file_type()?, entry.file_name());
+            let name = name.to_str().unwrap_or_default();
+            let ours =
+                kind.is_file() && file(name) || kind.is_dir() && is_part(&entry.path(), name);
+            if !ours {
                 return Ok(false);
             }
         }
         Ok(true)
     };
-    named && all_ours().unwrap_or(false)
+    all_ours().unwrap_or(false)
 }
 
 /// Whether a writer lives; also where that cannot be known.
@@ -343,6 +348,20 @@ mod tests {
         assert_eq!(folder.names(), ["a-0001", "a-0002", "a-0004", "a-2024"]);
         live.abandon().unwrap();
         assert!(!folder.names().contains(&"a-0002".to_owned()));
+    }
+
+    #[test]
+    fn what_a_checkpoint_of_several_parts_has_left_is_known_for_that() {
+        let folder = Folder::new("parts");
+        let whole = folder.0.join("j-0001");
+        fs::create_dir_all(whole.join("j.0-0001")).unwrap();
+        fs::write(whole.join("j.0-0001/job.kimg"), b"").unwrap();
+        fs::create_dir(whole.join("j.1-0001")).unwrap();
+        Manifest::new("j.1".into(), vec![], 5).write(&whole.join("j.1-0001")).unwrap();
+        assert!(matches!(catalogue(&folder.0).unwrap()[0].state, State::Unfinished));
+        fs::create_dir(whole.join("mine")).unwrap();
+        fs::write(whole.join("mine/letters"), b"dear").unwrap();
+        assert!(catalogue(&folder.0).unwrap().is_empty());
     }
 
     #[test]

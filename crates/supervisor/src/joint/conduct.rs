@@ -6,13 +6,17 @@ use super::call::Call;
 use super::meeting::{Meeting, SPACE, Step};
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::control::{Content, Order, Progress};
-use crate::jobs;
-use kedge_coordinator::{ClientError, Notice};
+use crate::jobs::{self, JobName};
+use kedge_coordinator::{Client, ClientError, Notice};
 use kedge_image::{Claim, Manifest, Part};
 use kedge_process::Together;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
+
+/// How long a part that has been started may need to join, or one that has ended to be gone.
+const JOINING: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
 pub(crate) enum ConductError {
@@ -50,8 +54,7 @@ impl Checkpointer {
             Err(ClientError::Taken { .. }) => return Err(CheckpointError::Busy),
             other => other.map_err(ConductError::from)?,
         }
-        let mut parts = client.members().map_err(ConductError::from)?;
-        parts.sort();
+        let parts = present(joint, &mut client)?;
         let dir = self.dir(order)?;
         let claim = Claim::new(&dir, &joint.job.to_string())?;
         let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
@@ -133,6 +136,25 @@ impl Checkpointer {
         manifest.settings = self.policy.to_settings();
         manifest.write(folder)?;
         Ok(manifest)
+    }
+}
+
+/// The parts, once all that run on this host have joined: one that has just been started is about to.
+fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductError> {
+    let begin = Instant::now();
+    loop {
+        let mut joined = client.members()?;
+        joined.sort();
+        let running = joint.jobs.running_parts(&joint.job);
+        let mut running: Vec<String> = running.iter().map(JobName::to_string).collect();
+        running.sort();
+        if joined == running && !joined.is_empty() {
+            return Ok(joined);
+        }
+        if begin.elapsed() > JOINING {
+            return Err(ConductError::Changed);
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
