@@ -6,6 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use support::alone::Alone;
 use support::survive::{
     as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
 };
@@ -82,15 +83,15 @@ fn perl_goes_on() {
 
 #[test]
 fn go_goes_on() {
-    let _alone = alone();
+    let alone = alone();
     if !installed("go") {
         return;
     }
-    command_survives(&Folder::new("go"), &[build_go().to_str().unwrap()]);
+    command_survives(&Folder::new("go"), &[build_go(&alone).to_str().unwrap()]);
 }
 
-/// Once for all: its library takes half a minute.
-fn build_go() -> PathBuf {
+/// Once for all: its library takes half a minute. Beside another test the compiler would be one of that one's job.
+fn build_go(_alone: &Alone) -> PathBuf {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (program, source) = (kept.join("steps-go"), kept.join("steps.go"));
     if std::fs::read(&source).is_ok_and(|text| text == include_bytes!("steps.go")) {
@@ -172,7 +173,7 @@ fn a_restarted_job_can_be_captured_again() {
 #[test]
 fn an_ordinary_user_can_do_the_same() {
     if installed("go") {
-        build_go();
+        build_go(&alone());
     }
     as_an_ordinary_user();
 }
