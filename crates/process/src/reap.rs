@@ -23,9 +23,11 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
     let own = std::process::id() as pid_t;
     let mut reaped = Reaped { ended: Vec::new(), more: false };
     for pid in proc::children(own) {
-        match has_ended(pid) && (wanted.contains(&pid) || !is_traced(pid)) {
-            true => reaped.ended.extend(collect(pid)),
-            false => reaped.more = true,
+        let ready = has_ended(pid) && (wanted.contains(&pid) || !is_traced(pid));
+        // One whose first thread has ended before the others shows as ended, and cannot be collected yet.
+        match ready.then(|| collect(pid)).flatten() {
+            Some(one) => reaped.ended.push(one),
+            None => reaped.more = true,
         }
     }
     reaped
