@@ -211,11 +211,12 @@ fn changes(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     empty(dir)
 }
 
-/// Removes the images of a round.
+/// Removes the images of a round; other files of the job's may lie beside them.
 fn empty(dir: &Path) -> Result<(), String> {
     let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
     entries
         .flatten()
+        .filter(|entry| entry.path().is_dir())
         .try_for_each(|entry| fs::remove_dir_all(entry.path()))
         .map_err(|e| e.to_string())
 }
