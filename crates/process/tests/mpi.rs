@@ -21,16 +21,21 @@ fn build(folder: &Folder, compiler: &str) -> PathBuf {
     program
 }
 
+/// The command by which `launcher` starts ranks of the program, at home in `folder`.
+fn ranks(folder: &Folder, compiler: &str, launcher: &[&str]) -> Vec<String> {
+    let program = build(folder, compiler).display().to_string();
+    let home = format!("HOME={}", folder.path("").display());
+    let launcher = launcher.iter().map(|word| (*word).to_owned());
+    ["/usr/bin/env".to_owned(), home].into_iter().chain(launcher).chain([program]).collect()
+}
+
 /// `launcher` starts four ranks with that environment.
 fn ranks_survive(name: &str, compiler: &str, launcher: &[&str]) {
     let _alone = alone();
     if installed(compiler) {
         let folder = Folder::new(name);
-        let program = build(&folder, compiler);
-        let home = format!("HOME={}", folder.path("").display());
-        let mut command = vec!["/usr/bin/env", &home];
-        command.extend(launcher);
-        command.push(program.to_str().unwrap());
+        let command = ranks(&folder, compiler, launcher);
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
         command_survives_for(&folder, &command, STEPS);
     }
 }
@@ -100,6 +105,7 @@ const PHASE: &str = "KEDGE_TEST_PHASE";
 fn ranks_move(name: &str, compiler: &str, launcher: &[&str]) {
     // SAFETY: a plain call.
     if unsafe { libc::geteuid() } != 0 {
+        eprintln!("not root, so there are no hosts of its own: not tested");
         return;
     }
     let _alone = alone();
@@ -107,11 +113,7 @@ fn ranks_move(name: &str, compiler: &str, launcher: &[&str]) {
         return;
     }
     let folder = Folder::new(name);
-    let program = build(&folder, compiler);
-    let home = format!("HOME={}", folder.path("").display());
-    let mut command = vec!["/usr/bin/env", &home];
-    command.extend(launcher);
-    command.push(program.to_str().unwrap());
+    let command = ranks(&folder, compiler, launcher);
     std::fs::write(folder.path("command"), command.join("\n")).unwrap();
     let captured = on_a_host("10.77.1.1", "capture", &folder);
     if captured.is_some() {
