@@ -101,7 +101,7 @@ fn milliseconds(wait: Duration) -> u32 {
 }
 
 impl Client {
-    /// Joins the job.
+    /// Joins the job; [`ClientError::Taken`] if it has a part of that name on another node.
     pub fn join(member: &Member, find: Find) -> Result<Client, ClientError> {
         let hello = Hello {
             version: VERSION,
@@ -286,7 +286,7 @@ impl Client {
         loop {
             match self.try_exchange(request, wait) {
                 Ok(reply) => return Ok(reply),
-                Err(Attempt::Refused(why)) => return Err(ClientError::Refused(why)),
+                Err(Attempt::Refused(error)) => return Err(error),
                 Err(Attempt::Lost { error, was_there }) => {
                     self.stream = None;
                     // It may have been there for long.
@@ -332,7 +332,9 @@ impl Client {
         stream.set_write_timeout(ANSWER).map_err(lost)?;
         match talk(&stream, &Request::Hello { hello: self.hello.clone() }).map_err(lost)?.0 {
             Reply::Welcome { revision } => self.revision = revision,
-            Reply::Refused { why } => return Err(Attempt::Refused(why.into_inner())),
+            answer @ (Reply::Refused { .. } | Reply::Taken { .. }) => {
+                return Err(Attempt::Refused(refusal(answer)));
+            }
             _ => return Err(lost(io::ErrorKind::InvalidData.into())),
         }
         for (at, value, alone) in &self.published {
@@ -345,7 +347,7 @@ impl Client {
 }
 
 enum Attempt {
-    Refused(String),
+    Refused(ClientError),
     Lost { error: io::Error, was_there: bool },
 }
 

@@ -68,6 +68,10 @@ impl JobKey {
         if fits { Ok(JobKey(text.into())) } else { Err(FarError::Key(text.len())) }
     }
 
+    pub fn text(&self) -> &[u8] {
+        &self.0
+    }
+
     /// From a file that nobody else may read.
     pub fn read(path: &Path) -> Result<JobKey, FarError> {
         let name = || path.display().to_string();

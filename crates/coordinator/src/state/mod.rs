@@ -187,6 +187,13 @@ impl State {
         if let Some(why) = refusal {
             return self.reply(conn, Reply::Refused { why: Why::truncated(why) });
         }
+        // On its own node it is this one come back, whose former connection may not be gone yet.
+        let rival =
+            |other: &&Member| other.part && other.name == hello.member && other.node != hello.node;
+        if let Some(other) = self.members.values().find(rival).filter(|_| hello.part) {
+            let by = other.node.clone();
+            return self.reply(conn, Reply::Taken { by });
+        }
         let (name, node, part) = (hello.member, hello.node, hello.part);
         self.members.insert(conn, Member { name, node, part });
         let revision = self.board.revision();
