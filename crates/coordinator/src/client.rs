@@ -27,6 +27,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub enum ClientError {
     #[error("the job has no coordinator, and none was found within 10 s: {0}")]
     None(io::Error),
+    #[error("{0}")]
+    Denied(io::Error),
     #[error("{by}: {why}")]
     Broken { by: String, why: String },
     #[error("not all have come in time")]
@@ -287,6 +289,11 @@ impl Client {
             match self.try_exchange(request, wait) {
                 Ok(reply) => return Ok(reply),
                 Err(Attempt::Refused(error)) => return Err(error),
+                Err(Attempt::Lost { error, .. })
+                    if error.kind() == io::ErrorKind::PermissionDenied =>
+                {
+                    return Err(ClientError::Denied(error));
+                }
                 Err(Attempt::Lost { error, was_there }) => {
                     self.stream = None;
                     // It may have been there for long.

@@ -13,6 +13,7 @@ use crate::recover::{self, End, GoBack, Images, Init, Recovery};
 use crate::signals::{self, Signals};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, open_log};
+use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
 use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
@@ -42,6 +43,10 @@ pub struct RestartSpec {
     pub back: Option<Back>,
     /// That it is one part of several that are restarted.
     pub joining: Option<Joining>,
+    /// Where its parts on all hosts meet, if they are restarted on several.
+    pub far: Option<Far>,
+    /// The numbers of the parts that are restarted here; none: all.
+    pub parts: Vec<u32>,
 }
 
 /// A job that goes back, as the process before this one has left it.
