@@ -1,7 +1,7 @@
 //! `kedge images`, `inspect`, `verify` and `rm` from outside, on images that the image crate wrote.
 #![forbid(unsafe_code)]
 
-use kedge_image::{Choice, Claim, ImageWriter, Manifest, encode};
+use kedge_image::{Choice, Claim, ImageWriter, Manifest, Part, encode};
 use kedge_tests::world::{World, failure, has_fields};
 use serde_json::Value;
 use std::fs;
@@ -139,4 +139,56 @@ fn only_images_that_nobody_needs_are_removed() {
     let removed = world.json(&["rm", path(&first), path(&second), "--json"]);
     assert_eq!(removed.len(), 2);
     assert!(!first.exists() && !second.exists() && dir.exists());
+}
+
+/// An image of a job of two parts, each of them what [`image`] makes.
+fn whole(dir: &Path) -> PathBuf {
+    let folder = dir.join("pair-0001");
+    let mut manifest = Manifest::new("pair".into(), vec!["./pair".into()], 1_700_000_009);
+    for number in 1..=2 {
+        image(&folder, number, None);
+        let part = Part::of(&folder, &format!("sim-{number:04}")).expect("an image");
+        manifest.parts.push(part);
+    }
+    manifest.write(&folder).expect("written");
+    folder
+}
+
+#[test]
+fn images_of_several_parts_are_shown_verified_and_removed_as_one() {
+    let world = World::new("whole");
+    let dir = world.0.join("images");
+    let whole = whole(&dir);
+    let report = world.text(&["inspect", path(&whole), "--json"]);
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["parts"].as_array().map(Vec::len), Some(2), "{report}");
+    assert_eq!(report["parts"][1]["processes"], 1, "{report}");
+    assert!(report["parts"][1]["image"].as_str().expect("a path").ends_with("pair-0001/sim-0002"));
+    let text = world.text(&["inspect", path(&whole)]);
+    assert!(text.contains("2 in all") && text.contains("sim-0002"), "{text}");
+    // A part is an image, too, which can be looked at, but not taken away.
+    let part = whole.join("sim-0001");
+    assert!(world.text(&["inspect", path(&part)]).contains("7.kimg"));
+    let said = failure(&world.output(&["rm", path(&part)]));
+    assert!(said.contains("pair-0001"), "{said}");
+    assert!(world.output(&["verify", path(&whole)]).status.success());
+    let removed = world.json(&["rm", path(&part), path(&whole), "--json"]);
+    assert_eq!((removed.len(), whole.exists(), dir.exists()), (2, false, true));
+}
+
+#[test]
+fn a_part_that_is_gone_or_another_one_is_named() {
+    let world = World::new("wholeg");
+    let dir = world.0.join("images");
+    let whole = whole(&dir);
+    fs::remove_dir_all(whole.join("sim-0002")).expect("gone");
+    let said = failure(&world.output(&["inspect", path(&whole)]));
+    assert!(said.contains("sim-0002"), "{said}");
+    assert_eq!(world.output(&["verify", path(&whole)]).status.code(), Some(1));
+    image(&whole, 3, None);
+    fs::rename(whole.join("sim-0003"), whole.join("sim-0002")).expect("another");
+    let said = failure(&world.output(&["inspect", path(&whole)]));
+    assert!(said.contains("another image"), "{said}");
+    let removed = world.json(&["rm", path(&whole), "--json"]);
+    assert_eq!((removed.len(), whole.exists()), (1, false));
 }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes that begin on a page, as direct writes need them.
 #[derive(Debug, Default)]
@@ -17,6 +18,14 @@ impl PageBuffer {
     pub fn touched(room: usize) -> PageBuffer {
         // Other than zero: fresh zeros are not in memory before they are used.
         PageBuffer(vec![1; room.saturating_add(PAGE as usize)])
+    }
+
+    /// One that has at least `room` bytes, out of `spare` if there is such a one.
+    pub fn out_of(spare: &Spare, room: usize) -> PageBuffer {
+        let mut spare = spare.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // In order, the smallest first.
+        let first = spare.partition_point(|buffer| buffer.room() < room);
+        if first < spare.len() { spare.remove(first) } else { PageBuffer::default() }
     }
 
     /// How many bytes it gives without growing.
@@ -32,6 +41,29 @@ impl PageBuffer {
         }
         let skip = self.0.as_ptr().align_offset(PAGE as usize).min(PAGE as usize);
         &mut self.0[skip..skip + len]
+    }
+}
+
+/// Buffers that are used again: memory that is fresh from the kernel costs more than what is copied into it.
+#[derive(Debug, Default)]
+pub struct Spare(Mutex<Vec<PageBuffer>>);
+
+impl Spare {
+    pub const fn new() -> Spare {
+        Spare(Mutex::new(Vec::new()))
+    }
+
+    /// Keeps `buffer`, and lets go of the smallest where all would have more than `most` bytes.
+    pub fn keep(&self, buffer: PageBuffer, most: usize) {
+        if buffer.room() == 0 || buffer.room() > most {
+            return;
+        }
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = spare.partition_point(|other| other.room() < buffer.room());
+        spare.insert(place, buffer);
+        while spare.iter().map(PageBuffer::room).sum::<usize>() > most {
+            spare.remove(0);
+        }
     }
 }
 
@@ -83,6 +115,20 @@ mod tests {
             assert_eq!((bytes.len(), bytes.as_ptr() as u64 % PAGE), (len, 0));
             bytes.fill(7);
         }
+    }
+
+    #[test]
+    fn buffers_are_used_again_and_few_are_kept() {
+        let spare = Spare::new();
+        let place = |buffer: &mut PageBuffer| buffer.bytes(1).as_ptr();
+        let mut first = PageBuffer::touched(10_000);
+        let at = place(&mut first);
+        spare.keep(first, 19_000);
+        spare.keep(PageBuffer::touched(9_500), 19_000);
+        spare.keep(PageBuffer::touched(20_000), 19_000);
+        assert_eq!(PageBuffer::out_of(&spare, 10_001).room(), 0);
+        assert_eq!(place(&mut PageBuffer::out_of(&spare, 9_000)), at);
+        assert_eq!(PageBuffer::out_of(&spare, 1).room(), 0);
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod write;
 
 pub use chain::{Layers, Source, chain};
 pub use codec::{Choice, Codec, Encoded, encode};
-pub use direct::PageBuffer;
+pub use direct::{PageBuffer, Spare};
 pub use error::ImageError;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{

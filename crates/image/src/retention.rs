@@ -4,6 +4,7 @@ use crate::error::ImageError;
 use crate::manifest::{self, Manifest, NAME, NEW};
 use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -226,8 +227,15 @@ pub fn remove(folders: &[PathBuf]) -> Result<(), ImageError> {
 
 fn check_unneeded(folder: &Path, go: &[PathBuf]) -> Result<(), ImageError> {
     let Some(beside) = folder.parent() else { return Ok(()) };
+    if let Ok(whole) = Manifest::read(beside)
+        && whole.parts.iter().any(|part| Some(OsStr::new(&part.name)) == folder.file_name())
+        && !go.iter().any(|path| path == beside)
+    {
+        let by = beside.display().to_string();
+        return Err(ImageError::Needed { path: folder.to_owned(), by });
+    }
     for (path, manifest) in manifest::list(beside)? {
-        let parent = manifest.parent.as_ref().map(|parent| std::ffi::OsStr::new(&parent.name));
+        let parent = manifest.parent.as_ref().map(|parent| OsStr::new(&parent.name));
         let needs = parent.is_some() && parent == folder.file_name();
         if needs && !go.contains(&path) {
             let by = path.display().to_string();

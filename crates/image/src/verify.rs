@@ -150,7 +150,7 @@ fn read_all(work: &[Work<'_>], threads: usize) -> (u64, Vec<ImageError>) {
 
 impl ImageFile {
     /// Whatever lies between payloads must be zero: so any byte that changed is found.
-    fn check_padding(&self) -> Result<(), ImageError> {
+    pub(crate) fn check_padding(&self) -> Result<(), ImageError> {
         let length = self.file.metadata().map_err(ImageError::io(&self.path))?.len();
         let table = length - FOOTER - (self.extents().len() * RECORD) as u64;
         let mut taken: Vec<(u64, u64)> =

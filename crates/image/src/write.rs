@@ -1,18 +1,19 @@
 //! Writing a `.kimg` file.
 
 use crate::codec::{Codec, Encoded};
-use crate::direct::{Direct, PageBuffer};
+use crate::direct::{Direct, PageBuffer, Spare};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// Files from which on room is set aside.
-const LARGE: u64 = 64 << 20;
+const LARGE: u64 = 8 << 20;
 /// What statfs(2) says of tmpfs.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
@@ -91,6 +92,20 @@ impl ImageWriter {
         encoded: &Encoded<'_>,
     ) -> Result<(), ImageError> {
         self.store(Kind::Memory, object, address, decoded, encoded)
+    }
+
+    /// Memory of object 0 that was stored in this range of addresses is not in the image after all: its place is
+    /// zero again.
+    pub fn forget(&self, range: Range<u64>) -> Result<(), ImageError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes =
+            |e: &Extent| e.kind == Kind::Memory && e.object == 0 && range.contains(&e.address);
+        for extent in state.extents.extract_if(.., |extent| goes(extent)) {
+            let zeros = vec![0; extent.stored as usize];
+            let wiped = self.file.write_all_at(&zeros, extent.offset);
+            wiped.map_err(ImageError::io(&self.path))?;
+        }
+        Ok(())
     }
 
     /// Stores the section `number`.
@@ -172,6 +187,11 @@ fn join_parents(extents: &mut Vec<Extent>) {
 /// Bytes that are written together.
 const TOGETHER: usize = 1 << 20;
 
+/// Buffers of packers that are done.
+static SPARE: Spare = Spare::new();
+/// What these may take.
+const MOST_SPARE: usize = 8 * (TOGETHER + 2 * PAGE as usize);
+
 /// Gathers small pieces of memory, so that a page here and a page there are not a write each. One for
 /// each thread that writes.
 #[derive(Debug)]
@@ -186,7 +206,8 @@ pub struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     pub fn new(writer: &'a ImageWriter) -> Packer<'a> {
-        Packer { writer, buffer: PageBuffer::default(), taken: 0, extents: Vec::new() }
+        let buffer = PageBuffer::out_of(&SPARE, TOGETHER);
+        Packer { writer, buffer, taken: 0, extents: Vec::new() }
     }
 
     /// As [`ImageWriter::memory`]; it is written at the latest by [`Packer::flush`].
@@ -206,10 +227,12 @@ impl<'a> Packer<'a> {
             self.flush()?;
         }
         let place = self.place(&extent);
-        let buffer = self.buffer.bytes(TOGETHER);
-        // What lies between payloads is zero.
-        buffer[self.taken..place].fill(0);
-        buffer[place..place + bytes.len()].copy_from_slice(bytes);
+        if !bytes.is_empty() {
+            let buffer = self.buffer.bytes(TOGETHER);
+            // What lies between payloads is zero.
+            buffer[self.taken..place].fill(0);
+            buffer[place..place + bytes.len()].copy_from_slice(bytes);
+        }
         extent.offset = place as u64;
         self.taken = place + bytes.len();
         self.extents.push(extent);
@@ -222,8 +245,6 @@ impl<'a> Packer<'a> {
 
     pub fn flush(&mut self) -> Result<(), ImageError> {
         let whole = up(self.taken as u64) as usize;
-        let buffer = self.buffer.bytes(TOGETHER);
-        buffer[self.taken..whole].fill(0);
         let base = {
             let mut state = self.writer.state.lock().unwrap_or_else(PoisonError::into_inner);
             let base = if whole == 0 { state.next } else { up(state.next) };
@@ -232,8 +253,19 @@ impl<'a> Packer<'a> {
             state.extents.extend(self.extents.drain(..).map(moved));
             base
         };
-        self.taken = 0;
-        if whole == 0 { Ok(()) } else { self.writer.write_at(&buffer[..whole], base) }
+        let taken = std::mem::take(&mut self.taken);
+        if whole == 0 {
+            return Ok(());
+        }
+        let buffer = self.buffer.bytes(TOGETHER);
+        buffer[taken..whole].fill(0);
+        self.writer.write_at(&buffer[..whole], base)
+    }
+}
+
+impl Drop for Packer<'_> {
+    fn drop(&mut self) {
+        SPARE.keep(std::mem::take(&mut self.buffer), MOST_SPARE);
     }
 }
 
@@ -264,8 +296,11 @@ mod tests {
             expected.push(bytes);
         }
         packer.memory(0, 700 << 24, 1 << 40, &Encoded::parent()).unwrap();
+        packer.memory(0, 5 << 40, PAGE, &encode(&[7; PAGE as usize], Choice::Auto)).unwrap();
         packer.flush().unwrap();
         packer.flush().unwrap();
+        drop(packer);
+        writer.forget(5 << 40..6 << 40).unwrap();
         let entry = writer.finish().unwrap();
         let file = ImageFile::open(&path, Some(&entry)).unwrap();
         for (extent, expected) in file.memory().zip(&expected) {
@@ -273,6 +308,7 @@ mod tests {
             file.read(extent, &mut Vec::new(), &mut bytes).unwrap();
             assert!(bytes == *expected, "{extent:?}");
         }
+        file.check_padding().unwrap();
         assert_eq!(file.memory().last().unwrap().codec, Codec::Parent);
         std::fs::remove_file(&path).unwrap();
     }

@@ -27,7 +27,7 @@ pub(crate) struct InspectArgs {
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
     /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
-    /// gzip, parent, plain)
+    /// gzip, parent, plain), parts (of a job of several, which are images: image, processes, bytes)
     #[arg(long)]
     json: bool,
 }
@@ -43,6 +43,15 @@ struct Report {
     parent: Option<String>,
     bytes: u64,
     files: Vec<Contents>,
+    parts: Vec<PartReport>,
+}
+
+/// A part of a job of several: an image, to be inspected for itself.
+#[derive(Debug, Serialize)]
+struct PartReport {
+    image: PathBuf,
+    processes: usize,
+    bytes: u64,
 }
 
 /// What a file holds, in bytes.
@@ -74,7 +83,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
             false => contents(empty, &ImageFile::open(&image.join(&entry.name), Some(entry))?),
         });
     }
+    let mut parts = Vec::new();
+    for part in &manifest.parts {
+        let (image, processes, bytes) = (part.check(&image)?, part.processes, part.bytes);
+        parts.push(PartReport { image, processes, bytes });
+    }
     let report = Report {
+        parts,
         image,
         bytes: manifest.bytes(),
         version: manifest.version,
@@ -111,12 +126,15 @@ fn contents(mut contents: Contents, file: &ImageFile) -> Contents {
 
 fn render(report: &Report) -> String {
     let processes: Vec<String> = report.processes.iter().map(i32::to_string).collect();
+    let of_parts: usize = report.parts.iter().map(|part| part.processes).sum();
+    let processes =
+        if report.parts.is_empty() { processes.join(" ") } else { format!("{of_parts} in all") };
     let facts = [
         ("image", report.image.display().to_string()),
         ("job", report.job.clone()),
         ("command", report.command.join(" ")),
         ("captured", date(report.captured)),
-        ("processes", processes.join(" ")),
+        ("processes", processes),
         ("builds on", report.parent.clone().unwrap_or_else(|| "nothing".into())),
         ("size", Size(report.bytes).to_string()),
     ];
@@ -124,6 +142,24 @@ fn render(report: &Report) -> String {
     for (what, value) in facts {
         text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
     }
+    text.push('\n');
+    text + &if report.parts.is_empty() { files(report) } else { parts(report) }
+}
+
+fn parts(report: &Report) -> String {
+    let mut table = Table::new(&["PART", "PROCESSES", "SIZE"], &[1, 2]);
+    for part in &report.parts {
+        let cells = [
+            output::harmless(&name(&part.image)),
+            part.processes.to_string(),
+            Size(part.bytes).to_string(),
+        ];
+        table.row(cells.map(|text| (PLAIN, text)));
+    }
+    table.render()
+}
+
+fn files(report: &Report) -> String {
     let headings = [
         "FILE", "SIZE", "MEMORY", "ZERO", "PARENT", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN",
     ];
@@ -136,6 +172,5 @@ fn render(report: &Report) -> String {
         let sizes = numbers.map(|bytes| (PLAIN, Size(bytes).to_string()));
         table.row(std::iter::once(name).chain(sizes));
     }
-    text.push('\n');
-    text + &table.render()
+    table.render()
 }

@@ -106,15 +106,10 @@ impl Changes {
         self.early.late(bytes).map_or(Ok(()), |room| copy(pid, &self.chunks, room))
     }
 
-    /// Stores what was copied, but for what lies in the mappings `except`.
-    pub(super) fn store(
-        &mut self,
-        except: &[Run],
-        writer: &ImageWriter,
-        codec: Choice,
-    ) -> Result<(), EngineError> {
-        let mut places = self.early.bytes(&self.kept, &self.chunks);
-        places.retain(|(chunk, _)| !lies_in(chunk.address(), except));
+    /// Stores what was copied.
+    pub(super) fn store(&mut self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
+        let places = self.early.bytes(&self.kept, &self.chunks);
+        writer.expect(places.iter().map(|(chunk, _)| chunk.length()).sum());
         memory::share_out(&places, writer, |(chunk, bytes), packer| {
             let encoded = kedge_image::encode(bytes, codec);
             Ok(packer.memory(0, chunk.address(), chunk.length(), &encoded)?)

@@ -6,9 +6,14 @@ use super::guards;
 use super::memory::{self, Chunk};
 use crate::maps;
 use crate::track::{Pages, Run, watchable, without};
-use kedge_image::PageBuffer;
+use kedge_image::{PageBuffer, Spare};
 use libc::pid_t;
 use std::io;
+
+/// Rooms of checkpoints before.
+static SPARE: Spare = Spare::new();
+/// What these may take: memory of the supervisor's, beside programs with much more.
+const MOST_SPARE: usize = 96 << 20;
 
 /// Room for what changes between this and the pause, beside a quarter of what had changed.
 const MARGIN: u64 = 4 << 20;
@@ -30,6 +35,25 @@ struct Rooms {
     late: PageBuffer,
 }
 
+impl Rooms {
+    fn of(early: usize, late: usize) -> Rooms {
+        // What is fresh has to be there in the pause, and is made a little larger, for the next time.
+        let room = |bytes: usize| match PageBuffer::out_of(&SPARE, bytes) {
+            spare if spare.room() > 0 => spare,
+            _ => PageBuffer::touched(bytes + bytes / 8),
+        };
+        Rooms { early: room(early), late: room(late) }
+    }
+}
+
+impl Drop for Rooms {
+    fn drop(&mut self) {
+        for room in [&mut self.early, &mut self.late] {
+            SPARE.keep(std::mem::take(room), MOST_SPARE);
+        }
+    }
+}
+
 impl Early {
     /// Finds what `pid` has changed, and begins to watch for more; copies it if that takes `most` bytes at most. After
     /// an error nobody knows what it has changed.
@@ -49,8 +73,7 @@ impl Early {
         let bytes = chunks.iter().map(Chunk::length).sum::<u64>();
         let late = bytes / 4 + MARGIN;
         if bytes + late <= most {
-            let mut rooms =
-                Rooms { early: PageBuffer::default(), late: PageBuffer::touched(late as usize) };
+            let mut rooms = Rooms::of(bytes as usize, late as usize);
             // It runs, so what there was may be gone.
             if copy(pid, &chunks, rooms.early.bytes(bytes as usize)).is_ok() {
                 early.rooms = Some(rooms);

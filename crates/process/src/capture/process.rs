@@ -429,6 +429,7 @@ impl Held {
             memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;
         }
         packer.flush()?;
+        drop(packer);
         self.writer = Some(writer);
         Ok(())
     }

@@ -41,10 +41,12 @@ impl Held {
                 memory::write(&clone, &chunks, &writer, codec)?;
             }
             Memory::Copied { mut changes, flags } => {
+                // While the flags are being told, which takes as long.
+                changes.store(&writer, codec)?;
                 process::add_flags(told(flags, pid)?, &mut state);
                 let except = process::except(&state, &[]);
+                except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?;
                 changes.refer(&except, &writer)?;
-                changes.store(&except, &writer, codec)?;
             }
         }
         seal(&state, writer)
