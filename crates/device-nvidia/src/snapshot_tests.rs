@@ -57,10 +57,11 @@ pub(crate) fn hosted(
         exact: false,
         attributes: List::default(),
     };
-    let arena = Arena::reserve(driver, &[0]).unwrap();
+    let arena = Arena::reserve(driver, &[0], 0).unwrap();
+    let spare = Spare { unnamed: None, slots: Slots::new(driver) };
     let (driver, capture) = (Arc::clone(driver), Capture::nothing());
-    let backend =
-        NvidiaBackend::assemble(driver, vec![0], vec![info], 0, arena, capture, (host, limits));
+    let gpus = Gpus { driver, devices: vec![0], infos: vec![info], version: 0, reserved: 1 };
+    let backend = NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits));
     backend.create_context(CTX, 0, LEGACY).unwrap();
     backend
 }

@@ -37,6 +37,7 @@ mod sharing;
 mod swap;
 mod tickets;
 mod visible;
+pub mod warm;
 mod watch;
 mod work;
 

@@ -1,7 +1,7 @@
 //! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
 //! then serves the client, which notices nothing.
 
-use crate::backend::{self, BuildError};
+use crate::backend::{self, BuildError, Ready};
 use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::dispatch::Dispatcher;
@@ -101,6 +101,7 @@ pub(crate) fn restore(
     connection: Connection,
     options: &Options,
     log: &Arc<JobLog>,
+    ready: Option<Ready>,
 ) -> Result<Restored, RestoreError> {
     let layers = from.open()?;
     let file = layers.file(0);
@@ -112,7 +113,7 @@ pub(crate) fn restore(
     let memory = ClientMemory::new(0);
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
-    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
+    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
     alike(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
     backend.restore_begin(&saved.notes)?;
