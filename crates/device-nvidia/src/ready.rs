@@ -11,8 +11,8 @@ use crate::driver::Driver;
 use crate::output::Capture;
 use crate::pinned::Slots;
 use crate::{CacheLimits, Gpus, NvidiaBackend, StartError};
-use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::CtxId;
 use std::sync::{Arc, PoisonError};
@@ -106,7 +106,12 @@ impl NvidiaBackend {
 
     /// The context that waits, if it is one on this device and as it would be made now: with its name. What
     /// goes with it is in place.
-    pub(crate) fn ready_context(&self, id: CtxId, device: u32, on: CUdevice) -> Option<Arc<Context>> {
+    pub(crate) fn ready_context(
+        &self,
+        id: CtxId,
+        device: u32,
+        on: CUdevice,
+    ) -> Option<Arc<Context>> {
         let digester = &self.shared.digester;
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |spare: &mut SpareContext| {

@@ -309,10 +309,7 @@ impl Serving {
                 None,
             ) => Err("its gate is open".into()),
             (
-                Order::Restore { .. }
-                | Order::Begin { .. }
-                | Order::Parts {}
-                | Order::Serve { .. },
+                Order::Restore { .. } | Order::Begin { .. } | Order::Parts {} | Order::Serve { .. },
                 _,
             ) => Err("it serves already".into()),
         }

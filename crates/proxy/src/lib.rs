@@ -28,6 +28,7 @@ pub mod options;
 mod output;
 
 mod peers;
+mod phases;
 mod record;
 mod restore;
 mod saved;

@@ -10,6 +10,7 @@ use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::likeness;
 use crate::options::Options;
+use crate::phases::Phases;
 use crate::record::{Image, SavedStep, Step};
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
@@ -103,9 +104,11 @@ pub(crate) fn restore(
     log: &Arc<JobLog>,
     ready: Option<Ready>,
 ) -> Result<Restored, RestoreError> {
+    let mut phases = Phases::begin();
     let layers = from.open()?;
     let file = layers.file(0);
     let saved = read_state(file)?;
+    phases.over("its notes");
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
     kedge_transport::map_shared_arena(shared.as_fd())?;
@@ -114,6 +117,7 @@ pub(crate) fn restore(
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
+    phases.over("devices");
     alike(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
     backend.restore_begin(&saved.notes)?;
@@ -121,12 +125,15 @@ pub(crate) fn restore(
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
+    phases.over("objects");
     let mut placed = HashSet::new();
     if let Some(Held { parts, .. }) = from.held {
         placed = hold::fill(file, &saved, parts, &*backend)?;
     }
     fill(&layers, &saved, &placed, &*backend)?;
     backend.restore_end()?;
+    phases.over("bytes");
+    log.note(&format!("brought back in {}", phases.told()));
     for (ctx, error) in saved.faults.iter() {
         host.faults.set(&host.outbox, *ctx, CuError(*error));
     }
