@@ -126,3 +126,77 @@ impl NvidiaBackend {
         Some(named)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Turn;
+    use crate::snapshot_tests::{Quiet, bare, gpus};
+    use kedge_device::Backend;
+    use kedge_protocol::StreamId;
+
+    const CTX: CtxId = CtxId(7);
+
+    fn limits(digests: bool) -> CacheLimits {
+        CacheLimits { digests, ..CacheLimits::default() }
+    }
+
+    /// As [`NvidiaBackend::on`], but that a test's output stays its own.
+    fn on(ready: ReadyGpus, digests: bool) -> Arc<NvidiaBackend> {
+        let ReadyGpus { gpus, chosen, spare } = ready;
+        let gpus = gpus.some(&chosen);
+        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved).unwrap();
+        let host = Arc::new(Quiet);
+        NvidiaBackend::assemble(gpus, arena, Capture::nothing(), spare, (host, limits(digests)))
+    }
+
+    fn made(turn: &Turn) -> Vec<&'static str> {
+        turn.set(|fake| std::mem::take(&mut fake.made))
+    }
+
+    #[test]
+    fn a_client_gets_what_was_made_before_it_came() {
+        let (turn, driver) = Turn::begin(64 << 20);
+        let cold = bare(&driver, limits(false), Arc::new(Quiet));
+        cold.create_context(CTX, 0, StreamId(1)).unwrap();
+        let usual = made(&turn);
+        drop(cold);
+        turn.new_process();
+
+        let ready = ReadyGpus::new(gpus(&driver), &[0], false).unwrap();
+        assert_eq!(made(&turn), usual, "the driver places by the order of calls");
+        let backend = on(ready, false);
+        backend.create_context(CTX, 0, StreamId(1)).unwrap();
+        assert_eq!(made(&turn), [""; 0]);
+        backend.create_stream(StreamId(2), CTX, false, 0).unwrap();
+        // The next has to be made.
+        backend.create_context(CtxId(8), 0, StreamId(3)).unwrap();
+        assert_eq!(made(&turn).iter().filter(|what| **what == "context").count(), 1);
+        backend.destroy_context(CTX).unwrap();
+    }
+
+    #[test]
+    fn a_context_with_kernels_is_not_for_a_client_without() {
+        let (turn, driver) = Turn::begin(64 << 20);
+        let ready = ReadyGpus::new(gpus(&driver), &[0], true).unwrap();
+        let with_kernels =
+            ready.spare.unnamed.as_ref().is_some_and(|spare| spare.kernels.is_some());
+        assert!(with_kernels);
+        let backend = on(ready, false);
+        made(&turn);
+        backend.create_context(CTX, 0, StreamId(1)).unwrap();
+        assert!(made(&turn).contains(&"context"));
+        assert!(!backend.shared.digester.gathers(CTX));
+    }
+
+    #[test]
+    fn others_than_were_ready_can_be_had() {
+        let (turn, driver) = Turn::begin(64 << 20);
+        let gpus = ReadyGpus::new(gpus(&driver), &[0], false).unwrap().back();
+        assert_eq!(gpus.reserved, 1, "its addresses are not reserved twice");
+        made(&turn);
+        let backend = on(ReadyGpus::new(gpus, &[0], false).unwrap(), false);
+        backend.create_context(CTX, 0, StreamId(1)).unwrap();
+        assert_eq!(made(&turn).iter().filter(|what| **what == "context").count(), 1);
+    }
+}

@@ -52,7 +52,7 @@ enum Moment {
         track: bool,
     },
     Restart {
-        restart: Restart,
+        restart: Box<Restart>,
         begun: Vec<Begun>,
     },
     /// Processes may ask for devices as soon as they run.
@@ -198,7 +198,7 @@ impl Gpu {
 
     /// Descriptors are about to be made again, in this process.
     pub(crate) fn restart_with(&self, restart: Restart) {
-        *self.moment() = Moment::Restart { restart, begun: Vec::new() };
+        *self.moment() = Moment::Restart { restart: Box::new(restart), begun: Vec::new() };
     }
 
     /// What the process that restarts the job still holds: its copy of what the init was given.
