@@ -46,7 +46,10 @@ impl Backend for NvidiaBackend {
         if tables.contexts.contains_key(&ctx) {
             return Err(CuError::INVALID_VALUE);
         }
-        let context = Context::create(&self.shared.driver, ctx, device, on);
+        let context = match self.ready_context(ctx, device, on) {
+            Some(ready) => Ok(ready),
+            None => Context::create(&self.shared.driver, ctx, device, on),
+        };
         let context = context.inspect_err(|error| {
             if let Some(why) = devices::unavailable(&self.shared.driver, on, *error) {
                 self.shared.host.log(&why);

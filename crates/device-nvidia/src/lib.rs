@@ -9,6 +9,7 @@
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
 //!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
 //!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
+//! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod arena;
@@ -41,6 +42,7 @@ mod output;
 mod pace;
 mod pinned;
 mod presence;
+mod ready;
 mod restore;
 mod snapshot;
 #[cfg(test)]
@@ -63,6 +65,7 @@ pub use arena::ArenaError;
 pub use driver::DriverError;
 pub use pace::{DrainRate, DrainWays};
 pub use presence::{driver_path, gpu_nodes, obstacle};
+pub use ready::ReadyGpus;
 pub use spare::CacheLimits;
 
 use arena::Arena;
@@ -77,6 +80,7 @@ use kedge_protocol::DeviceInfo;
 use looked_at::LookedAt;
 use output::Capture;
 use pinned::Slots;
+use ready::{Spare, SpareContext};
 use restore::Restoring;
 use spare::Cache;
 use staging::Buffers;
@@ -127,6 +131,8 @@ pub struct NvidiaBackend {
     version: u32,
     tables: Mutex<Tables>,
     restoring: Mutex<Restoring>,
+    /// A context that waits for its client.
+    spare: Mutex<Option<SpareContext>>,
 }
 
 /// What waiting threads need.
@@ -168,6 +174,8 @@ pub struct Gpus {
     devices: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
     version: u32,
+    /// So many devices' addresses are reserved.
+    reserved: usize,
 }
 
 impl Gpus {
@@ -186,7 +194,15 @@ impl Gpus {
         let mut version = 0;
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::init)?;
-        Ok(Gpus { driver, devices, infos, version: u32::try_from(version).unwrap_or(0) })
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok(Gpus { driver, devices, infos, version, reserved: 0 })
+    }
+
+    /// Those that `chosen` names by their positions.
+    fn some(self, chosen: &[usize]) -> Gpus {
+        let devices = chosen.iter().filter_map(|&at| self.devices.get(at).copied()).collect();
+        let infos = chosen.iter().filter_map(|&at| self.infos.get(at).cloned()).collect();
+        Gpus { devices, infos, ..self }
     }
 
     /// What programs are told of them.
@@ -219,26 +235,24 @@ impl NvidiaBackend {
         host: Arc<dyn Host>,
         limits: CacheLimits,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
-        let Gpus { driver, devices, infos, version } = gpus;
-        let devices: Vec<_> = chosen.iter().filter_map(|&at| devices.get(at).copied()).collect();
-        let infos = chosen.iter().filter_map(|&at| infos.get(at).cloned()).collect();
-        let arena = Arena::reserve(&driver, &devices)?;
+        let gpus = gpus.some(chosen);
+        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
-        Ok(NvidiaBackend::assemble(driver, devices, infos, version, arena, capture, (host, limits)))
+        let spare = Spare { unnamed: None, slots: Slots::new(&gpus.driver) };
+        Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
 
     fn assemble(
-        driver: Arc<Driver>,
-        devices: Vec<CUdevice>,
-        infos: Vec<DeviceInfo>,
-        version: u32,
+        Gpus { driver, devices, infos, version, .. }: Gpus,
         arena: Arena,
         capture: Capture,
+        Spare { unnamed, slots }: Spare,
         (host, limits): (Arc<dyn Host>, CacheLimits),
     ) -> Arc<NvidiaBackend> {
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
             restoring: Mutex::default(),
+            spare: Mutex::new(unnamed),
             shared: Arc::new(Shared {
                 buffers: Buffers::new(&driver),
                 busy: Arc::default(),
@@ -246,7 +260,7 @@ impl NvidiaBackend {
                 capture,
                 live: Live::default(),
                 cache: Cache::new(&driver, limits),
-                slots: Slots::new(&driver),
+                slots,
                 digester: Digester::new(limits.digests),
                 timeline: Timeline::default(),
                 driver,

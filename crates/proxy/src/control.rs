@@ -12,7 +12,7 @@ use kedge_device::Backend;
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, FileEntry};
 use kedge_transport::{Channel, Server, SocketError};
-use kedge_wire::{Text, wire};
+use kedge_wire::{List, Text, wire};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -59,11 +59,15 @@ wire! {
         /// Before `Restore`: descriptors of the devices' memory that is held for the client. No answer. What
         /// else is held comes with `Restore`, as the third descriptor: then that is the file.
         Parts = 11 {},
-        /// The client is there, as process `pid`: go on with it → `Yes`.
+        /// The client is there, as process `pid`: go on with it → `Yes`. With its process descriptor, for a
+        /// proxy of another namespace.
         Begin = 8 { pid: u32 },
         /// Take the devices' memory off them, until the client goes on → `Captured`, with its bytes. Gated, at
         /// rest.
         Leave = 13 {},
+        /// To a proxy that waits for a client: serve the one behind the first descriptor, started as these
+        /// arguments say; the second is to be told how it ends, a byte → `Yes`.
+        Serve = 14 { arguments: List<Text<4096>, 64> },
         /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
         /// `Yes`. Before `Write`.
         Hold = 12 { image: Text<4096>, file: Text<256> },
@@ -103,6 +107,16 @@ impl Control {
     pub fn pair() -> io::Result<(Control, OwnedFd)> {
         let (channel, far) = Channel::pair()?;
         Ok((Control(channel), far))
+    }
+
+    /// To a proxy that another process has started.
+    pub fn to(socket: OwnedFd) -> Control {
+        Control(Channel::new(socket))
+    }
+
+    /// The socket, for another process.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.0.socket()
     }
 
     /// Gives an order and waits for its answer, for `limit` at most.
@@ -294,9 +308,10 @@ impl Serving {
                 Order::Rest { .. } | Order::Step { .. } | Order::Capture { .. } | Order::Leave {},
                 None,
             ) => Err("its gate is open".into()),
-            (Order::Restore { .. } | Order::Begin { .. } | Order::Parts {}, _) => {
-                Err("it serves already".into())
-            }
+            (
+                Order::Restore { .. } | Order::Begin { .. } | Order::Parts {} | Order::Serve { .. },
+                _,
+            ) => Err("it serves already".into()),
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod options;
 mod output;
 
 mod peers;
+mod phases;
 mod record;
 mod restore;
 mod saved;
@@ -37,6 +38,7 @@ mod sharing;
 mod swap;
 mod tickets;
 mod visible;
+pub mod warm;
 mod watch;
 mod work;
 
