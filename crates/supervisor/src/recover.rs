@@ -244,6 +244,8 @@ impl RestartSpec {
             policy: note.policy,
             lazy: false,
             joining: None,
+            far: None,
+            parts: Vec::new(),
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             back: Some(Back {
                 used: note.used,
