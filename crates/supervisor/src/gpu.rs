@@ -5,11 +5,13 @@
 use crate::keeper::Held;
 use crate::proxies::{self, Launch, Proxies};
 use crate::quiesce::Resting;
+use crate::sharing::{self, Lent};
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
 use kedge_process::{Captured, EngineError};
+use kedge_proxy::aliases;
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
 use kedge_proxy::joblog::JobLog;
 use kedge_wire::Text;
@@ -22,6 +24,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -45,6 +48,8 @@ enum Moment {
     /// These are at rest and may be captured.
     Checkpoint {
         clients: Vec<Client>,
+        /// Memory of which processes may have descriptors.
+        lent: Vec<Lent>,
         /// The job's, by which a process asks for devices.
         socket: PathBuf,
         /// Whether this image or a later one may build on another.
@@ -93,6 +98,9 @@ struct State {
     clients: Vec<Saved>,
     /// Descriptions and paths of what NVIDIA's management library has open.
     management: Vec<(u32, String)>,
+    /// Descriptions of device memory that travels from process to process, and where it is found.
+    #[serde(default)]
+    memory: Vec<(u32, String)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -169,6 +177,7 @@ impl Gpu {
     pub(crate) fn checkpoint_of(
         &self,
         clients: &[Resting],
+        lent: Vec<Lent>,
         socket: &Path,
         track: bool,
     ) -> io::Result<Captures> {
@@ -185,7 +194,7 @@ impl Gpu {
         let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
         let clients = captured.collect();
         let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, socket, track };
+        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track };
         Ok(Captures { clients })
     }
 
@@ -327,6 +336,9 @@ impl Plugin for Gpu {
             {
                 Claim::Yes
             }
+            Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
+                Claim::Yes
+            }
             Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
@@ -344,15 +356,18 @@ impl Plugin for Gpu {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let moment = self.moment();
-        let Moment::Checkpoint { clients, track, .. } = &*moment else { return Ok(None) };
+        let Moment::Checkpoint { clients, lent, track, .. } = &*moment else { return Ok(None) };
         capture_all(clients, *track, capture.base)?;
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
-        let management = save_management(capture, mine);
-        if clients.is_empty() && management.is_empty() {
+        let memory = sharing::save(capture, mine, lent);
+        let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
+        let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
+        let management = save_management(capture, &rest);
+        if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }
-        let all = serde_json::to_value(State { clients, management });
+        let all = serde_json::to_value(State { clients, management, memory });
         all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
     }
 
@@ -361,9 +376,17 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = &mut *moment else {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
-        let State { clients, management } = world.parse(state)?;
+        let State { clients, management, memory } = world.parse(state)?;
+        let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
+        aliases::clear(&folder);
         for saved in clients {
             begun.push(begin(&saved, world, restart)?);
+        }
+        for (description, name) in memory {
+            let name = aliases::parse(&name);
+            let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
+            let found = aliases::descriptor(&folder, &name);
+            world.made(description, found.map_err(failed("find shared device memory"))?)?;
         }
         management.into_iter().try_for_each(|(description, path)| reopen(description, &path, world))
     }
@@ -372,10 +395,9 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
             return Ok(());
         };
+        wait_for_all(&begun)?;
         for Begun { client, proxy, control } in begun {
-            let goes_on = control
-                .answer(LIMIT)
-                .and_then(|_| control.does(&Order::Begin { pid: client }, LIMIT));
+            let goes_on = control.does(&Order::Begin { pid: client }, LIMIT);
             goes_on.map_err(|error| refused(client, &error))?;
             restart.proxies.add(proxy, control);
         }
@@ -534,6 +556,23 @@ fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, P
     };
     given.map_err(|error| refused(pid, &error))?;
     Ok(Begun { client: pid, proxy, control })
+}
+
+/// Waits until all proxies have brought their devices back. The first that fails is told of at once: others
+/// may wait for what it was to make.
+fn wait_for_all(begun: &[Begun]) -> Result<(), PluginError> {
+    let (said, hear) = channel();
+    for Begun { client, control, .. } in begun {
+        let (said, client, control) = (said.clone(), *client, control.clone());
+        let wait = move || drop(said.send((client, control.answer(LIMIT))));
+        let started = thread::Builder::new().stack_size(64 << 10).spawn(wait);
+        started.map_err(failed("start a thread"))?;
+    }
+    drop(said);
+    hear.iter().try_for_each(|(client, answer)| match answer {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refused(client, &error)),
+    })
 }
 
 fn restore_order(path: &Path, entry: &FileEntry) -> Order {
