@@ -153,6 +153,10 @@ impl Backend for NvidiaBackend {
         self.tables().arena.import_handle(handle, fd)
     }
 
+    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        self.tables().arena.adopt_handle(handle, device, size)
+    }
+
     fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
         self.tables().arena.export_slab(addr)
     }

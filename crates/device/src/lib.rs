@@ -108,6 +108,12 @@ pub trait Backend: Send + Sync {
     fn import_handle(&self, _handle: MemHandleId, _fd: OwnedFd) -> Result<Imported, CuError> {
         Err(CuError::NOT_SUPPORTED)
     }
+    /// Imported memory becomes this client's own, because who has made it is gone: snapshots hold `size`
+    /// bytes of it from now on, as of what [`Backend::create_handle`] makes on `device`. Snapshots leave out
+    /// all other imported memory, which is its owner's to save.
+    fn adopt_handle(&self, _handle: MemHandleId, _device: u32, _size: u64) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     /// A descriptor of the slab that holds an address, and where that lies: (address, bytes). NOT_READY
     /// where work must be over first.
     fn export_slab(&self, _addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {

@@ -17,6 +17,7 @@ mod proxies;
 mod quiesce;
 mod recover;
 mod restart;
+mod sharing;
 mod signals;
 mod swap;
 pub mod warm;

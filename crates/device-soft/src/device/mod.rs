@@ -294,6 +294,15 @@ impl Backend for SoftBackend {
         Ok(Imported { device: own, size: Some(size) })
     }
 
+    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        let memory = &self.runtime.memory;
+        memory.charge(device, size)?;
+        self.vmm.adopt(handle, device, size).or_else(|error| {
+            memory.refund(device, size)?;
+            Err(error)
+        })
+    }
+
     fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
         if !self.runtime.is_idle() {
             return Err(CuError::NOT_READY);
