@@ -5,7 +5,7 @@
 //! need no base have an operand for it all the same, which nothing reads.
 
 use super::access::{PLACE_SHIFT, Place};
-use super::locate::{AnyGlobal, FrameLocal, Local64, Locate, Pointers, Shared32, Shared64};
+use super::locate::{AnyGlobal, FrameLocal, HALF, Local64, Locate, Pointers, Shared32, Shared64};
 use super::strong::{LoadStrong, StoreStrong, load_pair, load_scalar, store_pair, store_scalar};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
@@ -284,20 +284,25 @@ pub(super) unsafe fn rows<I: Isa, P: Pointers, T: Element, const N: usize>(
 ) -> [[T; WARP]; N] {
     let bytes = (N * size_of::<T>()) as u64;
     let mut rows = [[T::default(); WARP]; N];
+    let step = (pointers.at(1) as usize).wrapping_sub(pointers.at(0) as usize) as u64;
     // SAFETY: the caller's contract.
     unsafe {
-        if let Some(first) = pointers.contiguous::<I>(bytes) {
-            let first = first.cast::<[[T; N]; WARP]>().read_unaligned();
-            for lane in 0..WARP {
-                for item in 0..N {
-                    rows[item][lane] = first[lane][item];
+        if step == bytes && pointers.by_halves::<I>(bytes) {
+            for half in [0, HALF] {
+                let first = pointers.at(half).cast::<[[T; N]; HALF]>().read_unaligned();
+                for lane in 0..HALF {
+                    for item in 0..N {
+                        rows[item][half + lane] = first[lane][item];
+                    }
                 }
             }
-        } else if let Some(common) = pointers.contiguous::<I>(0) {
-            // All lanes read one place: a row of a matrix, a field of a structure.
-            let items = common.cast::<[T; N]>().read_unaligned();
-            for item in 0..N {
-                rows[item] = [items[item]; WARP];
+        } else if step == 0 && pointers.by_halves::<I>(0) {
+            // All lanes of a half read one place: a row of a matrix, a field of a structure.
+            for half in [0, HALF] {
+                let items = pointers.at(half).cast::<[T; N]>().read_unaligned();
+                for item in 0..N {
+                    rows[item][half..half + HALF].fill(items[item]);
+                }
             }
         } else if N == 1 {
             rows[0] = T::gather::<I, _>(pointers);
@@ -327,7 +332,11 @@ impl<P: Locate, T: Element> Op for LoadWide<P, T> {
                 Err(flow) => return flow,
             };
             let [row] = rows::<I, _, T, 1>(&pointers);
-            warp.set64(inst.op[0], &row.map(T::widened), mask);
+            let mut wide = [0; WARP];
+            for lane in 0..WARP {
+                wide[lane] = row[lane].widened();
+            }
+            warp.set64(inst.op[0], &wide, mask);
         }
         Flow::Next
     }
@@ -350,16 +359,16 @@ impl<P: Locate, T: Element, const N: usize> Op for Store<P, T, N> {
             for item in 0..N {
                 rows[item] = T::get(warp, inst.op[1 + item]);
             }
-            if mask == u32::MAX
-                && let Some(first) = pointers.contiguous::<I>(bytes)
-            {
-                let mut block = [[T::default(); N]; WARP];
-                for lane in 0..WARP {
-                    for item in 0..N {
-                        block[lane][item] = rows[item][lane];
+            if mask == u32::MAX && pointers.by_halves::<I>(bytes) {
+                for half in [0, HALF] {
+                    let mut block = [[T::default(); N]; HALF];
+                    for lane in 0..HALF {
+                        for item in 0..N {
+                            block[lane][item] = rows[item][half + lane];
+                        }
                     }
+                    pointers.at(half).cast::<[[T; N]; HALF]>().write_unaligned(block);
                 }
-                first.cast::<[[T; N]; WARP]>().write_unaligned(block);
                 return Flow::Next;
             }
             let mut left = mask;

@@ -7,11 +7,15 @@ use super::{Flow, Isa, Level};
 use crate::code::Inst;
 use crate::spec::WARP;
 
+/// Lanes of half a warp.
+pub(crate) const HALF: usize = WARP / 2;
+
 /// Pointers of all lanes; a lane that does not take part has another lane's.
 pub(crate) trait Pointers {
     fn at(&self, lane: usize) -> *mut u8;
-    /// The first pointer, if lane `i`'s is `i * bytes` further; with 0, if all are the same.
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8>;
+    /// Whether in each half of the warp lane `i`'s pointer is `i * bytes` further than the half's first: a
+    /// row of a tile 16 wide; with 0, that a half's lanes all have the same.
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool;
     /// # Safety
     /// Every pointer is valid for reading 4 bytes.
     unsafe fn gather32<I: Isa>(&self) -> [u32; WARP];
@@ -30,17 +34,19 @@ impl Pointers for Wide {
     }
 
     #[inline(always)]
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the handler is compiled for this level.
-            return unsafe { wide::steps64(&self.0, bytes) }.then_some(self.0[0] as *mut u8);
+            return unsafe { wide::steps64(&self.0, bytes) };
         }
         let mut difference = 0;
-        for lane in 0..WARP {
-            difference |= self.0[lane] ^ self.0[0].wrapping_add(lane as u64 * bytes);
+        for lane in 0..HALF {
+            let step = lane as u64 * bytes;
+            difference |= self.0[lane] ^ self.0[0].wrapping_add(step);
+            difference |= self.0[HALF + lane] ^ self.0[HALF].wrapping_add(step);
         }
-        (difference == 0).then_some(self.0[0] as *mut u8)
+        difference == 0
     }
 
     #[inline(always)]
@@ -103,18 +109,19 @@ impl Pointers for Near {
     }
 
     #[inline(always)]
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the handler is compiled for this level.
-            return unsafe { wide::steps32(&self.offset, bytes as u32) }.then(|| self.at(0));
+            return unsafe { wide::steps32(&self.offset, bytes as u32) };
         }
         let mut difference = 0;
-        for lane in 0..WARP {
-            difference |=
-                self.offset[lane] ^ self.offset[0].wrapping_add(lane as u32 * bytes as u32);
+        for lane in 0..HALF {
+            let step = lane as u32 * bytes as u32;
+            difference |= self.offset[lane] ^ self.offset[0].wrapping_add(step);
+            difference |= self.offset[HALF + lane] ^ self.offset[HALF].wrapping_add(step);
         }
-        (difference == 0).then(|| self.at(0))
+        difference == 0
     }
 
     #[inline(always)]
