@@ -5,7 +5,9 @@
 //! need no base have an operand for it all the same, which nothing reads.
 
 use super::access::{PLACE_SHIFT, Place};
-use super::locate::{AnyGlobal, FrameLocal, HALF, Local64, Locate, Pointers, Shared32, Shared64};
+use super::locate::{
+    AnyGlobal, FrameLocal, HALF, Halves, Local64, Locate, Pointers, Shared32, Shared64,
+};
 use super::strong::{LoadStrong, StoreStrong, load_pair, load_scalar, store_pair, store_scalar};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
@@ -261,6 +263,15 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
         let bytes = (N * size_of::<T>()) as u64;
         // SAFETY: lowering put the base after the destinations; `locate` checked the pointers.
         unsafe {
+            if mask == u32::MAX
+                && let Some(halves) = P::halves::<I>(warp, inst, inst.op[N], bytes)
+            {
+                let rows = rows_by_halves::<T, N>(&halves);
+                for item in 0..N {
+                    T::put(warp, inst.op[item], &rows[item], mask);
+                }
+                return Flow::Next;
+            }
             let pointers = match P::locate::<I>(warp, inst, inst.op[N], mask, bytes) {
                 Ok(pointers) => pointers,
                 Err(flow) => return flow,
@@ -272,6 +283,35 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
         }
         Flow::Next
     }
+}
+
+/// `N` elements of each lane, where each half of the warp has them in a row, or all lanes the same.
+///
+/// # Safety
+/// As [`rows`]'s.
+#[inline(always)]
+unsafe fn rows_by_halves<T: Element, const N: usize>(halves: &Halves) -> [[T; WARP]; N] {
+    let mut rows = [[T::default(); WARP]; N];
+    for (half, first) in halves.first.into_iter().enumerate() {
+        let lanes = half * HALF..(half + 1) * HALF;
+        if halves.step == 0 {
+            // A row of a matrix, a field of a structure.
+            // SAFETY: the caller's contract.
+            let items = unsafe { first.cast::<[T; N]>().read_unaligned() };
+            for item in 0..N {
+                rows[item][lanes.clone()].fill(items[item]);
+            }
+        } else {
+            // SAFETY: the caller's contract.
+            let items = unsafe { first.cast::<[[T; N]; HALF]>().read_unaligned() };
+            for lane in 0..HALF {
+                for item in 0..N {
+                    rows[item][half * HALF + lane] = items[lane][item];
+                }
+            }
+        }
+    }
+    rows
 }
 
 /// `N` elements of each lane.
@@ -287,23 +327,9 @@ pub(super) unsafe fn rows<I: Isa, P: Pointers, T: Element, const N: usize>(
     let step = (pointers.at(1) as usize).wrapping_sub(pointers.at(0) as usize) as u64;
     // SAFETY: the caller's contract.
     unsafe {
-        if step == bytes && pointers.by_halves::<I>(bytes) {
-            for half in [0, HALF] {
-                let first = pointers.at(half).cast::<[[T; N]; HALF]>().read_unaligned();
-                for lane in 0..HALF {
-                    for item in 0..N {
-                        rows[item][half + lane] = first[lane][item];
-                    }
-                }
-            }
-        } else if step == 0 && pointers.by_halves::<I>(0) {
-            // All lanes of a half read one place: a row of a matrix, a field of a structure.
-            for half in [0, HALF] {
-                let items = pointers.at(half).cast::<[T; N]>().read_unaligned();
-                for item in 0..N {
-                    rows[item][half..half + HALF].fill(items[item]);
-                }
-            }
+        if (step == bytes || step == 0) && pointers.by_halves::<I>(step) {
+            let first = [pointers.at(0), pointers.at(HALF)];
+            return rows_by_halves(&Halves { first, step });
         } else if N == 1 {
             rows[0] = T::gather::<I, _>(pointers);
         } else {

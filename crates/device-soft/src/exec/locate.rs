@@ -159,11 +159,39 @@ impl Pointers for Near {
     }
 }
 
+/// What both halves of a warp access.
+pub(crate) struct Halves {
+    pub first: [*mut u8; 2],
+    /// Bytes from one lane's to the next one's.
+    pub step: u64,
+}
+
+/// Whether `len` bytes from both `starts` on end at `room` at most, and are aligned.
+#[inline(always)]
+fn both_fit(starts: [u64; 2], len: u64, room: u64, align: u64) -> bool {
+    let fits = |start: u64| start <= room && len <= room - start && start & (align - 1) == 0;
+    fits(starts[0]) && fits(starts[1])
+}
+
 /// A place's address computation and check, for the handlers that are specialised by place.
 pub(crate) trait Locate {
     type Out: Pointers;
     /// Only the block's own worker touches this memory, one warp at a time.
     const OF_BLOCK: bool;
+    /// The first pointers of both halves of a whole warp, where each half's lanes are `step` (`bytes`, or 0)
+    /// from one to the next and every access is good; None says nothing.
+    ///
+    /// # Safety
+    /// `slot` is an operand of the place's bank.
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(
+        _warp: &Warp,
+        _inst: &Inst,
+        _slot: i32,
+        _bytes: u64,
+    ) -> Option<Halves> {
+        None
+    }
     /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
     ///
     /// # Safety
@@ -183,6 +211,28 @@ pub(crate) struct AnyGlobal;
 impl Locate for AnyGlobal {
     type Out = Wide;
     const OF_BLOCK: bool = false;
+
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the caller's contract; the cache belongs to this worker.
+            let (base, span) = unsafe { (warp.row64(slot), (*warp.cache).entry(inst.cache)) };
+            let step = base[1].wrapping_sub(base[0]);
+            // SAFETY: the handler is compiled for this level.
+            if (step != bytes && step != 0) || !unsafe { wide::steps64(base, step) } {
+                return None;
+            }
+            let first = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm));
+            let len = (HALF as u64 - 1) * step + bytes;
+            let aligned = (first[0] | first[1]) & (bytes - 1) == 0;
+            let starts = first.map(|first| first.wrapping_sub(span.lo));
+            let good = aligned && both_fit(starts, len, span.hi - span.lo, 1);
+            return good.then(|| Halves { first: first.map(|addr| addr as *mut u8), step });
+        }
+        let _ = (warp, inst, slot, bytes);
+        None
+    }
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
@@ -245,6 +295,29 @@ pub(crate) struct Shared32;
 impl Locate for Shared32 {
     type Out = Near;
     const OF_BLOCK: bool = true;
+
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the caller's contract.
+            let base = unsafe { warp.row32(slot) };
+            let step = base[1].wrapping_sub(base[0]);
+            // SAFETY: the handler is compiled for this level.
+            if (u64::from(step) != bytes && step != 0) || !unsafe { wide::steps32(base, step) } {
+                return None;
+            }
+            let step = u64::from(step);
+            let starts = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm as u32));
+            let starts = starts.map(u64::from);
+            let len = (HALF as u64 - 1) * step + bytes;
+            let first = || starts.map(|start| warp.shared.wrapping_add(start as usize));
+            return both_fit(starts, len, warp.shared_len, bytes)
+                .then(|| Halves { first: first(), step });
+        }
+        let _ = (warp, inst, slot, bytes);
+        None
+    }
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
