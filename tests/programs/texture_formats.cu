@@ -52,7 +52,8 @@ int main()
     CUDA(cudaMemcpy2DToArray(sarray, 0, 0, shorts.data(), 2 * n, 2 * n, 1, cudaMemcpyHostToDevice));
     auto linear = make([&](cudaResourceDesc &r) {
         r.resType = cudaResourceTypeLinear;
-        r.res.linear.devPtr = dlin.data, r.res.linear.sizeInBytes = n * 16;
+        // More than there is, as some programs say.
+        r.res.linear.devPtr = dlin.data, r.res.linear.sizeInBytes = n * 16 + 4096;
         r.res.linear.desc = cudaCreateChannelDesc<int4>();
     });
     auto plane = make([&](cudaResourceDesc &r) {

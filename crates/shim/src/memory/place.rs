@@ -89,6 +89,11 @@ pub(super) fn locate_on_device(
     Ok(Side { place: Place::Mapped { addr, pitch, slice }, home: Home::Device })
 }
 
+/// Bytes from `addr` to the end of the device-accessible allocation that holds it.
+pub(super) fn left_at(addr: u64) -> Option<u64> {
+    MEMORY.table().find(addr).map(|found| found.base + found.size - addr)
+}
+
 /// What lies at an arena's address; `None` for an address outside the arenas.
 fn home_of_arena(addr: u64, reach: u64) -> Result<Option<Home>, CuError> {
     // What the proxy placed itself is not all known here; the device checks it.

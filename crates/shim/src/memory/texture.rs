@@ -3,7 +3,7 @@
 
 use super::array::{self, Array};
 use super::link::{ask, current, post, quiesce};
-use super::place::{Shape, locate_on_device};
+use super::place::{Shape, left_at, locate_on_device};
 use super::{give, read};
 use crate::entry;
 use kedge_cuda_types::CuError;
@@ -48,6 +48,15 @@ fn address(addr: u64, pitch: u64, shape: Shape) -> Result<u64, CuError> {
     }
 }
 
+/// Linear memory of `bytes`, or as much of it as there is: programs say more than they have, and
+/// drivers take it. No element lies beyond. INVALID_VALUE where there are not even `least` bytes.
+fn line(addr: u64, bytes: u64, least: u64) -> Result<(u64, u64), CuError> {
+    address(addr, 0, Shape::line(bytes)).map(|addr| (addr, bytes)).or_else(|error| {
+        let left = left_at(addr).filter(|left| (least..bytes).contains(left)).ok_or(error)?;
+        Ok((address(addr, 0, Shape::line(left))?, left))
+    })
+}
+
 /// What a resource description names.
 fn source(
     resource: &CUDA_RESOURCE_DESC,
@@ -74,11 +83,11 @@ fn source(
             Ok(TextureSource::Mipmap { levels })
         }
         CU_RESOURCE_TYPE_LINEAR => {
-            let bytes = second;
-            if bytes < element(format, channels)? {
+            let least = element(format, channels)?;
+            if second < least {
                 return Err(CuError::INVALID_VALUE);
             }
-            let addr = address(first, 0, Shape::line(bytes))?;
+            let (addr, bytes) = line(first, second, least)?;
             Ok(TextureSource::Linear { addr, format, channels, bytes })
         }
         CU_RESOURCE_TYPE_PITCH2D => {

@@ -3,10 +3,10 @@
 
 use super::storage::Destructor;
 use crate::context::{self, Context};
-use crate::{entry, ffi, log, module};
+use crate::{entry, ffi, log, module, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::error::{CUresult, status};
-use kedge_cuda_types::handle::{CUcontext, CUdevice, CUfunction, CUmodule};
+use kedge_cuda_types::handle::{CUcontext, CUdevice, CUfunction, CUmodule, CUstream};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -138,6 +138,31 @@ pub(super) unsafe extern "C" fn context_device(ctx: CUcontext, out: *mut CUdevic
 pub(super) unsafe extern "C" fn context_id(ctx: CUcontext, out: *mut u64) -> CUresult {
     // SAFETY: the caller's out pointer.
     status(storage_of(ctx).and_then(|ctx| unsafe { ffi::write(out, u64::from(ctx.id().0.max(1))) }))
+}
+
+/// Tools context 51: what a stream's handle stands for; the default streams have several. Callers
+/// were seen to hand it to 39 and to nothing else: it is the stream's number, not an address. Default
+/// streams are the current context's, which callers passed; `per_thread` says which of them NULL is.
+pub(super) unsafe extern "C" fn stream_of_handle(
+    _ctx: CUcontext,
+    handle: CUstream,
+    out: *mut usize,
+    per_thread: u32,
+) -> CUresult {
+    let named =
+        if handle == CUstream::NULL && per_thread != 0 { CUstream::PER_THREAD } else { handle };
+    // SAFETY: the caller's out pointer.
+    status(stream::resolve(named).and_then(|id| unsafe { ffi::write(out, id.0 as usize) }))
+}
+
+/// Tools context 39: the number of what 51 told, which no other stream has or gets.
+pub(super) unsafe extern "C" fn stream_number(
+    _ctx: CUcontext,
+    stream: usize,
+    out: *mut u64,
+) -> CUresult {
+    // SAFETY: the caller's out pointer.
+    status(unsafe { ffi::write(out, stream as u64) })
 }
 
 /// Bytes of each block that slot 4 of table 1734dc26 hands out; callers used less than 192.

@@ -92,7 +92,12 @@ pub(super) static INTEGRITY_CHECK: [Slot; 3] =
     table(unknowns!(5), &[(1, handshake::check as *const ())]);
 static TOOLS_CONTEXT: [Slot; 95] = table(
     unknowns!(6),
-    &[(3, slots::context_device as *const ()), (4, slots::context_id as *const ())],
+    &[
+        (3, slots::context_device as *const ()),
+        (4, slots::context_id as *const ()),
+        (39, slots::stream_number as *const ()),
+        (51, slots::stream_of_handle as *const ()),
+    ],
 );
 static HALF_PRODUCTS: [Slot; 17] = table(
     unknowns!(7),
