@@ -103,7 +103,8 @@ pub(crate) fn bind(clients: &[Resting]) -> Result<Vec<Lent>, SharingError> {
 }
 
 fn ask<'a>(clients: &'a [Resting], owners: &mut Owners) -> Result<Vec<Client<'a>>, SharingError> {
-    let controls: Vec<_> = clients.iter().map(|client| (client.pid, &client.proxy.control)).collect();
+    let controls: Vec<_> =
+        clients.iter().map(|client| (client.pid, &client.proxy.control)).collect();
     let answers = ask_all(&controls, &Order::Shares {});
     let mut all = Vec::new();
     for (client, answer) in clients.iter().zip(answers) {
