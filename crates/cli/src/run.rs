@@ -119,6 +119,10 @@ pub(crate) struct CheckpointArgs {
     /// [default for TIME: 10m]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
     hold: Option<Time>,
+    /// Keep N proxies ready whose devices are started, so that the job goes back, and its processes get their
+    /// devices, sooner: each holds some 0.5 GB of a GPU's memory [default for N: 1]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    warm: Option<NonZeroU32>,
     /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
     /// on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
@@ -154,8 +158,8 @@ impl CheckpointArgs {
         }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
         let (keep, on_term, recover) = (self.keep, self.on_term, self.recover);
-        let hold = self.hold.map(|time| time.0);
-        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold })
+        let (hold, warm) = (self.hold.map(|time| time.0), self.warm);
+        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm })
     }
 }
 

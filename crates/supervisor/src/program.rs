@@ -106,9 +106,12 @@ impl Program {
             let ended = Outcome::of(status);
             if pid as u32 == self.pid {
                 outcome = Some(ended);
-            } else if proxies.ended(pid as u32) {
-                recovery.proxy_ended(pid as u32, ended);
+            } else if let Some(proxy) = proxies.ended(pid as u32) {
+                recovery.proxy_ended(proxy, ended);
             }
+        }
+        for (proxy, how) in proxies.take_left() {
+            recovery.proxy_ended(proxy, how);
         }
         outcome
     }

@@ -10,6 +10,7 @@
 
 mod arena;
 mod arrays;
+mod conditional;
 mod context;
 mod copies;
 mod engine;
@@ -100,9 +101,42 @@ pub struct SoftBackend {
     runtime: Arc<Runtime>,
     vmm: Vmm,
     textures: Arc<TextureTable>,
-    tables: Mutex<Tables>,
+    tables: Arc<Mutex<Tables>>,
     /// How far a restart is.
     stage: Mutex<Stage>,
+}
+
+/// Software devices that nobody uses yet.
+pub struct Started {
+    memory: Arc<Memory>,
+    vmm: Vmm,
+    engines: Engines,
+    pool: Arc<Pool>,
+    devices: u32,
+}
+
+impl Started {
+    /// Maps the memory of so many devices and starts their threads.
+    ///
+    /// # Errors
+    /// [`StartError`] where an address range is taken or the system refuses memory or threads.
+    pub fn new(config: SoftConfig, devices: u32) -> Result<Started, StartError> {
+        if devices == 0 || devices > MAX_DEVICES {
+            return Err(StartError::Devices(devices));
+        }
+        let memory = Memory::map(devices, config.memory_per_device);
+        let memory = Arc::new(memory.map_err(StartError::Memory)?);
+        let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
+        let vmm = vmm.map_err(StartError::Memory)?;
+        let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
+        let engines = Engines::start().map_err(StartError::Threads)?;
+        Ok(Started { memory, vmm, engines, pool, devices })
+    }
+
+    /// How many.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
 }
 
 impl SoftBackend {
@@ -110,36 +144,37 @@ impl SoftBackend {
     /// shared arena is `host`'s to map, before any managed variable is loaded.
     ///
     /// # Errors
-    /// [`StartError`] where an address range is taken or the system refuses memory or threads.
+    /// As [`Started::new`].
     pub fn new(
         config: SoftConfig,
         infos: Vec<DeviceInfo>,
         host: Arc<dyn Host>,
     ) -> Result<Arc<Self>, StartError> {
-        let devices = infos.len() as u32;
-        if devices == 0 || devices > MAX_DEVICES {
-            return Err(StartError::Devices(devices));
-        }
-        let memory = Memory::map(devices, config.memory_per_device);
-        let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), infos.len());
-        let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
-        Ok(Arc::new(Self {
+        let started = Started::new(config, infos.len() as u32)?;
+        Ok(SoftBackend::on(started, infos, host))
+    }
+
+    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
+    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
+        let Started { memory, vmm, engines, pool, .. } = started;
+        let tables = Arc::default();
+        Arc::new(Self {
             infos,
-            vmm: vmm.map_err(StartError::Memory)?,
+            vmm,
             textures: Arc::default(),
-            tables: Mutex::default(),
             stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
-                engines: Engines::start().map_err(StartError::Threads)?,
+                tables: Arc::downgrade(&tables),
+                engines,
                 memory,
                 outstanding: AtomicUsize::new(0),
                 unfinished: AtomicUsize::new(0),
                 clock: Clock::start(),
                 pool,
             }),
-        }))
+            tables,
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -260,6 +295,15 @@ impl Backend for SoftBackend {
         let (size, number) = self.vmm.import(handle, fd)?;
         let own = (0..self.infos.len() as u32).find(|device| Some(self.number(*device)) == number);
         Ok(Imported { device: own, size: Some(size) })
+    }
+
+    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        let memory = &self.runtime.memory;
+        memory.charge(device, size)?;
+        self.vmm.adopt(handle, device, size).or_else(|error| {
+            memory.refund(device, size)?;
+            Err(error)
+        })
     }
 
     fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
@@ -523,24 +567,27 @@ impl Backend for SoftBackend {
         if tables.graphs.contains_key(&exec) {
             return Err(CuError::INVALID_HANDLE);
         }
-        tables.graphs.insert(exec, Graph::new(ctx));
+        tables.graphs.insert(exec, Arc::new(Mutex::new(Graph::new(ctx))));
         Ok(())
     }
 
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
-        self.tables().graph(exec)?.add_node(op)
+        self.tables().add_graph_node(exec, op)
     }
 
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
-        self.tables().graph(exec)?.add_edges(edges)
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).add_edges(edges)
     }
 
     fn graph_ready(&self, exec: GraphExecId, _priorities: bool) -> Result<(), CuError> {
-        self.tables().graph(exec)?.ready()
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).ready()
     }
 
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
-        self.tables().graph(exec)?.update(node, op)
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).update(node, op)
     }
 
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
