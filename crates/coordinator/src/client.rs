@@ -6,7 +6,7 @@ use crate::message::{
     Broken, Hello, Key, MAX_REPLY, MAX_TOLD, Name, Notice, Passed, Reply, Request, Scope, Series,
     VERSION, Value, Who, Why,
 };
-use crate::page::{Arrival, Page};
+use kedge_barrier::{Arrival, Page};
 use kedge_wire::{List, TooLong};
 use std::io;
 use std::os::fd::OwnedFd;

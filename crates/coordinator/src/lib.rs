@@ -6,14 +6,13 @@
 //! join that one and repeat what they were asking.
 //!
 //! docs/design/0008-coordinator.md has the decisions.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod client;
 mod elect;
 mod frame;
 mod link;
 mod message;
-mod page;
 mod remote;
 mod server;
 mod state;

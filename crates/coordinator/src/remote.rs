@@ -7,7 +7,6 @@
 //! ```
 //!
 //! What is said afterwards is neither encrypted nor signed: that is the network's to see to.
-#![forbid(unsafe_code)]
 
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};

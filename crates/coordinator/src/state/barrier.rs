@@ -2,7 +2,7 @@
 
 use super::{Conn, Place, State, Waiting};
 use crate::message::{MAX_MEMBERS, Name, Reply, Scope, Series, Who, Why};
-use crate::page::{LAST, Page};
+use kedge_barrier::{LAST, Page};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -1,14 +1,13 @@
 //! What the coordinator knows: a state machine that no socket and no clock is in. Each request has one
 //! reply, at once or later; time comes in as milliseconds.
-#![forbid(unsafe_code)]
 
 mod barrier;
 mod board;
 
 use crate::message::{Hello, MAX_MEMBERS, Name, Reply, Request, Scope, Series, VERSION, Who, Why};
-use crate::page::Page;
 use barrier::Round;
 use board::{Board, Slot};
+use kedge_barrier::Page;
 use kedge_wire::List;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A barrier in memory that the members on one node share: whoever comes last lets all others go by one call.
+//! A barrier in memory that processes of one node share: whoever comes last lets all others go by one call.
 //!
 //! It is a page of a memory file that cannot be resized, with one word in use:
 //!
@@ -11,7 +11,6 @@
 //! Members sleep on the upper half. Whoever has the page can write what it likes there: others then pass too
 //! early or too late, but nobody waits for longer than it was told to, and nothing is read as an address or a
 //! length.
-#![expect(unsafe_code, reason = "a mapping, and a view of half of its word for the kernel")]
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -26,13 +25,13 @@ const BYTES: usize = 4096;
 const LEFT: u64 = 1 << 63;
 const HERE: u64 = 0xffff_ffff;
 /// The last step that fits.
-pub(crate) const LAST: u32 = (1 << 31) - 1;
+pub const LAST: u32 = (1 << 31) - 1;
 /// Between two looks at whether there is still a coordinator.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// What became of waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub enum Arrival {
     Through,
     Late,
     /// Nobody meets here any more: the coordinator knows why.
@@ -43,7 +42,7 @@ pub(crate) enum Arrival {
 
 /// The page, mapped.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub struct Page {
     word: NonNull<AtomicU64>,
     file: OwnedFd,
 }
@@ -67,7 +66,7 @@ fn at(step: u32) -> u64 {
 
 impl Page {
     /// A new one, at which nobody has been.
-    pub(crate) fn new() -> io::Result<Page> {
+    pub fn new() -> io::Result<Page> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("kedge-barrier", flags)?;
         rustix::fs::ftruncate(&file, BYTES as u64)?;
@@ -76,7 +75,7 @@ impl Page {
     }
 
     /// What another process has made: refused where it could be made shorter.
-    pub(crate) fn open(file: OwnedFd) -> io::Result<Page> {
+    pub fn open(file: OwnedFd) -> io::Result<Page> {
         let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(seals());
         let bytes = rustix::fs::fstat(&file)?.st_size;
         if !sealed || bytes != BYTES as i64 {
@@ -91,7 +90,8 @@ impl Page {
         Ok(Page { word, file })
     }
 
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    /// To be handed to another process.
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
@@ -114,7 +114,7 @@ impl Page {
 
     /// Waits at `step` for `members` to come, until that moment. `stay` is asked now and then; if it says no, all
     /// who meet here leave.
-    pub(crate) fn arrive(
+    pub fn arrive(
         &self,
         step: u32,
         members: u32,
@@ -182,7 +182,7 @@ impl Page {
     }
 
     /// All have passed `step`, as one of them knows.
-    pub(crate) fn raise(&self, step: u32) {
+    pub fn raise(&self, step: u32) {
         let raise = |now| (passed(now) < step).then(|| (now & LEFT) | at(step.min(LAST)));
         if self.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, raise).is_ok() {
             self.ring();
@@ -190,12 +190,13 @@ impl Page {
     }
 
     /// Nobody meets here from now on.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         self.word().fetch_or(LEFT, Ordering::AcqRel);
         self.ring();
     }
 
-    pub(crate) fn has_been_left(&self) -> bool {
+    /// Whether [`Page::leave`] was said.
+    pub fn has_been_left(&self) -> bool {
         self.word().load(Ordering::Acquire) & LEFT != 0
     }
 }
