@@ -9,6 +9,7 @@ use kedge_cuda_types::memory::*;
 use kedge_protocol::{Imported, MemHandleId};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -54,22 +55,32 @@ struct Handle {
     device: u32,
 }
 
-impl Arena {
-    /// Reserves the address range of each device.
-    pub(crate) fn reserve(driver: &Arc<Driver>, devices: &[CUdevice]) -> Result<Arena, ArenaError> {
-        for index in 0..devices.len() as u32 {
-            let (want, mut got) = (device_base(index), 0);
-            // SAFETY: a live out pointer.
-            let reserved = check(unsafe {
-                (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
-            });
-            reserved.map_err(ArenaError::Refused)?;
-            if got != want {
-                // SAFETY: the range that was just reserved; nothing is mapped there.
-                unsafe { (driver.cuMemAddressFree)(got, DEVICE_CLIENT_LEN as usize) };
-                return Err(ArenaError::Moved { want, got });
-            }
+/// Reserves the address ranges of these devices, for as long as the process lives.
+pub(crate) fn reserve(driver: &Driver, devices: Range<usize>) -> Result<(), ArenaError> {
+    for index in devices {
+        let (want, mut got) = (device_base(index as u32), 0);
+        // SAFETY: a live out pointer.
+        let reserved = check(unsafe {
+            (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
+        });
+        reserved.map_err(ArenaError::Refused)?;
+        if got != want {
+            // SAFETY: the range that was just reserved; nothing is mapped there.
+            unsafe { (driver.cuMemAddressFree)(got, DEVICE_CLIENT_LEN as usize) };
+            return Err(ArenaError::Moved { want, got });
         }
+    }
+    Ok(())
+}
+
+impl Arena {
+    /// Reserves the address range of each device, but of the first `before` of them, of which that is done.
+    pub(crate) fn reserve(
+        driver: &Arc<Driver>,
+        devices: &[CUdevice],
+        before: usize,
+    ) -> Result<Arena, ArenaError> {
+        reserve(driver, before..devices.len())?;
         let (driver, devices) = (Arc::clone(driver), devices.to_vec());
         let peers = peers(&driver, &devices);
         let (slabs, handles, mapped) = Default::default();
@@ -281,6 +292,23 @@ impl Arena {
         let device = device.filter(|_| on_device).map(|at| at as u32);
         self.handles.insert(id, Handle { raw, size: None, device: device.unwrap_or(0) });
         Ok(Imported { device, size: None })
+    }
+
+    /// Another process's memory is now this one's. The driver finds out whether it is as large.
+    pub(crate) fn adopt_handle(
+        &mut self,
+        id: MemHandleId,
+        index: u32,
+        size: u64,
+    ) -> Result<(), CuError> {
+        self.device(index)?;
+        let handle = self.handles.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let sound = size > 0 && size.is_multiple_of(GRANULE) && handle.device == index;
+        if handle.size.is_some() || !sound {
+            return Err(CuError::INVALID_VALUE);
+        }
+        handle.size = Some(size);
+        Ok(())
     }
 
     pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {

@@ -4,8 +4,10 @@
 //! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
 //! time answers later, through a [`kedge_device::Done`].
 
+pub mod aliases;
 mod away;
 pub mod backend;
+pub mod bonds;
 mod capture;
 mod changes;
 mod client_memory;
@@ -28,6 +30,7 @@ pub mod options;
 mod output;
 
 mod peers;
+mod phases;
 mod record;
 mod restore;
 mod saved;
@@ -37,6 +40,7 @@ mod sharing;
 mod swap;
 mod tickets;
 mod visible;
+pub mod warm;
 mod watch;
 mod work;
 

@@ -106,35 +106,67 @@ pub struct SoftBackend {
     stage: Mutex<Stage>,
 }
 
-impl SoftBackend {
-    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
-    /// shared arena is `host`'s to map, before any managed variable is loaded.
+/// Software devices that nobody uses yet.
+pub struct Started {
+    memory: Arc<Memory>,
+    vmm: Vmm,
+    engines: Engines,
+    pool: Arc<Pool>,
+    devices: u32,
+}
+
+impl Started {
+    /// Maps the memory of so many devices and starts their threads.
     ///
     /// # Errors
     /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(
-        config: SoftConfig,
-        infos: Vec<DeviceInfo>,
-        host: Arc<dyn Host>,
-    ) -> Result<Arc<Self>, StartError> {
-        let devices = infos.len() as u32;
+    pub fn new(config: SoftConfig, devices: u32) -> Result<Started, StartError> {
         if devices == 0 || devices > MAX_DEVICES {
             return Err(StartError::Devices(devices));
         }
         let memory = Memory::map(devices, config.memory_per_device);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), infos.len());
+        let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
+        let vmm = vmm.map_err(StartError::Memory)?;
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
+        let engines = Engines::start().map_err(StartError::Threads)?;
+        Ok(Started { memory, vmm, engines, pool, devices })
+    }
+
+    /// How many.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+}
+
+impl SoftBackend {
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
+    /// shared arena is `host`'s to map, before any managed variable is loaded.
+    ///
+    /// # Errors
+    /// As [`Started::new`].
+    pub fn new(
+        config: SoftConfig,
+        infos: Vec<DeviceInfo>,
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<Self>, StartError> {
+        let started = Started::new(config, infos.len() as u32)?;
+        Ok(SoftBackend::on(started, infos, host))
+    }
+
+    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
+    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
+        let Started { memory, vmm, engines, pool, .. } = started;
         let tables = Arc::default();
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             infos,
-            vmm: vmm.map_err(StartError::Memory)?,
+            vmm,
             textures: Arc::default(),
             stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
                 tables: Arc::downgrade(&tables),
-                engines: Engines::start().map_err(StartError::Threads)?,
+                engines,
                 memory,
                 outstanding: AtomicUsize::new(0),
                 unfinished: AtomicUsize::new(0),
@@ -142,7 +174,7 @@ impl SoftBackend {
                 pool,
             }),
             tables,
-        }))
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -263,6 +295,15 @@ impl Backend for SoftBackend {
         let (size, number) = self.vmm.import(handle, fd)?;
         let own = (0..self.infos.len() as u32).find(|device| Some(self.number(*device)) == number);
         Ok(Imported { device: own, size: Some(size) })
+    }
+
+    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        let memory = &self.runtime.memory;
+        memory.charge(device, size)?;
+        self.vmm.adopt(handle, device, size).or_else(|error| {
+            memory.refund(device, size)?;
+            Err(error)
+        })
     }
 
     fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
