@@ -1,6 +1,6 @@
 //! Thread-instructions per second and core, on kernels whose instruction counts are known.
 //!
-//! `cargo run --release -p kedge-device-soft --example ips [WORKERS]`
+//! `cargo run --release -p kedge-device-soft --example ips [WORKERS [PART OF A NAME]]`
 
 use kedge_cuda_types::CuError;
 use kedge_device_soft::code::{PlaceKind, Placement, Program};
@@ -50,22 +50,27 @@ LOOP:
 fn matmul() -> String {
     let mut inner = String::new();
     for k in 0..16 {
+        if k % 4 == 0 {
+            let row: Vec<_> = (0..4).map(|i| format!("%f{}", 20 + k + i)).collect();
+            inner += &format!("ld.shared.v4.f32 {{{}}}, [%r10+{}];\n", row.join(", "), 4 * k);
+        }
         inner += &format!(
-            "ld.shared.f32 %f2, [%r10+{}]; ld.shared.f32 %f3, [%r11+{}];
-            fma.rn.f32 %f1, %f2, %f3, %f1;",
-            4 * k,
-            64 * k
+            "ld.shared.f32 %f{}, [%r11+{}]; fma.rn.f32 %f1, %f{}, %f{}, %f1;\n",
+            40 + k,
+            64 * k,
+            20 + k,
+            40 + k
         );
     }
     format!(
         "
 .visible .entry matmul(.param .u64 a, .param .u64 b, .param .u64 c)
 {{
-    .shared .align 4 .b8 as[1024];
-    .shared .align 4 .b8 bs[1024];
+    .shared .align 16 .b8 as[1024];
+    .shared .align 16 .b8 bs[1024];
     .reg .pred %p<2>;
     .reg .b32 %r<20>;
-    .reg .f32 %f<16>;
+    .reg .f32 %f<64>;
     .reg .b64 %rd<12>;
     ld.param.u64 %rd1, [a];
     ld.param.u64 %rd2, [b];
@@ -253,6 +258,7 @@ impl Placement for Nobody {
 
 fn main() {
     let workers = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1);
+    let wanted = std::env::args().nth(2).unwrap_or_default();
     let pool = Pool::new(workers).expect("threads start");
     let spans = Arc::new(Spans::new());
     let mut memory = vec![1.0f32; 1 << 16];
@@ -261,9 +267,9 @@ fn main() {
     // Instructions a thread: the loop, and what stands around it.
     let cases = [
         ("fp32 ALU loop", ALU.to_string(), [256, 1, 1], 11 * 1024 + 13),
-        ("tiled matmul", matmul(), [16, 16, 1], (6 + 48 + 3) * 64 + 26),
+        ("tiled matmul", matmul(), [16, 16, 1], (6 + 36 + 3) * 64 + 26),
     ];
-    for (name, text, block, instructions) in cases {
+    for (name, text, block, instructions) in cases.into_iter().filter(|c| c.0.contains(&wanted)) {
         let text = format!(".version 8.5\n.target sm_90\n.address_size 64\n{text}");
         let module = kedge_ptx::parse(&text).expect("the kernel parses");
         let program = Arc::new(lower::build(&module, &mut Nobody).expect("the kernel builds"));
@@ -276,7 +282,7 @@ fn main() {
         }
         println!("{name}: {:.2}e9 thread-instructions/s/core", best / 1e9);
     }
-    for product in PRODUCTS {
+    for product in PRODUCTS.iter().filter(|product| product.name.contains(&wanted)) {
         let text = format!(".version 8.5\n.target sm_90\n.address_size 64\n{}", product.text());
         let module = kedge_ptx::parse(&text).expect("the kernel parses");
         let program = Arc::new(lower::build(&module, &mut Nobody).expect("the kernel builds"));

@@ -154,16 +154,18 @@ unsafe fn copy_whole<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32, bytes: u64
         Err(flow) => return Some(flow),
     };
     macro_rules! each {
-        ($ty:ty) => {
-            for lane in 0..WARP {
-                // A lane that does not take part repeats the first one's copy.
+        ($ty:ty) => {{
+            let mut left = mask;
+            while left != 0 {
+                let lane = left.trailing_zeros() as usize;
+                left &= left - 1;
                 // SAFETY: the offsets were checked above, the sources by `locate`.
                 unsafe {
                     let value = from.at(lane).cast::<$ty>().read_unaligned();
                     warp.shared.add(to[lane] as usize).cast::<$ty>().write_unaligned(value);
                 }
             }
-        };
+        }};
     }
     match bytes {
         4 => each!(u32),

@@ -6,8 +6,9 @@
 
 use super::access::{PLACE_SHIFT, Place};
 use super::locate::{
-    AnyGlobal, FrameLocal, HALF, Halves, Local64, Locate, Pointers, Shared32, Shared64,
+    AnyGlobal, FrameLocal, HALF, Halves, Local64, Locate, Pointers, Reach, Shared32, Shared64,
 };
+use super::strip::Loaded;
 use super::strong::{LoadStrong, StoreStrong, load_pair, load_scalar, store_pair, store_scalar};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
@@ -51,6 +52,18 @@ impl Access {
             strong: aux >> 12 & 1 != 0,
             wide_registers: aux >> 13 & 1 != 0,
         }
+    }
+
+    /// What it is to a strip, if it may be part of one.
+    pub(crate) fn in_strips(self) -> Option<Loaded> {
+        let global = match self.place {
+            Place::Shared32 => false,
+            Place::Global => true,
+            _ => return None,
+        };
+        let handled = matches!((self.log2, self.count), (2, 1 | 2 | 4) | (3, 1 | 2));
+        let plain = !self.strong && !self.wide_registers;
+        (handled && plain).then(|| Loaded { element: 1 << self.log2, count: self.count, global })
     }
 
     /// The handler of `ld` for it.
@@ -264,8 +277,10 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
         // SAFETY: lowering put the base after the destinations; `locate` checked the pointers.
         unsafe {
             if mask == u32::MAX
-                && let Some(halves) = P::halves::<I>(warp, inst, inst.op[N], bytes)
+                && let Some(mut halves) =
+                    P::halves::<I>(warp, inst, inst.op[N], Reach::one(inst.imm, bytes))
             {
+                halves.first = halves.first.map(|base| base.wrapping_add(inst.imm as usize));
                 let rows = rows_by_halves::<T, N>(&halves);
                 for item in 0..N {
                     T::put(warp, inst.op[item], &rows[item], mask);

@@ -159,18 +159,44 @@ impl Pointers for Near {
     }
 }
 
-/// What both halves of a warp access.
+/// What a warp accesses, as one or several accesses of each lane have it.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach {
+    /// From the lowest byte to one past the highest one, from a lane's base on.
+    pub from: i64,
+    pub to: i64,
+    /// The alignment: the largest access's bytes, a power of two.
+    pub align: u64,
+    /// What lies between two lanes, if not nothing.
+    pub step: u64,
+}
+
+impl Reach {
+    /// One access of `bytes` bytes.
+    #[inline(always)]
+    pub(crate) fn one(offset: u64, bytes: u64) -> Reach {
+        let from = offset as i64;
+        Reach { from, to: from.saturating_add(bytes as i64), align: bytes, step: bytes }
+    }
+
+    /// Whether both halves' accesses lie below `room`, aligned. `align` divides all offsets.
+    #[inline(always)]
+    fn fits(&self, bases: [u64; 2], step: u64, room: u64) -> bool {
+        let fits = |base: u64| {
+            let first = base.wrapping_add_signed(self.from);
+            let end = base.wrapping_add_signed(self.to).wrapping_add((HALF as u64 - 1) * step);
+            // Both below, and in order: nothing has wrapped around, for reaches are small.
+            first < end && end <= room
+        };
+        fits(bases[0]) && fits(bases[1])
+    }
+}
+
+/// The first lanes' bases of both halves of a warp.
 pub(crate) struct Halves {
     pub first: [*mut u8; 2],
     /// Bytes from one lane's to the next one's.
     pub step: u64,
-}
-
-/// Whether `len` bytes from both `starts` on end at `room` at most, and are aligned.
-#[inline(always)]
-fn both_fit(starts: [u64; 2], len: u64, room: u64, align: u64) -> bool {
-    let fits = |start: u64| start <= room && len <= room - start && start & (align - 1) == 0;
-    fits(starts[0]) && fits(starts[1])
 }
 
 /// A place's address computation and check, for the handlers that are specialised by place.
@@ -178,18 +204,13 @@ pub(crate) trait Locate {
     type Out: Pointers;
     /// Only the block's own worker touches this memory, one warp at a time.
     const OF_BLOCK: bool;
-    /// The first pointers of both halves of a whole warp, where each half's lanes are `step` (`bytes`, or 0)
-    /// from one to the next and every access is good; None says nothing.
+    /// Where in each half of a whole warp the lanes' bases are `reach.step`, or nothing, from one to the next,
+    /// and all of `reach` is good; None says nothing.
     ///
     /// # Safety
     /// `slot` is an operand of the place's bank.
     #[inline(always)]
-    unsafe fn halves<I: Isa>(
-        _warp: &Warp,
-        _inst: &Inst,
-        _slot: i32,
-        _bytes: u64,
-    ) -> Option<Halves> {
+    unsafe fn halves<I: Isa>(_: &Warp, _: &Inst, _: i32, _: Reach) -> Option<Halves> {
         None
     }
     /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
@@ -213,24 +234,23 @@ impl Locate for AnyGlobal {
     const OF_BLOCK: bool = false;
 
     #[inline(always)]
-    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, reach: Reach) -> Option<Halves> {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the caller's contract; the cache belongs to this worker.
             let (base, span) = unsafe { (warp.row64(slot), (*warp.cache).entry(inst.cache)) };
             let step = base[1].wrapping_sub(base[0]);
             // SAFETY: the handler is compiled for this level.
-            if (step != bytes && step != 0) || !unsafe { wide::steps64(base, step) } {
+            if (step != reach.step && step != 0) || !unsafe { wide::steps64(base, step) } {
                 return None;
             }
-            let first = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm));
-            let len = (HALF as u64 - 1) * step + bytes;
-            let aligned = (first[0] | first[1]) & (bytes - 1) == 0;
-            let starts = first.map(|first| first.wrapping_sub(span.lo));
-            let good = aligned && both_fit(starts, len, span.hi - span.lo, 1);
-            return good.then(|| Halves { first: first.map(|addr| addr as *mut u8), step });
+            let bases = [base[0], base[HALF]];
+            let aligned = (bases[0] | bases[1] | reach.from as u64) & (reach.align - 1) == 0;
+            let offsets = bases.map(|base| base.wrapping_sub(span.lo));
+            let good = aligned && reach.fits(offsets, step, span.hi - span.lo);
+            return good.then(|| Halves { first: bases.map(|base| base as *mut u8), step });
         }
-        let _ = (warp, inst, slot, bytes);
+        let _ = (warp, inst, slot, reach);
         None
     }
 
@@ -297,25 +317,24 @@ impl Locate for Shared32 {
     const OF_BLOCK: bool = true;
 
     #[inline(always)]
-    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, reach: Reach) -> Option<Halves> {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the caller's contract.
             let base = unsafe { warp.row32(slot) };
             let step = base[1].wrapping_sub(base[0]);
             // SAFETY: the handler is compiled for this level.
-            if (u64::from(step) != bytes && step != 0) || !unsafe { wide::steps32(base, step) } {
+            if (u64::from(step) != reach.step && step != 0) || !unsafe { wide::steps32(base, step) }
+            {
                 return None;
             }
-            let step = u64::from(step);
-            let starts = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm as u32));
-            let starts = starts.map(u64::from);
-            let len = (HALF as u64 - 1) * step + bytes;
-            let first = || starts.map(|start| warp.shared.wrapping_add(start as usize));
-            return both_fit(starts, len, warp.shared_len, bytes)
-                .then(|| Halves { first: first(), step });
+            let (bases, step) = ([base[0], base[HALF]].map(u64::from), u64::from(step));
+            let aligned = (bases[0] | bases[1] | reach.from as u64) & (reach.align - 1) == 0;
+            let good = aligned && reach.fits(bases, step, warp.shared_len);
+            let first = || bases.map(|base| warp.shared.wrapping_add(base as usize));
+            return good.then(|| Halves { first: first(), step });
         }
-        let _ = (warp, inst, slot, bytes);
+        let _ = (warp, inst, slot, reach);
         None
     }
 

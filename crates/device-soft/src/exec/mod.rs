@@ -32,6 +32,7 @@ pub(crate) mod mov;
 pub(crate) mod run;
 pub mod select;
 pub(crate) mod special;
+pub(crate) mod strip;
 mod strong;
 pub(crate) mod sync;
 pub(crate) mod tensor;

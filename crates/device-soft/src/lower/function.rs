@@ -37,6 +37,8 @@ pub(super) struct FunctionLowering<'a, 'm> {
     line: u32,
     /// It gives the same results in every block.
     steady: bool,
+    /// It only computes.
+    pure: bool,
     /// The first thing that this device lacks.
     pub poison: Option<String>,
     /// Call sites whose frame sizes are filled in after register allocation.
@@ -69,6 +71,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             guard: None,
             line: function.line,
             steady: false,
+            pure: false,
             poison: None,
             sites: Vec::new(),
             tables: Vec::new(),
@@ -126,7 +129,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         for (index, statement) in self.body.statements.iter().enumerate() {
             if staggered.contains(&index) {
                 self.guard = None;
-                self.steady = false;
+                (self.steady, self.pure) = (false, false);
                 self.push(&Selected::scalar::<Stagger>([]), Vec::new());
             }
             match statement {
@@ -137,13 +140,14 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             }
         }
         self.guard = None;
-        self.steady = false;
+        (self.steady, self.pure) = (false, false);
         control::emit_return(self);
     }
 
     fn instruction_or_trap(&mut self, instruction: &'a Instruction) {
         self.line = instruction.line;
         self.steady = self.function.entry && prologue::is_steady(self.function, instruction);
+        self.pure = prologue::is_pure(instruction);
         self.guard = instruction.guard.map(|guard| (VReg(guard.register.0), guard.negated));
         let begin = self.nodes.len();
         if let Err(complaint) = self.instruction(instruction) {
@@ -296,8 +300,10 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     ) -> &mut Node {
         let at = self.nodes.len();
         let line = self.line;
-        let (cached, steady, flow) = (false, self.steady, NodeFlow::Next);
-        self.nodes.push(Node { run, imm, operands, guard, line, aux, cached, steady, flow });
+        let (cached, steady, pure, flow) = (false, self.steady, self.pure, NodeFlow::Next);
+        let load = None;
+        let node = Node { run, imm, operands, guard, line, aux, cached, steady, pure, load, flow };
+        self.nodes.push(node);
         &mut self.nodes[at]
     }
 
@@ -345,6 +351,8 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                     aux: 0,
                     cached: false,
                     steady: self.steady,
+                    pure: self.pure,
+                    load: None,
                     flow: NodeFlow::Next,
                 });
                 Ok(Opnd::Def(narrow))

@@ -1,6 +1,7 @@
 //! Instructions on virtual registers: what a function is between its syntax tree and its code.
 
 use crate::code::Handler;
+use crate::exec::strip::Loaded;
 use kedge_ptx::ast::{LabelId, Type};
 
 /// A register bank.
@@ -51,6 +52,10 @@ pub(super) struct Node {
     pub cached: bool,
     /// Its results are the same in every block ([`super::prologue`]).
     pub steady: bool,
+    /// It reads nothing but its operands, and writes nothing but its results.
+    pub pure: bool,
+    /// A load that may be joined with others ([`super::strips`]).
+    pub load: Option<Loaded>,
     pub flow: NodeFlow,
 }
 

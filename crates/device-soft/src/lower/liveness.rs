@@ -244,6 +244,8 @@ mod tests {
             aux: 0,
             cached: false,
             steady: false,
+            pure: false,
+            load: None,
             flow,
         }
     }

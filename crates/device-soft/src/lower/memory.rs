@@ -206,7 +206,8 @@ fn load(
     let handlers = access.load();
     let selected =
         Selected { handlers, args: Vec::new(), imm: address.offset, aux: access.encode() };
-    lowering.push(&selected, operands);
+    let node = lowering.push(&selected, operands);
+    node.load = if after.is_empty() { access.in_strips() } else { None };
     lowering.give_cache();
     lowering.nodes.append(&mut after);
     Ok(())

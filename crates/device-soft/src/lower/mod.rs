@@ -8,6 +8,7 @@ mod memory;
 mod pool;
 mod prologue;
 mod stagger;
+mod strips;
 mod symbols;
 
 use crate::code::{BuildError, FunctionCode, Inst, Kernel, Placement, Program};
@@ -109,8 +110,10 @@ fn lower<'a>(
 ) -> FunctionCode {
     let mut lowering = FunctionLowering::new(context, function, body, index, level);
     lowering.lower();
-    let FunctionLowering { mut nodes, banks, labels, tables, sites, poison, frame_local, .. } =
-        lowering;
+    let FunctionLowering {
+        mut nodes, banks, mut labels, tables, sites, poison, frame_local, ..
+    } = lowering;
+    strips::join(&mut nodes, &mut labels, level);
     let prologue = match function.entry {
         true => prologue::hoist(&mut nodes, &labels, banks.len()),
         false => prologue::Prologue::default(),

@@ -37,11 +37,17 @@ const STEADY: &[&str] = &[
     "WARP_SZ",
 ];
 
+/// Whether an instruction only computes.
+pub(super) fn is_pure(instruction: &Instruction) -> bool {
+    let opcode = instruction.name.first().map_or("", String::as_str);
+    PURE.contains(&opcode) && !instruction.name.iter().any(|part| part == "cc")
+}
+
 /// Whether an instruction of kernel `function` gives the same result in every block, if what it reads
 /// does.
 pub(super) fn is_steady(function: &Function, instruction: &Instruction) -> bool {
     let opcode = instruction.name.first().map_or("", String::as_str);
-    let pure = PURE.contains(&opcode) && !instruction.name.iter().any(|part| part == "cc");
+    let pure = is_pure(instruction);
     let own = |name: &str| function.params.iter().any(|param| param.name == name);
     let param = opcode == "ld"
         && match instruction.operands.get(1) {

@@ -8,6 +8,7 @@ mod instructions;
 mod loads;
 mod matrix;
 mod memory;
+mod strips;
 mod tensor;
 
 use crate::code::{PlaceKind, Placement, Program};
