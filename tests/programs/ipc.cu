@@ -1,6 +1,5 @@
 // Two processes share device memory and events: by descriptors, and by IPC handles.
 // build: {cuda}
-// checkpoint refused: shares device memory or events with another process
 #include "check.h"
 #include <cstring>
 #include <cuda.h>

@@ -24,6 +24,11 @@ pub struct Place {
 
 impl Place {
     pub fn new(name: &str, user: User) -> Option<Place> {
+        Place::of("gpu_steps", name, user)
+    }
+
+    /// With another program of `tests/hosts` that prints as gpu_steps does.
+    pub fn of(program: &str, name: &str, user: User) -> Option<Place> {
         let world = World::new(name);
         if user == User::Nobody {
             if !is_root() {
@@ -33,8 +38,9 @@ impl Place {
             world.give_home_away();
         }
         world.parts();
-        let program = world.0.join("bin/gpu_steps");
-        fs::copy(host("gpu_steps.cu", "gpu_steps", &[]), &program).expect("the program");
+        let built = host(&format!("{program}.cu"), program, &[]);
+        let program = world.0.join("bin").join(program);
+        fs::copy(built, &program).expect("the program");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mine");
         Some(Place { world, user, program })
     }

@@ -140,6 +140,7 @@ fn many_checkpoints_of_one_run_let_nothing_grow() {
             at.push(all());
         }
     }
+    println!("memory and descriptors: {at:?}; images: {sizes:?}");
     // The first rounds warm up.
     let (early, late) = (at[1.min(at.len() - 1)], at[at.len() - 1]);
     assert!(late.0 < early.0 + 48 * MIB, "memory grows: {at:?}");

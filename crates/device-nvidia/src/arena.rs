@@ -294,6 +294,23 @@ impl Arena {
         Ok(Imported { device, size: None })
     }
 
+    /// Another process's memory is now this one's. The driver finds out whether it is as large.
+    pub(crate) fn adopt_handle(
+        &mut self,
+        id: MemHandleId,
+        index: u32,
+        size: u64,
+    ) -> Result<(), CuError> {
+        self.device(index)?;
+        let handle = self.handles.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let sound = size > 0 && size.is_multiple_of(GRANULE) && handle.device == index;
+        if handle.size.is_some() || !sound {
+            return Err(CuError::INVALID_VALUE);
+        }
+        handle.size = Some(size);
+        Ok(())
+    }
+
     pub(crate) fn destroy_handle(&mut self, id: MemHandleId) -> Result<(), CuError> {
         let handle = self.handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
         self.release(handle.raw)

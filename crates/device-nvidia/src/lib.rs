@@ -34,6 +34,7 @@ mod held_tests;
 mod host_call;
 mod host_memory;
 mod launch;
+mod looked_at;
 mod modules;
 mod notes;
 mod occupancy;
@@ -58,6 +59,7 @@ mod texture_handles;
 mod textures;
 mod timeline;
 mod waiters;
+mod waits;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
@@ -73,8 +75,9 @@ use digests::Digester;
 use driver::{Driver, check};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
-use kedge_device::{Done, Host};
+use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
+use looked_at::LookedAt;
 use output::Capture;
 use pinned::Slots;
 use ready::{Spare, SpareContext};
@@ -122,6 +125,7 @@ impl StartError {
 pub struct NvidiaBackend {
     shared: Arc<Shared>,
     waiters: Waiters,
+    looked_at: LookedAt,
     infos: Vec<DeviceInfo>,
     devices: Vec<CUdevice>,
     version: u32,
@@ -262,6 +266,7 @@ impl NvidiaBackend {
                 driver,
             }),
             waiters: Waiters::default(),
+            looked_at: LookedAt::default(),
             infos,
             devices,
             version,
@@ -270,21 +275,6 @@ impl NvidiaBackend {
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits on a thread of its own until operation `number` of `stream` is over.
-    fn wait_for_stream(&self, stream: Arc<Stream>, number: u64, done: Done) {
-        let shared = Arc::clone(&self.shared);
-        self.waiters.run(Box::new(move || {
-            stream.wait_for_copies();
-            let result = stream.ctx.enter().and_then(|()| {
-                // SAFETY: a stream that lives as long as its object does.
-                check(unsafe { (shared.driver.cuStreamSynchronize)(stream.raw) })
-            });
-            let result = shared.waited(stream.ctx.id, result);
-            shared.over(&stream, number);
-            done(result);
-        }));
     }
 }
 

@@ -108,6 +108,12 @@ pub trait Backend: Send + Sync {
     fn import_handle(&self, _handle: MemHandleId, _fd: OwnedFd) -> Result<Imported, CuError> {
         Err(CuError::NOT_SUPPORTED)
     }
+    /// Imported memory becomes this client's own, because who has made it is gone: snapshots hold `size`
+    /// bytes of it from now on, as of what [`Backend::create_handle`] makes on `device`. Snapshots leave out
+    /// all other imported memory, which is its owner's to save.
+    fn adopt_handle(&self, _handle: MemHandleId, _device: u32, _size: u64) -> Result<(), CuError> {
+        Err(CuError::NOT_SUPPORTED)
+    }
     /// A descriptor of the slab that holds an address, and where that lies: (address, bytes). NOT_READY
     /// where work must be over first.
     fn export_slab(&self, _addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
@@ -223,6 +229,13 @@ pub trait Backend: Send + Sync {
     fn when_stream_idle(&self, stream: StreamId, done: Done);
     fn when_context_idle(&self, ctx: CtxId, done: Done);
     fn when_event_done(&self, event: EventId, done: Done);
+    /// For the thread that submits, while it has nothing to submit: looks at what is waited for, and
+    /// runs the `done` of what is over. False where nothing is left to look at, for now.
+    fn look(&self) -> bool {
+        false
+    }
+    /// Other threads wait from now on for all that `look` would look at.
+    fn hand_over_waits(&self) {}
     /// NOT_READY while work is pending.
     fn query_stream(&self, stream: StreamId) -> Query;
     fn query_event(&self, event: EventId) -> Query;

@@ -86,7 +86,7 @@ impl Capture {
     ) -> Result<Capture, CaptureError> {
         let backend = parked.dispatcher.backend();
         let host = parked.dispatcher.host();
-        parked.dispatcher.sharing.check_private()?;
+        let sharing = parked.dispatcher.sharing.save()?;
         let snapshot = match &tracked {
             Some(tracked) => backend.snapshot_changes(tracked.known())?,
             None => backend.snapshot()?,
@@ -116,6 +116,7 @@ impl Capture {
             objects: List::new(objects)?,
             steps: List::new(steps)?,
             notes: Bytes::new(snapshot.notes())?,
+            sharing,
         };
         Ok(Capture { saved, sources, snapshot, tracked })
     }

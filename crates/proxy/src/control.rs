@@ -3,14 +3,17 @@
 //!
 //! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
 
+use crate::bonds::{Bond, MAX_SHARES, Share, What};
 use crate::capture::{Capture, CaptureError, Identity, Stored};
 use crate::changes::Tracked;
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
 use crate::keeper;
+use crate::sharing::Sharing;
 use kedge_device::Backend;
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, FileEntry};
+use kedge_protocol::PeerName;
 use kedge_transport::{Channel, Server, SocketError};
 use kedge_wire::{List, Text, wire};
 use std::fs::File;
@@ -28,6 +31,8 @@ const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
 /// Swapping out packs it as well.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1200);
+/// Why a gated dispatcher does not answer.
+const BUSY: &str = "its dispatcher does not come to it";
 /// For an answer to be sent.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
@@ -53,6 +58,12 @@ wire! {
         Write = 5 { path: Text<4096>, codec: Text<16> },
         /// Forget what was captured → `Yes`.
         Forget = 6 {},
+        /// What other processes may have, too → `Shares`. Gated, as are the next two.
+        Shares = 14 {},
+        /// Something of another process's, which has it no more, becomes this client's → `Adopted`.
+        Adopt = 15 { what: What },
+        /// Where a restart finds what is another's → `Yes`. For the next capture.
+        Bind = 16 { borrows: List<Bond, MAX_SHARES> },
         /// In another proxy's place: build the devices and all that was on them from this file, with the
         /// descriptors of the ring and the shared arena → `Yes`.
         Restore = 7 { path: Text<4096>, bytes: u64, checksum: u64 },
@@ -67,7 +78,7 @@ wire! {
         Leave = 13 {},
         /// To a proxy that waits for a client: serve the one behind the first descriptor, started as these
         /// arguments say; the second is to be told how it ends, a byte → `Yes`.
-        Serve = 14 { arguments: List<Text<4096>, 64> },
+        Serve = 17 { arguments: List<Text<4096>, 64> },
         /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
         /// `Yes`. Before `Write`.
         Hold = 12 { image: Text<4096>, file: Text<256> },
@@ -83,6 +94,9 @@ wire! {
         Captured = 3 { bytes: u64 },
         /// `builds`: the file refers to the one that it could.
         Written = 4 { bytes: u64, checksum: u64, builds: bool },
+        /// `pid`: the proxy's, whose descriptors some are known by. `released`: files of memory that it had.
+        Shares = 7 { pid: u32, shares: List<Share, MAX_SHARES>, released: List<(u64, u64), 4096> },
+        Adopted = 8 { name: PeerName },
         Failed = 5 { why: Text<4096> },
     }
 }
@@ -266,6 +280,22 @@ impl Serving {
                 held.captured = Some(taken);
                 Ok(Answer::Captured { bytes })
             }
+            (Order::Shares {}, Some(gate)) => {
+                let told = gate.ask(CAPTURE_LIMIT, |parked| shares(&mut parked.dispatcher.sharing));
+                told.ok_or(BUSY)?
+            }
+            (Order::Adopt { what }, Some(gate)) => {
+                let adopted = gate.ask(CAPTURE_LIMIT, move |parked| parked.dispatcher.adopt(what));
+                let name = adopted.ok_or(BUSY)?.map_err(|error| error.to_string())?;
+                Ok(Answer::Adopted { name })
+            }
+            (Order::Bind { borrows }, Some(gate)) => {
+                let bound = gate.ask(CAPTURE_LIMIT, move |parked| {
+                    parked.dispatcher.sharing.bind(borrows.into_inner());
+                });
+                bound.ok_or(BUSY)?;
+                yes(true)
+            }
             (Order::Leave {}, Some(gate)) => {
                 let cache = self.cache;
                 let left = gate.ask(LEAVE_LIMIT, move |parked| parked.dispatcher.leave(cache));
@@ -305,7 +335,13 @@ impl Serving {
                 yes(true)
             }
             (
-                Order::Rest { .. } | Order::Step { .. } | Order::Capture { .. } | Order::Leave {},
+                Order::Rest { .. }
+                | Order::Step { .. }
+                | Order::Capture { .. }
+                | Order::Leave {}
+                | Order::Shares {}
+                | Order::Adopt { .. }
+                | Order::Bind { .. },
                 None,
             ) => Err("its gate is open".into()),
             (
@@ -343,6 +379,17 @@ impl Held {
         self.tracked = Some(tracked);
         backend.prepare_changes(&known).map_err(|error| error.to_string())
     }
+}
+
+/// What is shared, as an answer.
+fn shares(sharing: &mut Sharing) -> Result<Answer, String> {
+    let shares = sharing.shares().map_err(|error| error.to_string())?;
+    let count = shares.len();
+    let shares = List::new(shares).map_err(|_| {
+        format!("it shares {count} pieces of memory and events with others: {MAX_SHARES} at most are kept")
+    })?;
+    let released = List::new(sharing.released()).unwrap_or_default();
+    Ok(Answer::Shares { pid: std::process::id(), shares, released })
 }
 
 fn milliseconds(number: u32) -> Duration {

@@ -1,16 +1,17 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
 use crate::away::Away;
+use crate::bonds::What;
 use crate::host::ProxyHost;
 use crate::record::{Image, Record, Step};
 use crate::shared::SharedMemory;
-use crate::sharing::Sharing;
+use crate::sharing::{Adopted, Sharing};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
-use kedge_device::{Backend, Done};
+use kedge_device::{Backend, Done, SnapshotError};
 use kedge_protocol::{
     Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
-    Post, Status, StreamId,
+    PeerName, Post, Status, StreamId,
 };
 use kedge_transport::{Incoming, ReplyTo};
 use kedge_wire::{List, Text, Wire};
@@ -84,10 +85,23 @@ impl Dispatcher {
     pub(crate) fn at_rest(&self) -> bool {
         self.host.waiting.load(Ordering::SeqCst) == 0
             && self.host.host_fns.none()
+            && self.sharing.delivered()
             && self.backend.at_rest()
     }
 
+    /// For when there is nothing to dispatch: answers whom it can. False where nobody waits for what
+    /// this thread could look at.
+    pub(crate) fn look(&self) -> bool {
+        self.backend.look()
+    }
+
+    /// Somebody else answers: this thread has other things to do.
+    pub(crate) fn hand_over_waits(&self) {
+        self.backend.hand_over_waits();
+    }
+
     pub(crate) fn dispatch(&mut self, incoming: Incoming) {
+        self.hand_over_waits();
         if self.away.is_some() {
             self.come_back();
         }
@@ -301,6 +315,9 @@ impl Dispatcher {
             }
             Call::HandleImport { handle, ticket } => {
                 let imported = self.sharing.import_handle(handle, ticket);
+                if imported.is_ok() {
+                    self.record.call(call, 0);
+                }
                 self.answer(to, &imported.map_err(code));
             }
             Call::Adopt { addr, size, offset, ticket } => {
@@ -315,6 +332,9 @@ impl Dispatcher {
             }
             Call::PeerOpen { handle, name } => {
                 let opened = self.sharing.open_slab(handle, &name);
+                if opened.is_ok() {
+                    self.record.call(call, 0);
+                }
                 self.answer(to, &opened.map_err(code));
             }
             Call::EventShare { event } => {
@@ -323,6 +343,9 @@ impl Dispatcher {
             }
             Call::EventOpen { event, ctx, name } => {
                 let opened = self.sharing.open_event(event, ctx, &name);
+                if opened.is_ok() {
+                    self.record.call(call, 0);
+                }
                 self.answer(to, &status(opened));
             }
             Call::TakeOutput {} => self.answer(to, &self.host.take_output()),
@@ -387,6 +410,29 @@ impl Dispatcher {
         Ok(made)
     }
 
+    /// Makes what gave `result` once.
+    fn make_again(&mut self, call: Call, result: u64) -> Result<(), CuError> {
+        // A texture's handle lies in the client's memory.
+        let same = self.make(call)? == result;
+        if same { Ok(()) } else { Err(CuError::INVALID_HANDLE) }
+    }
+
+    /// Something of another process's, which has it no more, becomes this client's own: its name.
+    pub(crate) fn adopt(&mut self, what: What) -> Result<PeerName, SnapshotError> {
+        let mapped = match what {
+            What::Handle { handle } => self.record.mapped_bytes(handle),
+            _ => 0,
+        };
+        let (name, adopted) = self.sharing.adopt(what, mapped)?;
+        match adopted {
+            Adopted::Memory { handle, device, size } => {
+                self.record.adopt_handle(handle, device, size);
+            }
+            Adopted::Event { event, ctx } => self.record.adopt_event(event, ctx),
+        }
+        Ok(name)
+    }
+
     /// Does a step of a restart: what a client once asked for.
     pub(crate) fn repeat(&mut self, step: Step) -> Result<(), CuError> {
         match step {
@@ -403,18 +449,38 @@ impl Dispatcher {
             Step::Message { message: Message::Post { post }, .. } => {
                 let kept = post.clone();
                 self.run_post(post)?;
+                if let Post::EventCreate { event, .. } = kept {
+                    self.sharing.made(What::Event { event })?;
+                }
                 self.record.post(kept);
                 Ok(())
             }
             Step::Message { message: Message::Call { call }, result } => {
-                if let Call::Kernel { module, index, name } = &call {
-                    self.backend.kernel(*module, *index, name)?;
-                    self.record.call(call, 0);
-                    return Ok(());
+                let mut made = None;
+                match &call {
+                    Call::Kernel { module, index, name } => {
+                        self.backend.kernel(*module, *index, name)?;
+                    }
+                    Call::HandleImport { handle, .. } | Call::PeerOpen { handle, .. } => {
+                        self.sharing.borrow_handle(*handle)?;
+                    }
+                    Call::EventOpen { event, ctx, .. } => {
+                        self.sharing.borrow_event(*event, *ctx)?;
+                    }
+                    Call::Grant { addr, .. } => made = Some(What::Slab { addr: *addr }),
+                    Call::HandleCreate { handle, .. } => {
+                        made = Some(What::Handle { handle: *handle });
+                    }
+                    _ => return self.make_again(call, result),
                 }
-                // A texture's handle lies in the client's memory.
-                let same = self.make(call)? == result;
-                if same { Ok(()) } else { Err(CuError::INVALID_HANDLE) }
+                match made {
+                    None => self.record.call(call, 0),
+                    Some(what) => {
+                        self.make_again(call, result)?;
+                        self.sharing.made(what)?;
+                    }
+                }
+                Ok(())
             }
         }
     }

@@ -10,7 +10,7 @@ use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
 use kedge_transport::{Announcement, Outbox};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -51,6 +51,11 @@ impl ProxyHost {
             backend: OnceLock::new(),
             keeper,
         }
+    }
+
+    /// The job's.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        self.keeper.as_deref().and_then(Path::parent).map(Path::to_owned)
     }
 
     /// Tells the host whom it hosts; once.

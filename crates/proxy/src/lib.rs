@@ -4,8 +4,10 @@
 //! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
 //! time answers later, through a [`kedge_device::Done`].
 
+pub mod aliases;
 mod away;
 pub mod backend;
+pub mod bonds;
 mod capture;
 mod changes;
 mod client_memory;

@@ -1,38 +1,35 @@
 //! What this client shares with other clients, and what it opens of theirs.
 
+use crate::aliases;
+use crate::bonds::What;
 use crate::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_device::EventShare;
-use kedge_protocol::{EventId, PeerName};
+use kedge_protocol::PeerName;
 use kedge_transport::{PeerKey, PeerListener, Shared, ask_peer, random};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Slabs and events that one client shares.
 const MAX: usize = 65_536;
 
-/// What is shared, by what it is here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum What {
-    /// A slab, by its address.
-    Slab(u64),
-    Event(EventId),
-}
-
 /// What this client shares. Whoever asks is answered by a thread of its own.
 pub(crate) struct Peers {
     log: Arc<JobLog>,
-    /// Where this proxy can be asked, once it shares anything.
+    /// The job's, where those have noted their addresses that are in others' place.
+    folder: Option<PathBuf>,
+    /// What others call this proxy, once it shares anything.
     name: Option<PeerKey>,
     keys: HashMap<What, PeerKey>,
     table: Arc<Mutex<HashMap<PeerKey, Shared>>>,
 }
 
 impl Peers {
-    pub(crate) fn new(log: Arc<JobLog>) -> Peers {
-        Peers { log, name: None, keys: HashMap::new(), table: Arc::default() }
+    pub(crate) fn new(log: Arc<JobLog>, folder: Option<PathBuf>) -> Peers {
+        Peers { log, folder, name: None, keys: HashMap::new(), table: Arc::default() }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<PeerKey, Shared>> {
@@ -50,13 +47,41 @@ impl Peers {
         if let Some(&key) = self.keys.get(&what) {
             return Ok(PeerName { proxy, key });
         }
+        let shared = share()?;
+        let name = self.name(what)?;
+        self.table().insert(name.key, shared);
+        Ok(name)
+    }
+
+    /// The name of `what`, which nobody finds under it until it is published.
+    pub(crate) fn name(&mut self, what: What) -> Result<PeerName, CuError> {
+        let proxy = self.listen()?;
+        if let Some(&key) = self.keys.get(&what) {
+            return Ok(PeerName { proxy, key });
+        }
         if self.keys.len() >= MAX {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let (shared, key) = (share()?, random().map_err(|_| CuError::OPERATING_SYSTEM)?);
-        self.table().insert(key, shared);
+        let key = random().map_err(|_| CuError::OPERATING_SYSTEM)?;
         self.keys.insert(what, key);
         Ok(PeerName { proxy, key })
+    }
+
+    /// What others call this proxy, and all that has a name.
+    pub(crate) fn names(&self) -> (Option<PeerKey>, &HashMap<What, PeerKey>) {
+        (self.name, &self.keys)
+    }
+
+    /// `what` is found from now on, if it has a name.
+    pub(crate) fn publish(
+        &self,
+        what: What,
+        share: impl FnOnce() -> Result<Shared, CuError>,
+    ) -> Result<(), CuError> {
+        let Some(key) = self.keys.get(&what) else { return Ok(()) };
+        let shared = share()?;
+        self.table().insert(*key, shared);
+        Ok(())
     }
 
     /// Whether nothing is shared.
@@ -76,7 +101,7 @@ impl Peers {
         if self.name == Some(name.proxy) {
             return Err(CuError::INVALID_CONTEXT);
         }
-        match ask_peer(&name.proxy, &name.key) {
+        match ask_peer(&self.address(&name.proxy), &name.key) {
             Ok(shared) => shared.ok_or(CuError::INVALID_VALUE),
             Err(error) => {
                 self.log.line(&format!("cannot open what another process shares: {error}"));
@@ -85,7 +110,44 @@ impl Peers {
         }
     }
 
-    /// Starts to listen, if that is not done; where.
+    /// Whether some process has something under this name.
+    pub(crate) fn lives(&self, name: &PeerName) -> bool {
+        matches!(ask_peer(&self.address(&name.proxy), &name.key), Ok(Some(_)))
+    }
+
+    fn address(&self, proxy: &PeerKey) -> PeerKey {
+        let noted = self.folder.as_ref().and_then(|folder| aliases::find(folder, proxy));
+        noted.unwrap_or(*proxy)
+    }
+
+    /// At a restart: what a client has published, once it has.
+    pub(crate) fn wait_for(&self, name: &PeerName) -> Result<Shared, CuError> {
+        let folder = self.folder.as_ref().ok_or(CuError::OPERATING_SYSTEM)?;
+        aliases::wait_for(folder, name, aliases::PATIENCE).map_err(|error| {
+            self.log.line(&format!("what another process shares cannot be opened again: {error}"));
+            CuError::OPERATING_SYSTEM
+        })
+    }
+
+    /// At a restart, first of all: the proxy in whose place this one is was called so, and its client
+    /// shared this.
+    pub(crate) fn resume(
+        &mut self,
+        name: PeerKey,
+        keys: impl Iterator<Item = (What, PeerKey)>,
+    ) -> Result<(), CuError> {
+        self.keys = keys.collect();
+        let address = self.listen()?;
+        let folder = self.folder.as_ref().ok_or(CuError::OPERATING_SYSTEM)?;
+        aliases::note(folder, &name, &address).map_err(|error| {
+            self.log.line(&format!("cannot tell other processes where to ask: {error}"));
+            CuError::OPERATING_SYSTEM
+        })?;
+        self.name = Some(name);
+        Ok(())
+    }
+
+    /// Starts to listen, if that is not done; as what.
     fn listen(&mut self) -> Result<PeerKey, CuError> {
         if let Some(name) = self.name {
             return Ok(name);
@@ -144,9 +206,12 @@ pub(crate) fn unpack(shared: Shared) -> Result<EventShare, CuError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_protocol::EventId;
+
+    const SLAB: What = What::Slab { addr: 1 };
 
     fn peers() -> Peers {
-        Peers::new(Arc::new(JobLog::none()))
+        Peers::new(Arc::new(JobLog::none()), None)
     }
 
     fn share(peers: &mut Peers, what: What) -> PeerName {
@@ -157,14 +222,14 @@ mod tests {
     #[test]
     fn a_share_is_found_under_one_name_until_it_ends() {
         let (mut here, there) = (peers(), peers());
-        let name = share(&mut here, What::Slab(1));
-        assert_eq!(share(&mut here, What::Slab(1)), name);
-        assert_ne!(share(&mut here, What::Event(EventId(1))).key, name.key);
+        let name = share(&mut here, SLAB);
+        assert_eq!(share(&mut here, SLAB), name);
+        assert_ne!(share(&mut here, What::Event { event: EventId(1) }).key, name.key);
         assert!(matches!(unpack(there.open(&name).unwrap()), Ok(EventShare::Driver(_))));
         assert_eq!(here.open(&name).err(), Some(CuError::INVALID_CONTEXT));
-        here.end(What::Slab(1));
+        here.end(SLAB);
         assert_eq!(there.open(&name).err(), Some(CuError::INVALID_VALUE));
-        assert_ne!(share(&mut here, What::Slab(1)).key, name.key, "a new slab has a new key");
+        assert_ne!(share(&mut here, SLAB).key, name.key, "a new slab has a new key");
     }
 
     #[test]

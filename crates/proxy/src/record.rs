@@ -86,11 +86,24 @@ struct Graph {
     disabled: BTreeSet<u32>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Record {
+    /// The newest entry's number.
     next: u64,
+    /// That of the oldest, or of what comes before all.
+    first: u64,
     entries: BTreeMap<u64, Entry>,
     subjects: BTreeMap<Subject, Vec<u64>>,
+}
+
+/// More than will ever be put before all else.
+const FIRST: u64 = 1 << 32;
+
+impl Default for Record {
+    fn default() -> Record {
+        let (entries, subjects) = Default::default();
+        Record { next: FIRST, first: FIRST, entries, subjects }
+    }
 }
 
 impl Record {
@@ -169,7 +182,10 @@ impl Record {
                 return self.add_mipmap(owner, &levels, call);
             }
             Call::TextureCreate { ctx, .. } => (Subject::Texture(*ctx, result), Some(*ctx)),
-            Call::HandleCreate { handle, .. } => (Subject::Handle(*handle), None),
+            Call::HandleCreate { handle, .. }
+            | Call::HandleImport { handle, .. }
+            | Call::PeerOpen { handle, .. } => (Subject::Handle(*handle), None),
+            Call::EventOpen { event, ctx, .. } => (Subject::Event(*event), Some(*ctx)),
             Call::HandleMap { addr, .. } => (Subject::Mapping(*addr), None),
             Call::HandleAccess { addr, device, .. } => {
                 self.forget(Subject::Access(*addr, *device));
@@ -185,6 +201,39 @@ impl Record {
     /// A module that has been loaded, or linked of several images.
     pub(crate) fn module(&mut self, ctx: CtxId, module: ModuleId, images: Vec<Image>) {
         self.add(Subject::Module(module), Some(ctx), What::Module(module, images));
+    }
+
+    /// Another process's memory has become the client's own. It is made before all else: who waits for it at
+    /// a restart may have what this client waits for.
+    pub(crate) fn adopt_handle(&mut self, handle: MemHandleId, device: u32, size: u64) {
+        let subject = Subject::Handle(handle);
+        self.forget(subject);
+        let call = Call::HandleCreate { handle, device, size, shareable: true };
+        self.first -= 1;
+        let what = What::Message(Message::Call { call }, 0);
+        self.entries.insert(self.first, Entry { owner: None, what });
+        self.subjects.entry(subject).or_default().push(self.first);
+    }
+
+    /// Another process's event has become the client's own.
+    pub(crate) fn adopt_event(&mut self, event: EventId, ctx: CtxId) {
+        let post = Post::EventCreate { event, ctx, timing: false, interprocess: true };
+        let number = self.subjects.get(&Subject::Event(event)).and_then(|numbers| numbers.first());
+        if let Some(entry) = number.and_then(|number| self.entries.get_mut(number)) {
+            entry.what = What::Message(Message::Post { post }, 0);
+        }
+    }
+
+    /// How much of a handle the client has mapped: a lower limit of its size.
+    pub(crate) fn mapped_bytes(&self, handle: MemHandleId) -> u64 {
+        let end = |entry: &Entry| match &entry.what {
+            What::Message(
+                Message::Call { call: Call::HandleMap { handle: of, size, offset, .. } },
+                _,
+            ) if *of == handle => offset.checked_add(*size),
+            _ => None,
+        };
+        self.entries.values().filter_map(end).max().unwrap_or(0)
     }
 
     /// What makes everything anew, in order.
@@ -394,6 +443,27 @@ mod tests {
             Step::Module { .. } => "Module",
         };
         record.steps().iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_becomes_the_client_s_own_is_made_by_it() {
+        let name = kedge_protocol::PeerName { proxy: [1; 16], key: [2; 16] };
+        let (handle, event, addr, size) = (MemHandleId(1), EventId(1), 1 << 30, 2 << 20);
+        let mut record = Record::default();
+        record.call(Call::CtxCreate { ctx: CTX, device: 0, legacy: StreamId(1) }, 0);
+        record.call(Call::EventOpen { event, ctx: CTX, name }, 0);
+        record.call(Call::PeerOpen { handle, name }, 0);
+        record.call(Call::HandleMap { handle, addr, size, offset: size }, 0);
+        assert_eq!(names(&record), ["CtxCreate", "EventOpen", "PeerOpen", "HandleMap"]);
+        assert_eq!(record.mapped_bytes(handle), 2 * size);
+        assert_eq!(record.mapped_bytes(MemHandleId(2)), 0);
+        record.adopt_handle(handle, 0, 2 * size);
+        record.adopt_event(event, CTX);
+        assert_eq!(names(&record), ["HandleCreate", "CtxCreate", "EventCreate", "HandleMap"]);
+        record.post(Post::HandleUnmap { addr, size });
+        record.post(Post::HandleDestroy { handle });
+        record.post(Post::EventDestroy { event });
+        assert_eq!(names(&record), ["CtxCreate"]);
     }
 
     #[test]

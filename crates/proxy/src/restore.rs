@@ -124,6 +124,12 @@ pub(crate) fn restore(
     backend.restore_begin(&saved.notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
+    let resumed = dispatcher.sharing.resume(&saved.sharing);
+    resumed.map_err(|source| RestoreError::Step {
+        what: "what it shares",
+        source,
+        remedy: remedy::of(source, &saved, backend.driver_version()),
+    })?;
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
     phases.over("objects");

@@ -1,12 +1,13 @@
 //! A client's device state in an image: `gpu-PID.kimg`. A section tells what there was, extents hold the
 //! bytes of its objects.
 
+use crate::bonds::SavedSharing;
 use crate::record::SavedStep;
 use kedge_device::{Object, Piece};
 use kedge_protocol::{ArrayId, CtxId, DeviceInfo, Hello, MemHandleId, ModuleId, Output};
 use kedge_wire::{Bytes, List, Text, wire};
 
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// The number of the section.
 pub(crate) const SECTION: u64 = 16;
 
@@ -32,6 +33,7 @@ wire! {
         pub steps: List<SavedStep, 16777216>,
         /// The backend's own.
         pub notes: Bytes<67108864>,
+        pub sharing: SavedSharing,
     }
 
     /// A run of bytes; an extent's address counts from its beginning.

@@ -257,6 +257,9 @@ pub(crate) fn dispatch_all(
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {
                 host.publish_progress();
+                if dispatcher.look() {
+                    continue;
+                }
                 if let Err(error) = server.wait(spin) {
                     return error;
                 }

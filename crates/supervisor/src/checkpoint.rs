@@ -9,6 +9,7 @@ use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
+use crate::sharing::{self, SharingError};
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, PluginError};
 use kedge_process::{EngineError, Options, Roots, Together, Tracker};
@@ -40,6 +41,8 @@ pub(crate) enum CheckpointError {
     Quiesce(#[from] QuiesceError),
     #[error("cannot look at the connections to its devices: {0}")]
     Connections(io::Error),
+    #[error(transparent)]
+    Sharing(#[from] SharingError),
     #[error("{0} (`--dir`)")]
     NoFolder(NoStateFolder),
     #[error("`{0}` is no codec: auto, raw, lz4, zstd or gzip")]
@@ -252,7 +255,8 @@ impl Checkpointer {
         let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
         let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
-        let captures = GPU.checkpoint_of(&quiet.clients, &self.socket, track);
+        let lent = sharing::bind(&quiet.clients)?;
+        let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
         options.plugins.push(&GPU);
         let captured = kedge_process::checkpoint(&roots, options);

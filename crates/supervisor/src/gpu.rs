@@ -5,12 +5,14 @@
 use crate::keeper::Held;
 use crate::proxies::{self, Launch, Proxies, Proxy, ProxyId};
 use crate::quiesce::Resting;
+use crate::sharing::{self, Lent};
 use crate::warm::WarmProxy;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
 use kedge_process::{Captured, EngineError};
+use kedge_proxy::aliases;
 use kedge_proxy::control::{Answer, ControlError, Order};
 use kedge_proxy::joblog::JobLog;
 use kedge_wire::Text;
@@ -23,6 +25,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -46,6 +49,8 @@ enum Moment {
     /// These are at rest and may be captured.
     Checkpoint {
         clients: Vec<Client>,
+        /// Memory of which processes may have descriptors.
+        lent: Vec<Lent>,
         /// The job's, by which a process asks for devices.
         socket: PathBuf,
         /// Whether this image or a later one may build on another.
@@ -95,6 +100,9 @@ struct State {
     clients: Vec<Saved>,
     /// Descriptions and paths of what NVIDIA's management library has open.
     management: Vec<(u32, String)>,
+    /// Descriptions of device memory that travels from process to process, and where it is found.
+    #[serde(default)]
+    memory: Vec<(u32, String)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -176,6 +184,7 @@ impl Gpu {
     pub(crate) fn checkpoint_of(
         &self,
         clients: &[Resting],
+        lent: Vec<Lent>,
         socket: &Path,
         track: bool,
     ) -> io::Result<Captures> {
@@ -192,7 +201,7 @@ impl Gpu {
         let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
         let clients = captured.collect();
         let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, socket, track };
+        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track };
         Ok(Captures { clients })
     }
 
@@ -334,6 +343,9 @@ impl Plugin for Gpu {
             {
                 Claim::Yes
             }
+            Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
+                Claim::Yes
+            }
             Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
@@ -351,15 +363,18 @@ impl Plugin for Gpu {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let moment = self.moment();
-        let Moment::Checkpoint { clients, track, .. } = &*moment else { return Ok(None) };
+        let Moment::Checkpoint { clients, lent, track, .. } = &*moment else { return Ok(None) };
         capture_all(clients, *track, capture.base)?;
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
-        let management = save_management(capture, mine);
-        if clients.is_empty() && management.is_empty() {
+        let memory = sharing::save(capture, mine, lent);
+        let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
+        let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
+        let management = save_management(capture, &rest);
+        if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }
-        let all = serde_json::to_value(State { clients, management });
+        let all = serde_json::to_value(State { clients, management, memory });
         all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
     }
 
@@ -368,9 +383,17 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = &mut *moment else {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
-        let State { clients, management } = world.parse(state)?;
+        let State { clients, management, memory } = world.parse(state)?;
+        let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
+        aliases::clear(&folder);
         for saved in clients {
             begun.push(begin(&saved, world, restart)?);
+        }
+        for (description, name) in memory {
+            let name = aliases::parse(&name);
+            let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
+            let found = aliases::descriptor(&folder, &name);
+            world.made(description, found.map_err(failed("find shared device memory"))?)?;
         }
         management.into_iter().try_for_each(|(description, path)| reopen(description, &path, world))
     }
@@ -379,8 +402,8 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
             return Ok(());
         };
+        wait_for_all(&begun)?;
         for Begun { client, proxy } in begun {
-            proxy.control.answer(LIMIT).map_err(|error| refused(client, &error))?;
             go_on(&proxy, client)?;
             restart.proxies.add(proxy).map_err(failed("start a thread"))?;
         }
@@ -560,6 +583,23 @@ fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
         Ok(_) => Err(refused(client, &ControlError::Nonsense)),
         Err(error) => Err(refused(client, &error)),
     }
+}
+
+/// Waits until all proxies have brought their devices back. The first that fails is told of at once: others
+/// may wait for what it was to make.
+fn wait_for_all(begun: &[Begun]) -> Result<(), PluginError> {
+    let (said, hear) = channel();
+    for Begun { client, proxy } in begun {
+        let (said, client, proxy) = (said.clone(), *client, Arc::clone(proxy));
+        let wait = move || drop(said.send((client, proxy.control.answer(LIMIT))));
+        let started = thread::Builder::new().stack_size(64 << 10).spawn(wait);
+        started.map_err(failed("start a thread"))?;
+    }
+    drop(said);
+    hear.iter().try_for_each(|(client, answer)| match answer {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refused(client, &error)),
+    })
 }
 
 fn restore_order(path: &Path, entry: &FileEntry) -> Order {

@@ -34,6 +34,8 @@ pub enum JobError {
         "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
     )]
     BadName(String),
+    #[error("{job}: cannot join it: {why}")]
+    Join { job: JobName, why: String },
 }
 
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {

@@ -17,6 +17,7 @@ mod proxies;
 mod quiesce;
 mod recover;
 mod restart;
+mod sharing;
 mod signals;
 mod swap;
 pub mod warm;
@@ -24,8 +25,9 @@ mod watch;
 
 use checkpoint::{Checkpointer, new_life};
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-pub use joint::Joining;
 use joint::Joint;
+pub use joint::{Joining, KEY, far};
+pub use kedge_coordinator::{Far, FarError};
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
@@ -62,6 +64,8 @@ pub struct JobSpec {
     pub name: Option<JobName>,
     /// The job that this one is a part of; it has its name from that.
     pub join: Option<JobName>,
+    /// Where its parts on all hosts meet, if there are several.
+    pub far: Option<Far>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub policy: Policy,
@@ -86,6 +90,8 @@ pub enum RunError {
     Devices(#[from] kedge_proxy::backend::BadGpuSpec),
     #[error(transparent)]
     Restart(#[from] kedge_process::EngineError),
+    #[error("the image has no part {part}: it has {all}, from 0")]
+    NoPart { part: u32, all: u32 },
     #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
 }
@@ -153,7 +159,7 @@ fn warm_of(dir: &JobDir, kind: &Kind, policy: &Policy) -> Option<Own> {
 /// The job's name, the job that it is a part of, and its folder.
 fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir), JobError> {
     if let Some(join) = &spec.join {
-        let (joint, dir) = Joint::enter(jobs, join)?;
+        let (joint, dir) = Joint::enter(jobs, join, spec.far.as_ref())?;
         return Ok((joint.part.clone(), Some(joint), dir));
     }
     let name = spec.name.clone();

@@ -55,6 +55,7 @@ impl Program {
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.arguments)
+            .env_remove(crate::joint::KEY)
             .env("KEDGE_LOG", dir.log())
             .env("KEDGE_CONTROL", dir.control())
             .env("KEDGE_JOB", name.to_string());

@@ -166,7 +166,10 @@ fn yes(clients: &[(u32, &Control)], order: &Order) -> Result<Vec<bool>, QuiesceE
 }
 
 /// Gives all the order before it waits for the first answer.
-fn ask_all(clients: &[(u32, &Control)], order: &Order) -> Vec<Result<Answer, ControlError>> {
+pub(crate) fn ask_all(
+    clients: &[(u32, &Control)],
+    order: &Order,
+) -> Vec<Result<Answer, ControlError>> {
     let given: Vec<_> = clients.iter().map(|(_, control)| control.give(order, &[])).collect();
     let answers = given.into_iter().zip(clients);
     answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()

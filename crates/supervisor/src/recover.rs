@@ -248,6 +248,8 @@ impl RestartSpec {
             policy: note.policy,
             lazy: false,
             joining: None,
+            far: None,
+            parts: Vec::new(),
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {

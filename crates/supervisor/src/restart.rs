@@ -14,6 +14,7 @@ use crate::signals::{self, Signals};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, gpu, open_log, warm_of};
+use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
 use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
@@ -46,6 +47,10 @@ pub struct RestartSpec {
     pub back: Option<Back>,
     /// That it is one part of several that are restarted.
     pub joining: Option<Joining>,
+    /// Where its parts on all hosts meet, if they are restarted on several.
+    pub far: Option<Far>,
+    /// The numbers of the parts that are restarted here; none: all.
+    pub parts: Vec<u32>,
 }
 
 /// A job that goes back, as the process before this one has left it.

@@ -127,6 +127,18 @@ impl Vmm {
         Ok((size, number))
     }
 
+    /// Another process's memory of `size` bytes, which the caller has charged to `device`, is now this
+    /// one's.
+    pub(super) fn adopt(&self, id: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
+        let mut table = lock(&self.table);
+        let handle = table.handles.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
+        if handle.device.is_some() || handle.size != size {
+            return Err(CuError::INVALID_VALUE);
+        }
+        handle.device = Some(device);
+        Ok(())
+    }
+
     /// Gives the handle's pages back. The device and the bytes that it had been charged.
     pub(super) fn destroy(&self, id: MemHandleId) -> Result<Option<(u32, u64)>, CuError> {
         let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
@@ -199,13 +211,6 @@ impl Vmm {
             }
         }
         Ok(written)
-    }
-
-    /// A handle of another process's memory, if there is one.
-    pub(super) fn foreign(&self) -> Option<MemHandleId> {
-        let table = lock(&self.table);
-        let mut foreign = table.handles.iter().filter(|(_, handle)| handle.device.is_none());
-        foreign.next().map(|(id, _)| *id)
     }
 
     /// Reads a handle's bytes from `start` on.

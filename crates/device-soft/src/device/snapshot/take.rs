@@ -124,10 +124,6 @@ fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piec
 /// What is written in handles, copied.
 fn handle_parts(backend: &SoftBackend) -> Result<Vec<(Piece, Source)>, SnapshotError> {
     let vmm = &backend.vmm;
-    if let Some(id) = vmm.foreign() {
-        let what = format!("handle {} is another process's memory: free it first", id.0);
-        return Err(SnapshotError::new(CuError::NOT_SUPPORTED, what));
-    }
     let written = vmm
         .written(SMALL_HOLE)
         .map_err(|error| system("physical memory cannot be read", &error))?;

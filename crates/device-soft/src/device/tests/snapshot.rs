@@ -204,15 +204,26 @@ fn an_exported_slab_is_kept_as_it_was() {
 }
 
 #[test]
-fn another_process_s_memory_is_refused_by_name() {
+fn another_process_s_memory_is_left_out_until_it_is_adopted() {
     let f = Fixture::new();
-    let [own, other] = [MemHandleId(1), MemHandleId(2)];
-    f.backend.create_handle(own, 0, 2 << 20, true).unwrap();
+    let ([own, other], size) = ([MemHandleId(1), MemHandleId(2)], 2 << 20);
+    f.backend.create_handle(own, 0, size, true).unwrap();
     f.backend.import_handle(other, f.backend.export_handle(own).unwrap()).unwrap();
-    let refused = f.backend.snapshot().err().unwrap();
-    assert!(refused.message.contains("handle 2"), "{refused}");
+    f.backend.vmm.write(own, 0, &[7]).unwrap();
+    let of = |snapshot: &dyn Snapshot| -> Vec<Object> {
+        snapshot.pieces().iter().map(|piece| piece.object.clone()).collect()
+    };
+    assert_eq!(of(&*f.snapshot()), [Object::Handle(own)]);
+    let free = f.backend.free_memory(0).unwrap();
+    f.backend.destroy_handle(own).unwrap();
+    assert_eq!(f.backend.adopt_handle(own, 0, size), Err(CuError::INVALID_HANDLE));
+    assert_eq!(f.backend.adopt_handle(other, 0, 2 * size), Err(CuError::INVALID_VALUE));
+    f.backend.adopt_handle(other, 0, size).unwrap();
+    assert_eq!(f.backend.adopt_handle(other, 0, size), Err(CuError::INVALID_VALUE));
+    assert_eq!(of(&*f.snapshot()), [Object::Handle(other)]);
+    assert_eq!(f.backend.free_memory(0).unwrap(), free);
     f.backend.destroy_handle(other).unwrap();
-    f.snapshot();
+    assert_eq!(f.backend.free_memory(0).unwrap(), free + size);
 }
 
 #[test]

@@ -1,0 +1,167 @@
+//! Processes that work in each other's device memory are checkpointed and restarted together.
+#![forbid(unsafe_code)]
+
+use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
+use kedge_tests::host;
+use kedge_tests::job::{self, User, send};
+use kedge_tests::world::stderr;
+use std::path::Path;
+use std::process::Command;
+
+fn pair(name: &str, user: User) -> Option<Place> {
+    Place::of("gpu_pair", name, user)
+}
+
+fn mine(name: &str) -> Place {
+    pair(name, User::Same).expect("the test's own user")
+}
+
+fn run(place: &Place, options: &[&str]) -> Command {
+    let (program, steps) = (place.program.display().to_string(), STEPS.to_string());
+    let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--"]].concat();
+    place.kedge(&[&run[..], &[&program, &steps, BETWEEN]].concat())
+}
+
+/// All processes and proxies killed and brought back, twice.
+fn survives(place: &Place, options: &[&str]) {
+    let mut job = job::Job::start(run(place, options));
+    let nonce = job.nonce.clone();
+    job.read_to(STEPS / 5);
+    for until in [STEPS / 2, STEPS] {
+        let before = job.step;
+        let image = place.checkpoint();
+        job.read_to(job.step + 5);
+        job.kill();
+        let printed = job.step;
+        job = job::Job::restart(place.restart(&image, &[]), &nonce);
+        assert!((before + 1..=printed + 1).contains(&job.step), "went on at step {}", job.step);
+        if until < STEPS {
+            job.read_to(until);
+        }
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(7), "{}", place.log());
+}
+
+#[test]
+fn processes_that_share_memory_and_events_go_on_together() {
+    for (name, user) in [("share", User::Same), ("shareu", User::Nobody)] {
+        let Some(place) = pair(name, user) else { continue };
+        survives(&place, &[]);
+    }
+}
+
+#[test]
+fn their_images_may_build_on_each_other() {
+    survives(&mine("shareinc"), &["--incremental"]);
+}
+
+/// Each copy finds its own processes' memory, although all have handles of one name.
+#[test]
+fn copies_of_a_job_run_side_by_side() {
+    let place = mine("sharecopy");
+    let mut first = job::Job::start(run(&place, &[]));
+    let nonce = first.nonce.clone();
+    first.read_to(STEPS / 5);
+    let image = place.checkpoint();
+    let second = job::Job::restart(place.restart(&image, &["--job", "second"]), &nonce);
+    let third = job::Job::restart(place.restart(&image, &["--job", "third"]), &nonce);
+    for job in [first, second, third] {
+        assert_eq!(job.finish(STEPS).code(), Some(7));
+    }
+}
+
+/// One process's proxy alone is lost.
+#[test]
+fn all_go_back_when_one_loses_its_devices() {
+    let place = mine("sharelost");
+    let mut job = Job::start(run(&place, &["--recover", "--hold"]));
+    job.read_to(20);
+    place.checkpoint();
+    job.read_to(job.step + 10);
+    let proxies = job.proxies();
+    assert_eq!(proxies.len(), 2, "{proxies:?}");
+    send("KILL", &proxies[1..]);
+    job.read_to(STEPS);
+    assert_eq!(job.back.len(), 1, "{}", place.log());
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+}
+
+/// Memory of a process that lives, in another job, is nobody's to save.
+#[test]
+fn memory_of_another_job_is_refused_by_name() {
+    let place = mine("sharestranger");
+    let program = host("gpu_stranger.cu", "gpu_stranger", &[]).display().to_string();
+    let file = place.world.0.join("handle").display().to_string();
+    let start = |name: &str, does: &str| {
+        let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", name, "--"];
+        job::Job::start(place.kedge(&[&run[..], &[&program, does, &file]].concat()))
+    };
+    let mut giver = start("gives", "give");
+    let mut taker = start("takes", "take");
+    let refused = place.output(&["checkpoint", "takes"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success() && said.contains("not of this job"), "{said}");
+    let taken = place.output(&["checkpoint", "gives", "--stop"]);
+    assert!(taken.status.success(), "what it has given is its own: {}", stderr(&taken));
+    let _ = giver.wait();
+    // Who made it is gone: it is the taker's now, and comes back with it.
+    let taken = place.output(&["checkpoint", "takes"]);
+    assert!(taken.status.success(), "{}", stderr(&taken));
+    taker.kill();
+    let image = String::from_utf8_lossy(&taken.stdout).trim().to_owned();
+    place.is_good(Path::new(&image));
+    let mut again: Job = Job::spawn(place.restart(Path::new(&image), &[]), "");
+    let begin = std::time::Instant::now();
+    while !String::from_utf8_lossy(&place.output(&["ps"]).stdout).contains("takes") {
+        assert!(begin.elapsed().as_secs() < 20, "{}", place.log());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(place.output(&["kill", "takes", "--grace", "0s"]).status.success());
+    let _ = again.drain();
+}
+
+/// Runs `program` of `tests/hosts` as a part of the job `j`.
+fn part(place: &Place, program: &str, arguments: &[&str]) -> job::Job {
+    let program = host(&format!("{program}.cu"), program, &[]).display().to_string();
+    let run = ["run", "--gpu", "soft", "--join", "j", "--", &program];
+    job::Job::start(place.kedge(&[&run[..], arguments].concat()))
+}
+
+/// The steps that a part printed after `nonce`, and whether it ended well.
+fn told(lines: &[&str], nonce: &str) -> (Vec<u64>, bool) {
+    let own = lines.iter().filter_map(|line| line.strip_prefix(nonce));
+    let (steps, words): (Vec<&str>, Vec<&str>) = own.partition(|rest| rest.trim() != "well");
+    (steps.iter().filter_map(|step| step.trim().parse().ok()).collect(), words.len() == 1)
+}
+
+#[test]
+fn the_parts_of_a_joint_job_come_back_with_their_devices() {
+    let place = mine("sharejoin");
+    let steps = [STEPS.to_string(), BETWEEN.to_owned()];
+    let steps = steps.each_ref().map(String::as_str);
+    let mut parts = [part(&place, "gpu_steps", &steps), part(&place, "gpu_pair", &steps)];
+    parts.iter_mut().for_each(|part| part.read_to(STEPS / 10));
+    let image = place.checkpoint();
+    let before = parts.each_ref().map(|part| part.step);
+    parts.iter_mut().for_each(job::Job::kill);
+    let restarted = place.restart(&image, &[]).output().expect("kedge");
+    assert_eq!(restarted.status.code(), Some(7), "{}", stderr(&restarted));
+    let text = String::from_utf8_lossy(&restarted.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    for (part, before) in parts.iter().zip(before) {
+        let (steps, well) = told(&lines, &part.nonce);
+        assert!(steps[0] > before && well, "from {}: {text}", steps[0]);
+        assert_eq!(steps, (steps[0]..=STEPS).collect::<Vec<u64>>());
+    }
+}
+
+#[test]
+fn memory_of_another_part_is_refused_by_name() {
+    let place = mine("sharepart");
+    let file = place.world.0.join("handle").display().to_string();
+    let _giver = part(&place, "gpu_stranger", &["give", &file]);
+    let _taker = part(&place, "gpu_stranger", &["take", &file]);
+    let said = stderr(&place.output(&["checkpoint", "j"]));
+    assert!(said.contains("not of this part"), "{said}");
+}
