@@ -285,6 +285,45 @@ fn what_a_restart_lacks_is_named_and_the_image_stays_good() {
 }
 
 #[test]
+fn a_device_with_less_memory_than_the_image_needs_is_told_in_one_line() {
+    let place = Place::mine("rcsmall");
+    let (image, nonce) = an_image(&place);
+    let output = place.restart(&image, &["--soft-memory", "1M"]).output().expect("kedge");
+    let said = failure(&output);
+    assert!(said.contains("MiB on its devices") && said.contains("--gpu"), "{said}");
+    place.nothing_runs();
+    place.is_good(&image);
+    place.goes_on(&image, &nonce);
+}
+
+/// A library that calls itself a driver and lacks nearly all of it.
+fn old_driver(place: &Place) -> PathBuf {
+    let (source, driver) = (place.world.0.join("old.c"), place.world.0.join("libold.so"));
+    fs::write(&source, "int cuInit(unsigned flags) { return (int)flags; }\n").expect("written");
+    let mut compiler = Command::new("cc");
+    let built = compiler.args(["-shared", "-fPIC", "-o"]).arg(&driver).arg(&source).status();
+    assert!(built.expect("cc").success());
+    driver
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told_in_one_line() {
+    let place = Place::mine("rcold");
+    let (image, nonce) = an_image(&place);
+    let driver = old_driver(&place);
+    let restart = || {
+        let mut command = place.restart(&image, &["--gpu", "local"]);
+        command.env("KEDGE_DRIVER", &driver);
+        command.output().expect("kedge")
+    };
+    let said = failure(&restart());
+    assert!(said.contains("the NVIDIA driver lacks cu") && said.contains("525"), "{said}");
+    place.nothing_runs();
+    place.is_good(&image);
+    place.goes_on(&image, &nonce);
+}
+
+#[test]
 fn a_damaged_newest_image_is_passed_over_on_the_way_back() {
     let place = Place::mine("rcolder");
     let mut job = place.start(&["--recover"]);

@@ -306,6 +306,17 @@ fn a_proxy_that_does_not_fit_is_left_alone_and_the_log_says_why() {
 }
 
 #[test]
+fn why_none_becomes_ready_is_told() {
+    let place = Place::mine("wmfails");
+    let mut command = place.kedge(&["warm", "start", "--gpu", "local"]);
+    command.env("KEDGE_DRIVER", "/no/such/libcuda.so.1").stderr(Stdio::null());
+    let _node = Node(command.spawn().expect("kedge"));
+    let failure = || status(&place, &[]).unwrap_or_default()["failure"].to_string();
+    wait_for("nothing is told", || failure().contains("no NVIDIA driver"));
+    assert!(ready(&place, &[]).is_empty());
+}
+
+#[test]
 fn a_client_that_sees_other_devices_than_were_made_ready_gets_those() {
     let place = Place::mine("wmsees");
     let own = place.program.display();

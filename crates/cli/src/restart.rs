@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::images::real;
 use crate::run::{CheckpointArgs, HostArgs, conclude};
+use crate::size::Size;
 use clap::Args;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
@@ -41,6 +42,9 @@ pub(crate) struct RestartArgs {
     /// The devices, as `kedge run` takes them [default: those that the job had]
     #[arg(long, value_name = "DEVICES")]
     gpu: Option<GpuSpec>,
+    /// Memory of each software device [default: as much as it had]
+    #[arg(long, value_name = "SIZE")]
+    soft_memory: Option<Size>,
     /// Let the job go on at once: its memory comes when it is first used, and all of it in the
     /// background. Takes root (CAP_SYS_PTRACE)
     #[arg(long)]
@@ -85,6 +89,19 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::new("--part is for kedge's own use"));
     }
     let (far, parts, back) = (args.hosts.far()?, args.parts, None);
-    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back, joining, far, parts };
+    let soft_memory = args.soft_memory.map(|size| size.0);
+    let spec = RestartSpec {
+        path,
+        name,
+        lazy,
+        paths,
+        policy,
+        gpu,
+        soft_memory,
+        back,
+        joining,
+        far,
+        parts,
+    };
     conclude(kedge_supervisor::restart(&spec))
 }

@@ -32,6 +32,7 @@ mod output;
 mod peers;
 mod phases;
 mod record;
+mod remedy;
 mod restore;
 mod saved;
 mod serve;

@@ -12,6 +12,7 @@ use crate::likeness;
 use crate::options::Options;
 use crate::phases::Phases;
 use crate::record::{Image, SavedStep, Step};
+use crate::remedy;
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::{CuError, arena};
@@ -45,8 +46,8 @@ pub(crate) enum RestoreError {
         "the program cannot go on with {here} in the place of {was}: {why}; choose others by --gpu"
     )]
     OtherDevices { was: String, here: String, why: String },
-    #[error("{what} cannot be made again: {source}")]
-    Step { what: &'static str, source: CuError },
+    #[error("{what} cannot be made again: {source}{remedy}")]
+    Step { what: &'static str, source: CuError, remedy: String },
     #[error("{0}")]
     Device(#[from] SnapshotError),
 }
@@ -124,7 +125,11 @@ pub(crate) fn restore(
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     let resumed = dispatcher.sharing.resume(&saved.sharing);
-    resumed.map_err(|source| RestoreError::Step { what: "what it shares", source })?;
+    resumed.map_err(|source| RestoreError::Step {
+        what: "what it shares",
+        source,
+        remedy: remedy::of(source, &saved, backend.driver_version()),
+    })?;
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
     phases.over("objects");
@@ -193,7 +198,10 @@ fn repeat(
                 ("a module", Step::Module { ctx, module, images })
             }
         };
-        dispatcher.repeat(step).map_err(|source| RestoreError::Step { what, source })?;
+        dispatcher.repeat(step).map_err(|source| {
+            let driver = dispatcher.backend_too().driver_version();
+            RestoreError::Step { what, source, remedy: remedy::of(source, saved, driver) }
+        })?;
     }
     Ok(())
 }

@@ -139,11 +139,7 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper, warm.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
-        let (paths, lazy, gpu, joining) = (vec![], false, None, None);
-        let (far, parts) = (None, vec![]);
-        let back = None;
-        let spec =
-            RestartSpec { path, name: None, paths, policy, lazy, gpu, back, joining, far, parts };
+        let spec = RestartSpec { path, policy, ..RestartSpec::default() };
         return GoBack::new(&name, dir, spec, 0, &keeper, warm).map(End::GoBack);
     }
     dir.retire();

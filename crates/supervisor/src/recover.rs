@@ -190,6 +190,8 @@ struct Note {
     paths: Vec<(PathBuf, PathBuf)>,
     policy: Policy,
     gpu: Option<String>,
+    #[serde(default)]
+    soft_memory: Option<u64>,
     used: u32,
     lock: RawFd,
     held: Option<HeldNote>,
@@ -216,11 +218,13 @@ impl GoBack {
         let (image, _) = newest.ok_or(ImageError::NoImage { path: dir.images() })?;
         let gpu = spec.gpu.map(|gpu| gpu.to_string());
         let (paths, policy, lock) = (spec.paths, spec.policy, dir.lock());
+        let soft_memory = spec.soft_memory;
         let ours = |held: &Held| held.image == image && held.numbers().len() <= MOST_HELD;
         let held = keeper.take().filter(ours).filter(|held| held.stays_open().is_ok());
         let (job, used, noted) = (name.to_string(), used + 1, held.as_ref().map(Held::note));
         let kept = warm.as_ref().and_then(Own::stays_open);
-        let note = Note { job, paths, policy, gpu, used, lock, held: noted, warm: kept };
+        let note =
+            Note { job, paths, policy, gpu, soft_memory, used, lock, held: noted, warm: kept };
         let note = serde_json::to_string(&note).map_err(|error| failed(error.into()))?;
         Ok(GoBack { image, note, _dir: dir, _held: held, _warm: warm })
     }
@@ -247,6 +251,7 @@ impl RestartSpec {
             far: None,
             parts: Vec::new(),
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
+            soft_memory: note.soft_memory,
             back: Some(Back {
                 used: note.used,
                 lock: note.lock,

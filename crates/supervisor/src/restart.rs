@@ -27,7 +27,7 @@ use std::thread;
 use std::time::Instant;
 
 /// What to restart.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RestartSpec {
     /// An image, or a folder of images: then its newest good one.
     pub path: PathBuf,
@@ -41,6 +41,8 @@ pub struct RestartSpec {
     pub policy: Policy,
     /// `None`: the devices that the job had.
     pub gpu: Option<GpuSpec>,
+    /// `None`: as much as software devices had.
+    pub soft_memory: Option<u64>,
     /// That this process goes on with a job, in the place of another.
     pub back: Option<Back>,
     /// That it is one part of several that are restarted.
@@ -325,11 +327,12 @@ impl RestartSpec {
 
     /// The devices that the job is to have: those that it had, or others; none if it had none.
     fn devices(&self, manifest: &Manifest) -> Option<Devices> {
-        let other = |was: Devices| match &self.gpu {
-            Some(gpu) => Devices { gpu: gpu.to_string(), ..was },
-            None => was,
-        };
-        manifest.devices.clone().map(other)
+        let mut devices = manifest.devices.clone()?;
+        if let Some(gpu) = &self.gpu {
+            devices.gpu = gpu.to_string();
+        }
+        devices.limits.soft_memory = self.soft_memory.or(devices.limits.soft_memory);
+        Some(devices)
     }
 }
 

@@ -239,8 +239,14 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     if let Some(gpu) = &spec.gpu {
         command.arg("--gpu").arg(gpu.to_string());
     }
+    if let Some(bytes) = spec.soft_memory {
+        command.arg("--soft-memory").arg(bytes.to_string());
+    }
     if let Some(keep) = spec.policy.keep {
         command.arg("--keep").arg(keep.to_string());
+    }
+    if let Some(warm) = spec.policy.warm {
+        command.arg(format!("--warm={warm}"));
     }
     if spec.lazy {
         command.arg("--lazy");
