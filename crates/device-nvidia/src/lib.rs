@@ -55,6 +55,7 @@ mod tensor_maps;
 mod texture_handles;
 mod textures;
 mod timeline;
+mod vacancy;
 mod waiters;
 
 pub use arena::ArenaError;
