@@ -20,6 +20,7 @@ mod run;
 mod size;
 mod swap;
 mod time;
+mod warm;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -80,6 +81,7 @@ enum Command {
     Checkpoint(checkpoint::CheckpointArgs),
     Restart(restart::RestartArgs),
     Swap(swap::SwapArgs),
+    Warm(warm::WarmArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),
         Command::Restart(args) => restart::run(args),
         Command::Swap(args) => swap::run(&args).map(done),
+        Command::Warm(args) => warm::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),

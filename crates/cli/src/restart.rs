@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::images::real;
-use crate::run::{CheckpointArgs, conclude};
+use crate::run::{CheckpointArgs, HostArgs, conclude};
 use clap::Args;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
@@ -45,6 +45,12 @@ pub(crate) struct RestartArgs {
     /// background. Takes root (CAP_SYS_PTRACE)
     #[arg(long)]
     lazy: bool,
+    /// Restart only these parts of a job of several, such as 0,2: others are restarted on other hosts, with the
+    /// same --at
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "at")]
+    parts: Vec<u32>,
+    #[command(flatten)]
+    hosts: HostArgs,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     /// What the process that this one takes the place of has left: a job goes back
@@ -78,6 +84,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if args.part.is_some() != joining.is_some() {
         return Err(Failure::new("--part is for kedge's own use"));
     }
-    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back: None, joining };
+    let (far, parts, back) = (args.hosts.far()?, args.parts, None);
+    let spec = RestartSpec { path, name, lazy, paths, policy, gpu, back, joining, far, parts };
     conclude(kedge_supervisor::restart(&spec))
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{End, JobSpec, Outcome, RunError, die_of};
+use kedge_supervisor::{End, Far, JobSpec, Outcome, RunError, die_of};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
@@ -57,6 +57,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
     join: Option<JobName>,
     #[command(flatten)]
+    hosts: HostArgs,
+    #[command(flatten)]
     checkpoints: CheckpointArgs,
     /// The program and its arguments
     #[arg(
@@ -66,6 +68,26 @@ pub(crate) struct RunArgs {
         allow_hyphen_values = true
     )]
     command: Vec<OsString>,
+}
+
+/// Where the parts of a job on several hosts meet; `kedge restart` takes the same.
+#[derive(Debug, Args)]
+pub(crate) struct HostArgs {
+    /// The job's parts are on several hosts, and meet at this address of one of them. All of them know a key:
+    /// see --join-key
+    #[arg(long, value_name = "HOST:PORT")]
+    at: Option<String>,
+    /// A file that only you may read, with the key that the parts of the job share [default: what the variable
+    /// KEDGE_JOIN_KEY has]
+    #[arg(long, value_name = "FILE", requires = "at")]
+    join_key: Option<PathBuf>,
+}
+
+impl HostArgs {
+    pub(crate) fn far(&self) -> Result<Option<Far>, Failure> {
+        let far = self.at.as_ref().map(|at| kedge_supervisor::far(at, self.join_key.as_deref()));
+        far.transpose().map_err(|error| Failure::new(error.to_string()))
+    }
 }
 
 /// How the job is checkpointed; `kedge restart` takes the same.
@@ -97,6 +119,10 @@ pub(crate) struct CheckpointArgs {
     /// [default for TIME: 10m]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
     hold: Option<Time>,
+    /// Keep N proxies ready whose devices are started, so that the job goes back, and its processes get their
+    /// devices, sooner: each holds some 0.5 GB of a GPU's memory [default for N: 1]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    warm: Option<NonZeroU32>,
     /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
     /// on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
@@ -132,14 +158,18 @@ impl CheckpointArgs {
         }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
         let (keep, on_term, recover) = (self.keep, self.on_term, self.recover);
-        let hold = self.hold.map(|time| time.0);
-        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold })
+        let (hold, warm) = (self.hold.map(|time| time.0), self.warm);
+        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm })
     }
 }
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let policy = args.checkpoints.policy()?;
+    let far = args.hosts.far()?;
+    if far.is_some() && args.join.is_none() {
+        return Err(Failure::new("--at is for jobs of several parts: give --join NAME with it"));
+    }
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
@@ -157,6 +187,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         limits,
         name: args.job,
         join: args.join,
+        far,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,

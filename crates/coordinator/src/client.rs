@@ -1,13 +1,15 @@
 //! The asking side. A coordinator that is lost is found again, or replaced, and asked once more.
 
 use crate::frame::{receive, send};
+use crate::link::Link;
 use crate::message::{
     Broken, Hello, Key, MAX_REPLY, MAX_TOLD, Name, Notice, Passed, Reply, Request, Scope, Series,
     VERSION, Value, Who, Why,
 };
+use crate::page::{Arrival, Page};
 use kedge_wire::{List, TooLong};
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -25,6 +27,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub enum ClientError {
     #[error("the job has no coordinator, and none was found within 10 s: {0}")]
     None(io::Error),
+    #[error("{0}")]
+    Denied(io::Error),
     #[error("{by}: {why}")]
     Broken { by: String, why: String },
     #[error("not all have come in time")]
@@ -59,17 +63,19 @@ pub struct Found {
 }
 
 /// How the coordinator is reached, and reached again.
-pub type Find = Box<dyn FnMut() -> io::Result<UnixStream> + Send>;
+pub type Find = Box<dyn FnMut() -> io::Result<Link> + Send>;
 
 pub struct Client {
     find: Find,
-    stream: Option<UnixStream>,
+    stream: Option<Link>,
     /// How long that waits for an answer, if it was told.
     limit: Option<Duration>,
     hello: Hello,
     /// To be repeated to another coordinator.
     published: Vec<(Notice, Value, bool)>,
     revision: u64,
+    /// Where series meet in memory, for as long as the coordinator is the one that has told of it.
+    pages: Vec<(Series, Page)>,
 }
 
 impl std::fmt::Debug for Client {
@@ -97,7 +103,7 @@ fn milliseconds(wait: Duration) -> u32 {
 }
 
 impl Client {
-    /// Joins the job.
+    /// Joins the job; [`ClientError::Taken`] if it has a part of that name on another node.
     pub fn join(member: &Member, find: Find) -> Result<Client, ClientError> {
         let hello = Hello {
             version: VERSION,
@@ -108,8 +114,8 @@ impl Client {
             passed: List::default(),
             broken: List::default(),
         };
-        let mut client =
-            Client { find, stream: None, limit: None, hello, published: Vec::new(), revision: 0 };
+        let (stream, limit, published, pages) = (None, None, Vec::new(), Vec::new());
+        let mut client = Client { find, stream, limit, hello, published, revision: 0, pages };
         client.exchange(&Request::Members {}, Duration::ZERO)?;
         Ok(client)
     }
@@ -131,18 +137,76 @@ impl Client {
         let request = Request::Arrive { series: series.clone(), step, who, wait_ms };
         match self.exchange(&request, wait)? {
             Reply::Through {} => {
-                keep(&mut self.hello.passed, |passed| passed.series != *series);
-                add(&mut self.hello.passed, Passed { series: series.clone(), step });
+                self.has_passed(series, step);
                 Ok(())
             }
-            Reply::Broken { by, why } => {
-                keep(&mut self.hello.broken, |broken| broken.series != *series);
-                let (told, series) = ((by.to_string(), why.to_string()), series.clone());
-                add(&mut self.hello.broken, Broken { series, by, why });
-                Err(ClientError::Broken { by: told.0, why: told.1 })
-            }
-            other => Err(refusal(other)),
+            other => Err(self.refused(series, other)),
         }
+    }
+
+    /// As [`Client::arrive`] for a series of node scope that has `members` members, whose steps are 1, 2, 3 and so
+    /// on. They meet in memory, so that all go on by one call of the last one; the coordinator only watches that
+    /// they live.
+    pub fn meet(
+        &mut self,
+        series: &Series,
+        step: u32,
+        members: u32,
+        wait: Duration,
+    ) -> Result<(), ClientError> {
+        let until = Instant::now() + wait.min(LONGEST);
+        loop {
+            let known = self.pages.iter().position(|(of, _)| of == series);
+            let index = known.map_or_else(|| self.open_page(series, members), Ok)?;
+            let stream = &self.stream;
+            let stay = || stream.as_ref().is_some_and(|stream| !stream.is_lost());
+            match self.pages[index].1.arrive(step, members, until, stay) {
+                Arrival::Through => {
+                    self.has_passed(series, step.into());
+                    return Ok(());
+                }
+                Arrival::Left if Instant::now() < until => drop(self.pages.swap_remove(index)),
+                Arrival::Left | Arrival::Late => return Err(ClientError::Late),
+                Arrival::Early => {
+                    let why = format!("step {step} comes before the one that is next");
+                    return Err(ClientError::Refused(why));
+                }
+            }
+        }
+    }
+
+    /// Asks where the series meets: its place in `pages`.
+    fn open_page(&mut self, series: &Series, members: u32) -> Result<usize, ClientError> {
+        let request = Request::Meet { series: series.clone(), members };
+        match self.exchange_for(&request, Duration::ZERO)? {
+            (Reply::Page {}, Some(file)) => {
+                let page = Page::open(file).map_err(|_| ClientError::Nonsense)?;
+                self.pages.push((series.clone(), page));
+                Ok(self.pages.len() - 1)
+            }
+            (other, _) => Err(self.refused(series, other)),
+        }
+    }
+
+    fn has_passed(&mut self, series: &Series, step: u64) {
+        let mut all = std::mem::take(&mut self.hello.passed).into_inner();
+        let known = all.iter_mut().find(|passed| passed.series == *series);
+        let new = known.is_none();
+        known.into_iter().for_each(|passed| passed.step = step);
+        self.hello.passed = List::new(all).unwrap_or_default();
+        if new {
+            add(&mut self.hello.passed, Passed { series: series.clone(), step });
+        }
+    }
+
+    /// Why a barrier of the series was not passed.
+    fn refused(&mut self, series: &Series, reply: Reply) -> ClientError {
+        if let Reply::Broken { by, why } = &reply {
+            keep(&mut self.hello.broken, |broken| broken.series != *series);
+            let (series, by, why) = (series.clone(), by.clone(), why.clone());
+            add(&mut self.hello.broken, Broken { series, by, why });
+        }
+        refusal(reply)
     }
 
     /// The series fails for everybody, now and later.
@@ -156,6 +220,7 @@ impl Client {
     pub fn end(&mut self, series: &Series) -> Result<(), ClientError> {
         keep(&mut self.hello.passed, |passed| passed.series != *series);
         keep(&mut self.hello.broken, |broken| broken.series != *series);
+        self.pages.retain(|(of, _)| of != series);
         self.done(&Request::End { series: series.clone() })
     }
 
@@ -213,13 +278,22 @@ impl Client {
         }
     }
 
-    /// Asks, and asks again where the coordinator is lost before it has answered.
     fn exchange(&mut self, request: &Request, wait: Duration) -> Result<Reply, ClientError> {
+        self.exchange_for(request, wait).map(|(reply, _)| reply)
+    }
+
+    /// Asks, and asks again where the coordinator is lost before it has answered.
+    fn exchange_for(&mut self, request: &Request, wait: Duration) -> Result<Answer, ClientError> {
         let mut begin = Instant::now();
         loop {
             match self.try_exchange(request, wait) {
                 Ok(reply) => return Ok(reply),
-                Err(Attempt::Refused(why)) => return Err(ClientError::Refused(why)),
+                Err(Attempt::Refused(error)) => return Err(error),
+                Err(Attempt::Lost { error, .. })
+                    if error.kind() == io::ErrorKind::PermissionDenied =>
+                {
+                    return Err(ClientError::Denied(error));
+                }
                 Err(Attempt::Lost { error, was_there }) => {
                     self.stream = None;
                     // It may have been there for long.
@@ -235,7 +309,7 @@ impl Client {
         }
     }
 
-    fn try_exchange(&mut self, request: &Request, wait: Duration) -> Result<Reply, Attempt> {
+    fn try_exchange(&mut self, request: &Request, wait: Duration) -> Result<Answer, Attempt> {
         let was_there = self.stream.is_some();
         let lost = |error| Attempt::Lost { error, was_there };
         let stream = match self.stream.take() {
@@ -247,23 +321,27 @@ impl Client {
         };
         let limit = wait + ANSWER;
         if self.limit != Some(limit) {
-            stream.set_read_timeout(Some(limit)).map_err(lost)?;
+            stream.set_read_timeout(limit).map_err(lost)?;
             self.limit = Some(limit);
         }
-        let reply = talk(&stream, request).map_err(lost)?;
+        let answer = talk(&stream, request).map_err(lost)?;
         self.stream = Some(stream);
-        Ok(reply)
+        Ok(answer)
     }
 
     /// Tells a coordinator who this is, and what it knew.
-    fn greet(&mut self) -> Result<UnixStream, Attempt> {
+    fn greet(&mut self) -> Result<Link, Attempt> {
         let lost = |error| Attempt::Lost { error, was_there: false };
+        // Nobody watches over who meets there any more.
+        self.pages.drain(..).for_each(|(_, page)| page.leave());
         let stream = (self.find)().map_err(lost)?;
-        stream.set_read_timeout(Some(ANSWER)).map_err(lost)?;
-        stream.set_write_timeout(Some(ANSWER)).map_err(lost)?;
-        match talk(&stream, &Request::Hello { hello: self.hello.clone() }).map_err(lost)? {
+        stream.set_read_timeout(ANSWER).map_err(lost)?;
+        stream.set_write_timeout(ANSWER).map_err(lost)?;
+        match talk(&stream, &Request::Hello { hello: self.hello.clone() }).map_err(lost)?.0 {
             Reply::Welcome { revision } => self.revision = revision,
-            Reply::Refused { why } => return Err(Attempt::Refused(why.into_inner())),
+            answer @ (Reply::Refused { .. } | Reply::Taken { .. }) => {
+                return Err(Attempt::Refused(refusal(answer)));
+            }
             _ => return Err(lost(io::ErrorKind::InvalidData.into())),
         }
         for (at, value, alone) in &self.published {
@@ -276,13 +354,18 @@ impl Client {
 }
 
 enum Attempt {
-    Refused(String),
+    Refused(ClientError),
     Lost { error: io::Error, was_there: bool },
 }
 
-fn talk(stream: &UnixStream, request: &Request) -> io::Result<Reply> {
+/// With the descriptor that came along.
+type Answer = (Reply, Option<OwnedFd>);
+
+fn talk(stream: &Link, request: &Request) -> io::Result<Answer> {
     send(stream, request)?;
-    receive(stream, MAX_REPLY)
+    let mut file = None;
+    let reply = receive(|piece| stream.take(piece, &mut file), MAX_REPLY)?;
+    Ok((reply, file))
 }
 
 fn refusal(reply: Reply) -> ClientError {
@@ -298,6 +381,11 @@ fn refusal(reply: Reply) -> ClientError {
 }
 
 impl Series {
+    /// Of the members on one node; a name that is too long is cut.
+    pub fn of_node(name: &str) -> Series {
+        Series { scope: Scope::Node {}, name: Name::truncated(name.to_owned()) }
+    }
+
     /// Of the whole job; a name that is too long is cut.
     pub fn of_job(name: &str) -> Series {
         Series { scope: Scope::Job {}, name: Name::truncated(name.to_owned()) }

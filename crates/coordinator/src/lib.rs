@@ -6,20 +6,25 @@
 //! join that one and repeat what they were asking.
 //!
 //! docs/design/0008-coordinator.md has the decisions.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod client;
 mod elect;
 mod frame;
+mod link;
 mod message;
+mod page;
+mod remote;
 mod server;
 mod state;
 
 pub use client::{Client, ClientError, Find, Found, Member};
-pub use elect::{LOCK, Leader, SOCKET, connect, reach};
+pub use elect::{LOCK, Leader, Place, SOCKET, connect, reach};
+pub use link::Link;
 pub use message::{
     Broken, Hello, Key, Name, Notice, Passed, Reply, Request, Scope, Series, Value, Who, Why,
 };
+pub use remote::{Far, FarError, JobKey};
 pub use server::Server;
 pub use state::{Conn, State, Violation};
 

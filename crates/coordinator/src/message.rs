@@ -3,7 +3,7 @@
 use kedge_wire::{Bytes, List, Text, wire};
 
 /// Changes with what messages mean.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest request: a greeting with all that it may carry.
 pub(crate) const MAX_REQUEST: usize = 96 << 10;
 /// Longest reply: the members.
@@ -86,6 +86,8 @@ wire! {
         Look = 7 { at: Notice, after: u64, wait_ms: u32 },
         /// The job's parts.
         Members = 8 {},
+        /// Takes part in a series of so many members on one node, which meet in memory.
+        Meet = 9 { series: Series, members: u32 },
     }
 
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,5 +105,7 @@ wire! {
         Done = 9 {},
         /// The coordinator does not do that.
         Refused = 10 { why: Why },
+        /// The page comes with it, as a descriptor.
+        Page = 11 {},
     }
 }

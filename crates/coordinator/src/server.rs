@@ -1,12 +1,15 @@
 //! The coordinator's sockets: one thread, which lives as long as the process or until it is told to stop.
 
 use crate::frame::{first, frame};
-use crate::message::{MAX_MEMBERS, MAX_REQUEST, Request};
+use crate::link::Link;
+use crate::message::{MAX_MEMBERS, MAX_REQUEST, Reply, Request};
+use crate::remote::{ANSWER, Entrance, JobKey};
 use crate::state::{Conn, State};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::net::sockopt::socket_peercred;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::{self, JoinHandle};
@@ -14,10 +17,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const LISTENER: Conn = 0;
 const STOP: Conn = 1;
+const REMOTE: Conn = 2;
 /// The first member's connection.
-const FIRST: Conn = 2;
+const FIRST: Conn = 3;
 /// Connections at a time: members, and some that have not said who they are.
 const MAX_CONNECTIONS: usize = MAX_MEMBERS + 64;
+/// Connections from other hosts that have not shown the key; one more, and the oldest goes.
+const MAX_ENTERING: usize = 64;
 /// Read at a time.
 const PIECE: usize = 16 << 10;
 
@@ -30,9 +36,10 @@ pub struct Server {
 
 impl Server {
     /// Coordinates the job `job` for whoever connects to `listener`: processes of this user.
-    /// What `held` is stays there for as long as it does.
+    /// What `held` is stays there for as long as it does. Members on other hosts come to `far`, with its key.
     pub fn start(
         listener: UnixListener,
+        far: Option<(TcpListener, JobKey)>,
         job: String,
         held: impl Send + 'static,
     ) -> io::Result<Server> {
@@ -41,12 +48,17 @@ impl Server {
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&poll, &stopped, EventData::new_u64(STOP), EventFlags::IN)?;
+        if let Some((listener, _)) = &far {
+            listener.set_nonblocking(true)?;
+            epoll::add(&poll, listener, EventData::new_u64(REMOTE), EventFlags::IN)?;
+        }
         let begin = Instant::now();
         // Later than any of a coordinator before this one.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let revision = u64::try_from(now.as_micros()).unwrap_or(u64::MAX / 2);
-        let (state, links, next) = (State::new(job, revision), BTreeMap::new(), FIRST);
-        let mut serving = Serving { poll, listener, state, links, next, begin, gone: Vec::new() };
+        let (state, peers, next) = (State::new(job, revision), BTreeMap::new(), FIRST);
+        let gone = Vec::new();
+        let mut serving = Serving { poll, listener, far, state, peers, next, begin, gone };
         let serve = move || {
             let (_held, _stopped) = (held, stopped);
             while serving.turn() {}
@@ -73,19 +85,22 @@ impl Drop for Server {
 
 /// A connection.
 #[derive(Debug)]
-struct Link {
-    stream: UnixStream,
+struct Peer {
+    link: Link,
     /// Of a request that is not all there.
     read: Vec<u8>,
     /// Of a reply that did not fit: one at most.
     unsent: Vec<u8>,
+    /// Until it has shown the key.
+    entrance: Option<Entrance>,
 }
 
 struct Serving {
     poll: OwnedFd,
     listener: UnixListener,
+    far: Option<(TcpListener, JobKey)>,
     state: State,
-    links: BTreeMap<Conn, Link>,
+    peers: BTreeMap<Conn, Peer>,
     next: Conn,
     begin: Instant,
     /// To be dropped when all that is said has been.
@@ -97,8 +112,9 @@ impl Serving {
     fn turn(&mut self) -> bool {
         let mut events: Vec<Event> = Vec::with_capacity(256);
         let now = self.now();
-        let left =
-            self.state.next_deadline().map(|at| Duration::from_millis(at.saturating_sub(now)));
+        let entering = self.entering().map(|(until, _)| until).min();
+        let until = self.state.next_deadline().into_iter().chain(entering).min();
+        let left = until.map(|at| Duration::from_millis(at.saturating_sub(now)));
         let left = left.and_then(|left| left.try_into().ok());
         match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), left.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -108,10 +124,12 @@ impl Serving {
             match event.data.u64() {
                 STOP => return false,
                 LISTENER => self.accept(),
+                REMOTE => self.accept_remote(),
                 conn => self.serve(conn, event.flags),
             }
         }
         self.state.expire(self.now());
+        self.turn_away();
         self.say();
         true
     }
@@ -127,21 +145,58 @@ impl Serving {
         };
         let own = rustix::process::geteuid();
         let same = socket_peercred(&stream).is_ok_and(|peer| peer.uid == own);
-        if !same || self.links.len() >= MAX_CONNECTIONS || stream.set_nonblocking(true).is_err() {
+        if same && stream.set_nonblocking(true).is_ok() {
+            self.take_in(stream.into(), None);
+        }
+    }
+
+    fn accept_remote(&mut self) {
+        let now = self.now();
+        let Some((listener, _)) = &self.far else { return };
+        let Ok((stream, _)) = listener.accept() else {
+            return thread::sleep(Duration::from_millis(1));
+        };
+        if let Ok(entrance) = Entrance::greet(&stream, now) {
+            self.take_in(Link::Remote(stream), Some(entrance));
+        }
+        if self.entering().count() > MAX_ENTERING
+            && let Some((_, oldest)) = self.entering().min()
+        {
+            self.hang_up(oldest);
+        }
+    }
+
+    fn take_in(&mut self, link: Link, entrance: Option<Entrance>) {
+        if self.peers.len() >= MAX_CONNECTIONS {
             return;
         }
         let conn = self.next;
         let events = EventFlags::IN | EventFlags::RDHUP;
-        if epoll::add(&self.poll, &stream, EventData::new_u64(conn), events).is_ok() {
+        if epoll::add(&self.poll, &link, EventData::new_u64(conn), events).is_ok() {
             self.next += 1;
-            self.links.insert(conn, Link { stream, read: Vec::new(), unsent: Vec::new() });
+            let (read, unsent) = (Vec::new(), Vec::new());
+            self.peers.insert(conn, Peer { link, read, unsent, entrance });
         }
     }
 
+    /// Those that have not shown the key, and until when they may.
+    fn entering(&self) -> impl Iterator<Item = (u64, Conn)> {
+        let until = |peer: &Peer| peer.entrance.as_ref().map(|entrance| entrance.until);
+        self.peers.iter().filter_map(move |(conn, peer)| Some((until(peer)?, *conn)))
+    }
+
+    /// Hangs up on those that have not shown the key in time.
+    fn turn_away(&mut self) {
+        let now = self.now();
+        let late: Vec<Conn> =
+            self.entering().filter(|(until, _)| *until <= now).map(|e| e.1).collect();
+        late.into_iter().for_each(|conn| self.hang_up(conn));
+    }
+
     fn serve(&mut self, conn: Conn, flags: EventFlags) {
-        let Some(link) = self.links.get_mut(&conn) else { return };
-        let written = if flags.contains(EventFlags::OUT) { link.flush() } else { Ok(()) };
-        if flags.contains(EventFlags::OUT) && link.unsent.is_empty() {
+        let Some(peer) = self.peers.get_mut(&conn) else { return };
+        let written = if flags.contains(EventFlags::OUT) { peer.flush() } else { Ok(()) };
+        if flags.contains(EventFlags::OUT) && peer.unsent.is_empty() {
             self.watch(conn, EventFlags::empty());
         }
         match written.and_then(|()| self.hear(conn)) {
@@ -153,12 +208,12 @@ impl Serving {
     /// Takes in what `conn` says; whether there may be more.
     fn hear(&mut self, conn: Conn) -> io::Result<bool> {
         let now = self.now();
-        let Some(link) = self.links.get_mut(&conn) else { return Ok(true) };
+        let Some(peer) = self.peers.get_mut(&conn) else { return Ok(true) };
         let mut piece = [0; PIECE];
-        let open = match (&link.stream).read(&mut piece) {
+        let open = match (&peer.link).read(&mut piece) {
             Ok(0) => false,
             Ok(length) => {
-                link.read.extend_from_slice(&piece[..length]);
+                peer.read.extend_from_slice(&piece[..length]);
                 true
             }
             Err(error)
@@ -168,9 +223,18 @@ impl Serving {
             }
             Err(error) => return Err(error),
         };
-        while let Some((request, length)) = first::<Request>(&link.read, MAX_REQUEST)? {
-            link.read.drain(..length);
-            self.state.ask(conn, request, now).map_err(io::Error::other)?;
+        let key = self.far.as_ref().map(|(_, key)| key);
+        if !peer.has_entered(key)? {
+            return Ok(open);
+        }
+        while let Some((request, length)) = first::<Request>(&peer.read, MAX_REQUEST)? {
+            peer.read.drain(..length);
+            match (&peer.link, &request) {
+                (Link::Remote(_), Request::Meet { .. }) => {
+                    self.state.refuse(conn, "who is on another host cannot meet others in memory");
+                }
+                _ => self.state.ask(conn, request, now).map_err(io::Error::other)?,
+            }
         }
         Ok(open)
     }
@@ -179,11 +243,20 @@ impl Serving {
     fn say(&mut self) {
         loop {
             for (conn, reply) in self.state.replies() {
-                let Some(link) = self.links.get_mut(&conn) else { continue };
-                link.unsent.extend(frame(&reply));
-                match link.flush() {
+                let Some(peer) = self.peers.get_mut(&conn) else { continue };
+                let page = matches!(reply, Reply::Page {}).then(|| self.state.page_for(conn));
+                let said = match page.flatten() {
+                    // Who asks before it has read the last answer is no client of ours.
+                    _ if !peer.unsent.is_empty() => Err(ErrorKind::InvalidData.into()),
+                    Some(page) => peer.link.hand(&frame(&reply), page.file()),
+                    None => {
+                        peer.unsent.extend(frame(&reply));
+                        peer.flush()
+                    }
+                };
+                match said {
                     Err(_) => self.gone.push(conn),
-                    Ok(()) if !link.unsent.is_empty() => self.watch(conn, EventFlags::OUT),
+                    Ok(()) if !peer.unsent.is_empty() => self.watch(conn, EventFlags::OUT),
                     Ok(()) => {}
                 }
             }
@@ -196,24 +269,37 @@ impl Serving {
     }
 
     fn watch(&self, conn: Conn, more: EventFlags) {
-        if let Some(link) = self.links.get(&conn) {
+        if let Some(peer) = self.peers.get(&conn) {
             let events = EventFlags::IN | EventFlags::RDHUP | more;
-            let _ = epoll::modify(&self.poll, &link.stream, EventData::new_u64(conn), events);
+            let _ = epoll::modify(&self.poll, &peer.link, EventData::new_u64(conn), events);
         }
     }
 
     fn hang_up(&mut self, conn: Conn) {
-        if self.links.remove(&conn).is_some() {
+        if self.peers.remove(&conn).is_some() {
             self.state.lost(conn);
         }
     }
 }
 
-impl Link {
+impl Peer {
+    /// Whether what it says counts; an error where it does not have the key.
+    fn has_entered(&mut self, key: Option<&JobKey>) -> io::Result<bool> {
+        let Some(entrance) = &self.entrance else { return Ok(true) };
+        let Some(answer) = self.read.first_chunk::<ANSWER>() else { return Ok(false) };
+        let key = key.ok_or(ErrorKind::PermissionDenied)?;
+        let proof = entrance.admit(key, answer)?;
+        self.read.drain(..ANSWER);
+        self.entrance = None;
+        self.unsent.extend(proof);
+        self.flush()?;
+        Ok(true)
+    }
+
     /// Writes what can be written now.
     fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
-            match (&self.stream).write(&self.unsent) {
+            match (&self.link).write(&self.unsent) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(length) => drop(self.unsent.drain(..length)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),

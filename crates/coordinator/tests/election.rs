@@ -1,9 +1,10 @@
 //! Members over real sockets, and coordinators that are lost.
 
 use kedge_coordinator::{
-    Client, ClientError, Find, Leader, Member, Notice, Series, Server, Who, connect, reach,
+    Client, ClientError, Find, Hello, Leader, Link, Member, Name, Notice, Request, Series, Server,
+    Who, connect, reach,
 };
-use std::os::unix::net::UnixStream;
+use kedge_wire::List;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -43,6 +44,11 @@ impl World {
         Client::join(&member, self.find()).unwrap()
     }
 
+    /// As [`World::lose`], if there is one now.
+    fn lose_if_there(&self) -> bool {
+        self.leader.lock().unwrap().take().is_some()
+    }
+
     /// Ends the coordinator, as if its process had ended.
     fn lose(&self) {
         let begin = Instant::now();
@@ -64,21 +70,19 @@ impl Drop for World {
     }
 }
 
-#[test]
-fn barriers_hold_while_one_coordinator_after_the_other_is_lost() {
-    const MEMBERS: u32 = 8;
+/// `arrive` passes a step; coordinators are lost meanwhile.
+fn hold_while_coordinators_are_lost(test: &str, arrive: fn(&mut Client, u32, u64)) {
     const STEPS: u64 = 200;
-    let world = World::new("barriers");
+    let world = World::new(test);
     let reached: Arc<Vec<Mutex<u64>>> = Arc::new((0..MEMBERS).map(|_| Mutex::new(0)).collect());
     let (done, all_done) = mpsc::channel();
     for index in 0..MEMBERS {
         let (world, reached, done) = (world.clone(), reached.clone(), done.clone());
         thread::spawn(move || {
             let mut client = world.join(&index.to_string(), true);
-            let series = Series::of_job("s");
             for step in 1..=STEPS {
                 *reached[index as usize].lock().unwrap() = step;
-                client.arrive(&series, step, Who::Count { members: MEMBERS }, LONG).unwrap();
+                arrive(&mut client, index, step);
                 // Nobody is through before all have come.
                 for one in reached.iter() {
                     assert!(*one.lock().unwrap() >= step);
@@ -89,22 +93,144 @@ fn barriers_hold_while_one_coordinator_after_the_other_is_lost() {
         });
     }
     drop(done);
-    let mut lost = 0;
+    let (mut lost, mut finished) = (0, 0);
     let begin = Instant::now();
-    let mut finished = 0;
     while finished < MEMBERS {
         assert!(begin.elapsed() < Duration::from_secs(60), "{finished} are through all steps");
-        match all_done.recv_timeout(Duration::from_millis(15)) {
+        match all_done.recv_timeout(Duration::from_millis(2)) {
             Ok(()) => finished += 1,
-            Err(mpsc::RecvTimeoutError::Timeout) if finished == 0 => {
-                world.lose();
-                lost += 1;
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => panic!("a member has failed"),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                // After some steps more each time, however long they take.
+                let slowest = reached.iter().map(|one| *one.lock().unwrap()).min();
+                if slowest > Some(lost * STEPS / 5 + 3) && world.lose_if_there() {
+                    lost += 1;
+                }
+            }
         }
     }
     assert!(lost >= 2, "only {lost} coordinators were lost");
+}
+
+const MEMBERS: u32 = 8;
+
+#[test]
+fn barriers_hold_while_one_coordinator_after_the_other_is_lost() {
+    hold_while_coordinators_are_lost("barriers", |client, _, step| {
+        let who = Who::Count { members: MEMBERS };
+        client.arrive(&Series::of_job("s"), step, who, LONG).unwrap();
+    });
+}
+
+#[test]
+fn meetings_in_memory_hold_while_one_coordinator_after_the_other_is_lost() {
+    hold_while_coordinators_are_lost("meetings", |client, index, step| {
+        // They go on without a coordinator until one of them has waited for a while.
+        if index == 0 && step % 50 == 0 {
+            thread::sleep(Duration::from_millis(800));
+        }
+        client.meet(&Series::of_node("s"), step as u32, MEMBERS, LONG).unwrap();
+    });
+}
+
+/// Two that have met once.
+fn two_that_meet(world: &World) -> (Client, Client) {
+    let (mut one, mut other) = (world.join("one", true), world.join("other", true));
+    thread::scope(|scope| {
+        scope.spawn(|| other.meet(&Series::of_node("s"), 1, 2, LONG).unwrap());
+        one.meet(&Series::of_node("s"), 1, 2, LONG).unwrap();
+    });
+    (one, other)
+}
+
+#[test]
+fn who_ends_breaks_a_meeting_in_memory_by_name() {
+    let world = World::new("meeting-ends");
+    let (mut one, other) = two_that_meet(&world);
+    let waiting = thread::spawn(move || {
+        let begin = Instant::now();
+        let broken = one.meet(&Series::of_node("s"), 2, 2, LONG).unwrap_err();
+        (broken, begin.elapsed())
+    });
+    thread::sleep(Duration::from_millis(30));
+    drop(other);
+    let (broken, after) = waiting.join().unwrap();
+    assert!(matches!(&broken, ClientError::Broken { by, .. } if by == "other"), "{broken}");
+    assert!(after < LONG / 2, "{after:?}");
+}
+
+#[test]
+fn a_meeting_in_memory_that_is_broken_is_so_for_all_and_a_new_one_is_not() {
+    let world = World::new("meeting-broken");
+    let (mut one, mut other) = two_that_meet(&world);
+    one.break_series(&Series::of_node("s"), "no room").unwrap();
+    for client in [&mut one, &mut other] {
+        let broken = client.meet(&Series::of_node("s"), 2, 2, LONG).unwrap_err();
+        assert!(matches!(&broken, ClientError::Broken { why, .. } if why == "no room"), "{broken}");
+    }
+    for client in [&mut one, &mut other] {
+        client.end(&Series::of_node("s")).unwrap();
+    }
+    let late = one.meet(&Series::of_node("s"), 1, 2, Duration::from_millis(20));
+    assert!(matches!(late, Err(ClientError::Late)), "{late:?}");
+}
+
+#[test]
+fn a_meeting_in_memory_is_for_one_node_and_for_one_way() {
+    let world = World::new("meeting-refused");
+    let mut one = world.join("one", true);
+    let short = Duration::from_millis(20);
+    let who = Who::Count { members: 2 };
+    let far = one.meet(&Series::of_job("s"), 1, 2, short).unwrap_err();
+    assert!(far.to_string().contains("on one node"), "{far}");
+    let many = one.meet(&Series::of_node("s"), 1, 5000, short).unwrap_err();
+    assert!(many.to_string().contains("4096"), "{many}");
+    assert!(matches!(one.meet(&Series::of_node("s"), 1, 2, short), Err(ClientError::Late)));
+    let early = one.meet(&Series::of_node("s"), 3, 2, short).unwrap_err();
+    assert!(early.to_string().contains("before"), "{early}");
+    let mixed = one.arrive(&Series::of_node("s"), 1, who, short).unwrap_err();
+    assert!(mixed.to_string().contains("in memory"), "{mixed}");
+    let other = world.join("other", true).meet(&Series::of_node("s"), 1, 3, short).unwrap_err();
+    assert!(other.to_string().contains("another number"), "{other}");
+}
+
+fn frame(request: &Request) -> Vec<u8> {
+    let mut body = Vec::new();
+    kedge_wire::encode(request, &mut body);
+    [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+}
+
+#[test]
+fn who_does_not_read_its_answers_is_hung_up_on() {
+    use std::io::{Read, Write};
+    let world = World::new("deaf");
+    let mut one = world.join("one", true);
+    let at = Notice::of_job("a", b"k").unwrap();
+    one.publish(&at, &[7; 16000], false).unwrap();
+    let Link::Local(mut stream) = connect(&world.folder).unwrap() else { panic!() };
+    let text = |text: &str| Name::truncated(text.to_owned());
+    let hello = Hello {
+        version: 2,
+        job: text("j"),
+        member: text("deaf"),
+        node: text("a"),
+        part: false,
+        passed: List::default(),
+        broken: List::default(),
+    };
+    let look = frame(&Request::Look { at, after: 0, wait_ms: 0 });
+    stream.write_all(&frame(&Request::Hello { hello })).unwrap();
+    // More than the socket holds of their answers.
+    let _ = stream.write_all(&look.repeat(1000));
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let (mut read, mut piece) = (0, [0; 65536]);
+    while let Ok(length) = stream.read(&mut piece)
+        && length > 0
+    {
+        read += length;
+    }
+    assert!(read < 1000 * 16000, "{read}");
+    assert_eq!(one.members().unwrap(), ["one"]);
 }
 
 #[test]
@@ -163,7 +289,7 @@ fn nonsense_is_hung_up_on_and_the_others_go_on() {
     let world = World::new("nonsense");
     let mut one = world.join("one", true);
     for bytes in [&b"\xff\xff\xff\xff"[..], b"\x04\0\0\0\x08\0\0\0", b"\x01\0\0\0x"] {
-        let mut stream: UnixStream = connect(Path::new(&world.folder)).unwrap();
+        let Link::Local(mut stream) = connect(Path::new(&world.folder)).unwrap() else { panic!() };
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(bytes).unwrap();
         assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "{bytes:?}");

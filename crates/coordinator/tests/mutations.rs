@@ -36,11 +36,13 @@ fn samples() -> Vec<Vec<u8>> {
         Request::Withdraw { at: at.clone() },
         Request::Look { at, after: 3, wait_ms: 9 },
         Request::Members {},
+        Request::Meet { series: Series::of_node("s"), members: 256 },
     ];
     let replies = [
         Reply::Broken { by: by.clone(), why },
         Reply::Found { by: by.clone(), revision: 4, value },
         Reply::Members { names: List::new(vec![by]).unwrap() },
+        Reply::Page {},
     ];
     fn bytes(value: &impl kedge_wire::Wire) -> Vec<u8> {
         let mut out = Vec::new();
@@ -65,7 +67,7 @@ fn every_bit_of_every_message() {
 
 proptest! {
     #[test]
-    fn any_bytes(tag in 0u32..12, rest in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes(tag in 0u32..14, rest in prop::collection::vec(any::<u8>(), 0..300)) {
         check_bytes(&[&tag.to_le_bytes()[..], &rest].concat());
     }
 }

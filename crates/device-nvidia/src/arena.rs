@@ -9,6 +9,7 @@ use kedge_cuda_types::memory::*;
 use kedge_protocol::{Imported, MemHandleId};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -66,22 +67,32 @@ pub(crate) struct Handle {
     pub(crate) shareable: bool,
 }
 
-impl Arena {
-    /// Reserves the address range of each device.
-    pub(crate) fn reserve(driver: &Arc<Driver>, devices: &[CUdevice]) -> Result<Arena, ArenaError> {
-        for index in 0..devices.len() as u32 {
-            let (want, mut got) = (device_base(index), 0);
-            // SAFETY: a live out pointer.
-            let reserved = check(unsafe {
-                (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
-            });
-            reserved.map_err(ArenaError::Refused)?;
-            if got != want {
-                // SAFETY: the range that was just reserved; nothing is mapped there.
-                unsafe { (driver.cuMemAddressFree)(got, DEVICE_CLIENT_LEN as usize) };
-                return Err(ArenaError::Moved { want, got });
-            }
+/// Reserves the address ranges of these devices, for as long as the process lives.
+pub(crate) fn reserve(driver: &Driver, devices: Range<usize>) -> Result<(), ArenaError> {
+    for index in devices {
+        let (want, mut got) = (device_base(index as u32), 0);
+        // SAFETY: a live out pointer.
+        let reserved = check(unsafe {
+            (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
+        });
+        reserved.map_err(ArenaError::Refused)?;
+        if got != want {
+            // SAFETY: the range that was just reserved; nothing is mapped there.
+            unsafe { (driver.cuMemAddressFree)(got, DEVICE_CLIENT_LEN as usize) };
+            return Err(ArenaError::Moved { want, got });
         }
+    }
+    Ok(())
+}
+
+impl Arena {
+    /// Reserves the address range of each device, but of the first `before` of them, of which that is done.
+    pub(crate) fn reserve(
+        driver: &Arc<Driver>,
+        devices: &[CUdevice],
+        before: usize,
+    ) -> Result<Arena, ArenaError> {
+        reserve(driver, before..devices.len())?;
         let (driver, devices) = (Arc::clone(driver), devices.to_vec());
         let peers = peers(&driver, &devices);
         let (slabs, handles, mapped) = Default::default();

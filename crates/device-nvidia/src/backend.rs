@@ -46,7 +46,10 @@ impl Backend for NvidiaBackend {
         if tables.contexts.contains_key(&ctx) {
             return Err(CuError::INVALID_VALUE);
         }
-        let context = Context::create(&self.shared.driver, ctx, device, on);
+        let context = match self.ready_context(ctx, device, on) {
+            Some(ready) => Ok(ready),
+            None => Context::create(&self.shared.driver, ctx, device, on),
+        };
         let context = context.inspect_err(|error| {
             if let Some(why) = devices::unavailable(&self.shared.driver, on, *error) {
                 self.shared.host.log(&why);
@@ -341,7 +344,7 @@ impl Backend for NvidiaBackend {
                 let done: Done = Box::new(move |_| {
                     let _ = end();
                 });
-                self.wait_for_stream(stream, number, done);
+                self.wait_for(stream, number, done);
                 Ok(())
             }
         }
@@ -404,67 +407,23 @@ impl Backend for NvidiaBackend {
     }
 
     fn when_stream_idle(&self, stream: StreamId, done: Done) {
-        let stream = match self.tables().stream(stream) {
-            Ok(stream) => Arc::clone(stream),
-            Err(error) => return done(Err(error)),
-        };
-        // The legacy stream's waits cover the streams that order with it.
-        match stream.pending() {
-            None if stream.raw != CUstream::LEGACY || self.shared.busy.none() => done(Ok(())),
-            number => self.wait_for_stream(stream, number.unwrap_or(0), done),
-        }
+        self.wait_for_stream(stream, done);
     }
 
     fn when_context_idle(&self, ctx: CtxId, done: Done) {
-        let context = match self.tables().context(ctx) {
-            Ok(context) => Arc::clone(context),
-            Err(error) => return done(Err(error)),
-        };
-        let waited_for: Vec<_> = context
-            .streams()
-            .into_iter()
-            .filter_map(|stream| stream.pending().map(|number| (stream, number)))
-            .collect();
-        if waited_for.is_empty() {
-            return done(Ok(()));
-        }
-        let shared = Arc::clone(&self.shared);
-        self.waiters.run(Box::new(move || {
-            waited_for.iter().for_each(|(stream, _)| stream.wait_for_copies());
-            let result = context.enter().and_then(|()| {
-                // SAFETY: waits for the current context.
-                check(unsafe { (shared.driver.cuCtxSynchronize)() })
-            });
-            let result = shared.waited(context.id, result);
-            for (stream, number) in &waited_for {
-                shared.over(stream, *number);
-            }
-            done(result);
-        }));
+        self.wait_for_context(ctx, done);
     }
 
     fn when_event_done(&self, event: EventId, done: Done) {
-        let event = match self.tables().event(event) {
-            Ok(event) => Arc::clone(event),
-            Err(error) => return done(Err(error)),
-        };
-        let recorded = event.recorded();
-        if recorded.is_none() && !event.interprocess {
-            return done(Ok(()));
-        }
-        let shared = Arc::clone(&self.shared);
-        self.waiters.run(Box::new(move || {
-            let result = event.ctx.enter().and_then(|()| {
-                // SAFETY: an event that lives as long as its object does.
-                check(unsafe { (shared.driver.cuEventSynchronize)(event.raw) })
-            });
-            let result = shared.waited(event.ctx.id, result);
-            // Another process may have recorded it since.
-            if let Some((stream, number)) = recorded.filter(|_| !event.interprocess) {
-                shared.over(&stream, number);
-            }
-            done(result);
-        }));
+        self.wait_for_event(event, done);
+    }
+
+    fn look(&self) -> bool {
+        self.looked_at.look(&self.waiters)
+    }
+
+    fn hand_over_waits(&self) {
+        self.looked_at.hand_over(&self.waiters);
     }
 
     fn query_stream(&self, stream: StreamId) -> Query {

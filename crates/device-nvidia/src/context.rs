@@ -49,13 +49,15 @@ thread_local! {
     static CURRENT: Cell<CUcontext> = const { Cell::new(CUcontext::NULL) };
 }
 
-impl Context {
-    pub(crate) fn create(
-        driver: &Arc<Driver>,
-        id: CtxId,
-        device: u32,
-        on: CUdevice,
-    ) -> Result<Arc<Context>, CuError> {
+/// A context that the client has not named yet, with our own streams in it.
+pub(crate) struct Unnamed {
+    raw: CUcontext,
+    own: OwnStreams,
+}
+
+impl Unnamed {
+    /// Makes one, which is the calling thread's then.
+    pub(crate) fn create(driver: &Driver, on: CUdevice) -> Result<Unnamed, CuError> {
         let mut raw = CUcontext::NULL;
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuCtxCreate_v2)(&mut raw, CONTEXT_FLAGS, on) })?;
@@ -65,8 +67,32 @@ impl Context {
             unsafe { (driver.cuCtxDestroy_v2)(raw) };
             CURRENT.set(CUcontext::NULL);
         })?;
+        Ok(Unnamed { raw, own })
+    }
+
+    /// It is the client's from now on.
+    pub(crate) fn named(self, driver: &Arc<Driver>, id: CtxId, device: u32) -> Arc<Context> {
         let (driver, streams) = (Arc::clone(driver), Mutex::default());
-        Ok(Arc::new(Context { id, raw, device, driver, streams, own: RwLock::new(Some(own)) }))
+        let Unnamed { raw, own } = self;
+        Arc::new(Context { id, raw, device, driver, streams, own: RwLock::new(Some(own)) })
+    }
+
+    /// Ends it.
+    pub(crate) fn destroy(self, driver: &Driver) {
+        // SAFETY: made by `create`, and known to nobody else.
+        unsafe { (driver.cuCtxDestroy_v2)(self.raw) };
+        CURRENT.set(CUcontext::NULL);
+    }
+}
+
+impl Context {
+    pub(crate) fn create(
+        driver: &Arc<Driver>,
+        id: CtxId,
+        device: u32,
+        on: CUdevice,
+    ) -> Result<Arc<Context>, CuError> {
+        Ok(Unnamed::create(driver, on)?.named(driver, id, device))
     }
 
     /// Makes this context the calling thread's, and keeps it from being destroyed meanwhile.

@@ -124,7 +124,7 @@ impl Digester {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A context was made, and is current: loads the kernels, before anything that the program loads. Where the
+    /// A context was made, and is current: loads the kernels, unless that is done, before anything that the program loads. Where the
     /// driver places what comes later depends on it, and must be the same in a restarted job.
     pub(crate) fn made(
         &self,
@@ -132,11 +132,17 @@ impl Digester {
         context: &Arc<Context>,
         raw: CUdevice,
     ) -> Result<(), CuError> {
-        if self.is_wanted() {
-            let kernels = Kernels::make(driver, context, raw)?;
-            self.lock().insert(context.id, kernels);
+        if self.is_wanted() && !self.gathers(context.id) {
+            let _held = context.hold()?;
+            let kernels = Kernels::make(driver, raw)?;
+            self.adopt(context.id, kernels);
         }
         Ok(())
+    }
+
+    /// Takes kernels that were loaded into this context before it had its name.
+    pub(crate) fn adopt(&self, context: CtxId, kernels: Kernels) {
+        self.lock().insert(context, kernels);
     }
 
     /// A context is about to end.
@@ -225,7 +231,7 @@ fn can_read(context: &Arc<Context>, run: &Run) -> bool {
 }
 
 /// The kernels in one context, and the memory that they are told by.
-struct Kernels {
+pub(crate) struct Kernels {
     driver: Arc<Driver>,
     module: Loaded,
     /// Blocks that there is room for.
@@ -267,8 +273,8 @@ impl Loaded {
 }
 
 impl Kernels {
-    fn make(driver: &Arc<Driver>, context: &Context, raw: CUdevice) -> Result<Kernels, CuError> {
-        let _held = context.hold()?;
+    /// Loads them into the current context.
+    pub(crate) fn make(driver: &Arc<Driver>, raw: CUdevice) -> Result<Kernels, CuError> {
         let module = Loaded::load(driver)?;
         let lists = Region::reserve(driver, raw, bytes_for(MOST))?;
         Ok(Kernels { driver: Arc::clone(driver), module, blocks: 0, lists, staging: None })

@@ -46,6 +46,8 @@ pub(crate) struct Fake {
     pub(crate) keys: Option<Keys>,
     /// Blocks that a kernel has copied.
     pub(crate) gathered: usize,
+    /// What was made that the placement of later things depends on.
+    pub(crate) made: Vec<&'static str>,
     next: usize,
 }
 
@@ -308,6 +310,7 @@ unsafe extern "C" fn unregister(_: *mut c_void) -> u32 {
 unsafe extern "C" fn context(out: *mut CUcontext, _: c_uint, _: CUdevice) -> u32 {
     // SAFETY: see above.
     unsafe { *out = CUcontext(with(Fake::id)) };
+    with(|fake| fake.made.push("context"));
     OK
 }
 
@@ -318,6 +321,7 @@ unsafe extern "C" fn destroy_context(_: CUcontext) -> u32 {
 unsafe extern "C" fn stream(out: *mut CUstream, _: c_uint, _: c_int) -> u32 {
     // SAFETY: see above.
     unsafe { *out = CUstream(with(Fake::id)) };
+    with(|fake| fake.made.push("stream"));
     OK
 }
 

@@ -9,6 +9,7 @@
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
 //!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
 //!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
+//! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod arena;
@@ -33,6 +34,7 @@ mod held_tests;
 mod host_call;
 mod host_memory;
 mod launch;
+mod looked_at;
 mod modules;
 mod notes;
 mod occupancy;
@@ -40,6 +42,7 @@ mod output;
 mod pace;
 mod pinned;
 mod presence;
+mod ready;
 mod restore;
 mod snapshot;
 #[cfg(test)]
@@ -57,11 +60,13 @@ mod textures;
 mod timeline;
 mod vacancy;
 mod waiters;
+mod waits;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
 pub use pace::{DrainRate, DrainWays};
 pub use presence::{driver_path, gpu_nodes, obstacle};
+pub use ready::ReadyGpus;
 pub use spare::CacheLimits;
 
 use arena::Arena;
@@ -71,10 +76,12 @@ use digests::Digester;
 use driver::{Driver, check};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
-use kedge_device::{Done, Host};
+use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
+use looked_at::LookedAt;
 use output::Capture;
 use pinned::Slots;
+use ready::{Spare, SpareContext};
 use restore::Restoring;
 use spare::Cache;
 use staging::Buffers;
@@ -119,11 +126,14 @@ impl StartError {
 pub struct NvidiaBackend {
     shared: Arc<Shared>,
     waiters: Waiters,
+    looked_at: LookedAt,
     infos: Vec<DeviceInfo>,
     devices: Vec<CUdevice>,
     version: u32,
     tables: Mutex<Tables>,
     restoring: Mutex<Restoring>,
+    /// A context that waits for its client.
+    spare: Mutex<Option<SpareContext>>,
 }
 
 /// What waiting threads need.
@@ -165,6 +175,8 @@ pub struct Gpus {
     devices: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
     version: u32,
+    /// So many devices' addresses are reserved.
+    reserved: usize,
 }
 
 impl Gpus {
@@ -183,7 +195,15 @@ impl Gpus {
         let mut version = 0;
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::init)?;
-        Ok(Gpus { driver, devices, infos, version: u32::try_from(version).unwrap_or(0) })
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok(Gpus { driver, devices, infos, version, reserved: 0 })
+    }
+
+    /// Those that `chosen` names by their positions.
+    fn some(self, chosen: &[usize]) -> Gpus {
+        let devices = chosen.iter().filter_map(|&at| self.devices.get(at).copied()).collect();
+        let infos = chosen.iter().filter_map(|&at| self.infos.get(at).cloned()).collect();
+        Gpus { devices, infos, ..self }
     }
 
     /// What programs are told of them.
@@ -216,26 +236,24 @@ impl NvidiaBackend {
         host: Arc<dyn Host>,
         limits: CacheLimits,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
-        let Gpus { driver, devices, infos, version } = gpus;
-        let devices: Vec<_> = chosen.iter().filter_map(|&at| devices.get(at).copied()).collect();
-        let infos = chosen.iter().filter_map(|&at| infos.get(at).cloned()).collect();
-        let arena = Arena::reserve(&driver, &devices)?;
+        let gpus = gpus.some(chosen);
+        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
-        Ok(NvidiaBackend::assemble(driver, devices, infos, version, arena, capture, (host, limits)))
+        let spare = Spare { unnamed: None, slots: Slots::new(&gpus.driver) };
+        Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
 
     fn assemble(
-        driver: Arc<Driver>,
-        devices: Vec<CUdevice>,
-        infos: Vec<DeviceInfo>,
-        version: u32,
+        Gpus { driver, devices, infos, version, .. }: Gpus,
         arena: Arena,
         capture: Capture,
+        Spare { unnamed, slots }: Spare,
         (host, limits): (Arc<dyn Host>, CacheLimits),
     ) -> Arc<NvidiaBackend> {
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
             restoring: Mutex::default(),
+            spare: Mutex::new(unnamed),
             shared: Arc::new(Shared {
                 buffers: Buffers::new(&driver),
                 busy: Arc::default(),
@@ -243,12 +261,13 @@ impl NvidiaBackend {
                 capture,
                 live: Live::default(),
                 cache: Cache::new(&driver, limits),
-                slots: Slots::new(&driver),
+                slots,
                 digester: Digester::new(limits.digests),
                 timeline: Timeline::default(),
                 driver,
             }),
             waiters: Waiters::default(),
+            looked_at: LookedAt::default(),
             infos,
             devices,
             version,
@@ -257,21 +276,6 @@ impl NvidiaBackend {
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits on a thread of its own until operation `number` of `stream` is over.
-    fn wait_for_stream(&self, stream: Arc<Stream>, number: u64, done: Done) {
-        let shared = Arc::clone(&self.shared);
-        self.waiters.run(Box::new(move || {
-            stream.wait_for_copies();
-            let result = stream.ctx.enter().and_then(|()| {
-                // SAFETY: a stream that lives as long as its object does.
-                check(unsafe { (shared.driver.cuStreamSynchronize)(stream.raw) })
-            });
-            let result = shared.waited(stream.ctx.id, result);
-            shared.over(&stream, number);
-            done(result);
-        }));
     }
 }
 

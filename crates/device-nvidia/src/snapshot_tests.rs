@@ -1,11 +1,13 @@
 //! Snapshots and restores, whole, on the fake driver.
 
-use crate::NvidiaBackend;
 use crate::arena::Arena;
 use crate::fake::Turn;
 use crate::output::Capture;
 use crate::pace::{DrainRate, DrainWays};
+use crate::pinned::Slots;
+use crate::ready::Spare;
 use crate::spare::CacheLimits;
+use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::{Backend, Done, Host, Object, Piece, Snapshot};
@@ -19,7 +21,7 @@ const CTX: CtxId = CtxId(1);
 const LEGACY: StreamId = StreamId(1);
 pub(crate) const SLAB: u64 = 24 * MIB;
 
-struct Quiet;
+pub(crate) struct Quiet;
 
 impl Host for Quiet {
     fn read_client(&self, _: u64, _: &mut [u8]) -> Result<(), CuError> {
@@ -44,11 +46,8 @@ pub(crate) fn backend(
     hosted(driver, limits, Arc::new(Quiet))
 }
 
-pub(crate) fn hosted(
-    driver: &Arc<crate::driver::Driver>,
-    limits: CacheLimits,
-    host: Arc<dyn Host>,
-) -> Arc<NvidiaBackend> {
+/// The fake one.
+pub(crate) fn gpus(driver: &Arc<crate::driver::Driver>) -> Gpus {
     let info = DeviceInfo {
         name: Text::truncated("fake".into()),
         uuid: [0; 16],
@@ -57,10 +56,27 @@ pub(crate) fn hosted(
         exact: false,
         attributes: List::default(),
     };
-    let arena = Arena::reserve(driver, &[0]).unwrap();
-    let (driver, capture) = (Arc::clone(driver), Capture::nothing());
-    let backend =
-        NvidiaBackend::assemble(driver, vec![0], vec![info], 0, arena, capture, (host, limits));
+    let driver = Arc::clone(driver);
+    Gpus { driver, devices: vec![0], infos: vec![info], version: 0, reserved: 0 }
+}
+
+/// Without a context.
+pub(crate) fn bare(
+    driver: &Arc<crate::driver::Driver>,
+    limits: CacheLimits,
+    host: Arc<dyn Host>,
+) -> Arc<NvidiaBackend> {
+    let arena = Arena::reserve(driver, &[0], 0).unwrap();
+    let spare = Spare { unnamed: None, slots: Slots::new(driver) };
+    NvidiaBackend::assemble(gpus(driver), arena, Capture::nothing(), spare, (host, limits))
+}
+
+pub(crate) fn hosted(
+    driver: &Arc<crate::driver::Driver>,
+    limits: CacheLimits,
+    host: Arc<dyn Host>,
+) -> Arc<NvidiaBackend> {
+    let backend = bare(driver, limits, host);
     backend.create_context(CTX, 0, LEGACY).unwrap();
     backend
 }

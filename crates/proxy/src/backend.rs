@@ -4,8 +4,8 @@ use crate::visible::{self, Cut};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_device::{Backend, Host};
-use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend};
-use kedge_device_soft::device::{SoftBackend, SoftConfig};
+use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend, ReadyGpus};
+use kedge_device_soft::device::{SoftBackend, SoftConfig, Started};
 use kedge_protocol::{DeviceChoice, DeviceInfo};
 use std::fmt;
 use std::str::FromStr;
@@ -106,45 +106,118 @@ impl BuildError {
     }
 }
 
-/// Builds the backend that `config` asks for, with those of its devices that the client chooses.
+/// Devices that are ready before there is a client.
+pub enum Ready {
+    Soft(Started),
+    Nvidia(Box<ReadyGpus>),
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ready::Soft(_) => "Soft",
+            Ready::Nvidia(_) => "Nvidia",
+        })
+    }
+}
+
+/// Makes those of the devices ready that a client with this `choice` will get.
+pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready, BuildError> {
+    match &config.gpu {
+        GpuSpec::Soft { devices } => {
+            let soft = soft_config(config, *devices);
+            let (chosen, _) = choose(&soft.describe(), choice)?;
+            Ok(Ready::Soft(Started::new(soft, chosen.len() as u32)?))
+        }
+        GpuSpec::Local { ordinals } => {
+            let gpus = Gpus::open(ordinals)?;
+            let (chosen, _) = choose(gpus.infos(), choice)?;
+            let ready = ReadyGpus::new(gpus, &chosen, config.cache.digests)?;
+            Ok(Ready::Nvidia(Box::new(ready)))
+        }
+    }
+}
+
+/// Builds the backend that `config` asks for, with those of its devices that the client chooses: on those
+/// that are `ready` where they are the ones.
 pub fn build(
     config: &BackendConfig,
     choice: &DeviceChoice,
     host: Arc<dyn Host>,
+    ready: Option<Ready>,
 ) -> Result<Arc<dyn Backend>, BuildError> {
     match &config.gpu {
         GpuSpec::Soft { devices } => {
             let soft = soft_config(config, *devices);
             let infos = soft.describe();
-            let chosen = choose(&infos, choice, &*host)?;
-            let infos = chosen.iter().map(|&at| infos[at].clone()).collect();
-            Ok(SoftBackend::new(soft, infos, host)?)
+            let chosen = choose_aloud(&infos, choice, &*host)?;
+            let infos: Vec<_> = chosen.iter().map(|&at| infos[at].clone()).collect();
+            match ready {
+                Some(Ready::Soft(started)) if started.devices() as usize == infos.len() => {
+                    Ok(SoftBackend::on(started, infos, host))
+                }
+                other => {
+                    say_unfit(&*host, other.is_some(), choice);
+                    // Its addresses are wanted.
+                    drop(other);
+                    Ok(SoftBackend::new(soft, infos, host)?)
+                }
+            }
         }
         GpuSpec::Local { ordinals } => {
-            let gpus = Gpus::open(ordinals)?;
-            let chosen = choose(gpus.infos(), choice, &*host)?;
+            let gpus = match ready {
+                Some(Ready::Nvidia(ready)) => {
+                    let chosen = choose_aloud(ready.infos(), choice, &*host)?;
+                    if chosen == ready.chosen() {
+                        return Ok(NvidiaBackend::on(*ready, host, config.cache)?);
+                    }
+                    say_unfit(&*host, true, choice);
+                    ready.back()
+                }
+                _ => Gpus::open(ordinals)?,
+            };
+            let chosen = choose_aloud(gpus.infos(), choice, &*host)?;
             Ok(NvidiaBackend::with_cache(gpus, &chosen, host, config.cache)?)
         }
     }
 }
 
-/// The positions of the devices that the client sees, at least one.
+fn say_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
+    if was_ready {
+        let visible = choice.visible.as_deref().unwrap_or("not set");
+        host.log(&format!(
+            "this proxy was ready for other devices (CUDA_VISIBLE_DEVICES is {visible} here): it starts anew"
+        ));
+    }
+}
+
+/// The positions of the devices that the client sees, at least one; and why it names less than it seems to.
 fn choose(
+    infos: &[DeviceInfo],
+    choice: &DeviceChoice,
+) -> Result<(Vec<usize>, Option<Cut>), BuildError> {
+    let found = visible::choose(infos, choice);
+    if found.devices.is_empty() {
+        let code = found.cut.as_ref().map_or(CuError::NO_DEVICE, Cut::code);
+        let why = found.cut.map(|cut| format!(": {cut}")).unwrap_or_default();
+        let list = choice.visible.as_deref().unwrap_or_default().to_owned();
+        return Err(BuildError::Hidden { list, count: infos.len(), why, code });
+    }
+    Ok((found.devices, found.cut))
+}
+
+/// The same, with a line in the log where the list has an entry that ends it.
+fn choose_aloud(
     infos: &[DeviceInfo],
     choice: &DeviceChoice,
     host: &dyn Host,
 ) -> Result<Vec<usize>, BuildError> {
-    let found = visible::choose(infos, choice);
-    let list = choice.visible.as_deref().unwrap_or_default();
-    if found.devices.is_empty() {
-        let code = found.cut.as_ref().map_or(CuError::NO_DEVICE, Cut::code);
-        let why = found.cut.map(|cut| format!(": {cut}")).unwrap_or_default();
-        return Err(BuildError::Hidden { list: list.to_owned(), count: infos.len(), why, code });
-    }
-    if let Some(cut) = found.cut {
+    let (devices, cut) = choose(infos, choice)?;
+    if let Some(cut) = cut {
+        let list = choice.visible.as_deref().unwrap_or_default();
         host.log(&format!("CUDA_VISIBLE_DEVICES={list}: {cut}"));
     }
-    Ok(found.devices)
+    Ok(devices)
 }
 
 fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {

@@ -59,7 +59,7 @@ wire! {
         /// Forget what was captured → `Yes`.
         Forget = 6 {},
         /// What other processes may have, too → `Shares`. Gated, as are the next two.
-        Shares = 14 {},
+        Shares = 17 {},
         /// Something of another process's, which has it no more, becomes this client's → `Adopted`.
         Adopt = 15 { what: What },
         /// Where a restart finds what is another's → `Yes`. For the next capture.
@@ -70,11 +70,15 @@ wire! {
         /// Before `Restore`: descriptors of the devices' memory that is held for the client. No answer. What
         /// else is held comes with `Restore`, as the third descriptor: then that is the file.
         Parts = 11 {},
-        /// The client is there, as process `pid`: go on with it → `Yes`.
+        /// The client is there, as process `pid`: go on with it → `Yes`. With its process descriptor, for a
+        /// proxy of another namespace.
         Begin = 8 { pid: u32 },
         /// Take the devices' memory off them, until the client goes on → `Captured`, with its bytes. Gated, at
         /// rest.
         Leave = 13 {},
+        /// To a proxy that waits for a client: serve the one behind the first descriptor, started as these
+        /// arguments say; the second is to be told how it ends, a byte → `Yes`.
+        Serve = 14 { arguments: List<Text<4096>, 64> },
         /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
         /// `Yes`. Before `Write`.
         Hold = 12 { image: Text<4096>, file: Text<256> },
@@ -117,6 +121,16 @@ impl Control {
     pub fn pair() -> io::Result<(Control, OwnedFd)> {
         let (channel, far) = Channel::pair()?;
         Ok((Control(channel), far))
+    }
+
+    /// To a proxy that another process has started.
+    pub fn to(socket: OwnedFd) -> Control {
+        Control(Channel::new(socket))
+    }
+
+    /// The socket, for another process.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.0.socket()
     }
 
     /// Gives an order and waits for its answer, for `limit` at most.
@@ -330,9 +344,10 @@ impl Serving {
                 | Order::Bind { .. },
                 None,
             ) => Err("its gate is open".into()),
-            (Order::Restore { .. } | Order::Begin { .. } | Order::Parts {}, _) => {
-                Err("it serves already".into())
-            }
+            (
+                Order::Restore { .. } | Order::Begin { .. } | Order::Parts {} | Order::Serve { .. },
+                _,
+            ) => Err("it serves already".into()),
         }
     }
 }

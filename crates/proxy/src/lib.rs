@@ -30,6 +30,7 @@ pub mod options;
 mod output;
 
 mod peers;
+mod phases;
 mod record;
 mod restore;
 mod saved;
@@ -39,6 +40,7 @@ mod sharing;
 mod swap;
 mod tickets;
 mod visible;
+pub mod warm;
 mod watch;
 mod work;
 

@@ -1,8 +1,10 @@
 //! `kedge-proxy`: started by `kedge run` with a client's socket.
 
 use kedge_proxy::ServeError;
+use kedge_proxy::backend::Ready;
 use kedge_proxy::joblog::JobLog;
 use kedge_proxy::options::Options;
+use kedge_proxy::warm::{self, Adopted, WarmError};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,24 +21,52 @@ fn main() -> ExitCode {
     one_heap();
     // Keeps no directory busy.
     let _ = std::env::set_current_dir("/");
-    let log = match &options.log {
-        None => JobLog::none(),
-        Some(path) => match JobLog::open(path, format!("proxy[{}]", std::process::id())) {
-            Ok(log) => log,
-            Err(error) => return fail(&format!("{}: {error}", path.display())),
-        },
-    };
-    let log = Arc::new(log);
-    match kedge_proxy::serve(socket, control, &options, log.clone()) {
-        Ok(never) => match never {},
-        Err(error) => {
-            log.line(&error.to_string());
-            match error {
-                ServeError::NoDevice(_) => ExitCode::SUCCESS,
-                _ => ExitCode::FAILURE,
-            }
-        }
+    match run(socket, control, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
     }
+}
+
+/// Serves a client, which may be still to come. An error: there is no log to say it in.
+fn run(socket: OwnedFd, control: Option<OwnedFd>, options: Options) -> Result<(), String> {
+    if !options.warm {
+        let log = open_log(&options)?;
+        end(serve(socket, control, &options, &log, None));
+    }
+    let adopted = match warm::wait(socket, &options) {
+        // What it says is nobody's business any more.
+        Err(WarmError::Unwanted | WarmError::NoDevice(_)) => return Ok(()),
+        other => other.map_err(|error| error.to_string())?,
+    };
+    let Adopted { client, control, options, log, ready } = adopted;
+    end(serve(client, Some(control), &options, &log, Some(ready)))
+}
+
+fn open_log(options: &Options) -> Result<Arc<JobLog>, String> {
+    let Some(path) = &options.log else { return Ok(Arc::new(JobLog::none())) };
+    let log = JobLog::open(path, format!("proxy[{}]", std::process::id()));
+    log.map(Arc::new).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Serves a client to its end: the status to end with.
+fn serve(
+    client: OwnedFd,
+    control: Option<OwnedFd>,
+    options: &Options,
+    log: &Arc<JobLog>,
+    ready: Option<Ready>,
+) -> u8 {
+    let Err(error) = kedge_proxy::serve(client, control, options, log.clone(), ready);
+    log.line(&error.to_string());
+    match error {
+        ServeError::NoDevice(_) => 0,
+        _ => 1,
+    }
+}
+
+fn end(status: u8) -> ! {
+    warm::farewell(status);
+    std::process::exit(status.into())
 }
 
 /// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB, which would

@@ -2,6 +2,8 @@
 
 use crate::backend::{BackendConfig, GpuSpec};
 use kedge_device_nvidia::{CacheLimits, DrainRate};
+use kedge_protocol::DeviceChoice;
+use kedge_wire::Text;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -17,6 +19,10 @@ pub struct Options {
     pub control: bool,
     /// It takes the place of a proxy that is gone, and is told of it there.
     pub restore: bool,
+    /// It is made ready before there is a client: `fd` is the supervisor's socket, by which the client's comes.
+    pub warm: bool,
+    /// The devices that such a client will choose.
+    pub choice: DeviceChoice,
     pub backend: BackendConfig,
     pub log: Option<PathBuf>,
     /// Where the job's keeper answers: a socket.
@@ -38,7 +44,8 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and `--control`, `--restore` and `--digests`, which have no value.
+    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--digests`, `--warm`
+    /// and `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -47,6 +54,8 @@ impl Options {
             fd: -1,
             control: false,
             restore: false,
+            warm: false,
+            choice: DeviceChoice::default(),
             backend: BackendConfig {
                 gpu,
                 soft_memory: None,
@@ -68,6 +77,14 @@ impl Options {
                     options.restore = true;
                     continue;
                 }
+                "--warm" => {
+                    options.warm = true;
+                    continue;
+                }
+                "--pci-order" => {
+                    options.choice.pci_order = true;
+                    continue;
+                }
                 "--digests" => {
                     options.backend.cache.digests = true;
                     continue;
@@ -83,6 +100,7 @@ impl Options {
                     | "--cache-host"
                     | "--drain-rate"
                     | "--workers"
+                    | "--visible"
                     | "--spin-us"
                     | "--log"
                     | "--keeper"
@@ -100,6 +118,10 @@ impl Options {
                     options.backend.cache.drain = DrainRate::Limit(number(&name, &value)?);
                 }
                 "--workers" => options.backend.workers = Some(number(&name, &value)?),
+                "--visible" => {
+                    let list = value.to_string_lossy().into_owned();
+                    options.choice.visible = Some(Text::truncated(list));
+                }
                 "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
                 "--keeper" => options.keeper = Some(value.into()),
                 _ => options.log = Some(value.into()),

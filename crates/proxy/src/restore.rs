@@ -1,7 +1,7 @@
 //! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
 //! then serves the client, which notices nothing.
 
-use crate::backend::{self, BuildError};
+use crate::backend::{self, BuildError, Ready};
 use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::dispatch::Dispatcher;
@@ -10,6 +10,7 @@ use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::likeness;
 use crate::options::Options;
+use crate::phases::Phases;
 use crate::record::{Image, SavedStep, Step};
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
@@ -101,10 +102,13 @@ pub(crate) fn restore(
     connection: Connection,
     options: &Options,
     log: &Arc<JobLog>,
+    ready: Option<Ready>,
 ) -> Result<Restored, RestoreError> {
+    let mut phases = Phases::begin();
     let layers = from.open()?;
     let file = layers.file(0);
     let saved = read_state(file)?;
+    phases.over("its notes");
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
     kedge_transport::map_shared_arena(shared.as_fd())?;
@@ -112,7 +116,8 @@ pub(crate) fn restore(
     let memory = ClientMemory::new(0);
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
-    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone())?;
+    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
+    phases.over("devices");
     alike(&saved.devices, &backend.devices())?;
     host.set_backend(&backend);
     backend.restore_begin(&saved.notes)?;
@@ -122,12 +127,15 @@ pub(crate) fn restore(
     resumed.map_err(|source| RestoreError::Step { what: "what it shares", source })?;
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
+    phases.over("objects");
     let mut placed = HashSet::new();
     if let Some(Held { parts, .. }) = from.held {
         placed = hold::fill(file, &saved, parts, &*backend)?;
     }
     fill(&layers, &saved, &placed, &*backend)?;
     backend.restore_end()?;
+    phases.over("bytes");
+    log.note(&format!("brought back in {}", phases.told()));
     for (ctx, error) in saved.faults.iter() {
         host.faults.set(&host.outbox, *ctx, CuError(*error));
     }

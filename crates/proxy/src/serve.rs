@@ -1,6 +1,6 @@
 //! One client, from handshake to end.
 
-use crate::backend::{self, BuildError};
+use crate::backend::{self, BuildError, Ready};
 use crate::capture::Identity;
 use crate::client_memory::ClientMemory;
 use crate::control::{Answer, Inodes, Order, Serving};
@@ -11,7 +11,7 @@ use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use crate::options::Options;
 use crate::restore::{self, Restored};
-use crate::watch;
+use crate::{warm, watch};
 use kedge_protocol::{Refusal, Welcome};
 use kedge_transport::{
     AcceptError, Accepted, Channel, ConnectError, Outbox, RingError, Server, SocketError,
@@ -21,6 +21,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use thiserror::Error;
@@ -61,23 +62,24 @@ pub enum ServeError {
 /// The client's way to hear of a panic.
 static OUTBOX: OnceLock<Outbox> = OnceLock::new();
 
-/// Serves the client on `socket`; `control` is the supervisor's. Returns only on failure: when the client
-/// ends, so does the process.
+/// Serves the client on `socket`; `control` is the supervisor's, and `ready` what was made ready for it.
+/// Returns only on failure: when the client ends, so does the process.
 pub fn serve(
     socket: OwnedFd,
     control: Option<OwnedFd>,
     options: &Options,
     log: Arc<JobLog>,
+    ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
     end_on_panic(log.clone());
     let control = control.map(Channel::new);
     if options.restore {
-        return replace(socket, control.ok_or(ServeError::NoControl)?, options, log);
+        return replace(socket, control.ok_or(ServeError::NoControl)?, options, log, ready);
     }
     let accepted = Server::accept(socket, HELLO_TIMEOUT)?;
     let outbox = accepted.server.outbox().clone();
     let _ = OUTBOX.set(outbox.clone());
-    let result = serve_accepted(accepted, control, options, log);
+    let result = serve_accepted(accepted, control, options, log, ready);
     outbox.close();
     result
 }
@@ -87,10 +89,12 @@ fn serve_accepted(
     control: Option<Channel>,
     options: &Options,
     log: Arc<JobLog>,
+    ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
     let hello = accepted.hello.clone();
     let client = watch::pidfd(hello.pid).map_err(ServeError::Watch)?;
-    log.note(&format!("client {} ({}) has connected", hello.pid, &*hello.program));
+    let warm = if ready.is_some() { " to a warm proxy" } else { "" };
+    log.note(&format!("client {} ({}) has connected{warm}", hello.pid, &*hello.program));
     kedge_transport::map_shared_arena(accepted.shared.as_fd())?;
     let shared = accepted.shared.try_clone().map_err(ServeError::Watch)?;
 
@@ -102,7 +106,7 @@ fn serve_accepted(
     let outbox = accepted.server.outbox().clone();
     let keeper = options.keeper.clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
-    let backend = match backend::build(&options.backend, &hello.choice, host.clone()) {
+    let backend = match backend::build(&options.backend, &hello.choice, host.clone(), ready) {
         Ok(backend) => backend,
         Err(error) => {
             let reason = Text::truncated(error.to_string());
@@ -132,7 +136,12 @@ fn replace(
     control: Channel,
     options: &Options,
     log: Arc<JobLog>,
+    ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
+    let serves = Arc::new(AtomicBool::new(false));
+    if options.warm {
+        watch::end_without(control.socket(), serves.clone()).map_err(ServeError::Watch)?;
+    }
     let (mut order, mut fds) = control.receive(ORDER_TIMEOUT)?;
     let mut parts = Vec::new();
     while order == (Order::Parts {}) && parts.len() <= MAX_PARTS {
@@ -145,13 +154,14 @@ fn replace(
     let held = (fds.len() == 3).then(|| fds.pop()).flatten();
     let held = held.map(|memory| restore::Held { memory, parts });
     let way = if held.is_some() { "what was held in memory" } else { "its image" };
+    let warm = if ready.is_some() { ", in a warm proxy" } else { "" };
     let Ok([ring, shared]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(ServeError::NoControl);
     };
     let path = PathBuf::from(path.into_inner());
     let connection = restore::Connection { socket, ring, shared };
     let from = restore::Origin { path: path.clone(), bytes, checksum, held };
-    let restored = restore::restore(from, connection, options, &log);
+    let restored = restore::restore(from, connection, options, &log, ready);
     let restored = match restored {
         Ok(restored) => restored,
         Err(error) => {
@@ -162,14 +172,17 @@ fn replace(
     };
     let _ = OUTBOX.set(restored.server.outbox().clone());
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
-    let (Order::Begin { pid }, _) = control.receive(ORDER_TIMEOUT)? else {
+    let (Order::Begin { pid }, mut fds) = control.receive(ORDER_TIMEOUT)? else {
         return Err(ServeError::NoControl);
     };
-    let client = watch::pidfd(pid).map_err(ServeError::Watch)?;
+    serves.store(true, Ordering::SeqCst);
+    // Of a client in another namespace, its descriptor alone says which process that is here.
+    let client = fds.pop().map_or_else(|| watch::pidfd(pid), Ok).map_err(ServeError::Watch)?;
+    let here = if options.warm { watch::process_of(&client) } else { Ok(pid) };
     let Restored { server, dispatcher, host, saved, shared } = restored;
-    host.client_is(pid);
+    host.client_is(here.map_err(ServeError::Watch)?);
     let (program, path) = (&*saved.hello.program, path.display());
-    log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}"));
+    log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     let gpu = options.backend.gpu.to_string();
     let (hello, client_memory) = (saved.hello, saved.client_memory);
@@ -244,6 +257,9 @@ pub(crate) fn dispatch_all(
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {
                 host.publish_progress();
+                if dispatcher.look() {
+                    continue;
+                }
                 if let Err(error) = server.wait(spin) {
                     return error;
                 }
@@ -260,6 +276,7 @@ fn end_on_panic(log: Arc<JobLog>) {
         if let Some(outbox) = OUTBOX.get() {
             outbox.close();
         }
+        warm::farewell(EXIT_BUG as u8);
         // SAFETY: ends the process at once, whatever locks the panicking thread holds.
         unsafe { libc::_exit(EXIT_BUG) }
     }));

@@ -7,6 +7,7 @@ use kedge_transport::{Announcement, Announcements};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A descriptor that becomes readable when process `pid` ends, whoever else holds its socket: a
 /// child that the client forked keeps the connection open, but it is not the client.
@@ -18,6 +19,34 @@ pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     }
     // SAFETY: pidfd_open just returned it; nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// The process that `pidfd` means, as this one's namespace has it.
+pub(crate) fn process_of(pidfd: &OwnedFd) -> io::Result<u32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    // 0: a process that this namespace has not; -1: one that has ended.
+    pid.filter(|pid| *pid > 0).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Ends the process if whoever is behind `control` goes away, until `done`. Its supervisor cannot: it is not
+/// among that one's processes.
+pub(crate) fn end_without(control: BorrowedFd<'_>, done: Arc<AtomicBool>) -> io::Result<()> {
+    const LOOK_MS: libc::c_int = 100;
+    let control = control.try_clone_to_owned()?;
+    let watch = move || {
+        let events = libc::POLLRDHUP;
+        let mut fd = libc::pollfd { fd: control.as_raw_fd(), events, revents: 0 };
+        while !done.load(Ordering::SeqCst) {
+            // SAFETY: one pollfd, alive for the call.
+            if unsafe { libc::poll(&mut fd, 1, LOOK_MS) } > 0 && !done.load(Ordering::SeqCst) {
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(0) }
+            }
+        }
+    };
+    std::thread::Builder::new().name("wanted".into()).stack_size(64 << 10).spawn(watch)?;
+    Ok(())
 }
 
 /// Starts the thread that ends the process once the client has, and that calls `heard` with each host
@@ -32,6 +61,7 @@ pub(crate) fn start(
     let watch = move || {
         let reason = wait(&client, &socket, heard);
         log.note(reason);
+        crate::warm::farewell(0);
         // Not exit(): other threads run kernels, and nothing here is worth an orderly end.
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(0) }

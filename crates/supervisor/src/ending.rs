@@ -1,6 +1,7 @@
 //! Ending a job's processes from outside: `kedge kill`, and what goes before a job's way back.
 
 use crate::checkpoint::Checkpointer;
+use crate::proxies::Proxies;
 use kedge_process::{Roots, running};
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -17,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 impl Checkpointer {
     /// The job's processes, without its proxies, which end with them.
     pub(crate) fn program(&self) -> Roots {
-        let proxies: Vec<u32> = self.proxies.locked().keys().copied().collect();
+        let proxies = Proxies::children(&self.proxies.locked());
         self.roots.without(&proxies)
     }
 

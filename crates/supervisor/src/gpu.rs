@@ -3,16 +3,18 @@
 //! back and are tied to the clients in the old ones' place.
 
 use crate::keeper::Held;
-use crate::proxies::{self, Launch, Proxies};
+use crate::management;
+use crate::proxies::{self, Launch, Proxies, Proxy, ProxyId};
 use crate::quiesce::Resting;
 use crate::sharing::{self, Lent};
+use crate::warm::WarmProxy;
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
 use kedge_process::{Captured, EngineError};
 use kedge_proxy::aliases;
-use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use kedge_proxy::control::{Answer, ControlError, Order};
 use kedge_proxy::joblog::JobLog;
 use kedge_wire::Text;
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -56,7 +57,7 @@ enum Moment {
         track: bool,
     },
     Restart {
-        restart: Restart,
+        restart: Box<Restart>,
         begun: Vec<Begun>,
     },
     /// Processes may ask for devices as soon as they run.
@@ -83,14 +84,15 @@ pub(crate) struct Restart {
     pub(crate) folder: PathBuf,
     /// What of it is held in memory.
     pub(crate) held: Option<Held>,
+    /// Proxies that are ready, as many as there were.
+    pub(crate) warm: Vec<WarmProxy>,
 }
 
 /// A proxy that brings a client's devices back.
 #[derive(Debug)]
 struct Begun {
     client: u32,
-    proxy: u32,
-    control: Arc<Control>,
+    proxy: Arc<Proxy>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -101,6 +103,9 @@ struct State {
     /// Descriptions of device memory that travels from process to process, and where it is found.
     #[serde(default)]
     memory: Vec<(u32, String)>,
+    /// Whether there is any such memory.
+    #[serde(default)]
+    travels: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -115,6 +120,11 @@ struct Saved {
     arenas: Vec<u32>,
     /// What is not zero in the ring's memory: offsets and bytes.
     ring: Vec<(u64, Blob)>,
+}
+
+/// Whether a file of an image is what a client's devices held.
+pub(crate) fn is_of_client(name: &str) -> bool {
+    name.starts_with("gpu-") && name.ends_with(".kimg")
 }
 
 /// Why a process cannot be captured for a moment.
@@ -200,7 +210,7 @@ impl Gpu {
 
     /// Descriptors are about to be made again, in this process.
     pub(crate) fn restart_with(&self, restart: Restart) {
-        *self.moment() = Moment::Restart { restart, begun: Vec::new() };
+        *self.moment() = Moment::Restart { restart: Box::new(restart), begun: Vec::new() };
     }
 
     /// What the process that restarts the job still holds: its copy of what the init was given.
@@ -282,7 +292,7 @@ impl Drop for Captures {
     fn drop(&mut self) {
         for (_, client) in &self.clients {
             // One that does not hear it has ended, and what it held with it.
-            let _ = client.control.does(&Order::Forget {}, LIMIT);
+            let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);
         }
     }
 }
@@ -291,7 +301,7 @@ impl Drop for Captures {
 fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
     let image = Text::truncated(folder.to_string_lossy().into_owned());
     let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
-    let held = client.control.does(&order, LIMIT);
+    let held = client.proxy.control.does(&order, LIMIT);
     if let Err(error) = &held {
         log.line(&format!("process {}: nothing is held in memory: {error}", client.pid));
     }
@@ -307,7 +317,7 @@ fn write(
 ) -> Result<(FileEntry, bool), PluginError> {
     let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
     let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
-    match client.control.ask(&order, &[], LIMIT) {
+    match client.proxy.control.ask(&order, &[], LIMIT) {
         Ok(Answer::Written { bytes, checksum, builds }) => {
             Ok((FileEntry { name, bytes, checksum }, builds))
         }
@@ -339,7 +349,7 @@ impl Plugin for Gpu {
             Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
                 Claim::Yes
             }
-            Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
+            Moment::Checkpoint { .. } if management::path(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
             }
@@ -361,13 +371,14 @@ impl Plugin for Gpu {
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
         let memory = sharing::save(capture, mine, lent);
+        let travels = !lent.is_empty();
         let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
         let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
-        let management = save_management(capture, &rest);
+        let management = management::save(capture, &rest);
         if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }
-        let all = serde_json::to_value(State { clients, management, memory });
+        let all = serde_json::to_value(State { clients, management, memory, travels });
         all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
     }
 
@@ -376,7 +387,11 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = &mut *moment else {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
-        let State { clients, management, memory } = world.parse(state)?;
+        let State { clients, management, memory, travels } = world.parse(state)?;
+        if travels {
+            // Their descriptors are compared with others' by kcmp, which takes proxies of this namespace.
+            restart.warm.clear();
+        }
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);
         for saved in clients {
@@ -385,21 +400,28 @@ impl Plugin for Gpu {
         for (description, name) in memory {
             let name = aliases::parse(&name);
             let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
-            let found = aliases::descriptor(&folder, &name);
-            world.made(description, found.map_err(failed("find shared device memory"))?)?;
+            let fails = || begun.iter().any(Begun::has_ended);
+            let found = aliases::descriptor(&folder, &name, fails).map_err(|source| {
+                why_not(
+                    begun,
+                    PluginError::System { what: "find shared device memory".into(), source },
+                )
+            });
+            world.made(description, found?)?;
         }
-        management.into_iter().try_for_each(|(description, path)| reopen(description, &path, world))
+        management.into_iter().try_for_each(|(at, path)| management::reopen(at, &path, world))
     }
 
     fn rebuilt(&self) -> Result<(), PluginError> {
         let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
             return Ok(());
         };
-        wait_for_all(&begun)?;
-        for Begun { client, proxy, control } in begun {
-            let goes_on = control.does(&Order::Begin { pid: client }, LIMIT);
-            goes_on.map_err(|error| refused(client, &error))?;
-            restart.proxies.add(proxy, control);
+        let all = begun.iter().map(|begun| (begun.client, &begun.proxy));
+        sharing::wait_for_all(all, LIMIT)
+            .map_err(|error| PluginError::Refused(format!("the devices of {error}")))?;
+        for Begun { client, proxy } in begun {
+            go_on(&proxy, client)?;
+            restart.proxies.add(proxy).map_err(failed("start a thread"))?;
         }
         let listener = proxies::listen(&restart.socket);
         let listener = listener.map_err(failed("listen on the job's socket"))?;
@@ -418,7 +440,7 @@ fn capture_all(
         let ask = |client: &Client| {
             let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
             let order = Order::Capture { track, parent };
-            let answer = client.resting.control.ask(&order, &[], LIMIT);
+            let answer = client.resting.proxy.control.ask(&order, &[], LIMIT);
             answer.map_err(|error| refused(client.resting.pid, &error))
         };
         let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || ask(client))).collect();
@@ -451,36 +473,6 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
         arenas: numbers(arenas),
         ring: save_ring(capture, first)?,
     })
-}
-
-/// The driver's device file that a process has opened by itself: NVIDIA's management library (NVML) does, which
-/// frameworks ask for the number of GPUs.
-fn management(file: &Found) -> Option<String> {
-    let path = file.link.to_str().filter(|path| path.starts_with("/dev/nvidia"))?;
-    (file.stat.mode & libc::S_IFMT == libc::S_IFCHR).then(|| path.to_owned())
-}
-
-fn save_management(capture: &mut Capture, mine: &[usize]) -> Vec<(u32, String)> {
-    let path = |index: &usize| Some((*index as u32, management(capture.file(*index))?));
-    let found: Vec<(u32, String)> = mine.iter().filter_map(path).collect();
-    if let Some((index, _)) = found.first() {
-        let (pid, _) = capture.job.holder(capture.file(*index as usize));
-        capture.warnings.push(format!(
-            "process {pid} uses NVIDIA's management library (NVML): after a restart its calls fail until \
-             it starts the library again"
-        ));
-    }
-    found
-}
-
-/// Opens the file anew, which knows nothing of what was asked through the old one; where it is not there,
-/// something that answers nothing.
-fn reopen(description: u32, path: &str, world: &mut World) -> Result<(), PluginError> {
-    let open = |path: &str| File::options().read(true).write(true).open(path);
-    let named = Some(path).filter(|path| path.starts_with("/dev/nvidia") && !path.contains(".."));
-    let file = named.and_then(|path| open(path).ok());
-    let file = file.map_or_else(|| open("/dev/null"), Ok).map_err(failed("open /dev/null"))?;
-    world.made(description, file)
 }
 
 /// The ring's memory, but for what is zero.
@@ -528,7 +520,7 @@ fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
 }
 
 /// Makes a client's connection and starts the proxy that brings its devices back.
-fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, PluginError> {
+fn begin(saved: &Saved, world: &mut World, restart: &mut Restart) -> Result<Begun, PluginError> {
     let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
     let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
     let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
@@ -543,8 +535,9 @@ fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, P
     let entry = restart.files.iter().find(|file| file.name == saved.file);
     let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
     let path = restart.folder.join(&entry.name);
-    let started = restart.launch.start(far.as_fd(), &["--restore"]);
-    let (proxy, control) = started.map_err(failed("start a proxy"))?;
+    let started = restart.launch.provide(restart.warm.pop(), far.as_fd(), &["--restore"]);
+    let proxy = started.map_err(failed("start a proxy"))?;
+    let control = &proxy.control;
     let pid = saved.pid as u32;
     let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
     let given = match held {
@@ -555,24 +548,48 @@ fn begin(saved: &Saved, world: &mut World, restart: &Restart) -> Result<Begun, P
         }),
     };
     given.map_err(|error| refused(pid, &error))?;
-    Ok(Begun { client: pid, proxy, control })
+    Ok(Begun { client: pid, proxy })
 }
 
-/// Waits until all proxies have brought their devices back. The first that fails is told of at once: others
-/// may wait for what it was to make.
-fn wait_for_all(begun: &[Begun]) -> Result<(), PluginError> {
-    let (said, hear) = channel();
-    for Begun { client, control, .. } in begun {
-        let (said, client, control) = (said.clone(), *client, control.clone());
-        let wait = move || drop(said.send((client, control.answer(LIMIT))));
-        let started = thread::Builder::new().stack_size(64 << 10).spawn(wait);
-        started.map_err(failed("start a thread"))?;
+impl Begun {
+    /// Whether its proxy, a child of this process, has ended. /proc may not be this namespace's as yet.
+    fn has_ended(&self) -> bool {
+        let ProxyId::Child(pid) = self.proxy.id else { return false };
+        // SAFETY: plain data, for which zero is a value; the call fills it and leaves the child as it is.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            libc::waitid(libc::P_PID, pid, &raw mut info, flags) == 0 && info.si_pid() != 0
+        }
     }
-    drop(said);
-    hear.iter().try_for_each(|(client, answer)| match answer {
-        Ok(_) => Ok(()),
+}
+
+/// What a proxy that has ended says of it; else `other`.
+fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
+    let ended = begun.iter().find(|begun| begun.has_ended());
+    let said =
+        ended.and_then(|begun| Some((begun.client, begun.proxy.control.answer(LIMIT).err()?)));
+    said.map_or(other, |(client, error)| refused(client, &error))
+}
+
+/// The client's process is there: its proxy serves it from now on.
+fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
+    let order = Order::Begin { pid: client };
+    let done = match (proxy.id, rustix::process::Pid::from_raw(client as i32)) {
+        // It has another id in the proxy's namespace.
+        (ProxyId::Warm(_), Some(pid)) => {
+            let flags = rustix::process::PidfdFlags::empty();
+            let process = rustix::process::pidfd_open(pid, flags).map_err(io::Error::from);
+            let process = process.map_err(failed("open a process descriptor"))?;
+            proxy.control.ask(&order, &[process.as_fd()], LIMIT)
+        }
+        _ => proxy.control.ask(&order, &[], LIMIT),
+    };
+    match done {
+        Ok(Answer::Yes {}) => Ok(()),
+        Ok(_) => Err(refused(client, &ControlError::Nonsense)),
         Err(error) => Err(refused(client, &error)),
-    })
+    }
 }
 
 fn restore_order(path: &Path, entry: &FileEntry) -> Order {

@@ -34,6 +34,8 @@ pub enum JobError {
         "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
     )]
     BadName(String),
+    #[error("{job}: cannot join it: {why}")]
+    Join { job: JobName, why: String },
 }
 
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {
@@ -184,6 +186,7 @@ impl Jobs {
             }
             let dir = JobDir { dir, lock };
             dir.clear();
+            let _ = fs::remove_file(dir.warm());
             return Ok(dir);
         }
     }
@@ -273,6 +276,11 @@ impl Jobs {
         self.job_dir(name).join("keeper")
     }
 
+    /// Where the job `name` has proxies kept ready for it.
+    pub(crate) fn warm_path(&self, name: &JobName) -> PathBuf {
+        self.job_dir(name).join("warm")
+    }
+
     /// What is held in memory of the job `name`, which runs.
     pub fn held(&self, name: &JobName) -> Option<HeldImage> {
         let dir = self.job_dir(name);
@@ -333,6 +341,11 @@ impl JobDir {
     /// Where the job's keeper answers.
     pub(crate) fn keeper(&self) -> PathBuf {
         self.dir.join("keeper")
+    }
+
+    /// Where the job's own keeper of warm proxies answers.
+    pub(crate) fn warm(&self) -> PathBuf {
+        self.dir.join("warm")
     }
 
     /// What the keeper holds.
@@ -439,6 +452,7 @@ impl JobDir {
             return;
         }
         self.clear();
+        let _ = fs::remove_file(self.warm());
         let _ = fs::remove_file(self.images());
     }
 }
@@ -469,7 +483,7 @@ pub(crate) fn replace(path: &Path, value: &impl Serialize) -> Result<(), JobErro
 }
 
 /// Makes `path` if need be, and refuses it unless it is a folder of `uid` that only it can enter.
-fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
+pub(crate) fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(path)(e)),
         _ => {}
@@ -481,7 +495,7 @@ fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
     Ok(())
 }
 
-fn try_lock(file: &File) -> bool {
+pub(crate) fn try_lock(file: &File) -> bool {
     // SAFETY: a plain call on a live descriptor.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }

@@ -10,6 +10,7 @@ mod gpu;
 pub mod jobs;
 mod joint;
 mod keeper;
+mod management;
 mod parts;
 pub mod policy;
 mod program;
@@ -20,12 +21,14 @@ mod restart;
 mod sharing;
 mod signals;
 mod swap;
+pub mod warm;
 mod watch;
 
 use checkpoint::{Checkpointer, new_life};
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-pub use joint::Joining;
 use joint::Joint;
+pub use joint::{Joining, KEY, far};
+pub use kedge_coordinator::{Far, FarError};
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
 use kedge_proxy::backend::GpuSpec;
@@ -46,6 +49,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
+use warm::{Kind, Own, Sources};
 use watch::Watch;
 
 /// What to run, and on what.
@@ -61,6 +65,8 @@ pub struct JobSpec {
     pub name: Option<JobName>,
     /// The job that this one is a part of; it has its name from that.
     pub join: Option<JobName>,
+    /// Where its parts on all hosts meet, if there are several.
+    pub far: Option<Far>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub policy: Policy,
@@ -85,6 +91,8 @@ pub enum RunError {
     Devices(#[from] kedge_proxy::backend::BadGpuSpec),
     #[error(transparent)]
     Restart(#[from] kedge_process::EngineError),
+    #[error("the image has no part {part}: it has {all}, from 0")]
+    NoPart { part: u32, all: u32 },
     #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
 }
@@ -124,22 +132,39 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     }
     let spec = &spec;
     let keeper = Keeper::of(&dir);
-    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper);
+    // Before this process adopts what others leave.
+    let warm = devices.as_ref().and_then(|(gpu, parts)| {
+        let kind = Kind::here(parts, gpu, &spec.limits);
+        warm_of(&dir, &kind, &spec.policy)
+    });
+    let outcome = supervise(spec, &name, joint, &dir, devices.as_ref(), &keeper, warm.as_ref());
     if let Ok(None) = outcome {
         let (path, policy) = (dir.images(), spec.policy.clone());
         let (paths, lazy, gpu, joining) = (vec![], false, None, None);
-        let spec = RestartSpec { path, name: None, paths, policy, lazy, gpu, back: None, joining };
-        return GoBack::new(&name, dir, spec, 0, &keeper).map(End::GoBack);
+        let (far, parts) = (None, vec![]);
+        let back = None;
+        let spec =
+            RestartSpec { path, name: None, paths, policy, lazy, gpu, back, joining, far, parts };
+        return GoBack::new(&name, dir, spec, 0, &keeper, warm).map(End::GoBack);
     }
     dir.retire();
     jobs.prune();
     Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
 }
 
+/// What keeps proxies ready for the job, where its policy wants some.
+fn warm_of(dir: &JobDir, kind: &Kind, policy: &Policy) -> Option<Own> {
+    let own = Own::start(dir, kind, policy.warm?);
+    if let (Err(error), Ok(log)) = (&own, open_log(dir)) {
+        log.line(&format!("no proxies are kept ready: {error}"));
+    }
+    own.ok()
+}
+
 /// The job's name, the job that it is a part of, and its folder.
 fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir), JobError> {
     if let Some(join) = &spec.join {
-        let (joint, dir) = Joint::enter(jobs, join)?;
+        let (joint, dir) = Joint::enter(jobs, join, spec.far.as_ref())?;
         return Ok((joint.part.clone(), Some(joint), dir));
     }
     let name = spec.name.clone();
@@ -156,6 +181,7 @@ fn supervise(
     dir: &JobDir,
     devices: Option<&(&GpuSpec, Parts)>,
     keeper: &Keeper,
+    warm: Option<&Own>,
 ) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
     if let Some((gpu, parts)) = devices {
@@ -171,7 +197,9 @@ fn supervise(
         // Worth saying once a process asks for devices.
         let why = spec.gpu_default.as_ref();
         let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
-        let launch = Launch::new(parts, gpu, &spec.limits, dir);
+        let kind = Kind::here(parts, gpu, &spec.limits);
+        let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
+        let launch = Launch::new(parts, gpu, &spec.limits, dir).with_warm(warm);
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
         keeper.serve().map_err(|source| RunError::Listen { path: dir.keeper(), source })?;

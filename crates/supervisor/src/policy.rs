@@ -58,6 +58,9 @@ pub struct Policy {
     /// How long its newest image stays in memory too.
     #[serde(default)]
     pub hold: Option<Duration>,
+    /// So many proxies are kept ready for it.
+    #[serde(default)]
+    pub warm: Option<NonZeroU32>,
 }
 
 /// Shortest time between two checkpoints that nobody asks for.
@@ -105,6 +108,7 @@ impl Policy {
             full_every: self.full_every.or(before.full_every),
             recover: self.recover.or(before.recover),
             hold: self.hold.or(before.hold),
+            warm: self.warm.or(before.warm),
         }
     }
 }

@@ -55,6 +55,7 @@ impl Program {
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.arguments)
+            .env_remove(crate::joint::KEY)
             .env("KEDGE_LOG", dir.log())
             .env("KEDGE_CONTROL", dir.control())
             .env("KEDGE_JOB", name.to_string());
@@ -105,9 +106,12 @@ impl Program {
             let ended = Outcome::of(status);
             if pid as u32 == self.pid {
                 outcome = Some(ended);
-            } else if proxies.ended(pid as u32) {
-                recovery.proxy_ended(pid as u32, ended);
+            } else if let Some(proxy) = proxies.ended(pid as u32) {
+                recovery.proxy_ended(proxy, ended);
             }
+        }
+        for (proxy, how) in proxies.take_left() {
+            recovery.proxy_ended(proxy, how);
         }
         outcome
     }

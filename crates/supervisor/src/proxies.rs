@@ -2,13 +2,17 @@
 
 use crate::jobs::JobDir;
 use crate::parts::Parts;
+use crate::program::Outcome;
+use crate::signals::look_at_children;
+use crate::warm::{Leaving, Sources, WarmProxy};
 use kedge_image::DeviceLimits;
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::control::Control;
 use kedge_proxy::joblog::JobLog;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
@@ -17,6 +21,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 /// Clients of one job at a time.
@@ -28,10 +33,54 @@ const PROXY_FD: RawFd = 3;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Proxies {
     running: Running,
+    /// Those that have ended and are no children, and how.
+    left: Arc<Mutex<Vec<(ProxyId, Outcome)>>>,
 }
 
-/// By their process ids.
-type Running = Arc<Mutex<BTreeMap<u32, Arc<Control>>>>;
+pub(crate) type Known = BTreeMap<ProxyId, Arc<Proxy>>;
+type Running = Arc<Mutex<Known>>;
+
+/// What a proxy is known by: a process id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ProxyId {
+    /// Of a child.
+    Child(u32),
+    /// Of one that was ready before, which is no child and may have another id in this namespace, or none.
+    Warm(u32),
+}
+
+impl fmt::Display for ProxyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ProxyId::Child(pid) | ProxyId::Warm(pid)) = self;
+        write!(f, "{pid}")
+    }
+}
+
+/// One that runs.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    pub(crate) id: ProxyId,
+    /// What gives it orders.
+    pub(crate) control: Control,
+    /// How one that is no child is seen to end.
+    leaving: Option<Leaving>,
+}
+
+impl Proxy {
+    pub(crate) fn pid(&self) -> u32 {
+        let (ProxyId::Child(pid) | ProxyId::Warm(pid)) = self.id;
+        pid
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        match (&self.leaving, self.id) {
+            (Some(leaving), _) => leaving.is_over(),
+            (None, ProxyId::Child(pid)) => has_ended(pid),
+            (None, ProxyId::Warm(_)) => false,
+        }
+    }
+}
 
 /// What a proxy is started with.
 #[derive(Debug, Clone)]
@@ -39,6 +88,8 @@ pub(crate) struct Launch {
     executable: PathBuf,
     arguments: Vec<OsString>,
     log_path: PathBuf,
+    /// Where there may be some that are ready.
+    warm: Option<Arc<Sources>>,
     /// Its mappings are not placed at random: the driver puts variables and tables of modules into them,
     /// and the program has pointers to those, which a restart must find where they were.
     fixed_places: bool,
@@ -50,7 +101,7 @@ struct Starter {
     log: Arc<JobLog>,
     /// A note for the log when the first client comes.
     first: Mutex<Option<String>>,
-    running: Running,
+    proxies: Proxies,
 }
 
 impl Proxies {
@@ -63,9 +114,9 @@ impl Proxies {
         log: Arc<JobLog>,
         first: Option<String>,
     ) -> io::Result<()> {
-        let (first, running) = (Mutex::new(first), self.running.clone());
-        let starter = Starter { launch, log, first, running };
-        let thread = std::thread::Builder::new().name("accept".into());
+        let (first, proxies) = (Mutex::new(first), self.clone());
+        let starter = Starter { launch, log, first, proxies };
+        let thread = thread::Builder::new().name("accept".into());
         thread.spawn(move || starter.accept_all(&listener)).map(drop)
     }
 
@@ -74,27 +125,68 @@ impl Proxies {
         self.locked().is_empty()
     }
 
-    /// Whether `pid`, which has ended, was a proxy.
-    pub(crate) fn ended(&self, pid: u32) -> bool {
-        self.locked().remove(&pid).is_some()
+    /// Whether the child `pid`, which has ended, was a proxy.
+    pub(crate) fn ended(&self, pid: u32) -> Option<ProxyId> {
+        let id = ProxyId::Child(pid);
+        self.locked().remove(&id).map(|_| id)
+    }
+
+    /// Those that have ended and were no children, and how: told once.
+    pub(crate) fn take_left(&self) -> Vec<(ProxyId, Outcome)> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = std::mem::take(&mut *left);
+        let mut running = self.locked();
+        left.iter().for_each(|(id, _)| drop(running.remove(id)));
+        left
     }
 
     /// One that has taken the place of another.
-    pub(crate) fn add(&self, pid: u32, control: Arc<Control>) {
-        self.locked().insert(pid, control);
+    pub(crate) fn add(&self, proxy: Arc<Proxy>) -> io::Result<()> {
+        self.locked().insert(proxy.id, proxy.clone());
+        self.watch(proxy)
+    }
+
+    /// Has a thread see the end of one that is no child.
+    fn watch(&self, proxy: Arc<Proxy>) -> io::Result<()> {
+        if proxy.leaving.is_none() {
+            return Ok(());
+        }
+        let left = self.left.clone();
+        let watch = move || {
+            let Some(outcome) = proxy.leaving.as_ref().map(Leaving::wait) else { return };
+            left.lock().unwrap_or_else(PoisonError::into_inner).push((proxy.id, outcome));
+            look_at_children();
+        };
+        thread::Builder::new().name("proxy".into()).stack_size(64 << 10).spawn(watch).map(drop)
     }
 
     /// All of them; none can be started while this is held.
-    pub(crate) fn locked(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Control>>> {
+    pub(crate) fn locked(&self) -> MutexGuard<'_, Known> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The process ids of those that are children.
+    pub(crate) fn children(known: &Known) -> Vec<u32> {
+        let child = |id: &ProxyId| match id {
+            ProxyId::Child(pid) => Some(*pid),
+            ProxyId::Warm(_) => None,
+        };
+        known.keys().filter_map(child).collect()
+    }
+}
+
+/// Whether a child of this process has ended.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    matches!(state, None | Some('Z' | 'X'))
 }
 
 /// Listens on the job's socket.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(socket)?;
     // The folder is private already.
-    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
+    fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
     Ok(listener)
 }
 
@@ -103,15 +195,44 @@ impl Launch {
         let arguments = arguments(gpu, limits, dir);
         let fixed_places = matches!(gpu, GpuSpec::Local { .. });
         let executable = parts.proxy.clone();
-        Launch { executable, arguments, log_path: dir.log(), fixed_places }
+        Launch { executable, arguments, log_path: dir.log(), warm: None, fixed_places }
     }
 
-    /// Starts a proxy that owns `client`, with `more` arguments: its process id, and what gives it orders.
-    pub(crate) fn start(
+    /// The same, where some may be ready.
+    pub(crate) fn with_warm(self, warm: Sources) -> Launch {
+        Launch { warm: Some(Arc::new(warm)), ..self }
+    }
+
+    /// The same, where none is: another process is the one that can ask.
+    pub(crate) fn cold(self) -> Launch {
+        Launch { warm: None, ..self }
+    }
+
+    /// Proxies that are ready, so many or as many as there are.
+    pub(crate) fn warm(&self, count: usize) -> Vec<WarmProxy> {
+        self.warm.as_ref().map_or_else(Vec::new, |warm| warm.take_some(count))
+    }
+
+    /// Has a proxy own `client`, with `more` arguments: one that is ready, or a new one.
+    pub(crate) fn provide(
         &self,
+        ready: Option<WarmProxy>,
         client: BorrowedFd<'_>,
         more: &[&str],
-    ) -> io::Result<(u32, Arc<Control>)> {
+    ) -> io::Result<Arc<Proxy>> {
+        let served = ready.and_then(|ready| {
+            let pid = ready.pid;
+            let arguments: Vec<OsString> =
+                self.arguments.iter().cloned().chain(more.iter().map(Into::into)).collect();
+            // The log of the job has why it was made in vain.
+            let (control, leaving) = ready.serve(client, &arguments).ok()?;
+            Some(Proxy { id: ProxyId::Warm(pid), control, leaving: Some(leaving) })
+        });
+        served.map_or_else(|| self.start(client, more), Ok).map(Arc::new)
+    }
+
+    /// Starts a proxy that owns `client`, with `more` arguments.
+    fn start(&self, client: BorrowedFd<'_>, more: &[&str]) -> io::Result<Proxy> {
         let (control, orders) = Control::pair()?;
         let mut command = Command::new(&self.executable);
         command
@@ -136,7 +257,8 @@ impl Launch {
                 hand_over(fds)
             });
         }
-        Ok((command.spawn()?.id(), Arc::new(control)))
+        let id = ProxyId::Child(command.spawn()?.id());
+        Ok(Proxy { id, control, leaving: None })
     }
 
     /// Where the proxy's last words go, should it abort.
@@ -175,7 +297,7 @@ impl Starter {
                 Err(error) => {
                     self.log.line(&format!("cannot accept a client: {error}"));
                     // Out of descriptors, most likely: does not get better by asking faster.
-                    std::thread::sleep(Duration::from_millis(200));
+                    thread::sleep(Duration::from_millis(200));
                 }
             }
         }
@@ -188,22 +310,24 @@ impl Starter {
         if kedge_transport::peer_uid(client.as_fd())? != uid {
             return Err(io::Error::other("it belongs to another user"));
         }
+        let ready = self.launch.warm(1).pop();
         // Held while starting, so that a proxy that ends at once is known when it is reaped.
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.proxies.locked();
         if running.len() >= MAX_PROXIES {
             return Err(io::Error::other(format!("the job has {MAX_PROXIES} clients already")));
         }
         if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
             self.log.note(&note);
         }
-        let (pid, control) = self.launch.start(client.as_fd(), &[])?;
-        running.insert(pid, control);
-        Ok(())
+        let proxy = self.launch.provide(ready, client.as_fd(), &[])?;
+        running.insert(proxy.id, proxy.clone());
+        drop(running);
+        self.proxies.watch(proxy)
     }
 }
 
 /// In the child: no random places from exec on. Where that is not allowed, a restart is what finds out.
-fn fix_places() {
+pub(crate) fn fix_places() {
     const ASK: libc::c_ulong = 0xffff_ffff;
     // SAFETY: plain calls.
     unsafe {
@@ -214,15 +338,15 @@ fn fix_places() {
     }
 }
 
-/// In the child: gives both sockets their agreed numbers, open across exec.
-fn hand_over(fds: [RawFd; 2]) -> io::Result<()> {
-    // SAFETY: plain system calls on descriptors of the child. Both are moved out of the way first: one
-    // may have the other's number.
+/// In the child: gives the sockets their agreed numbers, open across exec.
+pub(crate) fn hand_over<const N: usize>(fds: [RawFd; N]) -> io::Result<()> {
+    // SAFETY: plain system calls on descriptors of the child. All are moved out of the way first: one
+    // may have another's number.
     let failed = unsafe {
         let mut none = std::mem::MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
-        let away = fds.map(|fd| libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, PROXY_FD + 2));
+        let away = fds.map(|fd| libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, PROXY_FD + N as RawFd));
         let placed = |(number, fd)| fd >= 0 && libc::dup2(fd, number) >= 0;
         !(PROXY_FD..).zip(away).all(placed)
     };

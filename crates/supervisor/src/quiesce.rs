@@ -7,9 +7,8 @@
 //! brings the late ones to where the others wait. Where that does not help either, all gates open for a
 //! while, and it is tried again.
 
-use crate::proxies::Proxies;
+use crate::proxies::{Known, Proxies, Proxy, has_ended};
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
-use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,7 +40,7 @@ pub(crate) enum QuiesceError {
 /// A client whose devices are at rest.
 #[derive(Debug, Clone)]
 pub(crate) struct Resting {
-    pub(crate) control: Arc<Control>,
+    pub(crate) proxy: Arc<Proxy>,
     /// The client's process.
     pub(crate) pid: u32,
     /// The proxy's end of the connection, the ring and the shared arena: inodes.
@@ -54,12 +53,12 @@ pub(crate) struct Resting {
 #[derive(Debug)]
 pub(crate) struct Quiet<'a> {
     pub(crate) clients: Vec<Resting>,
-    /// The proxies' process ids.
+    /// The process ids of the proxies that are children.
     pub(crate) proxies: Vec<u32>,
     pub(crate) tries: u32,
     pub(crate) seconds: f64,
     /// No new client meanwhile.
-    _none_new: MutexGuard<'a, BTreeMap<u32, Arc<Control>>>,
+    _none_new: MutexGuard<'a, Known>,
 }
 
 impl Proxies {
@@ -72,7 +71,7 @@ impl Proxies {
         let known = self.locked();
         // A proxy that has ended with its client is no matter. Whoever collects it still has to know it.
         let mut running = known.clone();
-        running.retain(|pid, _| !gone(*pid));
+        without_gone(&mut running);
         prepare(&running, preparing);
         let begin = Instant::now();
         let (mut wait, mut tries) = (FIRST_TRY, 0);
@@ -88,13 +87,14 @@ impl Proxies {
             });
             let busy = match tried {
                 Ok((clients, None)) => {
-                    let proxies = known.keys().copied().collect();
+                    let proxies = Proxies::children(&known);
                     let seconds = begin.elapsed().as_secs_f64();
                     return Ok(Quiet { clients, proxies, tries, seconds, _none_new: known });
                 }
                 Ok((_, Some(busy))) => busy,
-                Err(QuiesceError::Proxy { pid, .. }) if gone(pid) => {
-                    running.remove(&pid);
+                Err(QuiesceError::Proxy { pid, .. })
+                    if without_gone(&mut running) || has_ended(pid) =>
+                {
                     continue;
                 }
                 Err(QuiesceError::Busy { pid, .. }) => pid,
@@ -111,24 +111,24 @@ impl Proxies {
 
 /// Has all proxies make room for what they will capture, before anything stands still. One that does not
 /// answer is found out by the next order.
-fn prepare(running: &BTreeMap<u32, Arc<Control>>, preparing: &Order) {
-    let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
+fn prepare(running: &Known, preparing: &Order) {
+    let controls: Vec<(u32, &Control)> = running.values().map(|p| (p.pid(), &p.control)).collect();
     ask_all(&controls, preparing);
 }
 
 /// Closes all gates, or none.
-fn gate(running: &BTreeMap<u32, Arc<Control>>) -> Result<Vec<Resting>, QuiesceError> {
-    let controls: Vec<(u32, &Arc<Control>)> = running.iter().map(|(pid, c)| (*pid, c)).collect();
+fn gate(running: &Known) -> Result<Vec<Resting>, QuiesceError> {
+    let controls: Vec<(u32, &Control)> = running.values().map(|p| (p.pid(), &p.control)).collect();
     let answers = ask_all(&controls, &Order::Gate { within_ms: GATE_MS });
     let (mut clients, mut failed) = (Vec::new(), None);
-    for ((proxy, control), answer) in controls.into_iter().zip(answers) {
+    for (proxy, answer) in running.values().zip(answers) {
         match answer {
             Ok(Answer::Gated { pid, socket, ring, arena }) => {
-                let control = control.clone();
-                clients.push(Resting { control, pid, socket, ring, arena });
+                let proxy = proxy.clone();
+                clients.push(Resting { proxy, pid, socket, ring, arena });
             }
-            Ok(_) => failed = Some(QuiesceError::Busy { pid: proxy, seconds: 0, tries: 0 }),
-            Err(source) => failed = Some(QuiesceError::Proxy { pid: proxy, source }),
+            Ok(_) => failed = Some(QuiesceError::Busy { pid: proxy.pid(), seconds: 0, tries: 0 }),
+            Err(source) => failed = Some(QuiesceError::Proxy { pid: proxy.pid(), source }),
         }
     }
     match failed {
@@ -142,7 +142,7 @@ fn gate(running: &BTreeMap<u32, Arc<Control>>) -> Result<Vec<Resting>, QuiesceEr
 
 /// Waits until all rest: `None`, or the process of one that does not at `end`.
 fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError> {
-    let all: Vec<(u32, &Arc<Control>)> = clients.iter().map(|c| (c.pid, &c.control)).collect();
+    let all: Vec<(u32, &Control)> = clients.iter().map(|c| (c.pid, &c.proxy.control)).collect();
     loop {
         let rest = yes(&all, &Order::Rest { within_ms: LOOK_MS })?;
         let (resting, busy): (Vec<_>, Vec<_>) = all.iter().zip(rest).partition(|(_, rests)| *rests);
@@ -156,7 +156,7 @@ fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError
 }
 
 /// Who says yes to an order.
-fn yes(clients: &[(u32, &Arc<Control>)], order: &Order) -> Result<Vec<bool>, QuiesceError> {
+fn yes(clients: &[(u32, &Control)], order: &Order) -> Result<Vec<bool>, QuiesceError> {
     let answers = ask_all(clients, order).into_iter().zip(clients);
     let told = answers.map(|(answer, (pid, _))| match answer {
         Ok(answer) => Ok(answer == Answer::Yes {}),
@@ -167,7 +167,7 @@ fn yes(clients: &[(u32, &Arc<Control>)], order: &Order) -> Result<Vec<bool>, Qui
 
 /// Gives all the order before it waits for the first answer.
 pub(crate) fn ask_all(
-    clients: &[(u32, &Arc<Control>)],
+    clients: &[(u32, &Control)],
     order: &Order,
 ) -> Vec<Result<Answer, ControlError>> {
     let given: Vec<_> = clients.iter().map(|(_, control)| control.give(order, &[])).collect();
@@ -175,17 +175,17 @@ pub(crate) fn ask_all(
     answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
 }
 
-/// Whether a child of this process has ended.
-fn gone(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    matches!(state, None | Some('Z' | 'X'))
+/// Leaves those out that have ended; whether there were any.
+fn without_gone(running: &mut Known) -> bool {
+    let before = running.len();
+    running.retain(|_, proxy| !proxy.is_over());
+    running.len() < before
 }
 
 fn open(clients: &[Resting]) {
     for client in clients {
         // One that does not hear it has ended, and its gate with it.
-        let _ = client.control.does(&Order::Open {}, ANSWER);
+        let _ = client.proxy.control.does(&Order::Open {}, ANSWER);
     }
 }
 

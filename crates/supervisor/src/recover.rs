@@ -8,8 +8,10 @@ use crate::jobs::{self, JobDir, JobError, JobName};
 use crate::keeper::{Held, HeldNote, Keeper};
 use crate::policy::Policy;
 use crate::program::FAREWELL;
+use crate::proxies::ProxyId;
 use crate::restart::{Back, RestartSpec};
 use crate::signals::{Signals, look_at_children};
+use crate::warm::Own;
 use crate::{Outcome, RunError};
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
@@ -44,7 +46,7 @@ pub(crate) enum Devices {
     #[default]
     There,
     /// With this proxy; nobody has looked yet whether the job can go back.
-    Lost { proxy: u32, how: Outcome },
+    Lost { proxy: ProxyId, how: Outcome },
     /// And the job goes back.
     GoingBack,
     /// And the job goes on without, or its end was asked for.
@@ -64,7 +66,7 @@ impl Recovery {
     }
 
     /// A proxy has ended.
-    pub(crate) fn proxy_ended(&self, proxy: u32, how: Outcome) {
+    pub(crate) fn proxy_ended(&self, proxy: ProxyId, how: Outcome) {
         if how == Outcome::Exited(0) {
             return;
         }
@@ -177,6 +179,8 @@ pub struct GoBack {
     _dir: JobDir,
     /// And what is held.
     _held: Option<Held>,
+    /// And what keeps proxies ready.
+    _warm: Option<Own>,
 }
 
 /// What the process that takes this one's place is to know.
@@ -189,6 +193,8 @@ struct Note {
     used: u32,
     lock: RawFd,
     held: Option<HeldNote>,
+    #[serde(default)]
+    warm: Option<RawFd>,
 }
 
 /// A note is an argument, which may be no longer than 128 KiB.
@@ -202,6 +208,7 @@ impl GoBack {
         spec: RestartSpec,
         used: u32,
         keeper: &Keeper,
+        warm: Option<Own>,
     ) -> Result<GoBack, RunError> {
         let failed = |source| RunError::System { what: "hand the job's lock on", source };
         dir.stays_open(true).map_err(failed)?;
@@ -212,9 +219,10 @@ impl GoBack {
         let ours = |held: &Held| held.image == image && held.numbers().len() <= MOST_HELD;
         let held = keeper.take().filter(ours).filter(|held| held.stays_open().is_ok());
         let (job, used, noted) = (name.to_string(), used + 1, held.as_ref().map(Held::note));
-        let note = Note { job, paths, policy, gpu, used, lock, held: noted };
+        let kept = warm.as_ref().and_then(Own::stays_open);
+        let note = Note { job, paths, policy, gpu, used, lock, held: noted, warm: kept };
         let note = serde_json::to_string(&note).map_err(|error| failed(error.into()))?;
-        Ok(GoBack { image, note, _dir: dir, _held: held })
+        Ok(GoBack { image, note, _dir: dir, _held: held, _warm: warm })
     }
 }
 
@@ -236,8 +244,15 @@ impl RestartSpec {
             policy: note.policy,
             lazy: false,
             joining: None,
+            far: None,
+            parts: Vec::new(),
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
-            back: Some(Back { used: note.used, lock: note.lock, held: Back::holding(held) }),
+            back: Some(Back {
+                used: note.used,
+                lock: note.lock,
+                held: Back::holding(held),
+                warm: note.warm,
+            }),
         })
     }
 }
@@ -295,9 +310,12 @@ impl Init<'_> {
 
     fn proxies(&self, ended: &[(i32, i32)]) {
         for (pid, status) in ended {
-            if self.job.proxies.ended(*pid as u32) {
-                self.job.recovery.proxy_ended(*pid as u32, Outcome::of(*status));
+            if let Some(proxy) = self.job.proxies.ended(*pid as u32) {
+                self.job.recovery.proxy_ended(proxy, Outcome::of(*status));
             }
+        }
+        for (proxy, how) in self.job.proxies.take_left() {
+            self.job.recovery.proxy_ended(proxy, how);
         }
     }
 

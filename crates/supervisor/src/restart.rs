@@ -11,8 +11,10 @@ use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
 use crate::recover::{self, End, GoBack, Images, Init, Recovery};
 use crate::signals::{self, Signals};
+use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
-use crate::{Outcome, RunError, control, finish, open_log};
+use crate::{Outcome, RunError, control, finish, gpu, open_log, warm_of};
+use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
 use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
@@ -22,6 +24,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 /// What to restart.
 #[derive(Debug, Clone)]
@@ -42,6 +45,10 @@ pub struct RestartSpec {
     pub back: Option<Back>,
     /// That it is one part of several that are restarted.
     pub joining: Option<Joining>,
+    /// Where its parts on all hosts meet, if they are restarted on several.
+    pub far: Option<Far>,
+    /// The numbers of the parts that are restarted here; none: all.
+    pub parts: Vec<u32>,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -53,6 +60,8 @@ pub struct Back {
     pub(crate) lock: RawFd,
     /// What is held of its newest image, for the first who takes it.
     pub(crate) held: Arc<Mutex<Option<Held>>>,
+    /// What tells the job's own keeper of warm proxies that the job goes on: a descriptor.
+    pub(crate) warm: Option<RawFd>,
 }
 
 impl Back {
@@ -64,6 +73,7 @@ impl Back {
 /// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
 /// one thread only.
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
+    let begin = Instant::now();
     if let (None, None) = (&spec.back, &spec.joining) {
         let images = candidates(&spec.path)?;
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
@@ -74,10 +84,13 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let (name, dir, images) = place(spec, &jobs)?;
     let joint = spec.joining.as_ref().map(|joining| joining.joint(&jobs, &name)).transpose()?;
     let keeper = Keeper::of(&dir);
-    let outcome = restart_one(spec, &name, joint.as_ref(), &dir, &images, &keeper);
+    // Before this process adopts what others leave.
+    let warm = spec.warm(&dir, &images);
+    let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
+    let outcome = restart_one(spec, &place, &images, &keeper);
     if let Ok(None) = outcome {
         let used = spec.used();
-        return GoBack::new(&name, dir, spec.clone(), used, &keeper).map(End::GoBack);
+        return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
     }
     if let (Err(error), Some(_)) = (&outcome, &spec.back) {
         dir.note_failure(error.exit_code());
@@ -125,19 +138,29 @@ fn candidates(path: &Path) -> Result<Candidates, ImageError> {
     Ok(images)
 }
 
+/// Which job is restarted where.
+struct Place<'a> {
+    name: &'a JobName,
+    joint: Option<&'a Joint>,
+    dir: &'a JobDir,
+    /// What keeps proxies ready for it.
+    warm: Option<&'a Own>,
+    /// When that began.
+    begin: Instant,
+}
+
 /// `None`: the job goes back, and nothing of it runs any more.
 fn restart_one(
     spec: &RestartSpec,
-    name: &JobName,
-    joint: Option<&Joint>,
-    dir: &JobDir,
+    place: &Place<'_>,
     images: &[(PathBuf, Manifest)],
     keeper: &Keeper,
 ) -> Result<Option<Outcome>, RunError> {
+    let Place { name, joint, dir, .. } = *place;
     let log = open_log(dir)?;
     let signals = Signals::block();
     signals::become_subreaper();
-    let (restarted, manifest, _stand_in) = first_that_works(spec, name, joint, dir, images, &log)?;
+    let (restarted, manifest, _stand_in) = first_that_works(spec, place, images, &log)?;
     if let Some(held) = GPU.held() {
         keeper.adopt(held);
     }
@@ -174,12 +197,11 @@ fn restart_one(
 /// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
 fn first_that_works<'a>(
     spec: &RestartSpec,
-    name: &JobName,
-    joint: Option<&Joint>,
-    dir: &JobDir,
+    place: &Place<'_>,
     images: &'a [(PathBuf, Manifest)],
-    log: &JobLog,
+    log: &Arc<JobLog>,
 ) -> Result<(Restarted, &'a Manifest, Option<StandIn>), RunError> {
+    let Place { name, joint, dir, warm, begin } = *place;
     let mut rest = images.iter().peekable();
     let mut held = spec.held();
     let mut again = None;
@@ -188,10 +210,10 @@ fn first_that_works<'a>(
             return Err(ImageError::NoImage { path: spec.path.clone() }.into());
         };
         let held = held.take().filter(|held| held.image == *folder);
-        let inherits = held.as_ref().map(Held::numbers).unwrap_or_default();
+        let mut inherits = held.as_ref().map(Held::numbers).unwrap_or_default();
         let proxies = Proxies::default();
         let devices = spec.devices(manifest);
-        let launch = devices.as_ref().map(|devices| launch(devices, dir)).transpose()?;
+        let launch = devices.as_ref().map(|devices| launch(devices, dir, warm, log)).transpose()?;
         let former = devices.as_ref().map(|devices| devices.folder.clone());
         let former = former.or_else(|| former_folder(manifest));
         let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
@@ -201,10 +223,12 @@ fn first_that_works<'a>(
             );
         }
         if let Some(launch) = &launch {
-            let (launch, proxies) = (launch.clone(), proxies.clone());
+            let warm = launch.warm(clients(manifest));
+            inherits.extend(warm.iter().flat_map(WarmProxy::numbers));
+            let (launch, proxies) = (launch.clone().cold(), proxies.clone());
             let (files, folder) = (manifest.files.clone(), folder.clone());
             let socket = dir.socket();
-            GPU.restart_with(Restart { launch, proxies, socket, files, folder, held });
+            GPU.restart_with(Restart { launch, proxies, socket, files, folder, held, warm });
         }
         if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
             JOIN.wait_for_others(joint.clone(), joining.clone());
@@ -218,7 +242,8 @@ fn first_that_works<'a>(
         let options = RestartOptions { paths, plugins, lazy: spec.lazy, inherits, ..usual };
         match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
             Ok(restarted) => {
-                log.line(&format!("restarted from {}", folder.display()));
+                let ms = begin.elapsed().as_secs_f64() * 1e3;
+                log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
                 if let Err(error) = Images::of(dir).add(folder) {
                     log.line(&error.to_string());
                 }
@@ -286,6 +311,18 @@ impl RestartSpec {
         back.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// What keeps proxies ready for the job: the former process's, or a new one where its policy wants some.
+    fn warm(&self, dir: &JobDir, images: &[(PathBuf, Manifest)]) -> Option<Own> {
+        if let Some(back) = &self.back {
+            return Own::take_over(dir, back.warm?);
+        }
+        let (_, first) = images.first()?;
+        let policy = self.policy.or(Policy::of_image(first));
+        let devices = self.devices(first)?;
+        let kind = Kind::here(&Parts::find().ok()?, &devices.gpu.parse().ok()?, &devices.limits);
+        warm_of(dir, &kind, &policy)
+    }
+
     /// The devices that the job is to have: those that it had, or others; none if it had none.
     fn devices(&self, manifest: &Manifest) -> Option<Devices> {
         let other = |was: Devices| match &self.gpu {
@@ -296,11 +333,23 @@ impl RestartSpec {
     }
 }
 
+/// How many of its processes have devices.
+fn clients(manifest: &Manifest) -> usize {
+    manifest.files.iter().filter(|file| gpu::is_of_client(&file.name)).count()
+}
+
 /// What the job's proxies are started with.
-fn launch(devices: &Devices, dir: &JobDir) -> Result<Launch, RunError> {
+fn launch(
+    devices: &Devices,
+    dir: &JobDir,
+    warm: Option<&Own>,
+    log: &Arc<JobLog>,
+) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
     dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
-    Ok(Launch::new(&parts, &gpu, &devices.limits, dir))
+    let kind = Kind::here(&parts, &gpu, &devices.limits);
+    let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
+    Ok(Launch::new(&parts, &gpu, &devices.limits, dir).with_warm(warm))
 }
 
 /// What the restarted job's init needs to take checkpoints.
@@ -345,7 +394,9 @@ impl Checkpointing<'_> {
             life: new_life(),
             joint: self.joint.cloned(),
         });
-        if let (Some(launch), Some(listener)) = (self.launch.clone(), GPU.listener())
+        // Nobody can ask for warm ones in here: the job has namespaces of its own.
+        let launch = self.launch.clone().map(Launch::cold);
+        if let (Some(launch), Some(listener)) = (launch, GPU.listener())
             && let Err(error) = self.proxies.serve(listener, launch, log.clone(), None)
         {
             log.line(&format!("cannot start a thread: {error}: no devices for other processes"));

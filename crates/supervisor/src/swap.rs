@@ -40,7 +40,7 @@ impl Checkpointer {
 
 fn leave_all(clients: &[Resting]) -> Result<u64, QuiesceError> {
     let leave = |client: &Resting| {
-        let answer = client.control.ask(&Order::Leave {}, &[], LIMIT);
+        let answer = client.proxy.control.ask(&Order::Leave {}, &[], LIMIT);
         match answer {
             Ok(Answer::Captured { bytes }) => Ok(bytes),
             Ok(_) => Err((client.pid, ControlError::Nonsense)),

@@ -17,6 +17,14 @@ impl Channel {
         Channel(socket)
     }
 
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub fn into_inner(self) -> OwnedFd {
+        self.0
+    }
+
     /// Both ends of a new one.
     pub fn pair() -> io::Result<(Channel, OwnedFd)> {
         let (near, far) = UnixStream::pair()?;

@@ -1,11 +1,15 @@
 //! Barriers: series of steps, at each of which members wait for each other.
 
 use super::{Conn, Place, State, Waiting};
-use crate::message::{Name, Reply, Series, Who, Why};
+use crate::message::{MAX_MEMBERS, Name, Reply, Scope, Series, Who, Why};
+use crate::page::{LAST, Page};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Series at a time.
 const MAX_SERIES: usize = 4096;
+/// Of them, whose members meet in memory: each takes a descriptor.
+const MAX_PAGES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Round {
@@ -16,6 +20,8 @@ pub(super) struct Round {
     /// By whom, and why.
     broken: Option<(Name, Why)>,
     steps: BTreeMap<u64, Step>,
+    /// Where they meet, if not here, and how many of them there are.
+    page: Option<(Arc<Page>, u32)>,
 }
 
 #[derive(Debug)]
@@ -68,12 +74,62 @@ impl State {
         self.settle(&place);
     }
 
+    /// Lets `conn` have the page at which the series meets.
+    pub(super) fn meet(&mut self, conn: Conn, series: &Series, members: u32) {
+        let place = self.place_of(conn, series);
+        let page = match self.page_at(&place, series, members) {
+            Ok(page) => page,
+            Err(why) => return self.reply(conn, Reply::Refused { why: Why::truncated(why) }),
+        };
+        let round = self.series.entry(place.clone()).or_default();
+        round.taking_part.insert(conn);
+        round.page = Some((page.clone(), members));
+        if page.has_been_left() && round.broken.is_none() {
+            let (by, why) = (self.name_of(conn), "it was told that others have left".to_owned());
+            self.broken(&place, by, Why::truncated(why));
+        }
+        if let Some((by, why)) = self.series.get(&place).and_then(|round| round.broken.clone()) {
+            return self.reply(conn, Reply::Broken { by, why });
+        }
+        self.pages.insert(conn, page);
+        self.reply(conn, Reply::Page {});
+    }
+
+    /// The page that there is, or a new one.
+    fn page_at(&self, place: &Place, series: &Series, members: u32) -> Result<Arc<Page>, String> {
+        if series.scope != (Scope::Node {}) {
+            return Err("only members on one node can meet in memory".to_owned());
+        }
+        if members == 0 || members as usize > MAX_MEMBERS {
+            return Err(format!("a barrier has 1 to {MAX_MEMBERS} members"));
+        }
+        let round = self.series.get(place);
+        match round.and_then(|round| round.page.as_ref()) {
+            Some((page, others)) if *others == members => return Ok(page.clone()),
+            Some(_) => return Err("others meet there as another number of members".to_owned()),
+            None => {}
+        }
+        let pages = self.series.values().filter(|round| round.page.is_some()).count();
+        if pages >= MAX_PAGES || round.is_none() && self.series.len() >= MAX_SERIES {
+            return Err("too many series of barriers".to_owned());
+        }
+        if round.is_some_and(|round| !round.steps.is_empty()) {
+            return Err("others wait there by messages".to_owned());
+        }
+        let page = Page::new().map_err(|error| format!("memory for barriers: {error}"))?;
+        if let Some(passed) = round.and_then(|round| round.passed) {
+            page.raise(u32::try_from(passed).unwrap_or(LAST));
+        }
+        Ok(Arc::new(page))
+    }
+
     fn may_arrive(&self, place: &Place, step: u64, who: Who) -> Result<(), &'static str> {
         if who == (Who::Count { members: 0 }) {
             return Err("a barrier of nobody");
         }
         match self.series.get(place) {
             None if self.series.len() >= MAX_SERIES => Err("too many series of barriers"),
+            Some(round) if round.page.is_some() => Err("others meet there in memory"),
             Some(round) if round.steps.get(&step).is_some_and(|step| step.who != who) => {
                 Err("others wait there for another number of members")
             }
@@ -95,6 +151,9 @@ impl State {
     fn pass(&mut self, place: &Place, step: u64) {
         let Some(round) = self.series.get_mut(place) else { return };
         round.passed = round.passed.max(Some(step));
+        if let Some((page, _)) = &round.page {
+            page.raise(u32::try_from(step).unwrap_or(LAST));
+        }
         for conn in round.release_passed() {
             self.forget_wait(conn);
             self.reply(conn, Reply::Through {});
@@ -122,6 +181,9 @@ impl State {
         let Some(round) = self.series.get_mut(place) else { return };
         // The first reason is the one that counts.
         let (by, why) = round.broken.get_or_insert((by, why)).clone();
+        if let Some((page, _)) = &round.page {
+            page.leave();
+        }
         for conn in round.release() {
             self.forget_wait(conn);
             self.reply(conn, Reply::Broken { by: by.clone(), why: why.clone() });

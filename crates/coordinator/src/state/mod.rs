@@ -1,14 +1,17 @@
 //! What the coordinator knows: a state machine that no socket and no clock is in. Each request has one
 //! reply, at once or later; time comes in as milliseconds.
+#![forbid(unsafe_code)]
 
 mod barrier;
 mod board;
 
 use crate::message::{Hello, MAX_MEMBERS, Name, Reply, Request, Scope, Series, VERSION, Who, Why};
+use crate::page::Page;
 use barrier::Round;
 use board::{Board, Slot};
 use kedge_wire::List;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A connection.
@@ -50,6 +53,8 @@ pub struct State {
     waiting: BTreeMap<Conn, (Waiting, u64)>,
     deadlines: BTreeSet<(u64, Conn)>,
     replies: Vec<(Conn, Reply)>,
+    /// What goes along with replies that say so.
+    pages: BTreeMap<Conn, Arc<Page>>,
 }
 
 impl State {
@@ -63,12 +68,23 @@ impl State {
             waiting: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             replies: Vec::new(),
+            pages: BTreeMap::new(),
         }
     }
 
     /// What is to be said, in order; taken out.
     pub fn replies(&mut self) -> Vec<(Conn, Reply)> {
         std::mem::take(&mut self.replies)
+    }
+
+    /// Answers in the place of what is asked.
+    pub(crate) fn refuse(&mut self, conn: Conn, why: &str) {
+        self.reply(conn, Reply::Refused { why: Why::truncated(why.to_owned()) });
+    }
+
+    /// What goes along with a [`Reply::Page`].
+    pub(crate) fn page_for(&mut self, conn: Conn) -> Option<Arc<Page>> {
+        self.pages.remove(&conn)
     }
 
     /// A request of `conn` at the moment `now`.
@@ -84,6 +100,7 @@ impl State {
             Request::Arrive { series, step, who, wait_ms } => {
                 self.arrive(conn, &series, step, who, now.saturating_add(wait_ms.into()));
             }
+            Request::Meet { series, members } => self.meet(conn, &series, members),
             Request::Break { series, why } => self.break_series(conn, &series, why),
             Request::End { series } => self.end(conn, &series),
             Request::Publish { at, value, alone } => {
@@ -124,6 +141,7 @@ impl State {
     /// The connection is gone, and the member with it.
     pub fn lost(&mut self, conn: Conn) {
         self.forget_wait(conn);
+        self.pages.remove(&conn);
         let Some(member) = self.members.remove(&conn) else { return };
         self.board.forget(conn);
         let places: Vec<Place> = self.series.keys().cloned().collect();
@@ -168,6 +186,13 @@ impl State {
         };
         if let Some(why) = refusal {
             return self.reply(conn, Reply::Refused { why: Why::truncated(why) });
+        }
+        // On its own node it is this one come back, whose former connection may not be gone yet.
+        let rival =
+            |other: &&Member| other.part && other.name == hello.member && other.node != hello.node;
+        if let Some(other) = self.members.values().find(rival).filter(|_| hello.part) {
+            let by = other.node.clone();
+            return self.reply(conn, Reply::Taken { by });
         }
         let (name, node, part) = (hello.member, hello.node, hello.part);
         self.members.insert(conn, Member { name, node, part });

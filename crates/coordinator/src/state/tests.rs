@@ -234,3 +234,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_part_is_on_one_node() {
+    let mut state = world(2);
+    let greet = |state: &mut State, conn, hello| asked(state, conn, Request::Hello { hello });
+    let twice = greet(&mut state, 7, hello("1", "b"));
+    assert!(matches!(&twice[..], [(7, Reply::Taken { by })] if **by == *"a"), "{twice:?}");
+    // One that has come back, and a guest.
+    assert!(matches!(greet(&mut state, 8, hello("1", "a"))[..], [(8, Reply::Welcome { .. })]));
+    let guest = Hello { part: false, ..hello("1", "b") };
+    assert!(matches!(greet(&mut state, 9, guest)[..], [(9, Reply::Welcome { .. })]));
+}
+
+#[test]
+fn who_meets_in_memory_is_told_when_one_is_lost() {
+    let mut state = world(3);
+    let s = Series { scope: Scope::Node {}, name: name("s") };
+    let meet = || Request::Meet { series: s.clone(), members: 3 };
+    let pages: Vec<_> = (0..3)
+        .map(|conn| {
+            assert_eq!(asked(&mut state, conn, meet()), [(conn, Reply::Page {})]);
+            state.page_for(conn).expect("a page")
+        })
+        .collect();
+    state.lost(1);
+    assert!(pages.iter().all(|page| page.has_been_left()));
+    assert!(
+        matches!(&asked(&mut state, 0, meet())[..], [(0, Reply::Broken { by, .. })] if **by == *"1")
+    );
+    for conn in [0, 2] {
+        asked(&mut state, conn, Request::End { series: s.clone() });
+    }
+    asked(&mut state, 0, meet());
+    assert!(!state.page_for(0).expect("a page").has_been_left());
+}

@@ -105,41 +105,73 @@ pub struct SoftBackend {
     stage: Mutex<Stage>,
 }
 
-impl SoftBackend {
-    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
-    /// shared arena is `host`'s to map, before any managed variable is loaded.
+/// Software devices that nobody uses yet.
+pub struct Started {
+    memory: Arc<Memory>,
+    vmm: Vmm,
+    engines: Engines,
+    pool: Arc<Pool>,
+    devices: u32,
+}
+
+impl Started {
+    /// Maps the memory of so many devices and starts their threads.
     ///
     /// # Errors
     /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(
-        config: SoftConfig,
-        infos: Vec<DeviceInfo>,
-        host: Arc<dyn Host>,
-    ) -> Result<Arc<Self>, StartError> {
-        let devices = infos.len() as u32;
+    pub fn new(config: SoftConfig, devices: u32) -> Result<Started, StartError> {
         if devices == 0 || devices > MAX_DEVICES {
             return Err(StartError::Devices(devices));
         }
         let memory = Memory::map(devices, config.memory_per_device);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), infos.len());
+        let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
+        let vmm = vmm.map_err(StartError::Memory)?;
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
-        Ok(Arc::new(Self {
+        let engines = Engines::start().map_err(StartError::Threads)?;
+        Ok(Started { memory, vmm, engines, pool, devices })
+    }
+
+    /// How many.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+}
+
+impl SoftBackend {
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
+    /// shared arena is `host`'s to map, before any managed variable is loaded.
+    ///
+    /// # Errors
+    /// As [`Started::new`].
+    pub fn new(
+        config: SoftConfig,
+        infos: Vec<DeviceInfo>,
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<Self>, StartError> {
+        let started = Started::new(config, infos.len() as u32)?;
+        Ok(SoftBackend::on(started, infos, host))
+    }
+
+    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
+    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
+        let Started { memory, vmm, engines, pool, .. } = started;
+        Arc::new(Self {
             infos,
-            vmm: vmm.map_err(StartError::Memory)?,
+            vmm,
             textures: Arc::default(),
             tables: Mutex::default(),
             stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
-                engines: Engines::start().map_err(StartError::Threads)?,
+                engines,
                 memory,
                 outstanding: AtomicUsize::new(0),
                 unfinished: AtomicUsize::new(0),
                 clock: Clock::start(),
                 pool,
             }),
-        }))
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {

@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpointer;
 use crate::control::{Content, Order};
 use kedge_coordinator::{Client, ClientError, Notice};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -38,8 +38,9 @@ impl Call {
 pub(super) fn answer_calls(joint: &Joint, checkpointer: &Arc<Checkpointer>) {
     let mut last = String::new();
     loop {
-        let end =
-            joint.join(true).and_then(|client| answer_with(joint, checkpointer, client, &mut last));
+        let end = joint
+            .join_as_part()
+            .and_then(|client| answer_with(joint, checkpointer, client, &mut last));
         if let Err(error) = end {
             checkpointer.log.line(&format!("{}: {error}", joint.job));
         }
@@ -68,11 +69,23 @@ fn answer_with(
     }
 }
 
+/// Why a part on another host cannot take part.
+fn unseen(joint: &Joint, order: &Order) -> String {
+    let folder = order.dir.as_deref().and_then(Path::parent).unwrap_or(Path::new("/"));
+    format!(
+        "{} does not find the image's folder on its host: let --dir or --ckpt-dir, now {}, be a folder that all hosts share",
+        joint.part,
+        folder.display()
+    )
+}
+
 fn answer(joint: &Joint, checkpointer: &Arc<Checkpointer>, client: Client, call: Call) -> Client {
     let meeting = Arc::new(Meeting::new(joint, client, &call.id, call.parts, true));
     let order = Order { dir: Some(call.folder), content: Content::All, ..call.order };
-    let taken = meeting
-        .arrive(Step::Ready)
+    let there = order.dir.as_deref().is_some_and(Path::is_dir);
+    let seen = if there { Ok(()) } else { Err(unseen(joint, &order)) };
+    let taken = seen
+        .and_then(|()| meeting.arrive(Step::Ready))
         .and_then(|()| checkpointer.checkpoint_part(&order, &meeting).map_err(|e| e.to_string()));
     if let Err(why) = taken {
         meeting.fail(&why);

@@ -8,22 +8,25 @@
 
 mod call;
 mod conduct;
+mod hosts;
 mod meeting;
 mod restart;
 
 pub(crate) use conduct::ConductError;
+pub use hosts::{KEY, far};
 pub(crate) use meeting::Meeting;
 pub use restart::Joining;
 pub(crate) use restart::{JOIN, restart_parts};
 
 use crate::checkpoint::Checkpointer;
 use crate::jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
-use kedge_coordinator::{Client, ClientError, Leader, Member, reach};
+use crate::signals::Signals;
+use kedge_coordinator::{Client, ClientError, Far, Leader, Member, Place};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,8 +41,10 @@ pub(crate) struct Joint {
     /// This part's.
     pub(crate) part: JobName,
     /// Where the coordinator is.
-    pub(crate) folder: PathBuf,
+    pub(crate) place: Place,
     jobs: Jobs,
+    /// What has joined already, for whoever is to answer calls.
+    joined: Arc<Mutex<Option<Client>>>,
 }
 
 /// Of the joint job `job`: the part with that number.
@@ -48,8 +53,12 @@ fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
 }
 
 impl Joint {
-    /// Takes the next free part of the job `job` for this process.
-    pub(crate) fn enter(jobs: &Jobs, job: &JobName) -> Result<(Joint, JobDir), JobError> {
+    /// Takes the next free part of the job `job` for this process: on this host, or on all those of `far`.
+    pub(crate) fn enter(
+        jobs: &Jobs,
+        job: &JobName,
+        far: Option<&Far>,
+    ) -> Result<(Joint, JobDir), JobError> {
         let folder = jobs.joint_dir(job)?;
         let _one = lock(&folder.join("parts.lock"))?;
         let before = jobs.parts(job)?;
@@ -64,8 +73,12 @@ impl Joint {
             if jobs.find(&part).is_some() {
                 continue;
             }
+            let joint = Joint::of(jobs, job, part.clone(), far.cloned())?;
+            if far.is_some() && !joint.claim()? {
+                continue;
+            }
             match jobs.create(&part) {
-                Ok(dir) => return Ok((Joint::of(jobs, job, part)?, dir)),
+                Ok(dir) => return Ok((joint, dir)),
                 Err(JobError::InUse { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -74,9 +87,40 @@ impl Joint {
     }
 
     /// The part `part` of the job `job`.
-    pub(crate) fn of(jobs: &Jobs, job: &JobName, part: JobName) -> Result<Joint, JobError> {
-        let folder = jobs.joint_dir(job)?;
-        Ok(Joint { job: job.clone(), part, folder, jobs: jobs.clone() })
+    pub(crate) fn of(
+        jobs: &Jobs,
+        job: &JobName,
+        part: JobName,
+        far: Option<Far>,
+    ) -> Result<Joint, JobError> {
+        let place = Place { folder: jobs.joint_dir(job)?, far };
+        let (job, jobs, joined) = (job.clone(), jobs.clone(), Arc::default());
+        Ok(Joint { job, part, place, jobs, joined })
+    }
+
+    /// Joins as that part, unless another host has it.
+    fn claim(&self) -> Result<bool, JobError> {
+        // A coordinator's thread must not take the signals that this process waits for later.
+        let join = || {
+            let _blocked = Signals::block();
+            self.join(true)
+        };
+        let joined = thread::scope(|scope| scope.spawn(join).join());
+        let failed = |why: String| JobError::Join { job: self.job.clone(), why };
+        match joined.map_err(|_| failed("a thread has failed".to_owned()))? {
+            Ok(client) => {
+                *self.joined.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
+                Ok(true)
+            }
+            Err(ClientError::Taken { .. }) => Ok(false),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+
+    /// As the part: what has joined when it entered, or anew.
+    fn join_as_part(&self) -> Result<Client, ClientError> {
+        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner).take();
+        joined.map_or_else(|| self.join(true), Ok)
     }
 
     /// Whether it is the part that does what one of them is to do.
@@ -86,9 +130,9 @@ impl Joint {
 
     /// Joins the coordination, as this part or as a guest; coordinates where nobody does.
     fn join(&self, part: bool) -> Result<Client, ClientError> {
-        let (folder, job) = (self.folder.clone(), self.job.to_string());
+        let (place, job) = (self.place.clone(), self.job.to_string());
         let find = Box::new(move || {
-            let (stream, leader) = reach(&folder, &job)?;
+            let (stream, leader) = place.reach(&job)?;
             if let Leader::This(server) = leader {
                 server.forever();
             }
@@ -98,8 +142,17 @@ impl Joint {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let guest = || format!("{} ({now:x})", self.part);
         let name = if part { self.part.to_string() } else { guest() };
-        let member = Member { job: self.job.to_string(), name, node: node(), part };
+        let member = Member { job: self.job.to_string(), name, node: self.node(), part };
         Client::join(&member, find)
+    }
+
+    /// This host, as far as the job goes: by the name that others know, and the folder in which its parts meet.
+    fn node(&self) -> String {
+        let name = rustix::system::uname();
+        let name: String = name.nodename().to_string_lossy().chars().take(40).collect();
+        let folder = fs::metadata(&self.place.folder);
+        let (device, inode) = folder.map_or((0, 0), |folder| (folder.dev(), folder.ino()));
+        format!("{name} {device:x}:{inode:x}")
     }
 
     /// The first part whose supervisor was killed, and so nobody can checkpoint.
@@ -128,11 +181,6 @@ fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
-}
-
-/// This machine, by the name that others know.
-fn node() -> String {
-    rustix::system::uname().nodename().to_string_lossy().chars().take(64).collect()
 }
 
 /// Waits for a lock, which goes with the file.

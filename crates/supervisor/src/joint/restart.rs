@@ -1,23 +1,30 @@
 //! Restarting a job of several parts: each by a process of its own, and none goes on before all are there.
 
+use super::hosts::{KEY, far};
+use super::meeting::SPACE;
 use super::{Joint, lock, part_name};
 use crate::jobs::{JobError, JobName, Jobs, State};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
 use crate::{Outcome, RunError};
-use kedge_coordinator::{Client, Leader, Member, Series, Server, Who, connect, reach};
+use kedge_coordinator::{Client, FarError, Leader, Member, Notice, Place, Series, Server, Who};
 use kedge_image::{ImageError, Manifest};
 use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longer than any part takes to read its memory; one that fails is told of at once.
 const LONG: Duration = Duration::from_secs(3600);
+/// How long another host may need until its part of a restart begins.
+const OTHERS: Duration = Duration::from_secs(60);
 /// The only step.
 const REBUILT: u64 = 1;
 
@@ -28,6 +35,9 @@ pub struct Joining {
     /// Where they meet.
     series: String,
     parts: u32,
+    /// Where the coordinator is, if they are on several hosts; the key is in the environment.
+    #[serde(default)]
+    at: Option<String>,
 }
 
 impl Joining {
@@ -38,7 +48,10 @@ impl Joining {
 
     /// The part `part`, once it is there.
     pub(crate) fn joint(&self, jobs: &Jobs, part: &JobName) -> Result<Joint, JobError> {
-        Joint::of(jobs, &self.job.parse()?, part.clone())
+        let job: JobName = self.job.parse()?;
+        let far = self.at.as_ref().map(|at| far(at, None)).transpose();
+        let failed = |error: FarError| JobError::Join { job: job.clone(), why: error.to_string() };
+        Joint::of(jobs, &job, part.clone(), far.map_err(failed)?)
     }
 }
 
@@ -79,17 +92,22 @@ impl Plugin for Join {
         let waits = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((joint, joining)) = waits else { return Ok(()) };
         let refused = |error| PluginError::Refused(format!("{}: {error}", joint.job));
-        let folder = joint.folder.clone();
-        let find = Box::new(move || connect(&folder));
-        let member = member(&joint.job, joint.part.to_string());
+        let place = joint.place.clone();
+        let find = Box::new(move || place.connect());
+        // Two hosts may have been told to restart the same part: they are two members, and one is refused.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let member = member(&joint, format!("{} ({now:x})", joint.part));
         let mut client = Client::join(&member, find).map_err(refused)?;
+        let own = format!("restarted {}", joint.part);
+        let own = Notice::of_job(SPACE, own.as_bytes()).map_err(refused)?;
+        client.publish(&own, joint.node().as_bytes(), true).map_err(refused)?;
         let who = Who::Count { members: joining.parts };
         client.arrive(&Series::of_job(&joining.series), REBUILT, who, LONG).map_err(refused)
     }
 }
 
-fn member(job: &JobName, name: String) -> Member {
-    Member { job: job.to_string(), name, node: super::node(), part: false }
+fn member(joint: &Joint, name: String) -> Member {
+    Member { job: joint.job.to_string(), name, node: joint.node(), part: false }
 }
 
 /// Restarts the parts of the newest of `images` whose parts are there, and waits for their end: what the first
@@ -103,18 +121,20 @@ pub(crate) fn restart_parts(
     let job: JobName = spec.name.clone().map_or_else(|| manifest.job.parse(), Ok)?;
     // Before anything is started, so that only the waiting below sees them.
     let signals = Signals::block();
-    let home = jobs.joint_dir(&job)?;
-    let starting = lock(&home.join("parts.lock"))?;
+    let joint = Joint::of(&jobs, &job, job.clone(), spec.far.clone())?;
+    let chosen = chosen(spec, manifest)?;
+    let starting = lock(&joint.place.folder.join("parts.lock"))?;
     make_room(&jobs, &job)?;
-    let (server, mut client) = coordinate(&home, &job)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let series = format!("restart {now:x} of {}", std::process::id());
+    let (server, mut client) = coordinate(&joint)?;
+    let series = series(spec, manifest);
     let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
-    let joining = Joining { job: job.to_string(), series: series.clone(), parts };
+    let at = spec.far.as_ref().map(|far| far.address().to_string());
+    let joining = Joining { job: job.to_string(), series: series.clone(), parts, at };
     let mut running = Parts(Vec::new());
-    for (number, part) in manifest.parts.iter().enumerate() {
-        let name = part_name(&job, number as u32)?;
-        let command = command(spec, &folder.join(&part.name), &name, &joining);
+    for number in chosen {
+        let name = part_name(&job, number)?;
+        let image = folder.join(&manifest.parts[number as usize].name);
+        let command = command(spec, &image, &name, &joining);
         running.start(name, command)?;
     }
     let mut ended = |name: &JobName, status: ExitStatus| {
@@ -133,6 +153,27 @@ pub(crate) fn restart_parts(
     }
     drop(server);
     Ok(running.outcome())
+}
+
+/// Where they meet: all hosts that restart one image meet in one series.
+fn series(spec: &RestartSpec, manifest: &Manifest) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    match spec.far {
+        Some(_) => format!("restart of {:x}", manifest.identity()),
+        None => format!("restart {now:x} of {}", std::process::id()),
+    }
+}
+
+/// The numbers of the parts that are to be restarted here.
+fn chosen(spec: &RestartSpec, manifest: &Manifest) -> Result<Vec<u32>, RunError> {
+    let all = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
+    if spec.parts.is_empty() {
+        return Ok((0..all).collect());
+    }
+    match spec.parts.iter().find(|part| **part >= all) {
+        Some(part) => Err(RunError::NoPart { part: *part, all }),
+        None => Ok(spec.parts.clone()),
+    }
 }
 
 /// The newest image whose parts are those that it was made of.
@@ -161,17 +202,26 @@ fn make_room(jobs: &Jobs, job: &JobName) -> Result<(), JobError> {
     Ok(())
 }
 
-fn coordinate(home: &Path, job: &JobName) -> Result<(Option<Server>, Client), RunError> {
+fn coordinate(joint: &Joint) -> Result<(Option<Server>, Client), RunError> {
     let failed = |source| RunError::System { what: "coordinate the job's parts", source };
-    let (_stream, leader) = reach(home, &job.to_string()).map_err(failed)?;
-    let server = match leader {
-        Leader::This(server) => Some(server),
-        Leader::Other => None,
-    };
-    let folder = home.to_owned();
-    let find = Box::new(move || connect(&folder));
-    let client = Client::join(&member(job, format!("{job} restarted")), find);
+    let (place, job) = (joint.place.clone(), &joint.job);
+    let server = coordinator(&place, job).map_err(failed)?;
+    let find = Box::new(move || place.connect());
+    let client = Client::join(&member(joint, format!("{job} restarted")), find);
     Ok((server, client.map_err(|error| failed(std::io::Error::other(error)))?))
+}
+
+/// The coordinator, if it is this process. One on another host may not be there yet.
+fn coordinator(place: &Place, job: &JobName) -> io::Result<Option<Server>> {
+    let begin = Instant::now();
+    loop {
+        match place.reach(&job.to_string()) {
+            Ok((_, Leader::This(server))) => return Ok(Some(server)),
+            Ok((_, Leader::Other)) => return Ok(None),
+            Err(error) if place.far.is_none() || begin.elapsed() > OTHERS => return Err(error),
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
 }
 
 /// What restarts one part.
@@ -180,6 +230,9 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     let mut command = Command::new(own);
     command.arg("restart").arg(image).arg("--job").arg(name.to_string());
     command.arg("--part").arg(serde_json::to_string(joining).unwrap_or_default());
+    if let Some(far) = &spec.far {
+        command.env(KEY, OsStr::from_bytes(far.key().text()));
+    }
     if let Some(dir) = &spec.policy.dir {
         command.arg("--ckpt-dir").arg(dir);
     }

@@ -16,9 +16,9 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
         (super::CHANGED_BYTES, _) => 0.07,
         (super::DRAIN, _) => 0.97,
         (super::AFTER, _) => 0.99,
-        (super::RESTART, "4 GiB") => 0.35,
-        (super::RESTART, "16 GiB") => 0.6,
-        (super::RESTART, "40 GiB") => 1.1,
+        (super::RESTART | super::RESTART_WARM, "4 GiB") => 0.35,
+        (super::RESTART | super::RESTART_WARM, "16 GiB") => 0.6,
+        (super::RESTART | super::RESTART_WARM, "40 GiB") => 1.1,
         _ => return None,
     })
 }
@@ -28,7 +28,7 @@ pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'st
     let (_, checkpoint, restore) = MEASURED.iter().find(|(of, ..)| *of == size)?;
     match what {
         super::PAUSE => Some((checkpoint * 1e3, "the driver's checkpoint", DRIVER)),
-        super::RESTART => Some((*restore, "the driver's restore", DRIVER)),
+        super::RESTART | super::RESTART_WARM => Some((*restore, "the driver's restore", DRIVER)),
         _ => None,
     }
 }

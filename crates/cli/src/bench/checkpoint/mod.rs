@@ -5,7 +5,7 @@
 pub(super) mod known;
 
 use super::codecs::Scratch;
-use super::process::job::{Job, Taken};
+use super::process::job::{Job, Taken, Warm};
 use crate::size::Size;
 use kedge_image::{Codec, ImageFile, Manifest};
 use kedge_probe::Series;
@@ -31,6 +31,7 @@ pub(super) const DRAIN: &str = "beats while it is drained";
 pub(super) const AFTER: &str = "beats after checkpoints";
 pub(super) const OTHER: &str = "beats of another program on the device meanwhile";
 pub(super) const RESTART: &str = "restart until the program answers";
+pub(super) const RESTART_WARM: &str = "restart in a warm proxy until the program answers";
 pub(super) const DURABLE: &str = "durable";
 
 type Sink<'a> = dyn FnMut(Series) + 'a;
@@ -56,6 +57,7 @@ pub(super) fn run(
         (CHANGED_PAUSE, "ms", all.changed_pauses),
         (CHANGED_BYTES, "of 1", all.changed_bytes),
         (RESTART, "s", all.restarts),
+        (RESTART_WARM, "s", all.warm_restarts),
         (DRAIN, "× alone", all.drains),
         (AFTER, "× before", all.after),
         (OTHER, "× alone", all.others),
@@ -75,6 +77,7 @@ struct All {
     changed_pauses: Vec<f64>,
     changed_bytes: Vec<f64>,
     restarts: Vec<f64>,
+    warm_restarts: Vec<f64>,
     drains: Vec<f64>,
     after: Vec<f64>,
     others: Vec<f64>,
@@ -104,6 +107,10 @@ impl All {
         job.end();
         let (restarted, seconds) = Job::restart(&draining.image, &[])?;
         self.restarts.push(seconds);
+        restarted.end();
+        let _warm = Warm::start(gpu)?;
+        let (restarted, seconds) = Job::restart(&draining.image, &[])?;
+        self.warm_restarts.push(seconds);
         restarted.end();
         Ok(())
     }

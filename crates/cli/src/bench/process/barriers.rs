@@ -1,19 +1,19 @@
 //! How long a barrier of many processes takes.
 
 use super::{Scratch, Sink};
-use kedge_coordinator::{Client, Leader, Member, Series as Barriers, Who, connect, reach};
+use kedge_coordinator::{Client, Leader, Member, Series as Barriers, connect, reach};
 use kedge_probe::Series;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const PROCESSES: u32 = 256;
-const ROUNDS: u64 = 200;
+const ROUNDS: u32 = 200;
 const JOB: &str = "bench";
 /// Nothing takes longer than this but a machine that has stopped.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The first step: everybody has been started.
-const ASSEMBLED: u64 = 0;
+const ASSEMBLED: u32 = 1;
 
 pub(in crate::bench) const BARRIER: &str = "barrier of 256 processes";
 
@@ -65,15 +65,13 @@ pub(crate) fn member(folder: &Path, index: u32) -> Result<Vec<f64>, String> {
     let folder = PathBuf::from(folder);
     let find = Box::new(move || connect(&folder));
     let mut client = Client::join(&member, find).map_err(|error| error.to_string())?;
-    let series = Barriers::of_job("rounds");
-    let mut arrive = |step| {
-        let who = Who::Count { members: PROCESSES };
-        client.arrive(&series, step, who, PATIENCE).map_err(|error| error.to_string())
-    };
+    let series = Barriers::of_node("rounds");
+    let mut arrive =
+        |step| client.meet(&series, step, PROCESSES, PATIENCE).map_err(|error| error.to_string());
     arrive(ASSEMBLED)?;
     let mut samples = Vec::new();
     let mut begin = Instant::now();
-    for step in 1..=ROUNDS {
+    for step in ASSEMBLED + 1..=ASSEMBLED + ROUNDS {
         arrive(step)?;
         samples.push(begin.elapsed().as_secs_f64() * 1e3);
         begin = Instant::now();

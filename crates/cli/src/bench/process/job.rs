@@ -2,11 +2,15 @@
 //! killed and restarted by the command that people use.
 
 use kedge_proxy::backend::GpuSpec;
+use kedge_supervisor::warm;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A driver may have to start.
+const READY: Duration = Duration::from_secs(30);
 
 /// What `kedge checkpoint --json` tells.
 #[derive(Debug, Deserialize)]
@@ -131,6 +135,34 @@ impl Job {
         // The end of its input ends it.
         drop(self.input.take());
         let _ = self.child.wait();
+    }
+}
+
+/// What keeps a proxy ready for jobs with --incremental, until this is dropped.
+pub(in crate::bench) struct Warm(Child);
+
+impl Warm {
+    /// Returns when one is ready.
+    pub(in crate::bench) fn start(gpu: &GpuSpec) -> Result<Warm, String> {
+        let mut command = kedge()?;
+        command.args(["warm", "start", "--incremental", "--gpu", &gpu.to_string()]);
+        let child = command.stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?;
+        let mut warm = Warm(child);
+        let begin = Instant::now();
+        while warm::status(None).map_or(true, |pools| pools.iter().all(|p| p.ready.is_empty())) {
+            if begin.elapsed() > READY || warm.0.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return Err("no proxy becomes ready: `kedge warm start` tells why".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(warm)
+    }
+}
+
+impl Drop for Warm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
