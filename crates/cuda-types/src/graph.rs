@@ -53,6 +53,13 @@ pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
 pub const CU_GRAPH_NODE_TYPE_MEM_FREE: u32 = 11;
 pub const CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: u32 = 12;
 
+pub const CU_GRAPH_NODE_TYPE_CONDITIONAL: u32 = 13;
+
+pub const CU_GRAPH_COND_TYPE_IF: u32 = 0;
+pub const CU_GRAPH_COND_TYPE_WHILE: u32 = 1;
+pub const CU_GRAPH_COND_TYPE_SWITCH: u32 = 2;
+pub const CU_GRAPH_COND_ASSIGN_DEFAULT: u32 = 1;
+
 pub const CU_GRAPH_DEPENDENCY_TYPE_DEFAULT: u8 = 0;
 pub const CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: u8 = 1;
 
@@ -289,6 +296,20 @@ pub struct CUDA_BATCH_MEM_OP_NODE_PARAMS {
     pub flags: u32,
 }
 
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_CONDITIONAL_NODE_PARAMS {
+    /// CUgraphConditionalHandle.
+    pub handle: u64,
+    /// `CU_GRAPH_COND_TYPE_*`.
+    pub type_: u32,
+    /// Bodies.
+    pub size: u32,
+    /// Out: the bodies, in an array that is CUDA's.
+    pub phGraph_out: *mut CUgraph,
+    pub ctx: CUcontext,
+}
+
 /// `CUgraphNodeParams`'s union.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -304,6 +325,7 @@ pub union CUgraphNodeParamsValue {
     pub alloc: CUDA_MEM_ALLOC_NODE_PARAMS,
     pub free: CUdeviceptr,
     pub memOp: CUDA_BATCH_MEM_OP_NODE_PARAMS,
+    pub conditional: CUDA_CONDITIONAL_NODE_PARAMS,
 }
 
 #[repr(C)]
@@ -365,6 +387,7 @@ const _: () = {
     assert!(size_of::<CUstreamBatchMemOpParams>() == 48);
     assert!(offset_of!(CUstreamBatchMemOpParams, value) == 16);
     assert!(size_of::<CUDA_BATCH_MEM_OP_NODE_PARAMS>() == 32);
+    assert!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>() == 32);
     assert!(size_of::<CUgraphNodeParams>() == 256);
     assert!(offset_of!(CUgraphNodeParams, value) == 16);
     assert!(offset_of!(CUgraphNodeParams, reserved2) == 248);

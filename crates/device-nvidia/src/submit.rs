@@ -70,6 +70,7 @@ impl NvidiaBackend {
                     false => (driver.cuStreamWaitValue32_v2)(raw, addr, value as u32, mode),
                 }
             }),
+            StreamOp::Conditional { .. } => Err(CuError::NOT_SUPPORTED),
             StreamOp::Empty {} | StreamOp::MemAlloc { .. } | StreamOp::MemFree { .. } => Ok(()),
         }
     }

@@ -94,7 +94,9 @@ impl Tables {
                 }
                 _ => Node::Copy(copies::raw(copy, &self.textures)?),
             },
-            StreamOp::CopyInline { .. } | StreamOp::GraphLaunch { .. } => {
+            StreamOp::CopyInline { .. }
+            | StreamOp::GraphLaunch { .. }
+            | StreamOp::Conditional { .. } => {
                 return Err(CuError::NOT_SUPPORTED);
             }
             StreamOp::Memset { dst, pitch, value, element, width, height } => {

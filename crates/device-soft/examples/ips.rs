@@ -106,6 +106,130 @@ LOOP:
     )
 }
 
+/// Rounds of a warp's share of a product: two tiles of A and four of B out of shared memory, eight products.
+struct Product {
+    name: &'static str,
+    shape: &'static str,
+    /// Types of the operands and of the accumulators, and registers of a fragment of each.
+    operand: (&'static str, usize),
+    accumulator: (&'static str, usize),
+    rounding: &'static str,
+    stride: usize,
+    macs: usize,
+}
+
+const PRODUCTS: &[Product] = &[
+    Product {
+        name: "wmma bf16",
+        shape: "m16n16k16",
+        operand: ("bf16", 4),
+        accumulator: ("f32", 8),
+        rounding: "",
+        stride: 24,
+        macs: 4096,
+    },
+    Product {
+        name: "wmma tf32",
+        shape: "m16n16k8",
+        operand: ("tf32", 4),
+        accumulator: ("f32", 8),
+        rounding: "",
+        stride: 12,
+        macs: 2048,
+    },
+    Product {
+        name: "wmma s8",
+        shape: "m16n16k16",
+        operand: ("s8", 2),
+        accumulator: ("s32", 8),
+        rounding: "",
+        stride: 48,
+        macs: 4096,
+    },
+    Product {
+        name: "wmma f64",
+        shape: "m8n8k4",
+        operand: ("f64", 1),
+        accumulator: ("f64", 2),
+        rounding: ".rn",
+        stride: 8,
+        macs: 256,
+    },
+];
+
+const ROUNDS: usize = 256;
+
+impl Product {
+    fn text(&self) -> String {
+        let Self { shape, stride, rounding, .. } = self;
+        let ((operand, ab), (sum, cd)) = (self.operand, self.accumulator);
+        let fragment = |name: char, index: usize, count: usize| {
+            let registers: Vec<_> = (0..count).map(|i| format!("%{name}{index}_{i}")).collect();
+            registers.join(", ")
+        };
+        let bank = |ty: &str| if ty == "f64" { "f64" } else { "b32" };
+        let mut text = String::new();
+        for (name, fragments, ty, count) in
+            [('a', 2, operand, ab), ('b', 4, operand, ab), ('c', 8, sum, cd)]
+        {
+            for index in 0..fragments {
+                text += &format!(".reg .{} {};\n", bank(ty), fragment(name, index, count));
+            }
+        }
+        for index in 0..8 {
+            for register in 0..cd {
+                let zero = if sum == "f64" { "0d0000000000000000" } else { "0" };
+                text += &format!("mov.{} %c{index}_{register}, {zero};\n", bank(sum));
+            }
+        }
+        text += "LOOP:\n";
+        for (name, layout, fragments) in [('a', "row", 2), ('b', "col", 4)] {
+            for index in 0..fragments {
+                let at = 256 * index + if name == 'b' { 4096 } else { 0 };
+                text += &format!(
+                    "wmma.load.{name}.sync.aligned.{layout}.{shape}.shared.{operand} {{{}}}, [%r1+{at}], %r2;\n",
+                    fragment(name, index, ab)
+                );
+            }
+        }
+        let types = if operand == "f16" {
+            format!("{sum}.{sum}")
+        } else {
+            format!("{sum}.{operand}.{operand}.{sum}")
+        };
+        for (a, b) in (0..2).flat_map(|a| (0..4).map(move |b| (a, b))) {
+            let c = fragment('c', a * 4 + b, cd);
+            text += &format!(
+                "wmma.mma.sync.aligned.row.col.{shape}.{types}{rounding} {{{c}}}, {{{}}}, {{{}}}, {{{c}}};\n",
+                fragment('a', a, ab),
+                fragment('b', b, ab)
+            );
+        }
+        let mut sums = String::new();
+        for index in 0..8 {
+            sums += &format!(
+                "wmma.store.d.sync.aligned.row.{shape}.global.{sum} [%rd1+{}], {{{}}};\n",
+                2048 * index,
+                fragment('c', index, cd)
+            );
+        }
+        format!(
+            ".visible .entry product(.param .u64 out, .param .u64 b, .param .u64 c)
+            {{
+            .shared .align 16 .b8 tile[16384];
+            .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>;
+            ld.param.u64 %rd1, [out];
+            mov.u32 %r1, tile; mov.u32 %r2, {stride}; mov.u32 %r3, 0;
+            {text}
+            add.u32 %r3, %r3, 1;
+            setp.lt.u32 %p1, %r3, {ROUNDS};
+            @%p1 bra LOOP;
+            {sums} ret;
+            }}"
+        )
+    }
+}
+
 struct Nobody;
 
 impl Services for Nobody {
@@ -151,6 +275,24 @@ fn main() {
             best = best.max(total / seconds / workers as f64);
         }
         println!("{name}: {:.2}e9 thread-instructions/s/core", best / 1e9);
+    }
+    for product in PRODUCTS {
+        let text = format!(".version 8.5\n.target sm_90\n.address_size 64\n{}", product.text());
+        let module = kedge_ptx::parse(&text).expect("the kernel parses");
+        let program = Arc::new(lower::build(&module, &mut Nobody).expect("the kernel builds"));
+        let blocks = 20 * workers as u32;
+        let mut best = f64::INFINITY;
+        for _ in 0..5 {
+            best = best.min(run(&pool, &program, &spans, [blocks, 1, 1], [256, 1, 1], addr));
+        }
+        let products = f64::from(blocks) * 8.0 * 8.0 * ROUNDS as f64;
+        let each = best * workers as f64 / products;
+        println!(
+            "{}: {:.0} ns a product with its loads, {:.1}e9 multiply-adds/s/core",
+            product.name,
+            each * 1e9,
+            product.macs as f64 / each / 1e9
+        );
     }
 }
 

@@ -6,6 +6,9 @@ use kedge_wire::{Bytes, List, wire};
 /// Kernel parameters in all: 32,764 bytes since CUDA 12.1, rounded up.
 pub const MAX_PARAM_BYTES: usize = 32 << 10;
 
+/// Bodies of one conditional node.
+pub const MAX_BODIES: usize = 1024;
+
 /// Hints of one launch: as many as there are kinds.
 pub const MAX_HINTS: usize = 16;
 
@@ -65,6 +68,9 @@ wire! {
         MemAlloc = 11 { addr: u64, size: u64 },
         /// Makes the range invalid, in stream order (`cuMemFreeAsync`).
         MemFree = 12 { addr: u64, size: u64 },
+        /// A conditional node, of graphs alone: executes those of `bodies`, which are ready, that the
+        /// 32-bit word at `condition` asks for. `kind` is CUgraphConditionalNodeType (0 if, 1 while, 2 switch).
+        Conditional = 13 { condition: u64, kind: u32, bodies: List<GraphExecId, MAX_BODIES> },
     }
 
     /// What a texture or surface object reads.

@@ -59,7 +59,7 @@ wire! {
         /// Forget what was captured → `Yes`.
         Forget = 6 {},
         /// What other processes may have, too → `Shares`. Gated, as are the next two.
-        Shares = 17 {},
+        Shares = 14 {},
         /// Something of another process's, which has it no more, becomes this client's → `Adopted`.
         Adopt = 15 { what: What },
         /// Where a restart finds what is another's → `Yes`. For the next capture.
@@ -78,7 +78,7 @@ wire! {
         Leave = 13 {},
         /// To a proxy that waits for a client: serve the one behind the first descriptor, started as these
         /// arguments say; the second is to be told how it ends, a byte → `Yes`.
-        Serve = 14 { arguments: List<Text<4096>, 64> },
+        Serve = 17 { arguments: List<Text<4096>, 64> },
         /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
         /// `Yes`. Before `Write`.
         Hold = 12 { image: Text<4096>, file: Text<256> },

@@ -5,6 +5,7 @@
 
 mod assert;
 mod call;
+mod conditional;
 pub mod heap;
 pub mod launch;
 mod memory;
@@ -43,6 +44,7 @@ const TABLE: &[(&str, Body)] = &[
     ("cudaGetErrorString", launch::error_string),
     ("cudaGetLastError", launch::succeed),
     ("cudaGetParameterBufferV2", launch::get_parameter_buffer),
+    ("cudaGraphSetConditional", conditional::set),
     ("cudaLaunchDeviceV2", launch::launch_device),
     ("cudaLaunchDeviceV2_ptsz", launch::launch_device),
     ("cudaMalloc", launch::malloc),

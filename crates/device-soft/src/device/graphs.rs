@@ -1,13 +1,19 @@
 //! Instantiated graphs: operations and their order, launched as a whole.
 
-use super::tasks::Task;
+use super::tasks::{Task, lock};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{CtxId, StreamOp};
-use std::sync::Arc;
+use kedge_protocol::{CtxId, GraphExecId, StreamOp};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 /// Nodes of one graph; beyond this a client's graph is refused.
 const MAX_NODES: usize = 1 << 20;
 const MAX_EDGES: usize = 1 << 23;
+/// Conditional nodes inside of each other's bodies.
+const MAX_DEPTH: u32 = 16;
+
+/// A graph, and the conditional nodes whose body it is: they may need it when its name is gone.
+pub(super) type Shared = Arc<Mutex<Graph>>;
 
 pub(super) struct Graph {
     pub(super) ctx: CtxId,
@@ -17,6 +23,9 @@ pub(super) struct Graph {
     plan: Option<Plan>,
     /// The end of the latest launch: a graph never runs twice at once.
     pub(super) last: Option<Arc<Task>>,
+    /// Bodies of conditional nodes. They were ready before they came here, so none holds its holder.
+    pub(super) bodies: HashMap<GraphExecId, Shared>,
+    depth: u32,
 }
 
 /// The order of a graph's nodes.
@@ -30,7 +39,26 @@ pub(super) struct Plan {
 
 impl Graph {
     pub(super) fn new(ctx: CtxId) -> Self {
-        Self { ctx, nodes: Vec::new(), edges: Vec::new(), plan: None, last: None }
+        let (nodes, edges, bodies) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { ctx, nodes, edges, plan: None, last: None, bodies, depth: 0 }
+    }
+
+    /// Takes over the graph that a conditional node, to be added next, has as a body.
+    ///
+    /// # Errors
+    /// ILLEGAL_STATE unless it is ready; NOT_SUPPORTED where conditional nodes nest too deep.
+    pub(super) fn adopt(&mut self, exec: GraphExecId, body: Shared) -> Result<(), CuError> {
+        let depth = {
+            let body = lock(&body);
+            body.plan()?;
+            body.depth + 1
+        };
+        if depth > MAX_DEPTH {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        self.depth = self.depth.max(depth);
+        self.bodies.insert(exec, body);
+        Ok(())
     }
 
     pub(super) fn add_node(&mut self, op: StreamOp) -> Result<(), CuError> {
@@ -69,7 +97,11 @@ impl Graph {
 
     pub(super) fn update(&mut self, node: u32, op: StreamOp) -> Result<(), CuError> {
         check_node(&op)?;
-        *self.nodes.get_mut(node as usize).ok_or(CuError::INVALID_VALUE)? = op;
+        let node = self.nodes.get_mut(node as usize).ok_or(CuError::INVALID_VALUE)?;
+        if matches!(op, StreamOp::Conditional { .. }) && op != *node {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        *node = op;
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 
 mod arena;
 mod arrays;
+mod conditional;
 mod context;
 mod copies;
 mod engine;
@@ -100,7 +101,7 @@ pub struct SoftBackend {
     runtime: Arc<Runtime>,
     vmm: Vmm,
     textures: Arc<TextureTable>,
-    tables: Mutex<Tables>,
+    tables: Arc<Mutex<Tables>>,
     /// How far a restart is.
     stage: Mutex<Stage>,
 }
@@ -156,14 +157,15 @@ impl SoftBackend {
     /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
     pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
         let Started { memory, vmm, engines, pool, .. } = started;
+        let tables = Arc::default();
         Arc::new(Self {
             infos,
             vmm,
             textures: Arc::default(),
-            tables: Mutex::default(),
             stage: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
+                tables: Arc::downgrade(&tables),
                 engines,
                 memory,
                 outstanding: AtomicUsize::new(0),
@@ -171,6 +173,7 @@ impl SoftBackend {
                 clock: Clock::start(),
                 pool,
             }),
+            tables,
         })
     }
 
@@ -564,24 +567,27 @@ impl Backend for SoftBackend {
         if tables.graphs.contains_key(&exec) {
             return Err(CuError::INVALID_HANDLE);
         }
-        tables.graphs.insert(exec, Graph::new(ctx));
+        tables.graphs.insert(exec, Arc::new(Mutex::new(Graph::new(ctx))));
         Ok(())
     }
 
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
-        self.tables().graph(exec)?.add_node(op)
+        self.tables().add_graph_node(exec, op)
     }
 
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
-        self.tables().graph(exec)?.add_edges(edges)
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).add_edges(edges)
     }
 
     fn graph_ready(&self, exec: GraphExecId, _priorities: bool) -> Result<(), CuError> {
-        self.tables().graph(exec)?.ready()
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).ready()
     }
 
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
-        self.tables().graph(exec)?.update(node, op)
+        let graph = self.tables().graph(exec)?;
+        lock(&graph).update(node, op)
     }
 
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {

@@ -1,15 +1,16 @@
 //! What the client has named, and how its operations become tasks. Only the dispatcher's thread comes
-//! here.
+//! here, and a conditional node that launches its body.
 
 use super::arrays::Array;
+use super::conditional::Conditional;
 use super::context::Context;
 use super::copies::{Fill, Transfer};
 use super::events::Event;
-use super::graphs::Graph;
+use super::graphs::{Graph, Shared};
 use super::modules::Module;
 use super::runtime::Runtime;
 use super::streams::Streams;
-use super::tasks::Task;
+use super::tasks::{Task, lock};
 use super::work::{Condition, Work};
 use crate::launch::GridSpec;
 use kedge_cuda_types::CuError;
@@ -26,7 +27,7 @@ pub(super) struct Tables {
     pub(super) events: HashMap<EventId, (CtxId, Event)>,
     pub(super) modules: HashMap<ModuleId, Module>,
     pub(super) arrays: HashMap<ArrayId, (CtxId, Arc<Array>)>,
-    pub(super) graphs: HashMap<GraphExecId, Graph>,
+    pub(super) graphs: HashMap<GraphExecId, Shared>,
     /// What each context has allocated, to be taken back when it goes.
     pub(super) allocations: HashMap<CtxId, Ranges>,
 }
@@ -41,7 +42,9 @@ impl Tables {
     ) -> Result<(), CuError> {
         let (ctx, after) = self.streams.order(stream)?;
         let last = match op {
-            StreamOp::GraphLaunch { exec } => self.launch_graph(runtime, &ctx, after, exec),
+            StreamOp::GraphLaunch { exec } => {
+                self.graph(exec).and_then(|graph| self.launch_graph(runtime, &ctx, after, &graph))
+            }
             op => self.task(&ctx, op, after).inspect(|task| runtime.start(task)),
         };
         match last {
@@ -100,7 +103,9 @@ impl Tables {
                 self.forget_allocation(addr, size)?;
                 Work::Close { addr, size }
             }
-            StreamOp::GraphLaunch { .. } => return Err(CuError::NOT_SUPPORTED),
+            StreamOp::GraphLaunch { .. } | StreamOp::Conditional { .. } => {
+                return Err(CuError::NOT_SUPPORTED);
+            }
         };
         let task = Task::new(Arc::clone(ctx), work, &after);
         if let Some((id, stamp)) = recorded {
@@ -143,8 +148,22 @@ impl Tables {
         self.modules.get_mut(&id).ok_or(CuError::INVALID_HANDLE)
     }
 
-    pub(super) fn graph(&mut self, exec: GraphExecId) -> Result<&mut Graph, CuError> {
-        self.graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)
+    pub(super) fn graph(&self, exec: GraphExecId) -> Result<Shared, CuError> {
+        self.graphs.get(&exec).cloned().ok_or(CuError::INVALID_HANDLE)
+    }
+
+    pub(super) fn add_graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
+        let graph = self.graph(exec)?;
+        let mut graph = lock(&graph);
+        if let StreamOp::Conditional { bodies, .. } = &op {
+            for &body in bodies.iter() {
+                if body == exec {
+                    return Err(CuError::INVALID_VALUE);
+                }
+                graph.adopt(body, self.graph(body)?)?;
+            }
+        }
+        graph.add_node(op)
     }
 
     pub(super) fn array(&self, id: ArrayId) -> Result<Arc<Array>, CuError> {
@@ -152,25 +171,24 @@ impl Tables {
     }
 
     /// Starts every node of a graph after `after`; gives the task that ends it.
-    fn launch_graph(
+    pub(super) fn launch_graph(
         &mut self,
         runtime: &Arc<Runtime>,
         ctx: &Arc<Context>,
         after: Vec<Arc<Task>>,
-        exec: GraphExecId,
+        graph: &Shared,
     ) -> Result<Arc<Task>, CuError> {
-        // Out of the table, so that its nodes can look things up there.
-        let mut graph = self.graphs.remove(&exec).ok_or(CuError::INVALID_HANDLE)?;
-        let launched = self.graph_tasks(ctx, after, &graph);
-        if let Ok((tasks, end)) = &launched {
-            graph.last = Some(Arc::clone(end));
-            for task in tasks {
-                runtime.start(task);
-            }
-            runtime.start(end);
+        let (tasks, end) = {
+            let mut graph = lock(graph);
+            let (tasks, end) = self.graph_tasks(ctx, after, &graph)?;
+            graph.last = Some(Arc::clone(&end));
+            (tasks, end)
+        };
+        for task in &tasks {
+            runtime.start(task);
         }
-        self.graphs.insert(exec, graph);
-        launched.map(|(_, end)| end)
+        runtime.start(&end);
+        Ok(end)
     }
 
     /// The tasks of a launch in an order in which they may start, and the one that ends it.
@@ -192,7 +210,14 @@ impl Tables {
                 none if none.is_empty() => after.clone(),
                 nodes => find(&by_node, nodes),
             };
-            let task = self.task(ctx, graph.nodes[node as usize].clone(), before)?;
+            let task = match &graph.nodes[node as usize] {
+                StreamOp::Conditional { condition, kind, bodies } => {
+                    let bodies = bodies.iter().filter_map(|id| graph.bodies.get(id).cloned());
+                    let work = Conditional::new(*condition, *kind, bodies.collect())?;
+                    Task::new(Arc::clone(ctx), Work::Conditional(Arc::new(work)), &before)
+                }
+                op => self.task(ctx, op.clone(), before)?,
+            };
             by_node[node as usize] = Some(Arc::clone(&task));
             tasks.push(task);
         }
@@ -234,7 +259,7 @@ impl Tables {
         let (ctx, pending) = self.streams.remove_context(id)?;
         ctx.kill();
         self.events.retain(|_, (owner, _)| *owner != id);
-        self.graphs.retain(|_, graph| graph.ctx != id);
+        self.graphs.retain(|_, graph| lock(graph).ctx != id);
         let modules: Vec<_> = self.modules.extract_if(|_, module| module.ctx == id).collect();
         let arrays: Vec<_> = self.arrays.extract_if(|_, (owner, _)| *owner == id).collect();
         let allocations = self.allocations.remove(&id).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! What a task does when its turn comes.
 
+use super::conditional::Conditional;
 use super::copies::{Fill, Transfer};
 use super::events::Stamp;
 use super::nested::Nested;
@@ -36,6 +37,7 @@ pub(super) enum Work {
         wide: bool,
     },
     WaitValue(Condition),
+    Conditional(Arc<Conditional>),
     /// Until that record of an interprocess event is reached.
     WaitShared(Arc<SharedEvent>, u64),
     Open {
@@ -116,6 +118,7 @@ impl Work {
             }
             Self::WriteValue { addr, value, wide } => write_value(runtime, addr, value, wide),
             Self::WaitValue(condition) => return condition.wait(runtime, task),
+            Self::Conditional(conditional) => return conditional.run(runtime, task),
             Self::WaitShared(event, number) => {
                 let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
                 let done = Box::new(move |_| runtime_then.complete(&task));
@@ -193,7 +196,7 @@ fn copy_inline(runtime: &Runtime, dst: u64, bytes: &[u8]) -> Result<(), CuError>
 }
 
 /// A word that a stream waits for or writes: 4 or 8 bytes, naturally aligned.
-fn check_word(runtime: &Runtime, addr: u64, wide: bool) -> Result<(), CuError> {
+pub(super) fn check_word(runtime: &Runtime, addr: u64, wide: bool) -> Result<(), CuError> {
     let size = if wide { 8 } else { 4 };
     if !addr.is_multiple_of(size) {
         return Err(CuError::INVALID_VALUE);

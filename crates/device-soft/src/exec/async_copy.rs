@@ -67,7 +67,32 @@ fn copy(query: &Query<'_>) -> Option<Selected> {
 struct Copy;
 
 impl Op for Copy {
+    #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        let bytes = u64::from(inst.aux & BYTES);
+        // SAFETY: the selector gave the operands in this order.
+        unsafe {
+            let whole = if inst.aux & SOURCE_BYTES != 0 {
+                let taken = warp.row32(inst.op[2]);
+                taken.iter().fold(true, |all, n| all & (u64::from(*n) >= bytes))
+            } else {
+                inst.aux & IGNORE == 0 || warp.pred(inst.op[2]) == 0
+            };
+            if whole && let Some(flow) = copy_whole::<I>(warp, inst, mask, bytes) {
+                return flow;
+            }
+            Copy::by_lanes(warp, inst, mask)
+        }
+    }
+}
+
+impl Copy {
+    /// Lane by lane, each perhaps less than its bytes.
+    ///
+    /// # Safety
+    /// As [`Op::run`]'s.
+    #[inline(never)]
+    unsafe fn by_lanes(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let bytes = u64::from(inst.aux & BYTES);
         // SAFETY: the selector gave the operands in this order; `pointer` checks the addresses.
         unsafe {
@@ -79,11 +104,6 @@ impl Op for Copy {
                 let ignored = warp.pred(inst.op[2]);
                 taken =
                     std::array::from_fn(|lane| if ignored >> lane & 1 != 0 { 0 } else { bytes });
-            }
-            if taken == [bytes; WARP]
-                && let Some(flow) = copy_whole::<I>(warp, inst, mask, bytes)
-            {
-                return flow;
             }
             for lane in (0..WARP).filter(|lane| mask >> lane & 1 != 0) {
                 let mut value = [0u8; 16];

@@ -99,6 +99,11 @@ impl Handlers {
         Handlers { portable: portable::<O>, avx2: avx2::<O>, avx512: avx512::<O> }
     }
 
+    /// For bodies with a form of their own for AVX-512.
+    pub const fn with_wide<O: Op, W: Op>() -> Handlers {
+        Handlers { portable: portable::<O>, avx2: avx2::<O>, avx512: avx512::<W> }
+    }
+
     /// For rare or scalar bodies: compiled once.
     pub const fn scalar<O: Op>() -> Handlers {
         Handlers { portable: portable::<O>, avx2: portable::<O>, avx512: portable::<O> }

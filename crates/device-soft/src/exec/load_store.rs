@@ -5,7 +5,9 @@
 //! need no base have an operand for it all the same, which nothing reads.
 
 use super::access::{PLACE_SHIFT, Place};
-use super::locate::{AnyGlobal, FrameLocal, Local64, Locate, Pointers, Shared32, Shared64};
+use super::locate::{
+    AnyGlobal, FrameLocal, HALF, Halves, Local64, Locate, Pointers, Shared32, Shared64,
+};
 use super::strong::{LoadStrong, StoreStrong, load_pair, load_scalar, store_pair, store_scalar};
 use super::warp::Warp;
 use super::{Flow, Handlers, Isa, Op};
@@ -261,6 +263,15 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
         let bytes = (N * size_of::<T>()) as u64;
         // SAFETY: lowering put the base after the destinations; `locate` checked the pointers.
         unsafe {
+            if mask == u32::MAX
+                && let Some(halves) = P::halves::<I>(warp, inst, inst.op[N], bytes)
+            {
+                let rows = rows_by_halves::<T, N>(&halves);
+                for item in 0..N {
+                    T::put(warp, inst.op[item], &rows[item], mask);
+                }
+                return Flow::Next;
+            }
             let pointers = match P::locate::<I>(warp, inst, inst.op[N], mask, bytes) {
                 Ok(pointers) => pointers,
                 Err(flow) => return flow,
@@ -274,6 +285,35 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
     }
 }
 
+/// `N` elements of each lane, where each half of the warp has them in a row, or all lanes the same.
+///
+/// # Safety
+/// As [`rows`]'s.
+#[inline(always)]
+unsafe fn rows_by_halves<T: Element, const N: usize>(halves: &Halves) -> [[T; WARP]; N] {
+    let mut rows = [[T::default(); WARP]; N];
+    for (half, first) in halves.first.into_iter().enumerate() {
+        let lanes = half * HALF..(half + 1) * HALF;
+        if halves.step == 0 {
+            // A row of a matrix, a field of a structure.
+            // SAFETY: the caller's contract.
+            let items = unsafe { first.cast::<[T; N]>().read_unaligned() };
+            for item in 0..N {
+                rows[item][lanes.clone()].fill(items[item]);
+            }
+        } else {
+            // SAFETY: the caller's contract.
+            let items = unsafe { first.cast::<[[T; N]; HALF]>().read_unaligned() };
+            for lane in 0..HALF {
+                for item in 0..N {
+                    rows[item][half * HALF + lane] = items[lane][item];
+                }
+            }
+        }
+    }
+    rows
+}
+
 /// `N` elements of each lane.
 ///
 /// # Safety
@@ -284,21 +324,12 @@ pub(super) unsafe fn rows<I: Isa, P: Pointers, T: Element, const N: usize>(
 ) -> [[T; WARP]; N] {
     let bytes = (N * size_of::<T>()) as u64;
     let mut rows = [[T::default(); WARP]; N];
+    let step = (pointers.at(1) as usize).wrapping_sub(pointers.at(0) as usize) as u64;
     // SAFETY: the caller's contract.
     unsafe {
-        if let Some(first) = pointers.contiguous::<I>(bytes) {
-            let first = first.cast::<[[T; N]; WARP]>().read_unaligned();
-            for lane in 0..WARP {
-                for item in 0..N {
-                    rows[item][lane] = first[lane][item];
-                }
-            }
-        } else if let Some(common) = pointers.contiguous::<I>(0) {
-            // All lanes read one place: a row of a matrix, a field of a structure.
-            let items = common.cast::<[T; N]>().read_unaligned();
-            for item in 0..N {
-                rows[item] = [items[item]; WARP];
-            }
+        if (step == bytes || step == 0) && pointers.by_halves::<I>(step) {
+            let first = [pointers.at(0), pointers.at(HALF)];
+            return rows_by_halves(&Halves { first, step });
         } else if N == 1 {
             rows[0] = T::gather::<I, _>(pointers);
         } else {
@@ -327,7 +358,11 @@ impl<P: Locate, T: Element> Op for LoadWide<P, T> {
                 Err(flow) => return flow,
             };
             let [row] = rows::<I, _, T, 1>(&pointers);
-            warp.set64(inst.op[0], &row.map(T::widened), mask);
+            let mut wide = [0; WARP];
+            for lane in 0..WARP {
+                wide[lane] = row[lane].widened();
+            }
+            warp.set64(inst.op[0], &wide, mask);
         }
         Flow::Next
     }
@@ -350,16 +385,16 @@ impl<P: Locate, T: Element, const N: usize> Op for Store<P, T, N> {
             for item in 0..N {
                 rows[item] = T::get(warp, inst.op[1 + item]);
             }
-            if mask == u32::MAX
-                && let Some(first) = pointers.contiguous::<I>(bytes)
-            {
-                let mut block = [[T::default(); N]; WARP];
-                for lane in 0..WARP {
-                    for item in 0..N {
-                        block[lane][item] = rows[item][lane];
+            if mask == u32::MAX && pointers.by_halves::<I>(bytes) {
+                for half in [0, HALF] {
+                    let mut block = [[T::default(); N]; HALF];
+                    for lane in 0..HALF {
+                        for item in 0..N {
+                            block[lane][item] = rows[item][half + lane];
+                        }
                     }
+                    pointers.at(half).cast::<[[T; N]; HALF]>().write_unaligned(block);
                 }
-                first.cast::<[[T; N]; WARP]>().write_unaligned(block);
                 return Flow::Next;
             }
             let mut left = mask;

@@ -7,11 +7,15 @@ use super::{Flow, Isa, Level};
 use crate::code::Inst;
 use crate::spec::WARP;
 
+/// Lanes of half a warp.
+pub(crate) const HALF: usize = WARP / 2;
+
 /// Pointers of all lanes; a lane that does not take part has another lane's.
 pub(crate) trait Pointers {
     fn at(&self, lane: usize) -> *mut u8;
-    /// The first pointer, if lane `i`'s is `i * bytes` further; with 0, if all are the same.
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8>;
+    /// Whether in each half of the warp lane `i`'s pointer is `i * bytes` further than the half's first: a
+    /// row of a tile 16 wide; with 0, that a half's lanes all have the same.
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool;
     /// # Safety
     /// Every pointer is valid for reading 4 bytes.
     unsafe fn gather32<I: Isa>(&self) -> [u32; WARP];
@@ -30,17 +34,19 @@ impl Pointers for Wide {
     }
 
     #[inline(always)]
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the handler is compiled for this level.
-            return unsafe { wide::steps64(&self.0, bytes) }.then_some(self.0[0] as *mut u8);
+            return unsafe { wide::steps64(&self.0, bytes) };
         }
         let mut difference = 0;
-        for lane in 0..WARP {
-            difference |= self.0[lane] ^ self.0[0].wrapping_add(lane as u64 * bytes);
+        for lane in 0..HALF {
+            let step = lane as u64 * bytes;
+            difference |= self.0[lane] ^ self.0[0].wrapping_add(step);
+            difference |= self.0[HALF + lane] ^ self.0[HALF].wrapping_add(step);
         }
-        (difference == 0).then_some(self.0[0] as *mut u8)
+        difference == 0
     }
 
     #[inline(always)]
@@ -103,18 +109,19 @@ impl Pointers for Near {
     }
 
     #[inline(always)]
-    fn contiguous<I: Isa>(&self, bytes: u64) -> Option<*mut u8> {
+    fn by_halves<I: Isa>(&self, bytes: u64) -> bool {
         #[cfg(target_arch = "x86_64")]
         if I::LEVEL == Level::Avx512 {
             // SAFETY: the handler is compiled for this level.
-            return unsafe { wide::steps32(&self.offset, bytes as u32) }.then(|| self.at(0));
+            return unsafe { wide::steps32(&self.offset, bytes as u32) };
         }
         let mut difference = 0;
-        for lane in 0..WARP {
-            difference |=
-                self.offset[lane] ^ self.offset[0].wrapping_add(lane as u32 * bytes as u32);
+        for lane in 0..HALF {
+            let step = lane as u32 * bytes as u32;
+            difference |= self.offset[lane] ^ self.offset[0].wrapping_add(step);
+            difference |= self.offset[HALF + lane] ^ self.offset[HALF].wrapping_add(step);
         }
-        (difference == 0).then(|| self.at(0))
+        difference == 0
     }
 
     #[inline(always)]
@@ -152,11 +159,39 @@ impl Pointers for Near {
     }
 }
 
+/// What both halves of a warp access.
+pub(crate) struct Halves {
+    pub first: [*mut u8; 2],
+    /// Bytes from one lane's to the next one's.
+    pub step: u64,
+}
+
+/// Whether `len` bytes from both `starts` on end at `room` at most, and are aligned.
+#[inline(always)]
+fn both_fit(starts: [u64; 2], len: u64, room: u64, align: u64) -> bool {
+    let fits = |start: u64| start <= room && len <= room - start && start & (align - 1) == 0;
+    fits(starts[0]) && fits(starts[1])
+}
+
 /// A place's address computation and check, for the handlers that are specialised by place.
 pub(crate) trait Locate {
     type Out: Pointers;
     /// Only the block's own worker touches this memory, one warp at a time.
     const OF_BLOCK: bool;
+    /// The first pointers of both halves of a whole warp, where each half's lanes are `step` (`bytes`, or 0)
+    /// from one to the next and every access is good; None says nothing.
+    ///
+    /// # Safety
+    /// `slot` is an operand of the place's bank.
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(
+        _warp: &Warp,
+        _inst: &Inst,
+        _slot: i32,
+        _bytes: u64,
+    ) -> Option<Halves> {
+        None
+    }
     /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
     ///
     /// # Safety
@@ -176,6 +211,28 @@ pub(crate) struct AnyGlobal;
 impl Locate for AnyGlobal {
     type Out = Wide;
     const OF_BLOCK: bool = false;
+
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the caller's contract; the cache belongs to this worker.
+            let (base, span) = unsafe { (warp.row64(slot), (*warp.cache).entry(inst.cache)) };
+            let step = base[1].wrapping_sub(base[0]);
+            // SAFETY: the handler is compiled for this level.
+            if (step != bytes && step != 0) || !unsafe { wide::steps64(base, step) } {
+                return None;
+            }
+            let first = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm));
+            let len = (HALF as u64 - 1) * step + bytes;
+            let aligned = (first[0] | first[1]) & (bytes - 1) == 0;
+            let starts = first.map(|first| first.wrapping_sub(span.lo));
+            let good = aligned && both_fit(starts, len, span.hi - span.lo, 1);
+            return good.then(|| Halves { first: first.map(|addr| addr as *mut u8), step });
+        }
+        let _ = (warp, inst, slot, bytes);
+        None
+    }
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(
@@ -238,6 +295,29 @@ pub(crate) struct Shared32;
 impl Locate for Shared32 {
     type Out = Near;
     const OF_BLOCK: bool = true;
+
+    #[inline(always)]
+    unsafe fn halves<I: Isa>(warp: &Warp, inst: &Inst, slot: i32, bytes: u64) -> Option<Halves> {
+        #[cfg(target_arch = "x86_64")]
+        if I::LEVEL == Level::Avx512 {
+            // SAFETY: the caller's contract.
+            let base = unsafe { warp.row32(slot) };
+            let step = base[1].wrapping_sub(base[0]);
+            // SAFETY: the handler is compiled for this level.
+            if (u64::from(step) != bytes && step != 0) || !unsafe { wide::steps32(base, step) } {
+                return None;
+            }
+            let step = u64::from(step);
+            let starts = [base[0], base[HALF]].map(|base| base.wrapping_add(inst.imm as u32));
+            let starts = starts.map(u64::from);
+            let len = (HALF as u64 - 1) * step + bytes;
+            let first = || starts.map(|start| warp.shared.wrapping_add(start as usize));
+            return both_fit(starts, len, warp.shared_len, bytes)
+                .then(|| Halves { first: first(), step });
+        }
+        let _ = (warp, inst, slot, bytes);
+        None
+    }
 
     #[inline(always)]
     unsafe fn locate<I: Isa>(

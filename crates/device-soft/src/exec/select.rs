@@ -88,6 +88,12 @@ impl Selected {
         Selected { handlers: Handlers::of::<O>(), args: args.into(), imm: 0, aux: 0 }
     }
 
+    /// `W` is `O`'s form for AVX-512.
+    pub fn with_wide<O: super::Op, W: super::Op>(args: impl Into<Vec<Arg>>) -> Selected {
+        let handlers = Handlers::with_wide::<O, W>();
+        Selected { handlers, args: args.into(), imm: 0, aux: 0 }
+    }
+
     pub fn scalar<O: super::Op>(args: impl Into<Vec<Arg>>) -> Selected {
         Selected { handlers: Handlers::scalar::<O>(), args: args.into(), imm: 0, aux: 0 }
     }

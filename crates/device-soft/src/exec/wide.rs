@@ -40,7 +40,7 @@ pub(crate) unsafe fn offsets32(
     }
 }
 
-/// Whether lane `i`'s value is `step * i` more than the first.
+/// Whether in each half of the warp lane `i`'s value is `step * i` more than the half's first.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -52,11 +52,11 @@ pub(crate) unsafe fn steps32(values: &[u32; WARP], step: u32) -> bool {
         let high = _mm512_loadu_si512(values.as_ptr().add(16).cast());
         let step = _mm512_set1_epi32(step as i32);
         let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        let first = _mm512_broadcastd_epi32(_mm512_castsi512_si128(low));
-        let want = _mm512_add_epi32(first, _mm512_mullo_epi32(lanes, step));
-        let further = _mm512_add_epi32(want, _mm512_slli_epi32::<4>(step));
-        let wrong = _mm512_xor_si512(low, want);
-        let wrong = _mm512_or_si512(wrong, _mm512_xor_si512(high, further));
+        let steps = _mm512_mullo_epi32(lanes, step);
+        let want_low = _mm512_add_epi32(_mm512_set1_epi32(values[0] as i32), steps);
+        let want_high = _mm512_add_epi32(_mm512_set1_epi32(values[16] as i32), steps);
+        let wrong = _mm512_xor_si512(low, want_low);
+        let wrong = _mm512_or_si512(wrong, _mm512_xor_si512(high, want_high));
         _mm512_test_epi32_mask(wrong, wrong) == 0
     }
 }
@@ -97,7 +97,7 @@ pub(crate) unsafe fn addresses64(
     }
 }
 
-/// Whether lane `i`'s value is `step * i` more than the first.
+/// Whether in each half of the warp lane `i`'s value is `step * i` more than the half's first.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -105,16 +105,17 @@ pub(crate) unsafe fn addresses64(
 pub(crate) unsafe fn steps64(values: &[u64; WARP], step: u64) -> bool {
     // SAFETY: the caller's contract; the array is 32 double words long.
     unsafe {
-        let first = values[0];
         let s = step as i64;
         let lanes = _mm512_setr_epi64(0, s, 2 * s, 3 * s, 4 * s, 5 * s, 6 * s, 7 * s);
-        let mut want = _mm512_add_epi64(_mm512_set1_epi64(first as i64), lanes);
         let eight = _mm512_set1_epi64(8 * s);
         let mut wrong = _mm512_setzero_si512();
-        for part in 0..4 {
-            let value = _mm512_loadu_si512(values.as_ptr().add(part * 8).cast());
-            wrong = _mm512_or_si512(wrong, _mm512_xor_si512(value, want));
-            want = _mm512_add_epi64(want, eight);
+        for half in [0, 16] {
+            let mut want = _mm512_add_epi64(_mm512_set1_epi64(values[half] as i64), lanes);
+            for part in [0, 8] {
+                let value = _mm512_loadu_si512(values.as_ptr().add(half + part).cast());
+                wrong = _mm512_or_si512(wrong, _mm512_xor_si512(value, want));
+                want = _mm512_add_epi64(want, eight);
+            }
         }
         _mm512_test_epi64_mask(wrong, wrong) == 0
     }

@@ -203,3 +203,183 @@ fn ldmatrix_and_its_transposes() {
         assert_eq!(got, [by_row(3), by_column(2), by_column(3), by_row(2)], "lane {lane}");
     }
 }
+
+/// A `wmma` of small whole numbers: its shape and types, and how an element of each is written.
+struct Case {
+    shape: (usize, usize, usize),
+    operand: &'static str,
+    sum: &'static str,
+    /// Registers of A, B, and of the accumulators.
+    registers: [usize; 3],
+    rounding: &'static str,
+}
+
+/// The bytes of a number as an element.
+fn element(name: &str, value: i32) -> Vec<u8> {
+    let float = value as f32;
+    match name {
+        "f16" => f32_to_f16(float).to_le_bytes().to_vec(),
+        "bf16" => float.to_bits().to_le_bytes()[2..].to_vec(),
+        "tf32" | "f32" => float.to_bits().to_le_bytes().to_vec(),
+        "f64" => f64::from(value).to_bits().to_le_bytes().to_vec(),
+        "s8" | "u8" => vec![value as u8],
+        _ => value.to_le_bytes().to_vec(),
+    }
+}
+
+fn unsigned(name: &str, value: i32) -> i32 {
+    if name == "u8" { value.abs() } else { value }
+}
+
+impl Case {
+    /// D = A × B + C, A and B by rows or by columns with strides that are not the tile's own.
+    fn check(&self, a_column: bool, b_column: bool) {
+        let (m, n, k) = self.shape;
+        let Case { operand, sum, registers: [a_len, b_len, c_len], rounding, .. } = *self;
+        let a = |row: usize, column: usize| unsigned(operand, number(row * k + column));
+        let b = |row: usize, column: usize| unsigned(operand, number(row * n + column + 5));
+        let stride = 48;
+        let mut bytes = vec![0u8; 3 * 8192];
+        let mut put = |at: usize, name: &str, index: usize, value: i32| {
+            let element = element(name, value);
+            bytes[at + index * element.len()..][..element.len()].copy_from_slice(&element);
+        };
+        for (row, column) in (0..m).flat_map(|row| (0..k).map(move |column| (row, column))) {
+            let index = if a_column { column * stride + row } else { row * stride + column };
+            put(0, operand, index, a(row, column));
+        }
+        for (row, column) in (0..k).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let index = if b_column { column * stride + row } else { row * stride + column };
+            put(8192, operand, index, b(row, column));
+        }
+        (0..m * n).for_each(|index| put(16384, sum, index, index as i32 % 100));
+        let bank = |name: &str| if name == "f64" { "%d" } else { "%r" };
+        let list = |name: &str, first: usize, len: usize| {
+            let names: Vec<_> =
+                (first..first + len).map(|i| format!("{}{i}", bank(name))).collect();
+            format!("{{{}}}", names.join(", "))
+        };
+        let (fa, fb) = (list(operand, 0, a_len), list(operand, a_len, b_len));
+        let fc = list(sum, a_len + b_len, c_len);
+        let layout = |column: bool| if column { "col" } else { "row" };
+        let (la, lb) = (layout(a_column), layout(b_column));
+        let shape = format!("m{m}n{n}k{k}");
+        let types = match operand {
+            "f16" => format!("{sum}.{sum}"),
+            _ => format!("{sum}.{operand}.{operand}.{sum}"),
+        };
+        let text = format!(
+            "wmma.load.a.sync.aligned.{la}.{shape}.global.{operand} {fa}, [%rd1], {stride};
+            wmma.load.b.sync.aligned.{lb}.{shape}.global.{operand} {fb}, [%rd1+8192], {stride};
+            wmma.load.c.sync.aligned.row.{shape}.global.{sum} {fc}, [%rd1+16384], {n};
+            wmma.mma.sync.aligned.{la}.{lb}.{shape}.{types}{rounding} {fc}, {fa}, {fb}, {fc};
+            wmma.store.d.sync.aligned.row.{shape}.global.{sum} [%rd1+16384], {fc}, {n};"
+        );
+        let words: Vec<u32> =
+            bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let out: Vec<u8> = run(0, &words, &text).iter().flat_map(|w| w.to_le_bytes()).collect();
+        for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let index = row * n + column;
+            let product: i32 = (0..k).map(|i| a(row, i) * b(i, column)).sum();
+            let expected = element(sum, product + index as i32 % 100);
+            let got = &out[16384 + index * expected.len()..][..expected.len()];
+            assert_eq!(got, expected, "{shape} {types} {la} {lb}, row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn wmma_of_every_type_and_layout() {
+    let square = |operand, sum, registers| Case {
+        shape: (16, 16, 16),
+        operand,
+        sum,
+        registers,
+        rounding: "",
+    };
+    let cases = [
+        square("f16", "f32", [8, 8, 8]),
+        square("f16", "f16", [8, 8, 4]),
+        square("bf16", "f32", [4, 4, 8]),
+        square("s8", "s32", [2, 2, 8]),
+        square("u8", "s32", [2, 2, 8]),
+        Case { shape: (16, 16, 8), ..square("tf32", "f32", [4, 4, 8]) },
+        Case { shape: (32, 8, 16), ..square("bf16", "f32", [8, 2, 8]) },
+        Case { shape: (8, 32, 16), ..square("s8", "s32", [1, 4, 8]) },
+        Case { shape: (8, 8, 4), rounding: ".rn", ..square("f64", "f64", [1, 1, 2]) },
+    ];
+    for case in cases {
+        for (a_column, b_column) in [(false, false), (false, true), (true, false), (true, true)] {
+            case.check(a_column, b_column);
+        }
+    }
+}
+
+/// `mma` in the fragments of the reference's figures: lane 4·group + thread.
+#[test]
+fn mma_of_every_wide_type() {
+    // Operand, accumulators, k, elements of a register.
+    let cases = [
+        ("f16", "f32", 16, 2),
+        ("f16", "f16", 16, 2),
+        ("f16", "f32", 8, 2),
+        ("bf16", "f32", 16, 2),
+        ("tf32", "f32", 8, 1),
+        ("s8", "s32", 16, 4),
+        ("s8", "s32", 32, 4),
+        ("u8", "s32", 32, 4),
+    ];
+    for (operand, sum, k, per) in cases {
+        let a = |row: usize, column: usize| unsigned(operand, number(row * k + column));
+        let b = |row: usize, column: usize| unsigned(operand, number(row * 8 + column + 3));
+        let word = |of: &dyn Fn(usize) -> i32| {
+            let bytes: Vec<u8> = (0..per).flat_map(|i| element(operand, of(i))).collect();
+            u32::from_le_bytes(bytes.try_into().unwrap())
+        };
+        let (a_len, b_len) = (k / (2 * per), k / (4 * per));
+        let c_len = if sum == "f16" { 2 } else { 4 };
+        let row = a_len + b_len + c_len;
+        let mut words = vec![0u32; 32 * row];
+        for lane in 0..32 {
+            let (group, thread) = (lane / 4, lane % 4);
+            let words = &mut words[lane * row..][..row];
+            for register in 0..a_len {
+                let (r, c) = (group + register % 2 * 8, register / 2 * 4 * per + thread * per);
+                words[register] = word(&|i| a(r, c + i));
+            }
+            for register in 0..b_len {
+                let r = register * 4 * per + thread * per;
+                words[a_len + register] = word(&|i| b(r + i, group));
+            }
+        }
+        let list = |first: usize, len: usize| {
+            let names: Vec<_> = (first..first + len).map(|i| format!("%r{i}")).collect();
+            format!("{{{}}}", names.join(", "))
+        };
+        let (fa, fb, fc) = (list(0, a_len), list(a_len, b_len), list(a_len + b_len, c_len));
+        let move_all = |what: &str| -> String {
+            (0..row)
+                .map(|i| match what {
+                    "ld" => format!("ld.global.b32 %r{i}, [%rd2+{}];\n", 4 * i),
+                    _ => format!("st.global.b32 [%rd2+{}], %r{i};\n", 4 * i),
+                })
+                .collect()
+        };
+        let text = format!(
+            "{} mma.sync.aligned.m16n8k{k}.row.col.{sum}.{operand}.{operand}.{sum}
+                {fc}, {fa}, {fb}, {fc}; {}",
+            move_all("ld"),
+            move_all("st")
+        );
+        let out = run(row, &words, &text);
+        for (lane, index) in (0..32).flat_map(|lane| (0..4).map(move |index| (lane, index))) {
+            let (r, c) = (lane / 4 + 8 * (index / 2), lane % 4 * 2 + index % 2);
+            let product: i32 = (0..k).map(|i| a(r, i) * b(i, c)).sum();
+            let per = if sum == "f16" { 2 } else { 1 };
+            let word = out[lane * row + a_len + b_len + index / per];
+            let expected = element(sum, product);
+            let got = &word.to_le_bytes()[index % per * expected.len()..][..expected.len()];
+            assert_eq!(got, expected, "{operand} {sum} k {k}, row {r}, column {c}");
+        }
+    }
+}

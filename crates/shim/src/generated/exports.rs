@@ -182,7 +182,7 @@ export!(Init, cuGraphBatchMemOpNodeGetParams(hNode: CUgraphNode, nodeParams_out:
 export!(Init, cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) = graph::cuGraphBatchMemOpNodeSetParams(hNode, nodeParams.cast()));
 export!(Init, cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) = graph::cuGraphChildGraphNodeGetGraph(hNode, phGraph));
 export!(Init, cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) = graph::cuGraphClone(phGraphClone, originalGraph));
-unsupported!(cuGraphConditionalHandleCreate(pHandle_out: *mut u64, hGraph: CUgraph, ctx: CUcontext, defaultLaunchValue: u32, flags: u32));
+export!(Healthy, cuGraphConditionalHandleCreate(pHandle_out: *mut u64, hGraph: CUgraph, ctx: CUcontext, defaultLaunchValue: u32, flags: u32) = graph::cuGraphConditionalHandleCreate(pHandle_out, hGraph, ctx, defaultLaunchValue, flags));
 export!(Init, cuGraphCreate(phGraph: *mut CUgraph, flags: u32) = graph::cuGraphCreate(phGraph, flags));
 export!(Init, cuGraphDebugDotPrint(hGraph: CUgraph, path: *const c_char, flags: u32) = graph::cuGraphDebugDotPrint(hGraph, path, flags));
 export!(Init, cuGraphDestroy(hGraph: CUgraph) = graph::cuGraphDestroy(hGraph));

@@ -2,7 +2,7 @@
 
 use super::kernel::{Kernel, second_form};
 use super::memory::{Allocation, Copied};
-use super::{Payload, add_node, discard_child, read_edges, world};
+use super::{Payload, add_node, conditional, discard_children, read_edges, world};
 use crate::callback::{HostFn, HostNode};
 use crate::{context, entry, ffi, memory, stream};
 use kedge_cuda_types::CuError;
@@ -162,7 +162,7 @@ pub(crate) unsafe fn cuGraphAddChildGraphNode(
     let copy = child(original)?;
     // SAFETY: the caller's arrays.
     let added = unsafe { add(out, graph, dependencies, count, Payload::Graph(copy)) };
-    added.inspect_err(|_| discard_child(copy))
+    added.inspect_err(|_| discard_children(&[copy]))
 }
 
 pub(crate) unsafe fn cuGraphAddEmptyNode(
@@ -272,7 +272,17 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         let payload = Payload::Graph(copy);
         // SAFETY: the caller's arrays.
         let added = unsafe { add_with_data(out, graph, dependencies, data, count, payload) };
-        return added.inspect_err(|_| discard_child(copy));
+        return added.inspect_err(|_| discard_children(&[copy]));
+    }
+    if given.type_ == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+        // SAFETY: the type says which member of the union is set.
+        let payload = conditional::node(graph, unsafe { &given.value.conditional })?;
+        let children = payload.children().to_vec();
+        // SAFETY: the caller's arrays.
+        let added = unsafe { add_with_data(out, graph, dependencies, data, count, payload) };
+        added.inspect_err(|_| discard_children(&children))?;
+        // SAFETY: as below; the node has just been stored in `out`.
+        return unsafe { tell_bodies(*out, params) };
     }
     // SAFETY: the caller's structure.
     let payload = unsafe { from_params(&given) }?;
@@ -289,7 +299,21 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
     Ok(())
 }
 
-/// The content of a node that is not a child graph.
+/// Stores where a conditional node keeps the handles of its bodies: they stay there for its life.
+///
+/// # Safety
+/// `params` is valid for writes.
+unsafe fn tell_bodies(node: CUgraphNode, params: *mut CUgraphNodeParams) -> Result<(), CuError> {
+    let bodies = world::ask(|graphs| match graphs.payload_mut(node)? {
+        Payload::Conditional(conditional) => Ok(conditional.bodies.as_mut_ptr()),
+        _ => Err(CuError::INVALID_VALUE),
+    })?;
+    // SAFETY: the caller's promise.
+    unsafe { (&raw mut (*params).value.conditional.phGraph_out).write_unaligned(bodies) };
+    Ok(())
+}
+
+/// The content of a node that has no graphs of its own.
 ///
 /// # Safety
 /// The member of the union that the type selects is set, and what it points to is valid.

@@ -43,8 +43,8 @@ fn print(graphs: &Graphs, graph: CUgraph, text: &mut String) -> Result<(), CuErr
     })();
     outcome.map_err(|_| CuError::UNKNOWN)?;
     for (_, node) in nodes.iter() {
-        if let Payload::Graph(child) = node.payload {
-            print(graphs, child, text)?;
+        for child in node.payload.children() {
+            print(graphs, *child, text)?;
         }
     }
     Ok(())
@@ -69,6 +69,11 @@ fn label(payload: &Payload) -> String {
         }
         Payload::Host(_) => "HOST".to_owned(),
         Payload::Graph(child) => format!("GRAPH\\ncluster_{:x}", child.0),
+        Payload::Conditional(conditional) => {
+            let bodies: Vec<_> =
+                conditional.bodies.iter().map(|body| format!("cluster_{:x}", body.0)).collect();
+            format!("CONDITIONAL\\n{}", bodies.join(" "))
+        }
         Payload::EventRecord(..) => "EVENT_RECORD".to_owned(),
         Payload::EventWait(..) => "EVENT_WAIT".to_owned(),
         Payload::MemAlloc(allocation) => {

@@ -33,9 +33,17 @@ pub(crate) struct Exec {
     graph: CUgraph,
     /// Which node of the copy stands for which node that the program knows.
     copies: HashMap<CUgraphNode, CUgraphNode>,
-    /// Which operations each node of the copy has become.
-    places: HashMap<CUgraphNode, Range<u32>>,
+    /// Which operations each node of the copy has become, and in which of the proxy's graphs.
+    places: HashMap<CUgraphNode, Place>,
+    /// The proxy's graphs: bodies of conditional nodes, and this one, which is the last.
+    made: Vec<GraphExecId>,
     state: Mutex<State>,
+}
+
+#[derive(Debug, Clone)]
+struct Place {
+    exec: GraphExecId,
+    ops: Range<u32>,
 }
 
 /// Changes are posted under its lock, so that the proxy sees them in the order of their making.
@@ -81,30 +89,64 @@ pub(crate) fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec, Unf
 }
 
 fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExec, CuError> {
+    let priorities = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY != 0;
+    let (mut places, mut made) = (HashMap::new(), Vec::new());
+    let id = post_graph(ctx, flat, priorities, &mut places, &mut made)?;
+    let copies = world::with(|graphs| graphs.copies(graph));
+    let exec = Exec { id, ctx, flags, graph, copies, places, made, state: Mutex::default() };
+    exec.state().events = exec.recorded_events();
+    EXECS.insert(exec).map(CUgraphExec).ok_or(CuError::OUT_OF_MEMORY)
+}
+
+/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies; adds to the places and to
+/// what was made.
+fn post_graph(
+    ctx: CtxId,
+    flat: Flat,
+    priorities: bool,
+    places: &mut HashMap<CUgraphNode, Place>,
+    made: &mut Vec<GraphExecId>,
+) -> Result<GraphExecId, CuError> {
     static LAST: AtomicU32 = AtomicU32::new(0);
+    let mut bodies = Vec::with_capacity(flat.bodies.len());
+    for body in flat.bodies {
+        bodies.push(post_graph(ctx, body, priorities, places, made)?);
+    }
     let id = GraphExecId(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     let session = session::get()?;
     session.post(&Post::GraphExecBegin { exec: id, ctx })?;
     for op in flat.ops {
-        session.post(&Post::GraphExecNode { exec: id, op })?;
+        session.post(&Post::GraphExecNode { exec: id, op: named(op, &bodies)? })?;
     }
     for edges in flat.edges.chunks(EDGES_PER_POST) {
         let edges = List::new(edges.to_vec()).map_err(|_| CuError::UNKNOWN)?;
         session.post(&Post::GraphExecEdges { exec: id, edges })?;
     }
-    let priorities = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY != 0;
     session.post(&Post::GraphExecReady { exec: id, priorities })?;
-    let copies = world::with(|graphs| graphs.copies(graph));
-    let places = flat.places;
-    let exec = Exec { id, ctx, flags, graph, copies, places, state: Mutex::default() };
-    exec.state().events = exec.recorded_events();
-    EXECS.insert(exec).map(CUgraphExec).ok_or(CuError::OUT_OF_MEMORY)
+    places.extend(flat.places.into_iter().map(|(node, ops)| (node, Place { exec: id, ops })));
+    made.push(id);
+    Ok(id)
+}
+
+/// An operation whose bodies are told by their names, and no more by their places.
+fn named(op: StreamOp, made: &[GraphExecId]) -> Result<StreamOp, CuError> {
+    Ok(match op {
+        StreamOp::Conditional { condition, kind, bodies } => {
+            let named = bodies.iter().map(|place| made.get(place.0 as usize).copied());
+            let named = named.collect::<Option<Vec<_>>>().ok_or(CuError::UNKNOWN)?;
+            let bodies = List::new(named).map_err(|_| CuError::UNKNOWN)?;
+            StreamOp::Conditional { condition, kind, bodies }
+        }
+        op => op,
+    })
 }
 
 /// Launches that run or wait are still carried out.
 pub(crate) fn destroy(exec: CUgraphExec) -> Result<(), CuError> {
     let exec = EXECS.remove(exec.0).ok_or(CuError::INVALID_VALUE)?;
-    session::get()?.post(&Post::GraphExecDestroy { exec: exec.id })?;
+    for made in exec.made.iter().rev() {
+        session::get()?.post(&Post::GraphExecDestroy { exec: *made })?;
+    }
     super::destroy(exec.graph)
 }
 
@@ -198,7 +240,7 @@ impl Exec {
     fn replace(&self, state: &State, node: CUgraphNode, payload: Payload) -> Result<(), CuError> {
         let place = self.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
         let ops = payload.ops()?;
-        if ops.len() != place.len() {
+        if ops.len() != place.ops.len() {
             return Err(CuError::INVALID_VALUE);
         }
         let old = world::ask(|graphs| {
@@ -213,10 +255,10 @@ impl Exec {
         if state.disabled.contains(&node) { Ok(()) } else { self.post(place, ops) }
     }
 
-    fn post(&self, place: &Range<u32>, ops: Vec<StreamOp>) -> Result<(), CuError> {
+    fn post(&self, place: &Place, ops: Vec<StreamOp>) -> Result<(), CuError> {
         let session = session::get()?;
-        for (node, op) in place.clone().zip(ops) {
-            session.post(&Post::GraphExecUpdate { exec: self.id, node, op })?;
+        for (node, op) in place.ops.clone().zip(ops) {
+            session.post(&Post::GraphExecUpdate { exec: place.exec, node, op })?;
         }
         Ok(())
     }
@@ -237,7 +279,7 @@ impl Exec {
         match (changed, enabled) {
             (false, _) => Ok(()),
             (true, true) => self.post(place, ops),
-            (true, false) => self.post(place, vec![StreamOp::Empty {}; place.len()]),
+            (true, false) => self.post(place, vec![StreamOp::Empty {}; place.ops.len()]),
         }
     }
 

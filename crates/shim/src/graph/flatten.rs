@@ -1,11 +1,14 @@
 //! From a graph to what the proxy executes: numbered operations and the edges between them, child
 //! graphs dissolved.
 
+use super::conditional::Conditional;
 use super::world::Graphs;
+use crate::entry;
 use crate::graph::Payload;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
-use kedge_protocol::StreamOp;
+use kedge_protocol::{GraphExecId, StreamOp};
+use kedge_wire::List;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -17,6 +20,8 @@ pub(crate) struct Flat {
     pub(crate) edges: Vec<(u32, u32)>,
     /// Which operations a node has become; child graphs' nodes included.
     pub(crate) places: HashMap<CUgraphNode, Range<u32>>,
+    /// Bodies of conditional nodes, whose operations name them by their place in here until they are made.
+    pub(crate) bodies: Vec<Flat>,
 }
 
 /// Why a graph cannot be executed.
@@ -37,7 +42,8 @@ struct Ends {
 
 pub(crate) fn flatten(graphs: &Graphs, graph: CUgraph) -> Result<Flat, Unfit> {
     let mut flat = Flat::default();
-    flat.add_graph(graphs, graph)?;
+    let inner = flat.add_graph(graphs, graph)?;
+    flat.begin_with_conditions(graphs, graph, &inner);
     Ok(flat)
 }
 
@@ -63,6 +69,12 @@ impl Flat {
                     self.edges.push((from.last, here.first));
                 }
             }
+            if node.dependencies().is_empty() && matches!(node.payload, Payload::Conditional(_)) {
+                // Hardware begins a graph's roots in their order, and programs rely on it: a kernel that
+                // sets the condition is often a root, too.
+                let roots = inner.iter().filter(|earlier: &&Inner| earlier.root);
+                self.edges.extend(roots.map(|earlier| (earlier.ends.last, here.first)));
+            }
             ends.insert(handle, here);
             let (root, leaf) = (node.dependencies().is_empty(), node.dependents().is_empty());
             inner.push(Inner { ends: here, root, leaf });
@@ -80,7 +92,10 @@ impl Flat {
         if let Payload::Graph(child) = payload {
             return self.add_child(graphs, *child);
         }
-        let ops = payload.ops().map_err(unfit)?;
+        let ops = match payload {
+            Payload::Conditional(node) => vec![self.add_bodies(graphs, node)?],
+            _ => payload.ops().map_err(unfit)?,
+        };
         let first = self.ops.len() as u32;
         self.ops.extend(ops);
         let end = self.ops.len() as u32;
@@ -109,10 +124,50 @@ impl Flat {
         Ok(Ends { first, last })
     }
 
+    /// A conditional node's operation; its bodies are graphs of their own.
+    fn add_bodies(&mut self, graphs: &Graphs, node: &Conditional) -> Result<StreamOp, Unfit> {
+        let mut bodies = Vec::with_capacity(node.bodies.len());
+        for &body in &node.bodies {
+            check_body(graphs, body)?;
+            bodies.push(GraphExecId(self.bodies.len() as u32));
+            self.bodies.push(flatten(graphs, body)?);
+        }
+        let too_many =
+            |_| Unfit { node: CUgraphNode::NULL, error: CuError::INVALID_VALUE, cycle: false };
+        let bodies = List::new(bodies).map_err(too_many)?;
+        Ok(StreamOp::Conditional { condition: node.condition, kind: node.kind, bodies })
+    }
+
+    /// Before anything else, the graph's conditions get their defaults.
+    fn begin_with_conditions(&mut self, graphs: &Graphs, graph: CUgraph, inner: &[Inner]) {
+        let conditions = graphs.get(graph).map_or(&[][..], |graph| &graph.conditions);
+        for op in conditions.iter().filter_map(|condition| condition.reset()) {
+            let at = self.ops.len() as u32;
+            self.ops.push(op);
+            let roots = inner.iter().filter(|node| node.root);
+            self.edges.extend(roots.map(|node| (at, node.ends.first)));
+        }
+    }
+
     fn push_empty(&mut self) -> u32 {
         self.ops.push(StreamOp::Empty {});
         self.ops.len() as u32 - 1
     }
+}
+
+/// What a body may not have is refused at the node, its child graphs' included.
+fn check_body(graphs: &Graphs, body: CUgraph) -> Result<(), Unfit> {
+    let missing = |error| Unfit { node: CUgraphNode::NULL, error, cycle: false };
+    for (handle, node) in graphs.get(body).map_err(missing)?.nodes.iter() {
+        if !node.payload.fits_in_body() {
+            let error = entry::not_supported("such a node in a conditional node's body");
+            return Err(Unfit { node: handle, error, cycle: false });
+        }
+        if let Payload::Graph(child) = node.payload {
+            check_body(graphs, child)?;
+        }
+    }
+    Ok(())
 }
 
 /// A node of a graph that is being added.
@@ -191,6 +246,30 @@ mod tests {
         let middle = graphs.add_node(graph, &[one.into()], Payload::Graph(child)).unwrap();
         graphs.add_node(graph, &[middle.into()], memset(2)).unwrap();
         assert_eq!(orders(&flatten(&graphs, graph).unwrap()), [(1, 2)]);
+    }
+
+    #[test]
+    fn bodies_are_graphs_of_their_own() {
+        let mut graphs = Graphs::default();
+        let graph = graphs.create();
+        let body = graphs.create_owned();
+        graphs.add_node(graph, &[], memset(1)).unwrap();
+        let bodies = Box::new([body]);
+        let node = Payload::Conditional(Conditional { condition: 64, kind: 1, bodies });
+        let node = graphs.add_node(graph, &[], node).unwrap();
+        graphs.add_node(graph, &[node.into()], memset(2)).unwrap();
+        let inner = graphs.add_node(body, &[], memset(3)).unwrap();
+        let flat = flatten(&graphs, graph).unwrap();
+        let conditional = flat.places[&node].start;
+        assert!(flat.edges.contains(&(0, conditional)), "after the root that is older");
+        assert!(matches!(
+            &flat.ops[conditional as usize],
+            StreamOp::Conditional { condition: 64, kind: 1, bodies } if **bodies == [GraphExecId(0)]
+        ));
+        assert_eq!(flat.bodies[0].places[&inner], 0..1);
+        graphs.add_node(body, &[], Payload::MemFree { addr: 64, size: 4 }).unwrap();
+        assert_eq!(flatten(&graphs, graph).unwrap_err().error, CuError::NOT_SUPPORTED);
+        assert_eq!(graphs.destroy(graph).unwrap().len(), 2);
     }
 
     #[test]

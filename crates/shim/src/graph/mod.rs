@@ -5,6 +5,7 @@
 //! - [`flatten`], [`exec`], [`update`]: executable graphs.
 //! - the others: the exported functions, by subject.
 
+mod conditional;
 mod create;
 mod device_memory;
 mod dot;
@@ -21,6 +22,7 @@ mod update;
 mod user_object;
 mod world;
 
+pub(crate) use conditional::cuGraphConditionalHandleCreate;
 pub(crate) use create::*;
 pub(crate) use device_memory::*;
 pub(crate) use dot::*;
@@ -53,9 +55,10 @@ pub(crate) fn destroy(graph: CUgraph) -> Result<(), CuError> {
     Ok(())
 }
 
-/// Throws away a child graph whose node could not be added.
-fn discard_child(child: CUgraph) {
-    let removed = world::with(|graphs| graphs.discard(child));
+/// Throws away the graphs of a node that could not be added.
+fn discard_children(children: &[CUgraph]) {
+    let removed: Vec<_> =
+        world::with(|graphs| children.iter().flat_map(|child| graphs.discard(*child)).collect());
     drop(removed);
     callback::sweep();
 }

@@ -1,17 +1,19 @@
 //! What a graph's node does, as the program gave it and as the device gets it.
 
+use super::conditional::Conditional;
 use super::kernel::Kernel;
 use super::memory::{Allocation, Copied};
 use crate::callback::HostNode;
 use crate::{entry, event, memory, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
-    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_EMPTY, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_KERNEL,
-    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_MEMCPY,
-    CU_GRAPH_NODE_TYPE_MEMSET, CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_STREAM_MEM_OP_WAIT_VALUE_32,
-    CU_STREAM_MEM_OP_WAIT_VALUE_64, CU_STREAM_MEM_OP_WRITE_VALUE_32,
-    CU_STREAM_MEM_OP_WRITE_VALUE_64, CUDA_MEMSET_NODE_PARAMS_v1, CUstreamBatchMemOpParams,
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_EMPTY,
+    CU_GRAPH_NODE_TYPE_EVENT_RECORD, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_HOST,
+    CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE,
+    CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+    CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WAIT_VALUE_64,
+    CU_STREAM_MEM_OP_WRITE_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_64, CUDA_MEMSET_NODE_PARAMS_v1,
+    CUstreamBatchMemOpParams,
 };
 use kedge_cuda_types::handle::{CUdeviceptr, CUevent, CUgraph};
 use kedge_protocol::{EventId, StreamOp};
@@ -29,6 +31,7 @@ pub(crate) enum Payload {
     Host(Arc<HostNode>),
     /// A child graph, owned by the node.
     Graph(CUgraph),
+    Conditional(Conditional),
     EventRecord(CUevent, EventId),
     EventWait(CUevent, EventId),
     MemAlloc(Arc<Allocation>),
@@ -71,6 +74,7 @@ impl Payload {
             }
             StreamOp::EventRecord { .. }
             | StreamOp::EventWait { .. }
+            | StreamOp::Conditional { .. }
             | StreamOp::HostFn { .. }
             | StreamOp::GraphLaunch { .. } => {
                 entry::log_once(op.name(), || {
@@ -79,6 +83,21 @@ impl Payload {
                 return Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
             }
         })
+    }
+
+    /// The graphs that the node owns.
+    pub(crate) fn children(&self) -> &[CUgraph] {
+        match self {
+            Self::Graph(child) => std::slice::from_ref(child),
+            Self::Conditional(conditional) => &conditional.bodies,
+            _ => &[],
+        }
+    }
+
+    /// Whether a conditional node's body may have such a node.
+    pub(crate) fn fits_in_body(&self) -> bool {
+        use Payload::{Conditional, Empty, Graph, Kernel, Memcpy, Memset};
+        matches!(self, Empty | Kernel(_) | Memcpy(_) | Memset { .. } | Graph(_) | Conditional(_))
     }
 
     pub(crate) fn event_record(event: CUevent) -> Result<Self, CuError> {
@@ -98,6 +117,7 @@ impl Payload {
             Self::Memset { .. } => CU_GRAPH_NODE_TYPE_MEMSET,
             Self::Host(_) => CU_GRAPH_NODE_TYPE_HOST,
             Self::Graph(_) => CU_GRAPH_NODE_TYPE_GRAPH,
+            Self::Conditional(_) => CU_GRAPH_NODE_TYPE_CONDITIONAL,
             Self::EventRecord(..) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Self::EventWait(..) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Self::MemAlloc(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
@@ -128,7 +148,8 @@ impl Payload {
             }
             // Other devices need not be told: a graph's memory is theirs to use for its life.
             Self::MemAlloc(_) | Self::MemFree { .. } => StreamOp::Empty {},
-            Self::Empty | Self::Graph(_) => StreamOp::Empty {},
+            // Their graphs' own operations are instantiation's to find.
+            Self::Empty | Self::Graph(_) | Self::Conditional(_) => StreamOp::Empty {},
         };
         Ok(vec![op])
     }

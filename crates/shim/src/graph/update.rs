@@ -5,8 +5,8 @@ use super::Payload;
 use super::world::Graphs;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
-    CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
-    CUgraphExecUpdateResultInfo,
+    CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED,
+    CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, CUgraphExecUpdateResultInfo,
 };
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
 use std::collections::{BTreeSet, HashMap};
@@ -57,6 +57,14 @@ fn pair(
         }
         match (&old_node.payload, &new_node.payload) {
             (Payload::Graph(old), Payload::Graph(new)) => pair(graphs, *old, *new, changes)?,
+            (Payload::Conditional(old), Payload::Conditional(new)) => {
+                if !old.alike(new) {
+                    return Err(refuse(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, n));
+                }
+                for (old, new) in old.bodies.iter().zip(&new.bodies) {
+                    pair(graphs, *old, *new, changes)?;
+                }
+            }
             (_, payload) => changes.push((o, payload.clone())),
         }
     }

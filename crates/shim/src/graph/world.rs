@@ -1,12 +1,13 @@
 //! Every graph of the process, its nodes' owners, and child graphs.
 
+use super::conditional::Condition;
 use super::edges::{Edge, Nodes};
 use super::payload::Payload;
 use super::user_object::UserObjects;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Handles look like aligned addresses, and a node's only grow: their order is that of creation.
 const FIRST_GRAPH: usize = 12 << 42;
@@ -19,6 +20,8 @@ pub(crate) struct Graph {
     /// A child graph belongs to a node and goes with it.
     pub(crate) owned: bool,
     pub(crate) user_objects: UserObjects,
+    /// What its conditional nodes look at.
+    pub(crate) conditions: Vec<Arc<Condition>>,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +48,11 @@ pub(crate) fn ask<T>(f: impl FnOnce(&mut Graphs) -> Result<T, CuError>) -> Resul
 impl Graphs {
     pub(crate) fn create(&mut self) -> CUgraph {
         self.insert(Graph::default())
+    }
+
+    /// A new empty graph that belongs to a node.
+    pub(crate) fn create_owned(&mut self) -> CUgraph {
+        self.insert(Graph { owned: true, ..Graph::default() })
     }
 
     fn insert(&mut self, graph: Graph) -> CUgraph {
@@ -95,10 +103,7 @@ impl Graphs {
         let owner = self.owner(node)?;
         let payload = self.get_mut(owner)?.nodes.remove(node)?;
         self.owner.remove(&node);
-        Ok(match payload {
-            Payload::Graph(child) => self.discard(child),
-            _ => Vec::new(),
-        })
+        Ok(payload.children().iter().flat_map(|child| self.discard(*child)).collect())
     }
 
     /// Destroys a graph that is nobody's child.
@@ -121,8 +126,7 @@ impl Graphs {
         let Some(graph) = self.graphs.get(&graph) else { return false };
         graph.nodes.iter().any(|(_, node)| match node.payload {
             Payload::MemAlloc(_) | Payload::MemFree { .. } => true,
-            Payload::Graph(child) => self.allocates(child),
-            _ => false,
+            ref payload => payload.children().iter().any(|child| self.allocates(*child)),
         })
     }
 
@@ -130,8 +134,8 @@ impl Graphs {
         let Some(graph) = self.graphs.remove(&graph) else { return };
         for (handle, node) in graph.nodes.iter() {
             self.owner.remove(&handle);
-            if let Payload::Graph(child) = node.payload {
-                self.take(child, removed);
+            for child in node.payload.children() {
+                self.take(*child, removed);
             }
         }
         removed.push(graph);
@@ -141,6 +145,7 @@ impl Graphs {
     pub(crate) fn duplicate(&mut self, graph: CUgraph, owned: bool) -> Result<CUgraph, CuError> {
         let original = self.get(graph)?;
         let user_objects = original.user_objects.clone();
+        let conditions = original.conditions.clone();
         let mut made = self.nodes_made;
         let nodes = original.nodes.renamed(|| {
             made += 1;
@@ -148,12 +153,19 @@ impl Graphs {
         });
         self.nodes_made = made;
         let handles: Vec<_> = nodes.iter().map(|(handle, _)| handle).collect();
-        let copy = self.insert(Graph { nodes, owned, user_objects });
+        let copy = self.insert(Graph { nodes, owned, user_objects, conditions });
         for handle in handles {
             self.owner.insert(handle, copy);
-            if let Payload::Graph(child) = *self.payload(handle)? {
-                let child = self.duplicate(child, true)?;
-                *self.payload_mut(handle)? = Payload::Graph(child);
+            let children = self.payload(handle)?.children().to_vec();
+            if children.is_empty() {
+                continue;
+            }
+            let copies = children.into_iter().map(|child| self.duplicate(child, true));
+            let copies = copies.collect::<Result<Box<[_]>, _>>()?;
+            match self.payload_mut(handle)? {
+                Payload::Graph(child) => *child = copies[0],
+                Payload::Conditional(conditional) => conditional.bodies = copies,
+                _ => {}
             }
         }
         Ok(copy)
@@ -174,10 +186,8 @@ impl Graphs {
         if let Some((handle, _)) = direct {
             return Some(handle);
         }
-        graph.nodes.iter().find_map(|(_, node)| match node.payload {
-            Payload::Graph(child) => self.search(original, child),
-            _ => None,
-        })
+        let mut children = graph.nodes.iter().flat_map(|(_, node)| node.payload.children());
+        children.find_map(|child| self.search(original, *child))
     }
 
     /// Every original of a node of `copy`, or of a child of it, with the node that it has become.
@@ -191,8 +201,8 @@ impl Graphs {
         let Some(graph) = self.graphs.get(&copy) else { return };
         for (handle, node) in graph.nodes.iter() {
             found.extend(node.origin.map(|origin| (origin, handle)));
-            if let Payload::Graph(child) = node.payload {
-                self.add_copies(child, found);
+            for child in node.payload.children() {
+                self.add_copies(*child, found);
             }
         }
     }

@@ -112,6 +112,10 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     args.extend(vec![Arg::Src(register_type(b)); b_len]);
     args.extend(vec![Arg::Src(register_type(c)); c_len]);
     let largest = shape.m * stored_k(&params);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(select) = wide(&params) {
+        return Some(select(args).imm(params.encode()));
+    }
     let selected = match (d, largest) {
         (Element::F64, ..=64) => Selected::new::<Mma<f64, 64>>(args),
         (Element::F64, _) => Selected::new::<Mma<f64, 256>>(args),
@@ -121,4 +125,29 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
         _ => Selected::new::<Mma<f32, 512>>(args),
     };
     Some(selected.imm(params.encode()))
+}
+
+/// The selector of a product's form for vectors of 512 bits, where it has one.
+#[cfg(target_arch = "x86_64")]
+fn wide(params: &Params) -> Option<fn(Vec<Arg>) -> Selected> {
+    use super::wide::{self, Accumulator, Operand};
+    use super::wide::{Bf16, F16, InF16, InF32, InS32, S8, Tf32, U8};
+    fn of<G: Op, O: Operand, C: Accumulator, const K: usize>(args: Vec<Arg>) -> Selected {
+        Selected::with_wide::<G, wide::Mma<G, O, C, K>>(args)
+    }
+    let Shape { m, n, k } = params.shape;
+    if (m, n) != (16, 8) || params.a != params.b || params.c != params.d {
+        return None;
+    }
+    Some(match (params.a, params.c, k) {
+        (Element::F16, Element::F32, 16) => of::<Mma<f32, 256>, F16, InF32, 16>,
+        (Element::F16, Element::F16, 16) => of::<Mma<f32, 256>, F16, InF16, 16>,
+        (Element::F16, Element::F32, 8) => of::<Mma<f32, 256>, F16, InF32, 8>,
+        (Element::Bf16, Element::F32, 16) => of::<Mma<f32, 256>, Bf16, InF32, 16>,
+        (Element::Tf32, Element::F32, 8) => of::<Mma<f32, 256>, Tf32, InF32, 8>,
+        (Element::S8, Element::S32, 16) => of::<Mma<i32, 512>, S8, InS32, 16>,
+        (Element::S8, Element::S32, 32) => of::<Mma<i32, 512>, S8, InS32, 32>,
+        (Element::U8, Element::S32, 32) => of::<Mma<i32, 512>, U8, InS32, 32>,
+        _ => return None,
+    })
 }

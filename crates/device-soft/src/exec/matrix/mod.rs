@@ -7,6 +7,8 @@ mod mma;
 mod tile;
 mod transfer;
 mod wgmma;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 mod wmma;
 
 use super::lanewise::slots;

@@ -5,6 +5,7 @@ use super::{space, space_of};
 use crate::code::Inst;
 use crate::exec::lanewise::Parts;
 use crate::exec::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
+use crate::memory::Space;
 use crate::spec::WARP;
 use kedge_ptx::ast::Type;
 
@@ -53,6 +54,20 @@ fn row_memory(
     Some(memory.cast())
 }
 
+/// The rows' memory where all of them lie in the block's own shared memory, aligned.
+#[inline(always)]
+fn rows_of_block(
+    warp: &Warp,
+    inst: &Inst,
+    addresses: &[u64; WARP],
+    count: usize,
+) -> Option<*const [u32; 4]> {
+    let room = warp.shared_len.checked_sub(16)?;
+    let good = |address: &u64| *address <= room && address.is_multiple_of(16);
+    let here = space_of(inst.aux) == Space::Shared && addresses.iter().take(8 * count).all(good);
+    here.then_some(warp.shared.cast_const().cast())
+}
+
 /// `ldmatrix`: op = registers, address.
 struct Load;
 
@@ -63,6 +78,19 @@ impl Op for Load {
         // SAFETY: op = `count` 32-bit slots and an address (the selector); `row_memory` checks.
         unsafe {
             let addresses = u64::read(warp, inst.op[count]);
+            if inst.aux & TRANSPOSED == 0
+                && let Some(base) = rows_of_block(warp, inst, &addresses, count)
+            {
+                // A register holds its matrix's rows as they lie in memory.
+                for index in 0..count {
+                    let mut words = [0; WARP];
+                    for (row, words) in words.as_chunks_mut().0.iter_mut().enumerate() {
+                        *words = base.byte_add(addresses[index * 8 + row] as usize).read();
+                    }
+                    u32::write(warp, inst.op[index], &words, mask);
+                }
+                return Flow::Next;
+            }
             // All rows before any register: the address may be among the destinations.
             let mut matrices = [[[0u16; 8]; 8]; 4];
             for (index, matrix) in matrices.iter_mut().enumerate().take(count) {
@@ -159,7 +187,7 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     let selected = if load {
         let mut args = vec![Arg::Dst(Type::B32); count];
         args.push(Arg::Address);
-        Selected::scalar::<Load>(args)
+        Selected::new::<Load>(args)
     } else {
         let mut args = vec![Arg::Address];
         args.extend(vec![Arg::Src(Type::B32); count]);

@@ -242,6 +242,106 @@ impl Op for Load {
     }
 }
 
+/// `wmma.load` of an operand whose shape and type are known when this is compiled: LINES lines of LEN elements,
+/// TILE in all, PER to a register.
+struct Operand<T, const LINES: usize, const LEN: usize, const TILE: usize>(PhantomData<T>);
+
+impl<T: Packed, const LINES: usize, const LEN: usize, const TILE: usize> Op
+    for Operand<T, LINES, LEN, TILE>
+{
+    #[inline(always)]
+    unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
+        const { assert!(LINES * LEN == TILE) };
+        let transfer = Transfer::of(inst);
+        let mut lines = [[T::default(); LEN]; LINES];
+        // SAFETY: the operands are as the selector listed them.
+        unsafe {
+            let slots = slots(warp, inst, transfer.registers + 1 + usize::from(transfer.stride));
+            let (registers, source) = slots.split_at(transfer.registers);
+            let read = transfer.each_line(warp, inst, mask, source, |line, bytes| {
+                if let Some(line) = lines.get_mut(line) {
+                    T::take_line(bytes, line);
+                }
+            });
+            if !read {
+                return Flow::Fault;
+            }
+            let mut tile = [T::default(); TILE];
+            if transfer.column_major {
+                for at in 0..LEN {
+                    for line in 0..LINES {
+                        tile[at * LINES + line] = lines[line][at];
+                    }
+                }
+            } else {
+                tile.copy_from_slice(lines.as_flattened());
+            }
+            for (register, slot) in registers.iter().enumerate() {
+                let first = register * T::PER * WARP % TILE;
+                T::put(warp, *slot, &tile[first..first + T::PER * WARP], mask);
+            }
+        }
+        Flow::Next
+    }
+}
+
+/// An operand's element, in registers that hold several in order.
+trait Packed: Copy + Default + 'static {
+    const PER: usize;
+    fn take_line(bytes: &[u8], line: &mut [Self]);
+    /// Stores [`Self::PER`] elements of each lane in a register.
+    ///
+    /// # Safety
+    /// `slot` is a destination in the element's bank.
+    unsafe fn put(warp: &mut Warp, slot: i32, elements: &[Self], mask: u32);
+}
+
+macro_rules! packed {
+    ($($ty:ty => $row:ty;)*) => {
+        $(impl Packed for $ty {
+            const PER: usize = size_of::<$row>() / size_of::<$ty>();
+            #[inline(always)]
+            fn take_line(bytes: &[u8], line: &mut [$ty]) {
+                let elements = bytes.as_chunks::<{ size_of::<$ty>() }>().0;
+                for (place, element) in line.iter_mut().zip(elements) {
+                    *place = <$ty>::from_le_bytes(*element);
+                }
+            }
+            #[inline(always)]
+            unsafe fn put(warp: &mut Warp, slot: i32, elements: &[$ty], mask: u32) {
+                let mut words: [$row; WARP] = [0; WARP];
+                for index in 0..Self::PER {
+                    for lane in 0..WARP {
+                        let element = <$row>::from(elements[index * WARP + lane]);
+                        words[lane] |= element << (index * <$ty>::BITS as usize);
+                    }
+                }
+                // SAFETY: the caller's contract.
+                unsafe { <$row>::write(warp, slot, &words, mask) };
+            }
+        })*
+    };
+}
+
+packed! { u8 => u32; u16 => u32; u32 => u32; u64 => u64; }
+
+/// The handler of a load; the commonest operands have one of their own.
+fn load_of(params: &Params, role: u32, column_major: bool, args: Vec<Arg>) -> Selected {
+    let role = [Role::A, Role::B, Role::Accumulator][role as usize % 3];
+    let (rows, columns) = extent(params, role);
+    let (lines, len) = if column_major { (columns, rows) } else { (rows, columns) };
+    let in_order = role != Role::Accumulator;
+    match (params.a.bits(), lines, len) {
+        (8, 16, 16) if in_order => Selected::new::<Operand<u8, 16, 16, 256>>(args),
+        (16, 16, 16) if in_order => Selected::new::<Operand<u16, 16, 16, 256>>(args),
+        (32, 16, 8) if in_order => Selected::new::<Operand<u32, 16, 8, 128>>(args),
+        (32, 8, 16) if in_order => Selected::new::<Operand<u32, 8, 16, 128>>(args),
+        (64, 8, 4) if in_order => Selected::new::<Operand<u64, 8, 4, 32>>(args),
+        (64, 4, 8) if in_order => Selected::new::<Operand<u64, 4, 8, 32>>(args),
+        _ => Selected::new::<Load>(args),
+    }
+}
+
 /// How a tile's elements are kept between memory and registers: in a word that has room for them.
 trait Kept: Copy + Default {
     /// Puts a line's elements at every `step`th place of `tile`.
@@ -454,7 +554,11 @@ fn transfer(query: &Query<'_>, mut parts: Parts<'_>, load: bool) -> Option<Selec
     if column_major {
         aux |= COLUMN_MAJOR;
     }
-    let selected = if load { Selected::new::<Load>(args) } else { Selected::new::<Store>(args) };
+    let selected = if load {
+        load_of(&params, role, column_major, args)
+    } else {
+        Selected::new::<Store>(args)
+    };
     (1..=8).contains(&registers).then(|| selected.imm(params.encode()).aux(aux))
 }
 
@@ -492,6 +596,12 @@ fn multiply(query: &Query<'_>, mut parts: Parts<'_>) -> Option<Selected> {
     for (element, len) in [(a, lengths[1]), (b, lengths[2]), (c, lengths[3])] {
         args.extend(vec![Arg::Src(register_type(element)); len]);
     }
+    let fits = lengths.iter().all(|len| (1..=8).contains(len));
+    let aux = lengths.iter().rev().fold(0, |aux, len| aux << 8 | *len as u32);
+    #[cfg(target_arch = "x86_64")]
+    if fits && let Some(select) = wide(&params, lengths) {
+        return Some(select(args).imm(params.encode()).aux(aux));
+    }
     let selected = match (d, c) {
         (Element::F64, Element::F64) => Selected::new::<Mma<f64, 64>>(args),
         (Element::S32, Element::S32) => Selected::new::<Mma<i32, TILE>>(args),
@@ -505,7 +615,36 @@ fn multiply(query: &Query<'_>, mut parts: Parts<'_>) -> Option<Selected> {
         }
         _ => return None,
     };
-    let fits = lengths.iter().all(|len| (1..=8).contains(len));
-    let aux = lengths.iter().rev().fold(0, |aux, len| aux << 8 | *len as u32);
     fits.then(|| selected.imm(params.encode()).aux(aux))
+}
+
+/// The selector of a product's form for vectors of 512 bits, where it has one: operands of one type, and
+/// accumulators of one.
+#[cfg(target_arch = "x86_64")]
+fn wide(params: &Params, lengths: [usize; 4]) -> Option<fn(Vec<Arg>) -> Selected> {
+    use super::wide::{Accumulator, Operand, Wmma, WmmaF64};
+    use super::wide::{Bf16, F16, InF16, InF32, InS32, S8, Tf32, U8};
+    fn of<G: Op, O: Operand, C: Accumulator, const K: usize>(args: Vec<Arg>) -> Selected {
+        Selected::with_wide::<G, Wmma<G, O, C, K>>(args)
+    }
+    let Shape { m, n, k } = params.shape;
+    let [d, a, b, c] = lengths;
+    if (params.a, params.c, c) != (params.b, params.d, d) {
+        return None;
+    }
+    let fits = |operand: usize, accumulators: usize| {
+        (m, n) == (16, 16) && a >= operand && b >= operand && c == accumulators
+    };
+    Some(match (params.a, params.c, k) {
+        (Element::F16, Element::F32, 16) if fits(4, 8) => of::<Mma<f32, 256>, F16, InF32, 16>,
+        (Element::F16, Element::F16, 16) if fits(4, 4) => of::<Mma<f32, 256>, F16, InF16, 16>,
+        (Element::Bf16, Element::F32, 16) if fits(4, 8) => of::<Mma<f32, 256>, Bf16, InF32, 16>,
+        (Element::Tf32, Element::F32, 8) if fits(4, 8) => of::<Mma<f32, 256>, Tf32, InF32, 8>,
+        (Element::S8, Element::S32, 16) if fits(2, 8) => of::<Mma<i32, TILE>, S8, InS32, 16>,
+        (Element::U8, Element::S32, 16) if fits(2, 8) => of::<Mma<i32, TILE>, U8, InS32, 16>,
+        (Element::F64, Element::F64, 4) if (a, b, c) == (1, 1, 2) => {
+            |args| Selected::with_wide::<Mma<f64, 64>, WmmaF64<Mma<f64, 64>>>(args)
+        }
+        _ => return None,
+    })
 }

@@ -2,7 +2,7 @@
 
 use crate::memory::MEMORY;
 use crate::memory::alloc::{release, take_device_memory};
-use crate::memory::link::current;
+use crate::memory::link::{current, post_alloc};
 use crate::memory::table::{Allocation, Kind};
 use kedge_cuda_types::CuError;
 
@@ -13,6 +13,17 @@ pub(crate) fn graph_alloc(size: u64) -> Result<u64, CuError> {
     let (addr, taken) = take_device_memory(current.device, size)?;
     MEMORY.record(&current, Kind::Graph, addr, size, taken);
     Ok(addr)
+}
+
+/// A word of device memory for a graph's life, valid at once; [`graph_release`] ends it.
+pub(crate) fn graph_word() -> Result<u64, CuError> {
+    const SIZE: u64 = 4;
+    let addr = graph_alloc(SIZE)?;
+    let word = post_alloc(current()?.ctx, addr, SIZE);
+    word.map(|()| addr).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = graph_release(addr);
+    })
 }
 
 /// Bytes of the graph allocation at `addr`; INVALID_VALUE where there is none.
