@@ -122,3 +122,34 @@ fn what_cannot_be_swapped_out_is_named_and_goes_on() {
     let said = failure(&place.output(&["swap", "in", "j"]));
     assert!(said.contains("has ended"), "{said}");
 }
+
+/// Pages of files in memory that the proxy has mapped, KiB: those of `cuMemCreate` among them.
+fn mapped(job: &Job) -> u64 {
+    let proxies = job.proxies();
+    let [proxy] = proxies[..] else { panic!("{proxies:?}") };
+    let text = fs::read_to_string(format!("/proc/{proxy}/status")).expect("a proxy");
+    let rss = text.lines().find_map(|line| line.strip_prefix("RssShmem:")).expect("a number");
+    rss.trim().trim_end_matches(" kB").parse().expect("KiB")
+}
+
+/// What the program has made by cuMemCreate, which it has mapped at two addresses.
+#[test]
+fn physical_memory_of_the_program_s_own_goes_too() {
+    const KIB: u64 = 8 << 10;
+    let place = Place::of("gpu_mapped", "swmap", User::Same).expect("the test's own user");
+    let mut job = place.start(&[]);
+    job.read_to(10);
+    idle(&job);
+    for _ in 0..2 {
+        assert!(mapped(&job) >= KIB, "{} KiB", mapped(&job));
+        swap(&place, "out");
+        assert!(mapped(&job) < KIB, "{} KiB", mapped(&job));
+        send("CONT", &program(&job));
+        job.read_to(job.step + 5);
+        idle(&job);
+    }
+    send("CONT", &program(&job));
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+}

@@ -31,28 +31,40 @@ pub(crate) struct Arena {
     devices: Vec<CUdevice>,
     /// Devices that may access another's memory: (owner, other).
     peers: Vec<(u32, u32)>,
-    slabs: BTreeMap<u64, Mapping>,
-    handles: HashMap<MemHandleId, Handle>,
+    pub(crate) slabs: BTreeMap<u64, Mapping>,
+    pub(crate) handles: HashMap<MemHandleId, Handle>,
     /// The program's own mappings.
-    mapped: BTreeMap<u64, Mapping>,
+    mapped: BTreeMap<u64, Shown>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Mapping {
+/// Bytes of a handle that are mapped.
+#[derive(Debug, Clone)]
+struct Shown {
     size: u64,
-    /// The driver's handle, of a slab; its memory lives as long as it or a mapping does. Or [`AWAY`].
-    raw: u64,
+    of: MemHandleId,
+    offset: u64,
+    /// CUmemAccess_flags by devices.
+    access: BTreeMap<u32, u32>,
 }
 
-/// A slab that has no memory for now; the driver's handles are not zero.
-const AWAY: u64 = 0;
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mapping {
+    pub(crate) size: u64,
+    /// The driver's handle; its memory lives as long as it or a mapping does. Or [`AWAY`].
+    pub(crate) raw: u64,
+}
+
+/// Of what has no memory for now; the driver's handles are not zero.
+pub(crate) const AWAY: u64 = 0;
 
 #[derive(Debug, Clone, Copy)]
-struct Handle {
-    raw: u64,
+pub(crate) struct Handle {
+    /// Or [`AWAY`].
+    pub(crate) raw: u64,
     /// Unknown of another process's: the driver does not tell, and checks.
-    size: Option<u64>,
-    device: u32,
+    pub(crate) size: Option<u64>,
+    pub(crate) device: u32,
+    pub(crate) shareable: bool,
 }
 
 /// Reserves the address ranges of these devices, for as long as the process lives.
@@ -105,10 +117,31 @@ impl Arena {
         true
     }
 
-    /// The program's own handles: id, the driver's handle, bytes and device.
+    /// Where a handle's bytes are mapped.
+    pub(crate) fn shown(&self, id: MemHandleId) -> Vec<(u64, u64)> {
+        let shown = self.mapped.iter().filter(|(_, shown)| shown.of == id);
+        shown.map(|(addr, shown)| (*addr, shown.size)).collect()
+    }
+
+    /// Maps what was mapped at an address, of new memory of its handle.
+    pub(crate) fn show(&self, addr: u64, raw: u64) -> Result<(), CuError> {
+        let shown = self.mapped.get(&addr).ok_or(CuError::INVALID_VALUE)?;
+        self.map(addr, shown.size, shown.offset, raw)
+    }
+
+    /// Lets the same devices use it as before.
+    pub(crate) fn allow_again(&self, addr: u64) -> Result<(), CuError> {
+        let shown = self.mapped.get(&addr).ok_or(CuError::INVALID_VALUE)?;
+        shown
+            .access
+            .iter()
+            .try_for_each(|(index, access)| self.allow(addr, shown.size, *index, *access))
+    }
+
+    /// The program's own handles that have memory: id, the driver's handle, bytes and device.
     pub(crate) fn handles(&self) -> impl Iterator<Item = (MemHandleId, u64, u64, u32)> {
         let own = |(id, handle): (&MemHandleId, &Handle)| {
-            Some((*id, handle.raw, handle.size?, handle.device))
+            Some((*id, handle.raw, handle.size?, handle.device)).filter(|_| handle.raw != AWAY)
         };
         self.handles.iter().filter_map(own)
     }
@@ -117,7 +150,7 @@ impl Arena {
         self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
     }
 
-    fn create(&self, index: u32, size: u64, shareable: bool) -> Result<u64, CuError> {
+    pub(crate) fn create(&self, index: u32, size: u64, shareable: bool) -> Result<u64, CuError> {
         let props = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: if shareable { POSIX_FD } else { CU_MEM_HANDLE_TYPE_NONE },
@@ -134,7 +167,7 @@ impl Arena {
         Ok(CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: self.device(index)? })
     }
 
-    fn release(&self, raw: u64) -> Result<(), CuError> {
+    pub(crate) fn release(&self, raw: u64) -> Result<(), CuError> {
         // SAFETY: a handle that `create` made and that nothing here names any longer.
         check(unsafe { (self.driver.cuMemRelease)(raw) })
     }
@@ -144,7 +177,7 @@ impl Arena {
         check(unsafe { (self.driver.cuMemMap)(addr, size as usize, offset as usize, raw, 0) })
     }
 
-    fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
+    pub(crate) fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
         // SAFETY: one of our mappings; the client has made sure that no work uses it.
         check(unsafe { (self.driver.cuMemUnmap)(addr, size as usize) })
     }
@@ -167,7 +200,7 @@ impl Arena {
     }
 
     /// New memory at a slab's address, accessible: the driver's handle.
-    fn map_new(&self, index: u32, addr: u64, size: u64) -> Result<u64, CuError> {
+    pub(crate) fn map_new(&self, index: u32, addr: u64, size: u64) -> Result<u64, CuError> {
         // Any of it may be shared with other processes (`cuIpcGetMemHandle`).
         let raw = self.create(index, size, true)?;
         let made = self.map(addr, size, 0, raw).and_then(|()| {
@@ -192,10 +225,9 @@ impl Arena {
     }
 
     fn overlaps(&self, addr: u64, size: u64) -> bool {
-        let before = |all: &BTreeMap<u64, Mapping>| {
-            all.range(..addr + size).next_back().is_some_and(|(at, m)| at + m.size > addr)
-        };
-        before(&self.slabs) || before(&self.mapped)
+        let slab = self.slabs.range(..addr + size).next_back().map(|(at, slab)| at + slab.size);
+        let shown = self.mapped.range(..addr + size).next_back().map(|(at, shown)| at + shown.size);
+        slab.max(shown).is_some_and(|end| end > addr)
     }
 
     pub(crate) fn give_back(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
@@ -204,47 +236,6 @@ impl Arena {
         self.unmap(addr, size)?;
         self.slabs.remove(&addr);
         self.release(slab.raw)
-    }
-
-    /// Gives the memory of all slabs back, whose addresses stay: how many bytes. What fails leaves the rest as
-    /// it is.
-    pub(crate) fn vacate(&mut self) -> Result<u64, CuError> {
-        let mut bytes = 0;
-        let there: Vec<(u64, Mapping)> = self.slabs.iter().map(|(at, slab)| (*at, *slab)).collect();
-        for (addr, slab) in there.into_iter().filter(|(_, slab)| slab.raw != AWAY) {
-            self.unmap(addr, slab.size)?;
-            self.slabs.insert(addr, Mapping { raw: AWAY, ..slab });
-            self.release(slab.raw)?;
-            bytes += slab.size;
-        }
-        Ok(bytes)
-    }
-
-    /// Takes memory for all slabs that have none, or for none of them.
-    pub(crate) fn occupy(&mut self) -> Result<(), CuError> {
-        let away = self.slabs.iter().filter(|(_, slab)| slab.raw == AWAY);
-        let away: Vec<(u64, u64)> = away.map(|(at, slab)| (*at, slab.size)).collect();
-        for (index, (addr, size)) in away.iter().enumerate() {
-            if let Err(error) = self.back(*addr, *size) {
-                for (addr, size) in &away[..index] {
-                    let Some(slab) = self.slabs.insert(*addr, Mapping { size: *size, raw: AWAY })
-                    else {
-                        continue;
-                    };
-                    let _ = self.unmap(*addr, *size).and_then(|()| self.release(slab.raw));
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Memory for a slab that has none.
-    fn back(&mut self, addr: u64, size: u64) -> Result<(), CuError> {
-        let index = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
-        let raw = self.map_new(index, addr, size)?;
-        self.slabs.insert(addr, Mapping { size, raw });
-        Ok(())
     }
 
     pub(crate) fn create_handle(
@@ -258,7 +249,7 @@ impl Arena {
             return Err(CuError::INVALID_VALUE);
         }
         let raw = self.create(index, size, shareable)?;
-        self.handles.insert(id, Handle { raw, size: Some(size), device: index });
+        self.handles.insert(id, Handle { raw, size: Some(size), device: index, shareable });
         Ok(())
     }
 
@@ -290,7 +281,8 @@ impl Arena {
         let on_device = told.is_ok() && props.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
         let device = self.devices.iter().position(|device| *device == props.location.id);
         let device = device.filter(|_| on_device).map(|at| at as u32);
-        self.handles.insert(id, Handle { raw, size: None, device: device.unwrap_or(0) });
+        let (device_or_first, shareable) = (device.unwrap_or(0), true);
+        self.handles.insert(id, Handle { raw, size: None, device: device_or_first, shareable });
         Ok(Imported { device, size: None })
     }
 
@@ -331,7 +323,7 @@ impl Arena {
             return Err(CuError::INVALID_VALUE);
         }
         self.map(addr, size, offset, handle.raw)?;
-        self.mapped.insert(addr, Mapping { size, raw: 0 });
+        self.mapped.insert(addr, Shown { size, of: id, offset, access: BTreeMap::new() });
         Ok(())
     }
 
@@ -353,13 +345,19 @@ impl Arena {
     }
 
     pub(crate) fn set_access(
-        &self,
+        &mut self,
         addr: u64,
         size: u64,
         index: u32,
         access: u32,
     ) -> Result<(), CuError> {
-        self.within(addr, size)?.iter().try_for_each(|&(a, s)| self.allow(a, s, index, access))
+        for (addr, size) in self.within(addr, size)? {
+            self.allow(addr, size, index, access)?;
+            if let Some(shown) = self.mapped.get_mut(&addr) {
+                shown.access.insert(index, access);
+            }
+        }
+        Ok(())
     }
 }
 

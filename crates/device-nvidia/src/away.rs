@@ -1,11 +1,9 @@
 //! Memory that goes off the devices while nothing runs, and comes back where it was: that of slabs, which is
-//! what `cudaMalloc` and its like give.
+//! what `cudaMalloc` and its like give, and of the program's handles (`cuMemCreate`).
 
 use crate::NvidiaBackend;
-use crate::restore::{Target, settle};
-use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::device_of;
-use kedge_device::SnapshotError;
+use crate::restore::settle;
+use kedge_device::{Object, SnapshotError};
 
 impl NvidiaBackend {
     /// See [`kedge_device::Backend::vacate`].
@@ -23,20 +21,27 @@ impl NvidiaBackend {
     }
 
     /// See [`kedge_device::Backend::refill`].
-    pub(crate) fn refill_slab(&self, addr: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let device = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
-        if !self.tables().arena.granted(addr, bytes.len() as u64) {
-            return Err(CuError::INVALID_VALUE.into());
-        }
-        let ctx = self.context_on(device)?;
-        self.restoring().uses(&ctx);
-        Ok(self.upload(&Target { ctx, addr }, bytes)?)
+    pub(crate) fn refill_memory(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: &[u8],
+    ) -> Result<(), SnapshotError> {
+        let target = {
+            let mut restoring = self.restoring();
+            let target = self.target(&mut restoring, object, start, bytes.len() as u64)?;
+            restoring.uses(&target.ctx);
+            target
+        };
+        Ok(self.upload(&target, bytes)?)
     }
 
     /// See [`kedge_device::Backend::refilled`].
     pub(crate) fn all_refilled(&self) -> Result<(), SnapshotError> {
         let used = std::mem::take(&mut self.restoring().used);
         let settled = settle(&self.shared.driver, &used).and(self.shared.slots.settle());
+        // Through which handles were filled.
+        self.restoring().handles.clear();
         settled.map_err(|error| SnapshotError::new(error, "bytes did not come back to the devices"))
     }
 }

@@ -528,8 +528,8 @@ impl Backend for NvidiaBackend {
         self.occupy_slabs()
     }
 
-    fn refill(&self, addr: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        self.refill_slab(addr, bytes)
+    fn refill(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        self.refill_memory(object, start, bytes)
     }
 
     fn refilled(&self) -> Result<(), SnapshotError> {

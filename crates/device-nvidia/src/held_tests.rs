@@ -7,7 +7,7 @@ use crate::spare::CacheLimits;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::{Backend, Done, Held, HeldPart, HeldPlace, Host, Object, Piece};
-use kedge_protocol::{CtxId, OutputTarget};
+use kedge_protocol::{CtxId, MemHandleId, OutputTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -186,11 +186,47 @@ fn slabs_go_off_the_device_and_come_back() {
     assert_eq!(turn.used(), before);
     for (piece, bytes) in &saved {
         for (chunk, at) in bytes.chunks(5 << 20).zip((piece.start..).step_by(5 << 20)) {
-            backend.refill(at, chunk).unwrap();
+            backend.refill(&piece.object, at, chunk).unwrap();
         }
     }
     backend.refilled().unwrap();
     assert!(peek(device_base(0), 2 * SLAB) == pattern(3, 2 * SLAB));
-    assert!(backend.refill(device_base(0) + 2 * SLAB, &[1]).is_err(), "no slab");
+    let beyond = device_base(0) + 2 * SLAB;
+    assert!(backend.refill(&Object::Memory, beyond, &[1]).is_err(), "no slab");
     backend.give_back(0, device_base(0), SLAB).unwrap();
+}
+
+#[test]
+fn handles_go_off_the_device_and_come_back_where_they_were_mapped() {
+    let (turn, driver) = Turn::begin(200 * MIB);
+    let backend = backend(&driver, NO_LIMITS);
+    let (id, size, first) = (MemHandleId(7), 2 * SLAB, device_base(0));
+    let second = first + 8 * SLAB;
+    backend.create_handle(id, 0, size, false).unwrap();
+    backend.map_handle(id, first, size, 0).unwrap();
+    backend.map_handle(id, second, SLAB, SLAB).unwrap();
+    backend.set_access(first, size, 0, 3).unwrap();
+    poke(first, &pattern(5, size));
+    rest(&backend);
+    let snapshot = backend.snapshot().unwrap();
+    let saved = read_all(&*snapshot);
+    drop(snapshot);
+    let before = turn.used();
+    assert_eq!(backend.vacate().unwrap(), size);
+    assert_eq!((turn.used(), backend.vacate().unwrap()), (before - size, 0));
+    let memory = turn.set(|fake| std::mem::replace(&mut fake.memory, before - size + MIB));
+    assert_eq!(backend.occupy().unwrap_err().code, CuError::OUT_OF_MEMORY);
+    turn.set(|fake| fake.memory = memory);
+    backend.occupy().unwrap();
+    for (piece, bytes) in &saved {
+        backend.refill(&piece.object, piece.start, bytes).unwrap();
+    }
+    backend.refilled().unwrap();
+    assert_eq!(turn.used(), before);
+    assert!(peek(first, size) == pattern(5, size));
+    assert!(peek(second, SLAB) == pattern(5, size)[SLAB as usize..]);
+    backend.unmap_handle(second, SLAB).unwrap();
+    backend.unmap_handle(first, size).unwrap();
+    backend.destroy_handle(id).unwrap();
+    assert_eq!(turn.used(), before - size);
 }

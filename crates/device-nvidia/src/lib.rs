@@ -58,6 +58,7 @@ mod tensor_maps;
 mod texture_handles;
 mod textures;
 mod timeline;
+mod vacancy;
 mod waiters;
 mod waits;
 

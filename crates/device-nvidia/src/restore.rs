@@ -29,7 +29,7 @@ pub(crate) struct Restoring {
     /// Bytes of arrays, which go there as a whole.
     arrays: HashMap<ArrayId, Staged>,
     /// The program's handles, mapped once more.
-    handles: HashMap<MemHandleId, (Region, u64, Arc<Context>)>,
+    pub(crate) handles: HashMap<MemHandleId, (Region, u64, Arc<Context>)>,
     /// By device: memory that another process's snapshot lies in.
     pub(crate) held: HashMap<u32, Region>,
     /// Contexts in which bytes travel.

@@ -305,8 +305,8 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// At rest: gives the memory back in which [`Object::Memory`] lies, as far as it can be; addresses stay.
-    /// Returns how many bytes. All bytes that a snapshot tells of there are then to be put back by
+    /// At rest: gives the memory back in which [`Object::Memory`] and [`Object::Handle`] lie, as far as it can
+    /// be; addresses stay. Returns how many bytes. All bytes that a snapshot tells of there are then to be put back by
     /// [`Backend::refill`], after [`Backend::occupy`] and before anything is submitted.
     fn vacate(&self) -> Result<u64, SnapshotError> {
         Err(SnapshotError::new(
@@ -320,7 +320,7 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
     /// Puts bytes of memory back; from several threads. They have arrived when [`Backend::refilled`] returns.
-    fn refill(&self, _addr: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
+    fn refill(&self, _object: &Object, _start: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device's memory cannot be swapped in"))
     }
     fn refilled(&self) -> Result<(), SnapshotError> {

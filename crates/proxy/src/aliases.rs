@@ -69,8 +69,14 @@ pub fn clear(folder: &Path) {
     }
 }
 
-/// What a proxy that is being restored has under that name, once it is there.
-pub(crate) fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<Shared> {
+/// What a proxy that is being restored has under that name, once it is there, unless `fails` says that it
+/// will never be.
+fn wait_for_it(
+    folder: &Path,
+    name: &PeerName,
+    limit: Duration,
+    fails: impl Fn() -> bool,
+) -> io::Result<Shared> {
     let end = Instant::now() + limit;
     let mut pause = Duration::from_millis(1);
     loop {
@@ -79,7 +85,7 @@ pub(crate) fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::R
         {
             return Ok(shared);
         }
-        if Instant::now() >= end {
+        if Instant::now() >= end || fails() {
             let what = "the process that has made what is shared is not restored in time";
             return Err(io::Error::new(io::ErrorKind::TimedOut, what));
         }
@@ -88,10 +94,16 @@ pub(crate) fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::R
     }
 }
 
-/// A descriptor of memory that a proxy which is being restored has under that name, once it is there.
-pub fn descriptor(folder: &Path, name: &PeerName) -> io::Result<OwnedFd> {
+/// For a proxy that is being restored itself, and is ended if another fails.
+pub(crate) fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<Shared> {
+    wait_for_it(folder, name, limit, || false)
+}
+
+/// A descriptor of memory that a proxy which is being restored has under that name, once it is there, unless
+/// `fails` says that it will never be.
+pub fn descriptor(folder: &Path, name: &PeerName, fails: impl Fn() -> bool) -> io::Result<OwnedFd> {
     let none = || io::Error::other("what is shared under that name is no memory");
-    wait_for(folder, name, PATIENCE)?.fd.ok_or_else(none)
+    wait_for_it(folder, name, PATIENCE, fails)?.fd.ok_or_else(none)
 }
 
 #[cfg(test)]

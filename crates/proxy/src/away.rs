@@ -1,4 +1,4 @@
-//! A client whose devices' memory is swapped out: it lies in a file in memory, packed, and comes back before
+//! A client whose devices' memory is swapped out: it lies in files in memory, packed, and comes back before
 //! the next message is dispatched.
 
 use crate::capture::CaptureError;
@@ -14,11 +14,13 @@ use std::path::PathBuf;
 
 /// Bytes that are packed together.
 const CHUNK: u64 = 1 << 20;
+/// A file in memory is written by one thread at a time, so there are as many as threads.
+const FILES: usize = work::MAX_THREADS;
 
 /// What was on the devices.
 pub(crate) struct Away {
     /// An object of it is a piece, by its number and one.
-    file: File,
+    files: Vec<File>,
     pieces: Vec<Piece>,
     /// What the devices have more for it.
     pub(crate) bytes: u64,
@@ -42,10 +44,11 @@ impl Away {
 
     fn pack(backend: &dyn Backend, limits: CacheLimits) -> Result<Away, CaptureError> {
         let snapshot = backend.snapshot()?;
-        let in_memory = |piece: &&Piece| piece.object == Object::Memory;
-        let pieces: Vec<Piece> = snapshot.pieces().iter().filter(in_memory).cloned().collect();
+        let goes = |piece: &&Piece| matches!(piece.object, Object::Memory | Object::Handle(_));
+        let pieces: Vec<Piece> = snapshot.pieces().iter().filter(goes).cloned().collect();
         has_room(pieces.iter().map(|piece| piece.bytes).sum(), limits)?;
-        let writer = ImageWriter::in_memory("kedge-away")?;
+        let writers = (0..FILES).map(|_| ImageWriter::in_memory("kedge-away"));
+        let writers = writers.collect::<Result<Vec<ImageWriter>, _>>()?;
         let chunks = |(number, piece): (u64, &Piece)| {
             let (piece, bytes) = (piece.clone(), piece.bytes);
             let starts = (0..bytes).step_by(CHUNK as usize);
@@ -59,6 +62,7 @@ impl Away {
             let read = snapshot.read(piece, piece.start + range.start, &mut buffer[..length]);
             read.map_err(SnapshotError::from)?;
             let encoded = kedge_image::encode(buffer, Choice::Auto);
+            let writer = &writers[(range.start / CHUNK) as usize % FILES];
             Ok::<(), CaptureError>(writer.memory(
                 *number,
                 range.start,
@@ -66,29 +70,36 @@ impl Away {
                 &encoded,
             )?)
         })?;
-        let (file, _) = writer.finish_open()?;
-        Ok(Away { file, pieces, bytes: 0 })
+        let finished = writers.into_iter().map(|writer| Ok(writer.finish_open()?.0));
+        let files = finished.collect::<Result<Vec<File>, CaptureError>>()?;
+        Ok(Away { files, pieces, bytes: 0 })
     }
 
     /// Puts everything back; nothing has changed where there is not enough memory.
     pub(crate) fn come_back(&self, backend: &dyn Backend) -> Result<(), RestoreError> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
-        let file = ImageFile::open(&path, None)?;
+        let open = |file: &File| {
+            let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            ImageFile::open(&path, None)
+        };
+        let files = self.files.iter().map(open).collect::<Result<Vec<ImageFile>, _>>()?;
         backend.occupy()?;
-        let extents: Vec<Extent> = file.memory().copied().collect();
+        let all = files.iter().flat_map(|file| file.memory().map(move |extent| (file, *extent)));
+        let all: Vec<(&ImageFile, Extent)> = all.collect();
         work::each(
-            &extents,
+            &all,
             || (Vec::new(), Vec::new()),
-            |extent, (scratch, bytes)| {
+            |(file, extent), (scratch, bytes)| {
                 let number = extent.object.checked_sub(1).and_then(|at| usize::try_from(at).ok());
                 let piece = number.and_then(|at| self.pieces.get(at));
                 let piece = piece.ok_or(RestoreError::Damaged("bytes of no object"))?;
                 let length = piece.bytes.saturating_sub(extent.address).min(extent.decoded);
                 bytes.resize(extent.decoded as usize, 0);
                 file.read(extent, scratch, bytes)?;
-                Ok::<(), RestoreError>(
-                    backend.refill(piece.start + extent.address, &bytes[..length as usize])?,
-                )
+                Ok::<(), RestoreError>(backend.refill(
+                    &piece.object,
+                    piece.start + extent.address,
+                    &bytes[..length as usize],
+                )?)
             },
         )?;
         Ok(backend.refilled()?)

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// Threads at most: more than that, and the disk is what is slow.
-const MAX_THREADS: usize = 8;
+pub(crate) const MAX_THREADS: usize = 8;
 
 /// Does `job` for each of `all`, each thread with scratch of its own. The first failure ends it.
 pub(crate) fn each<T: Sync, S, E: Send>(

@@ -3,6 +3,7 @@
 //! back and are tied to the clients in the old ones' place.
 
 use crate::keeper::Held;
+use crate::management;
 use crate::proxies::{self, Launch, Proxies, Proxy, ProxyId};
 use crate::quiesce::Resting;
 use crate::sharing::{self, Lent};
@@ -25,7 +26,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -103,6 +103,9 @@ struct State {
     /// Descriptions of device memory that travels from process to process, and where it is found.
     #[serde(default)]
     memory: Vec<(u32, String)>,
+    /// Whether there is any such memory.
+    #[serde(default)]
+    travels: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -346,7 +349,7 @@ impl Plugin for Gpu {
             Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
                 Claim::Yes
             }
-            Moment::Checkpoint { .. } if management(file).is_some() => Claim::Yes,
+            Moment::Checkpoint { .. } if management::path(file).is_some() => Claim::Yes,
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
             }
@@ -368,13 +371,14 @@ impl Plugin for Gpu {
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
         let memory = sharing::save(capture, mine, lent);
+        let travels = !lent.is_empty();
         let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
         let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
-        let management = save_management(capture, &rest);
+        let management = management::save(capture, &rest);
         if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }
-        let all = serde_json::to_value(State { clients, management, memory });
+        let all = serde_json::to_value(State { clients, management, memory, travels });
         all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
     }
 
@@ -383,7 +387,11 @@ impl Plugin for Gpu {
         let Moment::Restart { restart, begun } = &mut *moment else {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
-        let State { clients, management, memory } = world.parse(state)?;
+        let State { clients, management, memory, travels } = world.parse(state)?;
+        if travels {
+            // Their descriptors are compared with others' by kcmp, which takes proxies of this namespace.
+            restart.warm.clear();
+        }
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);
         for saved in clients {
@@ -392,17 +400,25 @@ impl Plugin for Gpu {
         for (description, name) in memory {
             let name = aliases::parse(&name);
             let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
-            let found = aliases::descriptor(&folder, &name);
-            world.made(description, found.map_err(failed("find shared device memory"))?)?;
+            let fails = || begun.iter().any(Begun::has_ended);
+            let found = aliases::descriptor(&folder, &name, fails).map_err(|source| {
+                why_not(
+                    begun,
+                    PluginError::System { what: "find shared device memory".into(), source },
+                )
+            });
+            world.made(description, found?)?;
         }
-        management.into_iter().try_for_each(|(description, path)| reopen(description, &path, world))
+        management.into_iter().try_for_each(|(at, path)| management::reopen(at, &path, world))
     }
 
     fn rebuilt(&self) -> Result<(), PluginError> {
         let Moment::Restart { restart, begun } = std::mem::take(&mut *self.moment()) else {
             return Ok(());
         };
-        wait_for_all(&begun)?;
+        let all = begun.iter().map(|begun| (begun.client, &begun.proxy));
+        sharing::wait_for_all(all, LIMIT)
+            .map_err(|error| PluginError::Refused(format!("the devices of {error}")))?;
         for Begun { client, proxy } in begun {
             go_on(&proxy, client)?;
             restart.proxies.add(proxy).map_err(failed("start a thread"))?;
@@ -457,36 +473,6 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
         arenas: numbers(arenas),
         ring: save_ring(capture, first)?,
     })
-}
-
-/// The driver's device file that a process has opened by itself: NVIDIA's management library (NVML) does, which
-/// frameworks ask for the number of GPUs.
-fn management(file: &Found) -> Option<String> {
-    let path = file.link.to_str().filter(|path| path.starts_with("/dev/nvidia"))?;
-    (file.stat.mode & libc::S_IFMT == libc::S_IFCHR).then(|| path.to_owned())
-}
-
-fn save_management(capture: &mut Capture, mine: &[usize]) -> Vec<(u32, String)> {
-    let path = |index: &usize| Some((*index as u32, management(capture.file(*index))?));
-    let found: Vec<(u32, String)> = mine.iter().filter_map(path).collect();
-    if let Some((index, _)) = found.first() {
-        let (pid, _) = capture.job.holder(capture.file(*index as usize));
-        capture.warnings.push(format!(
-            "process {pid} uses NVIDIA's management library (NVML): after a restart its calls fail until \
-             it starts the library again"
-        ));
-    }
-    found
-}
-
-/// Opens the file anew, which knows nothing of what was asked through the old one; where it is not there,
-/// something that answers nothing.
-fn reopen(description: u32, path: &str, world: &mut World) -> Result<(), PluginError> {
-    let open = |path: &str| File::options().read(true).write(true).open(path);
-    let named = Some(path).filter(|path| path.starts_with("/dev/nvidia") && !path.contains(".."));
-    let file = named.and_then(|path| open(path).ok());
-    let file = file.map_or_else(|| open("/dev/null"), Ok).map_err(failed("open /dev/null"))?;
-    world.made(description, file)
 }
 
 /// The ring's memory, but for what is zero.
@@ -565,6 +551,27 @@ fn begin(saved: &Saved, world: &mut World, restart: &mut Restart) -> Result<Begu
     Ok(Begun { client: pid, proxy })
 }
 
+impl Begun {
+    /// Whether its proxy, a child of this process, has ended. /proc may not be this namespace's as yet.
+    fn has_ended(&self) -> bool {
+        let ProxyId::Child(pid) = self.proxy.id else { return false };
+        // SAFETY: plain data, for which zero is a value; the call fills it and leaves the child as it is.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            libc::waitid(libc::P_PID, pid, &raw mut info, flags) == 0 && info.si_pid() != 0
+        }
+    }
+}
+
+/// What a proxy that has ended says of it; else `other`.
+fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
+    let ended = begun.iter().find(|begun| begun.has_ended());
+    let said =
+        ended.and_then(|begun| Some((begun.client, begun.proxy.control.answer(LIMIT).err()?)));
+    said.map_or(other, |(client, error)| refused(client, &error))
+}
+
 /// The client's process is there: its proxy serves it from now on.
 fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
     let order = Order::Begin { pid: client };
@@ -583,23 +590,6 @@ fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
         Ok(_) => Err(refused(client, &ControlError::Nonsense)),
         Err(error) => Err(refused(client, &error)),
     }
-}
-
-/// Waits until all proxies have brought their devices back. The first that fails is told of at once: others
-/// may wait for what it was to make.
-fn wait_for_all(begun: &[Begun]) -> Result<(), PluginError> {
-    let (said, hear) = channel();
-    for Begun { client, proxy } in begun {
-        let (said, client, proxy) = (said.clone(), *client, Arc::clone(proxy));
-        let wait = move || drop(said.send((client, proxy.control.answer(LIMIT))));
-        let started = thread::Builder::new().stack_size(64 << 10).spawn(wait);
-        started.map_err(failed("start a thread"))?;
-    }
-    drop(said);
-    hear.iter().try_for_each(|(client, answer)| match answer {
-        Ok(_) => Ok(()),
-        Err(error) => Err(refused(client, &error)),
-    })
 }
 
 fn restore_order(path: &Path, entry: &FileEntry) -> Order {

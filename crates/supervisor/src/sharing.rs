@@ -1,6 +1,7 @@
 //! Device memory and events that several processes of a job have together. One of them owns each: its
 //! proxy saves the bytes, and the others' note where a restart finds them.
 
+use crate::proxies::Proxy;
 use crate::quiesce::{Resting, ask_all};
 use kedge_process::plugins::{Capture, Found, Job};
 use kedge_proxy::aliases;
@@ -8,6 +9,10 @@ use kedge_proxy::bonds::{Bond, Identity, PeerName, Share, What};
 use kedge_proxy::control::{Answer, Control, ControlError, Order};
 use kedge_wire::List;
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -24,6 +29,8 @@ pub(crate) enum SharingError {
          or take the checkpoint after it has released it"
     )]
     Foreign { pid: u32 },
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
 }
 
 /// Memory of which the program may have descriptors of its own.
@@ -69,6 +76,26 @@ fn same(a: (i32, i32), b: (i32, i32)) -> bool {
     const KCMP_FILE: libc::c_int = 0;
     // SAFETY: this kind of kcmp takes numbers alone.
     unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, KCMP_FILE, a.1 as u64, b.1 as u64) == 0 }
+}
+
+/// Waits until all proxies have brought their clients' devices back. The first that fails is told of at once:
+/// others may wait for what it was to make.
+pub(crate) fn wait_for_all<'a>(
+    all: impl Iterator<Item = (u32, &'a Arc<Proxy>)>,
+    limit: Duration,
+) -> Result<(), SharingError> {
+    let (said, hear) = channel();
+    for (pid, proxy) in all {
+        let (said, proxy) = (said.clone(), Arc::clone(proxy));
+        let wait = move || drop(said.send((pid, proxy.control.answer(limit))));
+        let started = thread::Builder::new().stack_size(64 << 10).spawn(wait);
+        started.map_err(SharingError::Thread)?;
+    }
+    drop(said);
+    hear.iter().try_for_each(|(pid, answer)| match answer {
+        Ok(_) => Ok(()),
+        Err(source) => Err(SharingError::Proxy { pid, source }),
+    })
 }
 
 /// What one client has together with others.

@@ -618,8 +618,12 @@ impl Backend for SoftBackend {
         snapshot::vacate(self)
     }
 
-    fn refill(&self, addr: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        Ok(snapshot::write_memory(self, addr, bytes)?)
+    fn refill(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        Ok(match object {
+            Object::Memory => snapshot::write_memory(self, start, bytes),
+            Object::Handle(id) => self.vmm.write(*id, start, bytes),
+            _ => Err(CuError::INVALID_VALUE),
+        }?)
     }
 
     fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {

@@ -143,14 +143,28 @@ impl Vmm {
     pub(super) fn destroy(&self, id: MemHandleId) -> Result<Option<(u32, u64)>, CuError> {
         let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
         let charged = handle.device.map(|device| (device, handle.size));
-        if handle.own.is_some() {
-            return Ok(charged);
+        if handle.own.is_none() {
+            self.empty(&handle)?;
         }
+        Ok(charged)
+    }
+
+    /// Gives the pages of a handle back to the system: it reads as zero.
+    fn empty(&self, handle: &Handle) -> Result<(), CuError> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, size) = (handle.offset as libc::off_t, handle.size as libc::off_t);
-        // SAFETY: a hole in our own memfd, in a range that only this handle used.
-        let rc = unsafe { libc::fallocate(self.memory.as_raw_fd(), mode, offset, size) };
-        if rc == 0 { Ok(charged) } else { Err(CuError::OPERATING_SYSTEM) }
+        let file = handle.own.as_ref().unwrap_or(&self.memory);
+        // SAFETY: a hole in a memfd, in a range that is only this handle's.
+        let rc = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, size) };
+        if rc == 0 { Ok(()) } else { Err(CuError::OPERATING_SYSTEM) }
+    }
+
+    /// Gives the pages of all handles but other processes' back to the system: how many bytes they could hold.
+    /// None is shared with another process.
+    pub(super) fn vacate(&self) -> Result<u64, CuError> {
+        let table = lock(&self.table);
+        let own = table.handles.values().filter(|handle| handle.device.is_some());
+        own.map(|handle| self.empty(handle).map(|()| handle.size)).sum()
     }
 
     /// Shows the handle's bytes from `offset` on at [addr, addr+size), without access as yet.

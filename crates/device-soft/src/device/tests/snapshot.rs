@@ -227,6 +227,32 @@ fn another_process_s_memory_is_left_out_until_it_is_adopted() {
 }
 
 #[test]
+fn memory_of_handles_goes_away_and_comes_back() {
+    let f = Fixture::new();
+    let (id, at) = (MemHandleId(1), BASE + (1 << 30));
+    f.backend.create_handle(id, 0, 4 << 20, false).unwrap();
+    f.backend.map_handle(id, at, 2 << 20, 2 << 20).unwrap();
+    f.backend.set_access(at, 2 << 20, 0, 3).unwrap();
+    f.set(A, at + 8);
+    f.sync(A).unwrap();
+    let snapshot = f.snapshot();
+    assert!(f.backend.vacate().unwrap() >= 4 << 20);
+    assert_eq!(word(at + 8), 0);
+    f.backend.occupy().unwrap();
+    let pieces = snapshot.pieces().iter().filter(|piece| piece.object == Object::Handle(id));
+    for piece in pieces {
+        let mut bytes = vec![0; piece.bytes as usize];
+        snapshot.read(piece, piece.start, &mut bytes).unwrap();
+        f.backend.refill(&piece.object, piece.start, &bytes).unwrap();
+    }
+    f.backend.refilled().unwrap();
+    assert_eq!(word(at + 8), 1);
+    assert!(f.backend.refill(&Object::Handle(id), 4 << 20, &[1]).is_err());
+    f.backend.unmap_handle(at, 2 << 20).unwrap();
+    f.backend.destroy_handle(id).unwrap();
+}
+
+#[test]
 fn memory_that_was_never_touched_is_not_kept() {
     let f = Fixture::new();
     let dev = f.alloc(0, 32 << 20);
