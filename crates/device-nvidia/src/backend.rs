@@ -418,14 +418,6 @@ impl Backend for NvidiaBackend {
         self.wait_for_event(event, done);
     }
 
-    fn look(&self) -> bool {
-        self.looked_at.look(&self.waiters)
-    }
-
-    fn hand_over_waits(&self) {
-        self.looked_at.hand_over(&self.waiters);
-    }
-
     fn query_stream(&self, stream: StreamId) -> Query {
         let stream = Arc::clone(self.tables().stream(stream)?);
         let number = stream.pending();

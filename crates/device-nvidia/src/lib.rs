@@ -34,7 +34,6 @@ mod held_tests;
 mod host_call;
 mod host_memory;
 mod launch;
-mod looked_at;
 mod modules;
 mod notes;
 mod occupancy;
@@ -78,7 +77,6 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
-use looked_at::LookedAt;
 use output::Capture;
 use pinned::Slots;
 use ready::{Spare, SpareContext};
@@ -126,7 +124,6 @@ impl StartError {
 pub struct NvidiaBackend {
     shared: Arc<Shared>,
     waiters: Waiters,
-    looked_at: LookedAt,
     infos: Vec<DeviceInfo>,
     devices: Vec<CUdevice>,
     version: u32,
@@ -267,7 +264,6 @@ impl NvidiaBackend {
                 driver,
             }),
             waiters: Waiters::default(),
-            looked_at: LookedAt::default(),
             infos,
             devices,
             version,

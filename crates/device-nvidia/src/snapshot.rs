@@ -78,10 +78,7 @@ impl NvidiaBackend {
                 true
             })
         };
-        self.shared.live.all().iter().all(settled)
-            && self.shared.busy.none()
-            && self.looked_at.none()
-            && self.waiters.idle()
+        self.shared.live.all().iter().all(settled) && self.shared.busy.none() && self.waiters.idle()
     }
 
     /// See [`kedge_device::Backend::prepare_changes`].

@@ -1,10 +1,8 @@
-//! Waits for streams, contexts and events.
+//! Waits for streams, contexts and events, each on a thread of its own.
 
 use crate::NvidiaBackend;
 use crate::driver::check;
-use crate::looked_at::Over;
-use crate::stream::{Event, Stream};
-use kedge_cuda_types::CuError;
+use crate::stream::Stream;
 use kedge_cuda_types::handle::CUstream;
 use kedge_device::Done;
 use kedge_protocol::{CtxId, EventId, StreamId};
@@ -17,6 +15,7 @@ impl NvidiaBackend {
             Ok(stream) => Arc::clone(stream),
             Err(error) => return done(Err(error)),
         };
+        // The legacy stream's waits cover the streams that order with it.
         match stream.pending() {
             None if stream.raw != CUstream::LEGACY || self.shared.busy.none() => done(Ok(())),
             number => self.wait_for(stream, number.unwrap_or(0), done),
@@ -25,13 +24,6 @@ impl NvidiaBackend {
 
     /// Waits until operation `number` of `stream` is over.
     pub(crate) fn wait_for(&self, stream: Arc<Stream>, number: u64, done: Done) {
-        let mut covered = vec![Arc::clone(&stream)];
-        if stream.raw == CUstream::LEGACY {
-            // Its waits cover the streams that order with it.
-            let others = stream.ctx.streams().into_iter();
-            covered.extend(others.filter(|other| other.pending().is_some()));
-        }
-        let over = self.streams_over(covered);
         let shared = Arc::clone(&self.shared);
         let finish = move || {
             stream.wait_for_copies();
@@ -43,7 +35,7 @@ impl NvidiaBackend {
             shared.over(&stream, number);
             done(result);
         };
-        self.looked_at.run(&self.waiters, over, Box::new(finish));
+        self.waiters.run(Box::new(finish));
     }
 
     /// See [`kedge_device::Backend::when_context_idle`].
@@ -60,7 +52,6 @@ impl NvidiaBackend {
         if waited_for.is_empty() {
             return done(Ok(()));
         }
-        let over = self.streams_over(waited_for.iter().map(|(s, _)| Arc::clone(s)).collect());
         let shared = Arc::clone(&self.shared);
         let finish = move || {
             waited_for.iter().for_each(|(stream, _)| stream.wait_for_copies());
@@ -74,7 +65,7 @@ impl NvidiaBackend {
             }
             done(result);
         };
-        self.looked_at.run(&self.waiters, over, Box::new(finish));
+        self.waiters.run(Box::new(finish));
     }
 
     /// See [`kedge_device::Backend::when_event_done`].
@@ -87,7 +78,6 @@ impl NvidiaBackend {
         if recorded.is_none() && !event.interprocess {
             return done(Ok(()));
         }
-        let over = self.event_over(Arc::clone(&event));
         let shared = Arc::clone(&self.shared);
         let finish = move || {
             let result = event.ctx.enter().and_then(|()| {
@@ -101,28 +91,6 @@ impl NvidiaBackend {
             }
             done(result);
         };
-        self.looked_at.run(&self.waiters, over, Box::new(finish));
-    }
-
-    /// Whether a wait for these streams would find nothing to wait for.
-    fn streams_over(&self, streams: Vec<Arc<Stream>>) -> Over {
-        let driver = Arc::clone(&self.shared.driver);
-        let over = move |stream: &Arc<Stream>| {
-            // SAFETY: a stream that lives as long as its object does.
-            let asked = || check(unsafe { (driver.cuStreamQuery)(stream.raw) });
-            !stream.copies_under_way()
-                && stream.ctx.enter().and_then(|()| asked()) != Err(CuError::NOT_READY)
-        };
-        Box::new(move || streams.iter().all(&over))
-    }
-
-    /// Whether a wait for this event would find nothing to wait for.
-    fn event_over(&self, event: Arc<Event>) -> Over {
-        let driver = Arc::clone(&self.shared.driver);
-        Box::new(move || {
-            // SAFETY: an event that lives as long as its object does.
-            let asked = || check(unsafe { (driver.cuEventQuery)(event.raw) });
-            event.ctx.enter().and_then(|()| asked()) != Err(CuError::NOT_READY)
-        })
+        self.waiters.run(Box::new(finish));
     }
 }

@@ -229,13 +229,6 @@ pub trait Backend: Send + Sync {
     fn when_stream_idle(&self, stream: StreamId, done: Done);
     fn when_context_idle(&self, ctx: CtxId, done: Done);
     fn when_event_done(&self, event: EventId, done: Done);
-    /// For the thread that submits, while it has nothing to submit: looks at what is waited for, and
-    /// runs the `done` of what is over. False where nothing is left to look at, for now.
-    fn look(&self) -> bool {
-        false
-    }
-    /// Other threads wait from now on for all that `look` would look at.
-    fn hand_over_waits(&self) {}
     /// NOT_READY while work is pending.
     fn query_stream(&self, stream: StreamId) -> Query;
     fn query_event(&self, event: EventId) -> Query;

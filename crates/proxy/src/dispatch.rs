@@ -89,19 +89,7 @@ impl Dispatcher {
             && self.backend.at_rest()
     }
 
-    /// For when there is nothing to dispatch: answers whom it can. False where nobody waits for what
-    /// this thread could look at.
-    pub(crate) fn look(&self) -> bool {
-        self.backend.look()
-    }
-
-    /// Somebody else answers: this thread has other things to do.
-    pub(crate) fn hand_over_waits(&self) {
-        self.backend.hand_over_waits();
-    }
-
     pub(crate) fn dispatch(&mut self, incoming: Incoming) {
-        self.hand_over_waits();
         if self.away.is_some() {
             self.come_back();
         }

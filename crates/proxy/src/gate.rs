@@ -21,7 +21,6 @@ impl Parked<'_> {
         match self.server.try_next() {
             Ok(Some(incoming)) => {
                 self.dispatcher.dispatch(incoming);
-                self.dispatcher.hand_over_waits();
                 true
             }
             _ => false,
@@ -68,7 +67,6 @@ impl Gate {
 
     #[cold]
     fn park(&self, parked: &mut Parked<'_>) {
-        parked.dispatcher.hand_over_waits();
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         // They end when the gate is opened.
         while let Some(Ok(job)) = jobs.as_ref().map(Receiver::recv) {

@@ -13,6 +13,7 @@ use crate::options::Options;
 use crate::restore::{self, Restored};
 use crate::{warm, watch};
 use kedge_protocol::{Refusal, Welcome};
+use kedge_transport::processors_to_spare;
 use kedge_transport::{
     AcceptError, Accepted, Channel, ConnectError, Outbox, RingError, Server, SocketError,
 };
@@ -243,6 +244,14 @@ impl Connected {
     }
 }
 
+/// How long the dispatcher spins while the client waits for a GPU: what comes next follows at once, and to
+/// wake a thread takes longer than many kernels. Where software devices compute it would be in their way.
+fn spin_while_waited(dispatcher: &Dispatcher, spin: Duration) -> Duration {
+    const LONG: Duration = Duration::from_millis(2);
+    let of_gpus = dispatcher.backend().devices().iter().all(|device| !device.exact);
+    if of_gpus && processors_to_spare() { spin.max(LONG) } else { spin }
+}
+
 /// Dispatches messages until the ring is of no more use.
 pub(crate) fn dispatch_all(
     mut server: Server,
@@ -251,16 +260,15 @@ pub(crate) fn dispatch_all(
     gate: &Gate,
     spin: Duration,
 ) -> RingError {
+    let waits = spin_while_waited(&dispatcher, spin);
     loop {
         gate.pass(&mut dispatcher, &mut server);
         match server.try_next() {
             Ok(Some(incoming)) => dispatcher.dispatch(incoming),
             Ok(None) => {
                 host.publish_progress();
-                if dispatcher.look() {
-                    continue;
-                }
-                if let Err(error) = server.wait(spin) {
+                let somebody_waits = host.waiting.load(Ordering::Relaxed) > 0;
+                if let Err(error) = server.wait(if somebody_waits { waits } else { spin }) {
                     return error;
                 }
             }

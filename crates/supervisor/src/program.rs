@@ -65,6 +65,10 @@ impl Program {
         if let Some(visible) = visible(&spec.gpu) {
             command.env(VISIBLE, visible);
         }
+        // libuv may use io_uring, which nobody can save; without it, it does the same by epoll and threads.
+        if std::env::var_os(LIBUV_URING).is_none() {
+            command.env(LIBUV_URING, "0");
+        }
         // SAFETY: the closure runs in the child between fork and exec and makes one system call.
         unsafe {
             command.pre_exec(move || {
@@ -135,6 +139,8 @@ impl Program {
     }
 }
 
+/// Where libuv (Node.js, PyTorch's stores) is told whether it may use io_uring.
+const LIBUV_URING: &str = "UV_USE_IO_URING";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// All of the job's GPUs, by number, where these are some of the machine's: NVIDIA's management library shows all
