@@ -91,7 +91,8 @@ fn kill_proxy_and_client(place: &Place, job: &Job) {
     let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(ours);
     let proxies = all.filter(|pid| name(pid).trim() == "kedge-proxy" && !spare.contains(pid));
     let clients = family(job.supervisor());
-    let clients = clients.into_iter().filter(|pid| name(pid).trim() == "gpu_steps");
+    let program = place.program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let clients = clients.into_iter().filter(|pid| name(pid).trim() == program);
     send("KILL", &proxies.chain(clients).collect::<Vec<_>>());
 }
 
@@ -144,6 +145,42 @@ fn a_job_comes_back_in_warm_proxies_of_its_own() {
 #[test]
 fn it_comes_back_from_files_as_well_and_with_changes() {
     come_back(&Place::mine("wmfiles"), &["--incremental"]);
+}
+
+/// Two processes, for which two proxies are ready, or one and the other starts.
+#[test]
+fn processes_that_share_memory_come_back_in_what_is_ready() {
+    let place = Place::of("gpu_pair", "wmshare", User::Same).expect("the test's own user");
+    for (warm, ready) in [("--warm=2", 2), ("--warm=1", 1)] {
+        let mut job = place.start(&["--recover", warm]);
+        job.read_to(20);
+        place.checkpoint();
+        until_ready(&place, &["--job", "j"], ready);
+        goes_back(&place, &mut job);
+        assert_eq!(count(&place, BACK), ready, "{}", place.log());
+        job.read_to(STEPS);
+        assert_eq!(job.end().code(), Some(7), "{}", place.log());
+        nothing_is_left(&place);
+    }
+}
+
+/// The program's last step copies all device memory into memory of its own, which its proxy must reach from
+/// outside of its namespaces.
+#[test]
+fn a_proxy_from_outside_reaches_its_client_s_memory() {
+    for (name, user) in [("wmcopy", User::Same), ("wmcopyu", User::Nobody)] {
+        let Some(place) = Place::of("gpu_blocks", name, user) else { continue };
+        let mut job = place.start(&["--recover", "--warm"]);
+        job.read_to(20);
+        place.checkpoint();
+        until_ready(&place, &["--job", "j"], 1);
+        goes_back(&place, &mut job);
+        assert_eq!(count(&place, BACK), 1, "{}", place.log());
+        job.read_to(STEPS);
+        assert_eq!(job.end().code(), Some(7), "{}", place.log());
+        assert!(!place.log().contains("cannot be read"), "{}", place.log());
+        nothing_is_left(&place);
+    }
 }
 
 #[test]
@@ -264,7 +301,9 @@ fn whenever_what_keeps_proxies_is_killed_jobs_are_whole() {
     for _ in 0..6 {
         let mut node = Node::start(&place, &[]);
         std::thread::sleep(Duration::from_millis(u64::from(random(120))));
-        let job = place.run(&[]).spawn().expect("kedge");
+        let mut run =
+            place.kedge(&["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"]);
+        let job = run.arg(&place.program).args(["60", "5"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random(60))));
         node.kill();
         let output = job.wait_with_output().expect("it ends");

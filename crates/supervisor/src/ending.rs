@@ -8,8 +8,15 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks at what still runs.
-pub(crate) const LOOK: Duration = Duration::from_millis(10);
+/// Between two looks at what still runs: what is killed has often ended within a millisecond.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(16);
+
+/// How long to wait between looks: twice as long each time.
+pub(crate) fn looks() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(FIRST_LOOK), |last| Some((*last * 2).min(LAST_LOOK)))
+}
+
 /// Killed processes are gone by then, unless the kernel holds them.
 const LAST: Duration = Duration::from_secs(10);
 /// The longest time between SIGTERM and SIGKILL.
@@ -35,7 +42,7 @@ impl Checkpointer {
     /// `limit` has passed.
     pub(crate) fn end_by(&self, signal: i32, limit: Duration) -> bool {
         let begin = Instant::now();
-        let mut sent = BTreeSet::new();
+        let (mut sent, mut looks) = (BTreeSet::new(), looks());
         loop {
             // What is being captured is not among those that are found: looked at before them.
             let captures = self.is_under_way();
@@ -49,7 +56,7 @@ impl Checkpointer {
             if begin.elapsed() >= limit {
                 return found_none;
             }
-            thread::sleep(LOOK);
+            thread::sleep(looks.next().unwrap_or(LAST_LOOK));
         }
     }
 

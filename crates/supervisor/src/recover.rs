@@ -266,13 +266,16 @@ impl RestartSpec {
 pub(crate) fn end_all() -> Result<(), RunError> {
     let all = Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() };
     let begin = Instant::now();
-    while kedge_process::reap(&[]).more {
+    for wait in ending::looks() {
+        if !kedge_process::reap(&[]).more {
+            break;
+        }
         if begin.elapsed() > LAST {
             let what = "end the job's processes to go back to its image";
             return Err(RunError::System { what, source: std::io::ErrorKind::TimedOut.into() });
         }
         kedge_process::signal(&all, libc::SIGKILL);
-        std::thread::sleep(ending::LOOK);
+        std::thread::sleep(wait);
     }
     Ok(())
 }
