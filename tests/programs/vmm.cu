@@ -15,6 +15,10 @@ int main()
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     size_t chunk;
+    prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    DRIVER(cuMemGetAllocationGranularity(&chunk, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    REQUIRE(chunk > 0);
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     DRIVER(cuMemGetAllocationGranularity(&chunk, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     CUdeviceptr base, other;
     DRIVER(cuMemAddressReserve(&base, 4 * chunk, 0, 0, 0));

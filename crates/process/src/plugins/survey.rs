@@ -148,8 +148,17 @@ fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<u
             Claim::No => {}
         }
     }
-    Err(refusal(format!("a plugin for {} would be needed", kind(file))))
+    let kind = kind(file);
+    let hint = DO_WITHOUT.iter().find(|(what, _)| *what == kind).map_or("", |(_, hint)| hint);
+    Err(refusal(format!("a plugin for {kind} would be needed{hint}")))
 }
+
+/// What programs use that they can do without, and how they are told to.
+const DO_WITHOUT: [(&str, &str); 1] = [(
+    "io_uring",
+    "; programs with libuv do without it if they are started with UV_USE_IO_URING=0 (Node.js; jobs have that) \
+     or USE_LIBUV=0 (PyTorch)",
+)];
 
 /// The kind of something that no plugin takes.
 fn kind(file: &Found) -> String {

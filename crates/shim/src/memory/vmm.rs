@@ -174,10 +174,17 @@ fn check_props(props: &CUmemAllocationProp) -> Result<(), CuError> {
         CU_MEM_LOCATION_TYPE_DEVICE => session::get()?.device(props.location.id).map(|_| ()),
         CU_MEM_LOCATION_TYPE_HOST
         | CU_MEM_LOCATION_TYPE_HOST_NUMA
-        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => {
-            Err(entry::not_supported("cuMemCreate of host memory"))
-        }
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(()),
         _ => Err(CuError::INVALID_VALUE),
+    }
+}
+
+/// Refuses properties that could be, and that nobody has built. NCCL asks for the granularity of such host
+/// memory first and gives up where that fails, but does without where only its making does.
+fn check_supported(props: &CUmemAllocationProp) -> Result<(), CuError> {
+    match props.location.type_ {
+        CU_MEM_LOCATION_TYPE_DEVICE => Ok(()),
+        _ => Err(entry::not_supported("cuMemCreate of host memory")),
     }
 }
 
@@ -200,6 +207,7 @@ pub(crate) unsafe fn cuMemCreate(
         return Err(CuError::INVALID_VALUE);
     }
     check_props(&props)?;
+    check_supported(&props)?;
     check_multiple(size)?;
     let device = props.location.id as u32;
     let id = new_id();
