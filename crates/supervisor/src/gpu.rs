@@ -388,9 +388,12 @@ impl Plugin for Gpu {
             return Err(PluginError::NoPlugin("gpu".to_owned()));
         };
         let State { clients, management, memory, travels } = world.parse(state)?;
-        if travels {
+        if travels && !restart.warm.is_empty() {
             // Their descriptors are compared with others' by kcmp, which takes proxies of this namespace.
             restart.warm.clear();
+            restart.launch.note(
+                "no warm proxy serves processes whose device memory travelled as descriptors: new ones start",
+            );
         }
         let folder = restart.socket.parent().unwrap_or(Path::new("/")).to_owned();
         aliases::clear(&folder);

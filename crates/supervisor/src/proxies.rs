@@ -208,6 +208,13 @@ impl Launch {
         Launch { warm: None, ..self }
     }
 
+    /// Tells the job's log, where nobody else has it open.
+    pub(crate) fn note(&self, text: &str) {
+        if let Ok(log) = JobLog::open(&self.log_path, "init".to_owned()) {
+            log.note(text);
+        }
+    }
+
     /// Proxies that are ready, so many or as many as there are.
     pub(crate) fn warm(&self, count: usize) -> Vec<WarmProxy> {
         self.warm.as_ref().map_or_else(Vec::new, |warm| warm.take_some(count))
