@@ -1,9 +1,11 @@
 //! Running a compiled program and judging it.
 
 use crate::{Program, kedge};
+use rustix::process::{Pid, Signal};
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Where a program runs.
@@ -67,7 +69,10 @@ pub(crate) fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// Runs `command` to its end, or kills it at `limit`.
+/// How long a program that is asked to end has for that, and its pipes to close behind it.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Runs `command` to its end, or ends it at `limit`.
 pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
     let start = Instant::now();
     let failed = |what: String| Outcome {
@@ -87,8 +92,7 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
             Ok(None) if start.elapsed() > limit => {
-                let _ = child.kill();
-                let _ = child.wait();
+                end(&mut child);
                 break Err(format!("still running after {} s", limit.as_secs()));
             }
             Ok(None) => std::thread::sleep(Duration::from_millis(2)),
@@ -101,22 +105,36 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
             Ok(status) => describe(status),
             Err(what) => Some(what),
         },
-        stdout: stdout.join().unwrap_or_default(),
-        stderr: stderr.join().unwrap_or_default(),
+        // What the command has left behind may keep them open.
+        stdout: stdout.recv_timeout(GRACE).unwrap_or_default(),
+        stderr: stderr.recv_timeout(GRACE).unwrap_or_default(),
         seconds,
     }
+}
+
+/// Ends a command with its job: one that is killed outright leaves the job's processes behind.
+fn end(child: &mut Child) {
+    let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
+    let asked = Instant::now();
+    while asked.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 fn describe(status: ExitStatus) -> Option<String> {
     (!status.success()).then(|| status.to_string())
 }
 
-fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> std::thread::JoinHandle<String> {
+fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> Receiver<String> {
+    let (read, all) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut bytes);
         }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        let _ = read.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    all
 }

@@ -100,13 +100,10 @@ impl Sharing {
         self.handles.entry(handle).or_insert_with(|| Known::new(own)).add(fd)
     }
 
-    /// Whether the client has taken all descriptors that were sent: what is on its way does not outlive
-    /// this process.
+    /// Whether the client has read all that was sent on its socket, be it its welcome or descriptors: what
+    /// is on its way does not outlive this process.
     pub(crate) fn delivered(&self) -> bool {
         let mut unread: libc::c_int = 0;
-        if self.handles.is_empty() {
-            return true;
-        }
         // SAFETY: the call fills an int.
         let rc = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
         rc != 0 || unread == 0
