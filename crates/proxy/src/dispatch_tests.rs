@@ -14,7 +14,9 @@ use kedge_device::Backend;
 use kedge_protocol::*;
 use kedge_transport::Client;
 use kedge_wire::Text;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -257,4 +259,22 @@ fn descriptors_travel_with_their_calls() {
     });
     assert_eq!(sync(&client), Ok(()));
     assert_eq!(ran.load(Ordering::SeqCst), 100);
+}
+
+/// What is on its way to the client is lost with the proxy, so a checkpoint waits for it.
+#[test]
+fn devices_rest_when_the_client_has_read_its_welcome() {
+    let (_client, server) = kedge_transport::pair().unwrap();
+    let memory = ClientMemory::new(std::process::id());
+    let log = Arc::new(JobLog::none());
+    let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
+    let backend: Arc<dyn Backend> = Fake::new(host.clone());
+    host.set_backend(&backend);
+    let (mut proxys, mut clients) = UnixStream::pair().unwrap();
+    let dispatcher = Dispatcher::new(backend, host, proxys.try_clone().unwrap().into());
+    assert!(dispatcher.at_rest());
+    proxys.write_all(b"welcome").unwrap();
+    assert!(!dispatcher.at_rest());
+    clients.read_exact(&mut [0; 7]).unwrap();
+    assert!(dispatcher.at_rest());
 }
