@@ -41,7 +41,20 @@ fn is_traced(pid: pid_t) -> bool {
     Status::of(pid).is_ok_and(|status| status.decimal("TracerPid") != 0)
 }
 
+/// A process that has ended: its id and status. One of its threads may have ended while it was traced
+/// here still, as those of a restarted program that ends at once: it goes first, or nothing does.
 fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
+    wait_for(pid).or_else(|| {
+        let threads = proc::threads(pid).into_iter().filter(|tid| *tid != pid);
+        let ended = threads.filter(|tid| !is_traced(pid) && is_traced(*tid) && has_ended(*tid));
+        ended.for_each(|tid| {
+            wait_for(tid);
+        });
+        wait_for(pid)
+    })
+}
+
+fn wait_for(pid: pid_t) -> Option<(pid_t, i32)> {
     let mut status = 0;
     // SAFETY: waitpid stores the status.
     let found = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::__WALL) };
