@@ -200,7 +200,8 @@ fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
         EngineError::System { source, .. } if source.raw_os_error() == Some(libc::EPERM) => {
             match tracer(tid) {
                 Some(tracer) => EngineError::Traced { pid, tracer },
-                None if is_zombie(tid) => EngineError::Ended { pid: tid },
+                // It may have been collected since.
+                None if is_zombie(tid) || Stat::of(tid).is_err() => EngineError::Ended { pid: tid },
                 None => EngineError::System { pid, what: "trace it", source },
             }
         }
