@@ -5,6 +5,7 @@ use kedge_coordinator::{
     Who, connect, reach,
 };
 use kedge_wire::List;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -220,8 +221,12 @@ fn who_does_not_read_its_answers_is_hung_up_on() {
     };
     let look = frame(&Request::Look { at, after: 0, wait_ms: 0 });
     stream.write_all(&frame(&Request::Hello { hello })).unwrap();
-    // More than the socket holds of their answers.
+    // More than the socket holds of their answers, of which none is read before the end:
+    // who reads as fast as the coordinator answers is not hung up on.
     let _ = stream.write_all(&look.repeat(1000));
+    let until = Timespec { tv_sec: LONG.as_secs() as i64, tv_nsec: 0 };
+    let hung_up = poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&until));
+    assert_eq!(hung_up, Ok(1));
     stream.set_read_timeout(Some(LONG)).unwrap();
     let (mut read, mut piece) = (0, [0; 65536]);
     while let Ok(length) = stream.read(&mut piece)
