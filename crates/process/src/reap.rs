@@ -5,7 +5,7 @@
 //! (wait_consider_task() in the kernel: "just pretend the caller is ptrace_do_wait()"). So only
 //! children that are known to have ended are waited for, by id.
 
-use crate::proc::{self, Stat, Status};
+use crate::proc::{self, Status, is_zombie};
 use libc::pid_t;
 
 /// What is left after a look at this process's children.
@@ -23,7 +23,7 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
     let own = std::process::id() as pid_t;
     let mut reaped = Reaped { ended: Vec::new(), more: false };
     for pid in proc::children(own) {
-        let ready = has_ended(pid) && (wanted.contains(&pid) || !is_traced(pid));
+        let ready = is_zombie(pid) && (wanted.contains(&pid) || !is_traced(pid));
         // One whose first thread has ended before the others shows as ended, and cannot be collected yet.
         match ready.then(|| collect(pid)).flatten() {
             Some(one) => reaped.ended.push(one),
@@ -31,10 +31,6 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
         }
     }
     reaped
-}
-
-fn has_ended(pid: pid_t) -> bool {
-    Stat::of(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 fn is_traced(pid: pid_t) -> bool {
@@ -46,7 +42,7 @@ fn is_traced(pid: pid_t) -> bool {
 fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
     wait_for(pid).or_else(|| {
         let threads = proc::threads(pid).into_iter().filter(|tid| *tid != pid);
-        let ended = threads.filter(|tid| !is_traced(pid) && is_traced(*tid) && has_ended(*tid));
+        let ended = threads.filter(|tid| !is_traced(pid) && is_traced(*tid) && is_zombie(*tid));
         ended.for_each(|tid| {
             wait_for(tid);
         });
