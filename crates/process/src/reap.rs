@@ -7,6 +7,8 @@
 
 use crate::proc::{self, Status, is_zombie};
 use libc::pid_t;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What is left after a look at this process's children.
 #[derive(Debug)]
@@ -48,6 +50,25 @@ fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
         });
         wait_for(pid)
     })
+}
+
+/// How long one that is ending may need for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Passes the ends of threads on that another of the job has killed before the calling thread, which `traced` them all,
+/// has let them go: their parents would never hear of them. What becomes of the process `root` is [`reap`]'s to tell.
+pub(crate) fn let_go_of_ended(traced: &[pid_t], root: pid_t) {
+    let process = |tid: pid_t| Status::of(tid).map_or(0, |status| status.decimal("Tgid") as pid_t);
+    let left = traced.iter().copied().filter(|tid| is_traced(*tid) && *tid != root);
+    // A first thread can be collected only when it is the last.
+    let (firsts, others): (Vec<pid_t>, Vec<pid_t>) = left.partition(|tid| process(*tid) == *tid);
+    let deadline = Instant::now() + PATIENCE;
+    for tid in others.into_iter().chain(firsts) {
+        // It is not stopped, or it could have been let go: it ends.
+        while wait_for(tid).is_none() && is_traced(tid) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 fn wait_for(pid: pid_t) -> Option<(pid_t, i32)> {

@@ -33,6 +33,12 @@ fn a_program_without_its_first_thread_goes_on() {
     steps_survive("firstless", "firstless.c", &["-pthread"]);
 }
 
+/// By one that was let go already, while they are still traced: their parent must hear of it.
+#[test]
+fn processes_that_are_killed_as_they_come_back_are_collected() {
+    steps_survive("killer", "killer.c", &["-pthread"]);
+}
+
 #[test]
 fn a_tree_of_processes_goes_on() {
     steps_survive("tree", "tree.c", &["-pthread"]);
