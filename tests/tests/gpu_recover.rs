@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_image::{ImageFile, ImageWriter, Manifest};
-use kedge_tests::back::{Job, Place, STEPS};
+use kedge_tests::back::{Job, Place, STEPS, random};
 use kedge_tests::job::{User, children, family, send};
 use kedge_tests::world::{failure, stderr};
 use std::fs;
@@ -95,12 +95,6 @@ fn without_recover_or_a_loss_a_job_does_not_go_back() {
     send("SEGV", &program);
     assert!(job.drain().code() != Some(7));
     assert_eq!(job.back, [] as [u64; 0], "its own end is no loss");
-}
-
-/// Numbers that differ from run to run, below `below`.
-fn random(below: u32) -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
-    now.subsec_micros() % below
 }
 
 #[test]
