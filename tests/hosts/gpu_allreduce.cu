@@ -75,6 +75,8 @@ int main(int argc, char **argv)
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 2;
     pid_t other = fork();
+    // Who is left alone is not to wait for ever.
+    close(ends[other != 0]);
     if (other == 0) return rank(1, ends[1], steps);
     int own = rank(0, ends[0], steps), status = 0;
     waitpid(other, &status, 0);

@@ -1,7 +1,8 @@
 // Two processes that work in each other's device memory. Each reads what the other has written: by an IPC handle and
 // ordered by IPC events, in memory that travelled as a descriptor (opened again every few steps by the descriptor that
 // the program keeps), and in memory of a third process that has ended. One handle is passed on at the start and opened
-// late. Compared with the host's numbers in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS
+// late. Compared with the host's numbers in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS [handles]
+// handles: nothing travels as a descriptor.
 #include "../programs/sockets.h"
 #include "steps.h"
 #include <cuda.h>
@@ -101,7 +102,7 @@ static uint32_t word(const void *device)
     return value;
 }
 
-static int rank(int number, int socket, int third, const Steps &steps)
+static int rank(int number, int socket, int third, const Steps &steps, bool descriptors)
 {
     uint32_t *state, *wrong, *own, *late, mark = steps.nonce + number, zero = 0;
     Pair host;
@@ -127,22 +128,23 @@ static int rank(int number, int socket, int third, const Steps &steps)
     hear(third, &from_third, sizeof from_third);
     uint32_t *dead = opened<uint32_t>(from_third);
     say(third, "o", 1);
-    Travels travels = number == 0 ? make(socket) : open(receive_descriptor(socket));
+    Travels travels = {};
+    if (descriptors) travels = number == 0 ? make(socket) : open(receive_descriptor(socket));
     for (uint32_t step = 1; step <= steps.count; step++) {
         hand_out<<<1, 1>>>(own, state, dead, number, step);
         CUDA(cudaEventRecord(written));
-        if (number == 0) CUDA(cudaMemcpy((void *)travels.address, &step, sizeof step, cudaMemcpyHostToDevice));
+        if (descriptors && number == 0) CUDA(cudaMemcpy((void *)travels.address, &step, sizeof step, cudaMemcpyHostToDevice));
         meet(socket);
         CUDA(cudaStreamWaitEvent(0, others, 0));
         CUDA(cudaDeviceSynchronize());
         // The event orders the streams; the memory of the third process has no event of its own.
         meet(socket);
         take_in<<<1, 1>>>(state, other, dead, number, step, wrong);
-        if (number == 1 && step % 10 == 0) {
+        if (descriptors && number == 1 && step % 10 == 0) {
             close(travels);
             travels = open(travels.fd);
         }
-        uint32_t told = word((void *)travels.address), seen = word(state);
+        uint32_t told = descriptors ? word((void *)travels.address) : step, seen = word(state);
         if (step == steps.count * 4 / 5) much_later = opened<uint32_t>(theirs.late);
         host.step(step);
         if (seen != host.ranks[number] || word(wrong) != 0 || told != step) {
@@ -179,6 +181,7 @@ static int third_process(int first, int second)
 int main(int argc, char **argv)
 {
     Steps steps(argc, argv, 100);
+    bool descriptors = argc < 4 || strcmp(argv[3], "handles") != 0;
     int ends[2], first[2], second[2];
     for (int *pair : {ends, first, second}) {
         if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return 2;
@@ -186,8 +189,10 @@ int main(int argc, char **argv)
     pid_t third = fork();
     if (third == 0) return third_process(first[1], second[1]);
     pid_t other = fork();
-    if (other == 0) return rank(1, ends[1], second[0], steps);
-    int own = rank(0, ends[0], first[0], steps), status = 0, gone = 0;
+    // Who is left alone is not to wait for ever.
+    close(ends[other != 0]);
+    if (other == 0) return rank(1, ends[1], second[0], steps, descriptors);
+    int own = rank(0, ends[0], first[0], steps, descriptors), status = 0, gone = 0;
     waitpid(other, &status, 0);
     waitpid(third, &gone, 0);
     if (own != 0 || status != 0 || gone != 0) return 1;

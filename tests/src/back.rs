@@ -124,6 +124,11 @@ impl Place {
         all.filter(ours).collect()
     }
 
+    /// Those of them with this name.
+    pub fn running_as(&self, wanted: &str) -> Vec<u32> {
+        self.running().into_iter().filter(|pid| name(*pid) == wanted).collect()
+    }
+
     /// The program's processes of `job`.
     pub fn clients(&self, job: &Job) -> Vec<u32> {
         let program = self.program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -133,8 +138,7 @@ impl Place {
     /// All proxies, but those that are `spare`, and their clients die at once. The proxies are the first, for
     /// one whose client has ended ends by itself.
     pub fn kill_proxies_and_clients(&self, job: &Job, spare: &BTreeSet<u32>) {
-        let proxies = self.running().into_iter();
-        let proxies = proxies.filter(|pid| name(*pid) == PROXY && !spare.contains(pid));
+        let proxies = self.running_as(PROXY).into_iter().filter(|pid| !spare.contains(pid));
         send("KILL", &proxies.chain(self.clients(job)).collect::<Vec<_>>());
     }
 

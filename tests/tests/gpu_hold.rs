@@ -186,6 +186,74 @@ fn a_killed_supervisor_holds_nothing() {
     place.nothing_runs();
 }
 
+/// What is captured but not durable yet is nobody's: the job goes back to the image before, from memory, or to
+/// this one if it has become durable first.
+#[test]
+fn an_image_that_is_not_durable_yet_does_not_count() {
+    let place = Place::mine("hdearly");
+    let mut job = place.start(&["--recover=20", "--hold"]);
+    job.read_to(20);
+    let first = place.checkpoint();
+    for time in 1..=4 {
+        job.read_to(job.step + 10);
+        let before = job.step;
+        let output = place.output(&["checkpoint", "j", "--wait", "captured"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+        let back = job.back[time - 1];
+        assert!(back > 20 && back <= before + 30, "{back} after {before}");
+        only_the_supervisor_holds(&place, &job);
+        place.is_good(&first);
+    }
+    job.read_to(STEPS);
+    let nonce = job.nonce.clone();
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+    let images = place.world.home().join("kedge/images");
+    place.is_good(&images);
+    place.goes_on(&images, &nonce);
+}
+
+/// A software device's snapshot has all, also where the image's file has only what has changed: none of the
+/// files is read.
+#[test]
+fn an_image_that_builds_on_another_comes_back_from_memory() {
+    let place = Place::of("gpu_blocks", "hdchain", User::Same).expect("the test's own user");
+    let mut job = place.start(&["--recover=5", "--hold", "--incremental"]);
+    job.read_to(10);
+    for time in 1..=3 {
+        let before = place.checkpoint();
+        job.read_to(job.step + 5);
+        let image = place.checkpoint();
+        assert_eq!((&*state(&place, &image), &*state(&place, &before)), ("held", "finished"));
+        let shown = place.output(&["inspect", &image.display().to_string()]);
+        let name = before.file_name().unwrap_or_default().to_string_lossy();
+        assert!(String::from_utf8_lossy(&shown.stdout).contains(&*name), "{shown:?}");
+        [&before, &image].into_iter().for_each(|image| spoil(image));
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    assert_eq!(place.count(FROM_FILES), 0);
+}
+
+/// With arrays, textures, a variable, managed and physical memory.
+#[test]
+fn all_kinds_of_memory_come_back_from_memory() {
+    let place = Place::of("gpu_shapes", "hdshape", User::Same).expect("the test's own user");
+    let mut job = place.start(&["--recover=5", "--hold"]);
+    job.read_to(20);
+    spoil(&place.checkpoint());
+    for time in 1..=2 {
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+}
+
 #[test]
 fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
     let place = Place::mine("hdphase");

@@ -126,6 +126,23 @@ fn processes_whose_device_memory_travelled_come_back_in_new_proxies_and_the_log_
     nothing_is_left(&place);
 }
 
+/// Handles lead to a proxy by its name: nothing of them needs to be compared.
+#[test]
+fn processes_that_share_by_handles_alone_come_back_in_warm_proxies() {
+    let place = Place::of("gpu_pair", "wmhandle", User::Same).expect("the test's own user");
+    let mut command = place.run(&["--recover", "--warm=2"]);
+    command.arg("handles");
+    let mut job = Job::start(command);
+    job.read_to(20);
+    place.checkpoint();
+    until_ready(&place, &["--job", "j"], 2);
+    goes_back(&place, &mut job);
+    assert_eq!(place.count(BACK), 2, "{}", place.log());
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    nothing_is_left(&place);
+}
+
 /// The program's last step copies all device memory into memory of its own, which its proxy must reach from
 /// outside of its namespaces.
 #[test]
