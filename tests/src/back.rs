@@ -64,7 +64,8 @@ impl Place {
     pub fn run(&self, options: &[&str]) -> Command {
         let program = self.program.display().to_string();
         let steps = STEPS.to_string();
-        let run = [&["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j"], options];
+        // A process may have one slab of its own, one of another that has ended, and memory by descriptor.
+        let run = [&["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j"], options];
         self.kedge(&[&run.concat()[..], &["--", &program, &steps, BETWEEN]].concat())
     }
 

@@ -94,7 +94,7 @@ fn memory_of_another_job_is_refused_by_name() {
     let program = host("gpu_stranger.cu", "gpu_stranger", &[]).display().to_string();
     let file = place.world.0.join("handle").display().to_string();
     let start = |name: &str, does: &str| {
-        let run = ["run", "--gpu", "soft", "--soft-memory", "64M", "--job", name, "--"];
+        let run = ["run", "--gpu", "soft", "--soft-memory", "128M", "--job", name, "--"];
         job::Job::start(place.kedge(&[&run[..], &[&program, does, &file]].concat()))
     };
     let mut giver = start("gives", "give");

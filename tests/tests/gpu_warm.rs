@@ -51,7 +51,7 @@ struct Node(Child);
 
 impl Node {
     fn start(place: &Place, options: &[&str]) -> Node {
-        let start = [&["warm", "start", "--gpu", "soft", "--soft-memory", "64M"], options];
+        let start = [&["warm", "start", "--gpu", "soft", "--soft-memory", "128M"], options];
         let mut command = place.kedge(&start.concat());
         Node(command.stderr(Stdio::null()).spawn().expect("kedge"))
     }
@@ -228,7 +228,7 @@ fn of_two_jobs_that_want_one_proxy_one_gets_it() {
     for _ in 0..3 {
         until_ready(&place, &[], 1);
         let run = |name| {
-            let mut command = place.kedge(&["run", "--gpu", "soft", "--soft-memory", "64M"]);
+            let mut command = place.kedge(&["run", "--gpu", "soft", "--soft-memory", "128M"]);
             command.args(["--job", name, "--"]).arg(&place.program).args(["20", "1"]);
             command.spawn().expect("kedge")
         };
@@ -301,7 +301,7 @@ fn whenever_what_keeps_proxies_is_killed_jobs_are_whole() {
         let mut node = Node::start(&place, &[]);
         std::thread::sleep(Duration::from_millis(u64::from(random(120))));
         let mut run =
-            place.kedge(&["run", "--gpu", "soft", "--soft-memory", "64M", "--job", "j", "--"]);
+            place.kedge(&["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j", "--"]);
         let job = run.arg(&place.program).args(["60", "5"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random(60))));
         node.kill();
@@ -323,13 +323,13 @@ fn a_proxy_that_does_not_fit_is_left_alone_and_the_log_says_why() {
         assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
         place.log()
     };
-    let usual = ["--gpu", "soft", "--soft-memory", "64M"];
-    let other_gpu = ["--gpu", "soft:2", "--soft-memory", "64M"];
-    let other_memory = ["--gpu", "soft", "--soft-memory", "65M"];
+    let usual = ["--gpu", "soft", "--soft-memory", "128M"];
+    let other_gpu = ["--gpu", "soft:2", "--soft-memory", "128M"];
+    let other_memory = ["--gpu", "soft", "--soft-memory", "129M"];
     let changes = [&usual[..], &["--incremental"]].concat();
     let cases = [
         (&other_gpu[..], None, "--gpu soft"),
-        (&other_memory[..], None, "--soft-memory 67108864"),
+        (&other_memory[..], None, "--soft-memory 134217728"),
         (&changes[..], None, "--incremental"),
         (&usual[..], Some(("CUDA_VISIBLE_DEVICES", "0")), "CUDA_VISIBLE_DEVICES not set"),
         (&usual[..], Some(("CUDA_MPS_PIPE_DIRECTORY", "/x")), "CUDA_MPS_PIPE_DIRECTORY"),
@@ -360,7 +360,7 @@ fn a_client_that_sees_other_devices_than_were_made_ready_gets_those() {
     let own = place.program.display();
     let script = format!("CUDA_VISIBLE_DEVICES=1 {own} 5 1 && exit; [ $? = 7 ] && exec {own} 5 1");
     let mut command =
-        place.kedge(&["run", "--gpu", "soft:2", "--soft-memory", "64M", "--job", "j"]);
+        place.kedge(&["run", "--gpu", "soft:2", "--soft-memory", "128M", "--job", "j"]);
     let output = command.args(["--warm", "--", "bash", "-c", &script]).output().expect("kedge");
     assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
     assert!(place.log().contains("was ready for other devices"), "{}", place.log());

@@ -51,6 +51,24 @@ struct State {
     not_before: Option<Instant>,
 }
 
+impl State {
+    /// Whether fewer are kept than wanted.
+    fn lacks_one(&self, count: usize) -> bool {
+        !self.over && self.ready.len() + self.starting < count
+    }
+
+    /// How long none may be started yet.
+    fn pause(&self) -> Option<Duration> {
+        let left = self.not_before?.checked_duration_since(Instant::now());
+        left.filter(|left| !left.is_zero())
+    }
+
+    /// Whether one is started next, at once.
+    fn is_due(&self, count: usize) -> bool {
+        self.lacks_one(count) && self.pause().is_none()
+    }
+}
+
 /// One that is ready, as a job gets it.
 #[derive(Debug)]
 pub(super) struct Waiting {
@@ -84,7 +102,8 @@ impl Pool {
                 self.changed.notify_all();
                 return Some(waiting);
             }
-            let left = limit.checked_sub(begin.elapsed()).filter(|_| state.starting > 0)?;
+            let coming = state.starting > 0 || state.is_due(self.count);
+            let left = limit.checked_sub(begin.elapsed()).filter(|_| coming)?;
             state =
                 self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -117,19 +136,15 @@ impl Pool {
     fn fill(self: &Arc<Pool>) {
         let mut state = self.lock();
         loop {
-            let wanted = !state.over && state.ready.len() + state.starting < self.count;
-            let pause = state.not_before.and_then(|at| at.checked_duration_since(Instant::now()));
-            let wait = match (wanted, pause.filter(|pause| !pause.is_zero())) {
-                (true, None) => {
-                    state.starting += 1;
-                    drop(state);
-                    self.start();
-                    state = self.lock();
-                    continue;
-                }
-                (true, Some(pause)) => pause,
-                (false, _) => LONGEST_PAUSE,
-            };
+            if state.is_due(self.count) {
+                state.starting += 1;
+                drop(state);
+                self.start();
+                state = self.lock();
+                continue;
+            }
+            let wait = state.pause().filter(|_| state.lacks_one(self.count));
+            let wait = wait.unwrap_or(LONGEST_PAUSE);
             state =
                 self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
