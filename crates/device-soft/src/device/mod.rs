@@ -33,6 +33,9 @@ mod textures;
 mod vmm;
 mod work;
 
+pub(crate) use info::DRIVER_VERSION;
+pub(crate) use occupancy::active_blocks;
+
 use crate::pool::Pool;
 use arena::Memory;
 use arrays::Array;
@@ -97,7 +100,7 @@ pub enum StartError {
 
 /// The software devices of one client.
 pub struct SoftBackend {
-    infos: Vec<DeviceInfo>,
+    infos: Arc<[DeviceInfo]>,
     runtime: Arc<Runtime>,
     vmm: Vmm,
     textures: Arc<TextureTable>,
@@ -159,7 +162,7 @@ impl SoftBackend {
         let Started { memory, vmm, engines, pool, .. } = started;
         let tables = Arc::default();
         Arc::new(Self {
-            infos,
+            infos: infos.into(),
             vmm,
             textures: Arc::default(),
             stage: Mutex::default(),
@@ -207,11 +210,11 @@ impl SoftBackend {
 
 impl Backend for SoftBackend {
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.infos.clone()
+        self.infos.to_vec()
     }
 
     fn driver_version(&self) -> u32 {
-        info::DRIVER_VERSION
+        DRIVER_VERSION
     }
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
@@ -219,7 +222,8 @@ impl Backend for SoftBackend {
             return Err(CuError::INVALID_DEVICE);
         }
         let (host, memory) = (Arc::clone(&self.runtime.host), Arc::clone(&self.runtime.memory));
-        let context = Context::new(ctx, device, host, memory, Arc::clone(&self.textures));
+        let (textures, infos) = (Arc::clone(&self.textures), Arc::clone(&self.infos));
+        let context = Context::new(ctx, device, host, memory, textures, infos);
         self.tables().streams.add_context(Arc::new(context), legacy)
     }
 
