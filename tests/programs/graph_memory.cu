@@ -25,6 +25,7 @@ static void thrice(cudaGraph_t graph, cudaStream_t stream, std::vector<int> &out
 int main()
 {
     std::vector<int> out(N);
+    cudaGraphExec_t exec;
     cudaStream_t stream, other;
     CUDA(cudaStreamCreate(&stream));
     CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -71,10 +72,64 @@ int main()
     thrice(graph, stream, out, 6);
     CUDA(cudaGraphDestroy(graph));
 
+    // Rounds that take more memory together than there is: each has what the one before has freed.
+    size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    size_t third = available / 3 / 256 * 256;
+    Device<int> seen(N);
+    CUDA(cudaMemset(seen, 0, N * sizeof(int)));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (int round = 0; round < 8; round++) {
+        CUDA(cudaMallocAsync(&temporary, third, stream));
+        CUDA(cudaMemcpyAsync(temporary, seen, N * sizeof(int), cudaMemcpyDeviceToDevice, stream));
+        add<<<4, 256, 0, stream>>>(temporary, N, round);
+        CUDA(cudaMemcpyAsync(seen, temporary, N * sizeof(int), cudaMemcpyDeviceToDevice, stream));
+        CUDA(cudaFreeAsync(temporary, stream));
+    }
+    CUDA(cudaMemcpyAsync(out.data(), seen, N * sizeof(int), cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaMemsetAsync(seen, 0, N * sizeof(int), stream));
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    thrice(graph, stream, out, 28);
+    CUDA(cudaGraphDestroy(graph));
+
+    // Two allocations that live at once are apart, and a third takes the place of one that is freed.
+    cudaGraphNode_t two[2], fills[2], copies[2], frees[2], third_alloc;
+    void *at[2];
+    CUDA(cudaGraphCreate(&graph, 0));
+    for (int i = 0; i < 2; i++) {
+        memory.dptr = nullptr;
+        CUDA(cudaGraphAddMemAllocNode(&two[i], graph, nullptr, 0, &memory));
+        at[i] = memory.dptr;
+        nine.dst = at[i];
+        nine.value = 20 + i;
+        CUDA(cudaGraphAddMemsetNode(&fills[i], graph, &two[i], 1, &nine));
+    }
+    REQUIRE(at[0] != at[1]);
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaGraphAddMemcpyNode1D(&copies[i], graph, fills, 2, out.data() + i * (N / 2), at[i],
+                                      N / 2 * sizeof(int), cudaMemcpyDeviceToHost));
+        CUDA(cudaGraphAddMemFreeNode(&frees[i], graph, &copies[i], 1, at[i]));
+    }
+    CUDA(cudaGraphAddMemAllocNode(&third_alloc, graph, &frees[0], 1, &memory));
+    REQUIRE(memory.dptr != at[1]);
+    nine.dst = memory.dptr;
+    nine.value = 77;
+    CUDA(cudaGraphAddMemsetNode(&clear, graph, &third_alloc, 1, &nine));
+    CUDA(cudaGraphAddMemFreeNode(&release, graph, &clear, 1, memory.dptr));
+    {
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+        for (int round = 0; round < 3; round++) {
+            CUDA(cudaGraphLaunch(exec, stream));
+            CUDA(cudaStreamSynchronize(stream));
+            REQUIRE(out[0] == 20 && out[N / 2 - 1] == 20 && out[N / 2] == 21 && out[N - 1] == 21);
+        }
+        CUDA(cudaGraphExecDestroy(exec));
+    }
+    CUDA(cudaGraphDestroy(graph));
+
     // An executable graph cannot be launched into a capture, and the attempt spoils it.
     Device<int> sum(N);
     CUDA(cudaMemset(sum, 0, N * sizeof(int)));
-    cudaGraphExec_t exec;
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     add<<<4, 256, 0, stream>>>(sum, N, 1);
     CUDA(cudaStreamEndCapture(stream, &graph));

@@ -2,6 +2,7 @@
 
 use crate::block::Block;
 use crate::builtin::launch::DeviceWork;
+use crate::builtin::query::Question;
 use crate::code::{Kernel, Program};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Spans;
@@ -27,6 +28,29 @@ pub trait Services: Send + Sync {
     fn submit(&self, work: DeviceWork) -> Result<(), u32> {
         let _ = work;
         Err(CuError::NOT_SUPPORTED.0)
+    }
+    /// Begins a new record of an event, for programs that `submit`; None where events cannot be.
+    fn record(&self, event: u64) -> Option<u64> {
+        let _ = event;
+        None
+    }
+    /// The last record of an event, if it is not over.
+    fn recorded(&self, event: u64) -> Option<u64> {
+        let _ = event;
+        None
+    }
+    /// The last error of a thread of the grid's; `forget` makes it none.
+    fn last_error(&self, thread: u64, forget: bool) -> u32 {
+        let _ = (thread, forget);
+        0
+    }
+    fn set_last_error(&self, thread: u64, error: u32) {
+        let _ = (thread, error);
+    }
+    /// What a kernel asks about its device; None where there is no such thing.
+    fn answer(&self, question: Question) -> Option<u64> {
+        let _ = question;
+        None
     }
 }
 

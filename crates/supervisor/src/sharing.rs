@@ -59,7 +59,7 @@ impl Lent {
 
 /// The shared device memory whose descriptor a process has.
 pub(crate) fn memory<'a>(file: &Found, job: &Job, lent: &'a [Lent]) -> Option<&'a Lent> {
-    lent.iter().find(|lent| lent.is(file, job.holder(file)))
+    lent.iter().find(|lent| lent.is(file, job.place(file)))
 }
 
 /// The descriptions of such memory, and where a restart finds it.

@@ -65,6 +65,19 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Returns a cudaError_t, which the lane's thread also remembers if it is one.
+    pub(crate) fn set_status(&mut self, lane: usize, status: u32) {
+        if status != 0 {
+            self.set_error(lane, status);
+        }
+        self.set_result(lane, status.to_le_bytes());
+    }
+
+    /// Sets the last error of a lane's thread.
+    pub(crate) fn set_error(&self, lane: usize, error: u32) {
+        self.services().set_last_error(self.thread_number(lane), error);
+    }
+
     fn frame(&self, lane: usize, offset: u32) -> *mut u8 {
         let base = self.warp.local.wrapping_add(lane * self.warp.local_len as usize);
         base.wrapping_add((self.warp.current.local + offset) as usize)
@@ -131,6 +144,18 @@ impl<'a> Call<'a> {
     pub(crate) fn block(&self) -> [u32; 3] {
         // SAFETY: the block outlives the warp's run, and only this warp runs.
         unsafe { (*self.warp.block).id }
+    }
+
+    /// The block's number in its grid.
+    pub(crate) fn block_number(&self) -> u64 {
+        let (block, grid) = (self.block().map(u64::from), self.grid().spec.grid.map(u64::from));
+        block[0] + grid[0] * (block[1] + grid[1] * block[2])
+    }
+
+    /// The number of a lane's thread in its grid.
+    pub(crate) fn thread_number(&self, lane: usize) -> u64 {
+        let in_block = u64::from(self.warp.index) * WARP as u64 + lane as u64;
+        self.block_number() * u64::from(self.grid().threads) + in_block
     }
 
     /// `%tid` of a lane.

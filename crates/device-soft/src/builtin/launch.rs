@@ -5,12 +5,14 @@
 //! since CUDA 12 for all, the names carry the prefix `__cudaCDP2`.
 
 use super::Call;
+use super::runtime_error::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE};
+use super::runtime_error::{MEMORY_ALLOCATION, SUCCESS};
 use crate::code::Program;
 use crate::exec::Flow;
 use crate::exec::control::function_address;
 use crate::spec;
+use kedge_protocol::Copy3d;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a kernel asks its device to do, in the order of one of its streams.
 pub struct DeviceWork {
@@ -23,8 +25,24 @@ pub struct DeviceWork {
 
 pub enum DeviceTask {
     Grid(DeviceGrid),
-    Copy { to: u64, from: u64, bytes: u64 },
-    Fill { to: u64, byte: u8, bytes: u64 },
+    Copy(Copy3d),
+    Fill(Planes),
+    /// Completes this record of an event.
+    Record(u64),
+    /// Waits for a record of an event.
+    Wait(u64),
+}
+
+/// Bytes to fill: rows of `width` bytes `pitch` apart, planes of `height` rows `slice` apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Planes {
+    pub to: u64,
+    pub byte: u8,
+    pub pitch: u64,
+    pub slice: u64,
+    pub width: u64,
+    pub height: u64,
+    pub depth: u64,
 }
 
 /// A launch by a kernel.
@@ -38,16 +56,6 @@ pub struct DeviceGrid {
     pub shared_bytes: u32,
     pub params: Vec<u8>,
 }
-
-/// Streams from here on were created by a kernel; below, a handle is special: 3 launches when the
-/// grid is over, 4 at once, any other is the block's NULL stream.
-pub(crate) const FIRST_NAMED_STREAM: u64 = 16;
-
-/// cudaError_t values (CUDA Runtime API reference).
-const SUCCESS: u32 = 0;
-const INVALID_VALUE: u32 = 1;
-const MEMORY_ALLOCATION: u32 = 2;
-const INVALID_CONFIGURATION: u32 = 9;
 
 /// What stands before a parameter buffer, in the device heap. The program can damage it, so it is
 /// checked like anything that comes from outside.
@@ -99,59 +107,104 @@ impl Header {
 }
 
 /// `void *cudaGetParameterBufferV2(void *kernel, dim3 grid, dim3 block, unsigned shared)`; NULL where
-/// the launch cannot be.
+/// the launch cannot be, and then cudaGetLastError says why.
 pub(super) fn get_parameter_buffer(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
-        let buffer = parameter_buffer(call, lane)?.unwrap_or(0);
+        let buffer = match header(call, lane, 0, 1) {
+            Ok(header) => new_buffer(call, lane, &header)?,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = buffer {
+            call.set_error(lane, error);
+        }
+        call.set_result(lane, buffer.unwrap_or(0).to_le_bytes());
+    }
+    Ok(())
+}
+
+/// `void *cudaGetParameterBuffer(size_t alignment, size_t size)`.
+pub(super) fn get_plain_buffer(call: &mut Call<'_>) -> Result<(), Flow> {
+    for lane in call.lanes() {
+        let at = call.services().malloc(HEADER_BYTES.saturating_add(call.u64(lane, 1)));
+        let buffer = if at == 0 { 0 } else { at + HEADER_BYTES };
         call.set_result(lane, buffer.to_le_bytes());
     }
     Ok(())
 }
 
-fn parameter_buffer(call: &mut Call<'_>, lane: usize) -> Result<Option<u64>, Flow> {
-    let function = call.u64(lane, 0);
-    let program = Arc::clone(&call.grid().spec.program);
-    let mut kernels = program.kernels.iter();
-    let kernel = kernels.position(|kernel| function_address(kernel.function) == function);
-    let Some(kernel) = kernel else { return Ok(None) };
+/// The place in its program of the kernel that a function pointer names.
+pub(super) fn kernel_at(program: &Program, function: u64) -> Option<usize> {
+    program.kernels.iter().position(|kernel| function_address(kernel.function) == function)
+}
+
+/// The launch that a call describes: its arguments `function`, and three from `shape` on.
+fn header(call: &Call<'_>, lane: usize, function: usize, shape: usize) -> Result<Header, u32> {
+    let program = &call.grid().spec.program;
+    let kernel = kernel_at(program, call.u64(lane, function)).ok_or(INVALID_DEVICE_FUNCTION)?;
     let header = Header {
         kernel: kernel as u32,
-        grid: dims(call.argument(lane, 1)),
-        block: dims(call.argument(lane, 2)),
-        shared_bytes: call.u32(lane, 3),
+        grid: dims(call.argument(lane, shape)),
+        block: dims(call.argument(lane, shape + 1)),
+        shared_bytes: call.u32(lane, shape + 2),
     };
-    if !header.is_possible() {
-        return Ok(None);
-    }
-    let bytes = HEADER_BYTES + u64::from(program.kernels[kernel].param_bytes);
-    let at = call.services().malloc(bytes);
+    if header.is_possible() { Ok(header) } else { Err(INVALID_CONFIGURATION) }
+}
+
+/// A parameter buffer behind its header; a cudaError_t where the device heap is exhausted.
+fn new_buffer(call: &mut Call<'_>, lane: usize, header: &Header) -> Result<Result<u64, u32>, Flow> {
+    let kernel = &call.grid().spec.program.kernels[header.kernel as usize];
+    let at = call.services().malloc(HEADER_BYTES + u64::from(kernel.param_bytes));
     if at == 0 {
-        return Ok(None);
+        return Ok(Err(MEMORY_ALLOCATION));
     }
     call.write(lane, at, &header.encode())?;
-    Ok(Some(at + HEADER_BYTES))
+    Ok(Ok(at + HEADER_BYTES))
 }
 
 /// `cudaError_t cudaLaunchDeviceV2(void *buffer, cudaStream_t stream)`.
 pub(super) fn launch_device(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
-        let status = launch(call, lane)?;
-        call.set_result(lane, status.to_le_bytes());
+        let (buffer, stream) = (call.u64(lane, 0), call.u64(lane, 1));
+        let status = if buffer < HEADER_BYTES {
+            INVALID_CONFIGURATION
+        } else {
+            match Header::decode(&call.read(lane, buffer - HEADER_BYTES)?) {
+                Some(header) if header.is_possible() => {
+                    launch(call, lane, &header, buffer, stream)?
+                }
+                _ => INVALID_VALUE,
+            }
+        };
+        call.set_status(lane, status);
     }
     Ok(())
 }
 
-fn launch(call: &mut Call<'_>, lane: usize) -> Result<u32, Flow> {
-    let (buffer, stream) = (call.u64(lane, 0), call.u64(lane, 1));
-    if buffer < HEADER_BYTES {
-        return Ok(INVALID_CONFIGURATION);
+/// `cudaError_t cudaLaunchDevice(void *kernel, void *buffer, dim3, dim3, unsigned, cudaStream_t)`.
+pub(super) fn launch_plain(call: &mut Call<'_>) -> Result<(), Flow> {
+    for lane in call.lanes() {
+        let (buffer, stream) = (call.u64(lane, 1), call.u64(lane, 5));
+        let status = match header(call, lane, 0, 2) {
+            Ok(header) => launch(call, lane, &header, buffer, stream)?,
+            Err(error) => error,
+        };
+        call.set_status(lane, status);
     }
-    let header = Header::decode(&call.read(lane, buffer - HEADER_BYTES)?);
+    Ok(())
+}
+
+/// Launches with the parameters at `buffer`, and frees it.
+fn launch(
+    call: &mut Call<'_>,
+    lane: usize,
+    header: &Header,
+    buffer: u64,
+    stream: u64,
+) -> Result<u32, Flow> {
     let program = Arc::clone(&call.grid().spec.program);
-    let found = header.filter(Header::is_possible);
-    let found =
-        found.and_then(|header| Some((header, program.kernels.get(header.kernel as usize)?)));
-    let Some((header, kernel)) = found else { return Ok(INVALID_VALUE) };
+    let Some(kernel) = program.kernels.get(header.kernel as usize) else {
+        return Ok(INVALID_VALUE);
+    };
     let mut params = Vec::with_capacity(kernel.param_bytes as usize);
     for at in (0..u64::from(kernel.param_bytes)).step_by(8) {
         let word: [u8; 8] = match kernel.param_bytes as u64 - at {
@@ -162,7 +215,7 @@ fn launch(call: &mut Call<'_>, lane: usize) -> Result<u32, Flow> {
         params.extend(word);
     }
     params.truncate(kernel.param_bytes as usize);
-    call.services().free(buffer - HEADER_BYTES);
+    call.services().free(buffer.saturating_sub(HEADER_BYTES));
     let grid = DeviceGrid {
         kernel: header.kernel,
         grid: header.grid,
@@ -175,48 +228,9 @@ fn launch(call: &mut Call<'_>, lane: usize) -> Result<u32, Flow> {
 }
 
 /// Hands a task of the calling block on; a cudaError_t.
-fn submit(call: &Call<'_>, stream: u64, task: DeviceTask) -> u32 {
-    let (block, [x, y, _]) = (call.block().map(u64::from), call.grid().spec.grid.map(u64::from));
-    let launcher = block[0] + x * (block[1] + y * block[2]);
-    let work = DeviceWork { task, stream, launcher };
+pub(super) fn submit(call: &Call<'_>, stream: u64, task: DeviceTask) -> u32 {
+    let work = DeviceWork { task, stream, launcher: call.block_number() };
     call.services().submit(work).map_or_else(|error| error, |()| SUCCESS)
-}
-
-/// `cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)`.
-pub(super) fn memcpy(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        let [to, from, bytes] = [0, 1, 2].map(|index| call.u64(lane, index));
-        let status = submit(call, call.u64(lane, 4), DeviceTask::Copy { to, from, bytes });
-        call.set_result(lane, status.to_le_bytes());
-    }
-    Ok(())
-}
-
-/// `cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t)`.
-pub(super) fn memset(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        let (to, byte, bytes) = (call.u64(lane, 0), call.u32(lane, 1) as u8, call.u64(lane, 2));
-        let status = submit(call, call.u64(lane, 3), DeviceTask::Fill { to, byte, bytes });
-        call.set_result(lane, status.to_le_bytes());
-    }
-    Ok(())
-}
-
-/// `const char *cudaGetErrorString(cudaError_t)`: a text in the device heap, or NULL where that is
-/// full. It is never freed: programs ask once, before they give up.
-pub(super) fn error_string(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        let text = match call.u32(lane, 0) {
-            SUCCESS => "no error\0".to_owned(),
-            error => format!("CUDA error {error}\0"),
-        };
-        let at = call.services().malloc(text.len() as u64);
-        if at != 0 {
-            call.write(lane, at, text.as_bytes())?;
-        }
-        call.set_result(lane, at.to_le_bytes());
-    }
-    Ok(())
 }
 
 fn widen<const N: usize>(bytes: [u8; N]) -> [u8; 8] {
@@ -229,48 +243,6 @@ fn dims(bytes: [u8; 12]) -> [u32; 3] {
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     [word(0), word(4), word(8)]
-}
-
-/// `cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)`.
-pub(super) fn stream_create(call: &mut Call<'_>) -> Result<(), Flow> {
-    static NEXT: AtomicU64 = AtomicU64::new(FIRST_NAMED_STREAM);
-    for lane in call.lanes() {
-        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
-        call.write(lane, call.u64(lane, 0), &handle.to_le_bytes())?;
-        call.set_result(lane, SUCCESS.to_le_bytes());
-    }
-    Ok(())
-}
-
-/// `cudaError_t cudaMalloc(void **at, size_t bytes)`.
-pub(super) fn malloc(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        let addr = call.services().malloc(call.u64(lane, 1));
-        call.write(lane, call.u64(lane, 0), &addr.to_le_bytes())?;
-        let status = if addr == 0 { MEMORY_ALLOCATION } else { SUCCESS };
-        call.set_result(lane, status.to_le_bytes());
-    }
-    Ok(())
-}
-
-/// `cudaError_t cudaFree(void *at)`.
-pub(super) fn free(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        let addr = call.u64(lane, 0);
-        let freed = addr == 0 || call.services().free(addr);
-        let status = if freed { SUCCESS } else { INVALID_VALUE };
-        call.set_result(lane, status.to_le_bytes());
-    }
-    Ok(())
-}
-
-/// Functions that have nothing to do here and succeed: a stream's end, which its launches outlive,
-/// and the last error, which each launch has returned already.
-pub(super) fn succeed(call: &mut Call<'_>) -> Result<(), Flow> {
-    for lane in call.lanes() {
-        call.set_result(lane, SUCCESS.to_le_bytes());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

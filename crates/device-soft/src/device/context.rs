@@ -4,13 +4,14 @@ use super::arena::{Memory, Placed};
 use super::tasks::lock;
 use super::textures::TextureTable;
 use crate::builtin::heap::Heap;
+use crate::builtin::query::Question;
 use crate::exec::texture::TextureView;
 use crate::launch::Services;
 use crate::memory::Spans;
 use crate::spec;
 use kedge_cuda_types::CuError;
 use kedge_device::Host;
-use kedge_protocol::{CtxId, OutputTarget};
+use kedge_protocol::{CtxId, DeviceInfo, OutputTarget};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -28,6 +29,8 @@ pub(super) struct Context {
     host: Arc<dyn Host>,
     memory: Arc<Memory>,
     textures: Arc<TextureTable>,
+    /// All devices of the client.
+    devices: Arc<[DeviceInfo]>,
 }
 
 /// What cuCtxSetLimit sets: CUlimit values in their order. Stack size, printf buffer and device heap,
@@ -51,6 +54,7 @@ impl Context {
         host: Arc<dyn Host>,
         memory: Arc<Memory>,
         textures: Arc<TextureTable>,
+        devices: Arc<[DeviceInfo]>,
     ) -> Self {
         Self {
             id,
@@ -61,6 +65,7 @@ impl Context {
             host,
             memory,
             textures,
+            devices,
         }
     }
 
@@ -165,5 +170,17 @@ impl Services for Context {
 
     fn texture(&self, handle: u64) -> Option<Arc<TextureView>> {
         self.textures.find(handle)
+    }
+
+    fn answer(&self, question: Question) -> Option<u64> {
+        match question {
+            Question::Device => Some(self.device.into()),
+            Question::Devices => Some(self.devices.len() as u64),
+            Question::Attribute { device, attribute } => {
+                let mut known = self.devices.get(device as usize)?.attributes.iter();
+                known.find(|(id, _)| *id == attribute).map(|(_, value)| *value as u64)
+            }
+            Question::Limit(limit) => self.limit(limit).ok(),
+        }
     }
 }

@@ -34,6 +34,9 @@ mod textures;
 mod vmm;
 mod work;
 
+pub(crate) use info::DRIVER_VERSION;
+pub(crate) use occupancy::active_blocks;
+
 use crate::pool::Pool;
 use arena::Memory;
 use arrays::Array;
@@ -103,7 +106,7 @@ pub enum StartError {
 
 /// The software devices of one client.
 pub struct SoftBackend {
-    infos: Vec<DeviceInfo>,
+    infos: Arc<[DeviceInfo]>,
     runtime: Arc<Runtime>,
     vmm: Vmm,
     textures: Arc<TextureTable>,
@@ -166,7 +169,7 @@ impl SoftBackend {
         let Started { memory, vmm, engines, pool, .. } = started;
         let tables = Arc::default();
         Arc::new(Self {
-            infos,
+            infos: infos.into(),
             vmm,
             textures: Arc::default(),
             stage: Mutex::default(),
@@ -219,7 +222,7 @@ impl Backend for SoftBackend {
     }
 
     fn driver_version(&self) -> u32 {
-        info::DRIVER_VERSION
+        DRIVER_VERSION
     }
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
@@ -227,7 +230,8 @@ impl Backend for SoftBackend {
             return Err(CuError::INVALID_DEVICE);
         }
         let (host, memory) = (Arc::clone(&self.runtime.host), Arc::clone(&self.runtime.memory));
-        let context = Context::new(ctx, device, host, memory, Arc::clone(&self.textures));
+        let (textures, infos) = (Arc::clone(&self.textures), Arc::clone(&self.infos));
+        let context = Context::new(ctx, device, host, memory, textures, infos);
         self.tables().streams.add_context(Arc::new(context), legacy)
     }
 

@@ -1,6 +1,7 @@
 //! Modules: from an image's bytes to a program with its variables in memory.
 
 use super::arena::{Memory, Placed};
+use crate::builtin::asks_for_work;
 use crate::code::{Kernel, PlaceKind, Placement, Program};
 use crate::{lower, spec};
 use kedge_cuda_types::CuError;
@@ -86,9 +87,7 @@ impl Module {
         let named = program.kernels.iter().map(|kernel| kernel.name.clone());
         let kernels = named.zip(0..).collect();
         let globals = program.globals.iter().map(|global| global.name.clone()).zip(0..).collect();
-        let nests = linked.unresolved.iter().any(|name| {
-            ["LaunchDeviceV2", "MemcpyAsync", "MemsetAsync"].iter().any(|call| name.contains(call))
-        });
+        let nests = linked.unresolved.iter().any(|name| asks_for_work(name));
         let (program, numbered) = (Arc::new(program), Vec::new());
         Ok(Self { ctx, program, kernels, globals, numbered, nests, variables, asked, bound })
     }

@@ -9,12 +9,17 @@ use super::context::Context;
 use super::copies::{Fill, Transfer};
 use super::runtime::Runtime;
 use super::tasks::{Task, lock};
-use crate::builtin::launch::{DeviceGrid, DeviceTask, DeviceWork, FIRST_NAMED_STREAM};
+use crate::builtin::launch::{DeviceGrid, DeviceTask, DeviceWork, Planes};
+use crate::builtin::query::Question;
+use crate::builtin::runtime_error::{
+    INVALID_VALUE, LAUNCH_MAX_DEPTH_EXCEEDED, LAUNCH_PENDING_COUNT_EXCEEDED,
+};
+use crate::builtin::stream::FIRST_NAMED;
 use crate::exec::texture::TextureView;
 use crate::fault::Fault;
 use crate::launch::{GridSpec, Services};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{Copy3d, OutputTarget, Place};
+use kedge_protocol::{Copy3d, OutputTarget};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -23,10 +28,6 @@ const MAX_DEPTH: u32 = 24;
 /// Launches of one grid that may be waiting (cudaLimitDevRuntimePendingLaunchCount is 2048; there is
 /// no reason to be that strict).
 const MAX_PENDING: usize = 1 << 16;
-
-/// cudaError_t values (CUDA Runtime API reference).
-const LAUNCH_MAX_DEPTH_EXCEEDED: u32 = 65;
-const LAUNCH_PENDING_COUNT_EXCEEDED: u32 = 69;
 
 /// cudaStreamTailLaunch and cudaStreamFireAndForget.
 const TAIL_LAUNCH: u64 = 3;
@@ -63,6 +64,13 @@ struct State {
     tails: VecDeque<DeviceWork>,
     /// Streams with a running launch: what waits behind it.
     lanes: HashMap<Lane, VecDeque<DeviceWork>>,
+    /// Each event's last record.
+    events: HashMap<u64, u64>,
+    /// Records that are not over: the streams that wait for them.
+    records: HashMap<u64, Vec<Lane>>,
+    last_record: u64,
+    /// Of the grid's threads.
+    errors: HashMap<u64, u32>,
 }
 
 impl Nested {
@@ -87,15 +95,44 @@ impl Nested {
     fn start_child(self: &Arc<Self>, lane: Lane, work: DeviceWork) {
         match work.task {
             DeviceTask::Grid(grid) => self.start_grid(lane, grid),
-            task => {
-                let (node, runtime) = (Arc::clone(self), Arc::clone(&self.tree.runtime));
-                runtime.pool.spawn(Box::new(move || {
-                    if let Err(error) = move_memory(&node.tree.runtime, &task) {
-                        node.ctx().fault(error, "a copy or fill by a kernel, on invalid memory");
-                    }
-                    Self::child_over(node, lane);
-                }));
+            DeviceTask::Copy(copy) => {
+                self.start_move(lane, move |runtime| copy_memory(runtime, &copy))
             }
+            DeviceTask::Fill(planes) => {
+                self.start_move(lane, move |runtime| fill(runtime, &planes))
+            }
+            DeviceTask::Record(record) => {
+                let waiting = lock(&self.state).records.remove(&record).unwrap_or_default();
+                self.end_later(waiting.into_iter().chain([lane]));
+            }
+            DeviceTask::Wait(record) => {
+                if let Some(waiting) = lock(&self.state).records.get_mut(&record) {
+                    return waiting.push(lane);
+                }
+                self.end_later([lane]);
+            }
+        }
+    }
+
+    fn start_move(
+        self: &Arc<Self>,
+        lane: Lane,
+        run: impl FnOnce(&Runtime) -> Result<(), CuError> + Send + 'static,
+    ) {
+        let node = Arc::clone(self);
+        self.tree.runtime.pool.spawn(Box::new(move || {
+            if let Err(error) = run(&node.tree.runtime) {
+                node.ctx().fault(error, "a copy or fill by a kernel, on invalid memory");
+            }
+            Self::child_over(node, lane);
+        }));
+    }
+
+    /// Ends what runs in these streams, by other workers: a long chain of records and waits would
+    /// otherwise be a deep recursion.
+    fn end_later(self: &Arc<Self>, lanes: impl IntoIterator<Item = Lane>) {
+        for lane in lanes {
+            self.start_move(lane, |_| Ok(()));
         }
     }
 
@@ -169,6 +206,10 @@ impl Nested {
             state.lanes.remove(&lane);
             // The caller's own release comes after this, so the count stays above 0.
             state.unfinished -= dropped;
+            // What was dropped may have been records, which others wait for.
+            let waiting: Vec<Lane> = state.records.drain().flat_map(|(_, lanes)| lanes).collect();
+            drop(state);
+            self.end_later(waiting);
             return;
         }
         match waiting.pop_front() {
@@ -182,36 +223,54 @@ impl Nested {
         }
     }
 
+    /// # Errors
+    /// A cudaError_t where the grid cannot take the work.
+    fn admit(&self, state: &State, lane: Lane, task: &DeviceTask) -> Result<(), u32> {
+        let event = matches!(task, DeviceTask::Record(_) | DeviceTask::Wait(_));
+        // CUDA programming guide: neither stream can record events or wait for them.
+        if event && matches!(lane, Lane::Tail | Lane::Free) {
+            return Err(INVALID_VALUE);
+        }
+        if self.depth == MAX_DEPTH && matches!(task, DeviceTask::Grid(_)) && lane != Lane::Tail {
+            return Err(LAUNCH_MAX_DEPTH_EXCEEDED);
+        }
+        if state.unfinished + state.tails.len() > MAX_PENDING {
+            return Err(LAUNCH_PENDING_COUNT_EXCEEDED);
+        }
+        Ok(())
+    }
+
     fn lane(work: &DeviceWork) -> Lane {
         match work.stream {
             TAIL_LAUNCH => Lane::Tail,
             FIRE_AND_FORGET => Lane::Free,
-            stream if stream >= FIRST_NAMED_STREAM => Lane::Stream(stream),
+            stream if stream >= FIRST_NAMED => Lane::Stream(stream),
             _ => Lane::Block(work.launcher),
         }
     }
 }
 
-/// A kernel's copy or fill.
-///
 /// # Errors
 /// ILLEGAL_ADDRESS where a byte is not valid.
-fn move_memory(runtime: &Runtime, task: &DeviceTask) -> Result<(), CuError> {
-    match *task {
-        DeviceTask::Copy { to, from, bytes } => {
-            let place = |addr| Place::Mapped { addr, pitch: bytes, slice: bytes };
-            let (src, dst) = (place(from), place(to));
-            let copy = Copy3d { src, dst, width: bytes, height: 1, depth: 1 };
-            let transfer = Transfer::new(&copy, |_| Err(CuError::INVALID_HANDLE))?;
-            transfer.run(&runtime.memory, &*runtime.host)
+fn copy_memory(runtime: &Runtime, copy: &Copy3d) -> Result<(), CuError> {
+    let transfer = Transfer::new(copy, |_| Err(CuError::INVALID_HANDLE))?;
+    transfer.run(&runtime.memory, &*runtime.host)
+}
+
+/// # Errors
+/// ILLEGAL_ADDRESS where a byte is not valid.
+fn fill(runtime: &Runtime, planes: &Planes) -> Result<(), CuError> {
+    let Planes { to, byte, pitch, slice, width, height, depth } = *planes;
+    for plane in 0..depth {
+        let dst = slice.checked_mul(plane).and_then(|offset| to.checked_add(offset));
+        let dst = dst.ok_or(CuError::ILLEGAL_ADDRESS)?;
+        let fill = Fill { dst, pitch, value: byte.into(), element: 1, width, height };
+        if fill.bytes() == 0 {
+            break;
         }
-        DeviceTask::Fill { to, byte, bytes } => {
-            let value = u32::from(byte);
-            let fill = Fill { dst: to, pitch: bytes, value, element: 1, width: bytes, height: 1 };
-            fill.run(&runtime.memory)
-        }
-        DeviceTask::Grid(_) => Err(CuError::NOT_SUPPORTED),
+        fill.run(&runtime.memory)?;
     }
+    Ok(())
 }
 
 impl Services for Arc<Nested> {
@@ -231,14 +290,45 @@ impl Services for Arc<Nested> {
         self.ctx().texture(handle)
     }
 
+    fn answer(&self, question: Question) -> Option<u64> {
+        self.ctx().answer(question)
+    }
+
+    fn record(&self, event: u64) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.events.len() >= MAX_PENDING && !state.events.contains_key(&event) {
+            return None;
+        }
+        state.last_record += 1;
+        let record = state.last_record;
+        state.events.insert(event, record);
+        state.records.insert(record, Vec::new());
+        Some(record)
+    }
+
+    fn recorded(&self, event: u64) -> Option<u64> {
+        let state = lock(&self.state);
+        state.events.get(&event).copied().filter(|record| state.records.contains_key(record))
+    }
+
+    fn last_error(&self, thread: u64, forget: bool) -> u32 {
+        let errors = &mut lock(&self.state).errors;
+        let error = if forget { errors.remove(&thread) } else { errors.get(&thread).copied() };
+        error.unwrap_or(0)
+    }
+
+    fn set_last_error(&self, thread: u64, error: u32) {
+        lock(&self.state).errors.insert(thread, error);
+    }
+
     fn submit(&self, work: DeviceWork) -> Result<(), u32> {
         let lane = Nested::lane(&work);
-        if self.depth == MAX_DEPTH && lane != Lane::Tail {
-            return Err(LAUNCH_MAX_DEPTH_EXCEEDED);
-        }
         let mut state = lock(&self.state);
-        if state.unfinished + state.tails.len() > MAX_PENDING {
-            return Err(LAUNCH_PENDING_COUNT_EXCEEDED);
+        if let Err(error) = self.admit(&state, lane, &work.task) {
+            if let DeviceTask::Record(record) = work.task {
+                state.records.remove(&record);
+            }
+            return Err(error);
         }
         if lane == Lane::Tail {
             state.tails.push_back(work);

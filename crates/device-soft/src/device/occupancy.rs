@@ -1,6 +1,7 @@
 //! How many blocks of a kernel fit on a multiprocessor, as the CUDA occupancy calculator has it:
 //! registers are handed out to warps in units of 256, shared memory to blocks in units of 128 bytes.
 
+use crate::code::Kernel;
 use crate::spec;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Dim3, KernelInfo, Occupancy};
@@ -55,6 +56,12 @@ impl Multiprocessor {
 
 fn volume(d: Dim3) -> u32 {
     d.x.saturating_mul(d.y).saturating_mul(d.z)
+}
+
+/// Blocks of a kernel that a multiprocessor holds.
+pub(crate) fn active_blocks(kernel: &Kernel, threads: u32, shared: u64) -> u32 {
+    let shared = u64::from(kernel.shared_bytes).saturating_add(shared);
+    OURS.resident(threads, kernel.registers, shared)
 }
 
 /// # Errors

@@ -23,7 +23,11 @@ pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
         ("cp", "async", "bulk") => match query.part(3) {
             "commit_group" | "wait_group" => nothing(query),
             "prefetch" if query.part(4) != "tensor" => {
-                Some(Selected::scalar::<Nop>([Arg::Pointer(Space::Global), Arg::Src(Type::U32)]))
+                let mut args = vec![Arg::Pointer(Space::Global), Arg::Src(Type::U32)];
+                if query.has("L2::cache_hint") {
+                    args.push(Arg::Src(Type::U64));
+                }
+                Some(Selected::scalar::<Nop>(args))
             }
             "prefetch" => None,
             _ => bulk(query),

@@ -222,6 +222,15 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         let mut cached = false;
         let mut updated = Vec::new();
         for (&arg, operand) in selected.args.iter().zip(flat) {
+            // A part of a register: only video instructions take one, and their selector has read it.
+            let whole;
+            let operand = match operand {
+                Operand::Component(register, _) if instruction.name[0].starts_with('v') => {
+                    whole = Operand::Register(*register);
+                    &whole
+                }
+                operand => operand,
+            };
             match arg {
                 Arg::Dst(ty) => operands.push(self.destination(operand, ty, &mut after)?),
                 Arg::Update(ty) => {

@@ -459,3 +459,28 @@ fn clusters_are_told_from_single_blocks() {
         assert_eq!(Bench::new().transform(body, &shape, &[7u32]), [expected]);
     }
 }
+
+#[test]
+fn parts_of_registers() {
+    let bench = Bench::new();
+    let r = |text: &str, f: fn(u32, u32, u32) -> u32| {
+        check(&bench, text, any, |[a, b, c, _]| f(a as u32, b as u32, c as u32).into());
+    };
+    r("vadd.s32.u32.s32 %r9, %r0.b1, %r1.h1;", |a, b, _| {
+        (a >> 8 & 0xFF).wrapping_add(((b as i32) >> 16) as u32)
+    });
+    r("vabsdiff.u32.u32.u32.add %r9, %r0.b3, %r1.b0, %r2;", |a, b, c| {
+        c.wrapping_add((a >> 24).abs_diff(b & 0xFF))
+    });
+    r("vsub.s32.s32.s32.sat %r9.b2, %r0.h0, %r1.h0, %r2;", |a, b, c| {
+        let difference = i32::from(a as i16) - i32::from(b as i16);
+        c & 0xFF00_FFFF | (difference.clamp(-128, 127) as u32 & 0xFF) << 16
+    });
+    r("vshl.u32.u32.u32.clamp %r9, %r0, %r1.b0;", |a, b, _| a.checked_shl(b & 0xFF).unwrap_or(0));
+    r("vshr.s32.s32.u32.wrap.max %r9, %r0, %r1, %r2;", |a, b, c| {
+        ((a as i32) >> (b & 31)).max(c as i32) as u32
+    });
+    r("vset.u32.s32.lt.add %r9, %r0.b0, %r1.b3, %r2;", |a, b, c| {
+        c.wrapping_add(u32::from((a as i64 & 0xFF) < i64::from(b as i32 >> 24)))
+    });
+}

@@ -8,6 +8,7 @@ mod instructions;
 mod loads;
 mod matrix;
 mod memory;
+mod sparse;
 mod strips;
 mod tensor;
 

@@ -2,7 +2,7 @@
 
 use super::kernel::{Kernel, second_form};
 use super::memory::{Allocation, Copied};
-use super::{Payload, add_node, conditional, discard_children, read_edges, world};
+use super::{Payload, add_node, conditional, discard_children, read_edges, reuse, world};
 use crate::callback::{HostFn, HostNode};
 use crate::{context, entry, ffi, memory, stream};
 use kedge_cuda_types::CuError;
@@ -226,12 +226,34 @@ pub(crate) unsafe fn cuGraphAddMemAllocNode(
 ) -> Result<(), CuError> {
     // SAFETY: the caller's structure and arrays.
     unsafe {
-        let allocation = Allocation::new(ffi::read(params)?)?;
-        let dptr = allocation.params.dptr;
-        add(out, graph, dependencies, count, Payload::MemAlloc(Arc::new(allocation)))?;
+        let asked = ffi::read(params)?;
+        let dptr = add_allocation(out, graph, dependencies, null(), count, asked)?;
         (&raw mut (*params).dptr).write_unaligned(dptr);
     }
     Ok(())
+}
+
+/// Adds an allocation node, and gives its address.
+///
+/// # Safety
+/// As [`add_with_data`].
+unsafe fn add_allocation(
+    out: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    data: *const CUgraphEdgeData,
+    count: usize,
+    params: CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> Result<CUdeviceptr, CuError> {
+    let alone = reuse::reusing();
+    // SAFETY: the caller's array.
+    let before = unsafe { ffi::read_array(dependencies, count) }?;
+    let allocation = Allocation::new(params, |size| reuse::alloc(&alone, graph, before, size))?;
+    let dptr = allocation.params.dptr;
+    let payload = Payload::MemAlloc(Arc::new(allocation));
+    // SAFETY: the caller's promise is passed on.
+    unsafe { add_with_data(out, graph, dependencies, data, count, payload) }?;
+    Ok(dptr)
 }
 
 pub(crate) unsafe fn cuGraphAddMemFreeNode(
@@ -284,19 +306,20 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         // SAFETY: as below; the node has just been stored in `out`.
         return unsafe { tell_bodies(*out, params) };
     }
+    if given.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+        // SAFETY: the type says which member of the union is set; `params` was readable as a structure
+        // of the caller's, which CUDA may write; the caller's arrays.
+        return unsafe {
+            let asked = given.value.alloc;
+            let address = add_allocation(out, graph, dependencies, data, count, asked)?;
+            (&raw mut (*params).value.alloc.dptr).write_unaligned(address);
+            Ok(())
+        };
+    }
     // SAFETY: the caller's structure.
     let payload = unsafe { from_params(&given) }?;
-    let address = match &payload {
-        Payload::MemAlloc(allocation) => Some(allocation.params.dptr),
-        _ => None,
-    };
     // SAFETY: the caller's arrays.
-    unsafe { add_with_data(out, graph, dependencies, data, count, payload) }?;
-    if let Some(address) = address {
-        // SAFETY: `params` was readable as a structure of the caller's, which CUDA may write.
-        unsafe { (&raw mut (*params).value.alloc.dptr).write_unaligned(address) };
-    }
-    Ok(())
+    unsafe { add_with_data(out, graph, dependencies, data, count, payload) }
 }
 
 /// Stores where a conditional node keeps the handles of its bodies: they stay there for its life.
@@ -330,7 +353,7 @@ pub(super) unsafe fn from_params(params: &CUgraphNodeParams) -> Result<Payload, 
             CU_GRAPH_NODE_TYPE_WAIT_EVENT => Payload::event_wait(value.eventWait)?,
             CU_GRAPH_NODE_TYPE_EVENT_RECORD => Payload::event_record(value.eventRecord.event)?,
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                Payload::MemAlloc(Arc::new(Allocation::new(value.alloc)?))
+                Payload::MemAlloc(Arc::new(Allocation::new(value.alloc, memory::graph_alloc)?))
             }
             CU_GRAPH_NODE_TYPE_MEM_FREE => mem_free(value.free)?,
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(value.memOp)?,

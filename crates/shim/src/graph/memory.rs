@@ -112,15 +112,19 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Reserves what `params` ask for, on the current context's device.
-    pub(crate) fn new(mut params: CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Self, CuError> {
+    /// What `params` ask for, at the address that `alloc` reserves for so many bytes on the current
+    /// context's device.
+    pub(crate) fn new(
+        mut params: CUDA_MEM_ALLOC_NODE_PARAMS,
+        alloc: impl FnOnce(u64) -> Result<u64, CuError>,
+    ) -> Result<Self, CuError> {
         let props = params.poolProps;
         let usable = props.allocType == CU_MEM_ALLOCATION_TYPE_PINNED
             && props.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
         if !usable || params.bytesize == 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        params.dptr = memory::graph_alloc(params.bytesize as u64)?;
+        params.dptr = alloc(params.bytesize as u64)?;
         // The caller's array is not kept; every device of the job may use the memory.
         (params.accessDescs, params.accessDescCount) = (0, 0);
         Ok(Self { params })

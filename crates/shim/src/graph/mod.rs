@@ -1,7 +1,7 @@
 //! Graphs: kept in the client as nodes and edges, sent to the proxy when they are instantiated.
 //!
 //! - [`edges`]: nodes and dependencies, pure. [`world`]: all graphs, their children and copies.
-//! - [`payload`], [`kernel`], [`memory`]: what nodes do.
+//! - [`payload`], [`kernel`], [`memory`]: what nodes do; [`reuse`]: which memory serves twice.
 //! - [`flatten`], [`exec`], [`update`]: executable graphs.
 //! - the others: the exported functions, by subject.
 
@@ -18,6 +18,7 @@ mod memory;
 mod params;
 mod payload;
 mod query;
+pub(crate) mod reuse;
 mod update;
 mod user_object;
 mod world;

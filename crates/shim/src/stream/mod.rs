@@ -22,7 +22,7 @@ use crate::handle::{Kind, Table};
 use crate::{callback, memory, session};
 use attribute::Attributes;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUcontext, CUstream};
+use kedge_cuda_types::handle::{CUcontext, CUgraph, CUgraphNode, CUstream};
 use kedge_protocol::{Call, CtxId, Launch, Post, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -176,6 +176,12 @@ pub(crate) fn wait(stream: CUstream) -> Result<(), CuError> {
 /// (`CopyInline`), and the caller must not wait.
 pub(crate) fn is_capturing(stream: CUstream) -> Result<bool, CuError> {
     Ok(capture::any() && capture::is_capturing(find(stream)?.id))
+}
+
+/// The graph that `stream` captures into, and the nodes that its next one goes behind.
+pub(crate) fn captured_into(stream: CUstream) -> Result<(CUgraph, Vec<CUgraphNode>), CuError> {
+    let info = capture::info(&*find(stream)?)?.ok_or(CuError::ILLEGAL_STATE)?;
+    Ok((info.graph, info.tips.iter().map(|tip| tip.node).collect()))
 }
 
 /// An id that no stream has: for a new context's legacy stream.

@@ -4,6 +4,8 @@
 //! scatters the result. Its parameters are packed in `Inst::imm` ([`Params`]).
 
 mod mma;
+mod quad;
+mod sparse;
 mod tile;
 mod transfer;
 mod wgmma;
@@ -83,7 +85,9 @@ fn space_of(aux: u32) -> Space {
 /// This family's selector.
 pub(crate) fn select(query: &Query<'_>) -> Option<Selected> {
     match query.part(0) {
-        "mma" => mma::select(query),
+        "mma" => {
+            mma::select(query).or_else(|| quad::select(query)).or_else(|| sparse::select(query))
+        }
         "wmma" => wmma::select(query),
         "wgmma" => wgmma::select(query),
         "ldmatrix" | "stmatrix" | "movmatrix" => transfer::select(query),

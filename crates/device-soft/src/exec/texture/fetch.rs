@@ -22,6 +22,8 @@ struct Fetch {
     vector: usize,
     /// `tld4`'s channel.
     gather: Option<u32>,
+    /// A predicate says whether the memory is there, after the results: arrays here have no gaps.
+    resident: bool,
 }
 
 /// What says how detailed a mipmap's level is.
@@ -46,6 +48,7 @@ impl Fetch {
             | elements << 6
             | (self.vector as u32) << 9
             | self.gather.map_or(0, |channel| channel + 1) << 12
+            | u32::from(self.resident) << 15
     }
 
     fn decode(aux: u32) -> Self {
@@ -59,6 +62,7 @@ impl Fetch {
             },
             vector: (aux >> 9 & 7) as usize,
             gather: (aux >> 12 & 7).checked_sub(1),
+            resident: aux >> 15 & 1 != 0,
         }
     }
 
@@ -73,7 +77,7 @@ impl Fetch {
     }
 }
 
-/// op = four results, handle, coordinates, then a level or two vectors of derivatives.
+/// op = four results, perhaps a predicate, handle, coordinates, then a level or two vectors of derivatives.
 struct Tex;
 
 impl Op for Tex {
@@ -83,12 +87,13 @@ impl Op for Tex {
         // SAFETY: the operands are as the selector listed them: the handle in the 64-bit bank, all else
         // in the 32-bit one.
         let (slots, handles, operands) = unsafe {
-            let slots = slots(warp, inst, 5 + fetch.operands());
+            let handle = 4 + usize::from(fetch.resident);
+            let slots = slots(warp, inst, handle + 1 + fetch.operands());
             let mut operands = [[0u32; WARP]; 12];
-            for (row, slot) in operands.iter_mut().zip(&slots[5..]) {
+            for (row, slot) in operands.iter_mut().zip(&slots[handle + 1..]) {
                 *row = u32::read(warp, *slot);
             }
-            (slots, u64::read(warp, slots[4]), operands)
+            (slots, u64::read(warp, slots[handle]), operands)
         };
         let mut out = [[0u32; WARP]; 4];
         // A warp usually reads one plain texture; what that leaves goes lane by lane.
@@ -140,6 +145,10 @@ impl Op for Tex {
             // SAFETY: the first four operands are 32-bit destinations (the selector).
             unsafe { u32::write(warp, *slot, row, mask) };
         }
+        if fetch.resident {
+            // SAFETY: the fifth operand is then a predicate (the selector).
+            unsafe { warp.set_pred(slots[4], u32::MAX, mask) };
+        }
         Flow::Next
     }
 }
@@ -176,12 +185,16 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     let gradient = parts.take("grad");
     let _base = parts.take("base");
     let geometry = parts.take_map(Geometry::named)?;
+    let (results, resident) = match query.operand(0)? {
+        Operand::Pair(results, _) => (&**results, true),
+        results => (results, false),
+    };
     if !parts.take("v4")
         || !parts.done()
         || gather != channel.is_some()
         || !matches!(coordinate, Type::F32 | Type::S32)
         || !matches!(result, Type::F32 | Type::S32 | Type::U32)
-        || query.lanes(0) != 4
+        || vector_len(results) != 4
     {
         return None;
     }
@@ -201,6 +214,7 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
         detail,
         vector,
         gather: channel.map(|channel| channel as u32),
+        resident,
     };
     let needed = geometry.coordinates() + usize::from(geometry.layered());
     if !(needed..=4).contains(&vector) || fetch.operands() > 12 || gather && detail != Detail::Base
@@ -208,6 +222,7 @@ pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
         return None;
     }
     let mut args = vec![Arg::Dst(result); 4];
+    args.extend(resident.then_some(Arg::Dst(Type::Pred)));
     args.push(Arg::Src(Type::U64));
     args.extend((0..vector).map(|index| {
         let layer = index == 0 && geometry.layered();

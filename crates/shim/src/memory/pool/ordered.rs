@@ -1,8 +1,8 @@
 //! Allocating and freeing in a stream's order.
 
 use super::cache::Block;
-use super::{POOLS, Pool, by_handle, current_pool, device_pools, end, graph_alloc};
-use crate::graph::Payload;
+use super::{POOLS, Pool, by_handle, current_pool, device_pools, end};
+use crate::graph::{Payload, reuse};
 use crate::memory::alloc::take_device_memory;
 use crate::memory::link::{client, current, is_exact_at};
 use crate::memory::table::{Allocation, Kind};
@@ -28,7 +28,9 @@ fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> 
         return Err(CuError::INVALID_VALUE);
     }
     if stream::is_capturing(stream)? {
-        let addr = graph_alloc(size)?;
+        let alone = reuse::reusing();
+        let (graph, tips) = stream::captured_into(stream)?;
+        let addr = reuse::alloc(&alone, graph, tips, size)?;
         tell(stream, addr, &StreamOp::MemAlloc { addr, size })?;
         return Ok(addr);
     }
