@@ -1,10 +1,7 @@
 // The CUDA libraries through their C interfaces, on every kind of stream, each result compared with the host's.
 // Built with -lcublas -lcufft -lcurand -lcusparse -lcusolver -lnvrtc -lcuda.
-#include <cmath>
+#include "../programs/check.h"
 #include <complex>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
 
 #include <cublas_v2.h>
 #include <cuda.h>
@@ -21,13 +18,6 @@
         auto status = call;                                                    \
         if (int(status) != 0) {                                                \
             std::printf("%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, int(status)); \
-            std::exit(1);                                                      \
-        }                                                                      \
-    } while (0)
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            std::printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
             std::exit(1);                                                      \
         }                                                                      \
     } while (0)
@@ -52,8 +42,6 @@ std::vector<float> ramp(size_t count, int period) {
     return values;
 }
 
-bool close(double a, double b, double tolerance) { return std::fabs(a - b) <= tolerance * (1 + std::fabs(b)); }
-
 void products(cublasHandle_t blas, int n) {
     auto a = ramp(n * n, 17), b = ramp(n * n, 13);
     float *da = on_device(a), *db = on_device(b), *dc = on_device(std::vector<float>(n * n)), one = 1, zero = 0;
@@ -62,14 +50,14 @@ void products(cublasHandle_t blas, int n) {
     for (int at : {0, n + 1, n * n - 1}) {
         double expected = 0;
         for (int k = 0; k < n; k++) expected += double(a[k * n + at % n]) * b[at / n * n + k];
-        CHECK(close(c[at], expected, 1e-4));
+        REQUIRE(close(c[at], expected, 1e-4));
     }
     float dot, norm;
     GOOD(cublasSdot(blas, n, da, 1, db, 1, &dot));
     GOOD(cublasSnrm2(blas, n, da, 1, &norm));
     double dot_expected = 0, norm_expected = 0;
     for (int i = 0; i < n; i++) dot_expected += double(a[i]) * b[i], norm_expected += double(a[i]) * a[i];
-    CHECK(close(dot, dot_expected, 1e-4) && close(norm, std::sqrt(norm_expected), 1e-4));
+    REQUIRE(close(dot, dot_expected, 1e-4) && close(norm, std::sqrt(norm_expected), 1e-4));
     for (float *memory : {da, db, dc}) GOOD(cudaFree(memory));
 }
 
@@ -79,7 +67,7 @@ void half_products(cublasHandle_t blas, int n) {
     float one = 1, zero = 0;
     GOOD(cublasGemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, da, CUDA_R_16F, n, da, CUDA_R_16F, n, &zero, dc, CUDA_R_16F, n,
                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-    CHECK(__half2float(on_host(dc, n * n)[n * n - 1]) == n);
+    REQUIRE(__half2float(on_host(dc, n * n)[n * n - 1]) == n);
     GOOD(cudaFree(da));
     GOOD(cudaFree(dc));
 }
@@ -95,7 +83,7 @@ void captured(cublasHandle_t blas, cudaStream_t stream) {
     GOOD(cudaStreamEndCapture(stream, &graph));
     GOOD(cudaGraphInstantiate(&exec, graph, 0));
     GOOD(cudaGraphLaunch(exec, stream));
-    CHECK(on_host(result, 1)[0] == 4 * n);
+    REQUIRE(on_host(result, 1)[0] == 4 * n);
     GOOD(cublasSetPointerMode(blas, CUBLAS_POINTER_MODE_HOST));
     GOOD(cudaGraphExecDestroy(exec));
     GOOD(cudaGraphDestroy(graph));
@@ -115,10 +103,10 @@ void transforms(cudaStream_t stream) {
     GOOD(cufftExecC2C(plan, elements, elements, CUFFT_FORWARD));
     std::complex<float> sum = 0;
     for (auto value : wave) sum += value;
-    CHECK(std::abs(on_host(data, 1)[0] - sum) < 1);
+    REQUIRE(std::abs(on_host(data, 1)[0] - sum) < 1);
     GOOD(cufftExecC2C(plan, elements, elements, CUFFT_INVERSE));
     auto back = on_host(data, count);
-    for (int i = 0; i < count; i++) CHECK(std::abs(back[i] / float(count) - wave[i]) < 1e-4);
+    for (int i = 0; i < count; i++) REQUIRE(std::abs(back[i] / float(count) - wave[i]) < 1e-4);
     GOOD(cufftDestroy(plan));
     GOOD(cudaFree(data));
 }
@@ -135,7 +123,7 @@ void random_numbers(cudaStream_t stream) {
         GOOD(curandGenerateUniform(generator, values, n));
         double mean = 0;
         for (float value : on_host(values, n)) mean += value / n;
-        CHECK(close(mean, 0.5, 0.01));
+        REQUIRE(close(mean, 0.5, 0.01));
         GOOD(curandDestroyGenerator(generator));
         GOOD(cudaFree(values));
     }
@@ -162,7 +150,7 @@ void sparse(cudaStream_t stream) {
     GOOD(cudaMalloc(&buffer, size + 1));
     GOOD(cusparseSpMV(handle, CUSPARSE_OPERATION_NON_TRANSPOSE, &one, matrix, vx, &zero, vy, CUDA_R_32F, CUSPARSE_SPMV_ALG_DEFAULT, buffer));
     auto y = on_host(dy, n);
-    for (int i = 0; i < n; i++) CHECK(y[i] == 3 * i);
+    for (int i = 0; i < n; i++) REQUIRE(y[i] == 3 * i);
     GOOD(cusparseDestroySpMat(matrix));
     GOOD(cusparseDestroyDnVec(vx));
     GOOD(cusparseDestroyDnVec(vy));
@@ -184,11 +172,11 @@ void factors(cudaStream_t stream) {
     double *work;
     GOOD(cudaMalloc(&work, size * sizeof(double)));
     GOOD(cusolverDnDpotrf(handle, CUBLAS_FILL_MODE_LOWER, n, da, n, work, size, info));
-    CHECK(on_host(info, 1)[0] == 0);
+    REQUIRE(on_host(info, 1)[0] == 0);
     auto l = on_host(da, n * n);
     double product = 0;
     for (int k = 0; k <= 20; k++) product += l[k * n + 20] * l[k * n + 40];
-    CHECK(close(product, a[20 * n + 40], 1e-9));
+    REQUIRE(close(product, a[20 * n + 40], 1e-9));
     GOOD(cusolverDnDestroy(handle));
     for (void *memory : {(void *)da, (void *)info, (void *)work}) GOOD(cudaFree(memory));
 }
@@ -210,7 +198,7 @@ void compiled() {
     float *x = on_device(std::vector<float>(32, 21));
     void *arguments[] = {&x};
     GOOD(cuLaunchKernel(twice, 1, 1, 1, 32, 1, 1, 0, nullptr, arguments, nullptr));
-    CHECK(on_host(x, 32)[31] == 42);
+    REQUIRE(on_host(x, 32)[31] == 42);
     GOOD(cuModuleUnload(module));
     GOOD(nvrtcDestroyProgram(&program));
     GOOD(cudaFree(x));

@@ -3,14 +3,10 @@
 // process is now and then late, so the other's kernel is often inside of the sum when nothing of the late
 // one's is on its device yet. Compared with the host's sum in each step. Prints as gpu_steps does.
 // Usage: gpu_allreduce STEPS MILLISECONDS
-#include "../programs/check.h"
-#include <cstdint>
-#include <sys/random.h>
-#include <sys/socket.h>
+#include "../programs/sockets.h"
+#include "steps.h"
 #include <sys/wait.h>
 #include <thread>
-#include <time.h>
-#include <unistd.h>
 
 // What a kernel and the thread that carries its numbers share: pinned memory.
 struct Exchange {
@@ -25,12 +21,7 @@ __global__ void sum(uint32_t *state, volatile Exchange *exchange, uint32_t step)
     while (exchange->in_step < step) {
     }
     __threadfence_system();
-    *state = *state * 31 + exchange->in * 17 + step;
-}
-
-static uint32_t next(uint32_t mine, uint32_t other, uint32_t step)
-{
-    return mine * 31 + other * 17 + step;
+    *state = Pair::next(*state, exchange->in, step);
 }
 
 static void wait_for(int microseconds)
@@ -39,44 +30,40 @@ static void wait_for(int microseconds)
     nanosleep(&time, nullptr);
 }
 
-static void carry(volatile Exchange *exchange, int socket, int steps)
+static void carry(volatile Exchange *exchange, int socket, uint32_t steps)
 {
-    for (int step = 1; step <= steps; step++) {
-        while (exchange->out_step < (uint32_t)step) wait_for(50);
+    for (uint32_t step = 1; step <= steps; step++) {
+        while (exchange->out_step < step) wait_for(50);
         __sync_synchronize();
         uint32_t mine = exchange->out, other = 0;
-        if (write(socket, &mine, sizeof mine) != sizeof mine) _exit(3);
-        if (read(socket, &other, sizeof other) != sizeof other) _exit(4);
+        say(socket, &mine, sizeof mine);
+        hear(socket, &other, sizeof other);
         exchange->in = other;
         __sync_synchronize();
         exchange->in_step = step;
     }
 }
 
-static int rank(int number, int socket, int steps, int between, uint32_t nonce)
+static int rank(int number, int socket, const Steps &steps)
 {
     Exchange *exchange;
-    uint32_t *state, seen, host[2] = {1, 2};
+    uint32_t *state, seen;
+    Pair host;
     CUDA(cudaMallocHost(&exchange, sizeof *exchange));
     *exchange = Exchange{};
     CUDA(cudaMalloc(&state, sizeof *state));
-    CUDA(cudaMemcpy(state, &host[number], sizeof *state, cudaMemcpyHostToDevice));
-    std::thread carrier(carry, exchange, socket, steps);
-    for (int step = 1; step <= steps; step++) {
-        if (number == 1) wait_for(1000 * between * (step % 4));
+    CUDA(cudaMemcpy(state, &host.ranks[number], sizeof *state, cudaMemcpyHostToDevice));
+    std::thread carrier(carry, exchange, socket, steps.count);
+    for (uint32_t step = 1; step <= steps.count; step++) {
+        if (number == 1) wait_for(1000 * steps.between * (step % 4));
         sum<<<1, 1>>>(state, exchange, step);
         CUDA(cudaMemcpy(&seen, state, sizeof seen, cudaMemcpyDeviceToHost));
-        uint32_t before[2] = {host[0], host[1]};
-        host[0] = next(before[0], before[1], step);
-        host[1] = next(before[1], before[0], step);
-        if (seen != host[number]) {
-            std::printf("%08x: rank %d: step %d is wrong\n", nonce, number, step);
+        host.step(step);
+        if (seen != host.ranks[number]) {
+            std::printf("%08x: rank %d: step %u is wrong\n", steps.nonce, number, step);
             return 1;
         }
-        if (number == 0) {
-            std::printf("%08x %d\n", nonce, step);
-            std::fflush(stdout);
-        }
+        if (number == 0) steps.done(step);
     }
     carrier.join();
     return 0;
@@ -84,18 +71,15 @@ static int rank(int number, int socket, int steps, int between, uint32_t nonce)
 
 int main(int argc, char **argv)
 {
-    int steps = argc > 1 ? atoi(argv[1]) : 100, between = argc > 2 ? atoi(argv[2]) : 5;
-    uint32_t nonce = 0;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) return 2;
-    std::printf("nonce %08x\n", nonce);
-    std::fflush(stdout);
+    Steps steps(argc, argv, 100);
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 2;
     pid_t other = fork();
-    if (other == 0) return rank(1, ends[1], steps, between, nonce);
-    int own = rank(0, ends[0], steps, between, nonce), status = 0;
+    // Who is left alone is not to wait for ever.
+    close(ends[other != 0]);
+    if (other == 0) return rank(1, ends[1], steps);
+    int own = rank(0, ends[0], steps), status = 0;
     waitpid(other, &status, 0);
     if (own != 0 || status != 0) return 1;
-    std::printf("%08x well\n", nonce);
-    return 7;
+    return steps.well();
 }

@@ -2,15 +2,10 @@
 // has changed. Every step compares a part of the memory with what it must be, the last all of it. Prints a
 // nonce, drawn at its start, with each step, as steps.c does.
 // Usage: gpu_blocks STEPS MILLISECONDS [MIB [MODULES]]     MODULES: 1 to load and unload one at every step
+#include "steps.h"
 #include <cuda.h>
-#include "../programs/check.h"
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <dlfcn.h>
 #include <string>
-#include <sys/random.h>
-#include <time.h>
 
 constexpr uint32_t BLOCK = 1 << 16; // words
 
@@ -63,12 +58,8 @@ static void through_a_module(uint32_t number, uint32_t *device, uint32_t *host)
 
 int main(int argc, char **argv)
 {
-    uint32_t steps = argc > 1 ? atoi(argv[1]) : 150, between = argc > 2 ? atoi(argv[2]) : 10;
+    Steps steps(argc, argv, 150);
     uint32_t blocks = (argc > 3 ? atoi(argv[3]) : 32) * 4, modules = argc > 4 ? atoi(argv[4]) : 0;
-    uint32_t nonce = 0;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) return 2;
-    std::printf("nonce %08x\n", nonce);
-    std::fflush(stdout);
 
     uint32_t *memory, *wrong, *sum, last = 0, none = 0;
     CUDA(cudaMalloc(&memory, size_t(blocks) * BLOCK * 4));
@@ -78,26 +69,23 @@ int main(int argc, char **argv)
     CUDA(cudaMemcpy(sum, &none, 4, cudaMemcpyHostToDevice));
     std::vector<uint32_t> epochs(blocks, 0);
     for (uint32_t block = 0; block < blocks; block++) fill<<<BLOCK / 256, 256>>>(memory, block, 0);
-    for (uint32_t number = 1; number <= steps; number++) {
+    for (uint32_t number = 1; number <= steps.count; number++) {
         uint32_t block = number * 7 % blocks, other = number * 13 % blocks;
         epochs[block] = number;
         fill<<<BLOCK / 256, 256>>>(memory, block, number);
         compare<<<BLOCK / 256, 256>>>(memory, other, epochs[other], wrong);
-        if (number == steps)
+        if (number == steps.count)
             for (uint32_t all = 0; all < blocks; all++)
                 compare<<<BLOCK / 256, 256>>>(memory, all, epochs[all], wrong);
         uint32_t found;
         CUDA(cudaMemcpy(&found, wrong, 4, cudaMemcpyDeviceToHost));
         if (found) {
-            std::printf("%08x: step %u: %u words are wrong\n", nonce, number, found);
+            std::printf("%08x: step %u: %u words are wrong\n", steps.nonce, number, found);
             return 1;
         }
         if (modules) through_a_module(number, sum, &last);
-        std::printf("%08x %u\n", nonce, number);
-        std::fflush(stdout);
-        timespec time = {between / 1000, (between % 1000) * 1000000L};
-        nanosleep(&time, nullptr);
+        steps.done(number);
+        steps.rest();
     }
-    std::printf("%08x well\n", nonce);
-    return 7;
+    return steps.well();
 }

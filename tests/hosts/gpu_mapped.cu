@@ -1,10 +1,7 @@
 // Counts steps in physical memory of its own (cuMemCreate), mapped at two addresses: a kernel writes at one and reads at
 // the other. Compared with what the host computes. Prints as gpu_steps does. Usage: gpu_mapped STEPS MILLISECONDS
-#include "../programs/check.h"
-#include <cstdint>
+#include "steps.h"
 #include <cuda.h>
-#include <sys/random.h>
-#include <time.h>
 
 constexpr size_t BYTES = 8 << 20;
 constexpr uint32_t N = BYTES / sizeof(uint32_t);
@@ -31,11 +28,8 @@ static CUdeviceptr map(CUmemGenericAllocationHandle handle)
 
 int main(int argc, char **argv)
 {
-    int steps = argc > 1 ? atoi(argv[1]) : 100, between = argc > 2 ? atoi(argv[2]) : 5;
-    uint32_t nonce = 0, *sum, seen, weights = 0, expected = 0;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) return 2;
-    std::printf("nonce %08x\n", nonce);
-    std::fflush(stdout);
+    uint32_t *sum, seen, weights = 0, expected = 0;
+    Steps steps(argc, argv, 100);
     CUDA(cudaMalloc(&sum, sizeof *sum));
     CUmemAllocationProp prop = {};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -45,20 +39,17 @@ int main(int argc, char **argv)
     CUdeviceptr first = map(handle), second = map(handle);
     CUDA(cudaMemset((void *)first, 0, BYTES));
     for (uint32_t i = 0; i < N; i++) weights += i % 7 + 1;
-    for (int number = 1; number <= steps; number++) {
+    for (uint32_t number = 1; number <= steps.count; number++) {
         CUDA(cudaMemset(sum, 0, sizeof *sum));
         step<<<64, 256>>>((uint32_t *)first, (const uint32_t *)second, sum, number);
         CUDA(cudaMemcpy(&seen, sum, sizeof seen, cudaMemcpyDeviceToHost));
         expected += number * weights;
         if (seen != expected) {
-            std::printf("%08x: step %d is wrong\n", nonce, number);
+            std::printf("%08x: step %u is wrong\n", steps.nonce, number);
             return 1;
         }
-        std::printf("%08x %d\n", nonce, number);
-        std::fflush(stdout);
-        timespec time = {between / 1000, (between % 1000) * 1000000L};
-        nanosleep(&time, nullptr);
+        steps.done(number);
+        steps.rest();
     }
-    std::printf("%08x well\n", nonce);
-    return 7;
+    return steps.well();
 }

@@ -1,16 +1,12 @@
 // Two processes that work in each other's device memory. Each reads what the other has written: by an IPC handle and
 // ordered by IPC events, in memory that travelled as a descriptor (opened again every few steps by the descriptor that
 // the program keeps), and in memory of a third process that has ended. One handle is passed on at the start and opened
-// late. Compared with the host's numbers in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS
-#include "../programs/check.h"
-#include <cstdint>
-#include <cstring>
+// late. Compared with the host's numbers in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS [handles]
+// handles: nothing travels as a descriptor.
+#include "../programs/sockets.h"
+#include "steps.h"
 #include <cuda.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 __global__ void hand_out(uint32_t *own, const uint32_t *state, uint32_t *dead, int rank, uint32_t step)
 {
@@ -21,13 +17,8 @@ __global__ void hand_out(uint32_t *own, const uint32_t *state, uint32_t *dead, i
 __global__ void take_in(uint32_t *state, const uint32_t *other, const uint32_t *dead, int rank, uint32_t step, uint32_t *wrong)
 {
     if (dead[1 - rank] != other[0] + step) atomicAdd(wrong, 1);
-    *state = *state * 31 + other[0] * 17 + step;
+    *state = Pair::next(*state, other[0], step);
 }
-
-static uint32_t next(uint32_t mine, uint32_t other, uint32_t step) { return mine * 31 + other * 17 + step; }
-
-static void say(int socket, const void *data, size_t size) { REQUIRE(write(socket, data, size) == (ssize_t)size); }
-static void hear(int socket, void *data, size_t size) { REQUIRE(recv(socket, data, size, MSG_WAITALL) == (ssize_t)size); }
 
 // Both are here.
 static void meet(int socket)
@@ -35,32 +26,6 @@ static void meet(int socket)
     char byte = 'm';
     say(socket, &byte, 1);
     hear(socket, &byte, 1);
-}
-
-static void send_descriptor(int socket, int fd)
-{
-    char byte = 'd', control[CMSG_SPACE(sizeof(int))] = {};
-    iovec data = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &data, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-    cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    REQUIRE(sendmsg(socket, &message, 0) == 1);
-}
-
-static int receive_descriptor(int socket)
-{
-    char byte, control[CMSG_SPACE(sizeof(int))] = {};
-    iovec data = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &data, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-    REQUIRE(recvmsg(socket, &message, 0) == 1 && byte == 'd');
-    int fd;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    return fd;
 }
 
 // What travels as a descriptor: mapped, with the descriptor at hand.
@@ -137,14 +102,15 @@ static uint32_t word(const void *device)
     return value;
 }
 
-static int rank(int number, int socket, int third, int steps, int between, uint32_t nonce)
+static int rank(int number, int socket, int third, const Steps &steps, bool descriptors)
 {
-    uint32_t *state, *wrong, *own, *late, host[2] = {1, 2}, mark = nonce + number, zero = 0;
+    uint32_t *state, *wrong, *own, *late, mark = steps.nonce + number, zero = 0;
+    Pair host;
     CUDA(cudaMalloc(&state, sizeof *state));
     CUDA(cudaMalloc(&wrong, sizeof *wrong));
     CUDA(cudaMalloc(&own, sizeof *own));
     CUDA(cudaMalloc(&late, sizeof *late));
-    CUDA(cudaMemcpy(state, &host[number], sizeof *state, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(state, &host.ranks[number], sizeof *state, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(late, &mark, sizeof mark, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(wrong, &zero, sizeof zero, cudaMemcpyHostToDevice));
     cudaEvent_t written, others;
@@ -162,40 +128,35 @@ static int rank(int number, int socket, int third, int steps, int between, uint3
     hear(third, &from_third, sizeof from_third);
     uint32_t *dead = opened<uint32_t>(from_third);
     say(third, "o", 1);
-    Travels travels = number == 0 ? make(socket) : open(receive_descriptor(socket));
-    for (int step = 1; step <= steps; step++) {
+    Travels travels = {};
+    if (descriptors) travels = number == 0 ? make(socket) : open(receive_descriptor(socket));
+    for (uint32_t step = 1; step <= steps.count; step++) {
         hand_out<<<1, 1>>>(own, state, dead, number, step);
         CUDA(cudaEventRecord(written));
-        if (number == 0) CUDA(cudaMemcpy((void *)travels.address, &step, sizeof step, cudaMemcpyHostToDevice));
+        if (descriptors && number == 0) CUDA(cudaMemcpy((void *)travels.address, &step, sizeof step, cudaMemcpyHostToDevice));
         meet(socket);
         CUDA(cudaStreamWaitEvent(0, others, 0));
         CUDA(cudaDeviceSynchronize());
         // The event orders the streams; the memory of the third process has no event of its own.
         meet(socket);
         take_in<<<1, 1>>>(state, other, dead, number, step, wrong);
-        if (number == 1 && step % 10 == 0) {
+        if (descriptors && number == 1 && step % 10 == 0) {
             close(travels);
             travels = open(travels.fd);
         }
-        uint32_t told = word((void *)travels.address), seen = word(state);
-        if (step == steps * 4 / 5) much_later = opened<uint32_t>(theirs.late);
-        uint32_t before[2] = {host[0], host[1]};
-        host[0] = next(before[0], before[1], step);
-        host[1] = next(before[1], before[0], step);
-        if (seen != host[number] || word(wrong) != 0 || told != (uint32_t)step) {
-            std::printf("%08x: rank %d: step %d is wrong: %08x %u %u\n", nonce, number, step, seen, word(wrong), told);
+        uint32_t told = descriptors ? word((void *)travels.address) : step, seen = word(state);
+        if (step == steps.count * 4 / 5) much_later = opened<uint32_t>(theirs.late);
+        host.step(step);
+        if (seen != host.ranks[number] || word(wrong) != 0 || told != step) {
+            std::printf("%08x: rank %d: step %u is wrong: %08x %u %u\n", steps.nonce, number, step, seen, word(wrong), told);
             return 1;
         }
         meet(socket);
-        if (number == 0) {
-            std::printf("%08x %d\n", nonce, step);
-            std::fflush(stdout);
-        }
-        timespec time = {between / 1000, (between % 1000) * 1000000L};
-        nanosleep(&time, nullptr);
+        if (number == 0) steps.done(step);
+        steps.rest();
     }
-    if (much_later && word(much_later) != nonce + 1 - number) {
-        std::printf("%08x: rank %d: what was opened late is wrong\n", nonce, number);
+    if (much_later && word(much_later) != steps.nonce + 1 - number) {
+        std::printf("%08x: rank %d: what was opened late is wrong\n", steps.nonce, number);
         return 1;
     }
     meet(socket);
@@ -219,11 +180,8 @@ static int third_process(int first, int second)
 
 int main(int argc, char **argv)
 {
-    int steps = argc > 1 ? atoi(argv[1]) : 100, between = argc > 2 ? atoi(argv[2]) : 5;
-    uint32_t nonce = 0;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) return 2;
-    std::printf("nonce %08x\n", nonce);
-    std::fflush(stdout);
+    Steps steps(argc, argv, 100);
+    bool descriptors = argc < 4 || strcmp(argv[3], "handles") != 0;
     int ends[2], first[2], second[2];
     for (int *pair : {ends, first, second}) {
         if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return 2;
@@ -231,11 +189,12 @@ int main(int argc, char **argv)
     pid_t third = fork();
     if (third == 0) return third_process(first[1], second[1]);
     pid_t other = fork();
-    if (other == 0) return rank(1, ends[1], second[0], steps, between, nonce);
-    int own = rank(0, ends[0], first[0], steps, between, nonce), status = 0, gone = 0;
+    // Who is left alone is not to wait for ever.
+    close(ends[other != 0]);
+    if (other == 0) return rank(1, ends[1], second[0], steps, descriptors);
+    int own = rank(0, ends[0], first[0], steps, descriptors), status = 0, gone = 0;
     waitpid(other, &status, 0);
     waitpid(third, &gone, 0);
     if (own != 0 || status != 0 || gone != 0) return 1;
-    std::printf("%08x well\n", nonce);
-    return 7;
+    return steps.well();
 }

@@ -2,13 +2,7 @@
 // constant, a variable), and is compared with what the host computes: what a restart has not brought back
 // is found out at once. Prints a nonce, drawn at its start, with each step, as steps.c does.
 // Usage: gpu_steps STEPS MILLISECONDS
-#include "../programs/check.h"
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <sys/random.h>
-#include <time.h>
-#include <vector>
+#include "steps.h"
 
 constexpr int N = 1 << 16;
 
@@ -59,20 +53,9 @@ struct Host {
     }
 };
 
-static void pause_for(int milliseconds)
-{
-    timespec time = {milliseconds / 1000, (milliseconds % 1000) * 1000000L};
-    nanosleep(&time, nullptr);
-}
-
 int main(int argc, char **argv)
 {
-    int steps = argc > 1 ? atoi(argv[1]) : 150, between = argc > 2 ? atoi(argv[2]) : 10;
-    uint32_t nonce = 0;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) return 2;
-    std::printf("nonce %08x\n", nonce);
-    std::fflush(stdout);
-
+    Steps steps(argc, argv, 150);
     uint32_t *state, *pinned, *out, *sum;
     CUDA(cudaMalloc(&state, N * sizeof *state));
     CUDA(cudaMalloc(&out, sizeof *out));
@@ -101,7 +84,7 @@ int main(int argc, char **argv)
     CUDA(cudaGraphDestroy(graph));
 
     Host host(first, pinned, managed, salts);
-    for (int number = 1; number <= steps; number++) {
+    for (uint32_t number = 1; number <= steps.count; number++) {
         CUDA(cudaMemsetAsync(out, 0, sizeof *out, stream));
         CUDA(cudaEventRecord(begin, stream));
         step<<<N / 256, 256, 0, stream>>>(state, pinned, out, number);
@@ -111,15 +94,13 @@ int main(int argc, char **argv)
         float elapsed;
         CUDA(cudaEventElapsedTime(&elapsed, begin, end));
         if (*sum != host.step(number)) {
-            std::printf("%08x: step %d is wrong\n", nonce, number);
+            std::printf("%08x: step %u is wrong\n", steps.nonce, number);
             return 1;
         }
         pinned[number % 1024] ^= *sum;
         managed[number % 1024] += number;
-        std::printf("%08x %d\n", nonce, number);
-        std::fflush(stdout);
-        pause_for(between);
+        steps.done(number);
+        steps.rest();
     }
-    std::printf("%08x well\n", nonce);
-    return 7;
+    return steps.well();
 }

@@ -1,12 +1,9 @@
 // Two processes share device memory and events: by descriptors, and by IPC handles.
 // build: {cuda}
-#include "check.h"
-#include <cstring>
+#include "sockets.h"
 #include <cuda.h>
 #include <string>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 // Spins for a while first, so that whoever does not wait sees too little.
 __global__ void add(int *p, int n, int value, long long spin)
@@ -17,17 +14,6 @@ __global__ void add(int *p, int n, int value, long long spin)
     for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] += value;
 }
 
-static void say(int socket, const void *data, size_t size) { REQUIRE(write(socket, data, size) == (ssize_t)size); }
-
-static void hear(int socket, void *data, size_t size)
-{
-    for (size_t have = 0; have < size;) {
-        ssize_t got = read(socket, (char *)data + have, size - have);
-        REQUIRE(got > 0);
-        have += got;
-    }
-}
-
 static void step(int socket, char name) { say(socket, &name, 1); }
 
 static void await(int socket, char name)
@@ -35,32 +21,6 @@ static void await(int socket, char name)
     char heard;
     hear(socket, &heard, 1);
     REQUIRE(heard == name);
-}
-
-static void send_descriptor(int socket, int fd)
-{
-    char byte = 'd', control[CMSG_SPACE(sizeof(int))] = {};
-    iovec data = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &data, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-    cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    REQUIRE(sendmsg(socket, &message, 0) == 1);
-}
-
-static int receive_descriptor(int socket)
-{
-    char byte, control[CMSG_SPACE(sizeof(int))] = {};
-    iovec data = {&byte, 1};
-    msghdr message = {};
-    message.msg_iov = &data, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-    REQUIRE(recvmsg(socket, &message, 0) == 1 && byte == 'd');
-    int fd;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    return fd;
 }
 
 #define all_are(...) all_are_at(__LINE__, __VA_ARGS__)

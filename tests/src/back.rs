@@ -4,12 +4,13 @@
 use crate::host;
 use crate::job::{User, children, family, kedge_as, send};
 use crate::world::{World, is_root, stderr};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Of the program that the tests run.
 pub const STEPS: u64 = 400;
@@ -108,6 +109,72 @@ impl Place {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+
+    /// How often the job's log says `what`.
+    pub fn count(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// Processes that run an executable of this place's: its proxies are among them, whoever has started them.
+    pub fn running(&self) -> Vec<u32> {
+        let all = fs::read_dir("/proc").expect("/proc").flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = |pid: &u32| {
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(self.mark()))
+        };
+        all.filter(ours).collect()
+    }
+
+    /// Those of them with this name.
+    pub fn running_as(&self, wanted: &str) -> Vec<u32> {
+        self.running().into_iter().filter(|pid| name(*pid) == wanted).collect()
+    }
+
+    /// The program's processes of `job`.
+    pub fn clients(&self, job: &Job) -> Vec<u32> {
+        let program = self.program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        family(job.supervisor()).into_iter().filter(|pid| name(*pid) == program).collect()
+    }
+
+    /// All proxies, but those that are `spare`, and their clients die at once. The proxies are the first, for
+    /// one whose client has ended ends by itself.
+    pub fn kill_proxies_and_clients(&self, job: &Job, spare: &BTreeSet<u32>) {
+        let proxies = self.running_as(PROXY).into_iter().filter(|pid| !spare.contains(pid));
+        send("KILL", &proxies.chain(self.clients(job)).collect::<Vec<_>>());
+    }
+
+    /// After `kill` the job goes back, and on for a while.
+    pub fn goes_back(&self, job: &mut Job, kill: impl FnOnce(&mut Job)) {
+        let times = job.back.len() + 1;
+        kill(job);
+        while job.back.len() < times {
+            job.read_to(job.step + 1);
+            assert!(job.step < STEPS - 50, "it does not go back; {}", self.log());
+        }
+        job.read_to(job.step + 3);
+    }
+}
+
+const PROXY: &str = "kedge-proxy";
+
+fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// Looks again and again until `reached`; fails with `what` after 20 seconds.
+pub fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !reached() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Numbers that differ from run to run, below `below`.
+pub fn random(below: u32) -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
+    now.subsec_micros() % below
 }
 
 /// A job whose steps may begin again where an image was taken.
@@ -201,11 +268,7 @@ impl Job {
     }
 
     pub fn proxies(&self) -> Vec<u32> {
-        let is_proxy = |pid: &u32| {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            name.trim() == "kedge-proxy"
-        };
-        family(self.child.id()).into_iter().filter(is_proxy).collect()
+        family(self.child.id()).into_iter().filter(|pid| name(*pid) == PROXY).collect()
     }
 
     pub fn kill_the_proxy(&mut self) {

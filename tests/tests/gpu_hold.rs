@@ -2,46 +2,20 @@
 //! and proxy are gone, and from the image's files when that is gone too.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{Job, Place, STEPS};
+use kedge_tests::back::{Job, Place, STEPS, random, wait_for};
 use kedge_tests::job::{User, family, send};
 use kedge_tests::world::stderr;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const FROM_MEMORY: &str = "by what was held in memory";
 const FROM_FILES: &str = "by its image";
 
-/// A proxy and its client die at once. The proxy is the first, for one whose client has ended ends by itself.
-fn kill_proxy_and_client(job: &Job) {
-    let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let all = family(job.supervisor());
-    let clients = all.into_iter().filter(|pid| name(pid).trim() == "gpu_steps");
-    send("KILL", &job.proxies().into_iter().chain(clients).collect::<Vec<_>>());
-}
-
-/// The job goes back, and on for a while.
-fn goes_back(place: &Place, job: &mut Job, kill: impl FnOnce(&mut Job)) {
-    let times = job.back.len() + 1;
-    kill(job);
-    while job.back.len() < times {
-        job.read_to(job.step + 1);
-        assert!(job.step < STEPS - 50, "it does not go back; {}", place.log());
-    }
-    job.read_to(job.step + 3);
-}
-
-fn count(place: &Place, what: &str) -> usize {
-    place.log().matches(what).count()
-}
-
-fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !reached() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn kill_all(place: &Place, job: &Job) {
+    place.kill_proxies_and_clients(job, &BTreeSet::new());
 }
 
 /// Makes the files useless in which the image has what devices held.
@@ -89,26 +63,26 @@ fn come_back_from_memory(place: &Place) {
     assert_eq!(state(place, &image), "held", "{}", place.log());
     // No file of the devices is read.
     spoil(&image);
-    goes_back(place, &mut job, |job| kill_proxy_and_client(job));
-    assert_eq!(count(place, FROM_MEMORY), 1, "{}", place.log());
+    place.goes_back(&mut job, |job| kill_all(place, job));
+    assert_eq!(place.count(FROM_MEMORY), 1, "{}", place.log());
     assert!((20..60).contains(&job.back[0]), "{:?}", job.back);
     only_the_supervisor_holds(place, &job);
     assert_eq!(state(place, &image), "held");
     // Once more from there, in the job that has gone back; the proxy alone this time.
-    goes_back(place, &mut job, Job::kill_the_proxy);
-    assert_eq!(count(place, FROM_MEMORY), 2, "{}", place.log());
+    place.goes_back(&mut job, Job::kill_the_proxy);
+    assert_eq!(place.count(FROM_MEMORY), 2, "{}", place.log());
     assert_eq!(job.back[0], job.back[1]);
     // And what that one saves is held in its turn.
     job.read_to(job.step + 20);
     let newer = place.checkpoint();
     assert_eq!((&*state(place, &newer), &*state(place, &image)), ("held", "finished"));
     spoil(&newer);
-    goes_back(place, &mut job, |job| kill_proxy_and_client(job));
-    assert_eq!(count(place, FROM_MEMORY), 3, "{}", place.log());
+    place.goes_back(&mut job, |job| kill_all(place, job));
+    assert_eq!(place.count(FROM_MEMORY), 3, "{}", place.log());
     assert!(job.back[2] > job.back[1]);
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    assert_eq!(count(place, FROM_FILES), 0);
+    assert_eq!(place.count(FROM_FILES), 0);
     place.nothing_runs();
 }
 
@@ -129,8 +103,8 @@ fn when_its_time_is_over_the_files_are_what_it_comes_back_from() {
     wait_for("it is held for ever", || place.log().contains("its time is over"));
     assert_eq!(state(&place, &image), "finished");
     assert_eq!(holders(&family(job.supervisor())), []);
-    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
-    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+    place.goes_back(&mut job, |job| kill_all(&place, job));
+    assert_eq!((place.count(FROM_MEMORY), place.count(FROM_FILES)), (0, 1), "{}", place.log());
 }
 
 #[test]
@@ -171,8 +145,8 @@ fn what_may_not_be_held_is_left_out_and_named() {
     let image = place.checkpoint();
     assert!(place.log().contains("raise --cache-host"), "{}", place.log());
     assert_eq!(state(&place, &image), "finished");
-    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
-    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+    place.goes_back(&mut job, |job| kill_all(&place, job));
+    assert_eq!((place.count(FROM_MEMORY), place.count(FROM_FILES)), (0, 1), "{}", place.log());
 }
 
 #[test]
@@ -186,9 +160,9 @@ fn damaged_memory_is_found_out_and_the_files_are_used() {
         let end = file.metadata().expect("it").len();
         file.write_all_at(&[0x5a; 16], end - 16).expect("written");
     }
-    goes_back(&place, &mut job, |job| kill_proxy_and_client(job));
+    place.goes_back(&mut job, |job| kill_all(&place, job));
     assert!(place.log().contains("does not come back from memory"), "{}", place.log());
-    assert_eq!((count(&place, FROM_MEMORY), count(&place, FROM_FILES)), (0, 1), "{}", place.log());
+    assert_eq!((place.count(FROM_MEMORY), place.count(FROM_FILES)), (0, 1), "{}", place.log());
     assert_eq!(holders(&family(job.supervisor())), []);
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7));
@@ -212,10 +186,72 @@ fn a_killed_supervisor_holds_nothing() {
     place.nothing_runs();
 }
 
-/// Numbers that differ from run to run, below `below`.
-fn random(below: u32) -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
-    now.subsec_micros() % below
+/// What is captured but not durable yet is nobody's: the job goes back to the image before, from memory, or to
+/// this one if it has become durable first.
+#[test]
+fn an_image_that_is_not_durable_yet_does_not_count() {
+    let place = Place::mine("hdearly");
+    let mut job = place.start(&["--recover=20", "--hold"]);
+    job.read_to(20);
+    let first = place.checkpoint();
+    for time in 1..=4 {
+        job.read_to(job.step + 10);
+        let before = job.step;
+        let output = place.output(&["checkpoint", "j", "--wait", "captured"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+        let back = job.back[time - 1];
+        assert!(back > 20 && back <= before + 30, "{back} after {before}");
+        only_the_supervisor_holds(&place, &job);
+        place.is_good(&first);
+    }
+    job.read_to(STEPS);
+    let nonce = job.nonce.clone();
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+    let images = place.world.home().join("kedge/images");
+    place.is_good(&images);
+    place.goes_on(&images, &nonce);
+}
+
+/// A software device's snapshot has all, also where the image's file has only what has changed: none of the
+/// files is read.
+#[test]
+fn an_image_that_builds_on_another_comes_back_from_memory() {
+    let place = Place::of("gpu_blocks", "hdchain", User::Same).expect("the test's own user");
+    let mut job = place.start(&["--recover=5", "--hold", "--incremental"]);
+    job.read_to(10);
+    for time in 1..=3 {
+        let before = place.checkpoint();
+        job.read_to(job.step + 5);
+        let image = place.checkpoint();
+        assert_eq!((&*state(&place, &image), &*state(&place, &before)), ("held", "finished"));
+        let shown = place.output(&["inspect", &image.display().to_string()]);
+        let name = before.file_name().unwrap_or_default().to_string_lossy();
+        assert!(String::from_utf8_lossy(&shown.stdout).contains(&*name), "{shown:?}");
+        [&before, &image].into_iter().for_each(|image| spoil(image));
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    assert_eq!(place.count(FROM_FILES), 0);
+}
+
+/// With arrays, textures, a variable, managed and physical memory.
+#[test]
+fn all_kinds_of_memory_come_back_from_memory() {
+    let place = Place::of("gpu_shapes", "hdshape", User::Same).expect("the test's own user");
+    let mut job = place.start(&["--recover=5", "--hold"]);
+    job.read_to(20);
+    spoil(&place.checkpoint());
+    for time in 1..=2 {
+        place.goes_back(&mut job, |job| kill_all(&place, job));
+        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
+    }
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
 }
 
 #[test]
@@ -227,12 +263,12 @@ fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
     for _ in 0..6 {
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random(90))));
-        goes_back(&place, &mut job, Job::kill_the_proxy);
+        place.goes_back(&mut job, Job::kill_the_proxy);
         asked.wait().expect("kedge checkpoint ends");
         only_the_supervisor_holds(&place, &job);
     }
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    assert!(count(&place, FROM_MEMORY) >= 6, "{}", place.log());
+    assert!(place.count(FROM_MEMORY) >= 6, "{}", place.log());
     place.nothing_runs();
 }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_image::{ImageFile, ImageWriter, Manifest};
-use kedge_tests::back::{Job, Place, STEPS};
+use kedge_tests::back::{Job, Place, STEPS, random};
 use kedge_tests::job::{User, children, family, send};
 use kedge_tests::world::{failure, stderr};
 use std::fs;
@@ -68,6 +68,31 @@ fn a_job_that_goes_back_ends_as_its_program_does() {
     assert!(rows.contains("exited 7"), "{rows}");
 }
 
+/// As the kernel does where memory runs out: nothing is left of the process to say so. The proxy ends by itself.
+#[test]
+fn a_job_whose_program_is_killed_goes_back_to_its_image() {
+    for (name, user) in [("rcclient", User::Same), ("rcclientu", User::Nobody)] {
+        let Some(place) = Place::new(name, user) else { continue };
+        let mut job = place.start(&["--recover", "--hold"]);
+        job.read_to(20);
+        let image = place.checkpoint();
+        for time in 1..=2 {
+            place.goes_back(&mut job, |job| send("KILL", &place.clients(job)));
+            assert_eq!(place.count("the program was killed"), time, "{}", place.log());
+            assert_eq!(place.count("by what was held in memory"), time, "{}", place.log());
+        }
+        // Asked for by kedge, an end is an end.
+        let nonce = job.nonce.clone();
+        let taken = place.output(&["checkpoint", "j", "--stop"]);
+        assert!(taken.status.success(), "{}", stderr(&taken));
+        assert!(!job.drain().success(), "{}", place.log());
+        assert_eq!(job.back.len(), 2);
+        place.nothing_runs();
+        place.is_good(&image);
+        place.goes_on(Path::new(String::from_utf8_lossy(&taken.stdout).trim()), &nonce);
+    }
+}
+
 #[test]
 fn without_an_image_a_job_ends_and_the_log_says_why() {
     let place = Place::mine("rcnone");
@@ -95,12 +120,6 @@ fn without_recover_or_a_loss_a_job_does_not_go_back() {
     send("SEGV", &program);
     assert!(job.drain().code() != Some(7));
     assert_eq!(job.back, [] as [u64; 0], "its own end is no loss");
-}
-
-/// Numbers that differ from run to run, below `below`.
-fn random(below: u32) -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
-    now.subsec_micros() % below
 }
 
 #[test]
@@ -135,6 +154,7 @@ fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
     for round in 0..8 {
         let mut job = place.start(&[]);
         job.read_to(5);
+        let image = place.checkpoint();
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
         std::thread::sleep(Duration::from_millis(u64::from(random(90))));
         send("KILL", &[job.supervisor()]);
@@ -146,6 +166,7 @@ fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
         asked.wait().expect("kedge checkpoint ends");
         send("KILL", &pids_of(&place));
         job.drain();
+        place.is_good(&image);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Processes that work in each other's device memory are checkpointed and restarted together.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
+use kedge_tests::back::{BETWEEN, Job, Place, STEPS, random, wait_for};
 use kedge_tests::host;
 use kedge_tests::job::{self, User, send};
-use kedge_tests::world::stderr;
+use kedge_tests::world::{failure, stderr};
 use std::path::Path;
 use std::process::Command;
 
@@ -85,6 +85,46 @@ fn all_go_back_when_one_loses_its_devices() {
     assert_eq!(job.back.len(), 1, "{}", place.log());
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
     place.nothing_runs();
+}
+
+/// One of the proxies is killed in the middle of a restart, the owner of what the other waits for or not: either all
+/// comes back, or nothing is left and one line says why; the image stays good.
+#[test]
+fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
+    let place = mine("shareamid");
+    let mut job = Job::start(run(&place, &[]));
+    job.read_to(20);
+    let image = place.checkpoint();
+    job.kill();
+    let nonce = job.nonce.clone();
+    place.nothing_runs();
+    let mut failed = 0;
+    for round in 0..6 {
+        let child = place.restart(&image, &[]).spawn().expect("kedge");
+        // The first proxy makes what the second opens; they come one after the other.
+        let some = 1 + round % 2;
+        let mut proxies = Vec::new();
+        wait_for("no proxy comes", || {
+            proxies = place.running_as("kedge-proxy");
+            proxies.len() >= some
+        });
+        std::thread::sleep(std::time::Duration::from_millis(u64::from(random(30))));
+        send("KILL", &[proxies[some - 1]]);
+        let output = child.wait_with_output().expect("it ends");
+        match output.status.code() {
+            Some(125) => {
+                let said = failure(&output);
+                assert!(said.contains("proxy"), "{said}");
+                failed += 1;
+            }
+            // Restarted before that: it has lost its devices, and fails as a program does.
+            code => assert!(![Some(7), Some(124)].contains(&code), "{output:?}"),
+        }
+        place.nothing_runs();
+        place.is_good(&image);
+    }
+    println!("{failed} of 6 failed");
+    place.goes_on(&image, &nonce);
 }
 
 /// Memory of a process that lives, in another job, is nobody's to save.

@@ -123,6 +123,33 @@ fn what_cannot_be_swapped_out_is_named_and_goes_on() {
     assert!(said.contains("has ended"), "{said}");
 }
 
+/// Arrays and variables stay where they are; slabs and physical memory go, with the same addresses in the
+/// program's pointers, textures and surfaces; and an image that is taken in between has all of it.
+#[test]
+fn what_a_job_has_beside_its_memory_is_whole_after_it() {
+    let place = Place::of("gpu_shapes", "swshape", User::Same).expect("the test's own user");
+    let mut job = place.start(&["--recover=5", "--hold"]);
+    job.read_to(10);
+    for _ in 0..3 {
+        idle(&job);
+        swap(&place, "out");
+        send("CONT", &program(&job));
+        job.read_to(job.step + 5);
+    }
+    idle(&job);
+    swap(&place, "out");
+    send("CONT", &program(&job));
+    let image = place.checkpoint();
+    job.read_to(job.step + 5);
+    place.goes_back(&mut job, Job::kill_the_proxy);
+    swap(&place, "out");
+    job.read_to(STEPS);
+    let nonce = job.nonce.clone();
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+    place.goes_on(&image, &nonce);
+}
+
 /// Pages of files in memory that the proxy has mapped, KiB: those of `cuMemCreate` among them.
 fn mapped(job: &Job) -> u64 {
     let proxies = job.proxies();

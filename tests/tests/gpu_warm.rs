@@ -2,30 +2,17 @@
 //! keeps them may end at any moment; and where none fits, all is as without.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{Job, Place, STEPS};
+use kedge_tests::back::{Job, Place, STEPS, random, wait_for};
 use kedge_tests::job::{User, children, family, send};
 use kedge_tests::world::{failure, stderr};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const CONNECTED: &str = "has connected to a warm proxy";
 const BACK: &str = "in a warm proxy";
-
-fn count(place: &Place, what: &str) -> usize {
-    place.log().matches(what).count()
-}
-
-fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !reached() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// What is kept, as `kedge warm status` tells; `None` where nobody keeps any.
 fn status(place: &Place, more: &[&str]) -> Option<Value> {
@@ -72,50 +59,26 @@ impl Drop for Node {
 
 /// Nothing of this place runs, by its executables.
 fn nothing_is_left(place: &Place) {
-    let own = |entry: &fs::DirEntry| {
-        fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe.starts_with(place.mark()))
-    };
-    wait_for("something is left behind", || {
-        !fs::read_dir("/proc").expect("/proc").flatten().any(|entry| own(&entry))
-    });
+    wait_for("something is left behind", || place.running().is_empty());
 }
 
-/// A proxy and its client die at once. The proxy is the first, for one whose client has ended ends by itself.
-fn kill_proxy_and_client(place: &Place, job: &Job) {
-    let spare = ready(place, &["--job", "j"]);
-    let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let ours = |pid: &u32| {
-        fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.starts_with(place.mark()))
-    };
-    let all = fs::read_dir("/proc").expect("/proc").flatten();
-    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(ours);
-    let proxies = all.filter(|pid| name(pid).trim() == "kedge-proxy" && !spare.contains(pid));
-    let clients = family(job.supervisor());
-    let program = place.program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let clients = clients.into_iter().filter(|pid| name(pid).trim() == program);
-    send("KILL", &proxies.chain(clients).collect::<Vec<_>>());
+fn kill_all(place: &Place, job: &Job) {
+    place.kill_proxies_and_clients(job, &ready(place, &["--job", "j"]));
 }
 
-/// The job goes back, and on for a while.
 fn goes_back(place: &Place, job: &mut Job) {
-    let times = job.back.len() + 1;
-    kill_proxy_and_client(place, job);
-    while job.back.len() < times {
-        job.read_to(job.step + 1);
-        assert!(job.step < STEPS - 50, "it does not go back; {}", place.log());
-    }
-    job.read_to(job.step + 3);
+    place.goes_back(job, |job| kill_all(place, job));
 }
 
 fn come_back(place: &Place, more: &[&str]) {
     let mut job = place.start(&[&["--recover=5", "--warm"], more].concat());
     job.read_to(20);
-    assert_eq!(count(place, CONNECTED), 1, "{}", place.log());
+    assert_eq!(place.count(CONNECTED), 1, "{}", place.log());
     let image = place.checkpoint();
     for time in 1..=2 {
         until_ready(place, &["--job", "j"], 1);
         goes_back(place, &mut job);
-        assert_eq!(count(place, BACK), time, "{}", place.log());
+        assert_eq!(place.count(BACK), time, "{}", place.log());
     }
     assert!(job.back.iter().all(|step| (20..80).contains(step)), "{:?}", job.back);
     // A checkpoint of a job whose proxy is no child of its init.
@@ -130,7 +93,7 @@ fn come_back(place: &Place, more: &[&str]) {
     place.is_good(&newer);
     // What the image says of warm proxies counts for its restart too.
     place.goes_on(&newer, &nonce);
-    assert_eq!(count(place, BACK), 1, "{}", place.log());
+    assert_eq!(place.count(BACK), 1, "{}", place.log());
     nothing_is_left(place);
 }
 
@@ -156,8 +119,25 @@ fn processes_whose_device_memory_travelled_come_back_in_new_proxies_and_the_log_
     place.checkpoint();
     until_ready(&place, &["--job", "j"], 2);
     goes_back(&place, &mut job);
-    assert_eq!(count(&place, BACK), 0, "{}", place.log());
-    assert_eq!(count(&place, "travelled as descriptors"), 1, "{}", place.log());
+    assert_eq!(place.count(BACK), 0, "{}", place.log());
+    assert_eq!(place.count("travelled as descriptors"), 1, "{}", place.log());
+    job.read_to(STEPS);
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    nothing_is_left(&place);
+}
+
+/// Handles lead to a proxy by its name: nothing of them needs to be compared.
+#[test]
+fn processes_that_share_by_handles_alone_come_back_in_warm_proxies() {
+    let place = Place::of("gpu_pair", "wmhandle", User::Same).expect("the test's own user");
+    let mut command = place.run(&["--recover", "--warm=2"]);
+    command.arg("handles");
+    let mut job = Job::start(command);
+    job.read_to(20);
+    place.checkpoint();
+    until_ready(&place, &["--job", "j"], 2);
+    goes_back(&place, &mut job);
+    assert_eq!(place.count(BACK), 2, "{}", place.log());
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
     nothing_is_left(&place);
@@ -174,7 +154,7 @@ fn a_proxy_from_outside_reaches_its_client_s_memory() {
         place.checkpoint();
         until_ready(&place, &["--job", "j"], 1);
         goes_back(&place, &mut job);
-        assert_eq!(count(&place, BACK), 1, "{}", place.log());
+        assert_eq!(place.count(BACK), 1, "{}", place.log());
         job.read_to(STEPS);
         assert_eq!(job.end().code(), Some(7), "{}", place.log());
         assert!(!place.log().contains("cannot be read"), "{}", place.log());
@@ -203,14 +183,14 @@ fn jobs_take_what_the_node_keeps_each_its_own() {
         assert!(failure(&second).contains("already"), "{second:?}");
         let mut job = place.start(&[]);
         job.read_to(5);
-        assert_eq!(count(&place, CONNECTED), 1, "{}", place.log());
+        assert_eq!(place.count(CONNECTED), 1, "{}", place.log());
         let image = place.checkpoint();
         let next = until_ready(&place, &[], 1);
         assert!(first.is_disjoint(&next), "{first:?} {next:?}");
         job.kill();
         let nonce = job.nonce.clone();
         place.goes_on(&image, &nonce);
-        assert_eq!(count(&place, BACK), 1, "{}", place.log());
+        assert_eq!(place.count(BACK), 1, "{}", place.log());
         let last = until_ready(&place, &[], 1);
         assert!(last.is_disjoint(&next), "{last:?} {next:?}");
         assert_eq!(status(&place, &[]).expect("it is kept")["given"], 2);
@@ -260,7 +240,7 @@ fn a_proxy_that_is_killed_before_its_job_comes_is_replaced() {
     send("STOP", &stopped);
     let mut job = place.start(&[]);
     job.read_to(5);
-    assert_eq!(count(&place, CONNECTED), 0, "{}", place.log());
+    assert_eq!(place.count(CONNECTED), 0, "{}", place.log());
     wait_for("it lives", || !PathBuf::from(format!("/proc/{}/fd/0", stopped[0])).exists());
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
@@ -273,25 +253,19 @@ fn jobs_go_on_when_what_keeps_proxies_is_killed() {
     until_ready(&place, &[], 1);
     let mut job = place.start(&["--recover"]);
     job.read_to(20);
-    assert_eq!(count(&place, CONNECTED), 1);
+    assert_eq!(place.count(CONNECTED), 1);
     node.kill();
     assert!(failure(&place.output(&["warm", "status"])).contains("kept ready"));
     place.checkpoint();
     goes_back(&place, &mut job);
-    assert_eq!(count(&place, BACK), 0, "{}", place.log());
-    assert!(count(&place, "it has ended") > 0, "{}", place.log());
+    assert_eq!(place.count(BACK), 0, "{}", place.log());
+    assert!(place.count("it has ended") > 0, "{}", place.log());
     job.read_to(STEPS);
     assert_eq!(job.end().code(), Some(7), "{}", place.log());
     nothing_is_left(&place);
     // What is left of it is in nobody's way.
     let _node = Node::start(&place, &[]);
     until_ready(&place, &[], 1);
-}
-
-/// Numbers that differ from run to run, below `below`.
-fn random(below: u32) -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
-    now.subsec_micros() % below
 }
 
 #[test]

@@ -67,6 +67,11 @@ impl Ways {
         sys::poke(self.pid, base, &[0; 8])
     }
 
+    /// The program's own instruction for a call.
+    pub(crate) fn outside(&self) -> u64 {
+        self.outside
+    }
+
     /// The instruction for a call.
     pub(crate) fn home(&self) -> u64 {
         self.at(HOME)

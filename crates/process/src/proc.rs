@@ -25,6 +25,29 @@ pub(crate) fn link(pid: pid_t, file: &'static str) -> Result<PathBuf, EngineErro
     fs::read_link(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))
 }
 
+/// The thread whose files in /proc tell of a process's memory and descriptors: its first, or, where that has ended
+/// before the others, another one.
+pub(crate) fn reach(pid: pid_t) -> pid_t {
+    if !is_zombie(pid) {
+        return pid;
+    }
+    threads(pid).into_iter().find(|tid| lives(*tid)).unwrap_or(pid)
+}
+
+/// Whether a thread has ended and was not collected. Others of its process may go on.
+pub(crate) fn is_zombie(tid: pid_t) -> bool {
+    Stat::of(tid).is_ok_and(|stat| stat.has_ended())
+}
+
+/// Whether a process has ended, with all of its threads, and was not collected.
+pub(crate) fn has_ended(pid: pid_t) -> bool {
+    is_zombie(pid) && !threads(pid).into_iter().any(lives)
+}
+
+fn lives(tid: pid_t) -> bool {
+    Stat::of(tid).is_ok_and(|stat| !stat.has_ended())
+}
+
 /// The threads of `pid`; none if it has ended.
 pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
     numbers(&format!("/proc/{pid}/task"))
@@ -88,6 +111,10 @@ impl Stat {
             return Err(strange("it is too short"));
         }
         Ok(Stat { state, fields })
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
     }
 
     pub(crate) fn get(&self, field: Field) -> i64 {

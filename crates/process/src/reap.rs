@@ -5,8 +5,10 @@
 //! (wait_consider_task() in the kernel: "just pretend the caller is ptrace_do_wait()"). So only
 //! children that are known to have ended are waited for, by id.
 
-use crate::proc::{self, Stat, Status};
+use crate::proc::{self, Status, is_zombie};
 use libc::pid_t;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What is left after a look at this process's children.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
     let own = std::process::id() as pid_t;
     let mut reaped = Reaped { ended: Vec::new(), more: false };
     for pid in proc::children(own) {
-        let ready = has_ended(pid) && (wanted.contains(&pid) || !is_traced(pid));
+        let ready = is_zombie(pid) && (wanted.contains(&pid) || !is_traced(pid));
         // One whose first thread has ended before the others shows as ended, and cannot be collected yet.
         match ready.then(|| collect(pid)).flatten() {
             Some(one) => reaped.ended.push(one),
@@ -31,10 +33,6 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
         }
     }
     reaped
-}
-
-fn has_ended(pid: pid_t) -> bool {
-    Stat::of(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 fn is_traced(pid: pid_t) -> bool {
@@ -46,12 +44,31 @@ fn is_traced(pid: pid_t) -> bool {
 fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
     wait_for(pid).or_else(|| {
         let threads = proc::threads(pid).into_iter().filter(|tid| *tid != pid);
-        let ended = threads.filter(|tid| !is_traced(pid) && is_traced(*tid) && has_ended(*tid));
+        let ended = threads.filter(|tid| !is_traced(pid) && is_traced(*tid) && is_zombie(*tid));
         ended.for_each(|tid| {
             wait_for(tid);
         });
         wait_for(pid)
     })
+}
+
+/// How long one that is ending may need for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Passes the ends of threads on that another of the job has killed before the calling thread, which `traced` them all,
+/// has let them go: their parents would never hear of them. What becomes of the process `root` is [`reap`]'s to tell.
+pub(crate) fn let_go_of_ended(traced: &[pid_t], root: pid_t) {
+    let process = |tid: pid_t| Status::of(tid).map_or(0, |status| status.decimal("Tgid") as pid_t);
+    let left = traced.iter().copied().filter(|tid| is_traced(*tid) && *tid != root);
+    // A first thread can be collected only when it is the last.
+    let (firsts, others): (Vec<pid_t>, Vec<pid_t>) = left.partition(|tid| process(*tid) == *tid);
+    let deadline = Instant::now() + PATIENCE;
+    for tid in others.into_iter().chain(firsts) {
+        // It is not stopped, or it could have been let go: it ends.
+        while wait_for(tid).is_none() && is_traced(tid) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 fn wait_for(pid: pid_t) -> Option<(pid_t, i32)> {

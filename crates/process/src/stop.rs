@@ -50,10 +50,13 @@ impl Roots {
 #[derive(Debug)]
 pub(crate) struct StoppedProcess {
     pub(crate) pid: pid_t,
-    /// What its leader was doing before: `T` if a signal had stopped it.
+    /// What it was doing before: `T` if a signal had stopped it.
     pub(crate) state: char,
-    pub(crate) leader: Thread,
+    /// The thread that answers for it: its first, or, where that has ended, another one.
+    pub(crate) main: Thread,
     pub(crate) others: Vec<Thread>,
+    /// The exit status of its first thread, if that has ended before the others.
+    pub(crate) first_ended: Option<i32>,
 }
 
 /// A job that is stopped as a whole. It goes on when this is dropped.
@@ -96,7 +99,7 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
             seen.insert(pid);
             match stop_process(pid, deadline) {
                 Ok(process) => job.processes.push(process),
-                Err(EngineError::Ended { .. }) if is_zombie(pid) => job.zombies.push(pid),
+                Err(EngineError::Ended { .. }) if proc::has_ended(pid) => job.zombies.push(pid),
                 Err(EngineError::Ended { .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -107,7 +110,7 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
 
 /// The processes that run now: zombies hold nothing.
 pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
-    found(roots, &BTreeSet::new()).into_iter().filter(|pid| !is_zombie(*pid)).collect()
+    found(roots, &BTreeSet::new()).into_iter().filter(|pid| !proc::has_ended(*pid)).collect()
 }
 
 /// The processes that there are now, parents before their children. Those that this process traces
@@ -138,29 +141,25 @@ fn started(pid: pid_t) -> i64 {
     Stat::of(pid).map_or(i64::MAX, |stat| stat.get(Field::StartTime))
 }
 
-fn is_zombie(pid: pid_t) -> bool {
-    Stat::of(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
-}
-
 /// The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are queued
 /// all the same, and would end other threads' calls.
 fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineError> {
-    let state = Stat::of(pid)?.state;
+    let state = Stat::of(proc::reach(pid))?.state;
     let mut others = BTreeMap::new();
     stop_others(pid, &mut others, deadline)?;
-    let leader = match ask(pid, pid) {
-        // Its leader alone has ended.
-        Err(EngineError::Ended { .. }) if !others.is_empty() => {
-            return Err(EngineError::unsupported(
-                pid,
-                "its first thread has ended and others go on, which kedge cannot save yet",
-            ));
-        }
-        other => arrive(pid, other?, deadline)?,
+    let leader = match ask(pid, pid).and_then(|asked| arrive(pid, asked, deadline)) {
+        Err(EngineError::Ended { .. }) if !others.is_empty() => None,
+        other => Some(other?),
     };
     // What the leader had made meanwhile.
     stop_others(pid, &mut others, deadline)?;
-    Ok(StoppedProcess { pid, state, leader, others: others.into_values().collect() })
+    let first_ended = match leader {
+        Some(_) => None,
+        None => Some(Stat::of(pid)?.get(Field::ExitCode) as i32),
+    };
+    let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
+    let main = main.ok_or(EngineError::Ended { pid })?;
+    Ok(StoppedProcess { pid, state, main, others: others.into_values().collect(), first_ended })
 }
 
 fn stop_others(
@@ -201,7 +200,9 @@ fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
             match tracer(tid) {
                 Some(tracer) => EngineError::Traced { pid, tracer },
                 // It may have been collected since.
-                None if is_zombie(tid) || Stat::of(tid).is_err() => EngineError::Ended { pid: tid },
+                None if proc::is_zombie(tid) || Stat::of(tid).is_err() => {
+                    EngineError::Ended { pid: tid }
+                }
                 None => EngineError::System { pid, what: "trace it", source },
             }
         }

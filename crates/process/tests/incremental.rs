@@ -97,6 +97,15 @@ fn guards_come_back() {
     survives(&folder, &[program.to_str().unwrap()], 300, 6);
 }
 
+/// Whose memory is reached through another one.
+#[test]
+fn a_program_without_its_first_thread_comes_back() {
+    let _alone = alone();
+    let folder = Folder::new("changes-firstless");
+    let program = build(&folder, "firstless.c", &["-pthread"]);
+    survives(&folder, &[program.to_str().unwrap()], 300, 4);
+}
+
 #[test]
 fn a_tree_of_processes_comes_back() {
     let _alone = alone();

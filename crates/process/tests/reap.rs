@@ -2,10 +2,48 @@
 
 mod support;
 
-use kedge_process::reap;
-use std::process::Command;
-use std::time::Duration;
+use kedge_process::{Thread, reap};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use support::{Folder, alone, build};
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Asks again and again until there is an answer.
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begin.elapsed() < LONG, "{what}: not within {LONG:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What reap() collects of this process's children once there is something.
+fn collected(pid: i32) -> Vec<(i32, i32)> {
+    until("the child is not collected", || {
+        let now = reap(&[pid]);
+        assert!(now.more || !now.ended.is_empty(), "lost");
+        (!now.ended.is_empty()).then_some(now.ended)
+    })
+}
+
+fn is_zombie(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ")
+}
+
+/// The thread of `pid` that has called itself so, but for its first.
+fn thread_named(pid: i32, name: &str) -> Option<i32> {
+    let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let is_it = |task: &std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+    };
+    let id = |task: std::fs::DirEntry| task.file_name().to_str()?.parse::<i32>().ok();
+    tasks.find_map(|task| is_it(&task).then(|| id(task))?.filter(|tid| *tid != pid))
+}
 
 /// A supervisor that took it for gone would end before its job.
 #[test]
@@ -17,19 +55,29 @@ fn a_process_whose_first_thread_has_ended_is_not_gone() {
     #[expect(clippy::zombie_processes, reason = "reap() collects every child of this process")]
     let child = Command::new(program).spawn().unwrap();
     let pid = child.id() as i32;
-    let stat = format!("/proc/{pid}/stat");
-    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("its first thread lives", || is_zombie(pid).then_some(()));
     let early = reap(&[pid]);
     assert!(early.ended.is_empty() && early.more, "{early:?}");
-    let ended = loop {
-        let now = reap(&[pid]);
-        assert!(now.more || !now.ended.is_empty(), "lost");
-        if !now.ended.is_empty() {
-            break now.ended;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    assert_eq!(ended, [(pid, 5 << 8)]);
+    assert_eq!(collected(pid), [(pid, 5 << 8)]);
+}
+
+/// A program that is restarted and ends at once does so while its other threads are still traced: they
+/// stay, and it is not collected before they are.
+#[test]
+fn a_thread_that_ends_under_trace_keeps_no_process() {
+    let _alone = alone();
+    let folder = Folder::new("reap-traced");
+    let program = build(&folder, "leaderless.c", &["-pthread"]);
+    for first in ["led", "leaderless"] {
+        let mut command = Command::new(&program);
+        // Collected by reap(), not through it.
+        #[expect(clippy::zombie_processes, reason = "reap() collects every child of this process")]
+        let mut child = command.arg(first).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as i32;
+        let idle = until("its idle thread is not there", || thread_named(pid, "idle"));
+        let traced = Thread::stop(idle).unwrap();
+        drop(child.stdin.take());
+        assert_eq!(collected(pid), [(pid, 5 << 8)], "{first}");
+        drop(traced);
+    }
 }

@@ -17,7 +17,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("netlink", "netlink"),
     ("notification", "mq_notify"),
     ("huge", "huge pages"),
-    ("leader", "first thread has ended"),
+    ("deadly", "PR_SET_PDEATHSIG"),
 ];
 
 #[test]

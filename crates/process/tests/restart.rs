@@ -27,6 +27,18 @@ fn sixty_four_threads_go_on() {
     steps_survive("threads", "threads.c", &["-pthread"]);
 }
 
+/// Which has ended by itself before the others: nothing can be asked of it.
+#[test]
+fn a_program_without_its_first_thread_goes_on() {
+    steps_survive("firstless", "firstless.c", &["-pthread"]);
+}
+
+/// By one that was let go already, while they are still traced: their parent must hear of it.
+#[test]
+fn processes_that_are_killed_as_they_come_back_are_collected() {
+    steps_survive("killer", "killer.c", &["-pthread"]);
+}
+
 #[test]
 fn a_tree_of_processes_goes_on() {
     steps_survive("tree", "tree.c", &["-pthread"]);
@@ -152,9 +164,18 @@ fn time_stands_still_in_an_image() {
 /// A job that was restarted is captured again, by its init, and restarted once more.
 #[test]
 fn a_restarted_job_can_be_captured_again() {
+    captured_again("again", "threads.c");
+}
+
+#[test]
+fn a_restarted_program_without_its_first_thread_can_be_captured_again() {
+    captured_again("firstless-again", "firstless.c");
+}
+
+fn captured_again(name: &str, source: &str) {
     let _alone = alone();
-    let folder = Folder::new("again");
-    let program = build(&folder, "threads.c", &["-pthread"]);
+    let folder = Folder::new(name);
+    let program = build(&folder, source, &["-pthread"]);
     let steps = 400;
     let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
     let before = running.lines(10);

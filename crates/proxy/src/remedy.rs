@@ -3,9 +3,16 @@
 use crate::saved::{SavedObject, SavedProxy};
 use kedge_cuda_types::CuError;
 
-/// Words that follow the error; none where nothing is known to help. `driver`: the version here.
-pub(crate) fn of(error: CuError, saved: &SavedProxy, driver: u32) -> String {
+/// What is another process's, and opened again.
+const OF_OTHERS: [&str; 2] = ["PeerOpen", "EventOpen"];
+
+/// Words that follow the error; none where nothing is known to help. `what` was to be made. `driver`: the
+/// version here.
+pub(crate) fn of(what: &str, error: CuError, saved: &SavedProxy, driver: u32) -> String {
     match error {
+        _ if OF_OTHERS.contains(&what) => {
+            "; the proxy of another process, whose it is, has ended or does not answer".to_owned()
+        }
         CuError::OUT_OF_MEMORY => {
             let on_devices = saved.objects.iter().filter(|(_, object)| is_on_devices(object));
             no_room(on_devices.map(|(_, object)| object.bytes()).sum())

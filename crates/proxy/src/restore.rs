@@ -125,11 +125,7 @@ pub(crate) fn restore(
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     let resumed = dispatcher.sharing.resume(&saved.sharing);
-    resumed.map_err(|source| RestoreError::Step {
-        what: "what it shares",
-        source,
-        remedy: remedy::of(source, &saved, backend.driver_version()),
-    })?;
+    resumed.map_err(|source| not_made("what it shares", source, &saved, &*backend))?;
     repeat(&layers, &saved, &mut dispatcher)?;
     backend.restore_notes(&saved.notes)?;
     phases.over("objects");
@@ -198,12 +194,20 @@ fn repeat(
                 ("a module", Step::Module { ctx, module, images })
             }
         };
-        dispatcher.repeat(step).map_err(|source| {
-            let driver = dispatcher.backend_too().driver_version();
-            RestoreError::Step { what, source, remedy: remedy::of(source, saved, driver) }
-        })?;
+        let made = dispatcher.repeat(step);
+        made.map_err(|source| not_made(what, source, saved, &*dispatcher.backend_too()))?;
     }
     Ok(())
+}
+
+fn not_made(
+    what: &'static str,
+    source: CuError,
+    saved: &SavedProxy,
+    backend: &dyn Backend,
+) -> RestoreError {
+    let remedy = remedy::of(what, source, saved, backend.driver_version());
+    RestoreError::Step { what, source, remedy }
 }
 
 /// Modules' images, read as they are wanted; several modules may have one.

@@ -282,6 +282,7 @@ impl Checkpointer {
             meeting.durable().map_err(CheckpointError::Part)?;
         }
         if let Some(hold) = hold {
+            self.recovery.give_up();
             hold.end();
         }
         Ok((manifest, stall_seconds, held))

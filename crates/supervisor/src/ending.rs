@@ -62,6 +62,9 @@ impl Checkpointer {
 
     /// Sends a signal to every process that the job has.
     pub(crate) fn signal(&self, signal: i32) {
+        if signal == libc::SIGKILL {
+            self.recovery.give_up();
+        }
         send(signal, &running(&self.program()));
     }
 }

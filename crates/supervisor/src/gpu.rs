@@ -28,12 +28,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// A file's holes are looked for in it.
 const CHUNK: u64 = 1 << 20;
+/// Between a proxy's last word and its end.
+const ENDING: Duration = Duration::from_millis(500);
 
 /// The plugin of this process's job.
 pub(crate) static GPU: Gpu = Gpu(Mutex::new(Moment::Idle));
@@ -567,9 +569,15 @@ impl Begun {
     }
 }
 
-/// What a proxy that has ended says of it; else `other`.
+/// What a proxy that has ended says of it; else `other`. Its connections close a little before it has ended.
 fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
-    let ended = begun.iter().find(|begun| begun.has_ended());
+    let find = || begun.iter().find(|begun| begun.has_ended());
+    let begin = Instant::now();
+    let mut ended = find();
+    while ended.is_none() && begin.elapsed() < ENDING {
+        thread::sleep(Duration::from_millis(5));
+        ended = find();
+    }
     let said =
         ended.and_then(|begun| Some((begun.client, begun.proxy.control.answer(LIMIT).err()?)));
     said.map_or(other, |(client, error)| refused(client, &error))

@@ -236,6 +236,7 @@ fn supervise(
             // It may have failed because its proxy was lost just before.
             program.see_proxies_off(&signals, &proxies, &recovery);
         }
+        outcome.into_iter().for_each(|outcome| recovery.program_ended(outcome));
         if outcome != Some(Outcome::Exited(0)) && recovery.is_due() {
             checkpointer.end_by(libc::SIGKILL, recover::LAST);
             return Some(None);

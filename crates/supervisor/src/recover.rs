@@ -1,5 +1,5 @@
-//! Going back: a job that has lost a proxy, and with it what its devices held, is ended and restarted from
-//! its newest good image. `kedge restart` does that, in the place of the process that supervised the job:
+//! Going back: a job that has lost a proxy, and with it what its devices held, or whose program was killed, is
+//! ended and restarted from its newest good image. `kedge restart` does that, in the place of the process that supervised the job:
 //! it has the same id, standard streams and signals, so whoever waits for it notices nothing.
 
 use crate::checkpoint::Checkpointer;
@@ -17,6 +17,7 @@ use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
 use kedge_proxy::joblog::JobLog;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -37,32 +38,53 @@ pub(crate) struct Recovery {
     pub(crate) used: u32,
     pub(crate) images: Images,
     pub(crate) log: Arc<JobLog>,
-    pub(crate) devices: Mutex<Devices>,
+    pub(crate) fate: Mutex<Fate>,
 }
 
-/// What became of a job's devices.
+/// What has become of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Devices {
+pub(crate) enum Fate {
     #[default]
-    There,
-    /// With this proxy; nobody has looked yet whether the job can go back.
-    Lost { proxy: ProxyId, how: Outcome },
+    Whole,
+    /// Nobody has looked yet whether the job can go back.
+    Lost(Loss),
     /// And the job goes back.
     GoingBack,
     /// And the job goes on without, or its end was asked for.
     GivenUp,
 }
 
+/// What a job has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// Devices, with this proxy.
+    Devices { proxy: ProxyId, how: Outcome },
+    /// The program's first process, by SIGKILL: nothing that a program does ends it so, but the kernel
+    /// where memory runs out.
+    Program,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Devices { proxy, how } => {
+                write!(f, "the devices of proxy {proxy} are lost ({how:?})")
+            }
+            Loss::Program => f.write_str("the program was killed (SIGKILL)"),
+        }
+    }
+}
+
 impl Recovery {
     pub(crate) fn new(policy: &Policy, used: u32, dir: &JobDir, log: &Arc<JobLog>) -> Recovery {
         let limit = policy.recover.map(u32::from);
         let images = Images(dir.images());
-        Recovery { limit, used, images, log: log.clone(), devices: Mutex::default() }
+        Recovery { limit, used, images, log: log.clone(), fate: Mutex::default() }
     }
 
     /// Whether it may come to that.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.limit.is_some() && *self.devices() != Devices::GivenUp
+        self.limit.is_some() && *self.fate() != Fate::GivenUp
     }
 
     /// A proxy has ended.
@@ -71,46 +93,58 @@ impl Recovery {
             return;
         }
         self.log.line(&format!("proxy {proxy} ended badly: {how:?}"));
-        let mut devices = self.devices();
-        if *devices == Devices::There && is_loss(how) {
-            *devices = Devices::Lost { proxy, how };
+        if is_loss(how) {
+            self.lose(Loss::Devices { proxy, how });
+        }
+    }
+
+    /// The program's first process has ended.
+    pub(crate) fn program_ended(&self, how: Outcome) {
+        if how == Outcome::Killed(libc::SIGKILL) {
+            self.lose(Loss::Program);
+        }
+    }
+
+    fn lose(&self, loss: Loss) {
+        let mut fate = self.fate();
+        if *fate == Fate::Whole {
+            *fate = Fate::Lost(loss);
         }
     }
 
     /// Whether the job is to go back now. The log tells, also why not.
     pub(crate) fn is_due(&self) -> bool {
-        let mut devices = self.devices();
-        let Devices::Lost { proxy, how } = *devices else { return *devices == Devices::GoingBack };
-        let lost = format!("the devices of proxy {proxy} are lost ({how:?})");
-        *devices = match (self.limit, self.images.newest()) {
-            (None, _) => Devices::GivenUp,
+        let mut fate = self.fate();
+        let Fate::Lost(lost) = *fate else { return *fate == Fate::GoingBack };
+        *fate = match (self.limit, self.images.newest()) {
+            (None, _) => Fate::GivenUp,
             (Some(limit), _) if self.used >= limit => {
                 let times = self.used;
                 self.log.line(&format!("{lost}: the job has gone back {times} times, not again"));
-                Devices::GivenUp
+                Fate::GivenUp
             }
             (Some(_), None) => {
                 self.log.line(&format!("{lost}: there is no image yet to go back to"));
-                Devices::GivenUp
+                Fate::GivenUp
             }
             (Some(limit), Some((image, _))) => {
                 let (time, image) = (self.used + 1, image.display());
                 self.log.line(&format!(
                     "{lost}: the job goes back to {image}, for time {time} of {limit} at most"
                 ));
-                Devices::GoingBack
+                Fate::GoingBack
             }
         };
-        *devices == Devices::GoingBack
+        *fate == Fate::GoingBack
     }
 
     /// The job's end was asked for: whatever its proxies do, it does not go back.
     pub(crate) fn give_up(&self) {
-        *self.devices() = Devices::GivenUp;
+        *self.fate() = Fate::GivenUp;
     }
 
-    fn devices(&self) -> MutexGuard<'_, Devices> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    fn fate(&self) -> MutexGuard<'_, Fate> {
+        self.fate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -306,6 +340,7 @@ impl Init<'_> {
             recovery.give_up();
         }
         self.ended |= outcome.is_some();
+        outcome.into_iter().for_each(|outcome| recovery.program_ended(outcome));
         if !recovery.is_due() {
             return true;
         }

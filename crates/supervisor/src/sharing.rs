@@ -59,7 +59,7 @@ impl Lent {
 
 /// The shared device memory whose descriptor a process has.
 pub(crate) fn memory<'a>(file: &Found, job: &Job, lent: &'a [Lent]) -> Option<&'a Lent> {
-    lent.iter().find(|lent| lent.is(file, job.holder(file)))
+    lent.iter().find(|lent| lent.is(file, job.place(file)))
 }
 
 /// The descriptions of such memory, and where a restart finds it.
@@ -176,7 +176,9 @@ impl Owners {
                 known => drop(self.names.insert(*known, name)),
             }
         }
-        if let What::Handle { .. } = share.what {
+        // What is known by its name alone was opened by that, and has no descriptor.
+        let by_name = |identity: &Identity| matches!(identity, Identity::Name { .. });
+        if matches!(share.what, What::Handle { .. }) && !share.known.iter().all(by_name) {
             let known = share.known.to_vec();
             self.lent.push(Lent { proxy: client.proxy, known, name });
         }

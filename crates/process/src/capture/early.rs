@@ -5,6 +5,7 @@ use super::changes::copy;
 use super::guards;
 use super::memory::{self, Chunk};
 use crate::maps;
+use crate::proc;
 use crate::track::{Pages, Run, watchable, without};
 use kedge_image::{PageBuffer, Spare};
 use libc::pid_t;
@@ -58,6 +59,7 @@ impl Early {
     /// Finds what `pid` has changed, and begins to watch for more; copies it if that takes `most` bytes at most. After
     /// an error nobody knows what it has changed.
     pub(crate) fn of(pid: pid_t, most: u64) -> io::Result<Early> {
+        let pid = proc::reach(pid);
         let mappings = maps::of(pid).map_err(io::Error::other)?;
         let mut pages = Pages::of(pid)?;
         let (mut early, mut chunks, mut watched) = (Early::default(), Vec::new(), Vec::new());

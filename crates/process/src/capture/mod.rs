@@ -20,7 +20,7 @@ use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
 use crate::plugins::{FileContents, Ipc, More, PluginError, Refusal, Survey, SurveyOptions};
-use crate::proc::{Field, Stat};
+use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
 use crate::track::{Session, Tracker};
@@ -160,6 +160,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
             &mut session,
         )?);
     }
+    refuse_deadly_parents(&stopped, &held)?;
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
     let captured = together.map(|others| others.captured(pids.len()));
@@ -200,10 +201,11 @@ fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
             let remain = stop::alive(roots);
             let holds = |refusal: &Refusal| {
-                let descriptor = |fd| format!("/proc/{}/fd/{fd}", refusal.pid);
+                let at = proc::reach(refusal.pid);
+                let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
                 let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
                 // One that is ending shows none of them; what else cannot be listed cannot be stopped.
-                let shows = || std::fs::read_dir(format!("/proc/{}/fd", refusal.pid)).is_ok();
+                let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
                 remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
             };
             let refusals: Vec<Refusal> = refusals.into_iter().filter(holds).collect();
@@ -247,6 +249,20 @@ fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError
     let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
     let ids: Result<Vec<Ids>, EngineError> = alive.map(|pid| Ok(ids(pid)?.0)).collect();
     Ok((zombies, ids?))
+}
+
+/// The end of a first thread is the death of a parent to the children that it has made itself
+/// (PR_SET_PDEATHSIG), and a restart has it make all of them.
+fn refuse_deadly_parents(stopped: &StoppedJob, held: &[Held]) -> Result<(), EngineError> {
+    let lost = |pid| stopped.processes.iter().any(|p| p.pid == pid && p.first_ended.is_some());
+    let hit = |held: &&Held| held.state.parent_death_signal != 0 && lost(held.state.ids.parent);
+    let Some(Held { state, .. }) = held.iter().find(hit) else { return Ok(()) };
+    let parent = state.ids.parent;
+    let what = format!(
+        "it asked for a signal at its parent's death (PR_SET_PDEATHSIG), and the first thread of its parent {parent} has \
+         ended, which kedge cannot save yet: do without the one or the other"
+    );
+    Err(EngineError::unsupported(state.ids.pid, what))
 }
 
 impl Captured {

@@ -60,7 +60,7 @@ pub(super) fn hold(
     objects: &mut Objects,
     session: &mut Session,
 ) -> Result<Held, EngineError> {
-    let pid = process.pid;
+    let pid = process.main.pid();
     let status = Status::of(pid)?;
     refuse(pid, &status)?;
     // Locked pages are not inherited as locked.
@@ -72,10 +72,10 @@ pub(super) fn hold(
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
     let ways = Ways::of(pid)?;
     let asked = ask_live(process, &mappings, &ways, &mut state);
-    let undo = asked.and_then(|()| undo::ask(&mut process.leader, &ways, &objects.ipc.sets));
+    let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
     let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
-    let closed = ways.close(std::iter::once(&mut process.leader).chain(&mut process.others));
+    let closed = ways.close(std::iter::once(&mut process.main).chain(&mut process.others));
     let memory = memory?;
     closed?;
     let mut held = Held { state, memory, mappings, writer: None, written: Vec::new() };
@@ -91,23 +91,24 @@ fn hold_memory(
     session: &mut Session,
     state: &mut ProcessState,
 ) -> Result<Memory, EngineError> {
-    let (pid, leader) = (process.pid, &mut process.leader);
-    if !session.is_known(pid) {
-        return Ok(Memory::Clone(FrozenClone::on(ways, leader)?, None));
+    let main = &mut process.main;
+    if !session.is_known(process.pid) {
+        return Ok(Memory::Clone(FrozenClone::on(ways, main)?, None));
     }
-    let mut changes = Changes::find(pid, mappings, session.early(pid))?;
+    let pid = main.pid();
+    let mut changes = Changes::find(pid, mappings, session.early(process.pid))?;
     if !changes.fit() {
-        let clone = FrozenClone::on(ways, leader)?;
+        let clone = FrozenClone::on(ways, main)?;
         return Ok(Memory::Clone(clone, Some(changes.of_clone())));
     }
-    ways.lead(leader)?;
-    let asked = beside(leader, ways, |beside| queries::ask_beside(beside, mappings, state));
-    leader.go_home()?;
+    ways.lead(main)?;
+    let asked = beside(main, ways, |beside| queries::ask_beside(beside, mappings, state));
+    main.go_home()?;
     asked?;
     state.guards = changes.guards(pid)?;
     changes.copy(pid)?;
     // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
-    let flags = write::flags_of(pid);
+    let flags = write::flags_of(process.pid);
     Ok(Memory::Copied { changes, flags })
 }
 
@@ -135,12 +136,13 @@ fn describe(
     ids: Ids,
     status: &Status,
 ) -> Result<ProcessState, EngineError> {
-    let pid = process.pid;
+    let pid = process.main.pid();
     let stat = Stat::of(pid)?;
     let at = |field| stat.get(field) as u64;
     Ok(ProcessState {
         ids,
-        exit_signal: stat.get(Field::ExitSignal) as i32,
+        // Another thread than the first has none.
+        exit_signal: Stat::of(process.pid)?.get(Field::ExitSignal) as i32,
         stopped: process.state == 'T',
         exe: known_file(&proc::link(pid, "exe")?),
         cwd: proc::link(pid, "cwd")?,
@@ -354,23 +356,59 @@ fn ask_live(
     ways: &Ways,
     state: &mut ProcessState,
 ) -> Result<(), EngineError> {
-    let pid = process.pid;
-    let scratch = Scratch::of(pid, mappings, ways)?;
-    ways.lead(&process.leader)?;
-    state.timers = scratch.timers(&mut process.leader)?;
+    let main = &mut process.main;
+    let scratch = Scratch::of(main.pid(), mappings, ways)?;
+    ways.lead(main)?;
+    state.timers = scratch.timers(main)?;
     for timer in &mut state.posix_timers {
-        timer.time = scratch.posix_timer(&mut process.leader, timer.id)?;
+        timer.time = scratch.posix_timer(main, timer.id)?;
     }
     state.posix_timers.sort_by_key(|timer| timer.id);
-    state.parent_death_signal = scratch.parent_death_signal(&mut process.leader)?;
-    state.subreaper = scratch.subreaper(&mut process.leader)?;
-    for thread in std::iter::once(&mut process.leader).chain(&mut process.others) {
+    state.parent_death_signal = scratch.parent_death_signal(main)?;
+    state.subreaper = scratch.subreaper(main)?;
+    let pid = process.pid;
+    for thread in std::iter::once(&mut process.main).chain(&mut process.others) {
         ways.lead(thread)?;
         state.threads.push(describe_thread(pid, thread, &scratch)?);
         // If whoever traces it is killed, a thread that is at home just goes on.
         thread.go_home()?;
     }
+    if let Some(status) = process.first_ended {
+        let first = ended(pid, status, ways.outside(), &state.threads[0])?;
+        state.threads.insert(0, first);
+    }
     Ok(())
+}
+
+/// A first thread that has ended before the others, as one that is about to make the call at `entry` that ends it: so
+/// it is there, which a process cannot do without, when the others are made anew, and ends when they go on. What it
+/// had for itself is gone; `other` has what every thread needs.
+fn ended(
+    pid: pid_t,
+    status: i32,
+    entry: u64,
+    other: &ThreadState,
+) -> Result<ThreadState, EngineError> {
+    const BLOCKED: u64 = u64::MAX;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let words = other.registers[..].try_into();
+    let words = words.map_err(|_| EngineError::Nonsense("another number of registers"))?;
+    let mut registers = sys::from_words(words);
+    registers.rip = entry;
+    registers.rax = libc::SYS_exit as u64;
+    registers.rdi = (status >> 8 & 0xff) as u64;
+    Ok(ThreadState {
+        tid: pid,
+        name: name.trim_end_matches('\n').to_owned(),
+        registers: sys::words(&registers).to_vec(),
+        mask: BLOCKED,
+        pending: Vec::new(),
+        alternate_stack: (0, libc::SS_DISABLE, 0),
+        robust_list: (0, 0),
+        clear_tid: 0,
+        rseq: (0, 0, 0),
+        ..other.clone()
+    })
 }
 
 fn describe_thread(
@@ -423,7 +461,7 @@ impl Held {
         // Otherwise the file is made when the job goes on again: a disk may be slow.
         let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
         let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
-        let reader = memory::Reader::of(pid)?;
+        let reader = memory::Reader::of(proc::reach(pid))?;
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
             memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;

@@ -4,6 +4,7 @@ use super::changes::{self, Changes};
 use super::{Held, Memory, Options, guards, memory, process, process_file, queries};
 use crate::EngineError;
 use crate::maps::{self, Mapping};
+use crate::proc;
 use crate::state::{self, ProcessState};
 use kedge_image::{FileEntry, ImageWriter};
 use libc::pid_t;
@@ -65,7 +66,16 @@ type Flags = JoinHandle<Result<Vec<Mapping>, EngineError>>;
 /// The mappings with their flags. The kernel walks all of the memory to tell them: it does so while that
 /// is written.
 pub(super) fn flags_of(pid: pid_t) -> Flags {
-    thread::spawn(move || maps::with_flags(pid))
+    thread::spawn(move || {
+        // The thread by which it is reached may end while they are told.
+        let first = proc::reach(pid);
+        match maps::with_flags(first) {
+            Err(EngineError::Ended { .. }) if proc::reach(pid) != first => {
+                maps::with_flags(proc::reach(pid))
+            }
+            told => told,
+        }
+    })
 }
 
 fn told(flags: Flags, pid: pid_t) -> Result<Vec<Mapping>, EngineError> {

@@ -109,10 +109,10 @@ fn save(capture: &mut Capture, index: usize) -> Result<Saved, PluginError> {
 
 /// The file that is a member: most often what a holder of the epoll has under this number.
 fn target(job: &Job, file: &Found, number: i32, which: u32) -> Option<usize> {
-    let (pid, fd) = job.holder(file);
+    let (pid, fd) = job.place(file);
     let member = sys::Member { epoll: fd as u32, number: number as u32, which };
     let is_it = |other: &Found| {
-        let (other_pid, other) = job.holder(other);
+        let (other_pid, other) = job.place(other);
         sys::is_member(other_pid, other, pid, &member).unwrap_or(false)
     };
     let likely = file.holders.iter().filter_map(|holder| job.held(holder.process, number));

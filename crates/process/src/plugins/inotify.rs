@@ -145,7 +145,7 @@ fn find(told: &[Told], job: &Job) -> Vec<Option<PathBuf>> {
 fn roots(job: &Job) -> VecDeque<PathBuf> {
     let open = job.files.iter().map(|file| PathBuf::from(&file.link)).filter(|p| p.is_absolute());
     let working =
-        job.processes.iter().filter_map(|p| fs::read_link(format!("/proc/{}/cwd", p.pid)).ok());
+        job.processes.iter().filter_map(|p| fs::read_link(format!("/proc/{}/cwd", p.at)).ok());
     let near: Vec<PathBuf> = open.chain(working).collect();
     let mut queue: VecDeque<PathBuf> = near.iter().cloned().collect();
     // Their ancestors' own inodes and, at last, all below these.

@@ -22,6 +22,8 @@ use std::path::Path;
 pub struct Process {
     /// Its id here.
     pub pid: i32,
+    /// The thread whose files in /proc tell of it: another one where its first has ended.
+    pub at: i32,
     /// Its id as it knows it itself; the image has no other.
     pub inner: i32,
     pub(crate) pidfd: OwnedFd,
@@ -118,9 +120,16 @@ impl Job {
         indices.into_iter().flatten().map(|index| &self.files[*index])
     }
 
+    /// A descriptor for `file`: process and number.
     pub fn holder(&self, file: &Found) -> (i32, i32) {
         let holder = file.holders[0];
         (self.processes[holder.process].pid, holder.fd)
+    }
+
+    /// A descriptor for `file`, by the thread whose files in /proc tell of it.
+    pub fn place(&self, file: &Found) -> (i32, i32) {
+        let holder = file.holders[0];
+        (self.processes[holder.process].at, holder.fd)
     }
 
     /// The id that the process `pid` has for itself; `None` if it is not of the job.
@@ -195,7 +204,7 @@ impl Capture<'_> {
         let me = std::process::id() as i32;
         let own = crate::plugins::procfs::descriptor(me, fd.as_raw_fd()).ok()??;
         let is_it = |index: &usize| {
-            let place = self.job.holder(self.file(*index));
+            let place = self.job.place(self.file(*index));
             matches!(sys::compare_files((me, fd.as_raw_fd()), place), Ok(Ordering::Equal))
         };
         let id = (own.stat.device, own.stat.inode);

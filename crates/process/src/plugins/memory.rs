@@ -42,7 +42,7 @@ impl Plugin for Memory {
         if !files::is_memory(file) || file.stat.kind() != libc::S_IFREG {
             return Claim::No;
         }
-        let (pid, fd) = job.holder(file);
+        let (pid, fd) = job.place(file);
         match statfs(format!("/proc/{pid}/fd/{fd}")) {
             Ok(kind) if kind.f_type as u64 == HUGETLBFS => {
                 Claim::Refused("a plugin for memfd of huge pages would be needed".to_owned())

@@ -91,7 +91,7 @@ pub(crate) fn recognise(job: &mut Job, options: &SurveyOptions) {
     for file in job.files.clone() {
         let candidates: Vec<u8> = own
             .iter()
-            .filter(|own| own.is(&file, &job.processes[file.holders[0].process].pid))
+            .filter(|own| own.is(&file, &job.processes[file.holders[0].process].at))
             .map(|own| own.number)
             .collect();
         let parts = if candidates.is_empty() { vec![file] } else { split(file, &candidates) };

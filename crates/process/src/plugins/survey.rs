@@ -8,12 +8,16 @@ use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
 use crate::plugins::{Claim, More, Plugin, all, sockets, streams, sys};
+use crate::proc;
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Of pidfd_open: a thread that is not its process's first (Linux 6.9).
+const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 
 /// How often a job that changes while it is looked at is looked at again.
 const TRIES: usize = 5;
@@ -129,7 +133,7 @@ impl<'a> Survey<'a> {
 }
 
 fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
-    let of = |process: &Process| match maps::of(process.pid) {
+    let of = |process: &Process| match maps::of(process.at) {
         Err(EngineError::Ended { .. }) => Ok(Vec::new()),
         other => other.map_err(|error| PluginError::Refused(error.to_string())),
     };
@@ -204,17 +208,24 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
 
 fn process(pid: i32) -> std::io::Result<Process> {
     let id = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("no process has this id"))?;
-    let pidfd = pidfd_open(id, PidfdFlags::empty())?;
-    Ok(Process { pid, inner: procfs::inner_pid(pid)?, pidfd })
+    let (at, inner) = (proc::reach(pid), procfs::inner_pid(pid)?);
+    if at == pid {
+        return Ok(Process { pid, at, inner, pidfd: pidfd_open(id, PidfdFlags::empty())? });
+    }
+    let thread = Pid::from_raw(at).unwrap_or(id);
+    let pidfd = pidfd_open(thread, PidfdFlags::from_bits_retain(PIDFD_THREAD)).map_err(|error| {
+        let what = "its first thread has ended, and its descriptors cannot be had by another (Linux 6.9)";
+        std::io::Error::new(error.kind(), format!("{what}: {error}"))
+    })?;
+    Ok(Process { pid, at, inner, pidfd })
 }
 
 /// Refuses processes that share a table of descriptors (CLONE_FILES).
 fn own_tables(processes: &[Process]) -> Result<(), Vec<Refusal>> {
     let mut ordered: Vec<&Process> = Vec::new();
     for process in processes {
-        let compare = |other: &&Process| {
-            sys::compare_tables(other.pid, process.pid).unwrap_or(Ordering::Less)
-        };
+        let compare =
+            |other: &&Process| sys::compare_tables(other.at, process.at).unwrap_or(Ordering::Less);
         match ordered.binary_search_by(compare) {
             Err(at) => ordered.insert(at, process),
             Ok(at) => {
@@ -235,8 +246,8 @@ fn seen(processes: &[Process]) -> Result<AllSeen, (i32, PluginError)> {
     let mut all = Vec::new();
     for (process, of) in processes.iter().enumerate() {
         let failed = |e| (of.pid, e);
-        for fd in procfs::descriptors(of.pid).map_err(failed)? {
-            let Some(seen) = procfs::descriptor(of.pid, fd).map_err(failed)? else { continue };
+        for fd in procfs::descriptors(of.at).map_err(failed)? {
+            let Some(seen) = procfs::descriptor(of.at, fd).map_err(failed)? else { continue };
             let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
             all.push((Holder { process, fd, close_on_exec }, seen));
         }
@@ -252,7 +263,7 @@ fn grouped(processes: &[Process], seen: AllSeen) -> std::io::Result<Vec<Found>> 
     let mut by_inode: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
     for (holder, seen) in seen {
         let same = by_inode.entry((seen.stat.device, seen.stat.inode)).or_default();
-        let place = |holder: Holder| (processes[holder.process].pid, holder.fd);
+        let place = |holder: Holder| (processes[holder.process].at, holder.fd);
         let (mut low, mut high) = (0, same.len());
         let mut known = None;
         while low < high && known.is_none() {

@@ -5,7 +5,7 @@ use super::files::Inherited;
 use super::tree::{Made, Tree};
 use super::{Plan, lazy, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
-use crate::{EngineError, Thread};
+use crate::{EngineError, Thread, reap};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -65,7 +65,9 @@ pub(super) fn run(
     let notes = descriptors.notes.join("\n");
     // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
     drop(descriptors);
+    let traced: Vec<pid_t> = threads.iter().map(Thread::pid).collect();
     drop(threads);
+    reap::let_go_of_ended(&traced, root);
     for process in plan.processes.iter().filter(|process| process.stopped) {
         // SAFETY: a plain call; it is a process that this one has made.
         unsafe { libc::kill(process.ids.pid, libc::SIGSTOP) };

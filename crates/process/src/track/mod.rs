@@ -209,7 +209,7 @@ impl State {
             if !alive.contains(&process.pid) || self.processes.contains_key(&process.pid) {
                 continue;
             }
-            match Watch::of(&mut process.leader) {
+            match Watch::of(&mut process.main) {
                 Ok(watch) => {
                     let watched = Watched { watch, known: false };
                     drop(self.processes.insert(process.pid, watched));
@@ -227,6 +227,7 @@ impl State {
 impl Watched {
     /// Watches all that it has now; `false` if the process has other memory than it had, or none.
     fn add_all(&self, pid: pid_t) -> bool {
+        let pid = proc::reach(pid);
         let Ok(mappings) = maps::of(pid) else { return false };
         let mut added = mappings.iter().filter(|m| watchable(m) && self.watch.add(m)).peekable();
         let Some(first) = added.peek().map(|mapping| (mapping.start, mapping.end)) else {
@@ -245,6 +246,7 @@ pub(crate) fn watchable(mapping: &Mapping) -> bool {
 
 /// Protects all watched pages of a running process: what it writes from here on is known.
 fn protect(pid: pid_t) {
+    let pid = proc::reach(pid);
     let (Ok(mappings), Ok(mut pages)) = (maps::of(pid), Pages::of(pid)) else { return };
     for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
         // What is not protected counts as changed.
@@ -253,7 +255,7 @@ fn protect(pid: pid_t) {
 }
 
 fn resident(pid: pid_t) -> u64 {
-    let pages = proc::text(pid, "statm").ok();
+    let pages = proc::text(proc::reach(pid), "statm").ok();
     let pages = pages.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
     pages.unwrap_or(0).saturating_mul(kedge_image::PAGE)
 }
@@ -276,6 +278,7 @@ fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
 /// The kernel's order of their memory.
 fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
     const KCMP_VM: libc::c_int = 1;
+    let (a, b) = (proc::reach(a), proc::reach(b));
     // SAFETY: this kind of kcmp takes no more arguments.
     match unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) } {
         0 => Some(Ordering::Equal),

@@ -212,7 +212,7 @@ pub(super) fn save_contents(
 /// The file, opened anew so that the program's offset stays; or, if its permissions have been
 /// taken away since, the program's own description, and its offset.
 fn readable(job: &Job, file: &Found) -> std::io::Result<(File, Option<u64>)> {
-    let (pid, fd) = job.holder(file);
+    let (pid, fd) = job.place(file);
     match File::open(format!("/proc/{pid}/fd/{fd}")) {
         Ok(file) => Ok((file, None)),
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {

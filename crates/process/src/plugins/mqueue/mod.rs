@@ -44,7 +44,7 @@ impl Plugin for Queues {
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
-        let (pid, fd) = job.holder(file);
+        let (pid, fd) = job.place(file);
         if !is_one(file, job) {
             return Claim::No;
         }
@@ -79,7 +79,7 @@ impl Plugin for Queues {
 fn is_one(file: &Found, job: &Job) -> bool {
     let link = file.link.as_bytes();
     let named = link.first() == Some(&b'/') && !link[1..].contains(&b'/');
-    let (pid, fd) = job.holder(file);
+    let (pid, fd) = job.place(file);
     let kind = || statfs(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|fs| fs.f_type as u64 == MAGIC);
     named && file.stat.kind() == libc::S_IFREG && kind()
 }
@@ -94,7 +94,7 @@ fn notified(text: &str) -> Option<i32> {
 fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
     let job = capture.job;
     let file = &job.files[opened[0]];
-    let (pid, fd) = job.holder(file);
+    let (pid, fd) = job.place(file);
     let what = || format!("read {}", job.describe(file));
     let path = format!("/proc/{pid}/fd/{fd}");
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;

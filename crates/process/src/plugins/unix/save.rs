@@ -53,7 +53,7 @@ fn save_one(
 ) -> Result<Socket, PluginError> {
     let job = capture.job;
     let file = &job.files[socket.index];
-    let process = job.processes[file.holders[0].process].pid;
+    let process = job.processes[file.holders[0].process].at;
     let folder =
         fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| PathBuf::from("/"));
     let role = match socket.kind {
