@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     UserObject = 15,
     MemoryPool = 16,
     MemHandle = 17,
+    ResourceDescriptor = 18,
+    GreenContext = 19,
 }
 
 const SLOT_SHIFT: u32 = 4;

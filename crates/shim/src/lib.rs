@@ -25,6 +25,7 @@ mod ffi;
 mod function;
 pub mod generated;
 mod graph;
+mod green;
 mod handle;
 mod init;
 mod launch;

@@ -1,7 +1,7 @@
 //! cuStream* functions: creation, queries, waiting.
 
 use super::{STREAMS, Stream, StreamKind, find, flush_output, new_stream_id, wait};
-use crate::context::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::context::{self, Context, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::{callback, capture, event, ffi, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::CU_STREAM_NON_BLOCKING;
@@ -23,8 +23,19 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
     if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    let stream = create_in(&*context::current()?, flags, priority, CUgreenCtx::NULL)?;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { ffi::write(out, stream) }
+}
+
+/// A new stream of a context, and perhaps of a green one in it.
+pub(crate) fn create_in(
+    context: &Context,
+    flags: u32,
+    priority: i32,
+    green: CUgreenCtx,
+) -> Result<CUstream, CuError> {
     callback::check_not_inside()?;
-    let context = context::current()?;
     let blocking = flags & CU_STREAM_NON_BLOCKING == 0;
     let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
     let id = new_stream_id();
@@ -39,13 +50,12 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
         device: context.ordinal(),
         kind: if blocking { StreamKind::Blocking } else { StreamKind::NonBlocking },
         priority,
+        green,
         attributes: Mutex::default(),
         has_attributes: AtomicBool::new(false),
         gone: AtomicBool::new(false),
     });
-    let stream = stream.ok_or(CuError::OUT_OF_MEMORY)?;
-    // SAFETY: the caller's promise is passed on.
-    unsafe { ffi::write(out, stream.handle) }
+    stream.map(|stream| stream.handle).ok_or(CuError::OUT_OF_MEMORY)
 }
 
 pub(crate) unsafe fn cuStreamDestroy_v2(stream: CUstream) -> Result<(), CuError> {
@@ -131,21 +141,27 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
     context: *mut CUcontext,
     green: *mut CUgreenCtx,
 ) -> Result<(), CuError> {
+    let its = find(stream)?.green;
     // SAFETY: the caller's promises are passed on.
     unsafe {
-        ffi::write_optional(green, CUgreenCtx::NULL);
-        cuStreamGetCtx(stream, context)
+        ffi::write_optional(green, its);
+        // Of the two, the one that the stream was made in.
+        if its == CUgreenCtx::NULL {
+            cuStreamGetCtx(stream, context)
+        } else {
+            ffi::write(context, CUcontext::NULL)
+        }
     }
 }
 
-/// NULL: no stream belongs to a green context.
+/// NULL where the stream belongs to no green context.
 pub(crate) unsafe fn cuStreamGetGreenCtx(
     stream: CUstream,
     green: *mut CUgreenCtx,
 ) -> Result<(), CuError> {
-    find(stream)?;
+    let its = find(stream)?.green;
     // SAFETY: the caller's promise is passed on.
-    unsafe { ffi::write(green, CUgreenCtx::NULL) }
+    unsafe { ffi::write(green, its) }
 }
 
 pub(crate) unsafe fn cuStreamIsCapturing(

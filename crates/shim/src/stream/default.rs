@@ -3,7 +3,7 @@
 use super::{Stream, StreamKind, new_stream_id};
 use crate::{capture, context, session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::CUstream;
+use kedge_cuda_types::handle::{CUgreenCtx, CUstream};
 use kedge_protocol::{CtxId, Post, StreamId};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,6 +92,7 @@ fn default_stream(context: &context::Context, handle: CUstream) -> Stream {
         device: context.ordinal(),
         kind,
         priority: 0,
+        green: CUgreenCtx::NULL,
         attributes: Mutex::default(),
         has_attributes: AtomicBool::new(false),
         gone: AtomicBool::new(false),

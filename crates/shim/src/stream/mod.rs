@@ -22,7 +22,7 @@ use crate::handle::{Kind, Table};
 use crate::{callback, memory, session};
 use attribute::Attributes;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUcontext, CUgraph, CUgraphNode, CUstream};
+use kedge_cuda_types::handle::{CUcontext, CUgraph, CUgraphNode, CUgreenCtx, CUstream};
 use kedge_protocol::{Call, CtxId, Launch, Post, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,6 +38,8 @@ pub(crate) struct Stream {
     device: u32,
     kind: StreamKind,
     priority: i32,
+    /// The green context that it was made in, or NULL.
+    green: CUgreenCtx,
     attributes: Mutex<Attributes>,
     has_attributes: AtomicBool,
     /// Its context was destroyed.
