@@ -37,7 +37,7 @@ fn goes_on_elsewhere(place: &Place, options: &[&str]) {
 
 #[test]
 fn programs_go_on_with_what_they_know() {
-    for program in ["gpu_steps", "gpu_shapes", "gpu_mapped", "gpu_pair"] {
+    for program in ["gpu_steps", "gpu_shapes", "gpu_pair"] {
         let name = format!("po{}", &program[4..]);
         let place = Place::of(program, &name, User::Same).expect("the test's own user");
         goes_on_elsewhere(&place, &[]);

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::output;
+use crate::progress;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
 use kedge_supervisor::control::{self, Content, Order, Progress, Until};
@@ -109,11 +110,17 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
+    let shown = progress::Progress::new("bringing the job to rest…");
     control::checkpoint(&jobs, &args.job, &order, until, |progress| match progress.clone() {
         Progress::Captured { image, processes, stall_seconds, warnings } => {
+            shown.clear();
             warnings.iter().for_each(|text| {
                 anstream::eprintln!("kedge: warning: {}", output::harmless(text));
             });
+            let ms = stall_seconds * 1e3;
+            let name = image.file_name().unwrap_or_default().to_string_lossy();
+            let name = output::harmless(&name);
+            shown.show(&format!("captured, stood still for {ms:.0} ms; writing {name}…"));
             let (bytes, seconds) = (None, None);
             let state = "captured";
             report = Report { image, state, processes, stall_seconds, bytes, seconds, warnings };
@@ -123,6 +130,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
             (report.bytes, report.seconds) = (Some(bytes), Some(seconds));
         }
     })?;
+    drop(shown);
     match args.json {
         true => Ok(output::json(&report)?),
         false => Ok(output::print(&format!("{}\n", report.image.display()))?),

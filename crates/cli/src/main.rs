@@ -14,6 +14,7 @@ mod logs;
 mod manual;
 mod output;
 mod probe;
+mod progress;
 mod ps;
 mod restart;
 mod run;

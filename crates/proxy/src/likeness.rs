@@ -58,12 +58,22 @@ const OF_NO_USE: &[u32] = &[
     a::VULKAN_CIG_SUPPORTED,
 ];
 
+/// What software devices have, most GPUs lack, and programs under kedge have on both: managed memory is one memory that host and
+/// device access, and the functions for streams' values are there under their newer names.
+const ALWAYS_SO: &[u32] = &[
+    a::CAN_USE_64_BIT_STREAM_MEM_OPS_V1,
+    a::CAN_USE_STREAM_MEM_OPS_V1,
+    a::CAN_USE_STREAM_WAIT_VALUE_NOR_V1,
+    a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+];
+
 /// Why `here` cannot stand for `was`; `None` where it can. `software`: a software device is here.
 pub(crate) fn difference(was: &DeviceInfo, here: &DeviceInfo, software: bool) -> Option<String> {
     let has: HashMap<u32, i32> = here.attributes.iter().copied().collect();
     let has = |attribute: u32| has.get(&attribute).copied().unwrap_or(0);
     was.attributes.iter().find_map(|&(attribute, value)| {
         let fits = fits(software, attribute, has(attribute).cmp(&value));
+        let fits = fits || (was.exact && ALWAYS_SO.contains(&attribute));
         (!fits && !newer(was, has, attribute)).then(|| {
             let name = name(attribute).map_or_else(|| attribute.to_string(), str::to_lowercase);
             format!("its {name} is {}, not {value}", has(attribute))
@@ -166,5 +176,8 @@ mod tests {
         let soft = device(&[(a::MULTIPROCESSOR_COUNT, 2)]);
         assert_eq!(difference(&gpu, &soft, true), None);
         assert!(difference(&device(WAS), &soft, true).is_some(), "warps, for one");
+        let managed = device(&[(a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 1)]);
+        assert!(difference(&managed, &gpu, false).is_some());
+        assert_eq!(difference(&DeviceInfo { exact: true, ..managed }, &gpu, false), None);
     }
 }

@@ -8,14 +8,14 @@ pub(crate) mod process;
 use crate::Failure;
 use crate::child::{self, Place};
 use crate::gpu;
-use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table, styled};
+use crate::output::{self, DIM, FAIR, GOOD, PLAIN, Table};
+use crate::progress::Progress;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use figures::Better;
 use kedge_probe::Series;
 use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,10 +115,10 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let progress = Progress::new();
+    let progress = Progress::new("measuring…");
     let mut series = Vec::new();
     let result = measure(args, &mut |one| {
-        progress.show(series.len() + 1, &one.name);
+        progress.show(&format!("measuring… {}: {}", series.len() + 1, one.name));
         series.push(one);
     });
     progress.clear();
@@ -218,35 +218,6 @@ fn short(value: f64) -> String {
         _ => 3,
     };
     format!("{value:.digits$}")
-}
-
-/// A line on the terminal that says what has been measured.
-struct Progress {
-    shown: bool,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        let progress = Progress { shown: std::io::stderr().is_terminal() };
-        progress.write("measuring…");
-        progress
-    }
-
-    fn show(&self, count: usize, name: &str) {
-        self.write(&format!("measuring… {count}: {name}"));
-    }
-
-    fn clear(&self) {
-        self.write("");
-    }
-
-    fn write(&self, text: &str) {
-        if self.shown {
-            let mut err = anstream::stderr().lock();
-            let _ = write!(err, "\r\x1b[K{}", styled(DIM, text));
-            let _ = err.flush();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ fn kernel(gpu: &GpuSpec) -> Check {
             check(&name, Status::Ok, value)
         }
         Err(said) => check(&name, Status::Missing, said)
-            .mend("kedge run -- PROGRAM; kedge logs    (and report what it says)"),
+            .mend_as_said("kedge run -- PROGRAM; kedge logs    (and report what it says)"),
     }
 }
 

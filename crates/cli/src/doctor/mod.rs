@@ -65,6 +65,19 @@ impl Check {
     fn mend(self, how: impl Into<String>) -> Check {
         Check { mend: Some(how.into()), ..self }
     }
+
+    /// Mended as its value says, where that ends in a remedy (`what is wrong; what to do`); else by `how`.
+    fn mend_as_said(mut self, how: impl Into<String>) -> Check {
+        let said = self.value.rsplit_once("; ");
+        let said = said.map(|(what, remedy)| (what.to_owned(), remedy.to_owned()));
+        match said {
+            Some((what, remedy)) if !remedy.is_empty() => {
+                self.value = what;
+                self.mend(remedy)
+            }
+            _ => self.mend(how),
+        }
+    }
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
@@ -152,5 +165,17 @@ mod tests {
             Check::new("machine", "memory", Status::Missing, "little".into()).mend("buy some");
         let text = anstream::adapter::strip_str(&render(&check)).to_string();
         assert_eq!(text, "  MISS memory            little\n       → buy some\n");
+    }
+
+    #[test]
+    fn a_remedy_that_is_named_is_the_mend() {
+        let check = |value: &str| {
+            let check = Check::new("kedge", "kernel", Status::Missing, value.into());
+            let Check { value, mend, .. } = check.mend_as_said("kedge logs");
+            (value, mend.unwrap_or_default())
+        };
+        let pair = |value: &str, mend: &str| (value.to_owned(), mend.to_owned());
+        assert_eq!(check("no driver; install one"), pair("no driver", "install one"));
+        assert_eq!(check("wrong sum"), pair("wrong sum", "kedge logs"));
     }
 }

@@ -46,7 +46,9 @@ pub(super) fn start(path: &Path, gpu: &GpuSpec, works: bool) -> Check {
 
 fn failed(path: &str, said: &str) -> Check {
     Check::new(GROUP, "libcudart", Status::Missing, format!("does not start: {path}: {said}"))
-        .mend(format!("kedge run -- kedge probe runtime {path}; kedge logs    (and report it)"))
+        .mend_as_said(format!(
+            "kedge run -- kedge probe runtime {path}; kedge logs    (and report it)"
+        ))
 }
 
 /// All of them, each once however many names it has, in the order of their paths.
