@@ -4,7 +4,7 @@ use crate::world::World;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -188,6 +188,51 @@ pub fn children(pid: u32) -> Vec<u32> {
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     let all: Vec<String> = lists.collect();
     all.iter().flat_map(|list| list.split_whitespace()).filter_map(|id| id.parse().ok()).collect()
+}
+
+/// The lines of the file `out.PART` in `home`, into which that part of a job writes its steps.
+pub fn steps_in(home: &Path, part: usize) -> Vec<String> {
+    let text = fs::read_to_string(home.join(format!("out.{part}")));
+    text.unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// Until that part has written so many lines.
+pub fn wait_for_steps(home: &Path, part: usize, lines: usize) {
+    const LONG: Duration = Duration::from_secs(40);
+    let begin = Instant::now();
+    while steps_in(home, part).len() < lines {
+        assert!(begin.elapsed() < LONG, "part {part}: {:?}", steps_in(home, part).last());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a part has written is what an undisturbed run of so many steps writes.
+pub fn is_right(home: &Path, part: usize, steps: u64) {
+    let lines = steps_in(home, part);
+    let nonce = lines[0].strip_prefix("nonce ").expect("a nonce").to_owned();
+    let numbers = (1..=steps).map(|step| format!("{nonce} {step}"));
+    let all = std::iter::once(lines[0].clone()).chain(numbers).chain([format!("{nonce} well")]);
+    assert_eq!(lines, all.collect::<Vec<_>>(), "part {part}");
+}
+
+/// Those that have `file` for their standard output.
+pub fn writers_of(file: &Path) -> Vec<u32> {
+    let writes = |pid: &u32| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|to| to == file);
+    processes().filter(writes).collect()
+}
+
+/// Kills every process whose working folder is `home`: what has lost its supervisor, too.
+pub fn kill_all_in(home: &Path) {
+    let here = |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == home);
+    let pids: Vec<u32> = processes().filter(here).collect();
+    if !pids.is_empty() {
+        send("KILL", &pids);
+    }
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
 }
 
 /// `pid` and all that descend from it.

@@ -2,7 +2,10 @@
 //! of them when one is killed.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{User, build, family, kedge_as, send};
+use kedge_tests::job::{
+    User, build, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
+    writers_of,
+};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::fs;
@@ -48,17 +51,11 @@ impl Joint {
     }
 
     fn steps(&self, part: usize) -> Vec<String> {
-        let text = fs::read_to_string(self.world.home().join(format!("out.{part}")));
-        text.unwrap_or_default().lines().map(str::to_owned).collect()
+        steps_in(&self.world.home(), part)
     }
 
-    /// Until that part has written so many lines.
     fn wait_for(&self, part: usize, lines: usize) {
-        let begin = Instant::now();
-        while self.steps(part).len() < lines {
-            assert!(begin.elapsed() < LONG, "part {part}: {:?}", self.steps(part).last());
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_steps(&self.world.home(), part, lines);
     }
 
     fn output(&self, arguments: &[&str]) -> Output {
@@ -85,13 +82,8 @@ impl Joint {
         send("KILL", &kedge_tests::job::children(timeout));
     }
 
-    /// What a part has written is what an undisturbed run writes.
     fn is_right(&self, part: usize) {
-        let lines = self.steps(part);
-        let nonce = lines[0].strip_prefix("nonce ").expect("a nonce").to_owned();
-        let steps = (1..=STEPS).map(|step| format!("{nonce} {step}"));
-        let all = std::iter::once(lines[0].clone()).chain(steps).chain([format!("{nonce} well")]);
-        assert_eq!(lines, all.collect::<Vec<_>>(), "part {part}");
+        is_right(&self.world.home(), part, STEPS);
     }
 
     fn images(&self) -> Vec<PathBuf> {
@@ -111,16 +103,7 @@ fn is_image(path: &Path) -> bool {
 impl Drop for Joint {
     fn drop(&mut self) {
         self.kill();
-        // Whatever has lost its supervisor.
-        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let home = self.world.home();
-        let here =
-            |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == home);
-        let pids: Vec<u32> = pids.filter(here).collect();
-        if !pids.is_empty() {
-            send("KILL", &pids);
-        }
+        kill_all_in(&self.world.home());
     }
 }
 
@@ -191,22 +174,13 @@ fn a_part_whose_supervisor_is_killed_goes_on_and_is_named() {
     joint.wait_for(0, 20);
     joint.wait_for(1, 20);
     // With its program dead too, the rest is the job, under another coordinator.
-    send("KILL", &orphans(&joint));
+    send("KILL", &writers_of(&joint.world.home().join("out.0")));
     let report = joint.checkpoint(&[]);
     assert_eq!(report["processes"], 1, "{report}");
     joint.kill();
     let ended = joint.restart(report["image"].as_str().expect("a path"));
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     joint.is_right(1);
-}
-
-/// The programs of part 0 whose supervisor is no more.
-fn orphans(joint: &Joint) -> Vec<u32> {
-    let out = joint.world.home().join("out.0");
-    let all = fs::read_dir("/proc").expect("/proc").flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|to| to == out))
-        .collect()
 }
 
 /// At moments all over a checkpoint, the supervisor of one part is killed: what is asked for ends, by name if it

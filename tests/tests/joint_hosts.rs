@@ -2,7 +2,10 @@
 //! that they share.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{User, build, children, family, kedge_as, send};
+use kedge_tests::job::{
+    User, build, children, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
+    writers_of,
+};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::fs;
@@ -141,16 +144,11 @@ impl Job {
     }
 
     fn steps(&self, part: usize) -> Vec<String> {
-        let text = fs::read_to_string(self.world.home().join(format!("out.{part}")));
-        text.unwrap_or_default().lines().map(str::to_owned).collect()
+        steps_in(&self.world.home(), part)
     }
 
     fn wait_for(&self, part: usize, lines: usize) {
-        let begin = Instant::now();
-        while self.steps(part).len() < lines {
-            assert!(begin.elapsed() < LONG, "part {part}: {:?}", self.steps(part).last());
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_steps(&self.world.home(), part, lines);
     }
 
     fn checkpoint(&self, host: usize) -> String {
@@ -169,11 +167,7 @@ impl Job {
     }
 
     fn is_right(&self, part: usize) {
-        let lines = self.steps(part);
-        let nonce = lines[0].strip_prefix("nonce ").expect("a nonce").to_owned();
-        let steps = (1..=STEPS).map(|step| format!("{nonce} {step}"));
-        let all = std::iter::once(lines[0].clone()).chain(steps).chain([format!("{nonce} well")]);
-        assert_eq!(lines, all.collect::<Vec<_>>(), "part {part}");
+        is_right(&self.world.home(), part, STEPS);
     }
 
     /// Restarts those parts, each list on the host that it is for.
@@ -190,15 +184,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.kill();
-        let home = self.world.home();
-        let here =
-            |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == home);
-        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let left: Vec<u32> = pids.filter(here).collect();
-        if !left.is_empty() {
-            send("KILL", &left);
-        }
+        kill_all_in(&self.world.home());
     }
 }
 
@@ -242,13 +228,7 @@ fn when_the_coordinator_is_lost_the_other_host_goes_on_and_comes_back_on_one() {
     job.kill();
     thread::sleep(Duration::from_millis(50));
     // What the first supervisor has left behind.
-    let out = job.world.home().join("out.0");
-    let all = fs::read_dir("/proc").expect("/proc").flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let orphans: Vec<u32> = pids
-        .filter(|pid| fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|to| to == out))
-        .collect();
-    send("KILL", &orphans);
+    send("KILL", &writers_of(&job.world.home().join("out.0")));
     let ended = job.output(1, &["restart", &image]);
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     (0..2).for_each(|part| job.is_right(part));

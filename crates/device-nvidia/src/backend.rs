@@ -23,6 +23,7 @@ use kedge_protocol::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// CU_STREAM_NON_BLOCKING.
 const NON_BLOCKING: u32 = 1;
@@ -33,7 +34,8 @@ const INTERPROCESS: u32 = 4;
 
 impl Backend for NvidiaBackend {
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.infos.clone()
+        let exact = self.exact.load(Ordering::Relaxed);
+        self.infos.iter().map(|info| DeviceInfo { exact, ..info.clone() }).collect()
     }
 
     fn driver_version(&self) -> u32 {

@@ -40,6 +40,7 @@ mod occupancy;
 mod output;
 mod pace;
 mod pinned;
+mod portable;
 mod presence;
 mod ready;
 mod restore;
@@ -64,6 +65,7 @@ mod waits;
 pub use arena::ArenaError;
 pub use driver::DriverError;
 pub use pace::{DrainRate, DrainWays};
+pub use portable::{make_notes, read_notes};
 pub use presence::{driver_path, gpu_nodes, obstacle};
 pub use ready::ReadyGpus;
 pub use spare::CacheLimits;
@@ -84,6 +86,7 @@ use restore::Restoring;
 use spare::Cache;
 use staging::Buffers;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stream::{Busy, Stream};
 use tables::Tables;
@@ -125,6 +128,8 @@ pub struct NvidiaBackend {
     shared: Arc<Shared>,
     waiters: Waiters,
     infos: Vec<DeviceInfo>,
+    /// What the client was told: see [`DeviceInfo::exact`].
+    exact: AtomicBool,
     devices: Vec<CUdevice>,
     version: u32,
     tables: Mutex<Tables>,
@@ -265,6 +270,7 @@ impl NvidiaBackend {
             }),
             waiters: Waiters::default(),
             infos,
+            exact: AtomicBool::new(false),
             devices,
             version,
         })

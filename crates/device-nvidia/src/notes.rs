@@ -12,8 +12,9 @@ use kedge_wire::{List, Text, wire};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Longest notes, bytes.
 const MAX_NOTES: usize = 64 << 20;
 
@@ -28,6 +29,8 @@ wire! {
         pub events: List<(EventId, f64), 1_048_576>,
         /// Whether contexts have kernels of ours: where the driver places other things depends on it.
         pub digests: bool,
+        /// The client began on software devices, and was told that its devices are exact.
+        pub exact: bool,
     }
 
     /// A module's variable, where the driver had placed it.
@@ -65,7 +68,20 @@ impl Notes {
             textures: List::new(tables.textures.objects()).map_err(too_many)?,
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
             digests: backend.shared.digester.is_wanted(),
+            exact: backend.exact.load(Ordering::Relaxed),
         })
+    }
+
+    /// Of a client that comes from another kind of device.
+    pub(crate) fn fresh(
+        exact: bool,
+        variables: List<PlacedVariable, 1_048_576>,
+        events: Vec<(EventId, f64)>,
+    ) -> Result<Notes, SnapshotError> {
+        let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
+        let events = List::new(events).map_err(too_many)?;
+        let (version, textures, digests) = (VERSION, List::default(), false);
+        Ok(Notes { version, variables, textures, events, digests, exact })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
@@ -77,7 +93,7 @@ impl Notes {
         Ok(bytes)
     }
 
-    fn decode(bytes: &[u8]) -> Result<Notes, SnapshotError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Notes, SnapshotError> {
         let damaged = "the notes of the GPU snapshot are damaged, or of another version of kedge";
         let refused = || SnapshotError::new(CuError::INVALID_VALUE, damaged);
         if bytes.len() > MAX_NOTES {
@@ -128,6 +144,7 @@ impl NvidiaBackend {
     pub(crate) fn expect(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
         self.shared.digester.want(notes.digests);
+        self.exact.store(notes.exact, Ordering::Relaxed);
         let handles = notes.textures.into_inner().into_iter();
         self.tables().textures.expected = Expected::new(handles);
         Ok(())
@@ -185,6 +202,7 @@ mod tests {
         Notes {
             version: VERSION,
             digests: false,
+            exact: false,
             variables: List::new(vec![variable]).unwrap(),
             textures: List::new(vec![(CtxId(1), 0x10_0001)]).unwrap(),
             events: List::new(vec![(EventId(9), -12.5)]).unwrap(),

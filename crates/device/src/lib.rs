@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod digest;
+pub mod portable;
 mod ranges;
 mod snapshot;
 

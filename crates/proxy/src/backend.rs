@@ -220,12 +220,17 @@ fn choose_aloud(
     Ok(devices)
 }
 
+/// A variable for tests: where it is set, clients are told of software devices what they are told of GPUs, and
+/// do as they do there.
+const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
+
 fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     SoftConfig {
         devices,
         memory_per_device: config.soft_memory.unwrap_or_else(|| default_memory(devices)),
         workers: config.workers.unwrap_or_else(cores).max(1),
+        exact: std::env::var_os(LIKE_GPU).is_none(),
     }
 }
 

@@ -12,6 +12,9 @@ mod capture;
 mod changes;
 mod client_memory;
 pub mod control;
+mod crossing;
+#[cfg(test)]
+mod crossing_tests;
 mod dispatch;
 #[cfg(test)]
 mod dispatch_tests;

@@ -45,15 +45,25 @@ const MAY_NOT_GROW: &[u32] = &[
     a::TENSOR_MAP_LARGE_TENSOR_MIN_SIZE,
 ];
 
-/// Why `here` cannot stand for `was`; `None` where it can.
-pub(crate) fn difference(was: &DeviceInfo, here: &DeviceInfo) -> Option<String> {
-    if was.exact != here.exact {
-        return Some("one is a software device, the other is not".into());
-    }
+/// What GPUs have and software devices lack, and no program that runs under kedge can have used: functions that are
+/// refused, and hints.
+const OF_NO_USE: &[u32] = &[
+    a::CAN_FLUSH_REMOTE_WRITES,
+    a::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    a::COOPERATIVE_MULTI_DEVICE_LAUNCH,
+    a::D3D12_CIG_SUPPORTED,
+    a::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+    a::MEM_SYNC_DOMAIN_COUNT,
+    a::TIMELINE_SEMAPHORE_INTEROP_SUPPORTED,
+    a::VULKAN_CIG_SUPPORTED,
+];
+
+/// Why `here` cannot stand for `was`; `None` where it can. `software`: a software device is here.
+pub(crate) fn difference(was: &DeviceInfo, here: &DeviceInfo, software: bool) -> Option<String> {
     let has: HashMap<u32, i32> = here.attributes.iter().copied().collect();
     let has = |attribute: u32| has.get(&attribute).copied().unwrap_or(0);
     was.attributes.iter().find_map(|&(attribute, value)| {
-        let fits = fits(was.exact, attribute, has(attribute).cmp(&value));
+        let fits = fits(software, attribute, has(attribute).cmp(&value));
         (!fits && !newer(was, has, attribute)).then(|| {
             let name = name(attribute).map_or_else(|| attribute.to_string(), str::to_lowercase);
             format!("its {name} is {}, not {value}", has(attribute))
@@ -62,11 +72,12 @@ pub(crate) fn difference(was: &DeviceInfo, here: &DeviceInfo) -> Option<String> 
 }
 
 /// `order`: of what is here to what was.
-fn fits(exact: bool, attribute: u32, order: Ordering) -> bool {
+fn fits(software: bool, attribute: u32, order: Ordering) -> bool {
     match attribute {
         a::WARP_SIZE => order.is_eq(),
         // A software device runs all blocks of a cooperative grid, however few its cores.
-        a::MULTIPROCESSOR_COUNT if exact => true,
+        a::MULTIPROCESSOR_COUNT if software => true,
+        _ if software && OF_NO_USE.contains(&attribute) => true,
         _ if TELLS_OF_SPEED_OR_PLACE.contains(&attribute) => true,
         _ if MAY_NOT_GROW.contains(&attribute) => order.is_le(),
         _ => order.is_ge(),
@@ -113,7 +124,7 @@ mod tests {
             (attribute, new.map_or(value, |(_, new)| *new))
         };
         let here: Vec<(u32, i32)> = WAS.iter().map(change).collect();
-        difference(&device(WAS), &device(&here))
+        difference(&device(WAS), &device(&here), false)
     }
 
     #[test]
@@ -137,7 +148,7 @@ mod tests {
             let found = with(&[(attribute, value)]).unwrap_or_default();
             assert!(found.contains(said), "{found}");
         }
-        let none = difference(&device(WAS), &device(&[])).unwrap_or_default();
+        let none = difference(&device(WAS), &device(&[]), false).unwrap_or_default();
         assert!(none.contains("warp_size is 0"), "{none}");
     }
 
@@ -145,7 +156,15 @@ mod tests {
     fn software_devices_may_have_fewer_cores() {
         let soft =
             |cores| DeviceInfo { exact: true, ..device(&[(a::MULTIPROCESSOR_COUNT, cores)]) };
-        assert_eq!(difference(&soft(64), &soft(2)), None);
-        assert!(difference(&device(WAS), &soft(132)).is_some());
+        assert_eq!(difference(&soft(64), &soft(2), true), None);
+        assert!(difference(&soft(64), &soft(2), false).is_some());
+    }
+
+    #[test]
+    fn software_devices_stand_for_gpus() {
+        let gpu = device(&[(a::MULTIPROCESSOR_COUNT, 132), (a::MEM_SYNC_DOMAIN_COUNT, 4)]);
+        let soft = device(&[(a::MULTIPROCESSOR_COUNT, 2)]);
+        assert_eq!(difference(&gpu, &soft, true), None);
+        assert!(difference(&device(WAS), &soft, true).is_some(), "warps, for one");
     }
 }

@@ -1,9 +1,10 @@
 //! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
 //! then serves the client, which notices nothing.
 
-use crate::backend::{self, BuildError, Ready};
+use crate::backend::{self, BuildError, GpuSpec, Ready};
 use crate::client_memory::ClientMemory;
 use crate::control;
+use crate::crossing::{Crossing, CrossingError, Part};
 use crate::dispatch::Dispatcher;
 use crate::hold;
 use crate::host::ProxyHost;
@@ -16,7 +17,7 @@ use crate::remedy;
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Host, SnapshotError};
+use kedge_device::{Backend, Host, Object, SnapshotError};
 use kedge_image::{ImageError, ImageFile, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
@@ -50,6 +51,8 @@ pub(crate) enum RestoreError {
     Step { what: &'static str, source: CuError, remedy: String },
     #[error("{0}")]
     Device(#[from] SnapshotError),
+    #[error(transparent)]
+    Crossing(#[from] CrossingError),
 }
 
 /// A client's devices, as they were.
@@ -119,21 +122,24 @@ pub(crate) fn restore(
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let backend = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
     phases.over("devices");
-    alike(&saved.devices, &backend.devices())?;
+    let software = matches!(options.backend.gpu, GpuSpec::Soft { .. });
+    alike(&saved.devices, &backend.devices(), software)?;
+    let crossing = Crossing::between(&saved, &options.backend.gpu)?;
+    let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
     host.set_backend(&backend);
-    backend.restore_begin(&saved.notes)?;
+    backend.restore_begin(notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     let resumed = dispatcher.sharing.resume(&saved.sharing);
     resumed.map_err(|source| not_made("what it shares", source, &saved, &*backend))?;
     repeat(&layers, &saved, &mut dispatcher)?;
-    backend.restore_notes(&saved.notes)?;
+    backend.restore_notes(notes)?;
     phases.over("objects");
     let mut placed = HashSet::new();
     if let Some(Held { parts, .. }) = from.held {
         placed = hold::fill(file, &saved, parts, &*backend)?;
     }
-    fill(&layers, &saved, &placed, &*backend)?;
+    fill(&layers, &saved, &placed, &Target { backend: &*backend, crossing: crossing.as_ref() })?;
     backend.restore_end()?;
     phases.over("bytes");
     log.note(&format!("brought back in {}", phases.told()));
@@ -159,7 +165,7 @@ fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
 }
 
 /// What the program has been told of its devices must stay true.
-fn alike(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
+fn alike(was: &[DeviceInfo], here: &[DeviceInfo], software: bool) -> Result<(), RestoreError> {
     let refused = |why: String| {
         let first = |all: &[DeviceInfo]| all.first().map_or("none".into(), |d| d.name.to_string());
         let (was, here) = (first(was), first(here));
@@ -169,7 +175,8 @@ fn alike(was: &[DeviceInfo], here: &[DeviceInfo]) -> Result<(), RestoreError> {
         return refused(format!("it has seen {}, here are {}", was.len(), here.len()));
     }
     let mut pairs = was.iter().zip(here);
-    pairs.find_map(|(was, here)| likeness::difference(was, here)).map_or(Ok(()), refused)
+    let difference = pairs.find_map(|(was, here)| likeness::difference(was, here, software));
+    difference.map_or(Ok(()), refused)
 }
 
 /// Makes everything again, in order.
@@ -252,7 +259,7 @@ fn fill(
     layers: &Layers,
     saved: &SavedProxy,
     placed: &HashSet<u64>,
-    backend: &dyn Backend,
+    target: &Target<'_>,
 ) -> Result<(), RestoreError> {
     let mut all = Vec::new();
     for (number, object) in saved.objects.iter() {
@@ -272,7 +279,7 @@ fn fill(
                 // The last page of an object may be longer than it.
                 let to = to.min(object.bytes());
                 let inside = (from - extent.address) as usize..(to - extent.address) as usize;
-                put(object, from, &bytes[inside], backend)?;
+                put(object, from, &bytes[inside], target)?;
             }
             Ok(())
         },
@@ -296,16 +303,35 @@ fn complete(object: &SavedObject, sources: &[Source]) -> Result<(), RestoreError
     if bytes == object.bytes() { Ok(()) } else { Err(RestoreError::Damaged("bytes are missing")) }
 }
 
+/// The new devices.
+struct Target<'a> {
+    backend: &'a dyn Backend,
+    /// If they are of another kind.
+    crossing: Option<&'a Crossing>,
+}
+
+impl Target<'_> {
+    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let Some(crossing) = self.crossing else {
+            return self.backend.restore(object, start, bytes);
+        };
+        let mut parts = crossing.places(object, start, bytes.len())?.into_iter();
+        parts.try_for_each(|Part { object, start, bytes: range }| {
+            self.backend.restore(&object, start, &bytes[range])
+        })
+    }
+}
+
 fn put(
     object: &SavedObject,
     at: u64,
     bytes: &[u8],
-    backend: &dyn Backend,
+    target: &Target<'_>,
 ) -> Result<(), RestoreError> {
     let nonsense = || RestoreError::Damaged("an object beyond all memory");
     if let Some(piece) = object.piece() {
         let start = piece.start.checked_add(at).ok_or_else(nonsense)?;
-        return Ok(backend.restore(&piece.object, start, bytes)?);
+        return Ok(target.restore(&piece.object, start, bytes)?);
     }
     let SavedObject::Arena { start, .. } = object else {
         return Err(RestoreError::Damaged("bytes of no object"));

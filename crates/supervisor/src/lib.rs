@@ -10,6 +10,7 @@ mod gpu;
 pub mod jobs;
 mod joint;
 mod keeper;
+mod launcher;
 mod management;
 mod parts;
 pub mod policy;

@@ -1,6 +1,7 @@
 //! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
 //! and the table of what programs may touch.
 
+use super::outside::Outside;
 use super::shareable::ExportedSlabs;
 use super::tasks::lock;
 use crate::memory::Spans;
@@ -12,13 +13,14 @@ use kedge_device::Ranges;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Slabs start and end at multiples of this.
 const SLAB_UNIT: u64 = 2 << 20;
 /// Freed memory that may stay resident so that the next allocation need not fault it in.
 const RETAIN_LIMIT: u64 = 256 << 20;
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 pub(super) struct Memory {
     /// What programs may touch, on all devices and in the shared arena.
@@ -30,6 +32,10 @@ pub(super) struct Memory {
     managed: Mutex<Placer>,
     /// Slabs that other processes may have mapped.
     exported: Mutex<ExportedSlabs>,
+    /// What [`kedge_protocol::DeviceInfo::exact`] has told the client.
+    exact: AtomicBool,
+    /// Where variables lie if it has not.
+    outside: Mutex<Outside>,
 }
 
 struct Device {
@@ -64,7 +70,20 @@ impl Memory {
             retained: Mutex::default(),
             managed: Mutex::new(managed),
             exported: Mutex::default(),
+            exact: AtomicBool::new(true),
+            outside: Mutex::default(),
         })
+    }
+
+    /// Whether the client tells of each allocation, and knows that variables lie in the arenas. Else slabs are
+    /// valid as a whole, and variables lie outside.
+    pub(super) fn is_exact(&self) -> bool {
+        self.exact.load(Ordering::Relaxed)
+    }
+
+    /// Before anything is granted or placed.
+    pub(super) fn set_exact(&self, exact: bool) {
+        self.exact.store(exact, Ordering::Relaxed);
     }
 
     fn device(&self, index: u32) -> Result<&Device, CuError> {
@@ -99,7 +118,16 @@ impl Memory {
         }
         self.charge(device, bytes)?;
         slabs.add(addr, bytes);
+        if !self.is_exact() {
+            self.spans.insert(addr, bytes);
+        }
         Ok(())
+    }
+
+    /// All slabs of all devices, as (address, length).
+    pub(super) fn slabs(&self) -> Vec<(u64, u64)> {
+        let of = |device: &Device| lock(&device.slabs).iter().collect::<Vec<_>>();
+        self.devices.iter().flat_map(of).collect()
     }
 
     /// Ends a slab: nothing in it is valid any longer, and its pages go back to the system.
@@ -178,9 +206,10 @@ impl Memory {
         self.in_arenas(addr, size) && self.spans.covers(addr, size)
     }
 
-    /// Whether all of a range lies in one device's arena, where every address can be touched.
+    /// Whether all of a range lies in one device's arena, or is a device's outside of it: every address can
+    /// be touched.
     pub(super) fn in_arenas(&self, addr: u64, size: u64) -> bool {
-        in_device_arena(addr, size, self.devices.len())
+        in_device_arena(addr, size, self.devices.len()) || lock(&self.outside).holds(addr, size)
     }
 
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
@@ -200,7 +229,7 @@ impl Memory {
         Ok(())
     }
 
-    /// `size` zeroed bytes in the device's own part of its arena, valid for access.
+    /// `size` zeroed bytes in the device's own part of its arena, or outside, valid for access.
     pub(super) fn place(&self, device: u32, size: u64, align: u64) -> Result<Placed, CuError> {
         let owner = self.device(device)?;
         let bytes = size.max(1);
@@ -208,7 +237,11 @@ impl Memory {
         if bytes > owner.total - *used {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let addr = lock(&owner.own).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?;
+        let addr = if self.is_exact() {
+            lock(&owner.own).take(bytes, align).ok_or(CuError::OUT_OF_MEMORY)?
+        } else {
+            lock(&self.outside).take(bytes, align)?
+        };
         *used += bytes;
         self.spans.insert(addr, bytes);
         Ok(Placed { addr, size: bytes, device: Some(device) })
@@ -222,12 +255,21 @@ impl Memory {
         Ok(Placed { addr, size: bytes, device: None })
     }
 
-    /// What `place` or `place_managed` gave before a checkpoint, at the same address.
+    /// What `place` or `place_managed` gave before a checkpoint, at the same address; or another kind of
+    /// device.
     ///
     /// # Errors
     /// INVALID_VALUE for an address that they would not give, or that is taken.
     pub(super) fn replace(&self, addr: u64, size: u64, managed: bool) -> Result<Placed, CuError> {
         let device = if managed { None } else { arena::device_of(addr) };
+        if !managed && is_outside(addr) && !self.is_exact() {
+            if self.devices.iter().all(|device| size > device.total) {
+                return Err(CuError::OUT_OF_MEMORY);
+            }
+            lock(&self.outside).take_at(addr, size)?;
+            self.spans.insert(addr, size);
+            return Ok(Placed { addr, size, device });
+        }
         match device {
             Some(index) => {
                 self.charge(index, size)?;
@@ -261,6 +303,14 @@ impl Memory {
     /// Takes back what `place` or `place_managed` gave.
     pub(super) fn unplace(&self, placed: Placed) {
         self.spans.remove(placed.addr, placed.size);
+        if is_outside(placed.addr) {
+            clear(placed.addr, placed.addr + placed.size);
+            lock(&self.outside).give_back(placed.addr, placed.size);
+            if let Some(device) = placed.device {
+                let _ = self.refund(device, placed.size);
+            }
+            return;
+        }
         match placed.device.and_then(|index| self.devices.get(index as usize)) {
             Some(device) => {
                 discard(placed.addr, placed.size);
@@ -292,8 +342,20 @@ impl Drop for Memory {
 pub(super) struct Placed {
     pub(super) addr: u64,
     pub(super) size: u64,
-    /// `None`: in the shared arena.
+    /// `None`: in the shared arena, or where another kind of device had it.
     pub(super) device: Option<u32>,
+}
+
+impl Placed {
+    /// Whether it lies in no arena.
+    pub(super) fn is_outside(&self) -> bool {
+        is_outside(self.addr)
+    }
+}
+
+/// Whether an address is in no arena.
+fn is_outside(addr: u64) -> bool {
+    arena::device_of(addr).is_none() && !arena::is_shared(addr)
 }
 
 /// Whether all of a range lies in one device's arena.
@@ -358,17 +420,17 @@ fn clear(from: u64, to: u64) {
 }
 
 /// First-fit allocation of addresses, for the few ranges that a device places itself.
-struct Placer {
+pub(super) struct Placer {
     /// Free ranges: address → length.
     free: BTreeMap<u64, u64>,
 }
 
 impl Placer {
-    fn new(base: u64, len: u64) -> Self {
+    pub(super) fn new(base: u64, len: u64) -> Self {
         Self { free: BTreeMap::from([(base, len)]) }
     }
 
-    fn take(&mut self, size: u64, align: u64) -> Option<u64> {
+    pub(super) fn take(&mut self, size: u64, align: u64) -> Option<u64> {
         // 256, as cuMemAlloc aligns: vector accesses into variables then never split.
         let align = align.max(256);
         if !align.is_power_of_two() {
@@ -384,7 +446,7 @@ impl Placer {
     }
 
     /// Takes a range that `take` may have given; `None` where it is not free.
-    fn take_at(&mut self, addr: u64, size: u64) -> Option<()> {
+    pub(super) fn take_at(&mut self, addr: u64, size: u64) -> Option<()> {
         let size = size.checked_next_multiple_of(256).filter(|size| *size > 0)?;
         let end = addr.checked_add(size)?;
         let (&base, &len) = self.free.range(..=addr).next_back()?;
@@ -406,7 +468,7 @@ impl Placer {
         }
     }
 
-    fn give_back(&mut self, addr: u64, size: u64) {
+    pub(super) fn give_back(&mut self, addr: u64, size: u64) {
         let (mut addr, mut size) = (addr, size.next_multiple_of(256));
         if let Some(next) = self.free.remove(&(addr + size)) {
             size += next;

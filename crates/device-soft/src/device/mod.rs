@@ -3,7 +3,7 @@
 //! - [`tables`]: what the client has named; operations become tasks there.
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
-//! - [`arena`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`arena`], [`outside`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
 //! - [`snapshot`]: what a checkpoint takes and a restart gives back.
@@ -20,6 +20,7 @@ mod info;
 mod modules;
 mod nested;
 mod occupancy;
+mod outside;
 mod runtime;
 mod shareable;
 mod shared_event;
@@ -45,6 +46,7 @@ use events::{Clock, Event};
 use graphs::Graph;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{MAX_DEVICES, device_of};
+use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
     Backend, Done, EventShare, HeldPart, HeldPlace, Host, Object, Piece, Query, Snapshot,
     SnapshotError,
@@ -58,6 +60,7 @@ use modules::Module;
 use runtime::Runtime;
 use shared_event::SharedEvent;
 use snapshot::Stage;
+pub use snapshot::{make_notes, read_notes};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -77,13 +80,16 @@ pub struct SoftConfig {
     pub memory_per_device: u64,
     /// Threads that execute kernels, shared by all devices; at least 1.
     pub workers: usize,
+    /// What clients are told: see [`DeviceInfo::exact`]. Only tests do without.
+    pub exact: bool,
 }
 
 impl SoftConfig {
     /// What programs are told of the devices.
     pub fn describe(&self) -> Vec<DeviceInfo> {
         let describe = |index| info::describe(index, self.memory_per_device, self.workers);
-        (0..self.devices).map(describe).collect()
+        let exact = self.exact;
+        (0..self.devices).map(|index| DeviceInfo { exact, ..describe(index) }).collect()
     }
 }
 
@@ -129,6 +135,7 @@ impl Started {
         }
         let memory = Memory::map(devices, config.memory_per_device);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
+        memory.set_exact(config.exact);
         let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
         let vmm = vmm.map_err(StartError::Memory)?;
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
@@ -210,7 +217,8 @@ impl SoftBackend {
 
 impl Backend for SoftBackend {
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.infos.to_vec()
+        let exact = self.runtime.memory.is_exact();
+        self.infos.iter().map(|info| DeviceInfo { exact, ..info.clone() }).collect()
     }
 
     fn driver_version(&self) -> u32 {
@@ -432,6 +440,27 @@ impl Backend for SoftBackend {
 
     fn global(&self, module: ModuleId, name: &str) -> Result<GlobalInfo, CuError> {
         self.tables().module(module)?.global(name)
+    }
+
+    fn check_placed(&self, _ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
+        let memory = &self.runtime.memory;
+        if memory.is_valid_on_device(addr, size) { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+    }
+
+    /// Kedge's own form is what kernels read here, whatever the client was told of its devices.
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        Ok(map.encode())
+    }
+
+    fn move_tensor_map(
+        &self,
+        map: &[u8; TENSOR_MAP_BYTES],
+        address: u64,
+    ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
+        let held = TensorMap::decode(map).ok_or(CuError::INVALID_VALUE)?;
+        let moved = TensorMap { address, ..held };
+        moved.check()?;
+        Ok(moved.encode())
     }
 
     /// All are hints here, or limits that the client keeps.

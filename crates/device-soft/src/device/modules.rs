@@ -9,7 +9,7 @@ use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, ImageKind};
 use kedge_ptx::{ast, link};
 use kedge_wire::{List, Text};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Kernels that a client may have numbered in one module.
@@ -27,10 +27,34 @@ pub(super) struct Module {
     pub(super) nests: bool,
     /// Where its variables lie; they go with the module.
     variables: Variables,
+    /// The variables whose addresses the client knows.
+    asked: BTreeSet<String>,
+    /// Why what it leaves in memory means nothing to another kind of device.
+    pub(super) bound: Option<&'static str>,
 }
 
-/// Where a variable lay when a checkpoint was taken, by its name; the memory is taken already.
-pub(super) type Former = VecDeque<(Text<65536>, Placed)>;
+/// A variable, where it lies, and whether the client knows that.
+pub(super) struct PlacedAs<'a> {
+    pub(super) name: &'a str,
+    pub(super) at: Placed,
+    pub(super) asked: bool,
+}
+
+/// What a module had when a checkpoint was taken.
+pub(super) struct Former {
+    /// Each variable's name and place, and whether the client knew that; the memory is taken already.
+    pub(super) variables: VecDeque<(Text<65536>, Placed, bool)>,
+    /// It was loaded on another kind of device, which places in another order, and does not tell of variables
+    /// that are as the image has them.
+    pub(super) foreign: bool,
+}
+
+impl Former {
+    /// A module of which another kind of device has told nothing.
+    pub(super) fn of_another_kind() -> Former {
+        Former { variables: VecDeque::new(), foreign: true }
+    }
+}
 
 impl Module {
     /// Loads one image, or links several. With `former`, the variables lie where they lay and keep what
@@ -46,7 +70,14 @@ impl Module {
         former: Option<Former>,
         log: impl Fn(&str),
     ) -> Result<Self, LoadError> {
-        let units = parse_all(images, log)?;
+        let (units, bound) = parse_all(images, log)?;
+        if let Some(why) = bound.filter(|_| former.as_ref().is_some_and(|former| former.foreign)) {
+            let what =
+                format!("its code {why}, in forms that only the former kind of device reads");
+            return Err(error(CuError::NOT_SUPPORTED, what));
+        }
+        let asked = former.iter().flat_map(|former| &former.variables).filter(|(.., asked)| *asked);
+        let asked = asked.map(|(name, ..)| name.to_string()).collect();
         let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
         let memory = Arc::clone(memory);
         let mut variables = Variables { memory, device, placed: Vec::new(), former, moved: None };
@@ -58,13 +89,17 @@ impl Module {
         let globals = program.globals.iter().map(|global| global.name.clone()).zip(0..).collect();
         let nests = linked.unresolved.iter().any(|name| asks_for_work(name));
         let (program, numbered) = (Arc::new(program), Vec::new());
-        Ok(Self { ctx, program, kernels, globals, numbered, nests, variables })
+        Ok(Self { ctx, program, kernels, globals, numbered, nests, variables, asked, bound })
     }
 
     /// Name and place of each variable, in the order in which they were placed.
-    pub(super) fn variables(&self) -> impl Iterator<Item = (&str, Placed)> {
+    pub(super) fn variables(&self) -> impl Iterator<Item = PlacedAs<'_>> {
         let names = self.program.globals.iter().map(|global| global.name.as_str());
-        names.zip(self.variables.placed.iter().copied())
+        names.zip(self.variables.placed.iter().copied()).map(|(name, at)| PlacedAs {
+            name,
+            at,
+            asked: self.asked.contains(name),
+        })
     }
 
     /// The kernel of that name, which the client numbers `index`.
@@ -100,9 +135,10 @@ impl Module {
         self.program.kernels.iter().map(|kernel| kernel.name.clone()).collect()
     }
 
-    /// The variable of that name; NOT_FOUND where there is none.
-    pub(super) fn global(&self, name: &str) -> Result<GlobalInfo, CuError> {
+    /// The variable of that name, which the client knows from now on; NOT_FOUND where there is none.
+    pub(super) fn global(&mut self, name: &str) -> Result<GlobalInfo, CuError> {
         let place = *self.globals.get(name).ok_or(CuError::NOT_FOUND)?;
+        self.asked.insert(name.to_owned());
         let global = &self.program.globals[place];
         Ok(GlobalInfo {
             name: Text::new(global.name.clone()).map_err(|_| CuError::INVALID_IMAGE)?,
@@ -118,14 +154,25 @@ fn error(code: CuError, message: String) -> LoadError {
     LoadError { code: code.0, message: Text::truncated(message) }
 }
 
-/// Every image as a PTX module. One of several may lack PTX, if what the others need is not in it:
-/// libcudadevrt is such an image, and its functions are this device's own.
-fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Vec<ast::Module>, LoadError> {
+/// What code may do that leaves a device's own forms in the client's memory, and the word that tells of it.
+const BINDING: [(&str, &str); 3] = [
+    (".callprototype", "calls functions by pointers"),
+    (".calltargets", "calls functions by pointers"),
+    ("cp.async.bulk.tensor", "copies by tensor maps"),
+];
+
+/// Every image as a PTX module, and what binds them to a kind of device. One of several may lack PTX, if what
+/// the others need is not in it: libcudadevrt is such an image, and its functions are this device's own.
+fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Parsed, LoadError> {
     let mut units = Vec::with_capacity(images.len());
-    let mut lacking = None;
+    let (mut lacking, mut bound) = (None, None);
     for (index, image) in images.iter().enumerate() {
         match ptx_text(image) {
-            Ok(text) => units.push(parse(&text)?),
+            Ok(text) => {
+                units.push(parse(&text)?);
+                let binds = BINDING.iter().find(|(word, _)| text.contains(word));
+                bound = bound.or(binds.map(|(_, what)| *what));
+            }
             Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
                 if images.len() > 1 {
                     let count = images.len();
@@ -138,9 +185,11 @@ fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Vec<ast::Module>,
     }
     match lacking {
         Some(refusal) if units.is_empty() => Err(refusal),
-        _ => Ok(units),
+        _ => Ok((units, bound)),
     }
 }
+
+type Parsed = (Vec<ast::Module>, Option<&'static str>);
 
 fn parse(text: &str) -> Result<ast::Module, LoadError> {
     kedge_ptx::parse(text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
@@ -202,7 +251,7 @@ struct Variables {
 }
 
 impl Variables {
-    /// The next variable of a module that was loaded before a checkpoint.
+    /// A variable of a module that was loaded before a checkpoint.
     fn place_again(
         &mut self,
         name: &str,
@@ -210,12 +259,16 @@ impl Variables {
         align: u64,
         kind: PlaceKind,
     ) -> Result<Placed, CuError> {
-        let device = (kind != PlaceKind::Managed).then_some(self.device);
-        let next = self.former.as_mut().and_then(VecDeque::pop_front);
-        match next {
-            Some((was, placed))
-                if *was == *name
-                    && placed.device == device
+        let shared = kind == PlaceKind::Managed && self.memory.is_exact();
+        let device = (!shared).then_some(self.device);
+        let Some(former) = &mut self.former else { return Err(CuError::ILLEGAL_STATE) };
+        let known = former.variables.iter().position(|(was, ..)| **was == *name);
+        if known.is_none() && former.foreign {
+            return self.memory.place(self.device, size, align);
+        }
+        match known.and_then(|at| former.variables.remove(at)) {
+            Some((_, placed, _))
+                if (placed.device == device || placed.is_outside())
                     && placed.size == size.max(1)
                     && placed.addr.is_multiple_of(align.max(1)) =>
             {
@@ -232,8 +285,8 @@ impl Variables {
     }
 
     fn check_all_found(&self) -> Result<(), LoadError> {
-        match self.former.as_ref().and_then(VecDeque::front) {
-            Some((name, _)) => {
+        match self.former.as_ref().and_then(|former| former.variables.front()) {
+            Some((name, ..)) => {
                 let what = format!("the module has lost variable {} of the checkpoint", &**name);
                 Err(error(CuError::INVALID_IMAGE, what))
             }
@@ -252,17 +305,18 @@ impl Placement for Variables {
     ) -> Result<u64, CuError> {
         let placed = match kind {
             _ if self.former.is_some() => self.place_again(name, size, align, kind)?,
-            PlaceKind::Managed => self.memory.place_managed(size, align)?,
-            PlaceKind::Global | PlaceKind::Constant => {
-                self.memory.place(self.device, size, align)?
+            PlaceKind::Managed if self.memory.is_exact() => {
+                self.memory.place_managed(size, align)?
             }
+            _ => self.memory.place(self.device, size, align)?,
         };
         self.placed.push(placed);
         Ok(placed.addr)
     }
 
     fn keeps_content(&self) -> bool {
-        self.former.is_some()
+        // Another kind of device tells only of what may have changed.
+        self.former.as_ref().is_some_and(|former| !former.foreign)
     }
 }
 
@@ -317,7 +371,8 @@ mod tests {
     fn one_of_several_images_may_lack_ptx() {
         let logged = std::cell::RefCell::new(Vec::new());
         let log = |line: &str| logged.borrow_mut().push(line.to_owned());
-        let units = parse_all(&[CUBIN.to_vec(), PTX.to_vec()], log).unwrap();
+        let (units, bound) = parse_all(&[CUBIN.to_vec(), PTX.to_vec()], log).unwrap();
+        assert_eq!(bound, None);
         assert_eq!(units.len(), 1);
         assert!(logged.borrow()[0].starts_with("image 0 of 2 is left out"));
         assert_eq!(refusal(&[CUBIN, CUBIN]).code, CuError::NO_BINARY_FOR_GPU.0);

@@ -18,14 +18,23 @@ type Shown = Option<Arc<TextureView>>;
 /// What kernels look handles up in. A handle means the same on all devices of a client.
 #[derive(Default)]
 pub(super) struct TextureTable {
-    views: Mutex<HashMap<u64, (CtxId, Shown)>>,
+    views: Mutex<HashMap<u64, Entry>>,
     /// The latest handle.
     last: AtomicU64,
+    /// How many objects were made.
+    made: AtomicU64,
+}
+
+struct Entry {
+    ctx: CtxId,
+    shown: Shown,
+    /// Its place in the order in which all were made, which another kind of device's handles do not tell.
+    number: u64,
 }
 
 impl TextureTable {
     pub(super) fn find(&self, handle: u64) -> Option<Arc<TextureView>> {
-        lock(&self.views).get(&handle).and_then(|(_, view)| view.clone())
+        lock(&self.views).get(&handle).and_then(|entry| entry.shown.clone())
     }
 
     /// The new object's handle, which is never 0 and never used again.
@@ -42,8 +51,13 @@ impl TextureTable {
     ) -> Result<u64, CuError> {
         let view = view(texture, |addr, size| spans.covers(addr, size), array)?;
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        lock(&self.views).insert(handle, (ctx, Some(Arc::new(view))));
+        self.add(handle, ctx, Some(Arc::new(view)));
         Ok(handle)
+    }
+
+    fn add(&self, handle: u64, ctx: CtxId, shown: Shown) {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        lock(&self.views).insert(handle, Entry { ctx, shown, number });
     }
 
     /// Makes an object again that had this handle. What it shows may have ended before it: memory then
@@ -57,14 +71,15 @@ impl TextureTable {
     ) {
         let mapped = |addr, size| memory.in_arenas(addr, size) || memory.spans.covers(addr, size);
         let view = view(texture, mapped, array).ok();
-        lock(&self.views).insert(handle, (ctx, view.map(Arc::new)));
+        self.add(handle, ctx, view.map(Arc::new));
     }
 
     /// The number of the latest handle, and all objects in the order in which they were made.
     pub(super) fn handles(&self) -> (u64, Vec<(CtxId, u64)>) {
         let views = lock(&self.views);
-        let mut handles: Vec<_> = views.iter().map(|(handle, (ctx, _))| (*ctx, *handle)).collect();
-        handles.sort_unstable_by_key(|(_, handle)| *handle);
+        let mut all: Vec<_> = views.iter().collect();
+        all.sort_unstable_by_key(|(_, entry)| entry.number);
+        let handles = all.into_iter().map(|(handle, entry)| (entry.ctx, *handle)).collect();
         (self.last.load(Ordering::Relaxed), handles)
     }
 
@@ -76,7 +91,7 @@ impl TextureTable {
     pub(super) fn destroy(&self, ctx: CtxId, handle: u64) -> Result<(), CuError> {
         let mut views = lock(&self.views);
         match views.get(&handle) {
-            Some((owner, _)) if *owner == ctx => {
+            Some(entry) if entry.ctx == ctx => {
                 views.remove(&handle);
                 Ok(())
             }

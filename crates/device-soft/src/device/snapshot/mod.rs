@@ -4,6 +4,7 @@
 //! - [`frozen`]: a copy of this process's private memory, which costs no copying.
 //! - [`touched`]: which pages hold anything.
 //! - [`take`], [`restore`]: the two ways.
+//! - [`portable`]: the same for other kinds of devices, and from them.
 //! - [`away`]: memory that goes off the devices for a while.
 //! - [`held`]: the way of a snapshot whose process is gone.
 
@@ -11,11 +12,13 @@ mod away;
 mod frozen;
 mod held;
 pub(super) mod notes;
+mod portable;
 mod restore;
 mod take;
 mod touched;
 
 pub(super) use away::vacate;
 pub(super) use held::{copy, import};
+pub use portable::{make_notes, read_notes};
 pub(super) use restore::{Stage, apply, begin, end, put, write_memory};
 pub(super) use take::take;

@@ -4,9 +4,10 @@ use kedge_cuda_types::CuError;
 use kedge_device::SnapshotError;
 use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::{List, Reader, Text, Wire, decode, encode, wire};
+use std::collections::HashSet;
 
 /// Changes with [`Notes`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// As [`kedge_device::Snapshot::notes`] promises.
 const MAX_BYTES: usize = 64 << 20;
 /// Entries of one list; what all lists hold is bounded by `MAX_BYTES`.
@@ -31,6 +32,10 @@ wire! {
         /// Handles of textures and surfaces in the order in which they were made.
         pub textures: List<(CtxId, u64), MANY>,
         pub last_texture: u64,
+        /// What the client was told: see [`kedge_protocol::DeviceInfo::exact`].
+        pub exact: bool,
+        /// Made of another kind of device's.
+        pub foreign: bool,
     }
 
     /// Memory that the client has allocated inside of a slab.
@@ -39,10 +44,23 @@ wire! {
 
     /// Where a module's variables lie, in the order in which they were placed.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct ModuleNote { pub module: ModuleId, pub variables: List<Variable, MANY> }
+    pub struct ModuleNote {
+        pub module: ModuleId,
+        pub variables: List<Variable, MANY>,
+        /// Why it can go on nowhere but on this kind of device; empty where it can.
+        pub bound: Text<256>,
+    }
 
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Variable { pub name: Text<65536>, pub addr: u64, pub size: u64, pub managed: bool }
+    pub struct Variable {
+        pub name: Text<65536>,
+        pub addr: u64,
+        pub size: u64,
+        /// It lies in the shared arena.
+        pub managed: bool,
+        /// The client knows its address.
+        pub asked: bool,
+    }
 
     /// A context's device heap, and (address, length) of what kernels have allocated there.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,13 +118,11 @@ impl Notes {
             };
             end = next;
         }
-        let mut last = 0;
-        for (_, handle) in &*self.textures {
-            if *handle <= last {
-                return Some("handles of textures");
-            }
-            last = *handle;
+        let mut handles = HashSet::from([0]);
+        if !self.textures.iter().all(|(_, handle)| handles.insert(*handle)) {
+            return Some("handles of textures");
         }
+        let last = handles.into_iter().max().unwrap_or(0);
         let possible = (last..MAX_TEXTURES).contains(&self.last_texture);
         (!possible).then_some("the number of the last texture")
     }
@@ -140,11 +156,11 @@ mod tests {
             Notes { textures: list(all, "").unwrap(), last_texture, ..Notes::default() }
         };
         let accepted = |notes: Notes| Notes::decode(&notes.encode().unwrap()).is_ok();
-        assert!(accepted(allocations(&[(1, 2), (3, 1)])) && accepted(textures(&[1, 3], 3)));
+        assert!(accepted(allocations(&[(1, 2), (3, 1)])) && accepted(textures(&[3, 1], 3)));
         for all in [&[(1, 3), (3, 1)][..], &[(3, 1), (1, 1)], &[(1, 0)], &[(5, u64::MAX)]] {
             assert!(!accepted(allocations(all)), "{all:?}");
         }
-        for (all, last) in [(&[0][..], 1), (&[2, 1], 2), (&[1, 1], 1), (&[3], 2), (&[], u64::MAX)] {
+        for (all, last) in [(&[0][..], 1), (&[1, 1], 1), (&[3], 2), (&[], u64::MAX)] {
             assert!(!accepted(textures(all, last)), "{all:?} {last}");
         }
     }

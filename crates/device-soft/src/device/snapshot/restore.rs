@@ -29,6 +29,8 @@ pub(in crate::device) struct Expected {
     modules: HashMap<ModuleId, Former>,
     heaps: Vec<(CtxId, Placed, Heap)>,
     textures: VecDeque<(CtxId, u64)>,
+    /// What is made again was made on another kind of device, which tells of no module of which nothing was used.
+    foreign: bool,
 }
 
 impl Stage {
@@ -54,6 +56,7 @@ impl Stage {
     ) -> Result<Option<Former>, SnapshotError> {
         let Self::Making(expected) = self else { return Ok(None) };
         let former = expected.modules.remove(&module);
+        let former = former.or_else(|| expected.foreign.then(Former::of_another_kind));
         let unknown = || refuse(CuError::INVALID_HANDLE, "is not in the checkpoint");
         former.map(Some).ok_or_else(|| unknown().of(format!("module {}", module.0)))
     }
@@ -85,14 +88,16 @@ pub(in crate::device) fn begin(backend: &SoftBackend, notes: &[u8]) -> Result<()
     if !new || !matches!(*stage, Stage::Running) {
         return Err(wrong_stage("begin"));
     }
+    backend.runtime.memory.set_exact(notes.exact);
     open_allocations(backend, &mut tables, &notes)?;
     let mut modules = HashMap::new();
     for note in &*notes.modules {
-        let mut former = Former::new();
+        let mut former = Former { variables: VecDeque::new(), foreign: notes.foreign };
         for variable in &*note.variables {
             let what = || format!("variable {} of module {}", &*variable.name, note.module.0);
             let at = replace(backend, variable.addr, variable.size, variable.managed, what)?;
-            former.push_back((variable.name.clone(), at));
+            let name = variable.name.clone();
+            former.variables.push_back((name, at, variable.asked));
         }
         if modules.insert(note.module, former).is_some() {
             let twice = refuse(CuError::INVALID_VALUE, "is in the notes twice");
@@ -102,7 +107,7 @@ pub(in crate::device) fn begin(backend: &SoftBackend, notes: &[u8]) -> Result<()
     let heaps = notes.heaps.iter().map(|note| heap(backend, note)).collect::<Result<_, _>>()?;
     let textures = notes.textures.into_inner().into();
     backend.textures.number_from(notes.last_texture);
-    *stage = Stage::Making(Expected { modules, heaps, textures });
+    *stage = Stage::Making(Expected { modules, heaps, textures, foreign: notes.foreign });
     Ok(())
 }
 

@@ -7,8 +7,10 @@ use super::frozen::Frozen;
 use super::held;
 use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use super::touched::{Pagemap, SMALL_HOLE};
+use crate::device::arena::Placed;
+use crate::device::modules::PlacedAs;
 use crate::device::{SoftBackend, tables::Tables};
-use kedge_cuda_types::CuError;
+use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Held, Object, Piece, Ranges, Snapshot, SnapshotError};
 use kedge_protocol::CtxId;
 use kedge_wire::Text;
@@ -176,11 +178,17 @@ pub(super) struct Runs {
 
 pub(super) fn memory(backend: &SoftBackend, tables: &Tables) -> Runs {
     let mut all = Ranges::default();
-    allocations(backend, tables).for_each(|(_, (addr, size))| all.add(addr, size));
-    let placed = tables.modules.values().flat_map(|module| module.variables().map(|(_, at)| at));
+    if backend.runtime.memory.is_exact() {
+        allocations(backend, tables).for_each(|(_, (addr, size))| all.add(addr, size));
+    } else {
+        backend.runtime.memory.slabs().into_iter().for_each(|(addr, size)| all.add(addr, size));
+    }
+    let placed =
+        tables.modules.values().flat_map(|module| module.variables().map(|variable| variable.at));
     let heaps = tables.streams.contexts().filter_map(|ctx| Some(ctx.heap_state()?.0));
     // A managed variable lies in the shared arena, which is the host's to save.
-    placed.chain(heaps).filter(|at| at.device.is_some()).for_each(|at| all.add(at.addr, at.size));
+    let own = |at: &Placed| !arena::is_shared(at.addr);
+    placed.chain(heaps).filter(own).for_each(|at| all.add(at.addr, at.size));
     let mut exported = Vec::new();
     let slabs = backend.runtime.memory.exported().ranges();
     for (base, size) in slabs {
@@ -240,6 +248,8 @@ fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError>
         faults: list(faults.collect(), "contexts")?,
         textures: list(textures, "textures")?,
         last_texture,
+        exact: backend.runtime.memory.is_exact(),
+        foreign: false,
     })
 }
 
@@ -247,15 +257,17 @@ fn modules(tables: &Tables) -> Result<Vec<ModuleNote>, SnapshotError> {
     let mut modules = Vec::new();
     for (id, module) in &tables.modules {
         let mut variables = Vec::new();
-        for (name, at) in module.variables() {
+        for PlacedAs { name, at, asked } in module.variables() {
             let text = Text::new(name.to_owned()).map_err(|error| {
                 let what = format!("the name of a variable of module {}: {error}", id.0);
                 SnapshotError::new(CuError::NOT_SUPPORTED, what)
             })?;
-            let managed = at.device.is_none();
-            variables.push(Variable { name: text, addr: at.addr, size: at.size, managed });
+            let (addr, size, managed) = (at.addr, at.size, arena::is_shared(at.addr));
+            variables.push(Variable { name: text, addr, size, managed, asked });
         }
-        modules.push(ModuleNote { module: *id, variables: list(variables, "module variables")? });
+        let variables = list(variables, "module variables")?;
+        let bound = Text::truncated(module.bound.unwrap_or_default().to_owned());
+        modules.push(ModuleNote { module: *id, variables, bound });
     }
     Ok(modules)
 }

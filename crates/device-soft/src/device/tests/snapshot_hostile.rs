@@ -89,10 +89,12 @@ fn module() -> impl Strategy<Value = ModuleNote> {
             addr,
             size,
             managed,
+            asked: !managed,
         });
     (7..10u32, prop::collection::vec(variable, 0..4)).prop_map(|(module, variables)| ModuleNote {
         module: ModuleId(module),
         variables: list(variables, "").unwrap(),
+        bound: Text::default(),
     })
 }
 
@@ -108,8 +110,8 @@ fn notes() -> impl Strategy<Value = Notes> {
         prop::collection::vec((context(), any::<u32>()), 0..2),
         prop::collection::vec((context(), 0..8u64), 0..2),
     );
-    let numbers = (any::<u64>(), prop_oneof![0..9u64, any::<u64>()]);
-    (numbers, lists).prop_map(|((clock, last_texture), lists)| Notes {
+    let numbers = (any::<u64>(), prop_oneof![0..9u64, any::<u64>()], any::<[bool; 2]>());
+    (numbers, lists).prop_map(|((clock, last_texture, [exact, foreign]), lists)| Notes {
         clock,
         allocations: list(lists.0, "").unwrap(),
         modules: list(lists.1, "").unwrap(),
@@ -118,6 +120,8 @@ fn notes() -> impl Strategy<Value = Notes> {
         faults: list(lists.4, "").unwrap(),
         textures: list(lists.5, "").unwrap(),
         last_texture,
+        exact,
+        foreign,
     })
 }
 

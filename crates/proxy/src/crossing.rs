@@ -1,0 +1,179 @@
+//! Bringing a client back on devices of another kind than those that it was captured on: GPUs for software devices,
+//! or the reverse. The messages that made its objects mean the same to both, and so do the addresses of what it
+//! has allocated. What each kind notes, and where variables of modules lie, is translated here.
+
+use crate::backend::GpuSpec;
+use crate::saved::SavedProxy;
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base, device_of};
+use kedge_device::portable::{PlacedVariable, Portable};
+use kedge_device::{Object, SnapshotError};
+use kedge_protocol::ModuleId;
+use std::collections::HashMap;
+use std::ops::Range;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(crate) enum CrossingError {
+    #[error("the image does not tell what kind of devices it is of")]
+    Unknown,
+    #[error(
+        "the program cannot go on {there}: {why}; restart it on devices of the kind that it was on"
+    )]
+    Refused { there: &'static str, why: SnapshotError },
+}
+
+pub(crate) struct Crossing {
+    /// For the new devices.
+    pub(crate) notes: Vec<u8>,
+    to_software: bool,
+    /// In the order of their addresses.
+    variables: Vec<PlacedVariable>,
+    by_name: HashMap<(ModuleId, String), usize>,
+}
+
+/// A part of some bytes, and where it goes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) object: Object,
+    pub(crate) start: u64,
+    pub(crate) bytes: Range<usize>,
+}
+
+fn is_software(gpu: &GpuSpec) -> bool {
+    matches!(gpu, GpuSpec::Soft { .. })
+}
+
+impl Crossing {
+    /// `None` where the devices here are of the kind that there was.
+    pub(crate) fn between(
+        saved: &SavedProxy,
+        here: &GpuSpec,
+    ) -> Result<Option<Crossing>, CrossingError> {
+        let was: GpuSpec = saved.gpu.parse().map_err(|_| CrossingError::Unknown)?;
+        if is_software(&was) == is_software(here) {
+            return Ok(None);
+        }
+        let to_software = is_software(here);
+        let there = if to_software { "on software devices" } else { "on GPUs" };
+        let refused = |why| CrossingError::Refused { there, why };
+        Crossing::new(&saved.notes, to_software).map(Some).map_err(refused)
+    }
+
+    pub(crate) fn new(notes: &[u8], to_software: bool) -> Result<Crossing, SnapshotError> {
+        use {kedge_device_nvidia as gpu, kedge_device_soft::device as soft};
+        let (portable, notes) = if to_software {
+            let portable = gpu::read_notes(notes)?;
+            let notes = soft::make_notes(&portable)?;
+            (portable, notes)
+        } else {
+            let portable = soft::read_notes(notes)?;
+            let notes = gpu::make_notes(&portable)?;
+            (portable, notes)
+        };
+        let Portable { mut variables, .. } = portable;
+        variables.sort_unstable_by_key(|variable| variable.addr);
+        let key = |(at, variable): (usize, &PlacedVariable)| {
+            ((variable.module, variable.name.clone()), at)
+        };
+        let by_name = variables.iter().enumerate().map(key).collect();
+        Ok(Crossing { notes, to_software, variables, by_name })
+    }
+
+    /// Where `bytes` bytes from `start` on of an object go: on GPUs, variables are objects of their own, and on
+    /// software devices memory as all else.
+    pub(crate) fn places(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: usize,
+    ) -> Result<Vec<Part>, SnapshotError> {
+        match object {
+            Object::Variable { module, name } if self.to_software => {
+                let found = self.by_name.get(&(*module, name.clone()));
+                let variable = found.and_then(|at| self.variables.get(*at));
+                let inside = |variable: &&PlacedVariable| {
+                    start.checked_add(bytes as u64).is_some_and(|end| end <= variable.bytes)
+                };
+                let variable = variable.filter(inside).ok_or(CuError::INVALID_VALUE)?;
+                let start = variable.addr.checked_add(start).ok_or(CuError::INVALID_VALUE)?;
+                Ok(vec![Part { object: Object::Memory, start, bytes: 0..bytes }])
+            }
+            Object::Memory if !self.to_software && !is_client_s(start) => {
+                Ok(self.variables_in(start, bytes).collect())
+            }
+            _ => Ok(vec![Part { object: object.clone(), start, bytes: 0..bytes }]),
+        }
+    }
+
+    /// The parts of a software device's own memory that are variables; between them is nothing.
+    fn variables_in(&self, start: u64, bytes: usize) -> impl Iterator<Item = Part> {
+        let end = start.saturating_add(bytes as u64);
+        let ends_before =
+            |variable: &PlacedVariable| variable.addr.saturating_add(variable.bytes) <= start;
+        let first = self.variables.partition_point(ends_before);
+        let some = self.variables[first..].iter().take_while(move |variable| variable.addr < end);
+        some.map(move |variable| {
+            let from = variable.addr.max(start);
+            let to = variable.addr.saturating_add(variable.bytes).min(end);
+            let (module, name) = (variable.module, variable.name.clone());
+            Part {
+                object: Object::Variable { module, name },
+                start: from - variable.addr,
+                bytes: (from - start) as usize..(to - start) as usize,
+            }
+        })
+    }
+}
+
+/// Whether an address is one that clients allocate.
+fn is_client_s(addr: u64) -> bool {
+    device_of(addr).is_some_and(|device| addr - device_base(device) < DEVICE_CLIENT_LEN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: u64 = device_base(0) + DEVICE_CLIENT_LEN;
+
+    fn variable(name: &str, addr: u64, bytes: u64) -> PlacedVariable {
+        let (module, name) = (ModuleId(2), name.to_owned());
+        PlacedVariable { module, name, addr, bytes, asked: false, shared: false }
+    }
+
+    fn of(name: &str) -> Object {
+        Object::Variable { module: ModuleId(2), name: name.to_owned() }
+    }
+
+    fn portable(variables: Vec<PlacedVariable>) -> Portable {
+        Portable { exact: true, variables, ..Portable::default() }
+    }
+
+    #[test]
+    fn a_software_device_s_own_memory_is_cut_into_variables() {
+        let portable = portable(vec![variable("b", BASE + 256, 8), variable("a", BASE, 4)]);
+        let notes = kedge_device_soft::device::make_notes(&portable).unwrap();
+        let crossing = Crossing::new(&notes, false).unwrap();
+        let parts = crossing.places(&Object::Memory, BASE + 2, 300).unwrap();
+        let part = |name, start, bytes| Part { object: of(name), start, bytes };
+        assert_eq!(parts, [part("a", 2, 0..2), part("b", 0, 254..262)]);
+        assert_eq!(crossing.places(&Object::Memory, BASE + 260, 2).unwrap(), [part("b", 4, 0..2)]);
+        assert_eq!(crossing.places(&Object::Memory, BASE + 8, 64).unwrap(), []);
+        let plain = Part { object: Object::Memory, start: device_base(0), bytes: 0..16 };
+        assert_eq!(crossing.places(&Object::Memory, device_base(0), 16).unwrap(), [plain]);
+    }
+
+    #[test]
+    fn a_driver_s_variables_are_memory_where_it_had_placed_them() {
+        let at = 0x7fff_d000_0200;
+        let notes =
+            kedge_device_nvidia::make_notes(&portable(vec![variable("a", at, 16)])).unwrap();
+        let crossing = Crossing::new(&notes, true).unwrap();
+        let parts = crossing.places(&of("a"), 4, 12).unwrap();
+        assert_eq!(parts, [Part { object: Object::Memory, start: at + 4, bytes: 0..12 }]);
+        for (name, start, bytes) in [("a", 5, 12), ("a", u64::MAX, 1), ("b", 0, 1)] {
+            assert!(crossing.places(&of(name), start, bytes).is_err(), "{name} {start}");
+        }
+    }
+}
