@@ -28,12 +28,16 @@ __global__ void chain(int *p, int links, int *told)
     told[0] = bad;
 }
 
-__global__ void boxes(unsigned char *p, int *told)
+// Fills and copies are asked for by two grids: natively, work behind a fill was seen not to wait for it.
+__global__ void boxes(unsigned char *p, int *told, bool copy)
 {
-    told[0] = cudaMemset2DAsync(p, 16, 0x22, 8, 4, 0);
     cudaPitchedPtr to = { p + 64, 16, 16, 4 };
     cudaExtent extent = { 4, 2, 2 };
-    told[1] = cudaMemset3DAsync(to, 0x33, extent, 0);
+    if (!copy) {
+        told[0] = cudaMemset2DAsync(p, 16, 0x22, 8, 4, 0);
+        told[1] = cudaMemset3DAsync(to, 0x33, extent, 0);
+        return;
+    }
     told[2] = cudaMemcpy2DAsync(p + 256, 32, p, 16, 8, 4, cudaMemcpyDeviceToDevice, 0);
     cudaMemcpy3DParms parms = {};
     parms.srcPtr = to;
@@ -87,8 +91,10 @@ static void run_boxes()
     Device<int> told(4);
     CUDA(cudaMemset(p, 1, 1024));
     CUDA(cudaMemset(told, 0xff, 4 * sizeof(int)));
-    boxes<<<1, 1>>>(p, told);
-    CUDA(cudaDeviceSynchronize());
+    for (bool copy : { false, true }) {
+        boxes<<<1, 1>>>(p, told, copy);
+        CUDA(cudaDeviceSynchronize());
+    }
     auto calls = told.host();
     for (int i = 0; i < 4; i++) {
         if (calls[i] != cudaSuccess) printf("call %d: %s\n", i, cudaGetErrorName((cudaError_t)calls[i]));

@@ -261,6 +261,8 @@ fn copy_memory(runtime: &Runtime, copy: &Copy3d) -> Result<(), CuError> {
 /// ILLEGAL_ADDRESS where a byte is not valid.
 fn fill(runtime: &Runtime, planes: &Planes) -> Result<(), CuError> {
     let Planes { to, byte, pitch, slice, width, height, depth } = *planes;
+    // Planes that all lie in one place are filled once.
+    let depth = if slice == 0 { depth.min(1) } else { depth };
     for plane in 0..depth {
         let dst = slice.checked_mul(plane).and_then(|offset| to.checked_add(offset));
         let dst = dst.ok_or(CuError::ILLEGAL_ADDRESS)?;
@@ -318,7 +320,11 @@ impl Services for Arc<Nested> {
     }
 
     fn set_last_error(&self, thread: u64, error: u32) {
-        lock(&self.state).errors.insert(thread, error);
+        let errors = &mut lock(&self.state).errors;
+        // A bound, not a rule of CUDA's: threads that fail by the thousand are told of some of it.
+        if errors.len() < MAX_PENDING {
+            errors.insert(thread, error);
+        }
     }
 
     fn submit(&self, work: DeviceWork) -> Result<(), u32> {

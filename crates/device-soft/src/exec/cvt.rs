@@ -430,6 +430,22 @@ lane_fns! {
         let byte = |x: i32| x.clamp(-0x80, 0x7F) as u32 & 0xFF;
         c << 16 | byte(a) << 8 | byte(b)
     }
+    PackU4(a: i32, b: i32, c: u32) -> u32 {
+        let nibble = |x: i32| x.clamp(0, 0xF) as u32;
+        c << 8 | nibble(a) << 4 | nibble(b)
+    }
+    PackS4(a: i32, b: i32, c: u32) -> u32 {
+        let nibble = |x: i32| x.clamp(-8, 7) as u32 & 0xF;
+        c << 8 | nibble(a) << 4 | nibble(b)
+    }
+    PackU2(a: i32, b: i32, c: u32) -> u32 {
+        let pair = |x: i32| x.clamp(0, 3) as u32;
+        c << 4 | pair(a) << 2 | pair(b)
+    }
+    PackS2(a: i32, b: i32, c: u32) -> u32 {
+        let pair = |x: i32| x.clamp(-2, 1) as u32 & 3;
+        c << 4 | pair(a) << 2 | pair(b)
+    }
 }
 
 /// `cvt.pack.sat.u16.s32 d, a, b`, `cvt.pack.sat.u8.s32.b32 d, a, b, c`.
@@ -440,6 +456,10 @@ fn pack(query: &Query<'_>) -> Option<Selected> {
         ["pack", "sat", "s16", "s32"] => lanes_scalar::<PackS16>(),
         ["pack", "sat", "u8", "s32", "b32"] => lanes_scalar::<PackU8>(),
         ["pack", "sat", "s8", "s32", "b32"] => lanes_scalar::<PackS8>(),
+        ["pack", "sat", "u4", "s32", "b32"] => lanes_scalar::<PackU4>(),
+        ["pack", "sat", "s4", "s32", "b32"] => lanes_scalar::<PackS4>(),
+        ["pack", "sat", "u2", "s32", "b32"] => lanes_scalar::<PackU2>(),
+        ["pack", "sat", "s2", "s32", "b32"] => lanes_scalar::<PackS2>(),
         _ => return None,
     })
 }

@@ -480,6 +480,10 @@ fn parts_of_registers() {
     r("vshr.s32.s32.u32.wrap.max %r9, %r0, %r1, %r2;", |a, b, c| {
         ((a as i32) >> (b & 31)).max(c as i32) as u32
     });
+    r("cvt.pack.sat.s4.s32.b32 %r9, %r0, %r1, %r2;", |a, b, c| {
+        let nibble = |x: u32| (x as i32).clamp(-8, 7) as u32 & 15;
+        c << 8 | nibble(a) << 4 | nibble(b)
+    });
     r("vset.u32.s32.lt.add %r9, %r0.b0, %r1.b3, %r2;", |a, b, c| {
         c.wrapping_add(u32::from((a as i64 & 0xFF) < i64::from(b as i32 >> 24)))
     });

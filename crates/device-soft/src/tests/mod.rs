@@ -5,6 +5,7 @@ mod basics;
 mod digest;
 mod divergence;
 mod instructions;
+mod isa;
 mod loads;
 mod matrix;
 mod memory;
