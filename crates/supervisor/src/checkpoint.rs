@@ -119,6 +119,8 @@ impl Checkpointer {
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         let Some(joint) = &self.joint else { return self.checkpoint_one(order, None, tell) };
+        // A part that ends when all is done waits until it has been told.
+        let _conducts = joint.conducts();
         let taken = self.conduct(joint, order, tell);
         if let Err(error) = &taken {
             self.log.line(&format!("checkpoint of {} failed: {error}", joint.job));
@@ -175,6 +177,7 @@ impl Checkpointer {
     /// Whether a checkpoint is.
     pub(crate) fn is_under_way(&self) -> bool {
         matches!(self.under_way.try_lock(), Err(TryLockError::WouldBlock))
+            || self.joint.as_ref().is_some_and(Joint::is_conducting)
     }
 
     /// Returns when nobody is about to end the job.
@@ -184,10 +187,7 @@ impl Checkpointer {
 
     /// Returns when no checkpoint is under way, or at `deadline`.
     pub(crate) fn settle(&self, deadline: Option<Instant>) {
-        let Some(deadline) = deadline else {
-            return drop(self.under_way.lock().unwrap_or_else(PoisonError::into_inner));
-        };
-        while self.is_under_way() && Instant::now() < deadline {
+        while self.is_under_way() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             thread::sleep(Duration::from_millis(5));
         }
     }

@@ -26,7 +26,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -45,6 +45,8 @@ pub(crate) struct Joint {
     jobs: Jobs,
     /// What has joined already, for whoever is to answer calls.
     joined: Arc<Mutex<Option<Client>>>,
+    /// Read by whoever conducts a checkpoint here, until its asker knows how it went.
+    conducting: Arc<RwLock<()>>,
 }
 
 /// Of the joint job `job`: the part with that number.
@@ -94,8 +96,9 @@ impl Joint {
         far: Option<Far>,
     ) -> Result<Joint, JobError> {
         let place = Place { folder: jobs.joint_dir(job)?, far };
-        let (job, jobs, joined) = (job.clone(), jobs.clone(), Arc::default());
-        Ok(Joint { job, part, place, jobs, joined })
+        let (job, jobs) = (job.clone(), jobs.clone());
+        let (joined, conducting) = (Arc::default(), Arc::default());
+        Ok(Joint { job, part, place, jobs, joined, conducting })
     }
 
     /// Joins as that part, unless another host has it.
@@ -121,6 +124,16 @@ impl Joint {
     fn join_as_part(&self) -> Result<Client, ClientError> {
         let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner).take();
         joined.map_or_else(|| self.join(true), Ok)
+    }
+
+    /// That a checkpoint is conducted here, for as long as this is kept.
+    pub(crate) fn conducts(&self) -> RwLockReadGuard<'_, ()> {
+        self.conducting.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether one is.
+    pub(crate) fn is_conducting(&self) -> bool {
+        matches!(self.conducting.try_write(), Err(TryLockError::WouldBlock))
     }
 
     /// Whether it is the part that does what one of them is to do.
