@@ -34,7 +34,7 @@ pub use manifest::{
     DeviceLimits, Devices, FileEntry, Manifest, Parent, Part, list, newest, next_folder,
 };
 pub use read::ImageFile;
-pub use retention::{Claim, Found, Pin, State, catalogue, remove, retain};
+pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};
 pub use verify::{Verified, verify};
 pub use write::{ImageWriter, Packer};
 

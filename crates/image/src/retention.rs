@@ -8,10 +8,13 @@ use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What a writer may need between making its folder and locking it, by far.
 const UNCLAIMED: Duration = Duration::from_secs(60);
+/// How often who waits for another's image looks for it.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A new folder for an image, which counts as being written for as long as this lives: by a lock, so
 /// that a writer that died, however it died, leaves a folder that is known to be nobody's.
@@ -94,6 +97,32 @@ fn state(folder: &Path) -> Option<State> {
         Err(ImageError::NoImage { .. }) if is_locked(folder) => Some(State::Writing),
         Err(ImageError::NoImage { .. }) => Some(State::Unfinished),
         Err(error) => Some(State::Damaged(error)),
+    }
+}
+
+/// What has become of an image whose writer may have been lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is one, for good.
+    Counts,
+    /// Nobody is left who could make it one.
+    Void,
+    /// Its writer is still at it, or cannot be told from one that is.
+    Open,
+}
+
+/// What becomes of the image that another writes at `folder`, as soon as that is certain; after `patience` it is open.
+pub fn fate(folder: &Path, patience: Duration) -> Fate {
+    let begin = Instant::now();
+    loop {
+        // In this order: who has let go of it has finished it before, if it did.
+        let written = folder.is_dir() && is_locked(folder);
+        match Manifest::read(folder) {
+            Ok(_) => return Fate::Counts,
+            Err(ImageError::NoImage { .. }) if !written => return Fate::Void,
+            Err(_) if !written || begin.elapsed() >= patience => return Fate::Open,
+            Err(_) => thread::sleep(LOOK),
+        }
     }
 }
 
@@ -370,6 +399,25 @@ mod tests {
         fs::create_dir(whole.join("mine")).unwrap();
         fs::write(whole.join("mine/letters"), b"dear").unwrap();
         assert!(catalogue(&folder.0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_becomes_of_another_s_image_is_told_when_it_is_certain() {
+        let folder = Folder::new("fate");
+        let (whole, given_up) =
+            (Claim::new(&folder.0, "j").unwrap(), Claim::new(&folder.0, "j").unwrap());
+        let (at, gone) = (whole.folder().to_owned(), given_up.folder().to_owned());
+        assert_eq!(fate(&at, Duration::ZERO), Fate::Open);
+        let waiting = at.clone();
+        let waiting = thread::spawn(move || fate(&waiting, Duration::from_secs(60)));
+        Manifest::new("j".into(), vec![], 5).write(&at).unwrap();
+        assert_eq!(waiting.join().unwrap(), Fate::Counts);
+        drop(whole);
+        assert_eq!(fate(&at, Duration::ZERO), Fate::Counts);
+        drop(given_up);
+        assert_eq!(fate(&gone, Duration::ZERO), Fate::Void);
+        fs::remove_dir(&gone).unwrap();
+        assert_eq!(fate(&gone, Duration::ZERO), Fate::Void);
     }
 
     #[test]

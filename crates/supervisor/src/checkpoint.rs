@@ -218,8 +218,10 @@ impl Checkpointer {
                 Ok(written) => break (claim, written),
                 Err(error) => {
                     self.keeper.discard(claim.folder());
-                    // A full disk may keep even this from being done; then `kedge rm` does it.
-                    let _ = claim.abandon();
+                    if !meeting.is_some_and(|meeting| meeting.may_count()) {
+                        // A full disk may keep even this from being done; then `kedge rm` does it.
+                        let _ = claim.abandon();
+                    }
                     let for_good = meeting.is_some_and(|meeting| meeting.has_begun());
                     if for_good || !error.passes(tries) || begin.elapsed() > patience {
                         return Err(error);
@@ -280,7 +282,7 @@ impl Checkpointer {
         let holder = holds.then_some(&*self.log);
         let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
         if let Some(meeting) = meeting {
-            meeting.durable().map_err(CheckpointError::Part)?;
+            meeting.durable(&folder).map_err(CheckpointError::Part)?;
         }
         if let Some(hold) = hold {
             self.recovery.give_up();

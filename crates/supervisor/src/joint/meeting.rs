@@ -3,7 +3,9 @@
 
 use super::Joint;
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
+use kedge_image::Fate;
 use kedge_process::Together;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +16,8 @@ pub(super) const SPACE: &str = "kedge";
 const STILL: Duration = Duration::from_secs(15);
 /// How long one looks away while another writes its image.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long whoever conducts may need to commit, or to give up, after the meeting was broken.
+const COMMITTING: Duration = Duration::from_secs(60);
 
 /// What all wait for, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +46,8 @@ pub(crate) struct Meeting {
     joint: Joint,
     /// Whether anything has been stopped for it.
     begun: AtomicBool,
+    /// Whether it ended without this one's knowing how.
+    open: AtomicBool,
 }
 
 impl Meeting {
@@ -60,6 +66,7 @@ impl Meeting {
             part: is_part.then(|| joint.part.to_string()),
             joint: joint.clone(),
             begun: AtomicBool::new(false),
+            open: AtomicBool::new(false),
         }
     }
 
@@ -112,10 +119,25 @@ impl Meeting {
         }
     }
 
-    /// The image of this part is durable: returns when the whole counts.
-    pub(crate) fn durable(&self) -> Result<(), String> {
-        self.arrive(Step::Durable)?;
-        self.arrive(Step::Committed)
+    /// The image of this part, at `image`, is durable: returns when the whole counts. From here on that is for whoever
+    /// conducts to say, and no part may take away what the whole names: one that is lost breaks the meeting, but
+    /// not what has been committed.
+    pub(crate) fn durable(&self, image: &Path) -> Result<(), String> {
+        let met = self.arrive(Step::Durable).and_then(|()| self.arrive(Step::Committed));
+        let Err(why) = met else { return Ok(()) };
+        match image.parent().map_or(Fate::Open, |whole| kedge_image::fate(whole, COMMITTING)) {
+            Fate::Counts => Ok(()),
+            Fate::Void => Err(why),
+            Fate::Open => {
+                self.open.store(true, Ordering::SeqCst);
+                Err(why)
+            }
+        }
+    }
+
+    /// Whether the image of this part may belong to one that counts, although this part has not heard so.
+    pub(crate) fn may_count(&self) -> bool {
+        self.open.load(Ordering::SeqCst)
     }
 
     /// How many processes each part has captured.
