@@ -9,6 +9,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often another moment is tried when the program had ended by then, or not begun.
 const TRIES: u32 = 15;
+/// Of these, so many at a random moment.
+const LATE: u32 = 10;
+/// How long a job may need until it can be asked, from a moment at which it should be there.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Runs `binary` undisturbed, then once more with a checkpoint in between.
 pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
@@ -21,10 +25,14 @@ pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
         return whole;
     }
     for attempt in 0..TRIES {
-        // Earlier with each attempt: the first run may have been the slower one.
-        let part = random() * 0.9 / (1.0 + 0.2 * f64::from(attempt));
-        if let Some(outcome) = case.interrupt(&whole, Duration::from_secs_f64(whole.seconds * part))
-        {
+        // Earlier with each attempt: the first run may have been the slower one. At last as soon as it is there: on a
+        // loaded machine asking takes longer than a short program.
+        let (part, patience) = match attempt {
+            0..LATE => (random() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), PATIENCE),
+            _ => (0.0, case.limit),
+        };
+        let moment = Duration::from_secs_f64(whole.seconds * part);
+        if let Some(outcome) = case.interrupt(&whole, moment, patience) {
             return outcome;
         }
     }
@@ -52,13 +60,14 @@ impl Case<'_> {
     }
 
     /// `None` where the program was not met in time.
-    fn interrupt(&self, whole: &Outcome, moment: Duration) -> Option<Outcome> {
+    fn interrupt(&self, whole: &Outcome, moment: Duration, patience: Duration) -> Option<Outcome> {
         let name = format!("i{}-{:x}", std::process::id(), (random() * 1e15) as u64);
         let images = Folder::new(&name);
         let first = std::thread::scope(|scope| {
             let first = scope.spawn(|| self.run(&["--job", &name]));
             std::thread::sleep(moment);
-            let taken = checkpoint(&name, &images.0);
+            let over = || first.is_finished();
+            let taken = checkpoint(&name, &images.0, patience, over);
             first.join().ok().map(|first| (first, taken))
         });
         let (first, taken) = first?;
@@ -96,8 +105,13 @@ impl Case<'_> {
     }
 }
 
-/// Saves and ends the job: its image.
-fn checkpoint(job: &str, dir: &Path) -> Result<PathBuf, String> {
+/// Saves and ends the job: its image. Asks again for `patience`, unless it is over.
+fn checkpoint(
+    job: &str,
+    dir: &Path,
+    patience: Duration,
+    over: impl Fn() -> bool,
+) -> Result<PathBuf, String> {
     let begin = Instant::now();
     loop {
         let mut command = Command::new(kedge());
@@ -108,8 +122,7 @@ fn checkpoint(job: &str, dir: &Path) -> Result<PathBuf, String> {
                 serde_json::from_str(&outcome.stdout).map_err(|e| e.to_string())?;
             return report["image"].as_str().map(PathBuf::from).ok_or_else(|| "no image".into());
         }
-        // A job needs a moment until it can be asked.
-        if !no_job(&outcome.stderr) || begin.elapsed() > Duration::from_millis(20) {
+        if !no_job(&outcome.stderr) || over() || begin.elapsed() > patience {
             return Err(outcome.stderr);
         }
     }
