@@ -2,7 +2,7 @@
 
 /// Threads of a warp.
 pub const WARP: usize = 32;
-/// Compute capability × 10: PTX for a newer target does not load.
+/// Compute capability × 10: PTX for a newer target is taken only where there is no other.
 pub const SM: u32 = 90;
 /// PTX ISA × 10 that the parser and the instruction set follow.
 pub const PTX_VERSION: u32 = 95;

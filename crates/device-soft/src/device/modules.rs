@@ -163,11 +163,35 @@ const BINDING: [(&str, &str); 3] = [
 
 /// Every image as a PTX module, and what binds them to a kind of device. One of several may lack PTX, if what
 /// the others need is not in it: libcudadevrt is such an image, and its functions are this device's own.
+///
+/// Where all PTX is for newer GPUs than this device stands for, the oldest is taken: its instructions are known, or
+/// refused by name when a kernel is launched. A GPU would refuse it, but here that helps nobody.
 fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Parsed, LoadError> {
+    match parse_for(images, Target::Own, &log) {
+        Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
+            let taken = parse_for(images, Target::Newer, &log).map_err(|_| refusal)?;
+            let sm = taken.0.iter().map(|unit| unit.sm).max().unwrap_or(spec::SM);
+            log(&format!("a module has PTX for sm_{sm} or newer alone: that is taken"));
+            Ok(taken)
+        }
+        other => other,
+    }
+}
+
+/// What PTX is taken of a fatbin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    /// The newest that this device's compute capability can run.
+    Own,
+    /// The oldest for a later one.
+    Newer,
+}
+
+fn parse_for(images: &[Vec<u8>], target: Target, log: &impl Fn(&str)) -> Result<Parsed, LoadError> {
     let mut units = Vec::with_capacity(images.len());
     let (mut lacking, mut bound) = (None, None);
     for (index, image) in images.iter().enumerate() {
-        match ptx_text(image) {
+        match ptx_text(image, target) {
             Ok(text) => {
                 units.push(parse(&text)?);
                 let binds = BINDING.iter().find(|(word, _)| text.contains(word));
@@ -195,8 +219,8 @@ fn parse(text: &str) -> Result<ast::Module, LoadError> {
     kedge_ptx::parse(text).map_err(|e| error(CuError::INVALID_PTX, format!("PTX: {e}")))
 }
 
-/// The PTX of an image: of a fatbin, the newest that this device's compute capability can run.
-fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
+/// The PTX of an image.
+fn ptx_text(image: &[u8], target: Target) -> Result<String, LoadError> {
     match fatbin::classify(image) {
         fatbin::Kind::Ptx => {
             let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
@@ -206,7 +230,11 @@ fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
         fatbin::Kind::Fatbin => {
             let damaged = |e: fatbin::FatbinError| error(CuError::INVALID_IMAGE, e.to_string());
             let images = fatbin::images(image).map_err(damaged)?;
-            match fatbin::select_ptx(&images, spec::SM) {
+            let sm = match target {
+                Target::Own => spec::SM,
+                Target::Newer => oldest_ptx(&images).unwrap_or(spec::SM),
+            };
+            match fatbin::select_ptx(&images, sm) {
                 Some(entry) => entry.text().map_err(damaged),
                 None => Err(no_ptx(&images)),
             }
@@ -222,9 +250,13 @@ fn ptx_text(image: &[u8]) -> Result<String, LoadError> {
     }
 }
 
+/// The oldest architecture of which there is PTX.
+fn oldest_ptx(images: &[fatbin::Image<'_>]) -> Option<u32> {
+    images.iter().filter(|image| image.kind == ImageKind::Ptx).map(|image| image.sm).min()
+}
+
 fn no_ptx(images: &[fatbin::Image<'_>]) -> LoadError {
-    let newest = images.iter().filter(|image| image.kind == ImageKind::Ptx).map(|i| i.sm).min();
-    only_machine_code(&match newest {
+    only_machine_code(&match oldest_ptx(images) {
         Some(sm) => format!("the fatbin's PTX is for sm_{sm} or newer"),
         None => "the fatbin holds machine code and no PTX".to_owned(),
     })
