@@ -208,7 +208,8 @@ fn parse_for(images: &[Vec<u8>], target: Target, log: &impl Fn(&str)) -> Result<
         }
     }
     match lacking {
-        Some(refusal) if units.is_empty() => Err(refusal),
+        // Of newer PTX all is needed: libcudadevrt, which has nothing else, makes no program of machine code.
+        Some(refusal) if units.is_empty() || target == Target::Newer => Err(refusal),
         _ => Ok((units, bound)),
     }
 }
@@ -408,6 +409,13 @@ mod tests {
         assert_eq!(units.len(), 1);
         assert!(logged.borrow()[0].starts_with("image 0 of 2 is left out"));
         assert_eq!(refusal(&[CUBIN, CUBIN]).code, CuError::NO_BINARY_FOR_GPU.0);
+    }
+
+    #[test]
+    fn of_newer_ptx_all_is_needed() {
+        let images = [CUBIN.to_vec(), PTX.to_vec()];
+        let refused = parse_for(&images, Target::Newer, &|_: &str| ()).unwrap_err();
+        assert_eq!(refused.code, CuError::NO_BINARY_FOR_GPU.0);
     }
 
     #[test]
