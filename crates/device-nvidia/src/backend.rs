@@ -74,6 +74,7 @@ impl Backend for NvidiaBackend {
         let context = tables.contexts.remove(&ctx).ok_or(CuError::INVALID_CONTEXT)?;
         tables.forget_context(ctx);
         self.shared.digester.forget(ctx);
+        self.allocations().forget(ctx);
         drop(tables);
         self.shared.live.remove(ctx);
         context.destroy()
@@ -112,12 +113,12 @@ impl Backend for NvidiaBackend {
     }
 
     /// Memory is valid a slab at a time.
-    fn map(&self, _ctx: CtxId, _addr: u64, _size: u64) -> Result<(), CuError> {
-        Ok(())
+    fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
+        self.allocations().add(ctx, addr, size)
     }
 
-    fn unmap(&self, _addr: u64, _size: u64) -> Result<(), CuError> {
-        Ok(())
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        self.allocations().cut(addr, size)
     }
 
     fn share(&self, addr: u64, size: u64) -> Result<(), CuError> {
@@ -253,7 +254,7 @@ impl Backend for NvidiaBackend {
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
         self.shared.capture.module_comes();
         let load = || Module::load(&self.shared.driver, &context, &mut images);
-        let loaded = self.window().load(module, load);
+        let loaded = self.managed().load(module, load);
         let loaded = loaded.inspect_err(|_| self.shared.capture.module_is_silent())?;
         self.read_symbols(&loaded, images);
         let mut tables = self.tables();
@@ -462,7 +463,11 @@ impl Backend for NvidiaBackend {
     }
 
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
-        self.change_graph(exec, |graph, tables| graph.add(tables.node(&op, &self.shared.host)?))
+        self.change_graph(exec, |graph, tables| {
+            // Whenever it runs: what is valid for too long does no harm.
+            self.told(graph.ctx.id, &op)?;
+            graph.add(tables.node(&op, &self.shared.host)?)
+        })
     }
 
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
@@ -513,6 +518,16 @@ impl Backend for NvidiaBackend {
 
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         self.put_back(object, start, bytes)
+    }
+
+    fn restore_filled(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) -> Result<(), SnapshotError> {
+        self.put_filled(object, start, bytes, fill)
     }
 
     fn vacate(&self) -> Result<u64, SnapshotError> {

@@ -2,11 +2,12 @@
 
 use crate::driver::{Driver, check};
 use crate::stream::Stream;
+use crate::window::Window;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdevice, CUstream};
 use kedge_protocol::CtxId;
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 /// CU_CTX_MAP_HOST; the rest as the driver chooses.
 const CONTEXT_FLAGS: u32 = 8;
@@ -55,12 +56,21 @@ pub(crate) struct Unnamed {
     own: OwnStreams,
 }
 
+/// What contexts take, in which the driver places modules' variables: of the process, as its addresses are.
+static ADDRESSES: LazyLock<Mutex<Window>> =
+    LazyLock::new(|| Mutex::new(Window::new(0x7e80_0000_0000, 2048)));
+
 impl Unnamed {
     /// Makes one, which is the calling thread's then.
     pub(crate) fn create(driver: &Driver, on: CUdevice) -> Result<Unnamed, CuError> {
         let mut raw = CUcontext::NULL;
+        let mut window = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+        let top = window.range().end;
         // SAFETY: a live out pointer.
-        check(unsafe { (driver.cuCtxCreate_v2)(&mut raw, CONTEXT_FLAGS, on) })?;
+        let made = window
+            .holds(top, || check(unsafe { (driver.cuCtxCreate_v2)(&mut raw, CONTEXT_FLAGS, on) }));
+        drop(window);
+        made?;
         CURRENT.set(raw);
         let own = own_streams(driver).inspect_err(|_| {
             // SAFETY: made above, known to nobody.

@@ -2,8 +2,9 @@
 //!
 //! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is there, why
 //!   it does not start. [`devices`]: what the program is told.
-//! - [`arena`], [`host_memory`]: memory at addresses of the client's choice.
+//! - [`arena`], [`host_memory`]: memory at addresses of the client's choice. [`allocations`]: of it, what has been told.
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`], [`textures`].
+//!   [`window`]: what of it must lie at the same addresses after a restart.
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
@@ -12,6 +13,7 @@
 //! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
+mod allocations;
 mod arena;
 mod away;
 mod backend;
@@ -62,6 +64,7 @@ mod timeline;
 mod vacancy;
 mod waiters;
 mod waits;
+mod window;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
@@ -71,6 +74,7 @@ pub use presence::{driver_path, gpu_nodes, obstacle};
 pub use ready::ReadyGpus;
 pub use spare::CacheLimits;
 
+use allocations::Allocations;
 use arena::Arena;
 use context::Live;
 use diagnosis::Installation;
@@ -80,7 +84,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
-use managed::Window;
+use managed::Managed;
 use output::Capture;
 use pinned::Slots;
 use ready::{Spare, SpareContext};
@@ -132,11 +136,12 @@ pub struct NvidiaBackend {
     infos: Vec<DeviceInfo>,
     /// What the client was told: see [`DeviceInfo::exact`].
     exact: AtomicBool,
+    allocations: Mutex<Allocations>,
     devices: Vec<CUdevice>,
     version: u32,
     tables: Mutex<Tables>,
     /// Held while a module is loaded.
-    window: Mutex<Window>,
+    managed: Mutex<Managed>,
     restoring: Mutex<Restoring>,
     /// A context that waits for its client.
     spare: Mutex<Option<SpareContext>>,
@@ -258,7 +263,7 @@ impl NvidiaBackend {
     ) -> Arc<NvidiaBackend> {
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
-            window: Mutex::default(),
+            managed: Mutex::default(),
             restoring: Mutex::default(),
             spare: Mutex::new(unnamed),
             shared: Arc::new(Shared {
@@ -276,6 +281,7 @@ impl NvidiaBackend {
             waiters: Waiters::default(),
             infos,
             exact: AtomicBool::new(false),
+            allocations: Mutex::default(),
             devices,
             version,
         })
@@ -285,8 +291,12 @@ impl NvidiaBackend {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn window(&self) -> MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    fn allocations(&self) -> MutexGuard<'_, Allocations> {
+        self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn managed(&self) -> MutexGuard<'_, Managed> {
+        self.managed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

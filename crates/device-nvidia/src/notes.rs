@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Longest notes, bytes.
 const MAX_NOTES: usize = 64 << 20;
 
@@ -31,7 +31,12 @@ wire! {
         pub digests: bool,
         /// The client began on software devices, and was told that its devices are exact.
         pub exact: bool,
+        /// What such a client has allocated.
+        pub allocations: List<Allocation, 1_048_576>,
     }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Allocation { pub ctx: CtxId, pub addr: u64, pub size: u64 }
 
     /// A module's variable, where the driver had placed it.
     #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +74,7 @@ impl Notes {
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
             digests: backend.shared.digester.is_wanted(),
             exact: backend.exact.load(Ordering::Relaxed),
+            allocations: listed(backend.allocations().all())?,
         })
     }
 
@@ -77,11 +83,13 @@ impl Notes {
         exact: bool,
         variables: List<PlacedVariable, 1_048_576>,
         events: Vec<(EventId, f64)>,
+        allocations: Vec<(CtxId, u64, u64)>,
     ) -> Result<Notes, SnapshotError> {
         let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
         let events = List::new(events).map_err(too_many)?;
+        let allocations = listed(allocations)?;
         let (version, textures, digests) = (VERSION, List::default(), false);
-        Ok(Notes { version, variables, textures, events, digests, exact })
+        Ok(Notes { version, variables, textures, events, digests, exact, allocations })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
@@ -102,6 +110,12 @@ impl Notes {
         let notes: Notes = kedge_wire::decode(bytes).map_err(|_| refused())?;
         if notes.version == VERSION { Ok(notes) } else { Err(refused()) }
     }
+}
+
+fn listed(all: Vec<(CtxId, u64, u64)>) -> Result<List<Allocation, 1_048_576>, SnapshotError> {
+    let all = all.into_iter().map(|(ctx, addr, size)| Allocation { ctx, addr, size });
+    let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many allocations");
+    List::new(all.collect()).map_err(too_many)
 }
 
 /// When the events that measure time were recorded.
@@ -145,10 +159,12 @@ impl NvidiaBackend {
         let notes = Notes::decode(bytes)?;
         self.shared.digester.want(notes.digests);
         self.exact.store(notes.exact, Ordering::Relaxed);
+        for &Allocation { ctx, addr, size } in notes.allocations.iter() {
+            self.allocations().add(ctx, addr, size)?;
+        }
         let asked = notes.variables.iter().filter(|variable| variable.asked);
-        let range =
-            |one: &PlacedVariable| (one.module, one.addr, one.addr.saturating_add(one.bytes));
-        self.window().expect(asked.map(range));
+        let place = |one: &PlacedVariable| (one.module, one.addr, one.bytes);
+        self.managed().expect(asked.map(place));
         let handles = notes.textures.into_inner().into_iter();
         self.tables().textures.expected = Expected::new(handles);
         Ok(())
@@ -207,6 +223,7 @@ mod tests {
             version: VERSION,
             digests: false,
             exact: false,
+            allocations: listed(vec![(CtxId(1), 0x3000_0000_0000, 512)]).unwrap(),
             variables: List::new(vec![variable]).unwrap(),
             textures: List::new(vec![(CtxId(1), 0x10_0001)]).unwrap(),
             events: List::new(vec![(EventId(9), -12.5)]).unwrap(),

@@ -22,6 +22,7 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
     };
     Ok(Portable {
         exact: notes.exact,
+        allocations: notes.allocations.iter().map(|at| (at.ctx, at.addr, at.size)).collect(),
         variables: notes.variables.iter().map(variable).collect(),
         textures: notes.textures.into_inner(),
         events: notes.events.into_inner(),
@@ -59,7 +60,8 @@ pub fn make_notes(portable: &Portable) -> Result<Vec<u8>, SnapshotError> {
         variables.push(PlacedVariable { module, name, addr, bytes, asked });
     }
     let variables = List::new(variables).map_err(too_many)?;
-    Notes::fresh(portable.exact, variables, portable.events.clone())?.encode()
+    let Portable { exact, events, allocations, .. } = portable.clone();
+    Notes::fresh(exact, variables, events, allocations)?.encode()
 }
 
 #[cfg(test)]
@@ -77,7 +79,9 @@ mod tests {
             shared: false,
         };
         let events = vec![(EventId(1), -2.5)];
-        Portable { exact: true, variables: vec![variable], events, ..Portable::default() }
+        let allocations = vec![(CtxId(1), 0x3000_0000_0000, 64)];
+        let variables = vec![variable];
+        Portable { exact: true, allocations, variables, events, ..Portable::default() }
     }
 
     #[test]

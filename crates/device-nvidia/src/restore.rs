@@ -2,11 +2,11 @@
 //! filled while others travel; nobody waits for the device but for a buffer.
 
 use crate::NvidiaBackend;
-use crate::context::Context;
+use crate::context::{Context, Held};
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
 use crate::notes::Moved;
-use crate::pinned::SLOT;
+use crate::pinned::{SLOT, Slot};
 use crate::sources::Texels;
 use crate::spare::Region;
 use kedge_cuda_types::CuError;
@@ -71,16 +71,48 @@ impl NvidiaBackend {
         start: u64,
         bytes: &[u8],
     ) -> Result<(), SnapshotError> {
-        let (target, moved) = {
-            let mut restoring = self.restoring();
-            let target = self.target(&mut restoring, object, start, bytes.len() as u64)?;
-            restoring.uses(&target.ctx);
-            (target, Arc::clone(&restoring.moved))
-        };
-        if let Some(moved) = points_into(bytes, &moved) {
-            return Err(moved.refuse("a word of the devices' memory points to it"));
-        }
+        let (target, moved) = self.expecting(object, start, bytes.len())?;
+        check_words(bytes, &moved)?;
         Ok(self.upload(&target, bytes)?)
+    }
+
+    /// See [`kedge_device::Backend::restore_filled`]: the bytes are written into a pinned buffer.
+    pub(crate) fn put_filled(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) -> Result<(), SnapshotError> {
+        if bytes <= SMALL || bytes > SLOT {
+            let mut all = vec![0; bytes];
+            return if fill(&mut all) { self.put_back(object, start, &all) } else { Ok(()) };
+        }
+        let (target, moved) = self.expecting(object, start, bytes)?;
+        let held = target.ctx.hold()?;
+        let mut slot = self.shared.slots.take(&target.ctx)?;
+        let room = &mut slot.bytes()[..bytes];
+        let sent = if fill(room) {
+            let sound = check_words(room, &moved);
+            sound.and_then(|()| Ok(self.send(&target, target.addr, &mut slot, bytes, &held)?))
+        } else {
+            Ok(())
+        };
+        self.shared.slots.put(slot);
+        sent
+    }
+
+    /// Where bytes will go, and what no word of them may point to.
+    fn expecting(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: usize,
+    ) -> Result<(Target, Arc<[Moved]>), SnapshotError> {
+        let mut restoring = self.restoring();
+        let target = self.target(&mut restoring, object, start, bytes as u64)?;
+        restoring.uses(&target.ctx);
+        Ok((target, Arc::clone(&restoring.moved)))
     }
 
     /// Finds where bytes of an object go; INVALID_VALUE where it has no such bytes.
@@ -168,22 +200,34 @@ impl NvidiaBackend {
         for (chunk, to) in bytes.chunks(SLOT).zip((target.addr..).step_by(SLOT)) {
             let mut slot = self.shared.slots.take(&target.ctx)?;
             slot.bytes()[..chunk.len()].copy_from_slice(chunk);
-            let from = slot.bytes().as_ptr();
-            // SAFETY: as above; the buffer stays as it is until the event behind the copy has passed.
-            let started = check(unsafe {
-                (driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), chunk.len(), stream)
-            });
-            let started = started.and_then(|()| slot.sent(driver, &target.ctx, stream));
+            let sent = self.send(target, to, &mut slot, chunk.len(), &held);
             self.shared.slots.put(slot);
-            started?;
+            sent?;
         }
         Ok(())
+    }
+
+    /// Sends a buffer's first bytes.
+    fn send(
+        &self,
+        target: &Target,
+        to: u64,
+        slot: &mut Slot,
+        bytes: usize,
+        held: &Held<'_>,
+    ) -> Result<(), CuError> {
+        let driver = &*self.shared.driver;
+        let stream = held.streams().bus;
+        let from = slot.bytes()[..bytes].as_ptr();
+        // SAFETY: `target` has found room for them; the buffer stays as it is until the event behind the copy has passed.
+        check(unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) })?;
+        slot.sent(driver, &target.ctx, stream)
     }
 
     /// See [`kedge_device::Backend::restore_end`].
     pub(crate) fn finish_restore(&self) -> Result<(), SnapshotError> {
         let restoring = std::mem::take(&mut *self.restoring());
-        self.window().expect_none();
+        self.managed().expect_none();
         let driver = &*self.shared.driver;
         let mut outcome = settle(driver, &restoring.used);
         for staged in restoring.arrays.values() {
@@ -229,6 +273,11 @@ fn fill_array(driver: &Driver, staged: &Staged) -> Result<(), CuError> {
         ..Default::default()
     };
     copies::run(driver, &RawCopy::Shaped(copy), held.streams().inside)
+}
+
+fn check_words(bytes: &[u8], moved: &[Moved]) -> Result<(), SnapshotError> {
+    let found = points_into(bytes, moved);
+    found.map_or(Ok(()), |moved| Err(moved.refuse("a word of the devices' memory points to it")))
 }
 
 /// A moved variable that an aligned word of `bytes` is the address of a part of.

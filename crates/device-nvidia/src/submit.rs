@@ -10,9 +10,10 @@ use crate::stream::{Event, Stream};
 use crate::tables::{Tables, arrays_of, fill};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUevent, CUstream};
-use kedge_protocol::{Copy3d, Place, StreamOp};
+use kedge_protocol::{Copy3d, CtxId, Place, StreamOp};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// CU_EVENT_DISABLE_TIMING.
 const UNTIMED: u32 = 2;
@@ -71,8 +72,27 @@ impl NvidiaBackend {
                 }
             }),
             StreamOp::Conditional { .. } => Err(CuError::NOT_SUPPORTED),
-            StreamOp::Empty {} | StreamOp::MemAlloc { .. } | StreamOp::MemFree { .. } => Ok(()),
+            StreamOp::Empty {} => Ok(()),
+            StreamOp::MemAlloc { .. } => self.told(stream.ctx.id, &op),
+            StreamOp::MemFree { addr, size } if self.is_exact() => {
+                self.allocations().cut(addr, size)
+            }
+            StreamOp::MemFree { .. } => Ok(()),
         }
+    }
+
+    /// Of memory that an exact client's work allocates.
+    pub(crate) fn told(&self, ctx: CtxId, op: &StreamOp) -> Result<(), CuError> {
+        match *op {
+            StreamOp::MemAlloc { addr, size } if self.is_exact() => {
+                self.allocations().add(ctx, addr, size)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact.load(Ordering::Relaxed)
     }
 
     /// A copy that the driver does by itself: in pieces where it refuses the whole, because it lies across

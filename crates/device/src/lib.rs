@@ -286,6 +286,18 @@ pub trait Backend: Send + Sync {
     fn restore(&self, _object: &Object, _start: u64, _bytes: &[u8]) -> Result<(), SnapshotError> {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, "this device cannot be restored"))
     }
+    /// As [`Backend::restore`], with bytes that `fill` writes to where they can travel from at once. If it answers no,
+    /// none do.
+    fn restore_filled(
+        &self,
+        object: &Object,
+        start: u64,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) -> Result<(), SnapshotError> {
+        let mut all = vec![0; bytes];
+        if fill(&mut all) { self.restore(object, start, &all) } else { Ok(()) }
+    }
     /// Memory that a snapshot of another process has exported; it is let go of by
     /// [`Backend::restore_end`]. Asked, if at all, after [`Backend::restore_notes`].
     fn restore_from(&self, _parts: Vec<HeldPart>) -> Result<(), SnapshotError> {

@@ -8,6 +8,8 @@ use kedge_protocol::{CtxId, EventId, ModuleId};
 pub struct Portable {
     /// As [`kedge_protocol::DeviceInfo::exact`] told the client.
     pub exact: bool,
+    /// Context, address and size of what a client has allocated that was told so, in the order of their addresses.
+    pub allocations: Vec<(CtxId, u64, u64)>,
     pub variables: Vec<PlacedVariable>,
     /// Handles of texture and surface objects, in the order in which they were made.
     pub textures: Vec<(CtxId, u64)>,

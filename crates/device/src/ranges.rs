@@ -59,6 +59,13 @@ impl Ranges {
         self.holding(addr).is_some_and(|(start, len)| size <= len - (addr - start))
     }
 
+    /// The parts of [start, end) that are in these: first byte, and what is behind the last.
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let first = self.holding(start).map_or(start, |(base, _)| base);
+        let hit = self.by_addr.range(first..end.max(first));
+        hit.map(move |(at, len)| ((*at).max(start), (at + len).min(end)))
+    }
+
     /// Whether every byte of a range is in some of these; what touches counts as one.
     pub fn cover(&self, addr: u64, size: u64) -> bool {
         let Some(end) = addr.checked_add(size) else { return false };

@@ -74,6 +74,8 @@ pub(crate) struct Identity {
     pub(crate) gpu: String,
     pub(crate) hello: kedge_protocol::Hello,
     pub(crate) client_memory: bool,
+    /// As it was told of them, wherever it is by now.
+    pub(crate) devices: Vec<kedge_protocol::DeviceInfo>,
 }
 
 impl Capture {
@@ -109,7 +111,7 @@ impl Capture {
             hello: identity.hello.clone(),
             driver_version: backend.driver_version(),
             client_memory: identity.client_memory,
-            devices: List::new(backend.devices())?,
+            devices: List::new(identity.devices.clone())?,
             position: parked.server.position(),
             faults: List::new(host.faults.all())?,
             output: List::new(host.copy_output())?,

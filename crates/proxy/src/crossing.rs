@@ -7,8 +7,8 @@ use crate::saved::SavedProxy;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base, device_of};
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_device::{Object, SnapshotError};
-use kedge_protocol::ModuleId;
+use kedge_device::{Object, Ranges, SnapshotError};
+use kedge_protocol::{CtxId, ModuleId};
 use std::collections::HashMap;
 use std::ops::Range;
 use thiserror::Error;
@@ -30,6 +30,8 @@ pub(crate) struct Crossing {
     /// In the order of their addresses.
     variables: Vec<PlacedVariable>,
     by_name: HashMap<(ModuleId, String), usize>,
+    /// To software devices, of a client that told of them: all that is valid of its slabs.
+    allocations: Option<Ranges>,
 }
 
 /// A part of some bytes, and where it goes.
@@ -71,13 +73,14 @@ impl Crossing {
             let notes = gpu::make_notes(&portable)?;
             (portable, notes)
         };
-        let Portable { mut variables, .. } = portable;
+        let Portable { mut variables, exact, allocations, .. } = portable;
+        let allocations = (to_software && exact).then(|| ranges(&allocations));
         variables.sort_unstable_by_key(|variable| variable.addr);
         let key = |(at, variable): (usize, &PlacedVariable)| {
             ((variable.module, variable.name.clone()), at)
         };
         let by_name = variables.iter().enumerate().map(key).collect();
-        Ok(Crossing { notes, to_software, variables, by_name })
+        Ok(Crossing { notes, to_software, variables, by_name, allocations })
     }
 
     /// Where `bytes` bytes from `start` on of an object go: on GPUs, variables are objects of their own, and on
@@ -102,8 +105,22 @@ impl Crossing {
             Object::Memory if !self.to_software && !is_client_s(start) => {
                 Ok(self.variables_in(start, bytes).collect())
             }
+            Object::Memory if is_client_s(start) => Ok(self.valid_in(start, bytes)),
             _ => Ok(vec![Part { object: object.clone(), start, bytes: 0..bytes }]),
         }
+    }
+
+    /// The parts of a client's memory that are valid where it goes.
+    fn valid_in(&self, start: u64, bytes: usize) -> Vec<Part> {
+        let part = |bytes: Range<usize>| Part {
+            object: Object::Memory,
+            start: start + bytes.start as u64,
+            bytes,
+        };
+        let Some(allocations) = &self.allocations else { return vec![part(0..bytes)] };
+        let end = start.saturating_add(bytes as u64);
+        let inside = allocations.within(start, end);
+        inside.map(|(from, to)| part((from - start) as usize..(to - start) as usize)).collect()
     }
 
     /// The parts of a software device's own memory that are variables; between them is nothing.
@@ -124,6 +141,14 @@ impl Crossing {
             }
         })
     }
+}
+
+fn ranges(allocations: &[(CtxId, u64, u64)]) -> Ranges {
+    let mut all = Ranges::default();
+    for &(_, addr, size) in allocations.iter().filter(|at| at.1.checked_add(at.2).is_some()) {
+        all.add(addr, size);
+    }
+    all
 }
 
 /// Whether an address is one that clients allocate.
@@ -162,6 +187,19 @@ mod tests {
         assert_eq!(crossing.places(&Object::Memory, BASE + 8, 64).unwrap(), []);
         let plain = Part { object: Object::Memory, start: device_base(0), bytes: 0..16 };
         assert_eq!(crossing.places(&Object::Memory, device_base(0), 16).unwrap(), [plain]);
+    }
+
+    #[test]
+    fn of_slabs_only_what_is_allocated_goes_to_a_client_that_told_of_it() {
+        let base = device_base(0);
+        let allocations = vec![(CtxId(1), base, 64), (CtxId(1), base + 4096, 512)];
+        let portable = Portable { exact: true, allocations, ..Portable::default() };
+        let notes = kedge_device_nvidia::make_notes(&portable).unwrap();
+        let crossing = Crossing::new(&notes, true).unwrap();
+        let part = |start, bytes| Part { object: Object::Memory, start, bytes };
+        let parts = crossing.places(&Object::Memory, base + 16, 4128).unwrap();
+        assert_eq!(parts, [part(base + 16, 0..48), part(base + 4096, 4080..4128)]);
+        assert_eq!(crossing.places(&Object::Memory, base + 64, 64).unwrap(), []);
     }
 
     #[test]

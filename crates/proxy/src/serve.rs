@@ -119,11 +119,11 @@ fn serve_accepted(
 
     let devices = backend.devices();
     let count = devices.len();
-    let devices = List::new(devices).map_err(|_| ServeError::TooManyDevices { count })?;
+    let told = List::new(devices.clone()).map_err(|_| ServeError::TooManyDevices { count })?;
     let driver_version = backend.driver_version();
-    let server = accepted.welcome(Welcome { driver_version, client_memory, devices })?;
+    let server = accepted.welcome(Welcome { driver_version, client_memory, devices: told })?;
     let gpu = options.backend.gpu.to_string();
-    let identity = Identity { gpu, hello, client_memory };
+    let identity = Identity { gpu, hello, client_memory, devices };
     let pid = identity.hello.pid;
     let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
     let dispatcher = Dispatcher::new(backend, host.clone(), socket);
@@ -187,7 +187,8 @@ fn replace(
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     let gpu = options.backend.gpu.to_string();
     let (hello, client_memory) = (saved.hello, saved.client_memory);
-    let identity = Identity { gpu, hello, client_memory };
+    let devices = saved.devices.into_inner();
+    let identity = Identity { gpu, hello, client_memory, devices };
     let outbox = server.outbox().clone();
     let connected = Connected { server, dispatcher, host, identity, shared, pid };
     let result = connected.run(client, Some(control), options, log);

@@ -13,6 +13,16 @@ pub(crate) fn each<T: Sync, S, E: Send>(
     scratch: impl Fn() -> S + Sync,
     job: impl Fn(&T, &mut S) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
+    by(MAX_THREADS, all, scratch, job)
+}
+
+/// As [`each`], by at most so many threads.
+pub(crate) fn by<T: Sync, S, E: Send>(
+    most: usize,
+    all: &[T],
+    scratch: impl Fn() -> S + Sync,
+    job: impl Fn(&T, &mut S) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
@@ -24,7 +34,7 @@ pub(crate) fn each<T: Sync, S, E: Send>(
             }
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(most);
     thread::scope(|scope| {
         for _ in 1..threads.min(all.len()) {
             scope.spawn(work);

@@ -1,10 +1,10 @@
 //! A software device's notes as other kinds of devices can read them, and the other way about.
 
-use super::notes::{ModuleNote, Notes, Variable, list};
+use super::notes::{Allocation, ModuleNote, Notes, Variable, list};
 use kedge_cuda_types::CuError;
 use kedge_device::SnapshotError;
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_protocol::{EventId, ModuleId};
+use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::Text;
 use std::collections::BTreeMap;
 
@@ -40,8 +40,10 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
     }
     let before = |nanos: u64| -(notes.clock.saturating_sub(nanos) as f64) / NANOS_PER_MS;
     let events = notes.events.iter().map(|(event, nanos)| (*event, before(*nanos))).collect();
+    let allocation = |at: &Allocation| (at.ctx, at.addr, at.size);
+    let allocations = notes.allocations.iter().map(allocation).collect();
     let textures = notes.textures.into_inner();
-    Ok(Portable { exact: notes.exact, variables, textures, events, bound })
+    Ok(Portable { exact: notes.exact, allocations, variables, textures, events, bound })
 }
 
 /// Notes from which a software device goes on where another kind of device was.
@@ -69,8 +71,11 @@ pub fn make_notes(portable: &Portable) -> Result<Vec<u8>, SnapshotError> {
     let modules = modules.into_iter().map(note).collect::<Result<Vec<_>, SnapshotError>>()?;
     let (clock, events) = moments(&portable.events);
     let last_texture = portable.textures.iter().map(|(_, handle)| *handle).max().unwrap_or(0);
+    let allocation = |&(ctx, addr, size): &(CtxId, u64, u64)| Allocation { ctx, addr, size };
+    let allocations = portable.allocations.iter().map(allocation).collect();
     let notes = Notes {
         clock,
+        allocations: list(allocations, "allocations")?,
         modules: list(modules, "modules")?,
         events: list(events, "events")?,
         textures: list(portable.textures.clone(), "textures")?,
@@ -105,6 +110,7 @@ mod tests {
             shared: false,
         };
         Portable {
+            allocations: vec![(CtxId(1), 0x3000_0000_0000, 64)],
             exact: false,
             variables: vec![
                 variable("counter", 0x7fff_d000_0000, true),
