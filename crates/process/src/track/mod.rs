@@ -183,11 +183,7 @@ impl Session {
     }
 
     /// Writes the memory of a large process while it runs, if nothing else holds it; whether it is written.
-    fn write_ahead(
-        &mut self,
-        pid: pid_t,
-        options: &capture::Options,
-    ) -> Result<bool, EngineError> {
+    fn write_ahead(&mut self, pid: pid_t, options: &capture::Options) -> Result<bool, EngineError> {
         let large = options.ahead.is_some_and(|least| resident(pid) >= least);
         if !large || self.base.is_some() {
             return Ok(false);
