@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
 pub mod alone;
+pub mod launchers;
 pub mod survive;
 
 pub use alone::{alone, alone_for, reap};
