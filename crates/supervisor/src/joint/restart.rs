@@ -27,8 +27,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LONG: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
-/// The only step.
+/// The only step that anybody passes.
 const REBUILT: u64 = 1;
+/// Whoever has been at this one takes part: for as long as it lives, a series that was broken stays so, also for parts that
+/// come later.
+const PRESENT: u64 = 0;
 
 /// What a part that is restarted is to know of the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -154,6 +157,11 @@ fn claim(
         what: "tell the other hosts which parts are restarted here",
         source: io::Error::other(error),
     };
+    let everybody = Who::Count { members: u32::MAX };
+    match client.arrive(&Series::of_job(series), PRESENT, everybody, Duration::ZERO) {
+        Ok(()) | Err(ClientError::Late) => {}
+        Err(error) => return Err(failed(error)),
+    }
     for part in parts {
         let own = format!("restarted {part}");
         let own = Notice::of_job(SPACE, own.as_bytes()).map_err(failed)?;
