@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS = 512, PAGES = 24 << 10 };
+enum { WORDS = 512, PAGES = 48 << 10 };
 static uint64_t memory[PAGES][WORDS];
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static volatile int round_ = 1;

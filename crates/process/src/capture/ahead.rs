@@ -20,7 +20,7 @@ const LOOKS: usize = 8;
 /// The part of what was written that may have changed meanwhile; if it is more, the clone is cheaper.
 const PART: u64 = 2;
 /// So little says nothing about that.
-const FEW: u64 = 64 << 20;
+const FEW: u64 = 128 << 20;
 
 /// The file of what was written. It goes away with this, unless it is finished.
 #[derive(Debug)]

@@ -78,6 +78,15 @@ impl Running {
         lines
     }
 
+    /// The most lines of so many bytes that it has said and nobody has read.
+    pub fn waiting(&self, shortest: usize) -> usize {
+        let mut bytes: libc::c_int = 0;
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(self.output.get_ref());
+        // SAFETY: the kernel stores a number.
+        assert_eq!(unsafe { libc::ioctl(pipe, libc::FIONREAD, &raw mut bytes) }, 0);
+        (bytes as usize + self.output.buffer().len()) / shortest
+    }
+
     /// Captures it into `image` and kills every process of it.
     pub fn capture_and_kill(mut self, image: &Path) {
         // Orphans included.
