@@ -64,12 +64,10 @@ fn survives(folder: &Folder, command: &[&str], steps: usize) -> Vec<(Vec<String>
         before.extend(running.lines(2));
         let manifest = capture(&images[1], None);
         assert!(manifest.parent.is_none() && manifest.version == 2, "{manifest:?}");
-        // A child may be too young.
-        let (_, parent) = ahead(&images[1], &manifest, manifest.processes[0]).unwrap();
-        assert!(parent > 0, "all has changed");
-        for pid in &manifest.processes {
-            assert!(!watched(*pid), "{pid} is still watched");
-        }
+        // A child may be too young, and at its end by now.
+        let first = manifest.processes[0];
+        let (_, parent) = ahead(&images[1], &manifest, first).unwrap();
+        assert!(parent > 0 && !watched(first), "{parent}");
         assert_eq!(verify(&images[1], 2).unwrap().images, 1);
         kill(running, &manifest.processes);
         let (after, status) = bring_back(&images[1]);
@@ -93,9 +91,11 @@ fn memory_that_changes_in_every_way_comes_back() {
     let _alone = alone();
     let folder = Folder::new("ahead-changes");
     let program = build(&folder, "changes.c", &[]);
-    for (before, after) in survives(&folder, &[program.to_str().unwrap()], 300) {
+    // Its lines are short, so many wait to be read.
+    let steps = 450;
+    for (before, after) in survives(&folder, &[program.to_str().unwrap()], steps) {
         let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
-        assert_eq!(numbers, (numbers[0]..=300).collect::<Vec<_>>());
+        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
         assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
     }
 }

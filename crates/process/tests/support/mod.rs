@@ -64,8 +64,12 @@ impl Running {
             })
         };
         let mut child = command.spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Running { child, output }
+        let output = child.stdout.take().unwrap();
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&output);
+        // However long a capture takes, the program waits for who reads it, and does not get to its end.
+        // SAFETY: a plain call.
+        assert!(unsafe { libc::fcntl(pipe, libc::F_SETPIPE_SZ, 4096) } >= 4096);
+        Running { child, output: BufReader::with_capacity(128, output) }
     }
 
     pub fn lines(&mut self, count: usize) -> Vec<String> {
