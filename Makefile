@@ -25,8 +25,8 @@ test: ## set up, then run every test (25 minutes at most on 2 cores)
 soak: build ## the long tests, resumable in slices of 10 minutes
 	@scripts/soak
 
-soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20; about three minutes a round)
-	KEDGE_ROUNDS=$(or $(ROUNDS),20) cargo test --release --locked -p kedge-process --test restart --test ipc --test programs --test mpi
+soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20), resumable in slices of 10 minutes
+	@scripts/soak-restarts --rounds $(or $(ROUNDS),20)
 
 soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
 	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu_incremental many_checkpoints

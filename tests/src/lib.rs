@@ -9,6 +9,7 @@ mod directives;
 mod hosts;
 mod interrupted;
 pub mod job;
+pub mod place;
 mod run;
 pub mod world;
 

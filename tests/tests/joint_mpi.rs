@@ -2,6 +2,9 @@
 //! anything is stopped; under one supervisor a rank that is killed during a checkpoint leaves no half of an image.
 #![forbid(unsafe_code)]
 
+#[path = "../../crates/process/tests/support/launchers.rs"]
+mod launchers;
+
 use kedge_tests::job::{User, family, kedge_as, kill_all_in, send, steps_in, wait_for_steps};
 use kedge_tests::root;
 use kedge_tests::world::{World, stderr};
@@ -22,21 +25,8 @@ struct Mpi {
     launcher: &'static [&'static str],
 }
 
-/// It takes two cores for too few, and root for a mistake.
-const OPEN_MPI: Mpi = Mpi {
-    compiler: "mpicc.openmpi",
-    launcher: &[
-        "env",
-        "OMPI_ALLOW_RUN_AS_ROOT=1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-        "mpirun.openmpi",
-        "--oversubscribe",
-        "-np",
-        "4",
-    ],
-};
-
-const MPICH: Mpi = Mpi { compiler: "mpicc.mpich", launcher: &["mpiexec.mpich", "-np", "4"] };
+const OPEN_MPI: Mpi = Mpi { compiler: "mpicc.openmpi", launcher: &launchers::OPEN_MPI };
+const MPICH: Mpi = Mpi { compiler: "mpicc.mpich", launcher: &launchers::MPICH };
 
 /// A run of the program, whose first rank writes its steps to `out.0`.
 struct Run {
@@ -124,7 +114,8 @@ fn a_supervisor_for_each_rank(name: &str, mpi: &Mpi) {
     // What kedge_as wraps kedge into is the launcher's as well: all of its words but kedge's own.
     let words: Vec<_> = own.get_args().collect();
     let kedge = words.iter().position(|word| *word == run.world.parts()).expect("kedge");
-    command.args(&words[..kedge]).args(mpi.launcher).args(&words[kedge..]);
+    // The first words may be variables.
+    command.args(&words[..kedge]).arg("env").args(mpi.launcher).args(&words[kedge..]);
     command.args(["--", "./mpi", &STEPS.to_string()]).current_dir(run.world.home());
     command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.stdin(Stdio::null());
@@ -153,7 +144,7 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
     for round in 0..5 {
         let Some(mut run) = Run::new(name, mpi) else { return };
         let (steps, run_it) = (STEPS.to_string(), ["run", "--gpu", "none", "--job", "sum", "--"]);
-        let command = [&run_it, mpi.launcher, &["./mpi", &steps]].concat();
+        let command = [&run_it[..], &["env"], mpi.launcher, &["./mpi", &steps]].concat();
         let command = kedge_as(&run.world, User::Same, &command);
         run.start(command);
         let ranks = run.ranks();

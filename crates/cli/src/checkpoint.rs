@@ -103,7 +103,9 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     };
     let (keep_files, stop) = (args.files == Files::Keep, args.stop);
     let hold_ms = args.hold.map(|time| time.0.as_millis() as u64);
-    let order = Order { dir, codec, keep_files, content, stop, hold_ms };
+    // Who waits until it is durable does not mind when it is captured.
+    let ahead = matches!(args.wait, Wait::Durable);
+    let order = Order { dir, codec, keep_files, content, stop, ahead, hold_ms };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,

@@ -39,6 +39,20 @@ fn same(a: &Path, b: &Path) -> bool {
     a.file_name() == b.file_name()
 }
 
+/// The name of the file of the same image that `name` builds on, if the image has one: memory that was written while
+/// the program still ran. What it wrote later is in `name`.
+pub fn ahead_of(name: &str) -> String {
+    format!("{}{AHEAD}", name.strip_suffix(KIMG).unwrap_or(name))
+}
+
+/// Whether that is such a file's name.
+pub(crate) fn is_ahead(name: &str) -> bool {
+    name.ends_with(AHEAD)
+}
+
+const KIMG: &str = ".kimg";
+const AHEAD: &str = "-ahead.kimg";
+
 /// A file of an image, and those of its name in the images that it builds on.
 #[derive(Debug)]
 pub struct Layers {
@@ -57,7 +71,8 @@ pub struct Source {
 }
 
 impl Layers {
-    /// Opens the file `name` of the first image of `chain`, and of as many others as it builds on.
+    /// Opens the file `name` of the first image of `chain`, the one of the same image that it builds on, and of as many
+    /// others as they build on.
     pub fn open(chain: &[(PathBuf, Manifest)], name: &str) -> Result<Layers, ImageError> {
         let mut layers = Layers { files: Vec::new() };
         for (folder, manifest) in chain {
@@ -68,9 +83,12 @@ impl Layers {
                 what: "the image lacks the file, though it or another builds on it",
             };
             let entry = manifest.file(name).ok_or_else(missing)?;
-            layers.files.push(ImageFile::open(&path, Some(entry))?);
-            if !layers.files.last().is_some_and(builds_on_another) {
-                return Ok(layers);
+            let ahead = manifest.file(&ahead_of(name));
+            for entry in std::iter::once(entry).chain(ahead) {
+                layers.files.push(ImageFile::open(&folder.join(&entry.name), Some(entry))?);
+                if !layers.files.last().is_some_and(builds_on_another) {
+                    return Ok(layers);
+                }
             }
         }
         let last = layers.files.last().ok_or(ImageError::NoImage { path: PathBuf::new() })?;
@@ -154,7 +172,17 @@ mod tests {
         fn image(&self, name: &str, parent: Option<&str>, pages: &[(u64, u64, Option<u8>)]) {
             let folder = self.0.join(name);
             fs::create_dir(&folder).unwrap();
-            let writer = ImageWriter::create(&folder.join("9.kimg")).unwrap();
+            let mut manifest = Manifest::new("j".into(), vec![], 7);
+            manifest.files.push(self.file(name, "9.kimg", pages));
+            manifest.parent = parent.map(|parent| {
+                let above = self.0.join(parent);
+                Manifest::read(&above).unwrap().as_parent(&above).unwrap()
+            });
+            manifest.write(&folder).unwrap();
+        }
+
+        fn file(&self, image: &str, name: &str, pages: &[(u64, u64, Option<u8>)]) -> FileEntry {
+            let writer = ImageWriter::create(&self.0.join(image).join(name)).unwrap();
             for (page, count, fill) in pages {
                 let bytes = vec![fill.unwrap_or(0); (count * 4096) as usize];
                 let encoded = match fill {
@@ -163,13 +191,7 @@ mod tests {
                 };
                 writer.memory(0, page << 12, count << 12, &encoded).unwrap();
             }
-            let mut manifest = Manifest::new("j".into(), vec![], 7);
-            manifest.files.push(writer.finish().unwrap());
-            manifest.parent = parent.map(|parent| {
-                let above = self.0.join(parent);
-                Manifest::read(&above).unwrap().as_parent(&above).unwrap()
-            });
-            manifest.write(&folder).unwrap();
+            writer.finish().unwrap()
         }
 
         /// What fills each page.
@@ -215,6 +237,37 @@ mod tests {
         let third = [(1, 1), (2, 1), (3, 3), (4, 1), (5, 0), (6, 1), (8, 4), (22, 2), (23, 2)];
         assert_eq!(folder.restored("j-3"), third);
         assert_eq!(folder.restored("j-1").len(), 12);
+    }
+
+    #[test]
+    fn what_was_written_ahead_lies_below_its_own_image() {
+        let folder = Folder::new("ahead");
+        let fill = |name: &str, pages: &[(u64, u64, Option<u8>)]| folder.file("j-1", name, pages);
+        fs::create_dir(folder.0.join("j-1")).unwrap();
+        let mut manifest = Manifest::new("j".into(), vec![], 7);
+        // Page 4 was written later, pages 7 and 8 are gone.
+        manifest.files.push(fill("9.kimg", &[(1, 3, None), (4, 1, Some(5)), (5, 2, None)]));
+        manifest.files.push(fill(&ahead_of("9.kimg"), &[(1, 8, Some(1))]));
+        manifest.write(&folder.0.join("j-1")).unwrap();
+        let expected = [(1, 1), (2, 1), (3, 1), (4, 5), (5, 1), (6, 1)];
+        assert_eq!(folder.restored("j-1"), expected);
+        // Another builds on both.
+        folder.image("j-2", Some("j-1"), &[(1, 1, Some(6)), (2, 4, None)]);
+        assert_eq!(folder.restored("j-2"), [(1, 6), (2, 1), (3, 1), (4, 5), (5, 1)]);
+        assert_eq!(crate::verify(&folder.0.join("j-2"), 2).unwrap().files, 3);
+        // A byte of it, its end, or all of it may be lost.
+        let path = folder.0.join("j-1/9-ahead.kimg");
+        let good = fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        bad[good.len() - 60] ^= 1;
+        for bad in [&bad[..], &good[..good.len() - 1]] {
+            fs::write(&path, bad).unwrap();
+            let error = crate::verify(&folder.0.join("j-1"), 2).unwrap_err()[0].to_string();
+            assert!(error.contains("9-ahead.kimg"), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        let error = crate::verify(&folder.0.join("j-2"), 2).unwrap_err()[0].to_string();
+        assert!(error.contains("9-ahead.kimg"), "{error}");
     }
 
     #[test]

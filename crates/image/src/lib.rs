@@ -5,6 +5,7 @@
 //! NAME-0001/manifest.json   the files, their lengths and checksums; written by fsync and rename
 //! NAME-0001/job.kimg        what the processes share
 //! NAME-0001/96.kimg         process 96: its state and its memory
+//! NAME-0001/96-ahead.kimg  memory of process 96 that was written before it was stopped; 96.kimg builds on it
 //! NAME-0001/*.data          files that are kept as they are
 //! ```
 //!
@@ -25,7 +26,7 @@ mod retention;
 mod verify;
 mod write;
 
-pub use chain::{Layers, Source, chain};
+pub use chain::{Layers, Source, ahead_of, chain};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
 pub use error::ImageError;

@@ -12,6 +12,9 @@ pub(crate) const NAME: &str = "manifest.json";
 /// Its name until it is whole.
 pub(crate) const NEW: &str = "manifest.json.new";
 const VERSION: u32 = 1;
+/// Of images with files that build on others of the same image, which whoever knows the first version alone would
+/// take for damaged.
+const AHEAD: u32 = 2;
 /// Longest manifest that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// Most images of one job in a folder.
@@ -143,6 +146,8 @@ impl Manifest {
     /// Makes `folder` an image: from the rename on, and not before, it is one.
     pub fn write(&mut self, folder: &Path) -> Result<(), ImageError> {
         let (path, new) = (folder.join(NAME), folder.join(NEW));
+        let ahead = self.files.iter().any(|file| crate::chain::is_ahead(&file.name));
+        self.version = if ahead { AHEAD } else { VERSION };
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
         text.push(b'\n');
@@ -185,8 +190,8 @@ impl Manifest {
         }
         let mut manifest: Manifest =
             serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
-        if manifest.version != VERSION {
-            let (found, known) = (manifest.version, VERSION);
+        if !(VERSION..=AHEAD).contains(&manifest.version) {
+            let (found, known) = (manifest.version, AHEAD);
             return Err(ImageError::Newer { path: path.to_owned(), found, known });
         }
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');

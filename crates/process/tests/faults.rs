@@ -6,6 +6,7 @@ use kedge_image::{ImageError, Manifest};
 use kedge_process::{EngineError, Options, RestartOptions, Roots, checkpoint, restart};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -154,8 +155,9 @@ fn a_file_that_changed_is_named() {
     reap();
 }
 
-/// Captures the job into `folder`/N for N from 0 on, until it is killed; in a process of its own.
-fn forked_supervisor(pid: i32, folder: &Path) -> i32 {
+/// Captures the job into `folder`/N for N from 0 on, until it is killed; in a process of its own. Every other time its
+/// memory is written before it is stopped, the first time if `ahead`.
+fn forked_supervisor(pid: i32, folder: &Path, ahead: bool) -> i32 {
     // SAFETY: the C library's fork makes its own locks usable in the child, which uses nothing of this program's that
     // another thread might hold, and ends by _exit.
     unsafe {
@@ -165,7 +167,8 @@ fn forked_supervisor(pid: i32, folder: &Path) -> i32 {
             let capture = |number: usize| {
                 let image = folder.join(number.to_string());
                 std::fs::create_dir(&image).ok()?;
-                let captured = checkpoint(&roots, Options::new(image));
+                let ahead = (ahead == (number % 2 == 0)).then_some(0);
+                let captured = checkpoint(&roots, Options { ahead, ..Options::new(image) });
                 let done = captured.and_then(|c| c.finish(Manifest::new("test".into(), vec![], 1)));
                 let told = |error: &_| std::fs::write(folder.join("error"), format!("{error}"));
                 done.inspect_err(|error| drop(told(error))).ok()
@@ -230,7 +233,7 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     for round in 0..40u64 {
         let images = folder.path(&format!("round-{round}"));
         std::fs::create_dir(&images).unwrap();
-        let supervisor = forked_supervisor(pid, &images);
+        let supervisor = forked_supervisor(pid, &images, round % 2 == 1);
         // Prime, so that the moments spread over all that it does.
         std::thread::sleep(whole * 2 * (round as u32 * 7919 % 40_009) / 40_009);
         let killed = libc::WIFSIGNALED(kill(supervisor));
@@ -255,6 +258,101 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     assert!(restarted.wait().is_err());
     drop(restarted);
     reap();
+}
+
+/// Captures the job, then stops itself, as SIGSTOP stops whoever writes an image, before anything of it is written.
+fn stopped_writer(pid: i32, image: &Path, ahead: Option<u64>) -> i32 {
+    // SAFETY: as in forked_supervisor().
+    unsafe {
+        let writer = libc::fork();
+        if writer == 0 {
+            let roots = Roots::These(vec![pid]);
+            let captured = checkpoint(&roots, Options { ahead, ..Options::new(image.into()) });
+            libc::raise(libc::SIGSTOP);
+            let done = captured.and_then(|c| c.finish(Manifest::new("test".into(), vec![], 1)));
+            libc::_exit(i32::from(done.is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(writer, &mut status, libc::WUNTRACED), writer);
+        assert!(libc::WIFSTOPPED(status), "status {status:#x}");
+        writer
+    }
+}
+
+/// The program goes on, and what it changes from then on is not in the image: it checks all of its memory at each step.
+#[test]
+fn a_writer_that_is_stopped_holds_up_nobody() {
+    let _alone = alone();
+    let folder = Folder::new("stopped");
+    let program = build(&folder, "changes.c", &[]);
+    for (name, ahead) in [("clone", None), ("ahead", Some(0))] {
+        let mut running = Running::start(Command::new(&program).arg("300"));
+        let mut before = running.lines(20);
+        let image = folder.path(name);
+        std::fs::create_dir(&image).unwrap();
+        let writer = stopped_writer(running.child.id() as i32, &image, ahead);
+        let captured = before.len() + running.waiting("0123456789abcdef 1\n".len());
+        before.extend(running.lines(captured + 40 - before.len()));
+        let mut status = 0;
+        // SAFETY: plain calls, on a child that has not been waited for.
+        unsafe {
+            libc::kill(writer, libc::SIGCONT);
+            assert_eq!(libc::waitpid(writer, &mut status, 0), writer);
+        }
+        assert_eq!(status, 0, "no image");
+        end(running);
+        let (after, status) = bring_back(&image);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "{after:?}");
+        assert!(step(&after[0]) <= captured + 1, "{} after {captured}", after[0]);
+        assert!(after[0][..16] == before[0][..16], "{}", after[0]);
+    }
+}
+
+/// In a process of this program that may make no namespaces of users: the image to restart.
+const FORBIDDEN: &str = "KEDGE_TEST_FORBIDDEN";
+
+#[test]
+fn forbidden_namespaces_are_named_with_the_setting() {
+    let _alone = alone();
+    // SAFETY: plain calls.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    if uid == 0 {
+        // It needs none of users; `ordinary_users_are_no_worse_off` does the same.
+        return;
+    }
+    let folder = Folder::new("forbidden");
+    let program = build(&folder, "step.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("200"));
+    running.lines(5);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    let mut tests = Command::new(std::env::current_exe().unwrap());
+    tests.args(["what_may_not_make_namespaces", "--exact", "--nocapture"]).env(FORBIDDEN, &image);
+    let forbid = move || {
+        // SAFETY: a plain call, in a process of one thread.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+        std::fs::write("/proc/sys/user/max_user_namespaces", "0")
+    };
+    // SAFETY: the C library's fork makes its own locks usable in the child.
+    unsafe { tests.pre_exec(forbid) };
+    match tests.output() {
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+        Err(error) => eprintln!("namespaces cannot be forbidden here ({error}): not tested"),
+    }
+    reap();
+}
+
+/// What the test above asks of it, and nothing otherwise.
+#[test]
+fn what_may_not_make_namespaces() {
+    let Ok(image) = std::env::var(FORBIDDEN) else { return };
+    let error = restart(&RestartOptions::new(image.into()), |_| {}).unwrap_err().to_string();
+    assert!(error.contains("user.max_user_namespaces"), "{error}");
 }
 
 /// Those children of this process that it traces: what holds a job's memory.

@@ -5,6 +5,7 @@ mod support;
 
 use std::path::PathBuf;
 use std::process::Command;
+use support::launchers::{MPICH, OPEN_MPI};
 use support::survive::{as_an_ordinary_user, command_survives_for, continues, installed, random};
 use support::{Folder, Running, alone, bring_back};
 
@@ -40,16 +41,6 @@ fn ranks_survive(name: &str, compiler: &str, launcher: &[&str]) {
     }
 }
 
-/// It takes two cores for too few, and root for a mistake.
-const OPEN_MPI: [&str; 6] = [
-    "OMPI_ALLOW_RUN_AS_ROOT=1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-    "mpirun.openmpi",
-    "--oversubscribe",
-    "-np",
-    "4",
-];
-
 fn open_mpi_survives(name: &str, options: &[&str]) {
     ranks_survive(name, "mpicc.openmpi", &[&OPEN_MPI, options].concat());
 }
@@ -63,8 +54,6 @@ fn open_mpi_goes_on() {
 fn open_mpi_goes_on_over_tcp() {
     open_mpi_survives("openmpi-tcp", &["--mca", "btl", "self,tcp"]);
 }
-
-const MPICH: [&str; 3] = ["mpiexec.mpich", "-np", "4"];
 
 #[test]
 fn mpich_goes_on() {

@@ -30,6 +30,8 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
+/// A clone of processes with less memory than this takes some ten milliseconds at most.
+const LARGE: u64 = 512 << 20;
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
@@ -212,7 +214,10 @@ impl Checkpointer {
             let (tracker, full) = self.content(order);
             let usual = Options::new(claim.folder().to_owned());
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
-            let options = Options { codec, contents, hold, tracker, full, together, ..usual };
+            // Parts of a job stand still together, and what has been stopped has no pause to be shortened.
+            let ahead = (order.ahead && meeting.is_none() && !hold).then_some(LARGE);
+            let options =
+                Options { codec, contents, hold, tracker, full, ahead, together, ..usual };
             let patience = options.patience;
             match self.write(options, ttl.is_some(), meeting, &mut tell) {
                 Ok(written) => break (claim, written),
@@ -251,7 +256,6 @@ impl Checkpointer {
     ) -> Result<(Manifest, f64, Option<u32>), CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
-        let at = jobs::now();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
         let quiet =
             self.proxies.quiesce(options.patience, &proxy::Order::Prepare { track, full })?;
@@ -262,9 +266,11 @@ impl Checkpointer {
         let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
         options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU]);
+        // Devices are at rest already.
+        options.ahead = options.ahead.filter(|_| quiet.clients.is_empty());
         let captured = kedge_process::checkpoint(&roots, options);
         GPU.idle();
-        let captured = captured?;
+        let (captured, at) = (captured?, jobs::now());
         if !quiet.clients.is_empty() {
             let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
             self.log.note(&format!(

@@ -1,7 +1,7 @@
 //! The launcher of a parallel program (mpirun and its like) that has started kedge: it is outside of the job, and a
 //! program that is connected to it cannot go on without it. Such a connection is refused before anything is stopped.
 
-use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
+use kedge_process::plugins::{Claim, Found, Job, Plugin};
 use rustix::net::getpeername;
 use std::ffi::OsString;
 use std::fs;
@@ -87,18 +87,6 @@ impl Plugin for Launcher {
              restarted program ends: let kedge start the launcher (`kedge run -- mpirun …`)"
                 .to_owned(),
         )
-    }
-
-    fn checkpoint(
-        &self,
-        _capture: &mut Capture,
-        _mine: &[usize],
-    ) -> Result<Option<serde_json::Value>, PluginError> {
-        Ok(None)
-    }
-
-    fn restart(&self, _state: serde_json::Value, _world: &mut World) -> Result<(), PluginError> {
-        Err(PluginError::Damaged("a launcher is in no image".into()))
     }
 }
 

@@ -94,6 +94,10 @@ pub enum RunError {
     Restart(#[from] kedge_process::EngineError),
     #[error("the image has no part {part}: it has {all}, from 0")]
     NoPart { part: u32, all: u32 },
+    #[error(
+        "{part} is being restarted already, by {by}: a part can be restarted on one host only (`--parts`)"
+    )]
+    PartTaken { part: JobName, by: String },
     #[error("{program}: {}", start_error(source))]
     Start { program: String, source: io::Error },
 }

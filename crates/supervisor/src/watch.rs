@@ -102,7 +102,8 @@ impl Watch {
 /// A checkpoint as the job's policy has it, after the one that may be under way.
 fn take_one(control: &Path, until: Until, deadline: Option<Instant>) -> Result<(), TakeError> {
     loop {
-        match control::take(control, &Order::default(), until, |_| {}) {
+        let order = Order { ahead: matches!(until, Until::Durable), ..Order::default() };
+        match control::take(control, &order, until, |_| {}) {
             Err(TakeError::Failed { busy: true, .. })
                 if deadline.is_none_or(|at| Instant::now() < at) =>
             {

@@ -141,7 +141,7 @@ pub(super) fn copy(pid: pid_t, chunks: &[Chunk], rest: &mut [u8]) -> Result<(), 
 }
 
 /// The runs of one mapping, those that lie close together as one: each is a question to the kernel.
-fn near(mut runs: Vec<Run>) -> Vec<Run> {
+pub(super) fn near(mut runs: Vec<Run>) -> Vec<Run> {
     const CLOSE: u64 = 1 << 20;
     runs.sort_unstable();
     let mut near: Vec<Run> = Vec::new();

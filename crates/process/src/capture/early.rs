@@ -6,7 +6,7 @@ use super::guards;
 use super::memory::{self, Chunk};
 use crate::maps;
 use crate::proc;
-use crate::track::{Pages, Run, watchable, without};
+use crate::track::{Pages, Run, common, watchable, without};
 use kedge_image::{PageBuffer, Spare};
 use libc::pid_t;
 use std::io;
@@ -87,6 +87,17 @@ impl Early {
         Ok(early)
     }
 
+    /// Has these count as changed, too.
+    pub(crate) fn add(&mut self, gaps: &[Run]) {
+        self.changed.extend_from_slice(gaps);
+        self.changed.sort_unstable();
+        self.changed.dedup_by(|next, last| {
+            let reaches = next.0 <= last.1;
+            last.1 = if reaches { last.1.max(next.1) } else { last.1 };
+            reaches
+        });
+    }
+
     /// Bytes that it takes until the image is written.
     pub(crate) fn room(&self) -> u64 {
         self.rooms.as_ref().map_or(0, |rooms| (rooms.early.room() + rooms.late.room()) as u64)
@@ -157,11 +168,6 @@ fn within(runs: &[Run], (start, end): Run) -> &[Run] {
     runs.get(first..last).unwrap_or(&[])
 }
 
-/// What lies in both, each in order.
-fn common(runs: &[Run], others: &[Run]) -> Vec<Run> {
-    without(runs, &without(runs, others))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +184,13 @@ mod tests {
         assert_eq!(kept, [(3, 4), (5, 6)]);
         assert_eq!(rest, [(2, 3), (8, 9)]);
         assert_eq!(early.divide((12, 18), &[(13, 14)]), [vec![(13, 14)], vec![], vec![]]);
+    }
+
+    #[test]
+    fn gaps_join_what_has_changed() {
+        let mut early = Early { changed: vec![(2, 6), (8, 9)], ..Early::default() };
+        early.add(&[(1, 3), (9, 10), (20, 21)]);
+        assert_eq!(early.changed, [(1, 6), (8, 10), (20, 21)]);
     }
 
     #[test]

@@ -143,6 +143,28 @@ pub(super) fn write(
     })
 }
 
+/// Reads `chunks` of a process that runs and stores what is still there; what is not is added to `gone`.
+pub(super) fn write_what_is_there(
+    reader: &Reader,
+    chunks: &[Chunk],
+    writer: &ImageWriter,
+    codec: Choice,
+    gone: &Mutex<Vec<(u64, u64)>>,
+) -> Result<(), EngineError> {
+    share_out(chunks, writer, |chunk, packer| {
+        BUFFER.with_borrow_mut(|buffer| {
+            let buffer = buffer.bytes(chunk.length as usize);
+            if reader.read(chunk, buffer).is_err() {
+                let mut gone = gone.lock().unwrap_or_else(|poison| poison.into_inner());
+                gone.push((chunk.address, chunk.address + chunk.length));
+                return Ok(());
+            }
+            let encoded = kedge_image::encode(buffer, codec);
+            Ok(packer.memory(0, chunk.address, chunk.length, &encoded)?)
+        })
+    })
+}
+
 thread_local! {
     /// What a writing thread reads into.
     static BUFFER: RefCell<PageBuffer> = RefCell::default();

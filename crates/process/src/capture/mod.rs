@@ -1,6 +1,7 @@
 //! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is cloned,
 //! and all goes on; the clones' memory is written to the image afterwards.
 
+mod ahead;
 mod changes;
 mod early;
 mod guards;
@@ -12,6 +13,7 @@ mod together;
 mod undo;
 mod write;
 
+pub(crate) use ahead::{Ahead, Gaps};
 pub(crate) use early::Early;
 pub(crate) use process::vdso_code;
 pub use together::Together;
@@ -63,6 +65,10 @@ pub struct Options {
     pub tracker: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
+    /// Processes with at least so many bytes of memory are written while they run, and stand still for what they have
+    /// changed meanwhile and not for a clone. The moment that is captured comes when most is written. Where the kernel
+    /// cannot tell what they change, or they change it too fast, they are cloned.
+    pub ahead: Option<u64>,
     /// Others that are captured at the same moment.
     pub together: Option<Arc<dyn Together>>,
 }
@@ -73,7 +79,7 @@ impl Options {
         let SurveyOptions { contents, limit, .. } = SurveyOptions::default();
         let (codec, patience) = (Choice::Auto, Duration::from_secs(10));
         let (hold, plugins, tracker, full) = (false, More::new(), None, false);
-        let together = None;
+        let (ahead, together) = (None, None);
         Options {
             folder,
             codec,
@@ -84,6 +90,7 @@ impl Options {
             plugins,
             tracker,
             full,
+            ahead,
             together,
         }
     }
@@ -100,6 +107,8 @@ pub struct Captured {
     files: Vec<String>,
     held: Vec<Held>,
     session: Session,
+    /// Ends the watch over memory that no other image needs.
+    unwatching: Option<JoinHandle<()>>,
     /// How long the job stood still.
     pub stall: Duration,
     /// What the user should know.
@@ -113,6 +122,8 @@ struct Held {
     state: ProcessState,
     memory: Memory,
     mappings: Vec<maps::Mapping>,
+    /// What of its memory was written while it ran.
+    ahead: Option<Ahead>,
     /// Its file, if it already has what a clone does not inherit.
     writer: Option<ImageWriter>,
     /// The mappings that it has.
@@ -138,7 +149,8 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
     // What cannot be saved is told before anything is stopped.
     survey_ahead(roots, &options)?;
-    let tracker = options.tracker.as_ref();
+    let once = options.tracker.is_none().then(|| Tracker::once(roots, &options)).flatten();
+    let tracker = options.tracker.as_ref().or(once.as_ref());
     let session = tracker.map(|tracker| tracker.begin(roots, &options)).transpose()?;
     let mut session = session.unwrap_or_default();
     let begin = Instant::now();
@@ -169,6 +181,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
         stopped.hold();
     }
     drop(stopped);
+    let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
     let stall = begin.elapsed() + session.stall;
     let (vdsos, processes) = (objects.vdsos(), pids);
     let job = JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
@@ -179,7 +192,18 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     warnings.append(&mut session.notes);
     let objects = objects_file.finish()?;
     let tracer = PhantomData;
-    Ok(Captured { options, job, objects, files, held, session, stall, warnings, tracer })
+    Ok(Captured {
+        options,
+        job,
+        objects,
+        files,
+        held,
+        session,
+        unwatching,
+        stall,
+        warnings,
+        tracer,
+    })
 }
 
 /// What the processes hold open, and who is to save it.
@@ -292,12 +316,14 @@ impl Captured {
         let mut builds = false;
         for held in self.held {
             builds |= held.builds_on_another();
-            manifest.files.push(held.finish(&self.options)?);
+            manifest.files.extend(held.finish(&self.options)?);
         }
         let (files, others_build) = others()?;
         manifest.files.extend(files);
         builds |= others_build;
         manifest.parent = self.session.parent().filter(|_| builds).cloned();
+        // The next checkpoint may want to watch it again.
+        self.unwatching.map(JoinHandle::join);
         manifest.write(&self.options.folder)?;
         if let Some(tracker) = &self.options.tracker {
             tracker.succeed(&self.session, &self.options.folder, &manifest);

@@ -78,7 +78,8 @@ pub(super) fn hold(
     let closed = ways.close(std::iter::once(&mut process.main).chain(&mut process.others));
     let memory = memory?;
     closed?;
-    let mut held = Held { state, memory, mappings, writer: None, written: Vec::new() };
+    let ahead = session.ahead(process.pid);
+    let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
     held.store_not_inherited(options)?;
     Ok(held)
 }

@@ -18,9 +18,19 @@ impl Held {
         }
     }
 
-    /// Writes the process's file: it is on the disk when this returns.
-    pub(super) fn finish(self, options: &Options) -> Result<FileEntry, EngineError> {
-        let Held { mut state, memory, mappings, writer, written } = self;
+    /// Writes the process's files: they are on the disk when this returns.
+    pub(super) fn finish(mut self, options: &Options) -> Result<Vec<FileEntry>, EngineError> {
+        let ahead = self.ahead.take();
+        let (state, writer) = self.write(options)?;
+        let except = process::except(&state, &[]);
+        let own = seal(&state, writer)?;
+        let ahead = ahead.map(|ahead| ahead.finish(&except)).transpose()?.flatten();
+        Ok(std::iter::once(own).chain(ahead).collect())
+    }
+
+    /// Writes its memory; what is to follow.
+    fn write(self, options: &Options) -> Result<(ProcessState, ImageWriter), EngineError> {
+        let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
         let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
         let writer = writer.map_or_else(create, Ok)?;
@@ -34,7 +44,7 @@ impl Held {
                     writer.expect(chunks.iter().map(memory::Chunk::length).sum());
                     memory::write(&clone, &chunks, &writer, codec)?;
                     process::add_flags(told(flags, pid)?, &mut state);
-                    return seal(&state, writer);
+                    return Ok((state, writer));
                 };
                 // Which mappings are wiped has to be known first.
                 process::add_flags(told(flags, pid)?, &mut state);
@@ -50,7 +60,7 @@ impl Held {
                 changes.refer(&except, &writer)?;
             }
         }
-        seal(&state, writer)
+        Ok((state, writer))
     }
 }
 

@@ -91,15 +91,19 @@ pub trait Plugin: Sync + std::fmt::Debug {
 
     /// The state of `mine` (indices into the job's files), while every process is stopped. Also
     /// called without any of its own, for what belongs to other plugins' descriptions (locks);
-    /// then `None` says that there is nothing.
+    /// then `None` says that there is nothing. One that takes no descriptions has nothing to save.
     fn checkpoint(
         &self,
-        capture: &mut Capture,
-        mine: &[usize],
-    ) -> Result<Option<Value>, PluginError>;
+        _capture: &mut Capture,
+        _mine: &[usize],
+    ) -> Result<Option<Value>, PluginError> {
+        Ok(None)
+    }
 
     /// Makes every description of `state` ([`World::made`]).
-    fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError>;
+    fn restart(&self, _state: Value, _world: &mut World) -> Result<(), PluginError> {
+        Err(PluginError::Damaged(format!("the plugin `{}` saves nothing", self.name())))
+    }
 
     /// At a restart, when everything is there again, just before the processes run. The calling process is
     /// the init, which lives as long as they do.

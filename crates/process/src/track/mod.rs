@@ -8,14 +8,14 @@
 mod scan;
 mod uffd;
 
-use crate::capture::Early;
+use crate::capture::{Ahead, Early, Gaps};
 use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::stop::{self, Roots};
 use crate::{EngineError, capture};
 use kedge_image::{Manifest, Parent, Pin};
 use libc::pid_t;
-pub(crate) use scan::{Pages, Run, without};
+pub(crate) use scan::{Pages, Run, common, without};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -62,6 +62,8 @@ struct Base {
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     base: Option<(Base, Pin, Manifest)>,
+    /// What was written while the processes ran, where the image builds on none.
+    ahead: BTreeMap<pid_t, (Ahead, Gaps)>,
     /// What has changed before the pause.
     early: BTreeMap<pid_t, Early>,
     known: BTreeSet<pid_t>,
@@ -74,6 +76,17 @@ impl Tracker {
     /// Images in the chain that the next one would lengthen.
     pub fn length(&self) -> u32 {
         self.state().base.as_ref().map_or(0, |base| base.length)
+    }
+
+    /// One for a single checkpoint, if a process is to be written while it runs.
+    pub(crate) fn once(roots: &Roots, options: &capture::Options) -> Option<Tracker> {
+        let least = options.ahead?;
+        stop::alive(roots).iter().any(|pid| resident(*pid) >= least).then(Tracker::default)
+    }
+
+    /// Nothing is watched any more, without standing in anybody's way.
+    pub(crate) fn end(&self) {
+        self.state().processes.iter().for_each(|(pid, watched)| watched.end(*pid));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,12 +111,16 @@ impl Tracker {
         if session.base.is_none() {
             state.processes.values_mut().for_each(|watched| watched.known = false);
         }
-        state.watch(roots, options.patience, &mut session)?;
+        state.watch(roots, options, &mut session)?;
         for (pid, watched) in &state.processes {
             if watched.known {
                 session.known.insert(*pid);
-            } else {
+            } else if session.write_ahead(*pid, options)? {
+                // Its pages are protected by that.
+            } else if options.tracker.is_some() {
                 protect(*pid);
+            } else {
+                watched.end(*pid);
             }
         }
         session.look_ahead();
@@ -152,7 +169,12 @@ impl Session {
     }
 
     pub(crate) fn is_known(&self, pid: pid_t) -> bool {
-        self.base.is_some() && self.known.contains(&pid)
+        self.ahead.contains_key(&pid) || self.base.is_some() && self.known.contains(&pid)
+    }
+
+    /// What of the process was written while it ran, for who holds it.
+    pub(crate) fn ahead(&mut self, pid: pid_t) -> Option<Ahead> {
+        self.ahead.remove(&pid).map(|(ahead, _)| ahead)
     }
 
     /// What the process has changed before the pause, whoever copies it.
@@ -160,21 +182,38 @@ impl Session {
         self.early.remove(&pid).unwrap_or_default()
     }
 
+    /// Writes the memory of a large process while it runs, if nothing else holds it; whether it is written.
+    fn write_ahead(&mut self, pid: pid_t, options: &capture::Options) -> Result<bool, EngineError> {
+        let large = options.ahead.is_some_and(|least| resident(pid) >= least);
+        if !large || self.base.is_some() {
+            return Ok(false);
+        }
+        match Ahead::of(pid, &options.folder, options.codec) {
+            Ok(Some(written)) => drop(self.ahead.insert(pid, written)),
+            Ok(None) => return Ok(false),
+            // A disk that is full is full for the rest, too.
+            Err(error @ EngineError::Image(_)) => return Err(error),
+            // It has ended, or is another program by now.
+            Err(_) => return Ok(false),
+        }
+        Ok(true)
+    }
+
     /// Has what has changed so far copied while the job runs.
     fn look_ahead(&mut self) {
-        if self.base.is_none() {
-            return;
-        }
+        let known = self.known.iter().copied().filter(|_| self.base.is_some());
+        let known: Vec<pid_t> = known.chain(self.ahead.keys().copied()).collect();
         let mut left = MOST_COPIED;
-        for pid in self.known.clone() {
+        for pid in known {
             let most = LITTLE.max(resident(pid) / PART).min(left);
             match Early::of(pid, most) {
-                Ok(early) => {
+                Ok(mut early) => {
+                    early.add(self.ahead.get(&pid).map_or(&[], |(_, gaps)| gaps));
                     left = left.saturating_sub(early.room());
                     self.early.insert(pid, early);
                 }
                 // What it has changed was told, and is lost.
-                Err(_) => drop(self.known.remove(&pid)),
+                Err(_) => drop((self.known.remove(&pid), self.ahead.remove(&pid))),
             }
         }
     }
@@ -185,7 +224,7 @@ impl State {
     fn watch(
         &mut self,
         roots: &Roots,
-        patience: Duration,
+        options: &capture::Options,
         session: &mut Session,
     ) -> Result<(), EngineError> {
         if let Err(error) =
@@ -199,12 +238,15 @@ impl State {
         }
         let mut alive = stop::alive(roots);
         alone_with_their_memory(&mut alive);
+        // For this image alone no others are watched.
+        let least = options.ahead.filter(|_| options.tracker.is_none());
+        alive.retain(|pid| least.is_none_or(|least| resident(*pid) >= least));
         self.processes.retain(|pid, watched| alive.contains(pid) && watched.add_all(*pid));
         if alive.iter().all(|pid| self.processes.contains_key(pid)) {
             return Ok(());
         }
         let begin = Instant::now();
-        let mut stopped = stop::stop(roots, patience)?;
+        let mut stopped = stop::stop(roots, options.patience)?;
         for process in &mut stopped.processes {
             if !alive.contains(&process.pid) || self.processes.contains_key(&process.pid) {
                 continue;
@@ -225,6 +267,11 @@ impl State {
 }
 
 impl Watched {
+    fn end(&self, pid: pid_t) {
+        let mappings = maps::of(proc::reach(pid)).unwrap_or_default();
+        mappings.iter().filter(|m| watchable(m)).for_each(|m| self.watch.remove(m));
+    }
+
     /// Watches all that it has now; `false` if the process has other memory than it had, or none.
     fn add_all(&self, pid: pid_t) -> bool {
         let pid = proc::reach(pid);

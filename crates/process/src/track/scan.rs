@@ -98,7 +98,7 @@ impl Pages {
 
     /// The pages in `range` that were written since they were protected, and places where there is none
     /// and was not then; EPERM if it does not lie in watched mappings.
-    fn written(&mut self, range: Run, protect: bool) -> io::Result<Vec<Run>> {
+    pub(crate) fn written(&mut self, range: Run, protect: bool) -> io::Result<Vec<Run>> {
         // Exactly this question is the one that the kernel answers quickly.
         let flags = CHECK_WPASYNC | if protect { WP_MATCHING } else { 0 };
         self.ask(range, Request { flags, all_of: WRITTEN, told: WRITTEN, ..Request::default() })
@@ -183,6 +183,11 @@ pub(crate) fn without(runs: &[Run], others: &[Run]) -> Vec<Run> {
         }
     }
     rest
+}
+
+/// What lies in both, each in order.
+pub(crate) fn common(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    without(runs, &without(runs, others))
 }
 
 #[cfg(test)]

@@ -14,6 +14,12 @@ const USER_MODE_ONLY: u64 = 1;
 /// `_IOWR(0xaa, 0x3f, struct uffdio_api)` and `_IOWR(0xaa, 0, struct uffdio_register)`.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+/// `_IOR(0xaa, 1, struct uffdio_range)`.
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+/// The kernel walks what is watched no more, with all of the process's mappings locked: a millisecond's worth at a time.
+const PIECE: u64 = 32 << 20;
+/// Reservations are large, and little of them is there.
+const MOST_PIECES: u64 = 1024;
 const API: u64 = 0xaa;
 const WP_UNPOPULATED: u64 = 1 << 13;
 const WP_ASYNC: u64 = 1 << 15;
@@ -41,6 +47,16 @@ impl Watch {
         let mut request = [mapping.start, mapping.len(), MODE_WP, 0];
         // SAFETY: the kernel reads and writes four words.
         unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
+    }
+
+    /// Watches the mapping no more.
+    pub(super) fn remove(&self, mapping: &Mapping) {
+        let piece = PIECE.max((mapping.len() / MOST_PIECES).next_multiple_of(PIECE));
+        for start in (mapping.start..mapping.end).step_by(piece as usize) {
+            let mut range = [start, piece.min(mapping.end - start)];
+            // SAFETY: the kernel reads two words. What it does not let go of now, it does when this is closed.
+            unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+        }
     }
 }
 

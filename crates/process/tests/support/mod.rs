@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
 pub mod alone;
+pub mod launchers;
 pub mod survive;
 
 pub use alone::{alone, alone_for, reap};
@@ -63,8 +64,12 @@ impl Running {
             })
         };
         let mut child = command.spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Running { child, output }
+        let output = child.stdout.take().unwrap();
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&output);
+        // However long a capture takes, the program waits for who reads it, and does not get to its end.
+        // SAFETY: a plain call.
+        assert!(unsafe { libc::fcntl(pipe, libc::F_SETPIPE_SZ, 4096) } >= 4096);
+        Running { child, output: BufReader::with_capacity(128, output) }
     }
 
     pub fn lines(&mut self, count: usize) -> Vec<String> {
@@ -75,6 +80,15 @@ impl Running {
             lines.push(line.trim_end().to_owned());
         }
         lines
+    }
+
+    /// The most lines of so many bytes that it has said and nobody has read.
+    pub fn waiting(&self, shortest: usize) -> usize {
+        let mut bytes: libc::c_int = 0;
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(self.output.get_ref());
+        // SAFETY: the kernel stores a number.
+        assert_eq!(unsafe { libc::ioctl(pipe, libc::FIONREAD, &raw mut bytes) }, 0);
+        (bytes as usize + self.output.buffer().len()) / shortest
     }
 
     /// Captures it into `image` and kills every process of it.

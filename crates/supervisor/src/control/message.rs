@@ -57,6 +57,9 @@ pub struct Order {
     pub content: Content,
     /// Whether the job ends when the image is durable.
     pub stop: bool,
+    /// Whether it may be captured later, for a shorter pause: when most of its memory has been written.
+    #[serde(default)]
+    pub ahead: bool,
     /// How many milliseconds it stays in memory too. `None`: what the job's policy says.
     #[serde(default)]
     pub hold_ms: Option<u64>,

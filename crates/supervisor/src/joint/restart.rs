@@ -7,9 +7,11 @@ use crate::jobs::{JobError, JobName, Jobs, State};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
 use crate::{Outcome, RunError};
-use kedge_coordinator::{Client, FarError, Leader, Member, Notice, Place, Series, Server, Who};
+use kedge_coordinator::{
+    Client, ClientError, FarError, Leader, Member, Notice, Place, Series, Server, Who,
+};
 use kedge_image::{ImageError, Manifest};
-use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
+use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -25,8 +27,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LONG: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
-/// The only step.
+/// The only step that anybody passes.
 const REBUILT: u64 = 1;
+/// Whoever has been at this one takes part: for as long as it lives, a series that was broken stays so, also for parts that
+/// come later.
+const PRESENT: u64 = 0;
 
 /// What a part that is restarted is to know of the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,31 +81,14 @@ impl Plugin for Join {
         Claim::No
     }
 
-    fn checkpoint(
-        &self,
-        _capture: &mut Capture,
-        _mine: &[usize],
-    ) -> Result<Option<serde_json::Value>, PluginError> {
-        Ok(None)
-    }
-
-    fn restart(&self, _state: serde_json::Value, _world: &mut World) -> Result<(), PluginError> {
-        Err(PluginError::Damaged("a joint job has no descriptors".into()))
-    }
-
     fn rebuilt(&self) -> Result<(), PluginError> {
         let waits = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((joint, joining)) = waits else { return Ok(()) };
         let refused = |error| PluginError::Refused(format!("{}: {error}", joint.job));
         let place = joint.place.clone();
         let find = Box::new(move || place.connect());
-        // Two hosts may have been told to restart the same part: they are two members, and one is refused.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let member = member(&joint, format!("{} ({now:x})", joint.part));
-        let mut client = Client::join(&member, find).map_err(refused)?;
-        let own = format!("restarted {}", joint.part);
-        let own = Notice::of_job(SPACE, own.as_bytes()).map_err(refused)?;
-        client.publish(&own, joint.node().as_bytes(), true).map_err(refused)?;
+        let mut client =
+            Client::join(&member(&joint, joint.part.to_string()), find).map_err(refused)?;
         let who = Who::Count { members: joining.parts };
         client.arrive(&Series::of_job(&joining.series), REBUILT, who, LONG).map_err(refused)
     }
@@ -130,9 +118,11 @@ pub(crate) fn restart_parts(
     let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
     let at = spec.far.as_ref().map(|far| far.address().to_string());
     let joining = Joining { job: job.to_string(), series: series.clone(), parts, at };
+    let names = chosen.iter().map(|number| part_name(&job, *number));
+    let names = names.collect::<Result<Vec<JobName>, _>>()?;
+    claim(&mut client, &joint, &series, &names)?;
     let mut running = Parts(Vec::new());
-    for number in chosen {
-        let name = part_name(&job, number)?;
+    for (number, name) in chosen.into_iter().zip(names) {
         let image = folder.join(&manifest.parts[number as usize].name);
         let command = command(spec, &image, &name, &joining);
         running.start(name, command)?;
@@ -153,6 +143,40 @@ pub(crate) fn restart_parts(
     }
     drop(server);
     Ok(running.outcome())
+}
+
+/// Has the parts be restarted by this process alone, before anything of theirs is touched. If another host has been
+/// told to restart one of them, neither of the two goes on.
+fn claim(
+    client: &mut Client,
+    joint: &Joint,
+    series: &str,
+    parts: &[JobName],
+) -> Result<(), RunError> {
+    let failed = |error: ClientError| RunError::System {
+        what: "tell the other hosts which parts are restarted here",
+        source: io::Error::other(error),
+    };
+    let everybody = Who::Count { members: u32::MAX };
+    match client.arrive(&Series::of_job(series), PRESENT, everybody, Duration::ZERO) {
+        Ok(()) | Err(ClientError::Late) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    for part in parts {
+        let own = format!("restarted {part}");
+        let own = Notice::of_job(SPACE, own.as_bytes()).map_err(failed)?;
+        match client.publish(&own, joint.node().as_bytes(), true) {
+            Ok(_) => {}
+            Err(ClientError::Taken { by }) => {
+                let error = RunError::PartTaken { part: part.clone(), by };
+                // If that cannot be said, nobody is there to hear it.
+                let _ = client.break_series(&Series::of_job(series), &error.to_string());
+                return Err(error);
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
 }
 
 /// Where they meet: all hosts that restart one image meet in one series.
@@ -207,7 +231,9 @@ fn coordinate(joint: &Joint) -> Result<(Option<Server>, Client), RunError> {
     let (place, job) = (joint.place.clone(), &joint.job);
     let server = coordinator(&place, job).map_err(failed)?;
     let find = Box::new(move || place.connect());
-    let client = Client::join(&member(joint, format!("{job} restarted")), find);
+    // Two hosts that have been told to restart the same part are two members.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let client = Client::join(&member(joint, format!("{job} restarted ({now:x})")), find);
     Ok((server, client.map_err(|error| failed(std::io::Error::other(error)))?))
 }
 

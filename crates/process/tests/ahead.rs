@@ -1,0 +1,172 @@
+//! Memory that is written while the program runs: what it changes meanwhile, in whatever way, is in the image as it was
+//! when the program stood still, and the program is left as it was.
+
+mod support;
+
+use kedge_image::{Choice, Codec, ImageFile, Manifest, ahead_of, verify};
+use kedge_process::{Options, Roots, Tracker, checkpoint};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::survive::{as_an_ordinary_user, continues, random, rounds};
+use support::{Folder, Running, alone, bring_back, build, reap, step};
+
+/// Captures the job into `image`, all of it that can be written ahead; its manifest.
+fn capture(image: &Path, tracker: Option<&Tracker>) -> Manifest {
+    std::fs::create_dir(image).unwrap();
+    let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() };
+    let (ahead, tracker) = (Some(0), tracker.cloned());
+    let options = Options { ahead, tracker, codec: Choice::Lz4, ..Options::new(image.to_owned()) };
+    // As a supervisor does it: what it traces is let go when the thread ends.
+    let taken = std::thread::spawn(move || {
+        let captured = checkpoint(&roots, options)?;
+        assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    });
+    taken.join().unwrap().unwrap()
+}
+
+fn kill(mut running: Running, processes: &[i32]) {
+    for pid in processes {
+        // SAFETY: a plain call.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    running.child.wait().unwrap();
+    reap();
+}
+
+/// Bytes that the process's own file has itself, and what of it was written ahead; `None` if nothing was.
+fn ahead(image: &Path, manifest: &Manifest, pid: i32) -> Option<(u64, u64)> {
+    let name = format!("{pid}.kimg");
+    let below = manifest.file(&ahead_of(&name))?;
+    assert!(image.join(&below.name).exists());
+    let own = ImageFile::open(&image.join(&name), manifest.file(&name)).unwrap();
+    let sum = |parent| -> u64 {
+        let extents = own.memory().filter(|extent| (extent.codec == Codec::Parent) == parent);
+        extents.map(|extent| extent.decoded).sum()
+    };
+    Some((sum(false), sum(true)))
+}
+
+/// Whether anything of the process's memory is watched; flags of smaps.
+fn watched(pid: i32) -> bool {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    smaps.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" uw"))
+}
+
+fn survives(folder: &Folder, command: &[&str], steps: usize) -> Vec<(Vec<String>, Vec<String>)> {
+    let each = |round| {
+        let mut running =
+            Running::start(Command::new(command[0]).args(&command[1..]).arg(steps.to_string()));
+        let mut before = running.lines(1 + random() % (steps / 3));
+        let images = [0, 1].map(|number| folder.path(&format!("image-{round}-{number}")));
+        // The second finds what the first has left.
+        capture(&images[0], None);
+        before.extend(running.lines(2));
+        let manifest = capture(&images[1], None);
+        assert!(manifest.parent.is_none() && manifest.version == 2, "{manifest:?}");
+        // A child may be too young, and at its end by now.
+        let first = manifest.processes[0];
+        let (_, parent) = ahead(&images[1], &manifest, first).unwrap();
+        assert!(parent > 0 && !watched(first), "{parent}");
+        assert_eq!(verify(&images[1], 2).unwrap().images, 1);
+        kill(running, &manifest.processes);
+        let (after, status) = bring_back(&images[1]);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+        (before, after)
+    };
+    (0..rounds()).map(each).collect()
+}
+
+fn steps_survive(name: &str, source: &str, flags: &[&str]) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, source, flags);
+    for (before, after) in survives(&folder, &[program.to_str().unwrap()], 300) {
+        continues(&before, &after, 300);
+    }
+}
+
+#[test]
+fn memory_that_changes_in_every_way_comes_back() {
+    let _alone = alone();
+    let folder = Folder::new("ahead-changes");
+    let program = build(&folder, "changes.c", &[]);
+    // Its lines are short, so many wait to be read.
+    let steps = 450;
+    for (before, after) in survives(&folder, &[program.to_str().unwrap()], steps) {
+        let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
+        assert!(numbers[0] > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
+    }
+}
+
+#[test]
+fn mappings_of_all_kinds_come_back() {
+    steps_survive("ahead-mappings", "mappings.c", &[]);
+}
+
+#[test]
+fn sixty_four_threads_go_on() {
+    steps_survive("ahead-threads", "threads.c", &["-pthread"]);
+}
+
+#[test]
+fn a_tree_of_processes_goes_on() {
+    steps_survive("ahead-tree", "tree.c", &["-pthread"]);
+}
+
+#[test]
+fn a_program_without_its_first_thread_goes_on() {
+    steps_survive("ahead-firstless", "firstless.c", &["-pthread"]);
+}
+
+/// A full image that was written ahead is one that others build on.
+#[test]
+fn images_build_on_one_that_was_written_ahead() {
+    let _alone = alone();
+    let folder = Folder::new("ahead-chain");
+    let program = build(&folder, "changes.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("300"));
+    let tracker = Tracker::default();
+    let mut last = (PathBuf::new(), Manifest::new("test".into(), vec![], 1));
+    let mut before = running.lines(3);
+    for number in 0..4 {
+        let image = folder.path(&format!("image-{number}"));
+        let manifest = capture(&image, Some(&tracker));
+        let pid = manifest.processes[0];
+        assert_eq!(manifest.parent.is_some(), number > 0);
+        assert_eq!(ahead(&image, &manifest, pid).is_some(), number == 0);
+        last = (image, manifest);
+        before.extend(running.lines(2));
+    }
+    assert_eq!(verify(&last.0, 2).unwrap().images, 4);
+    kill(running, &last.1.processes);
+    let (after, status) = bring_back(&last.0);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "{after:?}");
+    assert!(after[0][..16] == before[0][..16]);
+}
+
+/// It is cloned: two copies of what it had would be one too many.
+#[test]
+fn a_program_that_writes_faster_is_cloned() {
+    let _alone = alone();
+    let folder = Folder::new("ahead-fast");
+    let program = build(&folder, "fast.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("120"));
+    let before = running.lines(5);
+    let image = folder.path("image");
+    let manifest = capture(&image, None);
+    let pid = manifest.processes[0];
+    assert_eq!(ahead(&image, &manifest, pid), None);
+    assert!(!image.join(ahead_of(&format!("{pid}.kimg"))).exists());
+    assert_eq!(manifest.version, 1);
+    kill(running, &manifest.processes);
+    let (after, status) = bring_back(&image);
+    continues(&before, &after, 120);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
+#[test]
+fn an_ordinary_user_can_do_the_same() {
+    as_an_ordinary_user();
+}

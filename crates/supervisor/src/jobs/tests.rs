@@ -1,0 +1,100 @@
+use super::*;
+
+/// Jobs in a folder of their own.
+struct World(Jobs);
+
+impl World {
+    fn new(test: &str) -> World {
+        let dir = std::env::temp_dir().join(format!("kedge-jobs-{test}-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        World(Jobs { dir })
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0.dir);
+    }
+}
+
+fn meta(name: &JobName, state: State) -> Meta {
+    Meta {
+        name: name.to_string(),
+        supervisor: 1,
+        pid: None,
+        command: vec!["x".into()],
+        gpu: "soft".into(),
+        started: 5,
+        ended: None,
+        state,
+        policy: None,
+        joint: None,
+    }
+}
+
+#[test]
+fn names_are_safe_as_a_folder_s() {
+    for good in ["a", "train-1", "0.x_y", &"a".repeat(64)] {
+        assert!(good.parse::<JobName>().is_ok(), "{good}");
+    }
+    for bad in ["", ".", "..", "../x", "a/b", "-n", "a b", "é", &"a".repeat(65)] {
+        assert!(bad.parse::<JobName>().is_err(), "{bad}");
+    }
+    assert!(JobName::generated(Path::new("/bin/a b")).0.starts_with("ab-"));
+    assert!(JobName::generated(Path::new("..")).0.starts_with("job-"));
+}
+
+#[test]
+fn a_running_job_is_one_whose_lock_is_held() {
+    let world = World::new("running");
+    let name: JobName = "j".parse().unwrap();
+    let dir = world.0.create(&name).unwrap();
+    dir.write_meta(&meta(&name, State::Running)).unwrap();
+    assert_eq!(world.0.find(&name).unwrap().state, State::Running);
+    assert!(matches!(world.0.create(&name), Err(JobError::InUse { .. })));
+    world.0.remove(&name);
+    assert!(world.0.find(&name).is_some(), "a running job was forgotten");
+
+    // Its supervisor dies without a word.
+    drop(dir);
+    assert_eq!(world.0.find(&name).unwrap().state, State::Killed(libc::SIGKILL));
+    world.0.remove(&name);
+    assert!(world.0.find(&name).is_none() && world.0.list().unwrap().is_empty());
+}
+
+#[test]
+fn what_an_ended_job_left_goes_with_its_name() {
+    let world = World::new("again");
+    let name: JobName = "j".parse().unwrap();
+    let dir = world.0.create(&name).unwrap();
+    dir.write_meta(&meta(&name, State::Exited(0))).unwrap();
+    fs::write(dir.log(), "old").unwrap();
+    drop(dir);
+    let dir = world.0.create(&name).unwrap();
+    assert!(!dir.log().exists() && world.0.find(&name).is_none());
+}
+
+#[test]
+fn nonsense_in_the_folder_is_no_job() {
+    let world = World::new("nonsense");
+    fs::create_dir(world.0.dir.join("x")).unwrap();
+    fs::write(world.0.dir.join("x/meta.json"), b"{\"name\": 3}").unwrap();
+    fs::write(world.0.dir.join("file"), b"").unwrap();
+    assert!(world.0.list().unwrap().is_empty());
+}
+
+#[test]
+fn a_folder_that_others_enter_is_refused() {
+    let world = World::new("private");
+    let dir = world.0.dir.join("open");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+    let uid = fs::metadata(&dir).unwrap().uid();
+    assert!(matches!(private_dir(&dir, uid), Err(JobError::NotPrivate { .. })));
+    fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+    assert!(private_dir(&dir, uid).is_ok());
+    assert!(matches!(private_dir(&dir, uid + 1), Err(JobError::NotPrivate { .. })));
+    let link = world.0.dir.join("link");
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    assert!(matches!(private_dir(&link, uid), Err(JobError::NotPrivate { .. })));
+}

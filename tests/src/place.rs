@@ -1,0 +1,130 @@
+//! Jobs without devices that are checkpointed and restarted through the `kedge` command.
+
+use crate::job::{Job, User, build, kedge_as};
+use crate::world::{World, is_root, stderr};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// A folder for one test, and who runs kedge in it.
+#[derive(Debug)]
+pub struct Place {
+    pub world: World,
+    pub user: User,
+}
+
+impl Place {
+    pub fn new(name: &str, user: User) -> Option<Place> {
+        let world = World::new(name);
+        if user == User::Nobody {
+            if !is_root() {
+                println!("skipped: not root, so every other test is this one");
+                return None;
+            }
+            world.give_home_away();
+        }
+        Some(Place { world, user })
+    }
+
+    pub fn mine(name: &str) -> Place {
+        Place::new(name, User::Same).expect("the test's own user")
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        kedge_as(&self.world, self.user, arguments).output().expect("kedge")
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// kedge's failure in one line.
+    pub fn failure(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert_eq!(output.status.code(), Some(125), "{arguments:?}: {output:?}");
+        stderr(&output)
+    }
+
+    /// Runs `program` as the job `j`.
+    pub fn run(&self, options: &[&str], program: &[&str]) -> Job {
+        let run = [&["run", "--gpu", "none", "--job", "j"], options, &["--"], program].concat();
+        Job::start(kedge_as(&self.world, self.user, &run))
+    }
+
+    /// The program of the tests: steps, milliseconds between two, threads, megabytes.
+    pub fn steps(&self, numbers: [u64; 4]) -> Job {
+        self.steps_with(&[], numbers)
+    }
+
+    pub fn steps_with(&self, options: &[&str], numbers: [u64; 4]) -> Job {
+        let program = build(&self.world, "steps", &[]).display().to_string();
+        let numbers = numbers.map(|number| number.to_string());
+        let words: Vec<&str> = numbers.iter().map(String::as_str).collect();
+        self.run(options, &[&[program.as_str()], &words[..]].concat())
+    }
+
+    pub fn restart(&self, image: &Path, nonce: &str) -> Job {
+        let image = image.display().to_string();
+        Job::restart(kedge_as(&self.world, self.user, &["restart", &image]), nonce)
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.world.home().join("kedge/images")
+    }
+
+    /// Names and states, sorted.
+    pub fn states(&self) -> Vec<(String, String)> {
+        let rows = self.json(&["images", "--json"]);
+        let text = |row: &Value, field: &str| row[field].as_str().expect("text").to_owned();
+        let all = rows.as_array().expect("a list").iter();
+        let name = |row| text(row, "image").rsplit('/').next().expect("a name").to_owned();
+        let mut all: Vec<_> = all.map(|row| (name(row), text(row, "state"))).collect();
+        all.sort();
+        all
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.states().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Waits until no image is being written.
+    pub fn settle(&self) {
+        let begin = Instant::now();
+        while self.states().iter().any(|(_, state)| state == "writing") {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&self.output(&["logs", "j"]).stdout).into_owned()
+    }
+
+    /// Checkpoints the job `j`: the image.
+    pub fn checkpoint(&self, options: &[&str]) -> PathBuf {
+        let report = self.json(&[&["checkpoint", "j", "--json"], options].concat());
+        PathBuf::from(report["image"].as_str().expect("a path"))
+    }
+
+    /// `job` is captured while it runs, killed, and goes on from the image to its end.
+    pub fn survives(&self, mut job: Job, steps: u64) {
+        job.read_to(steps / 5);
+        let before = job.step;
+        let image = self.checkpoint(&[]);
+        job.read_to(job.step + 5);
+        let nonce = job.nonce.clone();
+        job.kill();
+        let printed = job.step;
+        drop(job);
+
+        let job = self.restart(&image, &nonce);
+        assert!((before + 1..=printed + 1).contains(&job.step), "went on at step {}", job.step);
+        let status = job.finish(steps);
+        assert_eq!(status.code(), Some(7), "it exits as the program does");
+        assert!(self.json(&["ps", "--json"]).as_array().is_some_and(Vec::is_empty));
+        assert!(self.output(&["verify", &image.display().to_string()]).status.success());
+    }
+}
