@@ -92,9 +92,16 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// One that is to be checkpointed. What a GPU has no room for may take the host's, and not half of it only.
+    fn job(&self, held: &Held, options: &[&str]) -> Result<Job, String> {
+        let most = held.device.to_string();
+        let options = [options, &["--cache-host", &most]].concat();
+        Job::beating(self.gpu, held, self.dir, "a", &options)
+    }
+
     /// One job, from its start to its restart.
     fn round(&self, load: &Load, all: &mut All) -> Result<(), String> {
-        let mut job = Job::beating(self.gpu, &load.held, self.dir, "a", &["--incremental"])?;
+        let mut job = self.job(&load.held, &["--incremental"])?;
         let before = job.ask(SECONDS)?;
         let full = self.first(&mut job, load, before, all)?;
         all.after.push(job.ask(SECONDS)? / before);
@@ -139,7 +146,7 @@ impl Bench<'_> {
     /// stands still; and how fast the bytes of a program that waits become an image.
     fn beside(&self, load: &Load, all: &mut All) -> Result<(), String> {
         let small = held(1 << 20, 0, true)?;
-        let mut job = Job::beating(self.gpu, &load.held, self.dir, "a", &[])?;
+        let mut job = self.job(&load.held, &[])?;
         let mut other = Job::beating(self.gpu, &small, self.dir, "b", &[])?;
         job.ask("rest")?;
         let alone = other.ask(SECONDS)?;
@@ -160,7 +167,7 @@ impl Bench<'_> {
     fn resident(&self, load: &Load, all: &mut All) -> Result<(), String> {
         let host = RESIDENT.min(load.held.device as u64) as usize;
         let more = Held { host, ..load.held };
-        let mut job = Job::beating(self.gpu, &more, self.dir, "a", &["--incremental"])?;
+        let mut job = self.job(&more, &["--incremental"])?;
         job.ask(SECONDS)?;
         job.ask("reset")?;
         let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
