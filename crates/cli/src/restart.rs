@@ -71,13 +71,12 @@ pub(crate) struct RestartArgs {
 fn show(manifest: &Manifest) {
     let bytes = manifest.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
     let name = output::harmless(&manifest.job);
-    // Not dropped, which would take it back when the job has long had the terminal.
-    std::mem::forget(Progress::new(&format!("restarting {name}: {}…", Size(bytes))));
+    Progress::new(&format!("restarting {name}: {}…", Size(bytes))).leave();
 }
 
 /// Runs in another process than `show`, too: on the same terminal.
 fn take_back() {
-    drop(Progress::new(""));
+    Progress::new("").leave();
 }
 
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {

@@ -92,7 +92,11 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     // Before this process adopts what others leave.
     let warm = spec.warm(&dir, &images);
     let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
-    let outcome = given_up(restart_one(spec, &place, &images, &keeper));
+    let outcome = restart_one(spec, &place, &images, &keeper);
+    if let (Err(_), None) = (&outcome, &spec.back) {
+        dir.remove_meta();
+    }
+    let outcome = given_up(outcome);
     if let Ok(None) = outcome {
         let used = spec.used();
         return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
@@ -168,8 +172,12 @@ fn restart_one(
     images: &[(PathBuf, Manifest)],
     keeper: &Keeper,
 ) -> Result<Option<Outcome>, RunError> {
-    let Place { name, joint, dir, .. } = *place;
+    let dir = place.dir;
     let log = open_log(dir)?;
+    // Of a job that goes back it is there.
+    if let (Some((_, manifest)), None) = (images.first(), &spec.back) {
+        dir.write_meta(&meta_of(spec, place, manifest))?;
+    }
     let signals = Signals::block();
     signals::become_subreaper();
     let (restarted, manifest, _stand_in) = first_that_works(spec, place, images, &log)?;
@@ -182,19 +190,11 @@ fn restart_one(
         log.line(&format!("{}: {error}: nothing is held in memory", dir.keeper().display()));
     }
     let policy = spec.policy.or(Policy::of_image(manifest));
-    let meta = Meta {
-        name: name.to_string(),
-        supervisor: std::process::id(),
-        pid: restarted.root(),
-        command: manifest.command.clone(),
-        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
-        started: jobs::now(),
-        ended: None,
-        state: State::Running,
-        policy: Some(policy.clone()),
-        joint: joint.map(|joint| joint.job.to_string()),
-    };
-    dir.write_meta(&meta)?;
+    let meta = Meta { pid: restarted.root(), ..meta_of(spec, place, manifest) };
+    // It runs: a disk that has become full does not change that.
+    if let Err(error) = dir.write_meta(&meta) {
+        log.line(&error.to_string());
+    }
     let restarted = Arc::new(restarted);
     let outcome = watch(policy, dir, &log, &signals, &restarted);
     if dir.lost().exists() {
@@ -204,6 +204,22 @@ fn restart_one(
     }
     finish(dir, meta, outcome, &log);
     Ok(Some(outcome))
+}
+
+/// What is told of a job that does not run as yet.
+fn meta_of(spec: &RestartSpec, place: &Place<'_>, manifest: &Manifest) -> Meta {
+    Meta {
+        name: place.name.to_string(),
+        supervisor: std::process::id(),
+        pid: None,
+        command: manifest.command.clone(),
+        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
+        started: jobs::now(),
+        ended: None,
+        state: State::Running,
+        policy: Some(spec.policy.or(Policy::of_image(manifest))),
+        joint: place.joint.map(|joint| joint.job.to_string()),
+    }
 }
 
 /// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
