@@ -27,6 +27,7 @@ pub mod warm;
 mod watch;
 
 use checkpoint::{Checkpointer, new_life};
+pub use gpu::is_of_client as is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;
 pub use joint::{Joining, KEY, far};

@@ -25,6 +25,7 @@ use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -115,7 +116,7 @@ struct Saved {
 }
 
 /// Whether a file of an image is what a client's devices held.
-pub(crate) fn is_of_client(name: &str) -> bool {
+pub fn is_of_client(name: &str) -> bool {
     name.starts_with("gpu-") && name.ends_with(".kimg")
 }
 
@@ -140,13 +141,23 @@ fn is_shared_with_a_proxy(file: &Found) -> bool {
     ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
 }
 
-/// Whether it is a connection to the job's socket, which becomes one to a proxy.
+/// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy has ended is not.
 fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
     let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
-    let peer = || job.duplicate(file).ok().and_then(|fd| UnixStream::from(fd).peer_addr().ok());
-    // One whose proxy has ended is not.
-    let lives = || !matches!(unix_peer(file.stat.inode), Ok(None));
-    stream && peer().is_some_and(|peer| peer.as_pathname() == Some(socket)) && lives()
+    let end = || job.duplicate(file).ok().map(UnixStream::from);
+    stream && end().is_some_and(|end| leads_to(&end, socket) && !is_over(&end))
+}
+
+fn leads_to(end: &UnixStream, socket: &Path) -> bool {
+    end.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(socket))
+}
+
+/// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it had, but is not.
+fn is_over(end: &UnixStream) -> bool {
+    let mut looked = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one structure, which lives as long as the call; it does not wait.
+    let found = unsafe { libc::poll(&raw mut looked, 1, 0) };
+    found > 0 && looked.revents & libc::POLLHUP != 0
 }
 
 /// What a description is to a client.
@@ -381,4 +392,25 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
         arenas: numbers(arenas),
         ring: save_ring(capture, first)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_nobody_has_accepted_is_not_over() {
+        let folder = std::env::temp_dir().join(format!("kgpu-over-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let end = UnixStream::connect(&path).unwrap();
+        assert!(leads_to(&end, &path) && !leads_to(&end, &folder));
+        assert!(!is_over(&end));
+        let (accepted, _) = listener.accept().unwrap();
+        assert!(!is_over(&end));
+        drop(accepted);
+        assert!(is_over(&end));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
