@@ -52,6 +52,10 @@ impl Place {
         let is_gpu = |file: &&Value| file["name"].as_str().is_some_and(|n| n.starts_with("gpu-"));
         let file = files.iter().find(is_gpu).expect("a file of the devices");
         let number = |what: &str| file[what].as_u64().expect("a number");
+        let of_kinds = shown["devices"][0]["memory"].as_array().expect("a list").iter();
+        let of_kinds: u64 = of_kinds.filter_map(|kind| kind["parent"].as_u64()).sum();
+        assert_eq!(of_kinds, number("parent"), "{shown}");
+        assert!(shown["devices"][0]["made"]["modules"].as_u64() >= Some(1), "{shown}");
         (number("bytes"), number("memory"), number("parent"))
     }
 

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
 Prints the image's path. The job stands still for some milliseconds and goes on while the image is
-written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was.
+written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was. Ctrl-C
+ends the waiting, not the checkpoint.
 
 With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
 the job stood still), bytes and seconds (null where it was not waited for), warnings

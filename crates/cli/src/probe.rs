@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
-use kedge_probe::Bench;
+use kedge_probe::{Bench, Held};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -36,7 +36,17 @@ enum What {
     /// Hold random memory for `bench process` and obey orders
     Memory { size: usize },
     /// Hold device memory for `bench checkpoint`, launch and synchronise, and obey orders
-    Beat { size: usize },
+    Beat {
+        size: usize,
+        /// Bytes of its own memory
+        #[arg(long, default_value_t = 0)]
+        host: usize,
+        /// What the device's memory holds is easy to compress
+        #[arg(long)]
+        plain: bool,
+    },
+    /// Have the driver checkpoint and restore a process, for `bench checkpoint`
+    Driver { pid: i32 },
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
@@ -60,10 +70,12 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
         }
-        What::Beat { size } => {
+        What::Beat { size, host, plain } => {
             let input = std::io::BufReader::new(std::io::stdin());
-            Ok(kedge_probe::beat(*size, input, std::io::stdout().lock())?)
+            let held = Held { device: *size, host: *host, noise: !plain };
+            Ok(kedge_probe::beat(held, input, std::io::stdout().lock())?)
         }
+        What::Driver { pid } => line(&kedge_probe::checkpoint_by_driver(*pid)?),
         What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
     }
 }

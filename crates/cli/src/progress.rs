@@ -18,13 +18,21 @@ impl Progress {
     pub(crate) fn show(&self, text: &str) {
         if self.shown {
             let mut err = anstream::stderr().lock();
-            let _ = write!(err, "\r\x1b[K{}", styled(DIM, text));
+            let _ = write!(err, "\r\x1b[K");
+            if !text.is_empty() {
+                let _ = write!(err, "{}", styled(DIM, text));
+            }
             let _ = err.flush();
         }
     }
 
     pub(crate) fn clear(&self) {
         self.show("");
+    }
+
+    /// Leaves the terminal as it is, to whoever clears it.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
     }
 }
 

@@ -2,12 +2,15 @@
 
 use crate::Failure;
 use crate::images::real;
+use crate::output;
+use crate::progress::Progress;
 use crate::run::{CheckpointArgs, HostArgs, conclude};
 use crate::size::Size;
 use clap::Args;
+use kedge_image::Manifest;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
-use kedge_supervisor::{Joining, RestartSpec};
+use kedge_supervisor::{Joining, RestartSpec, Showing};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,7 +18,7 @@ const AFTER_HELP: &str = "\
 The job has its process ids, in namespaces of its own; for an ordinary user that takes a user
 namespace, which an administrator can forbid. A restart happens as a whole or not at all. Every
 checksum is compared: of a folder of images, a damaged one is passed over for the next older, which
-`kedge logs` tells.
+`kedge logs` tells. Ctrl-C ends a restart that is under way; nothing is left of it, and the image is as it was.
 
 Examples:
   kedge restart nightly-0004              an image, from the folder where images go by default
@@ -65,6 +68,17 @@ pub(crate) struct RestartArgs {
     part: Option<String>,
 }
 
+fn show(manifest: &Manifest) {
+    let bytes = manifest.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
+    let name = output::harmless(&manifest.job);
+    Progress::new(&format!("restarting {name}: {}…", Size(bytes))).leave();
+}
+
+/// Runs in another process than `show`, too: on the same terminal.
+fn take_back() {
+    Progress::new("").leave();
+}
+
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
     let pair = text.split_once('=').map(|(old, new)| (PathBuf::from(old), PathBuf::from(new)));
     pair.filter(|(old, new)| old.is_absolute() && new.is_absolute())
@@ -90,6 +104,8 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     }
     let (far, parts, back) = (args.hosts.far()?, args.parts, None);
     let soft_memory = args.soft_memory.map(|size| size.0);
+    // Whoever restarts all parts has one terminal for them.
+    let showing = joining.is_none().then_some(Showing { show, take_back });
     let spec = RestartSpec {
         path,
         name,
@@ -102,6 +118,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         joining,
         far,
         parts,
+        showing,
     };
     conclude(kedge_supervisor::restart(&spec))
 }

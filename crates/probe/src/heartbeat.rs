@@ -2,17 +2,25 @@
 //! end, and tells of the longest time between two beats by its own clock.
 
 use crate::ProbeError;
-use crate::device::{Buffer, Device, Kernel};
+use crate::device::{Buffer, Device, Kernel, Pinned};
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+/// An odd number whose multiples look random.
+const NOISE: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Bytes of one allocation at most.
 const PART: usize = 1 << 30;
 /// Bytes that a change writes together.
 const BLOCK: usize = 256 << 10;
 /// Beats of which the median is taken.
 const RECENT: usize = 4096;
+/// Launches between two waits of `kernels`, and of a step; bytes that each kernel of a step writes, and that a step
+/// copies to and from the device.
+const KERNELS: usize = 100;
+const STEP_KERNELS: usize = 16;
+const STEP_BYTES: usize = 64 << 20;
+const STEP_COPY: usize = 1 << 20;
 
 /// `fill(to, words, seed)`: noise, 16 bytes a thread.
 const FILL: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
@@ -27,32 +35,52 @@ const FILL: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
     mul.lo.u32 %r6, %r5, 0xC2B2AE3D;\nmul.lo.u32 %r7, %r6, 0x27D4EB2F;\n\
     st.global.v4.u32 [%rd1], {%r4, %r5, %r6, %r7};\nret;\n}\n";
 
-/// Holds `bytes` of device memory, says `ready`, then beats, and obeys one order a line: `ping`; `reset`; `gap`, the
-/// longest gap between two beats since `reset`, less their median; `rate SECONDS`, beats a second for so long;
-/// `change PERCENT` of the memory's blocks. It answers each with a number.
+/// What the program holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// Bytes of device memory, and of this process's own.
+    pub device: usize,
+    pub host: usize,
+    /// Whether the device's are noise; otherwise LZ4 makes little of them.
+    pub noise: bool,
+}
+
+/// Holds memory, says `ready`, then beats, and obeys one order a line: `ping`; `rest`, no more beats until the next
+/// order; `reset`; `gap`, the longest gap between two beats since `reset`, less their median; `rate SECONDS`, beats a
+/// second for so long; `kernels SECONDS` and `steps SECONDS`, the same of other loads; `change PERCENT` of the
+/// device memory's blocks. It answers each with a number.
 pub fn beat(
-    bytes: usize,
+    held: Held,
     input: impl BufRead + Send + 'static,
     mut output: impl Write,
 ) -> Result<(), ProbeError> {
     let device = Device::open()?;
-    let mut heart = Heart::new(&device, bytes)?;
+    let host: Vec<u64> = (0..held.host as u64 / 8).map(|word| word.wrapping_mul(NOISE)).collect();
+    let mut heart = Heart::new(&device, held)?;
     let orders = lines(input);
     let mut said = writeln!(output, "ready").and_then(|()| output.flush());
+    let mut rests = false;
     // The reader has gone, so nobody wants the rest.
     while said.is_ok() {
-        let line = match orders.try_recv() {
-            Ok(line) => line,
-            Err(TryRecvError::Empty) => {
-                heart.beat()?;
-                continue;
-            }
-            Err(TryRecvError::Disconnected) => break,
-        };
+        let order = if rests { orders.recv().ok() } else { next(&orders, &mut heart)? };
+        let Some(line) = order else { break };
+        rests = line == "rest";
         let answer = heart.obey(&line)?;
         said = writeln!(output, "{answer}").and_then(|()| output.flush());
     }
+    drop(std::hint::black_box(host));
     Ok(())
+}
+
+/// Beats until there is an order; `None` when there will be no more.
+fn next(orders: &Receiver<String>, heart: &mut Heart<'_>) -> Result<Option<String>, ProbeError> {
+    loop {
+        match orders.try_recv() {
+            Ok(line) => return Ok(Some(line)),
+            Err(TryRecvError::Disconnected) => return Ok(None),
+            Err(TryRecvError::Empty) => heart.beat()?,
+        }
+    }
 }
 
 /// Lines as they come: a beat does not wait for them.
@@ -70,6 +98,7 @@ struct Heart<'d> {
     null: Kernel,
     fill: Kernel,
     memory: Vec<Buffer<'d>>,
+    pinned: Pinned<'d>,
     /// The last beat, the longest since `reset`, and the last few, in seconds.
     last: Instant,
     longest: f64,
@@ -79,16 +108,22 @@ struct Heart<'d> {
 }
 
 impl<'d> Heart<'d> {
-    fn new(device: &'d Device, bytes: usize) -> Result<Heart<'d>, ProbeError> {
+    fn new(device: &'d Device, held: Held) -> Result<Heart<'d>, ProbeError> {
+        let bytes = held.device;
         let null = device.kernel(crate::kernels::NULL, "null")?;
         let fill = device.kernel(FILL, "fill")?;
         let parts = (0..bytes).step_by(PART).map(|at| device.alloc(PART.min(bytes - at)));
         let memory = parts.collect::<Result<Vec<_>, _>>()?;
         let (last, recent) = (Instant::now(), Vec::with_capacity(RECENT));
+        let pinned = device.pinned(STEP_COPY)?;
+        let (longest, next, seed) = (0.0, 0, 1);
         let mut heart =
-            Heart { device, null, fill, memory, last, longest: 0.0, recent, next: 0, seed: 1 };
+            Heart { device, null, fill, memory, pinned, last, longest, recent, next, seed };
         for part in 0..heart.memory.len() {
-            heart.write(part, 0, heart.memory[part].size)?;
+            match held.noise {
+                true => heart.write(part, 0, heart.memory[part].size)?,
+                false => heart.memory[part].fill(part as u32 + 1)?,
+            }
         }
         device.synchronize()?;
         heart.last = Instant::now();
@@ -129,7 +164,9 @@ impl<'d> Heart<'d> {
                 0.0
             }
             "gap" => (self.longest - self.median()).max(0.0),
-            "rate" => self.rate(Duration::from_secs_f64(number.clamp(0.001, 600.0)))?,
+            "rate" => self.rate(number, Heart::beat)?,
+            "kernels" => self.rate(number, Heart::kernels)?,
+            "steps" => self.rate(number, Heart::step)?,
             "change" => self.change(number)?,
             _ => 0.0,
         };
@@ -144,14 +181,38 @@ impl<'d> Heart<'d> {
         sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
     }
 
-    fn rate(&mut self, time: Duration) -> Result<f64, ProbeError> {
-        let (begin, mut beats) = (Instant::now(), 0.0);
+    /// How often a second `load` can be done, tried for so many.
+    fn rate(
+        &mut self,
+        seconds: f64,
+        load: fn(&mut Self) -> Result<(), ProbeError>,
+    ) -> Result<f64, ProbeError> {
+        let time = Duration::from_secs_f64(seconds.clamp(0.001, 600.0));
+        let (begin, mut turns) = (Instant::now(), 0.0);
         self.last = begin;
         while begin.elapsed() < time {
-            self.beat()?;
-            beats += 1.0;
+            load(self)?;
+            turns += 1.0;
         }
-        Ok(beats / begin.elapsed().as_secs_f64())
+        Ok(turns / begin.elapsed().as_secs_f64())
+    }
+
+    /// Many small kernels, and a wait for all of them.
+    fn kernels(&mut self) -> Result<(), ProbeError> {
+        (0..KERNELS).try_for_each(|_| self.device.launch(self.null, [1, 1], [32, 1], &[]))?;
+        self.device.synchronize()
+    }
+
+    /// What a step of a computation does: copies its input, runs some kernels with work, copies its output.
+    fn step(&mut self) -> Result<(), ProbeError> {
+        let bytes = STEP_BYTES.min(self.memory.first().map_or(0, |memory| memory.size));
+        let Some(memory) = self.memory.first() else { return Ok(()) };
+        memory.write(self.pinned.as_slice())?;
+        (0..STEP_KERNELS).try_for_each(|_| self.write(0, 0, bytes))?;
+        match self.memory.first() {
+            Some(memory) => memory.read(self.pinned.as_mut_slice()),
+            None => Ok(()),
+        }
     }
 
     /// Writes to so many of a hundred blocks; the part that it was.

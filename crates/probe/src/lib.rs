@@ -10,6 +10,7 @@ mod cpu;
 mod device;
 mod devices;
 mod driver;
+mod driver_checkpoint;
 mod heartbeat;
 mod kernels;
 mod loops;
@@ -18,7 +19,8 @@ mod soft;
 mod timing;
 
 pub use devices::{DeviceReport, devices};
-pub use heartbeat::beat;
+pub use driver_checkpoint::{DriverTimes, checkpoint_by_driver};
+pub use heartbeat::{Held, beat};
 pub use loops::{hold_memory, time_loop};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};

@@ -46,6 +46,8 @@ pub enum EngineError {
     /// What another part of the job says.
     #[error("{0}")]
     Together(String),
+    #[error("the restart was given up")]
+    GivenUp,
     /// What the restarted job's init says.
     #[error("{0}")]
     Init(String),

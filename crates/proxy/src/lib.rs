@@ -11,6 +11,7 @@ pub mod bonds;
 mod capture;
 mod changes;
 mod client_memory;
+pub mod contents;
 pub mod control;
 mod crossing;
 #[cfg(test)]
@@ -31,7 +32,6 @@ mod likeness;
 pub mod machine;
 pub mod options;
 mod output;
-
 mod peers;
 mod phases;
 mod record;

@@ -157,7 +157,7 @@ pub(crate) fn restore(
     Ok(Restored { server, dispatcher, host, saved, shared })
 }
 
-fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
+pub(crate) fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
     let section = file.section(saved::SECTION)?;
     let version = section.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     match version {

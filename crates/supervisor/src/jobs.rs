@@ -445,6 +445,11 @@ impl JobDir {
         replace(&self.dir.join("meta.json"), meta)
     }
 
+    /// The job has not come to be.
+    pub(crate) fn remove_meta(&self) {
+        let _ = fs::remove_file(self.dir.join("meta.json"));
+    }
+
     /// Removes what only a running job needs; everything, of a job that never came to be.
     pub(crate) fn retire(&self) {
         if !self.dir.join("meta.json").exists() {

@@ -284,6 +284,7 @@ impl RestartSpec {
             joining: None,
             far: None,
             parts: Vec::new(),
+            showing: None,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {

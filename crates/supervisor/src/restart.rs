@@ -10,6 +10,7 @@ use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
 use crate::recover::{self, End, GoBack, Images, Init, Recovery};
+use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
@@ -17,7 +18,7 @@ use crate::{Outcome, RunError, control, finish, gpu, open_log, warm_of};
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
-use kedge_process::{Rebuilt, RestartOptions, Restarted, Tracker};
+use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use std::os::fd::RawFd;
@@ -51,6 +52,8 @@ pub struct RestartSpec {
     pub far: Option<Far>,
     /// The numbers of the parts that are restarted here; none: all.
     pub parts: Vec<u32>,
+    /// What the user is shown until the job runs.
+    pub showing: Option<Showing>,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -90,6 +93,10 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let warm = spec.warm(&dir, &images);
     let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
     let outcome = restart_one(spec, &place, &images, &keeper);
+    if let (Err(_), None) = (&outcome, &spec.back) {
+        dir.remove_meta();
+    }
+    let outcome = given_up(outcome);
     if let Ok(None) = outcome {
         let used = spec.used();
         return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
@@ -100,6 +107,13 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     dir.retire();
     jobs.prune();
     Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
+}
+
+/// A restart that a signal has ended is no failure: this process ends by that signal, once nothing is left.
+fn given_up(outcome: Result<Option<Outcome>, RunError>) -> Result<Option<Outcome>, RunError> {
+    let Err(RunError::Restart(EngineError::GivenUp)) = outcome else { return outcome };
+    recover::end_all()?;
+    Ok(Some(Outcome::Killed(signals::sent_to_end().unwrap_or(libc::SIGINT))))
 }
 
 /// The job's name, its folder, and the images that it may be restarted from, the newest first.
@@ -158,8 +172,12 @@ fn restart_one(
     images: &[(PathBuf, Manifest)],
     keeper: &Keeper,
 ) -> Result<Option<Outcome>, RunError> {
-    let Place { name, joint, dir, .. } = *place;
+    let dir = place.dir;
     let log = open_log(dir)?;
+    // Of a job that goes back it is there.
+    if let (Some((_, manifest)), None) = (images.first(), &spec.back) {
+        dir.write_meta(&meta_of(spec, place, manifest))?;
+    }
     let signals = Signals::block();
     signals::become_subreaper();
     let (restarted, manifest, _stand_in) = first_that_works(spec, place, images, &log)?;
@@ -172,19 +190,11 @@ fn restart_one(
         log.line(&format!("{}: {error}: nothing is held in memory", dir.keeper().display()));
     }
     let policy = spec.policy.or(Policy::of_image(manifest));
-    let meta = Meta {
-        name: name.to_string(),
-        supervisor: std::process::id(),
-        pid: restarted.root(),
-        command: manifest.command.clone(),
-        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
-        started: jobs::now(),
-        ended: None,
-        state: State::Running,
-        policy: Some(policy.clone()),
-        joint: joint.map(|joint| joint.job.to_string()),
-    };
-    dir.write_meta(&meta)?;
+    let meta = Meta { pid: restarted.root(), ..meta_of(spec, place, manifest) };
+    // It runs: a disk that has become full does not change that.
+    if let Err(error) = dir.write_meta(&meta) {
+        log.line(&error.to_string());
+    }
     let restarted = Arc::new(restarted);
     let outcome = watch(policy, dir, &log, &signals, &restarted);
     if dir.lost().exists() {
@@ -194,6 +204,22 @@ fn restart_one(
     }
     finish(dir, meta, outcome, &log);
     Ok(Some(outcome))
+}
+
+/// What is told of a job that does not run as yet.
+fn meta_of(spec: &RestartSpec, place: &Place<'_>, manifest: &Manifest) -> Meta {
+    Meta {
+        name: place.name.to_string(),
+        supervisor: std::process::id(),
+        pid: None,
+        command: manifest.command.clone(),
+        gpu: spec.devices(manifest).map_or("none".into(), |devices| devices.gpu),
+        started: jobs::now(),
+        ended: None,
+        state: State::Running,
+        policy: Some(spec.policy.or(Policy::of_image(manifest))),
+        joint: place.joint.map(|joint| joint.job.to_string()),
+    }
 }
 
 /// Restarts the newest image that is whole; a damaged one is passed over, which the log tells.
@@ -235,14 +261,23 @@ fn first_that_works<'a>(
         if let (Some(joint), Some(joining)) = (joint, &spec.joining) {
             JOIN.wait_for_others(joint.clone(), joining.clone());
         }
+        if let Some(showing) = spec.showing {
+            SHOWN.show(showing, manifest);
+        }
         let home = former.unwrap_or_else(|| dir.path().to_owned());
         let checkpointer =
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
-        let plugins: More = vec![&GPU, &JOIN];
+        let plugins: More = vec![&GPU, &JOIN, &SHOWN];
         let usual = RestartOptions::new(folder.clone());
-        let options = RestartOptions { paths, plugins, lazy: spec.lazy, inherits, ..usual };
-        match kedge_process::restart(&options, |job| checkpointer.serve(job)) {
+        let give_up = || signals::sent_to_end().is_some();
+        let options =
+            RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, ..usual };
+        let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
+        if restarted.is_err() {
+            SHOWN.take_back();
+        }
+        match restarted {
             Ok(restarted) => {
                 let ms = begin.elapsed().as_secs_f64() * 1e3;
                 log.line(&format!("restarted from {} within {ms:.0} ms", folder.display()));
@@ -251,6 +286,10 @@ fn first_that_works<'a>(
                 }
                 restarted.notes.iter().for_each(|note| log.line(note));
                 return Ok((restarted, manifest, stand_in.flatten()));
+            }
+            Err(EngineError::GivenUp) => {
+                log.line("the restart was ended by a signal: nothing is left of it");
+                return Err(EngineError::GivenUp.into());
             }
             Err(error) if GPU.held().is_some() => {
                 let image = folder.display();

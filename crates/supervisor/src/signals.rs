@@ -97,6 +97,25 @@ impl Signals {
     }
 }
 
+/// Which of the signals that are to end this process has been sent to it while they are blocked; none that it was
+/// started to ignore.
+pub(crate) fn sent_to_end() -> Option<libc::c_int> {
+    let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    let mut pending = MaybeUninit::zeroed();
+    // SAFETY: sigpending fills the set; sigaction only tells, into a zeroed structure, which is plain data.
+    unsafe {
+        libc::sigpending(pending.as_mut_ptr());
+        let pending = pending.assume_init();
+        let ends = |signal: &libc::c_int| {
+            let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+            libc::sigaction(*signal, std::ptr::null(), action.as_mut_ptr());
+            let ignored = action.assume_init().sa_sigaction == libc::SIG_IGN;
+            libc::sigismember(&pending, *signal) == 1 && !ignored
+        };
+        all.into_iter().find(ends)
+    }
+}
+
 /// Makes the waiting of this process look at its children again.
 pub(crate) fn look_at_children() {
     // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from there.

@@ -50,7 +50,8 @@ pub(super) fn known(name: &str, unit: &str) -> Known {
     let own = super::checkpoint::known::is_rate(name);
     let rate = own || unit.contains("/s") || unit.starts_with("of ") && unit != "of 1";
     let better = if rate { Better::Higher } else { Better::Lower };
-    let target = target(name).or_else(|| super::process::known::target(name));
+    let target = target(name).or_else(|| super::cost::target(name));
+    let target = target.or_else(|| super::process::known::target(name));
     let target = target.or_else(|| super::checkpoint::known::target(name));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 pub(crate) mod codecs;
+mod cost;
 mod figures;
 pub(crate) mod process;
 
@@ -54,9 +55,12 @@ pub(crate) struct BenchArgs {
     native: bool,
     /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is checkpointed
     /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device [default: 4G, and
-    /// 256M on soft]
-    #[arg(long, value_name = "SIZE")]
-    size: Option<Size>,
+    /// 256M on soft]; several: 4G,16G
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    size: Vec<Size>,
+    /// checkpoint: do not have the driver checkpoint a program of that size too, which takes it long
+    #[arg(long)]
+    no_driver: bool,
     /// codecs, process, checkpoint: a folder on the disk to write to [default: where images go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -83,8 +87,12 @@ enum What {
     /// without kedge, by turns. Takes some minutes
     Process,
     /// What checkpoints of a job that uses a device cost the program, by its own clock; the second where 5 %
-    /// of the memory has changed; what another program on the device notices. Takes a minute or more
+    /// of the memory has changed; what another program on the device notices; the driver's own
+    /// checkpoint beside it. Takes a minute or more for each size
     Checkpoint,
+    /// What being a job that can be checkpointed costs a program that uses a GPU, while it is not: by turns with
+    /// the same program on the machine's own driver
+    Cost,
 }
 
 impl What {
@@ -97,6 +105,7 @@ impl What {
             What::Barriers => "barriers",
             What::Process => "process",
             What::Checkpoint => "checkpoint",
+            What::Cost => "cost",
         }
     }
 }
@@ -134,21 +143,30 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 
 /// Hands over each series as it comes.
 fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String> {
-    if args.what == What::Codecs {
-        let size = args.size.map_or(CODECS_SIZE, |size| size.0);
-        return codecs::run(size, args.dir.as_deref(), sink);
-    }
-    if args.what == What::Barriers {
-        return process::barriers::run(args.dir.as_deref(), sink);
-    }
-    if args.what == What::Process {
-        return process::run(args.size.map(|size| size.0), args.dir.as_deref(), sink);
-    }
-    if args.what == What::Checkpoint {
-        let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
-        let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
-        let size = args.size.map_or(usual, |size| size.0);
-        return checkpoint::run(&gpu, size, args.dir.as_deref(), sink);
+    let dir = args.dir.as_deref();
+    let sizes: Vec<u64> = args.size.iter().map(|size| size.0).collect();
+    match args.what {
+        What::Codecs => {
+            let sizes = if sizes.is_empty() { vec![CODECS_SIZE] } else { sizes };
+            return sizes.iter().try_for_each(|size| codecs::run(*size, dir, sink));
+        }
+        What::Barriers => return process::barriers::run(dir, sink),
+        What::Process => return process::run(sizes, dir, sink),
+        What::Checkpoint => {
+            let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+            let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
+            let sizes = if sizes.is_empty() { vec![usual] } else { sizes };
+            let folder = codecs::Scratch::new(dir)?;
+            let driver = !args.no_driver;
+            let bench = checkpoint::Bench { gpu: &gpu, dir: &folder.0, driver };
+            return sizes.iter().try_for_each(|size| bench.run(*size, sink));
+        }
+        What::Cost => {
+            let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+            let folder = codecs::Scratch::new(dir)?;
+            return cost::run(&gpu, &folder.0, sink);
+        }
+        What::Calls | What::Copy | What::Soft => {}
     }
     let soft_only = (args.what == What::Soft).then_some("bench soft");
     let gpu = || gpu::resolve(args.gpu.as_ref(), soft_only).map(|gpu| gpu.spec);

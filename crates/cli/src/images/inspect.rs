@@ -1,5 +1,6 @@
 //! `kedge inspect`.
 
+use super::devices::Devices;
 use super::{date, name, real};
 use crate::Failure;
 use crate::output::{self, PLAIN, Table};
@@ -13,7 +14,8 @@ use std::path::PathBuf;
 const AFTER_HELP: &str = "\
 MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, the
 part that is as in the image that this one builds on. The other columns are bytes in the file, by
-how they are stored; PLAIN, the contents of open files and pipes.
+how they are stored; PLAIN, the contents of open files and pipes. Below, for each process that had
+devices: what it had on them, and what a restart makes anew there.
 
 Tables are read and checked, contents are not: that is what `kedge verify` does.";
 
@@ -27,7 +29,9 @@ pub(crate) struct InspectArgs {
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
     /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
-    /// gzip, parent, plain), parts (of a job of several, which are images: image, processes, bytes)
+    /// gzip, parent, plain), devices (of a process: pid, program, gpu, devices, memory: kind, count, bytes,
+    /// zero, raw, packed, parent; made: names and numbers), parts (of a job of several, which are images: image,
+    /// processes, bytes)
     #[arg(long)]
     json: bool,
 }
@@ -43,6 +47,7 @@ struct Report {
     parent: Option<String>,
     bytes: u64,
     files: Vec<Contents>,
+    devices: Vec<Devices>,
     parts: Vec<PartReport>,
 }
 
@@ -74,14 +79,21 @@ struct Contents {
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let (image, manifest) = newest(&real(&args.image)?)?;
-    let mut files = Vec::new();
+    let (mut files, mut devices) = (Vec::new(), Vec::new());
     for entry in &manifest.files {
         let empty =
             Contents { name: entry.name.clone(), bytes: entry.bytes, ..Contents::default() };
-        files.push(match entry.is_plain() {
-            true => Contents { plain: entry.bytes, ..empty },
-            false => contents(empty, &ImageFile::open(&image.join(&entry.name), Some(entry))?),
-        });
+        if entry.is_plain() {
+            files.push(Contents { plain: entry.bytes, ..empty });
+            continue;
+        }
+        let file = ImageFile::open(&image.join(&entry.name), Some(entry))?;
+        files.push(contents(empty, &file));
+        if kedge_supervisor::is_of_devices(&entry.name) {
+            devices.push(Devices::of(&file).map_err(|why| {
+                Failure::new(format!("{}: {why}", image.join(&entry.name).display()))
+            })?);
+        }
     }
     let mut parts = Vec::new();
     for part in &manifest.parts {
@@ -99,6 +111,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         processes: manifest.processes,
         parent: manifest.parent.map(|parent| parent.name),
         files,
+        devices,
     };
     if args.json {
         return Ok(output::json(&report)?);
@@ -143,7 +156,8 @@ fn render(report: &Report) -> String {
         text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
     }
     text.push('\n');
-    text + &if report.parts.is_empty() { files(report) } else { parts(report) }
+    let devices: String = report.devices.iter().map(Devices::render).collect();
+    text + &if report.parts.is_empty() { files(report) } else { parts(report) } + &devices
 }
 
 fn parts(report: &Report) -> String {

@@ -44,14 +44,20 @@ pub struct RestartOptions {
     pub lazy: bool,
     /// Descriptors of the caller's that plugins have in the job's init too.
     pub inherits: Vec<RawFd>,
+    /// Asked again and again until the job runs: whether it is to be given up.
+    pub give_up: fn() -> bool,
 }
+
+/// So often, in milliseconds.
+const ASKED: libc::c_int = 50;
 
 impl RestartOptions {
     /// The usual ones.
     pub fn new(folder: PathBuf) -> RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
-        RestartOptions { folder, streams, paths, plugins, lazy: false, inherits }
+        let (lazy, give_up) = (false, || false);
+        RestartOptions { folder, streams, paths, plugins, lazy, inherits, give_up }
     }
 }
 
@@ -172,11 +178,32 @@ pub fn restart(
     let failed = |what| move |source| EngineError::System { pid: 0, what, source };
     let (mut report, inner) = UnixStream::pair().map_err(failed("make a socket"))?;
     let keeper = namespaces::enter(&plan, &options.streams, inner, serve)?;
+    if !said(&report, options.give_up) {
+        // The init and all that it has made end with it.
+        // SAFETY: a plain call; it is a child of this process that nobody has waited for.
+        unsafe { libc::kill(keeper, libc::SIGKILL) };
+        wait(keeper, 0);
+        return Err(EngineError::GivenUp);
+    }
     match init::outcome(&mut report) {
         Ok((root, notes)) => Ok(Restarted { keeper, root, report, notes }),
         Err(error) => {
             wait(keeper, 0);
             Err(error)
+        }
+    }
+}
+
+/// Waits until the init has said how it went, or is gone; `false` if it is given up first.
+fn said(report: &UnixStream, give_up: fn() -> bool) -> bool {
+    let mut waited = libc::pollfd { fd: report.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    loop {
+        // SAFETY: one structure, which lives as long as the call.
+        match unsafe { libc::poll(&raw mut waited, 1, ASKED) } {
+            0 if give_up() => return false,
+            0 => {}
+            // What is wrong with it is found out where it is read.
+            _ => return true,
         }
     }
 }

@@ -10,9 +10,10 @@ const MEASURED: [(&str, f64, f64); 3] =
 pub(in crate::bench) fn target(name: &str) -> Option<f64> {
     let (what, size) = name.rsplit_once(", ")?;
     Some(match (what, size) {
-        (super::PAUSE, "4 GiB") => 20.0,
-        (super::PAUSE, "16 GiB") => 28.0,
-        (super::PAUSE | super::CHANGED_PAUSE, "40 GiB") => 45.0,
+        (super::PAUSE | super::RESIDENT_PAUSE, "4 GiB") => 20.0,
+        (super::PAUSE | super::RESIDENT_PAUSE, "16 GiB") => 28.0,
+        (super::PAUSE | super::RESIDENT_PAUSE | super::CHANGED_PAUSE, "40 GiB") => 45.0,
+        (super::PAUSE, size) if size.starts_with("100 GiB") => 1700.0,
         (super::CHANGED_BYTES, _) => 0.07,
         (super::DRAIN, _) => 0.97,
         (super::AFTER, _) => 0.99,
@@ -35,6 +36,6 @@ pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'st
 
 /// Whether more of it is better.
 pub(in crate::bench) fn is_rate(name: &str) -> bool {
-    let rates = [super::DRAIN, super::AFTER, super::OTHER];
+    let rates = [super::DRAIN, super::AFTER, super::OTHER, super::IDLE_DRAIN];
     name.rsplit_once(", ").is_some_and(|(what, _)| rates.contains(&what))
 }

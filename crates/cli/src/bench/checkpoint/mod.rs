@@ -1,79 +1,213 @@
 //! `kedge bench checkpoint`: what a checkpoint of a job that uses a device costs the program, by its own clock:
-//! the pause, the drain behind it, a second one that holds what has changed, the restart; and what another
-//! program on the same device notices.
+//! the pause, the drain behind it, a second one that holds what has changed, the restart; what another
+//! program on the same device notices; and the driver's own checkpoint of the same program.
 
+mod image;
 pub(super) mod known;
 
-use super::codecs::Scratch;
-use super::process::job::{Job, Taken, Warm};
+use super::process::job::{Job, Taken, Warm, kedge};
 use crate::size::Size;
-use kedge_image::{Codec, ImageFile, Manifest};
-use kedge_probe::Series;
+use image::{empty, room, settle, stored};
+use kedge_probe::{DriverTimes, Held, Series};
 use kedge_proxy::backend::GpuSpec;
-use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::SystemTime;
 
-/// Jobs of each size, and checkpoints that hold changes of each.
+/// Jobs of each size, of large ones, and checkpoints that hold changes of each.
 const ROUNDS: usize = 3;
+const LARGE: u64 = 8 << 30;
+const CHANGES: usize = 3;
 /// Seconds that a rate is measured for.
 const SECONDS: &str = "rate 1";
 /// Of the blocks.
 const CHANGE: &str = "change 5";
-/// An image is durable within this.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// What the program holds on the host where that is measured, and beside it on the device.
+const RESIDENT: u64 = 1 << 30;
+/// The driver's own checkpoint puts the bytes into host memory: as much as was tried.
+const DRIVER_MOST: u64 = 48 << 30;
 
 pub(super) const PAUSE: &str = "the program's longest pause";
+pub(super) const RESIDENT_PAUSE: &str =
+    "as much on the host, 1 GiB at most: the program's longest pause";
 pub(super) const REST: &str = "time to come to rest, before it";
 pub(super) const CHANGED_PAUSE: &str = "5 % changed: the program's longest pause";
 pub(super) const CHANGED_BYTES: &str = "5 % changed: drained, of the device's memory";
 pub(super) const DRAIN: &str = "beats while it is drained";
 pub(super) const AFTER: &str = "beats after checkpoints";
 pub(super) const OTHER: &str = "beats of another program on the device meanwhile";
+pub(super) const OTHER_PAUSE: &str = "another program's longest pause meanwhile";
 pub(super) const RESTART: &str = "restart until the program answers";
 pub(super) const RESTART_WARM: &str = "restart in a warm proxy until the program answers";
 pub(super) const DURABLE: &str = "durable";
+pub(super) const IDLE_DRAIN: &str =
+    "drain of a program that waits, with all else until it is durable";
+pub(super) const DRIVER_TAKES: &str = "the driver's own: checkpoint";
+pub(super) const DRIVER_BRINGS: &str = "the driver's own: restore";
 
 type Sink<'a> = dyn FnMut(Series) + 'a;
 
-/// Measures with `size` bytes on the device and hands over each series as it is done.
-pub(super) fn run(
-    gpu: &GpuSpec,
-    size: u64,
-    dir: Option<&Path>,
-    sink: &mut Sink<'_>,
-) -> Result<(), String> {
-    let folder = Scratch::new(dir)?;
-    let mut all = All::default();
-    for _ in 0..ROUNDS {
-        all.round(gpu, size, &folder.0)?;
-        empty(&folder.0)?;
+/// Where it is measured.
+pub(super) struct Bench<'a> {
+    pub(super) gpu: &'a GpuSpec,
+    /// For images.
+    pub(super) dir: &'a Path,
+    /// Whether the driver is to checkpoint a program too.
+    pub(super) driver: bool,
+}
+
+/// What a job of one size holds and how it is stored: as noise, or so that the disk has room for it.
+struct Load {
+    held: Held,
+    codec: &'static str,
+}
+
+impl Bench<'_> {
+    /// Measures with `size` bytes on the device and hands over the series.
+    pub(super) fn run(&self, size: u64, sink: &mut Sink<'_>) -> Result<(), String> {
+        let noise = room(self.dir) > size + size / 4 + RESIDENT;
+        let codec = if noise { "raw" } else { "auto" };
+        let load = Load { held: held(size, 0, noise)?, codec };
+        let mut all = All::default();
+        for _ in 0..if size > LARGE { 1 } else { ROUNDS } {
+            self.round(&load, &mut all)?;
+            empty(self.dir)?;
+            // Where the disk is not what it waits for, or it does not take long.
+            if size <= LARGE || !noise {
+                self.beside(&load, &mut all)?;
+                empty(self.dir)?;
+            }
+            if noise {
+                self.resident(&load, &mut all)?;
+                empty(self.dir)?;
+            }
+        }
+        // There may be no driver that can.
+        if self.driver && size <= DRIVER_MOST && !matches!(self.gpu, GpuSpec::Soft { .. }) {
+            let times = by_driver(&load.held)?;
+            all.driver_takes.push(times.lock + times.checkpoint);
+            all.driver_brings.push(times.restore + times.unlock);
+        }
+        let stored = if noise { "" } else { " (not noise: the disk has no room)" };
+        all.tell(&format!("{}{stored}", Size(size)), sink);
+        Ok(())
     }
-    all.others.push(beside(gpu, size, &folder.0)?);
-    let series = [
-        (PAUSE, "ms", all.pauses),
-        (REST, "ms", all.rests),
-        (DURABLE, "s", all.durable),
-        (CHANGED_PAUSE, "ms", all.changed_pauses),
-        (CHANGED_BYTES, "of 1", all.changed_bytes),
-        (RESTART, "s", all.restarts),
-        (RESTART_WARM, "s", all.warm_restarts),
-        (DRAIN, "× alone", all.drains),
-        (AFTER, "× before", all.after),
-        (OTHER, "× alone", all.others),
-    ];
-    for (name, unit, samples) in series {
-        let name = format!("{name}, {}", Size(size));
-        sink(Series { name, unit: unit.into(), samples });
+
+    /// One that is to be checkpointed. What a GPU has no room for may take the host's, and not half of it only.
+    fn job(&self, held: &Held, options: &[&str]) -> Result<Job, String> {
+        let most = held.device.to_string();
+        let options = [options, &["--cache-host", &most]].concat();
+        Job::beating(self.gpu, held, self.dir, "a", &options)
     }
-    Ok(())
+
+    /// One job, from its start to its restart.
+    fn round(&self, load: &Load, all: &mut All) -> Result<(), String> {
+        let mut job = self.job(&load.held, &["--incremental"])?;
+        let before = job.ask(SECONDS)?;
+        let full = self.first(&mut job, load, before, all)?;
+        all.after.push(job.ask(SECONDS)? / before);
+        for _ in 0..CHANGES {
+            job.ask(CHANGE)?;
+            job.ask("reset")?;
+            let taken = job.checkpoint_by(load.codec, &[])?;
+            all.changed_pauses.push(job.ask("gap")? * 1e3);
+            all.changed_bytes.push(stored(&taken.image)? as f64 / load.held.device as f64);
+        }
+        all.rests.extend(job.rests()?);
+        job.end();
+        let (restarted, seconds) = Job::restart(&full.image, &[])?;
+        all.restarts.push(seconds);
+        restarted.end();
+        let _warm = Warm::start(self.gpu)?;
+        let (restarted, seconds) = Job::restart(&full.image, &[])?;
+        all.warm_restarts.push(seconds);
+        restarted.end();
+        Ok(())
+    }
+
+    /// The first checkpoint of a job, which holds everything, while it beats.
+    fn first(
+        &self,
+        job: &mut Job,
+        load: &Load,
+        before: f64,
+        all: &mut All,
+    ) -> Result<Taken, String> {
+        job.ask("reset")?;
+        let begin = SystemTime::now();
+        let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
+        // A drain that is over sooner is measured with what comes behind it.
+        all.drains.push(job.ask(SECONDS)? / before);
+        all.durable.push(settle(&taken.image, begin)?);
+        all.pauses.push(job.ask("gap")? * 1e3);
+        Ok(taken)
+    }
+
+    /// What another program keeps of its speed while a job on the same device is checkpointed, and how long it
+    /// stands still; and how fast the bytes of a program that waits become an image.
+    fn beside(&self, load: &Load, all: &mut All) -> Result<(), String> {
+        let small = held(1 << 20, 0, true)?;
+        let mut job = self.job(&load.held, &[])?;
+        let mut other = Job::beating(self.gpu, &small, self.dir, "b", &[])?;
+        job.ask("rest")?;
+        let alone = other.ask(SECONDS)?;
+        other.ask("reset")?;
+        other.tell(SECONDS)?;
+        let begin = SystemTime::now();
+        let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
+        all.others.push(other.answer()? / alone);
+        all.other_pauses.push(other.ask("gap")? * 1e3);
+        other.end();
+        let gib = load.held.device as f64 / f64::from(1 << 30);
+        all.idle_drains.push(gib / settle(&taken.image, begin)?);
+        job.end();
+        Ok(())
+    }
+
+    /// The pause of a program that holds memory on the host as well.
+    fn resident(&self, load: &Load, all: &mut All) -> Result<(), String> {
+        let host = RESIDENT.min(load.held.device as u64) as usize;
+        let more = Held { host, ..load.held };
+        let mut job = self.job(&more, &["--incremental"])?;
+        job.ask(SECONDS)?;
+        job.ask("reset")?;
+        let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
+        job.ask(SECONDS)?;
+        all.resident_pauses.push(job.ask("gap")? * 1e3);
+        // Which takes a large one long, and another has told.
+        if load.held.device as u64 <= LARGE {
+            settle(&taken.image, SystemTime::now())?;
+        }
+        job.end();
+        Ok(())
+    }
+}
+
+fn held(device: u64, host: usize, noise: bool) -> Result<Held, String> {
+    let device = usize::try_from(device).map_err(|_| "--size is more than memory has")?;
+    Ok(Held { device, host, noise })
+}
+
+/// The driver's own checkpoint of the same program, which beats natively.
+fn by_driver(held: &Held) -> Result<DriverTimes, String> {
+    let mut program = Job::native(held)?;
+    program.ask(SECONDS)?;
+    let mut command = kedge()?;
+    let output = command.args(["probe", "driver", &program.pid().to_string()]).output();
+    let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
+    let said = |_| format!("the driver's own: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let times = serde_json::from_slice(&output.stdout).map_err(said)?;
+    program.ask("ping")?;
+    program.end();
+    Ok(times)
 }
 
 #[derive(Default)]
 struct All {
     pauses: Vec<f64>,
+    resident_pauses: Vec<f64>,
     rests: Vec<f64>,
     durable: Vec<f64>,
+    idle_drains: Vec<f64>,
     changed_pauses: Vec<f64>,
     changed_bytes: Vec<f64>,
     restarts: Vec<f64>,
@@ -81,93 +215,32 @@ struct All {
     drains: Vec<f64>,
     after: Vec<f64>,
     others: Vec<f64>,
+    other_pauses: Vec<f64>,
+    driver_takes: Vec<f64>,
+    driver_brings: Vec<f64>,
 }
 
 impl All {
-    /// One job, from its start to its restart.
-    fn round(&mut self, gpu: &GpuSpec, size: u64, dir: &Path) -> Result<(), String> {
-        let mut job = Job::beating(gpu, size, dir, "a", &["--incremental"])?;
-        let before = job.ask(SECONDS)?;
-        let first = self.first(&mut job)?;
-        settle(&first)?;
-        self.after.push(job.ask(SECONDS)? / before);
-        for _ in 0..ROUNDS {
-            job.ask(CHANGE)?;
-            job.ask("reset")?;
-            let taken = job.checkpoint(&[])?;
-            self.changed_pauses.push(job.ask("gap")? * 1e3);
-            self.changed_bytes.push(stored(&taken.image)? as f64 / size as f64);
+    fn tell(self, size: &str, sink: &mut Sink<'_>) {
+        let series = [
+            (PAUSE, "ms", self.pauses),
+            (RESIDENT_PAUSE, "ms", self.resident_pauses),
+            (REST, "ms", self.rests),
+            (DURABLE, "s", self.durable),
+            (IDLE_DRAIN, "GiB/s", self.idle_drains),
+            (CHANGED_PAUSE, "ms", self.changed_pauses),
+            (CHANGED_BYTES, "of 1", self.changed_bytes),
+            (RESTART, "s", self.restarts),
+            (RESTART_WARM, "s", self.warm_restarts),
+            (DRAIN, "× alone", self.drains),
+            (AFTER, "× before", self.after),
+            (OTHER, "× alone", self.others),
+            (OTHER_PAUSE, "ms", self.other_pauses),
+            (DRIVER_TAKES, "s", self.driver_takes),
+            (DRIVER_BRINGS, "s", self.driver_brings),
+        ];
+        for (name, unit, samples) in series {
+            sink(Series { name: format!("{name}, {size}"), unit: unit.into(), samples });
         }
-        let alone = job.ask(SECONDS)?;
-        // A drain that is over sooner is measured with what comes behind it.
-        let draining = job.checkpoint(&["--full", "--wait", "captured"])?;
-        self.drains.push(job.ask(SECONDS)? / alone);
-        settle(&draining)?;
-        self.rests.extend(job.rests()?);
-        job.end();
-        let (restarted, seconds) = Job::restart(&draining.image, &[])?;
-        self.restarts.push(seconds);
-        restarted.end();
-        let _warm = Warm::start(gpu)?;
-        let (restarted, seconds) = Job::restart(&draining.image, &[])?;
-        self.warm_restarts.push(seconds);
-        restarted.end();
-        Ok(())
     }
-
-    /// The first checkpoint of a job, while it beats.
-    fn first(&mut self, job: &mut Job) -> Result<Taken, String> {
-        job.ask("reset")?;
-        let taken = job.checkpoint(&[])?;
-        self.pauses.push(job.ask("gap")? * 1e3);
-        self.durable.push(taken.seconds.ok_or("the image did not become durable")?);
-        Ok(taken)
-    }
-}
-
-/// The part of its speed that another program keeps while a job on the same device is checkpointed.
-fn beside(gpu: &GpuSpec, size: u64, dir: &Path) -> Result<f64, String> {
-    let job = Job::beating(gpu, size, dir, "a", &[])?;
-    let mut other = Job::beating(gpu, 1 << 20, dir, "b", &[])?;
-    let alone = other.ask(SECONDS)?;
-    other.tell(SECONDS)?;
-    let taken = job.checkpoint(&["--wait", "captured"])?;
-    let with = other.answer()?;
-    settle(&taken)?;
-    other.end();
-    job.end();
-    Ok(with / alone)
-}
-
-/// Returns when the image is one.
-fn settle(taken: &Taken) -> Result<(), String> {
-    let end = Instant::now() + PATIENCE;
-    while Manifest::read(&taken.image).is_err() {
-        if Instant::now() > end {
-            return Err(format!("{} does not become durable", taken.image.display()));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
-
-/// Bytes of the devices' memory that the image holds itself.
-fn stored(image: &Path) -> Result<u64, String> {
-    let manifest = Manifest::read(image).map_err(|error| error.to_string())?;
-    let files = manifest.files.iter().filter(|file| file.name.starts_with("gpu-"));
-    let mut bytes = 0;
-    for entry in files {
-        let file = ImageFile::open(&image.join(&entry.name), Some(entry));
-        let file = file.map_err(|error| error.to_string())?;
-        let own = file.memory().filter(|extent| extent.codec != Codec::Parent);
-        bytes += own.map(|extent| extent.decoded).sum::<u64>();
-    }
-    Ok(bytes)
-}
-
-/// Removes the images of a round.
-fn empty(dir: &Path) -> Result<(), String> {
-    let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
-    let mut paths = entries.flatten().map(|entry| entry.path());
-    paths.try_for_each(fs::remove_dir_all).map_err(|error| error.to_string())
 }

@@ -1,6 +1,7 @@
 //! A job that holds memory, as the figures need it: told what to do by its standard input, checkpointed,
 //! killed and restarted by the command that people use.
 
+use kedge_probe::Held;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::warm;
 use serde::Deserialize;
@@ -28,7 +29,7 @@ pub(in crate::bench) struct Job {
     name: String,
 }
 
-fn kedge() -> Result<Command, String> {
+pub(in crate::bench) fn kedge() -> Result<Command, String> {
     let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
     Ok(Command::new(kedge))
 }
@@ -45,10 +46,10 @@ impl Job {
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
 
-    /// One that holds `size` bytes on a device, launches and synchronises; `tag` tells it from others.
+    /// One that holds device memory, launches and synchronises; `tag` tells it from others.
     pub(in crate::bench) fn beating(
         gpu: &GpuSpec,
-        size: u64,
+        held: &Held,
         dir: &Path,
         tag: &str,
         options: &[&str],
@@ -57,9 +58,25 @@ impl Job {
         let mut command = kedge()?;
         command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
         command.args(options).arg("--").arg(kedge()?.get_program());
-        command.args(["probe", "beat", &size.to_string()]);
+        Job::beat(command, held, name)
+    }
+
+    /// The same program by itself, on this machine's own driver.
+    pub(in crate::bench) fn native(held: &Held) -> Result<Job, String> {
+        Job::beat(kedge()?, held, "without kedge".into())
+    }
+
+    fn beat(mut command: Command, held: &Held, name: String) -> Result<Job, String> {
+        command.args(["probe", "beat", &held.device.to_string()]);
+        command.args(["--host", &held.host.to_string()]);
+        command.args((!held.noise).then_some("--plain"));
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
+    }
+
+    /// The process that was started: the program's, if it is native.
+    pub(in crate::bench) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Milliseconds that its devices took to come to rest, at each checkpoint so far.
@@ -117,8 +134,16 @@ impl Job {
     }
 
     pub(in crate::bench) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
+        self.checkpoint_by("raw", options)
+    }
+
+    pub(in crate::bench) fn checkpoint_by(
+        &self,
+        codec: &str,
+        options: &[&str],
+    ) -> Result<Taken, String> {
         let mut command = kedge()?;
-        command.args(["checkpoint", &self.name, "--json", "--codec", "raw"]).args(options);
+        command.args(["checkpoint", &self.name, "--json", "--codec", codec]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());

@@ -46,11 +46,7 @@ pub(super) const LAZY: &str = "lazy restart to the first answer";
 type Sink<'a> = dyn FnMut(Series) + 'a;
 
 /// Measures and hands over each series as it is done.
-pub(super) fn run(
-    size: Option<u64>,
-    dir: Option<&Path>,
-    sink: &mut Sink<'_>,
-) -> Result<(), String> {
+pub(super) fn run(sizes: Vec<u64>, dir: Option<&Path>, sink: &mut Sink<'_>) -> Result<(), String> {
     let folder = Scratch::new(dir)?;
     for (name, said) in LOOPS {
         costs(name, said, sink)?;
@@ -58,10 +54,8 @@ pub(super) fn run(
     starts(sink)?;
     barriers::measure(&folder.0, sink)?;
     let room = plain::room(&folder.0);
-    let sizes = match size {
-        Some(size) => vec![size],
-        None => SIZES.into_iter().filter(|size| *size <= room).collect(),
-    };
+    let usual = || SIZES.into_iter().filter(|size| *size <= room).collect();
+    let sizes: Vec<u64> = if sizes.is_empty() { usual() } else { sizes };
     for size in if sizes.is_empty() { vec![SMALL] } else { sizes } {
         checkpoints(size, &folder.0, sink)?;
         changes(size, &folder.0, sink)?;

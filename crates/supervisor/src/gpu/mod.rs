@@ -2,40 +2,38 @@
 //! taken by the proxies while the job stands still, and written by them; at a restart new proxies bring it
 //! back and are tied to the clients in the old ones' place.
 
+mod begun;
+mod captures;
+mod ring;
+
 use crate::keeper::Held;
 use crate::management;
-use crate::proxies::{self, Launch, Proxies, Proxy, ProxyId};
+use crate::proxies::{self, Launch, Proxies};
 use crate::quiesce::Resting;
 use crate::sharing::{self, Lent};
 use crate::warm::WarmProxy;
-use kedge_image::{Choice, FileEntry, Manifest};
+use begun::{Begun, begin, go_on, why_not};
+pub(crate) use captures::Captures;
+use kedge_image::{FileEntry, Manifest};
+use kedge_process::EngineError;
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
-use kedge_process::{Captured, EngineError};
 use kedge_proxy::aliases;
 use kedge_proxy::control::{Answer, ControlError, Order};
-use kedge_proxy::joblog::JobLog;
-use kedge_wire::Text;
+use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longer than any device takes.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// A file's holes are looked for in it.
-const CHUNK: u64 = 1 << 20;
-/// Between a proxy's last word and its end.
-const ENDING: Duration = Duration::from_millis(500);
 
 /// The plugin of this process's job.
 pub(crate) static GPU: Gpu = Gpu(Mutex::new(Moment::Idle));
@@ -90,13 +88,6 @@ pub(crate) struct Restart {
     pub(crate) warm: Vec<WarmProxy>,
 }
 
-/// A proxy that brings a client's devices back.
-#[derive(Debug)]
-struct Begun {
-    client: u32,
-    proxy: Arc<Proxy>,
-}
-
 #[derive(Serialize, Deserialize)]
 struct State {
     clients: Vec<Saved>,
@@ -125,7 +116,7 @@ struct Saved {
 }
 
 /// Whether a file of an image is what a client's devices held.
-pub(crate) fn is_of_client(name: &str) -> bool {
+pub fn is_of_client(name: &str) -> bool {
     name.starts_with("gpu-") && name.ends_with(".kimg")
 }
 
@@ -150,13 +141,23 @@ fn is_shared_with_a_proxy(file: &Found) -> bool {
     ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
 }
 
-/// Whether it is a connection to the job's socket, which becomes one to a proxy.
+/// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy has ended is not.
 fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
     let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
-    let peer = || job.duplicate(file).ok().and_then(|fd| UnixStream::from(fd).peer_addr().ok());
-    // One whose proxy has ended is not.
-    let lives = || !matches!(unix_peer(file.stat.inode), Ok(None));
-    stream && peer().is_some_and(|peer| peer.as_pathname() == Some(socket)) && lives()
+    let end = || job.duplicate(file).ok().map(UnixStream::from);
+    stream && end().is_some_and(|end| leads_to(&end, socket) && !is_over(&end))
+}
+
+fn leads_to(end: &UnixStream, socket: &Path) -> bool {
+    end.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(socket))
+}
+
+/// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it had, but is not.
+fn is_over(end: &UnixStream) -> bool {
+    let mut looked = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one structure, which lives as long as the call; it does not wait.
+    let found = unsafe { libc::poll(&raw mut looked, 1, 0) };
+    found > 0 && looked.revents & libc::POLLHUP != 0
 }
 
 /// What a description is to a client.
@@ -207,7 +208,7 @@ impl Gpu {
         let clients = captured.collect();
         let socket = socket.to_owned();
         *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track };
-        Ok(Captures { clients })
+        Ok(Captures::of(clients))
     }
 
     /// Descriptors are about to be made again, in this process.
@@ -238,93 +239,6 @@ impl Gpu {
 
     fn moment(&self) -> MutexGuard<'_, Moment> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What the devices of a job held, until it is written or this is dropped.
-#[derive(Debug)]
-pub(crate) struct Captures {
-    /// With the names of their files.
-    clients: Vec<(String, Resting)>,
-}
-
-impl Captures {
-    /// Writes everything, the processes' memory side by side with the devices': the image of `folder`. With
-    /// `holder`, a log, has it held in memory as well; of how many clients it is, if of all.
-    pub(crate) fn write(
-        mut self,
-        captured: Captured,
-        manifest: Manifest,
-        folder: &Path,
-        codec: Choice,
-        holder: Option<&JobLog>,
-    ) -> Result<(Manifest, Option<u32>), EngineError> {
-        let clients = std::mem::take(&mut self.clients);
-        let all = clients.len() as u32;
-        let held = &AtomicU32::new(0);
-        let save = |name: String, client: &Resting| {
-            if holder.is_some_and(|log| hold(client, folder, &name, log)) {
-                held.fetch_add(1, Ordering::SeqCst);
-            }
-            write(client, folder, name, codec)
-        };
-        let save = &save;
-        let manifest = thread::scope(|scope| {
-            let written: Vec<_> = clients
-                .into_iter()
-                .map(|(name, client)| scope.spawn(move || save(name, &client)))
-                .collect();
-            captured.finish_with(manifest, || {
-                let nonsense = || Err(PluginError::Refused("a thread has failed".into()));
-                let (mut files, mut build) = (Vec::new(), false);
-                for one in written {
-                    let (file, builds) = one.join().unwrap_or_else(|_| nonsense())?;
-                    files.push(file);
-                    build |= builds;
-                }
-                Ok((files, build))
-            })
-        })?;
-        let held = held.load(Ordering::SeqCst);
-        Ok((manifest, Some(held).filter(|held| *held == all && all > 0)))
-    }
-}
-
-impl Drop for Captures {
-    fn drop(&mut self) {
-        for (_, client) in &self.clients {
-            // One that does not hear it has ended, and what it held with it.
-            let _ = client.proxy.control.does(&Order::Forget {}, LIMIT);
-        }
-    }
-}
-
-/// Has what one client's devices held be held in memory. Where it cannot be, the log tells why.
-fn hold(client: &Resting, folder: &Path, name: &str, log: &JobLog) -> bool {
-    let image = Text::truncated(folder.to_string_lossy().into_owned());
-    let order = Order::Hold { image, file: Text::truncated(name.to_owned()) };
-    let held = client.proxy.control.does(&order, LIMIT);
-    if let Err(error) = &held {
-        log.line(&format!("process {}: nothing is held in memory: {error}", client.pid));
-    }
-    held.is_ok()
-}
-
-/// Has one client's devices written: the file, and whether it builds on another.
-fn write(
-    client: &Resting,
-    folder: &Path,
-    name: String,
-    codec: Choice,
-) -> Result<(FileEntry, bool), PluginError> {
-    let path = Text::truncated(folder.join(&name).to_string_lossy().into_owned());
-    let order = Order::Write { path, codec: Text::truncated(codec.to_string()) };
-    match client.proxy.control.ask(&order, &[], LIMIT) {
-        Ok(Answer::Written { bytes, checksum, builds }) => {
-            Ok((FileEntry { name, bytes, checksum }, builds))
-        }
-        Ok(_) => Err(refused(client.pid, &ControlError::Nonsense)),
-        Err(error) => Err(refused(client.pid, &error)),
     }
 }
 
@@ -480,139 +394,23 @@ fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved,
     })
 }
 
-/// The ring's memory, but for what is zero.
-fn save_ring(capture: &mut Capture, index: usize) -> Result<Vec<(u64, Blob)>, PluginError> {
-    let file = File::from(capture.duplicate(index)?);
-    let mut saved = Vec::new();
-    let mut buffer = vec![0; CHUNK as usize];
-    for (start, end) in data(&file).map_err(failed("look at a ring"))? {
-        for at in (start..end).step_by(CHUNK as usize) {
-            let part = &mut buffer[..CHUNK.min(end - at) as usize];
-            file.read_exact_at(part, at).map_err(failed("read a ring"))?;
-            if part.iter().any(|byte| *byte != 0) {
-                saved.push((at, capture.blob(part)?));
-            }
-        }
-    }
-    Ok(saved)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The ranges of a sparse file that are there.
-fn data(file: &File) -> io::Result<Vec<(u64, u64)>> {
-    let (mut found, mut at) = (Vec::new(), 0);
-    while let Some(start) = seek(file, at, libc::SEEK_DATA)? {
-        let end = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(start);
-        found.push((start, end));
-        if end <= start {
-            break;
-        }
-        at = end;
+    #[test]
+    fn a_connection_that_nobody_has_accepted_is_not_over() {
+        let folder = std::env::temp_dir().join(format!("kgpu-over-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let end = UnixStream::connect(&path).unwrap();
+        assert!(leads_to(&end, &path) && !leads_to(&end, &folder));
+        assert!(!is_over(&end));
+        let (accepted, _) = listener.accept().unwrap();
+        assert!(!is_over(&end));
+        drop(accepted);
+        assert!(is_over(&end));
+        std::fs::remove_dir_all(folder).unwrap();
     }
-    Ok(found)
-}
-
-/// `None` where there is nothing behind `at`.
-fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
-    // SAFETY: a plain call on an open file, whose offset nobody uses.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
-    match u64::try_from(found) {
-        Ok(found) => Ok(Some(found)),
-        Err(_) => match io::Error::last_os_error() {
-            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            e => Err(e),
-        },
-    }
-}
-
-/// Makes a client's connection and starts the proxy that brings its devices back.
-fn begin(saved: &Saved, world: &mut World, restart: &mut Restart) -> Result<Begun, PluginError> {
-    let (near, far) = UnixStream::pair().map_err(failed("make a connection"))?;
-    let ring = kedge_transport::create_ring().map_err(failed("make a ring"))?;
-    let arena = kedge_transport::create_shared_arena().map_err(failed("make a shared arena"))?;
-    fill_ring(&ring, saved, world)?;
-    let again = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().map_err(failed("duplicate it"));
-    let sockets = saved.sockets.iter().map(|d| (*d, near.as_fd()));
-    let rings = saved.rings.iter().map(|d| (*d, ring.as_fd()));
-    let arenas = saved.arenas.iter().map(|d| (*d, arena.as_fd()));
-    for (description, fd) in sockets.chain(rings).chain(arenas) {
-        world.made(description, again(&fd)?)?;
-    }
-    let entry = restart.files.iter().find(|file| file.name == saved.file);
-    let entry = entry.ok_or_else(|| PluginError::Damaged(format!("it lacks {}", saved.file)))?;
-    let path = restart.folder.join(&entry.name);
-    let started = restart.launch.provide(restart.warm.pop(), far.as_fd(), &["--restore"]);
-    let proxy = started.map_err(failed("start a proxy"))?;
-    let control = &proxy.control;
-    let pid = saved.pid as u32;
-    let held = restart.held.as_ref().and_then(|held| held.client(&saved.file));
-    let given = match held {
-        None => control.give(&restore_order(&path, entry), &[ring.as_fd(), arena.as_fd()]),
-        Some(held) => control.give_parts(&held.parts).and_then(|()| {
-            let fds = [ring.as_fd(), arena.as_fd(), held.memory.as_fd()];
-            control.give(&restore_order(&path, &held.file), &fds)
-        }),
-    };
-    given.map_err(|error| refused(pid, &error))?;
-    Ok(Begun { client: pid, proxy })
-}
-
-impl Begun {
-    /// Whether its proxy, a child of this process, has ended. /proc may not be this namespace's as yet.
-    fn has_ended(&self) -> bool {
-        let ProxyId::Child(pid) = self.proxy.id else { return false };
-        // SAFETY: plain data, for which zero is a value; the call fills it and leaves the child as it is.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-            libc::waitid(libc::P_PID, pid, &raw mut info, flags) == 0 && info.si_pid() != 0
-        }
-    }
-}
-
-/// What a proxy that has ended says of it; else `other`. Its connections close a little before it has ended.
-fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
-    let find = || begun.iter().find(|begun| begun.has_ended());
-    let begin = Instant::now();
-    let mut ended = find();
-    while ended.is_none() && begin.elapsed() < ENDING {
-        thread::sleep(Duration::from_millis(5));
-        ended = find();
-    }
-    let said =
-        ended.and_then(|begun| Some((begun.client, begun.proxy.control.answer(LIMIT).err()?)));
-    said.map_or(other, |(client, error)| refused(client, &error))
-}
-
-/// The client's process is there: its proxy serves it from now on.
-fn go_on(proxy: &Proxy, client: u32) -> Result<(), PluginError> {
-    let order = Order::Begin { pid: client };
-    let done = match (proxy.id, rustix::process::Pid::from_raw(client as i32)) {
-        // It has another id in the proxy's namespace.
-        (ProxyId::Warm(_), Some(pid)) => {
-            let flags = rustix::process::PidfdFlags::empty();
-            let process = rustix::process::pidfd_open(pid, flags).map_err(io::Error::from);
-            let process = process.map_err(failed("open a process descriptor"))?;
-            proxy.control.ask(&order, &[process.as_fd()], LIMIT)
-        }
-        _ => proxy.control.ask(&order, &[], LIMIT),
-    };
-    match done {
-        Ok(Answer::Yes {}) => Ok(()),
-        Ok(_) => Err(refused(client, &ControlError::Nonsense)),
-        Err(error) => Err(refused(client, &error)),
-    }
-}
-
-fn restore_order(path: &Path, entry: &FileEntry) -> Order {
-    let path = Text::truncated(path.to_string_lossy().into_owned());
-    Order::Restore { path, bytes: entry.bytes, checksum: entry.checksum }
-}
-
-fn fill_ring(ring: &OwnedFd, saved: &Saved, world: &World) -> Result<(), PluginError> {
-    let file = File::from(ring.try_clone().map_err(failed("duplicate a ring"))?);
-    for (at, blob) in &saved.ring {
-        let bytes = world.blob(blob)?;
-        file.write_all_at(&bytes, *at).map_err(failed("fill a ring"))?;
-    }
-    Ok(())
 }
