@@ -252,8 +252,9 @@ impl Backend for NvidiaBackend {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
         self.shared.capture.module_comes();
-        let loaded = Module::load(&self.shared.driver, &context, &mut images)
-            .inspect_err(|_| self.shared.capture.module_is_silent())?;
+        let load = || Module::load(&self.shared.driver, &context, &mut images);
+        let loaded = self.window().load(module, load);
+        let loaded = loaded.inspect_err(|_| self.shared.capture.module_is_silent())?;
         self.read_symbols(&loaded, images);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {

@@ -3,7 +3,7 @@
 //! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is there, why
 //!   it does not start. [`devices`]: what the program is told.
 //! - [`arena`], [`host_memory`]: memory at addresses of the client's choice.
-//! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`textures`].
+//! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`], [`textures`].
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
@@ -34,6 +34,7 @@ mod held_tests;
 mod host_call;
 mod host_memory;
 mod launch;
+mod managed;
 mod modules;
 mod notes;
 mod occupancy;
@@ -79,6 +80,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
+use managed::Window;
 use output::Capture;
 use pinned::Slots;
 use ready::{Spare, SpareContext};
@@ -133,6 +135,8 @@ pub struct NvidiaBackend {
     devices: Vec<CUdevice>,
     version: u32,
     tables: Mutex<Tables>,
+    /// Held while a module is loaded.
+    window: Mutex<Window>,
     restoring: Mutex<Restoring>,
     /// A context that waits for its client.
     spare: Mutex<Option<SpareContext>>,
@@ -254,6 +258,7 @@ impl NvidiaBackend {
     ) -> Arc<NvidiaBackend> {
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
+            window: Mutex::default(),
             restoring: Mutex::default(),
             spare: Mutex::new(unnamed),
             shared: Arc::new(Shared {
@@ -278,6 +283,10 @@ impl NvidiaBackend {
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

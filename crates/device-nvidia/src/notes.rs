@@ -145,6 +145,10 @@ impl NvidiaBackend {
         let notes = Notes::decode(bytes)?;
         self.shared.digester.want(notes.digests);
         self.exact.store(notes.exact, Ordering::Relaxed);
+        let asked = notes.variables.iter().filter(|variable| variable.asked);
+        let range =
+            |one: &PlacedVariable| (one.module, one.addr, one.addr.saturating_add(one.bytes));
+        self.window().expect(asked.map(range));
         let handles = notes.textures.into_inner().into_iter();
         self.tables().textures.expected = Expected::new(handles);
         Ok(())

@@ -183,6 +183,7 @@ impl NvidiaBackend {
     /// See [`kedge_device::Backend::restore_end`].
     pub(crate) fn finish_restore(&self) -> Result<(), SnapshotError> {
         let restoring = std::mem::take(&mut *self.restoring());
+        self.window().expect_none();
         let driver = &*self.shared.driver;
         let mut outcome = settle(driver, &restoring.used);
         for staged in restoring.arrays.values() {
