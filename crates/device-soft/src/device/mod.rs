@@ -41,14 +41,13 @@ pub(crate) use occupancy::active_blocks;
 
 use arrays::Array;
 use context::Context;
-use events::{Clock, Event};
+use events::Event;
 use graphs::Graph;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Done, EventShare, HeldPart, HeldPlace, Host, Object, Piece, Query, Snapshot,
-    SnapshotError,
+    Backend, Done, EventShare, HeldPart, HeldPlace, Object, Piece, Query, Snapshot, SnapshotError,
 };
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
@@ -63,7 +62,6 @@ pub use snapshot::{make_notes, read_notes};
 pub use start::{SoftConfig, StartError, Started};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tables::Tables;
 use tasks::{Task, lock};
@@ -83,43 +81,6 @@ pub struct SoftBackend {
 }
 
 impl SoftBackend {
-    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
-    /// shared arena is `host`'s to map, before any managed variable is loaded.
-    ///
-    /// # Errors
-    /// As [`Started::new`].
-    pub fn new(
-        config: SoftConfig,
-        infos: Vec<DeviceInfo>,
-        host: Arc<dyn Host>,
-    ) -> Result<Arc<Self>, StartError> {
-        let started = Started::new(config, infos.len() as u32)?;
-        Ok(SoftBackend::on(started, infos, host))
-    }
-
-    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
-    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
-        let Started { memory, vmm, engines, pool, .. } = started;
-        let tables = Arc::default();
-        Arc::new(Self {
-            infos: infos.into(),
-            vmm,
-            textures: Arc::default(),
-            stage: Mutex::default(),
-            runtime: Arc::new(Runtime {
-                host,
-                tables: Arc::downgrade(&tables),
-                engines,
-                memory,
-                outstanding: AtomicUsize::new(0),
-                unfinished: AtomicUsize::new(0),
-                clock: Clock::start(),
-                pool,
-            }),
-            tables,
-        })
-    }
-
     fn tables(&self) -> MutexGuard<'_, Tables> {
         lock(&self.tables)
     }

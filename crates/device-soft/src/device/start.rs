@@ -2,13 +2,17 @@
 
 use super::arena::Memory;
 use super::engine::Engines;
-use super::info;
+use super::events::Clock;
+use super::runtime::Runtime;
 use super::vmm::Vmm;
+use super::{SoftBackend, info};
 use crate::pool::Pool;
 use kedge_cuda_types::arena::MAX_DEVICES;
+use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 /// How many devices of what size.
 #[derive(Debug, Clone, Copy)]
@@ -44,10 +48,10 @@ pub enum StartError {
 
 /// Software devices that nobody uses yet.
 pub struct Started {
-    pub(super) memory: Arc<Memory>,
-    pub(super) vmm: Vmm,
-    pub(super) engines: Engines,
-    pub(super) pool: Arc<Pool>,
+    memory: Arc<Memory>,
+    vmm: Vmm,
+    engines: Engines,
+    pool: Arc<Pool>,
     devices: u32,
 }
 
@@ -73,5 +77,44 @@ impl Started {
     /// How many.
     pub fn devices(&self) -> u32 {
         self.devices
+    }
+}
+
+impl SoftBackend {
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
+    /// shared arena is `host`'s to map, before any managed variable is loaded.
+    ///
+    /// # Errors
+    /// As [`Started::new`].
+    pub fn new(
+        config: SoftConfig,
+        infos: Vec<DeviceInfo>,
+        host: Arc<dyn Host>,
+    ) -> Result<Arc<Self>, StartError> {
+        let started = Started::new(config, infos.len() as u32)?;
+        Ok(SoftBackend::on(started, infos, host))
+    }
+
+    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
+    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
+        let Started { memory, vmm, engines, pool, .. } = started;
+        let tables = Arc::default();
+        Arc::new(Self {
+            infos: infos.into(),
+            vmm,
+            textures: Arc::default(),
+            stage: Mutex::default(),
+            runtime: Arc::new(Runtime {
+                host,
+                tables: Arc::downgrade(&tables),
+                engines,
+                memory,
+                outstanding: AtomicUsize::new(0),
+                unfinished: AtomicUsize::new(0),
+                clock: Clock::start(),
+                pool,
+            }),
+            tables,
+        })
     }
 }
