@@ -13,6 +13,8 @@ use std::collections::HashMap;
 
 /// Fewest products that are worth it.
 const FEWEST: usize = 2;
+/// Most nodes from one strip to the other.
+const FARTHEST: usize = 16;
 
 /// What an instruction that is no load may be part of.
 pub(super) fn role(instruction: &Instruction) -> Role {
@@ -40,9 +42,10 @@ pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, 
     let once = once(nodes, registers);
     let mut gone = vec![false; nodes.len()];
     for at in 0..nodes.len() {
-        if let Some((dot, len)) = dot_at(nodes, &landing, &once, at, level) {
-            nodes[at] = dot;
-            gone[at + 1..at + len].fill(true);
+        if let Some((second, dot, len)) = dot_at(nodes, &landing, &once, at, level) {
+            gone[at] = true;
+            nodes[second] = dot;
+            gone[second + 1..second + len].fill(true);
         }
     }
     strips::remove(nodes, labels, &gone);
@@ -92,18 +95,41 @@ impl Factor {
     }
 }
 
-/// The sum of products that begins with two strips at `at`, and how many nodes it stands for.
+/// The place of the next strip, if the one at `at` may as well be done there: in between are only a few instructions
+/// that compute, and leave its base as it is.
+fn second_strip(nodes: &[Node], landing: &[bool], at: usize) -> Option<usize> {
+    let base = *nodes[at].operands.last()?;
+    for next in at + 1..nodes.len().min(at + FARTHEST) {
+        let node = &nodes[next];
+        if landing[next] {
+            return None;
+        }
+        if matches!(node.role, Role::Strip(_)) {
+            return Some(next);
+        }
+        let computes = node.pure && node.flow == NodeFlow::Next;
+        if !computes || node.written().any(|register| base == Opnd::Use(register)) {
+            return None;
+        }
+    }
+    None
+}
+
+/// The sum of products whose first strip is at `at`: where its second strip is, which it takes the place of, and how
+/// many nodes it stands for from there on.
 fn dot_at(
     nodes: &[Node],
     landing: &[bool],
     once: &[bool],
     at: usize,
     level: Level,
-) -> Option<(Node, usize)> {
-    let (first, second) = (Factor::of(&nodes[at])?, Factor::of(nodes.get(at + 1)?)?);
+) -> Option<(usize, Node, usize)> {
+    let first = Factor::of(&nodes[at])?;
+    let at = second_strip(nodes, landing, at)?;
+    let second = Factor::of(&nodes[at])?;
     let count = first.offsets.len();
-    let len = count + 2;
-    let chain = nodes.get(at + 2..at + len)?;
+    let len = count + 1;
+    let chain = nodes.get(at + 1..at + len)?;
     let whole = !landing[at + 1..at + len].contains(&true);
     let alike = first.bytes == second.bytes && second.offsets.len() == count;
     if count < FEWEST || !whole || !alike {
@@ -139,7 +165,7 @@ fn dot_at(
     );
     let run = Dot::handlers(first.bytes).at(level);
     let node = Node { run, operands, role: Role::None, line: chain[0].line, ..nodes[at].clone() };
-    Some((node, len))
+    Some((at, node, len))
 }
 
 /// Result, factors and addend of an unguarded multiply-add of registers.

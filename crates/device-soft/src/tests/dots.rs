@@ -120,6 +120,27 @@ fn one_instruction_stands_for_the_loop() {
 }
 
 #[test]
+fn an_address_may_be_computed_between_the_strips() {
+    let bench = Bench::new();
+    let data: Vec<f32> = (0..64).map(|i| 2.5 * i as f32 - 7.0).collect();
+    let (a, b) = (PLACES[2], PLACES[0]);
+    let text = kernel("f32", a, b, 64);
+    // The second base, after the first strip's first load; with a change of the first one's base, too.
+    let late = "mad.lo.u32 %r6, %r4, 4, %r2;";
+    let first = "ld.shared.f32 %a0, [%r5+0];";
+    let later = text.replace(late, "").replace(first, &format!("{first} {late}"));
+    assert_ne!(text, later);
+    bench.transform(&later, &Shape::new(1, 64), &data);
+    let moved = later.replace(late, &format!("{late} add.u32 %r5, %r5, 4;"));
+    bench.transform(&moved, &Shape::new(1, 64), &data);
+    if Level::detect() == Level::Avx512 {
+        let len = |text: &str| bench.program(text, Level::Avx512).code.len();
+        assert_eq!(len(&later), len(&text), "both are one instruction");
+        assert!(len(&moved) > len(&text) + 8, "the sum stays apart where a base changes");
+    }
+}
+
+#[test]
 fn a_product_beyond_shared_memory_faults() {
     for (offset, kind) in [("+8192", FaultKind::IllegalAddress), ("+30", FaultKind::Misaligned)] {
         let text = kernel("f32", PLACES[0], PLACES[1], 64)
