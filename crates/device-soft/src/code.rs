@@ -92,7 +92,10 @@ pub struct Kernel {
     pub shared_bytes: u32,
     /// Local memory a thread, bytes.
     pub local_bytes: u32,
-    /// Recursion or an indirect call may need more: the stack limit comes on top.
+    /// Shared memory beyond the program's own (`%reserved_smem_offset_…`), bytes: large tiles of cooperative groups
+    /// meet there.
+    pub reserved_shared: u32,
+    /// Recursion, an indirect call or `alloca` may need more: the stack limit comes on top.
     pub unbounded_stack: bool,
     pub const_bytes: u32,
     pub max_threads: u32,

@@ -88,8 +88,10 @@ pub(crate) struct Grid {
     pub params: Vec<u8>,
     /// Threads of a block.
     pub threads: u32,
-    /// Static and dynamic shared memory, bytes.
+    /// Static, dynamic and reserved shared memory, bytes.
     pub shared_len: u64,
+    /// Where the reserved part starts; here it is the last.
+    pub reserved_base: u32,
     /// Where dynamic shared memory starts.
     pub dynamic_base: u32,
     /// Local memory a thread, bytes.
@@ -130,6 +132,11 @@ impl Grid {
         params.resize(params.len().max(kernel.param_bytes as usize), 0);
         let threads = spec.block.iter().product::<u32>();
         let dynamic_base = kernel.shared_bytes.next_multiple_of(16);
+        let own = u64::from(dynamic_base) + u64::from(spec.shared_bytes);
+        let reserved_base = match kernel.reserved_shared {
+            0 => own,
+            _ => own.next_multiple_of(16),
+        };
         // A kernel that only calls what is known at load needs no more than its own frames.
         let local = if kernel.unbounded_stack {
             u64::from(kernel.local_bytes) + u64::from(spec.stack_limit.max(1024))
@@ -143,7 +150,8 @@ impl Grid {
         Arc::new(Grid {
             params,
             threads,
-            shared_len: u64::from(dynamic_base) + u64::from(spec.shared_bytes),
+            shared_len: reserved_base + u64::from(kernel.reserved_shared),
+            reserved_base: u32::try_from(reserved_base).unwrap_or(u32::MAX),
             dynamic_base,
             local_len: local.next_multiple_of(16),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

@@ -24,6 +24,8 @@ pub const BLOCKS_PER_SM: u32 = 32;
 pub const MAX_CLUSTER: u32 = 16;
 /// Barriers of a block (`bar.sync 0` … `15`).
 pub const BARRIERS: usize = 16;
+/// Shared memory of a block that is reserved for what compilers and headers do, where a kernel asks for it, bytes.
+pub const RESERVED_SHARED: u32 = 1024;
 /// Threads of a warpgroup, and the most warpgroups of a block.
 pub const WARPGROUP: u32 = 128;
 pub const WARPGROUPS: usize = (MAX_THREADS_PER_BLOCK / WARPGROUP) as usize;

@@ -235,6 +235,7 @@ impl Warp {
                 base_pred: 0,
                 local: 0,
                 function: 0,
+                taken: 0,
                 last_run: 0,
             },
             others: Vec::new(),
@@ -292,6 +293,7 @@ impl Warp {
         self.current.base_pred = 0;
         self.current.local = 0;
         self.current.function = grid.kernel().function;
+        self.current.taken = 0;
         self.banks.reserve(
             function.frame32 as usize,
             function.frame64 as usize,

@@ -5,6 +5,7 @@
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
 //! - [`arena`], [`outside`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
+//! - [`start`]: how many devices of what size, before anybody uses them.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
 //! - [`snapshot`]: what a checkpoint takes and a restart gives back.
 
@@ -25,6 +26,7 @@ mod runtime;
 mod shareable;
 mod shared_event;
 mod snapshot;
+mod start;
 mod streams;
 mod tables;
 mod tasks;
@@ -37,19 +39,15 @@ mod work;
 pub(crate) use info::DRIVER_VERSION;
 pub(crate) use occupancy::active_blocks;
 
-use crate::pool::Pool;
-use arena::Memory;
 use arrays::Array;
 use context::Context;
-use engine::Engines;
-use events::{Clock, Event};
+use events::Event;
 use graphs::Graph;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::{MAX_DEVICES, device_of};
+use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Done, EventShare, HeldPart, HeldPlace, Host, Object, Piece, Query, Snapshot,
-    SnapshotError,
+    Backend, Done, EventShare, HeldPart, HeldPlace, Object, Piece, Query, Snapshot, SnapshotError,
 };
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
@@ -61,48 +59,15 @@ use runtime::Runtime;
 use shared_event::SharedEvent;
 use snapshot::Stage;
 pub use snapshot::{make_notes, read_notes};
+pub use start::{SoftConfig, StartError, Started};
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tables::Tables;
 use tasks::{Task, lock};
 use textures::TextureTable;
 use vmm::Vmm;
 use work::Work;
-
-/// How many devices of what size.
-#[derive(Debug, Clone, Copy)]
-pub struct SoftConfig {
-    pub devices: u32,
-    /// Bytes.
-    pub memory_per_device: u64,
-    /// Threads that execute kernels, shared by all devices; at least 1.
-    pub workers: usize,
-    /// What clients are told: see [`DeviceInfo::exact`]. Only tests do without.
-    pub exact: bool,
-}
-
-impl SoftConfig {
-    /// What programs are told of the devices.
-    pub fn describe(&self) -> Vec<DeviceInfo> {
-        let describe = |index| info::describe(index, self.memory_per_device, self.workers);
-        let exact = self.exact;
-        (0..self.devices).map(|index| DeviceInfo { exact, ..describe(index) }).collect()
-    }
-}
-
-/// Why the software devices do not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    #[error("{0} software devices were asked for; 1 to {MAX_DEVICES} are possible")]
-    Devices(u32),
-    #[error("cannot map the device address ranges: {0}")]
-    Memory(io::Error),
-    #[error("cannot start the worker threads: {0}")]
-    Threads(io::Error),
-}
 
 /// The software devices of one client.
 pub struct SoftBackend {
@@ -115,78 +80,7 @@ pub struct SoftBackend {
     stage: Mutex<Stage>,
 }
 
-/// Software devices that nobody uses yet.
-pub struct Started {
-    memory: Arc<Memory>,
-    vmm: Vmm,
-    engines: Engines,
-    pool: Arc<Pool>,
-    devices: u32,
-}
-
-impl Started {
-    /// Maps the memory of so many devices and starts their threads.
-    ///
-    /// # Errors
-    /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(config: SoftConfig, devices: u32) -> Result<Started, StartError> {
-        if devices == 0 || devices > MAX_DEVICES {
-            return Err(StartError::Devices(devices));
-        }
-        let memory = Memory::map(devices, config.memory_per_device);
-        let memory = Arc::new(memory.map_err(StartError::Memory)?);
-        memory.set_exact(config.exact);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
-        let vmm = vmm.map_err(StartError::Memory)?;
-        let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
-        let engines = Engines::start().map_err(StartError::Threads)?;
-        Ok(Started { memory, vmm, engines, pool, devices })
-    }
-
-    /// How many.
-    pub fn devices(&self) -> u32 {
-        self.devices
-    }
-}
-
 impl SoftBackend {
-    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
-    /// shared arena is `host`'s to map, before any managed variable is loaded.
-    ///
-    /// # Errors
-    /// As [`Started::new`].
-    pub fn new(
-        config: SoftConfig,
-        infos: Vec<DeviceInfo>,
-        host: Arc<dyn Host>,
-    ) -> Result<Arc<Self>, StartError> {
-        let started = Started::new(config, infos.len() as u32)?;
-        Ok(SoftBackend::on(started, infos, host))
-    }
-
-    /// As [`SoftBackend::new`], on devices that run already: as many as `infos` describe.
-    pub fn on(started: Started, infos: Vec<DeviceInfo>, host: Arc<dyn Host>) -> Arc<Self> {
-        let Started { memory, vmm, engines, pool, .. } = started;
-        let tables = Arc::default();
-        Arc::new(Self {
-            infos: infos.into(),
-            vmm,
-            textures: Arc::default(),
-            stage: Mutex::default(),
-            runtime: Arc::new(Runtime {
-                host,
-                tables: Arc::downgrade(&tables),
-                engines,
-                memory,
-                outstanding: AtomicUsize::new(0),
-                unfinished: AtomicUsize::new(0),
-                clock: Clock::start(),
-                pool,
-            }),
-            tables,
-        })
-    }
-
     fn tables(&self) -> MutexGuard<'_, Tables> {
         lock(&self.tables)
     }

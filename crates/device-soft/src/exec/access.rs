@@ -238,6 +238,9 @@ impl Warp {
     ) -> Result<Wide, Flow> {
         let place = Place::of(inst.aux >> PLACE_SHIFT & 7);
         let place = if place == Place::Global { place } else { Place::Generic };
+        if place == Place::Generic && self.generic_rows(&mut addr, mask, bytes) {
+            return Ok(Wide(addr));
+        }
         for lane in 0..WARP {
             if mask >> lane & 1 != 0 {
                 let pointer = self.pointer(inst, lane, place, addr[lane], bytes, bytes)?;
@@ -251,6 +254,33 @@ impl Warp {
             }
         }
         Ok(Wide(addr))
+    }
+
+    /// Makes pointers of a warp's generic addresses that all name local memory, or all the block's shared memory.
+    /// False: they do not, or are not all good, and nothing was done.
+    fn generic_rows(&self, addr: &mut [u64; WARP], mask: u32, bytes: u64) -> bool {
+        let first = addr[mask.trailing_zeros() as usize % WARP];
+        let near = |window: u64, len: u64| first.wrapping_sub(window) < len;
+        let (window, base, len, stride) = if near(LOCAL_WINDOW, LOCAL_WINDOW_LEN) {
+            (LOCAL_WINDOW, self.local, self.local_len, self.local_len)
+        } else if near(SHARED_WINDOW, SHARED_STRIDE) {
+            (SHARED_WINDOW, self.shared, self.shared_len, 0)
+        } else {
+            return false;
+        };
+        let Some(room) = len.checked_sub(bytes) else { return false };
+        let mut bad = 0;
+        let mut pointers = [0; WARP];
+        for lane in 0..WARP {
+            let own = if mask >> lane & 1 != 0 { addr[lane] } else { first };
+            let offset = own.wrapping_sub(window);
+            bad |= u64::from(offset > room) | (offset & (bytes - 1));
+            pointers[lane] = base as u64 + stride * lane as u64 + offset;
+        }
+        if bad == 0 {
+            *addr = pointers;
+        }
+        bad == 0
     }
 
     #[cold]

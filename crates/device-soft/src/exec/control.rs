@@ -166,7 +166,7 @@ impl Warp {
         let code = unsafe { &self.program().functions[function as usize] };
         let [frame32, frame64, frame_pred, frame_local] = site.frame;
         let caller = self.current.local;
-        let local = caller + frame_local;
+        let local = caller + frame_local + self.current.taken;
         if u64::from(local) + u64::from(code.local) > self.local_len {
             let lane = self.active.trailing_zeros() as usize;
             let detail = format!("call of {}: the stack limit is reached", code.name);
@@ -185,6 +185,7 @@ impl Warp {
             base_pred: current.base_pred,
             local: caller,
             function: current.function,
+            taken: std::mem::take(&mut current.taken),
         });
         current.base32 += frame32;
         current.base64 += frame64;
@@ -206,14 +207,31 @@ impl Warp {
     /// # Safety
     /// Both ranges lie within `local_len`.
     unsafe fn copy_local(&mut self, from: u32, to: u32, bytes: u32) {
-        for lane in 0..WARP {
-            if self.active >> lane & 1 != 0 {
-                // SAFETY: the caller's contract; the areas of two frames do not overlap.
-                unsafe {
-                    let base = self.local.add(lane * self.local_len as usize);
-                    let (from, to) = (base.add(from as usize), base.add(to as usize));
-                    std::ptr::copy(from, to, bytes as usize);
-                }
+        // SAFETY: the caller's contract.
+        unsafe {
+            match bytes {
+                4 => self.copy_lanes(from, to, |from, to| {
+                    to.cast::<[u8; 4]>().write(from.cast::<[u8; 4]>().read())
+                }),
+                8 => self.copy_lanes(from, to, |from, to| {
+                    to.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read())
+                }),
+                _ => self.copy_lanes(from, to, |from, to| std::ptr::copy(from, to, bytes as usize)),
+            }
+        }
+    }
+
+    /// Calls `copy` with the places at `from` and `to` in every active lane's local memory.
+    ///
+    /// # Safety
+    /// Both lie within `local_len`.
+    #[inline(always)]
+    unsafe fn copy_lanes(&mut self, from: u32, to: u32, copy: impl Fn(*const u8, *mut u8)) {
+        for lane in (0..WARP).filter(|lane| self.active >> lane & 1 != 0) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let base = self.local.add(lane * self.local_len as usize);
+                copy(base.add(from as usize), base.add(to as usize));
             }
         }
     }
@@ -243,6 +261,7 @@ impl Op for Return {
         current.base_pred = frame.base_pred;
         current.local = frame.local;
         current.function = frame.function;
+        current.taken = frame.taken;
         current.pc = frame.return_pc;
         Flow::Reschedule
     }

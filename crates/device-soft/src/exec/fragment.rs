@@ -20,6 +20,8 @@ pub(crate) struct Frame {
     pub local: u32,
     /// The caller's function.
     pub function: u32,
+    /// What the caller has taken by `alloca`, bytes.
+    pub taken: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub(crate) struct Fragment {
     /// Base of this frame's local memory, bytes.
     pub local: u32,
     pub function: u32,
+    /// Bytes above this frame that `alloca` has taken ([`super::stack`]).
+    pub taken: u32,
     /// When it last ran, in the warp's own count of slices.
     pub last_run: u64,
 }
@@ -156,6 +160,7 @@ impl Warp {
             match twin {
                 Some(twin) => {
                     twin.mask |= fragment.mask;
+                    twin.taken = twin.taken.max(fragment.taken);
                     self.others.swap_remove(index);
                 }
                 None => index += 1,

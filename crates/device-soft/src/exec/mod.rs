@@ -17,6 +17,7 @@ pub(crate) mod carry;
 pub(crate) mod compare;
 pub(crate) mod control;
 pub(crate) mod cvt;
+pub(crate) mod dot;
 pub mod families;
 pub(crate) mod fragment;
 pub(crate) mod half;
@@ -32,6 +33,7 @@ pub(crate) mod mov;
 pub(crate) mod run;
 pub mod select;
 pub(crate) mod special;
+pub(crate) mod stack;
 pub(crate) mod strip;
 mod strong;
 pub(crate) mod sync;
@@ -55,6 +57,7 @@ pub(crate) const CORE: &[select::Selector] = &[
     async_copy::select,
     async_reduce::select,
     hints::select,
+    stack::select,
 ];
 
 /// What the run loop does after a handler.

@@ -3,7 +3,7 @@
 use super::select::Selected;
 use super::{Flow, Isa, Op, Warp};
 use crate::code::Inst;
-use crate::spec::WARP;
+use crate::spec::{RESERVED_SHARED, WARP};
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -56,13 +56,22 @@ pub(crate) enum Special {
     GlobalTimerHi,
     DynamicSmemSize,
     TotalSmemSize,
-    ReservedSmem,
+    AggregateSmemSize,
+    ReservedBegin,
+    ReservedMiddle,
+    ReservedEnd,
+    ReservedSize,
     GridId,
     WorkspaceLo,
     WorkspaceHi,
     Zero,
     Zero64,
     WarpSize,
+}
+
+/// Whether the register tells of reserved shared memory.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    name.starts_with("%reserved_smem")
 }
 
 /// The register that a name with its `%` stands for.
@@ -113,10 +122,14 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         "%globaltimer_lo" => GlobalTimerLo,
         "%globaltimer_hi" => GlobalTimerHi,
         "%dynamic_smem_size" => DynamicSmemSize,
-        "%total_smem_size" | "%aggr_smem_size" => TotalSmemSize,
+        "%total_smem_size" => TotalSmemSize,
+        "%aggr_smem_size" => AggregateSmemSize,
+        "%reserved_smem_offset_begin" | "%reserved_smem_offset_0" => ReservedBegin,
+        "%reserved_smem_offset_1" => ReservedMiddle,
+        "%reserved_smem_offset_end" => ReservedEnd,
+        "%reserved_smem_offset_cap" => ReservedSize,
         "%gridid" => GridId,
         "WARP_SZ" => WarpSize,
-        _ if name.starts_with("%reserved_smem") => ReservedSmem,
         // Cooperative groups find the grid's workspace there.
         "%envreg1" => WorkspaceHi,
         "%envreg2" => WorkspaceLo,
@@ -215,7 +228,12 @@ impl Special {
             Special::GlobalTimerLo => global_timer() as u32,
             Special::GlobalTimerHi => (global_timer() >> 32) as u32,
             Special::DynamicSmemSize => spec.shared_bytes,
-            Special::TotalSmemSize => grid.shared_len as u32,
+            Special::TotalSmemSize => grid.dynamic_base + spec.shared_bytes,
+            Special::AggregateSmemSize => grid.shared_len as u32,
+            Special::ReservedBegin => grid.reserved_base,
+            Special::ReservedMiddle => grid.reserved_base + RESERVED_SHARED / 2,
+            Special::ReservedEnd => grid.shared_len as u32,
+            Special::ReservedSize => RESERVED_SHARED,
             Special::WorkspaceLo => grid.workspace as u32,
             Special::WorkspaceHi => (grid.workspace >> 32) as u32,
             Special::WarpSize => WARP as u32,

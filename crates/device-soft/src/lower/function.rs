@@ -1,8 +1,8 @@
 //! One function: from statements to instructions on virtual registers.
 
-use super::ir::{Bank, Node, NodeFlow, Opnd, VReg};
+use super::ir::{Bank, Node, NodeFlow, Opnd, Role, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, memory, prologue, stagger};
+use super::{control, dots, memory, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
 use crate::exec::run::{Stagger, Unsupported};
@@ -261,6 +261,9 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         operands.append(&mut updated);
         let node = self.push(&selected, operands);
         node.imm = imm;
+        if after.is_empty() {
+            node.role = dots::role(instruction);
+        }
         if cached {
             self.give_cache();
         }
@@ -310,8 +313,8 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         let at = self.nodes.len();
         let line = self.line;
         let (cached, steady, pure, flow) = (false, self.steady, self.pure, NodeFlow::Next);
-        let load = None;
-        let node = Node { run, imm, operands, guard, line, aux, cached, steady, pure, load, flow };
+        let role = Role::None;
+        let node = Node { run, imm, operands, guard, line, aux, cached, steady, pure, role, flow };
         self.nodes.push(node);
         &mut self.nodes[at]
     }
@@ -361,7 +364,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                     cached: false,
                     steady: self.steady,
                     pure: self.pure,
-                    load: None,
+                    role: Role::None,
                     flow: NodeFlow::Next,
                 });
                 Ok(Opnd::Def(narrow))

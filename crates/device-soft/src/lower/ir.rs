@@ -54,9 +54,49 @@ pub(super) struct Node {
     pub steady: bool,
     /// It reads nothing but its operands, and writes nothing but its results.
     pub pure: bool,
-    /// A load that may be joined with others ([`super::strips`]).
-    pub load: Option<Loaded>,
+    /// What it may be part of with others.
+    pub role: Role,
     pub flow: NodeFlow,
+}
+
+/// What an instruction is to those that may be done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    None,
+    /// A load that may be joined with others ([`super::strips`]).
+    Load(Loaded),
+    /// Loads that were joined.
+    Strip(Loaded),
+    /// A fused multiply-add, rounded to nearest, of elements of so many bytes ([`super::dots`]).
+    MultiplyAdd(u32),
+}
+
+impl Node {
+    /// The load that it is.
+    pub(super) fn load(&self) -> Option<Loaded> {
+        match self.role {
+            Role::Load(load) => Some(load),
+            _ => None,
+        }
+    }
+
+    /// Every register that it writes.
+    pub(super) fn written(&self) -> impl Iterator<Item = VReg> + '_ {
+        self.operands.iter().filter_map(|operand| match operand {
+            Opnd::Def(register) => Some(*register),
+            _ => None,
+        })
+    }
+
+    /// Every register that it reads, its guard included.
+    pub(super) fn read(&self) -> impl Iterator<Item = VReg> + '_ {
+        let guard = self.guard.map(|(register, _)| register);
+        let operands = self.operands.iter().filter_map(|operand| match operand {
+            Opnd::Use(register) => Some(*register),
+            _ => None,
+        });
+        guard.into_iter().chain(operands)
+    }
 }
 
 /// How control leaves an instruction.

@@ -230,6 +230,7 @@ pub(super) fn slot_of(operand: Opnd, allocation: &Allocation) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ir::Role;
     use super::*;
     use crate::exec::control::Nop;
     use crate::exec::{Handlers, Level};
@@ -245,7 +246,7 @@ mod tests {
             cached: false,
             steady: false,
             pure: false,
-            load: None,
+            role: Role::None,
             flow,
         }
     }

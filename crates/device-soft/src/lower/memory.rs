@@ -1,7 +1,7 @@
 //! Memory instructions: which space, which address, which handler.
 
 use super::function::{Complaint, FunctionLowering, dotted};
-use super::ir::{Bank, Opnd, VReg};
+use super::ir::{Bank, Opnd, Role, VReg};
 use super::symbols::Symbol;
 use crate::exec::access::Place;
 use crate::exec::load_store::Access;
@@ -207,7 +207,11 @@ fn load(
     let selected =
         Selected { handlers, args: Vec::new(), imm: address.offset, aux: access.encode() };
     let node = lowering.push(&selected, operands);
-    node.load = if after.is_empty() { access.in_strips() } else { None };
+    if after.is_empty()
+        && let Some(load) = access.in_strips()
+    {
+        node.role = Role::Load(load);
+    }
     lowering.give_cache();
     lowering.nodes.append(&mut after);
     Ok(())

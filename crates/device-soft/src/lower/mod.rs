@@ -1,6 +1,7 @@
 //! From a linked PTX module to a [`Program`].
 
 mod control;
+mod dots;
 mod function;
 mod ir;
 mod liveness;
@@ -114,6 +115,7 @@ fn lower<'a>(
         mut nodes, banks, mut labels, tables, sites, poison, frame_local, ..
     } = lowering;
     strips::join(&mut nodes, &mut labels, level);
+    dots::fuse(&mut nodes, &mut labels, banks.len(), level);
     let prologue = match function.entry {
         true => prologue::hoist(&mut nodes, &labels, banks.len()),
         false => prologue::Prologue::default(),
@@ -209,6 +211,7 @@ fn kernels(
                 false => format!("{what}, in function {}", code.name),
             })
         });
+        let reserved = reached.iter().any(|&f| graph.reserved[f as usize]);
         let (local_bytes, unbounded_stack) = stack(graph, functions, index as u32);
         let (_, offsets, param_bytes) = signature_layout(&[], &function.params);
         let sizes = function.params.iter().map(|param| param.size() as u32);
@@ -230,6 +233,7 @@ fn kernels(
             shared_bytes: shared[index],
             local_bytes,
             unbounded_stack,
+            reserved_shared: if reserved { crate::spec::RESERVED_SHARED } else { 0 },
             const_bytes: const_bytes.min(u64::from(u32::MAX)) as u32,
             max_threads,
             required_cluster: limits.required_cluster,
@@ -266,7 +270,7 @@ fn stack(graph: &CallGraph, functions: &[FunctionCode], root: u32) -> (u32, bool
     marks[root as usize] = Mark::Open;
     while let Some((function, next)) = work.last_mut() {
         let at = *function as usize;
-        unbounded |= graph.indirect[at];
+        unbounded |= graph.indirect[at] || graph.alloca[at];
         match graph.calls[at].get(*next) {
             Some(&callee) => {
                 *next += 1;

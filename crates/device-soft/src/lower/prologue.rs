@@ -4,7 +4,7 @@
 //! on the thread's place in its block is the same for a warp every time, so those instructions move
 //! to the front, their results keep slots of their own, and only a warp's first block runs them.
 
-use super::ir::{Node, NodeFlow, Opnd, VReg};
+use super::ir::{Node, NodeFlow, VReg};
 use kedge_ptx::ast::{AddressBase, Function, Instruction, Operand};
 
 /// The instructions at the front of a kernel that need not run again.
@@ -71,7 +71,7 @@ pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &[u32], registers: usize) -> 
     let label = labels.iter().copied().min().unwrap_or(u32::MAX) as usize;
     let rest = nodes.split_off(branch.min(label).min(nodes.len()));
     let mut writes = vec![0u32; registers];
-    for register in nodes.iter().chain(&rest).flat_map(written) {
+    for register in nodes.iter().chain(&rest).flat_map(Node::written) {
         writes[register.0 as usize] += 1;
     }
     let mut steady = vec![false; registers];
@@ -79,17 +79,17 @@ pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &[u32], registers: usize) -> 
     for node in nodes.drain(..) {
         let fits = node.steady
             && node.guard.is_none()
-            && read(&node).all(|register| steady[register.0 as usize])
-            && written(&node).all(|register| writes[register.0 as usize] == 1);
+            && node.read().all(|register| steady[register.0 as usize])
+            && node.written().all(|register| writes[register.0 as usize] == 1);
         if fits {
-            written(&node).for_each(|register| steady[register.0 as usize] = true);
+            node.written().for_each(|register| steady[register.0 as usize] = true);
             front.push(node);
         } else {
             back.push(node);
         }
     }
     let len = front.len() as u32;
-    let mut kept: Vec<VReg> = back.iter().chain(&rest).flat_map(read).collect();
+    let mut kept: Vec<VReg> = back.iter().chain(&rest).flat_map(Node::read).collect();
     kept.retain(|register| steady[register.0 as usize]);
     kept.sort_unstable();
     kept.dedup();
@@ -97,20 +97,4 @@ pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &[u32], registers: usize) -> 
     front.extend(rest);
     *nodes = front;
     Prologue { len, kept }
-}
-
-fn written(node: &Node) -> impl Iterator<Item = VReg> {
-    node.operands.iter().filter_map(|operand| match operand {
-        Opnd::Def(register) => Some(*register),
-        _ => None,
-    })
-}
-
-fn read(node: &Node) -> impl Iterator<Item = VReg> {
-    let guard = node.guard.map(|(register, _)| register);
-    let operands = node.operands.iter().filter_map(|operand| match operand {
-        Opnd::Use(register) => Some(*register),
-        _ => None,
-    });
-    guard.into_iter().chain(operands)
 }

@@ -4,7 +4,7 @@
 //! their addresses once. A load moves up to the first of its kind past instructions that only compute,
 //! which neither read nor write its destination nor write the base.
 
-use super::ir::{Node, NodeFlow, Opnd, VReg};
+use super::ir::{Node, NodeFlow, Opnd, Role, VReg};
 use crate::exec::Level;
 use crate::exec::strip::{MAX_LOADS, Strip};
 use std::collections::HashSet;
@@ -53,13 +53,14 @@ fn group(nodes: &[Node], landing: &[bool], gone: &[bool], first: usize) -> Vec<u
             continue;
         }
         let alike = base_of(node) == Some(base)
-            && node.load.map(|load| (load.element, load.global))
-                == nodes[first].load.map(|load| (load.element, load.global));
-        if alike && written(node).all(|register| !touched.contains(&register)) {
+            && node.load().map(|load| (load.element, load.global))
+                == nodes[first].load().map(|load| (load.element, load.global));
+        if alike && node.written().all(|register| !touched.contains(&register)) {
             members.push(at);
             continue;
         }
-        if !(node.pure || node.load.is_some()) || written(node).any(|register| register == base) {
+        if !(node.pure || node.load().is_some()) || node.written().any(|register| register == base)
+        {
             break;
         }
         let guard = node.guard.map(|(register, _)| register);
@@ -70,12 +71,12 @@ fn group(nodes: &[Node], landing: &[bool], gone: &[bool], first: usize) -> Vec<u
 
 /// The base register of a load that may be joined with others.
 fn base_of(node: &Node) -> Option<VReg> {
-    let load = node.load?;
+    let load = node.load()?;
     let offset = node.imm as i64;
     let bytes = (u64::from(load.element) * u64::from(load.count)) as i64;
     let fits = node.guard.is_none() && offset.abs() < FARTHEST && offset % bytes == 0;
     match node.operands.last() {
-        Some(Opnd::Use(base)) if fits && written(node).all(|to| to != *base) => Some(*base),
+        Some(Opnd::Use(base)) if fits && node.written().all(|to| to != *base) => Some(*base),
         _ => None,
     }
 }
@@ -84,7 +85,7 @@ fn base_of(node: &Node) -> Option<VReg> {
 fn joined(nodes: &[Node], members: &[usize], level: Level) -> Node {
     let first = &nodes[members[0]];
     let bytes =
-        |member: usize| nodes[member].load.map_or(0, |load| load.element * load.count) as i32;
+        |member: usize| nodes[member].load().map_or(0, |load| load.element * load.count) as i32;
     let offset = |member: usize| nodes[member].imm as i32;
     let all = || members.iter().copied();
     let align = all().map(bytes).max().unwrap_or(0);
@@ -101,11 +102,13 @@ fn joined(nodes: &[Node], members: &[usize], level: Level) -> Node {
         operands.extend_from_slice(to);
     }
     operands.extend(first.operands.last());
-    let run = first.load.map_or(first.run, |load| Strip::handlers(load).at(level));
-    Node { run, operands, load: None, ..first.clone() }
+    let load = first.load();
+    let run = load.map_or(first.run, |load| Strip::handlers(load).at(level));
+    Node { run, operands, role: load.map_or(Role::None, Role::Strip), ..first.clone() }
 }
 
-fn remove(nodes: &mut Vec<Node>, labels: &mut [u32], gone: &[bool]) {
+/// Takes out the nodes that are `gone`; `labels` follow.
+pub(super) fn remove(nodes: &mut Vec<Node>, labels: &mut [u32], gone: &[bool]) {
     let mut kept = Vec::with_capacity(gone.len() + 1);
     let mut count = 0;
     for &gone in gone {
@@ -125,11 +128,4 @@ fn register(operand: &Opnd) -> Option<VReg> {
         Opnd::Def(register) | Opnd::Use(register) => Some(*register),
         Opnd::Fixed(_) => None,
     }
-}
-
-fn written(node: &Node) -> impl Iterator<Item = VReg> + '_ {
-    node.operands.iter().filter_map(|operand| match operand {
-        Opnd::Def(register) => Some(*register),
-        _ => None,
-    })
 }

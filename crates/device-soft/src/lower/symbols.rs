@@ -5,6 +5,7 @@ use crate::builtin::Builtin;
 use crate::code::{BuildError, Global, PlaceKind, Placement};
 use crate::exec::control::function_address;
 use crate::exec::control::{BUILTIN_INDEX, CallSite, FUNCTION_BASE, FUNCTION_STRIDE};
+use crate::exec::special;
 use crate::memory::SHARED_WINDOW;
 use kedge_cuda_types::CuError;
 use kedge_ptx::ast::{self, AddressBase, Operand, Space, Statement, Variable};
@@ -46,10 +47,15 @@ pub(super) struct ModuleContext<'a> {
 }
 
 /// Which functions each function calls, and which can be called indirectly.
+#[derive(Default)]
 pub(super) struct CallGraph {
     /// By function: direct callees.
     pub calls: Vec<Vec<u32>>,
     pub indirect: Vec<bool>,
+    /// By function: it takes stack of a size that is known late.
+    pub alloca: Vec<bool>,
+    /// By function: it uses the shared memory that is the system's.
+    pub reserved: Vec<bool>,
     pub address_taken: Vec<u32>,
 }
 
@@ -79,16 +85,18 @@ pub(super) fn function_symbols(module: &ast::Module) -> HashMap<&str, Symbol> {
 
 impl CallGraph {
     pub(super) fn of(module: &ast::Module, symbols: &HashMap<&str, Symbol>) -> CallGraph {
-        let mut graph =
-            CallGraph { calls: Vec::new(), indirect: Vec::new(), address_taken: Vec::new() };
+        let mut graph = CallGraph::default();
         for function in defined(module) {
             let mut calls = Vec::new();
-            let mut indirect = false;
+            let (mut indirect, mut alloca, mut reserved) = (false, false, false);
             for_each_instruction(function, |instruction| {
                 let is_call = instruction.name.first().is_some_and(|name| name == "call");
+                alloca |= instruction.name.first().is_some_and(|name| name == "alloca");
                 indirect |= is_call
                     && instruction.operands.iter().any(|o| matches!(o, Operand::Register(_)));
                 for operand in &instruction.operands {
+                    reserved |=
+                        matches!(operand, Operand::Special(name) if special::is_reserved(name));
                     if let Operand::Symbol(name, _) = operand
                         && let Some(Symbol::Function(index)) = symbols.get(name.as_str())
                     {
@@ -104,6 +112,8 @@ impl CallGraph {
             calls.dedup();
             graph.calls.push(calls);
             graph.indirect.push(indirect);
+            graph.alloca.push(alloca);
+            graph.reserved.push(reserved);
         }
         for relocation in module.variables.iter().flat_map(|v| &v.relocations) {
             if let Some(Symbol::Function(index)) = symbols.get(relocation.symbol.as_str()) {

@@ -14,7 +14,6 @@ const REFUSED: &[&str] = &[
     // Graphs are not launched by kernels.
     "mov.u64 rd0,%current_graph_exec",
     "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {f0,f1,f2,f3},rd1,rd2,r3,0,p,1,1,0,0",
-    "alloca.u64 rd1,rd2,16",
     "sured.b.add.2d.u32.trap [rd1,{r5,r6}],r2",
     "sust.p.2d.v4.b32.trap [rd1,{r5,r6}],{r0,r1,r2,r3}",
     "tex.2dms.v4.f32.s32 {f0,f1,f2,f3},[rd1,{r5,r6,r7,r8}]",

@@ -4,12 +4,14 @@ mod async_copy;
 mod basics;
 mod digest;
 mod divergence;
+mod dots;
 mod instructions;
 mod isa;
 mod loads;
 mod matrix;
 mod memory;
 mod sparse;
+mod stack;
 mod strips;
 mod tensor;
 
