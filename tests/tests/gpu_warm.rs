@@ -300,11 +300,9 @@ fn a_proxy_that_does_not_fit_is_left_alone_and_the_log_says_why() {
     let usual = ["--gpu", "soft", "--soft-memory", "128M"];
     let other_gpu = ["--gpu", "soft:2", "--soft-memory", "128M"];
     let other_memory = ["--gpu", "soft", "--soft-memory", "129M"];
-    let changes = [&usual[..], &["--incremental"]].concat();
     let cases = [
         (&other_gpu[..], None, "--gpu soft"),
         (&other_memory[..], None, "--soft-memory 134217728"),
-        (&changes[..], None, "--incremental"),
         (&usual[..], Some(("CUDA_VISIBLE_DEVICES", "0")), "CUDA_VISIBLE_DEVICES not set"),
         (&usual[..], Some(("CUDA_MPS_PIPE_DIRECTORY", "/x")), "CUDA_MPS_PIPE_DIRECTORY"),
     ];

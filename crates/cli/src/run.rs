@@ -179,7 +179,6 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         cache_gpu: bytes(args.cache_gpu),
         cache_host: bytes(args.cache_host),
         drain_rate: bytes(args.drain_rate),
-        digests: policy.full_every.is_some(),
     };
     let spec = JobSpec {
         gpu,

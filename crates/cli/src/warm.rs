@@ -68,9 +68,6 @@ struct StartArgs {
     /// For jobs that have the same --soft-memory
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
-    /// For jobs with --incremental, whose contexts have more in them
-    #[arg(long)]
-    incremental: bool,
     /// What a job's supervisor hands over: for that job alone
     #[arg(long, value_name = "FD", hide = true)]
     handed: Option<RawFd>,
@@ -87,7 +84,7 @@ pub(crate) fn run(args: &WarmArgs) -> Result<(), Failure> {
 fn start(args: &StartArgs) -> Result<(), Failure> {
     let parts = Parts::find()?;
     let soft_memory = args.soft_memory.map(|size| size.0);
-    let limits = DeviceLimits { soft_memory, digests: args.incremental, ..DeviceLimits::default() };
+    let limits = DeviceLimits { soft_memory, ..DeviceLimits::default() };
     let mut gpus = args.gpus.clone();
     if gpus.is_empty() {
         gpus.push(gpu::resolve(None, soft_memory.map(|_| "--soft-memory"))?.spec);

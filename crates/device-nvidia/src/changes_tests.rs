@@ -2,15 +2,10 @@
 
 use crate::fake::Turn;
 use crate::snapshot_tests::{MIB, SLAB, backend, limits, pattern, poke, rest};
-use crate::spare::CacheLimits;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::digest::{BLOCK, Keys};
 use kedge_device::{Backend, Known, Object, Piece, Snapshot};
 use kedge_protocol::MemHandleId;
-
-fn digesting(gpu: u64, host: u64) -> CacheLimits {
-    CacheLimits { digests: true, ..limits(gpu, host) }
-}
 
 /// Takes over what a snapshot has, as one that is stored.
 fn store(known: &mut Known, snapshot: &dyn Snapshot) {
@@ -31,7 +26,7 @@ fn changed(known: &Known, snapshot: &dyn Snapshot) -> Vec<(Piece, u64, u64)> {
 #[test]
 fn only_what_has_changed_is_copied() {
     let (turn, driver) = Turn::begin(4 << 30);
-    let backend = backend(&driver, digesting(u64::MAX, 0));
+    let backend = backend(&driver, limits(u64::MAX, 0));
     let mut known = Known::nothing(Keys::draw().unwrap());
     turn.set(|fake| fake.keys = Some(known.keys.clone()));
     let base = device_base(0);
@@ -78,7 +73,7 @@ fn only_what_has_changed_is_copied() {
 #[test]
 fn where_digests_cannot_be_computed_all_is_copied() {
     let (_turn, driver) = Turn::begin(4 << 30);
-    let backend = backend(&driver, digesting(u64::MAX, 0));
+    let backend = backend(&driver, limits(u64::MAX, 0));
     let known = Known::nothing(Keys::draw().unwrap());
     backend.grant(0, device_base(0), SLAB).unwrap();
     backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
@@ -94,23 +89,10 @@ fn where_digests_cannot_be_computed_all_is_copied() {
 }
 
 #[test]
-fn a_job_that_was_not_to_be_followed_is_copied_whole() {
-    let (turn, driver) = Turn::begin(4 << 30);
-    let backend = backend(&driver, limits(u64::MAX, 0));
-    let known = Known::nothing(Keys::draw().unwrap());
-    turn.set(|fake| fake.keys = Some(known.keys.clone()));
-    backend.grant(0, device_base(0), SLAB).unwrap();
-    rest(&backend);
-    let snapshot = backend.snapshot_changes(&known).unwrap();
-    assert!(snapshot.digests(&snapshot.pieces()[0]).is_none());
-    assert!(snapshot.read(&snapshot.pieces()[0], device_base(0), &mut [0; 16]).is_ok());
-}
-
-#[test]
 fn parts_in_host_memory_are_read_as_one() {
     let (turn, driver) = Turn::begin(4 << 30);
     // Room for a part on the device.
-    let backend = backend(&driver, digesting(8 * MIB, u64::MAX));
+    let backend = backend(&driver, limits(8 * MIB, u64::MAX));
     let mut known = Known::nothing(Keys::draw().unwrap());
     turn.set(|fake| fake.keys = Some(known.keys.clone()));
     backend.grant(0, device_base(0), SLAB).unwrap();

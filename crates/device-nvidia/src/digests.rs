@@ -15,7 +15,6 @@ use kedge_protocol::CtxId;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs that are shorter are copied whatever they hold.
@@ -76,9 +75,8 @@ impl Found {
 }
 
 /// What computes digests, in each context.
+#[derive(Default)]
 pub(crate) struct Digester {
-    /// Whether contexts that are made from now on get kernels of ours.
-    wanted: AtomicBool,
     kernels: Mutex<HashMap<CtxId, Kernels>>,
 }
 
@@ -108,31 +106,19 @@ impl<'a> Stretch<'a> {
 }
 
 impl Digester {
-    pub(crate) fn new(wanted: bool) -> Digester {
-        Digester { wanted: AtomicBool::new(wanted), kernels: Mutex::default() }
-    }
-
-    pub(crate) fn want(&self, wanted: bool) {
-        self.wanted.store(wanted, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<CtxId, Kernels>> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A context was made, and is current: loads the kernels, unless that is done, before anything that the program loads. Where the
-    /// driver places what comes later depends on it, and must be the same in a restarted job.
+    /// A context was made, and is current: loads the kernels, unless that is done, before anything that the program loads. In every
+    /// context: where the driver places what comes later depends on it, and must be the same in a restarted job.
     pub(crate) fn made(
         &self,
         driver: &Arc<Driver>,
         context: &Arc<Context>,
         raw: CUdevice,
     ) -> Result<(), CuError> {
-        if self.is_wanted() && !self.gathers(context.id) {
+        if !self.gathers(context.id) {
             let _held = context.hold()?;
             let kernels = Kernels::make(driver, raw)?;
             self.adopt(context.id, kernels);

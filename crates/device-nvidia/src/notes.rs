@@ -27,8 +27,6 @@ wire! {
         pub textures: List<(CtxId, u64), 1_048_576>,
         /// Milliseconds from the checkpoint to when each was recorded: negative.
         pub events: List<(EventId, f64), 1_048_576>,
-        /// Whether contexts have kernels of ours: where the driver places other things depends on it.
-        pub digests: bool,
         /// The client began on software devices, and was told that its devices are exact.
         pub exact: bool,
         /// What such a client has allocated.
@@ -72,7 +70,6 @@ impl Notes {
             variables: List::new(variables).map_err(too_many)?,
             textures: List::new(tables.textures.objects()).map_err(too_many)?,
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
-            digests: backend.shared.digester.is_wanted(),
             exact: backend.exact.load(Ordering::Relaxed),
             allocations: listed(backend.allocations().all())?,
         })
@@ -88,8 +85,8 @@ impl Notes {
         let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
         let events = List::new(events).map_err(too_many)?;
         let allocations = listed(allocations)?;
-        let (version, textures, digests) = (VERSION, List::default(), false);
-        Ok(Notes { version, variables, textures, events, digests, exact, allocations })
+        let (version, textures) = (VERSION, List::default());
+        Ok(Notes { version, variables, textures, events, exact, allocations })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
@@ -157,7 +154,6 @@ impl NvidiaBackend {
     /// See [`kedge_device::Backend::restore_begin`].
     pub(crate) fn expect(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
-        self.shared.digester.want(notes.digests);
         self.exact.store(notes.exact, Ordering::Relaxed);
         for &Allocation { ctx, addr, size } in notes.allocations.iter() {
             self.allocations().add(ctx, addr, size)?;
@@ -221,7 +217,6 @@ mod tests {
         let variable = PlacedVariable { module, name, addr, bytes: 4, asked: true };
         Notes {
             version: VERSION,
-            digests: false,
             exact: false,
             allocations: listed(vec![(CtxId(1), 0x3000_0000_0000, 512)]).unwrap(),
             variables: List::new(vec![variable]).unwrap(),

@@ -34,22 +34,22 @@ pub(crate) struct Spare {
 pub(crate) struct SpareContext {
     on: CUdevice,
     context: Unnamed,
-    /// Where digests are wanted.
+    /// Of digests; without, a checkpoint takes what there is whole.
     kernels: Option<Kernels>,
 }
 
 impl ReadyGpus {
-    /// Makes those of the GPUs ready that `chosen` names by their positions, with kernels for `digests`.
+    /// Makes those of the GPUs ready that `chosen` names by their positions.
     ///
     /// # Errors
     /// [`StartError`], which says what is missing and what mends it.
-    pub fn new(mut gpus: Gpus, chosen: &[usize], digests: bool) -> Result<ReadyGpus, StartError> {
+    pub fn new(mut gpus: Gpus, chosen: &[usize]) -> Result<ReadyGpus, StartError> {
         let driver = Arc::clone(&gpus.driver);
         arena::reserve(&driver, gpus.reserved..chosen.len())?;
         gpus.reserved = gpus.reserved.max(chosen.len());
         let first = chosen.first().and_then(|&at| gpus.devices.get(at).copied());
         let on = first.ok_or_else(|| StartError::init(CuError::NO_DEVICE))?;
-        let context = SpareContext::make(&driver, on, digests).map_err(StartError::init)?;
+        let context = SpareContext::make(&driver, on).map_err(StartError::init)?;
         let slots = Slots::new(&driver);
         // The context is current. Without them a restart makes them itself.
         let _ = slots.ready();
@@ -79,10 +79,10 @@ impl ReadyGpus {
 }
 
 impl SpareContext {
-    fn make(driver: &Arc<Driver>, on: CUdevice, digests: bool) -> Result<SpareContext, CuError> {
+    fn make(driver: &Arc<Driver>, on: CUdevice) -> Result<SpareContext, CuError> {
         let context = Unnamed::create(driver, on)?;
         // As where they are loaded with a client's context: without them nobody is worse off.
-        let kernels = digests.then(|| Kernels::make(driver, on).ok()).flatten();
+        let kernels = Kernels::make(driver, on).ok();
         Ok(SpareContext { on, context, kernels })
     }
 }
@@ -114,10 +114,7 @@ impl NvidiaBackend {
     ) -> Option<Arc<Context>> {
         let digester = &self.shared.digester;
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |spare: &mut SpareContext| {
-            spare.on == on && (spare.kernels.is_none() || digester.is_wanted())
-        };
-        let SpareContext { context, kernels, .. } = spare.take_if(fits)?;
+        let SpareContext { context, kernels, .. } = spare.take_if(|spare| spare.on == on)?;
         let named = context.named(&self.shared.driver, id, device);
         if let Some(kernels) = kernels {
             digester.adopt(id, kernels);
@@ -137,17 +134,19 @@ mod tests {
 
     const CTX: CtxId = CtxId(7);
 
-    fn limits(digests: bool) -> CacheLimits {
-        CacheLimits { digests, ..CacheLimits::default() }
-    }
-
     /// As [`NvidiaBackend::on`], but that a test's output stays its own.
-    fn on(ready: ReadyGpus, digests: bool) -> Arc<NvidiaBackend> {
+    fn on(ready: ReadyGpus) -> Arc<NvidiaBackend> {
         let ReadyGpus { gpus, chosen, spare } = ready;
         let gpus = gpus.some(&chosen);
         let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved).unwrap();
         let host = Arc::new(Quiet);
-        NvidiaBackend::assemble(gpus, arena, Capture::nothing(), spare, (host, limits(digests)))
+        NvidiaBackend::assemble(
+            gpus,
+            arena,
+            Capture::nothing(),
+            spare,
+            (host, CacheLimits::default()),
+        )
     }
 
     fn made(turn: &Turn) -> Vec<&'static str> {
@@ -157,15 +156,15 @@ mod tests {
     #[test]
     fn a_client_gets_what_was_made_before_it_came() {
         let (turn, driver) = Turn::begin(64 << 20);
-        let cold = bare(&driver, limits(false), Arc::new(Quiet));
+        let cold = bare(&driver, CacheLimits::default(), Arc::new(Quiet));
         cold.create_context(CTX, 0, StreamId(1)).unwrap();
         let usual = made(&turn);
         drop(cold);
         turn.new_process();
 
-        let ready = ReadyGpus::new(gpus(&driver), &[0], false).unwrap();
+        let ready = ReadyGpus::new(gpus(&driver), &[0]).unwrap();
         assert_eq!(made(&turn), usual, "the driver places by the order of calls");
-        let backend = on(ready, false);
+        let backend = on(ready);
         backend.create_context(CTX, 0, StreamId(1)).unwrap();
         assert_eq!(made(&turn), [""; 0]);
         backend.create_stream(StreamId(2), CTX, false, 0).unwrap();
@@ -176,26 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn a_context_with_kernels_is_not_for_a_client_without() {
-        let (turn, driver) = Turn::begin(64 << 20);
-        let ready = ReadyGpus::new(gpus(&driver), &[0], true).unwrap();
-        let with_kernels =
-            ready.spare.unnamed.as_ref().is_some_and(|spare| spare.kernels.is_some());
-        assert!(with_kernels);
-        let backend = on(ready, false);
-        made(&turn);
-        backend.create_context(CTX, 0, StreamId(1)).unwrap();
-        assert!(made(&turn).contains(&"context"));
-        assert!(!backend.shared.digester.gathers(CTX));
-    }
-
-    #[test]
     fn others_than_were_ready_can_be_had() {
         let (turn, driver) = Turn::begin(64 << 20);
-        let gpus = ReadyGpus::new(gpus(&driver), &[0], false).unwrap().back();
+        let gpus = ReadyGpus::new(gpus(&driver), &[0]).unwrap().back();
         assert_eq!(gpus.reserved, 1, "its addresses are not reserved twice");
         made(&turn);
-        let backend = on(ReadyGpus::new(gpus, &[0], false).unwrap(), false);
+        let backend = on(ReadyGpus::new(gpus, &[0]).unwrap());
         backend.create_context(CTX, 0, StreamId(1)).unwrap();
         assert_eq!(made(&turn).iter().filter(|what| **what == "context").count(), 1);
     }

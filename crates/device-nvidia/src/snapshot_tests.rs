@@ -218,7 +218,7 @@ fn round_trip(limits: CacheLimits, memory: u64) {
 
 pub(crate) const fn limits(gpu: u64, host: u64) -> CacheLimits {
     let (drain, ways) = (DrainRate::Limit(u64::MAX), DrainWays::USUAL);
-    CacheLimits { gpu, host, drain, ways, digests: false }
+    CacheLimits { gpu, host, drain, ways }
 }
 
 pub(crate) const NO_LIMITS: CacheLimits = limits(u64::MAX, u64::MAX);

@@ -22,15 +22,13 @@ pub struct CacheLimits {
     /// How fast they leave a device while the program runs.
     pub drain: DrainRate,
     pub ways: DrainWays,
-    /// Whether the GPUs are to tell what has changed since the last snapshot. A new context takes longer.
-    pub digests: bool,
 }
 
 impl Default for CacheLimits {
     /// As much as there is, and as fast as the program does not notice.
     fn default() -> CacheLimits {
         let (drain, ways) = Default::default();
-        CacheLimits { gpu: u64::MAX, host: u64::MAX, drain, ways, digests: false }
+        CacheLimits { gpu: u64::MAX, host: u64::MAX, drain, ways }
     }
 }
 

@@ -42,9 +42,6 @@ pub struct DeviceLimits {
     /// Bytes a second that snapshots leave a GPU with, at most.
     #[serde(default)]
     pub drain_rate: Option<u64>,
-    /// Whether GPUs are to tell what has changed between snapshots.
-    #[serde(default)]
-    pub digests: bool,
 }
 
 /// The devices that a job sees.

@@ -132,7 +132,7 @@ pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready
         GpuSpec::Local { ordinals } => {
             let gpus = Gpus::open(ordinals)?;
             let (chosen, _) = choose(gpus.infos(), choice)?;
-            let ready = ReadyGpus::new(gpus, &chosen, config.cache.digests)?;
+            let ready = ReadyGpus::new(gpus, &chosen)?;
             Ok(Ready::Nvidia(Box::new(ready)))
         }
     }

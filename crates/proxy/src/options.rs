@@ -44,8 +44,8 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--digests`, `--warm`
-    /// and `--pci-order`.
+    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--warm` and
+    /// `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -83,10 +83,6 @@ impl Options {
                 }
                 "--pci-order" => {
                     options.choice.pci_order = true;
-                    continue;
-                }
-                "--digests" => {
-                    options.backend.cache.digests = true;
                     continue;
                 }
                 _ => {}

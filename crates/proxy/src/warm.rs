@@ -90,7 +90,6 @@ fn adopt(
         (wanted.gpu == made.gpu, "--gpu"),
         (wanted.soft_memory == made.soft_memory, "--soft-memory"),
         (wanted.workers == made.workers, "--workers"),
-        (wanted.cache.digests == made.cache.digests, "--digests"),
     ];
     if let Some((_, option)) = same.into_iter().find(|(same, _)| !same) {
         return Err(WarmError::Other(option));

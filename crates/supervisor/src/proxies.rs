@@ -286,7 +286,6 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
     for (option, size) in sizes {
         list.extend(size.into_iter().flat_map(|size| [option.into(), size.to_string().into()]));
     }
-    list.extend(limits.digests.then(|| "--digests".into()));
     list.extend(["--control".into(), "--log".into(), dir.log().into_os_string()]);
     list.extend(["--keeper".into(), dir.keeper().into_os_string()]);
     list

@@ -1,12 +1,10 @@
-//! Snapshots of what has changed: how fast the devices compute digests, what a second snapshot takes, and whether
-//! our kernels change where the driver places what comes later.
+//! Snapshots of what has changed: how fast the devices compute digests, and what a second snapshot takes.
 
 use crate::driver::Cuda;
 use crate::rig::*;
 use kedge_device::digest::{BLOCK, Keys};
 use kedge_device::{Backend, Known, Object, Piece, Snapshot};
-use kedge_device_nvidia::CacheLimits;
-use kedge_protocol::{CtxId, ModuleId, StreamId, StreamOp};
+use kedge_protocol::StreamOp;
 use std::error::Error;
 use std::time::Instant;
 
@@ -18,7 +16,7 @@ const COMPARED: u64 = 64;
 pub(crate) fn measure(gib: &str) -> Outcome {
     let bytes = gib.parse::<u64>()? * GIB;
     let pattern = Pattern::new();
-    let backend = backend_with(CacheLimits { digests: true, ..limits() })?;
+    let backend = backend()?;
     grant(&backend, bytes)?;
     let cuda = Cuda::open()?;
     cuda.pin(pattern.all())?;
@@ -114,40 +112,4 @@ fn agree(snapshot: &dyn Snapshot, known: &Known) -> Result<bool, Box<dyn Error>>
         same &= digests[index as usize] == Some(known.keys.digest(&block));
     }
     Ok(same)
-}
-
-const MODULE: &str = ".version 7.0\n.target sm_70\n.address_size 64\n\
-    .global .align 16 .b8 kedge_small[100];\n.global .align 16 .b8 kedge_large[5000000];\n\
-    .visible .entry touch() { .reg .b64 %a; .reg .b64 %b; mov.u64 %a, kedge_small; mov.u64 %b, kedge_large;\n\
-    st.global.u8 [%a], 1; st.global.u8 [%b], 1; ret; }\n";
-
-/// Where the driver places variables that are loaded before and behind a snapshot, or where there was none, as in a
-/// restarted job: to be called in processes without address space randomisation, and compared.
-pub(crate) fn placement(snapshots: &str) -> Outcome {
-    let backend = backend_with(CacheLimits { digests: true, ..limits() })?;
-    grant(&backend, SLAB)?;
-    let mut seen = Vec::new();
-    let mut load = |ctx: CtxId, id: u32| -> Outcome {
-        let loaded = backend.load_module(ctx, ModuleId(id), vec![MODULE.as_bytes().to_vec()]);
-        loaded.map_err(|error| error.message.to_string())?;
-        for name in ["kedge_small", "kedge_large"] {
-            seen.push(backend.global(ModuleId(id), name)?.addr);
-        }
-        Ok(())
-    };
-    load(CTX, 1)?;
-    rest(&backend)?;
-    let known = Known::nothing(Keys::draw()?);
-    if snapshots == "with" {
-        backend.prepare_changes(&known)?;
-        drop(backend.snapshot_changes(&known)?);
-    }
-    load(CTX, 2)?;
-    let second = (CtxId(2), StreamId(2));
-    backend.create_context(second.0, 0, second.1)?;
-    load(second.0, 3)?;
-    say(&format!(
-        "{{\"what\": \"placement {snapshots} a snapshot\", \"variables\": \"{seen:x?}\"}}"
-    ));
-    Ok(())
 }

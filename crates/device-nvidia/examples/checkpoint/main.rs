@@ -4,7 +4,6 @@
 //!     checkpoint sizes GIB…            each size in turn
 //!     checkpoint load GIB              what a drain costs the program
 //!     checkpoint digest GIB            digests, and a second snapshot where 5 % of the blocks have changed
-//!     checkpoint placement             whether digests change where the driver places variables (setarch -R)
 //!     checkpoint objects IMAGE FILE    everything but bulk memory: a cubin, PTX or fatbin of objects.cu
 //!
 //! Each measurement is a process of its own.
@@ -33,14 +32,11 @@ fn main() -> ExitCode {
         ["plain", gib] => report(plain::program(gib)),
         ["load", gib] => report(load::measure(gib)),
         ["digest", gib] => report(changes::measure(gib)),
-        ["placement"] => run(&["place", "without"]) & run(&["place", "with"]),
-        ["place", snapshots] => report(changes::placement(snapshots)),
         ["objects", image, file] => run(&["make", image, file]) && run(&["remake", image, file]),
         ["make", image, file] => report(objects::make(image, file)),
         ["remake", image, file] => report(objects::remake(image, file)),
         _ => report(Err(
-            "usage: checkpoint sizes GIB… | load GIB | digest GIB | placement | objects IMAGE FILE"
-                .into(),
+            "usage: checkpoint sizes GIB… | load GIB | digest GIB | objects IMAGE FILE".into(),
         )),
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }

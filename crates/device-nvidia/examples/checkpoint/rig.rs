@@ -79,7 +79,7 @@ pub(crate) fn limits() -> CacheLimits {
     }
     let all = |name| bytes(name).unwrap_or(u64::MAX);
     let (gpu, host) = (all("KEDGE_CACHE_GPU"), all("KEDGE_CACHE_HOST"));
-    CacheLimits { gpu, host, drain, ways, digests: false }
+    CacheLimits { gpu, host, drain, ways }
 }
 
 /// How many threads drain: `KEDGE_THREADS`.

@@ -25,8 +25,6 @@ const NAMESPACES: [&str; 4] = ["mnt", "net", "pid", "user"];
 pub struct Kind {
     pub gpu: String,
     pub soft_memory: Option<u64>,
-    /// Whether its contexts have the kernels of incremental checkpoints.
-    pub digests: bool,
     visible: Option<String>,
     pci_order: bool,
     /// Its file, and what tells it from another version.
@@ -46,7 +44,6 @@ impl Kind {
         Kind {
             gpu: gpu.to_string(),
             soft_memory: limits.soft_memory,
-            digests: limits.digests,
             visible: variable(VISIBLE),
             pci_order: variable(ORDER).is_some_and(|order| order == "PCI_BUS_ID"),
             executable: parts.proxy.clone(),
@@ -65,7 +62,6 @@ impl Kind {
         };
         add("--soft-memory", self.soft_memory.map(|bytes| bytes.to_string()));
         add("--visible", self.visible.clone());
-        list.extend(self.digests.then(|| "--digests".to_owned()));
         list.extend(self.pci_order.then(|| "--pci-order".to_owned()));
         list
     }
@@ -89,10 +85,6 @@ impl Kind {
             () if self.gpu != wanted.gpu => differs("--gpu", &self.gpu, &wanted.gpu),
             () if self.soft_memory != wanted.soft_memory => {
                 differs("--soft-memory", &size(self.soft_memory), &size(wanted.soft_memory))
-            }
-            () if self.digests != wanted.digests => {
-                let word = |digests| if digests { "--incremental" } else { "no --incremental" };
-                differs("", &word(self.digests), &word(wanted.digests))
             }
             () if self.visible != wanted.visible => {
                 differs(VISIBLE, &or_none(&self.visible), &or_none(&wanted.visible))
@@ -176,7 +168,6 @@ mod tests {
         };
         differing("--gpu", &|k| k.gpu = "soft:2".into());
         differing("--soft-memory", &|k| k.soft_memory = Some(5));
-        differing("--incremental", &|k| k.digests = true);
         differing(VISIBLE, &|k| k.visible = Some("7".into()));
         differing(ORDER, &|k| k.pci_order = !k.pci_order);
         differing("version", &|k| k.version[1] += 1);

@@ -39,7 +39,6 @@ impl Own {
             .args(["warm", "start", "--handed", "3", "--gpu", &*kind.gpu])
             .args(["--count", &count.to_string()])
             .args(kind.soft_memory.iter().flat_map(|b| ["--soft-memory".into(), b.to_string()]))
-            .args(kind.digests.then_some("--incremental"))
             .stdin(Stdio::null())
             .stdout(log()?)
             .stderr(log()?);
