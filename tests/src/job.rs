@@ -155,8 +155,13 @@ impl Job {
 
     /// kedge and every process of the job, killed at once and seen dead.
     pub fn kill(&mut self) {
+        assert!(family(self.kedge()).len() > 1, "no job to kill");
+        self.end();
+    }
+
+    /// As [`Job::kill`], of one that may have come to its end by itself.
+    pub fn end(&mut self) {
         let all = family(self.kedge());
-        assert!(all.len() > 1, "no job to kill");
         send("KILL", &all);
         let _ = self.child.wait();
         let begin = Instant::now();

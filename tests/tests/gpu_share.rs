@@ -184,7 +184,7 @@ fn the_parts_of_a_joint_job_come_back_with_their_devices() {
     parts.iter_mut().for_each(|part| part.read_to(STEPS / 10));
     let image = place.checkpoint();
     let before = parts.each_ref().map(|part| part.step);
-    parts.iter_mut().for_each(job::Job::kill);
+    parts.iter_mut().for_each(job::Job::end);
     let restarted = place.restart(&image, &[]).output().expect("kedge");
     assert_eq!(restarted.status.code(), Some(7), "{}", stderr(&restarted));
     let text = String::from_utf8_lossy(&restarted.stdout);

@@ -10,6 +10,7 @@ use kedge_tests::root;
 use kedge_tests::world::{World, stderr};
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,15 +29,21 @@ struct Mpi {
 const OPEN_MPI: Mpi = Mpi { compiler: "mpicc.openmpi", launcher: &launchers::OPEN_MPI };
 const MPICH: Mpi = Mpi { compiler: "mpicc.mpich", launcher: &launchers::MPICH };
 
+/// Ranks of Open MPI take the first ports that are free, and what comes back wants the same.
+static PORTS: Mutex<()> = Mutex::new(());
+
 /// A run of the program, whose first rank writes its steps to `out.0`.
 struct Run {
     world: World,
+    /// Given back when nothing of the run is left: fields go in their order.
+    _ports: MutexGuard<'static, ()>,
     started: Option<Child>,
 }
 
 impl Run {
     /// `None` where that implementation is not installed.
     fn new(name: &str, mpi: &Mpi) -> Option<Run> {
+        let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
         let world = World::new(name);
         let source = root().join("crates/process/tests/mpi.c");
         let mut compiler = Command::new(mpi.compiler);
@@ -48,7 +55,7 @@ impl Run {
             }
             Ok(status) => {
                 assert!(status.success(), "{}", mpi.compiler);
-                Some(Run { world, started: None })
+                Some(Run { world, _ports, started: None })
             }
         }
     }

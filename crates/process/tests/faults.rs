@@ -167,7 +167,7 @@ fn forked_supervisor(pid: i32, folder: &Path, ahead: bool) -> i32 {
             let capture = |number: usize| {
                 let image = folder.join(number.to_string());
                 std::fs::create_dir(&image).ok()?;
-                let ahead = (ahead == (number % 2 == 0)).then_some(0);
+                let ahead = (ahead == number.is_multiple_of(2)).then_some(0);
                 let captured = checkpoint(&roots, Options { ahead, ..Options::new(image) });
                 let done = captured.and_then(|c| c.finish(Manifest::new("test".into(), vec![], 1)));
                 let told = |error: &_| std::fs::write(folder.join("error"), format!("{error}"));
