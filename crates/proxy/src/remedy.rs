@@ -6,13 +6,15 @@ use kedge_cuda_types::CuError;
 /// What is another process's, and opened again.
 const OF_OTHERS: [&str; 2] = ["PeerOpen", "EventOpen"];
 
+const GONE: &str = "; the proxy of another process, whose it is, has ended or does not answer";
+
 /// Words that follow the error; none where nothing is known to help. `what` was to be made. `driver`: the
 /// version here.
 pub(crate) fn of(what: &str, error: CuError, saved: &SavedProxy, driver: u32) -> String {
     match error {
-        _ if OF_OTHERS.contains(&what) => {
-            "; the proxy of another process, whose it is, has ended or does not answer".to_owned()
-        }
+        _ if OF_OTHERS.contains(&what) => GONE.to_owned(),
+        // The descriptor does not come.
+        CuError::OPERATING_SYSTEM if what == "HandleImport" => GONE.to_owned(),
         CuError::OUT_OF_MEMORY => {
             let on_devices = saved.objects.iter().filter(|(_, object)| is_on_devices(object));
             no_room(on_devices.map(|(_, object)| object.bytes()).sum())
