@@ -95,12 +95,6 @@ impl Module {
         Ok(Module { raw, ctx, driver, kernels, symbols, asked, variables })
     }
 
-    /// The words of a variable that begin as addresses of functions. Waits until its images have been read.
-    pub(crate) fn code_words(symbols: &OnceLock<Result<Symbols, String>>, name: &str) -> Vec<u64> {
-        let words = symbols.wait().as_ref().ok().and_then(|symbols| symbols.code_words.get(name));
-        words.into_iter().flatten().copied().collect()
-    }
-
     /// Where what its images name is to be put.
     pub(crate) fn symbols(&self) -> Arc<OnceLock<Result<Symbols, String>>> {
         Arc::clone(&self.symbols)

@@ -2,11 +2,9 @@
 //! filled while others travel; nobody waits for the device but for a buffer.
 
 use crate::NvidiaBackend;
-use crate::code;
 use crate::context::{Context, Held};
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
-use crate::modules::Module;
 use crate::notes::Moved;
 use crate::pinned::{SLOT, Slot};
 use crate::sources::Texels;
@@ -16,8 +14,7 @@ use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::handle::CUarray;
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::{Object, SnapshotError};
-use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
-use std::borrow::Cow;
+use kedge_protocol::{ArrayId, MemHandleId};
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -29,8 +26,6 @@ const SMALL: usize = 64 << 10;
 pub(crate) struct Restoring {
     /// Variables that no word of the devices' memory may point to.
     pub(crate) moved: Arc<[Moved]>,
-    /// The words of modules' variables that began as addresses of functions.
-    code: HashMap<ModuleId, Vec<CodeWord>>,
     /// Bytes of arrays, which go there as a whole.
     arrays: HashMap<ArrayId, Staged>,
     /// The program's handles, mapped once more.
@@ -58,16 +53,7 @@ struct Staged {
     texels: Texels,
 }
 
-/// A word that began as the address of a function.
-struct CodeWord {
-    target: Target,
-    /// In the snapshot, and as the driver has made it here.
-    was: u64,
-    now: u64,
-}
-
 /// Where bytes go.
-#[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) ctx: Arc<Context>,
     pub(crate) addr: u64,
@@ -86,9 +72,8 @@ impl NvidiaBackend {
         bytes: &[u8],
     ) -> Result<(), SnapshotError> {
         let (target, moved) = self.expecting(object, start, bytes.len())?;
-        let bytes = self.without_code(object, start, bytes, &target)?;
-        check_words(&bytes, &moved)?;
-        Ok(self.upload(&target, &bytes)?)
+        check_words(bytes, &moved)?;
+        Ok(self.upload(&target, bytes)?)
     }
 
     /// See [`kedge_device::Backend::restore_filled`]: the bytes are written into a pinned buffer.
@@ -99,8 +84,7 @@ impl NvidiaBackend {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<(), SnapshotError> {
-        let variable = matches!(object, Object::Variable { .. });
-        if bytes <= SMALL || bytes > SLOT || variable {
+        if bytes <= SMALL || bytes > SLOT {
             let mut all = vec![0; bytes];
             return if fill(&mut all) { self.put_back(object, start, &all) } else { Ok(()) };
         }
@@ -116,78 +100,6 @@ impl NvidiaBackend {
         };
         self.shared.slots.put(slot);
         sent
-    }
-
-    /// A variable's bytes, with words that began as addresses of functions left as they are here: what becomes of those
-    /// is decided when all are known.
-    fn without_code<'a>(
-        &self,
-        object: &Object,
-        start: u64,
-        bytes: &'a [u8],
-        target: &Target,
-    ) -> Result<Cow<'a, [u8]>, SnapshotError> {
-        let Object::Variable { module: id, name } = object else { return Ok(bytes.into()) };
-        let symbols = match self.tables().modules.get(id) {
-            Some(module) => module.symbols(),
-            None => return Ok(bytes.into()),
-        };
-        let mut words = Module::code_words(&symbols, name);
-        words.retain(|at| *at >= start && at - start + 8 <= bytes.len() as u64);
-        if words.is_empty() {
-            return Ok(bytes.into());
-        }
-        let now = self.download(target, bytes.len())?;
-        let (mut all, mut found) = (bytes.to_vec(), Vec::new());
-        for at in words {
-            let at = (at - start) as usize..(at - start) as usize + 8;
-            let word = |bytes: &[u8]| bytes[at.clone()].try_into().map_or(0, u64::from_le_bytes);
-            let target = Target { addr: target.addr + at.start as u64, ..target.clone() };
-            found.push(CodeWord { target, was: word(bytes), now: word(&now) });
-            all[at.clone()].copy_from_slice(&now[at]);
-        }
-        self.restoring().code.entry(*id).or_default().extend(found);
-        Ok(all.into())
-    }
-
-    /// Addresses of functions that the program has chosen come back, in code that the driver may have placed elsewhere.
-    fn put_code(&self, module: ModuleId, words: &[CodeWord]) -> Result<(), SnapshotError> {
-        let Some(by) = code::moved(words.iter().map(|word| (word.was, word.now))) else {
-            let what = format!(
-                "the driver has placed the code of module {} elsewhere, and its variables have addresses of other \
-                 functions than they began with: restart with the driver and the GPU model of the checkpoint",
-                module.0
-            );
-            return Err(SnapshotError::new(CuError::INVALID_ADDRESS_SPACE, what));
-        };
-        if by != 0 {
-            let by = by.cast_signed();
-            self.shared
-                .host
-                .log(&format!("the code of module {} lies {by:#x} from where it lay", module.0));
-        }
-        for CodeWord { target, was, now } in words {
-            let here = code::translated(*was, by);
-            if here != *now {
-                self.upload(target, &here.to_le_bytes())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// What lies there.
-    fn download(&self, target: &Target, bytes: usize) -> Result<Vec<u8>, CuError> {
-        let driver = &*self.shared.driver;
-        let held = target.ctx.hold()?;
-        let stream = held.streams().bus;
-        let mut all = vec![0_u8; bytes];
-        let to = all.as_mut_ptr().cast();
-        // SAFETY: room for so many bytes, until the copy is done; `target` has found that they are there.
-        unsafe {
-            check((driver.cuMemcpyDtoHAsync_v2)(to, target.addr, bytes, stream))?;
-            check((driver.cuStreamSynchronize)(stream))?;
-        }
-        Ok(all)
     }
 
     /// Where bytes will go, and what no word of them may point to.
@@ -316,9 +228,6 @@ impl NvidiaBackend {
     pub(crate) fn finish_restore(&self) -> Result<(), SnapshotError> {
         let restoring = std::mem::take(&mut *self.restoring());
         self.managed().expect_none();
-        for (module, words) in &restoring.code {
-            self.put_code(*module, words)?;
-        }
         let driver = &*self.shared.driver;
         let mut outcome = settle(driver, &restoring.used);
         for staged in restoring.arrays.values() {

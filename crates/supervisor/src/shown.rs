@@ -2,8 +2,7 @@
 //! there on the terminal is theirs.
 
 use kedge_image::Manifest;
-use kedge_process::plugins::{Capture, Claim, Found, Job, Plugin, PluginError, World};
-use serde_json::Value;
+use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
 use std::sync::{Mutex, PoisonError};
 
 /// How it is shown, and taken back.
@@ -42,18 +41,6 @@ impl Plugin for Shown {
 
     fn claim(&self, _file: &Found, _job: &Job) -> Claim {
         Claim::No
-    }
-
-    fn checkpoint(
-        &self,
-        _capture: &mut Capture,
-        _mine: &[usize],
-    ) -> Result<Option<Value>, PluginError> {
-        Ok(None)
-    }
-
-    fn restart(&self, _state: Value, _world: &mut World) -> Result<(), PluginError> {
-        Err(PluginError::NoPlugin(self.name().to_owned()))
     }
 
     /// In the job's init, whose copy of this it is.

@@ -5,7 +5,7 @@ mod elf;
 mod text;
 
 use kedge_ptx::fatbin::{self, Image, ImageKind, Kind};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Variables that one module may have.
 const MAX_VARIABLES: usize = 1 << 18;
@@ -41,9 +41,6 @@ impl Allocators {
     }
 }
 
-/// By variable: where in it the address of a function is from the beginning.
-pub(crate) type CodeWords = BTreeMap<String, BTreeSet<u64>>;
-
 /// What an image tells of its module.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Symbols {
@@ -52,8 +49,6 @@ pub(crate) struct Symbols {
     pub(crate) allocators: Allocators,
     /// Whether any of its functions may print: by printf, or by a failed assertion.
     pub(crate) prints: bool,
-    /// Of machine code; text does not tell.
-    pub(crate) code_words: CodeWords,
 }
 
 /// What functions call to print.
@@ -64,9 +59,6 @@ impl Symbols {
         self.prints |= other.prints;
         self.variables.extend(other.variables);
         self.allocators.add(other.allocators);
-        for (variable, words) in other.code_words {
-            self.code_words.entry(variable).or_default().extend(words);
-        }
     }
 }
 
