@@ -1,6 +1,7 @@
 //! `kedge run --incremental` from outside: images that build on each other, as people and scripts see them.
 #![forbid(unsafe_code)]
 
+use kedge_tests::host;
 use kedge_tests::job::{Job, User, build, kedge_as};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
@@ -122,4 +123,28 @@ fn a_job_that_was_started_without_can_be_asked_for_it() {
     assert_eq!(place.checkpoint(&[]).2, None);
     assert_eq!(place.checkpoint(&["--incremental"]).2.as_deref(), Some("j-0001"));
     job.kill();
+}
+
+/// Its memory is written while process and devices run; what it changed meanwhile is in the image all the same.
+#[test]
+fn a_job_with_devices_is_written_while_it_runs() {
+    let place = Place { world: World::new("incrgpu"), user: User::Same };
+    let built = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]);
+    let program = place.world.home().join("gpu_steps");
+    std::fs::copy(&built, &program).expect("a copy of the program");
+    let program = program.display().to_string();
+    let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, "120", "5", "160"];
+    let mut job = Job::start(kedge_as(&place.world, place.user, &run));
+    let nonce = job.nonce.clone();
+    job.read_to(3);
+    let (image, ..) = place.checkpoint(&["--codec", "raw"]);
+    let files = std::fs::read_dir(&image).expect("the image").flatten();
+    let names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
+    assert!(names.iter().any(|name| name.ends_with("-ahead.kimg")), "{names:?}");
+    assert!(names.iter().any(|name| name.starts_with("gpu-")), "{names:?}");
+    job.read_to(job.step + 2);
+    job.kill();
+    let image = image.display().to_string();
+    let job = Job::restart(kedge_as(&place.world, place.user, &["restart", &image]), &nonce);
+    assert_eq!(job.finish(120).code(), Some(7));
 }

@@ -28,6 +28,11 @@ struct Joint {
 
 impl Joint {
     fn start(name: &str, user: User, parts: usize, options: &[&str]) -> Option<Joint> {
+        Joint::with_memory(name, user, &vec![1; parts], options)
+    }
+
+    /// One whose parts have so many MiB each.
+    fn with_memory(name: &str, user: User, parts: &[u64], options: &[&str]) -> Option<Joint> {
         if user == User::Nobody && !is_root() {
             println!("skipped: not root, so every other test is this one");
             return None;
@@ -38,8 +43,8 @@ impl Joint {
             world.give_home_away();
         }
         let mut joint = Joint { world, user, parts: Vec::new() };
-        for part in 0..parts {
-            let line = format!("exec {program} {STEPS} 20 2 1 > out.{part}");
+        for (part, megabytes) in parts.iter().enumerate() {
+            let line = format!("exec {program} {STEPS} 20 2 {megabytes} > out.{part}");
             let run =
                 [&["run", "--gpu", "none", "--join", "pair"], options, &["--", "sh", "-c", &line]];
             let mut command = kedge_as(&joint.world, user, &run.concat());
@@ -133,6 +138,26 @@ fn two_parts_come_back_as_one() {
 #[test]
 fn so_they_do_for_an_ordinary_user() {
     comes_back_as_one("jointn", User::Nobody, 3);
+}
+
+/// The large one is written while both run, and neither waits for the other standing still.
+#[test]
+fn a_part_with_much_memory_is_written_while_all_run() {
+    let sizes = [160, 1];
+    let mut joint = Joint::with_memory("jointbig", User::Same, &sizes, &[]).expect("the same user");
+    let report = joint.checkpoint(&["--codec", "raw"]);
+    let image = report["image"].as_str().expect("a path").to_owned();
+    let ahead = |part: usize| {
+        let files = fs::read_dir(format!("{image}/pair.{part}-0001")).expect("the part's image");
+        let names = files.flatten().filter_map(|file| file.file_name().into_string().ok());
+        names.filter(|name| name.ends_with("-ahead.kimg")).count()
+    };
+    assert_eq!((ahead(0), ahead(1)), (1, 0), "{report}");
+    (0..2).for_each(|part| joint.wait_for(part, joint.steps(part).len() + 3));
+    joint.kill();
+    assert!(joint.output(&["verify", &image]).status.success());
+    assert_eq!(joint.restart(&image).status.code(), Some(WELL));
+    (0..2).for_each(|part| joint.is_right(part));
 }
 
 #[test]

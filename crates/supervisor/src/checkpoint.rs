@@ -30,8 +30,8 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
-/// A clone of processes with less memory than this takes some ten milliseconds at most.
-const LARGE: u64 = 512 << 20;
+/// A clone of a process with less memory than this takes no longer than stopping it twice.
+const LARGE: u64 = 128 << 20;
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
