@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::host;
-use kedge_tests::job::{Job, User, build, kedge_as};
+use kedge_tests::job::{AHEAD, Job, User, build, kedge_as};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::path::PathBuf;
 
-const STEPS: u64 = 300;
+/// More than are done before a test reads on, twice.
+const STEPS: u64 = 2 * AHEAD + 100;
 
 struct Place {
     world: World,
@@ -25,11 +26,7 @@ impl Place {
         let program = build(&self.world, "steps", &[]).display().to_string();
         let run = [&["run", "--gpu", "none", "--job", "j"], options, &["--", &program]].concat();
         let steps = STEPS.to_string();
-        Job::start(kedge_as(
-            &self.world,
-            self.user,
-            &[&run[..], &[&steps, "10", "2", "8"]].concat(),
-        ))
+        Job::start(kedge_as(&self.world, self.user, &[&run[..], &[&steps, "2", "2", "8"]].concat()))
     }
 
     /// Checkpoints the job: the image, its name and that of the one that it builds on.
@@ -133,7 +130,7 @@ fn a_job_with_devices_is_written_while_it_runs() {
     let program = place.world.home().join("gpu_steps");
     std::fs::copy(&built, &program).expect("a copy of the program");
     let program = program.display().to_string();
-    let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, "120", "5", "160"];
+    let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, "500", "2", "160"];
     let mut job = Job::start(kedge_as(&place.world, place.user, &run));
     let nonce = job.nonce.clone();
     job.read_to(3);
@@ -146,5 +143,5 @@ fn a_job_with_devices_is_written_while_it_runs() {
     job.kill();
     let image = image.display().to_string();
     let job = Job::restart(kedge_as(&place.world, place.user, &["restart", &image]), &nonce);
-    assert_eq!(job.finish(120).code(), Some(7));
+    assert_eq!(job.finish(500).code(), Some(7));
 }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{
-    User, build, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
+    User, allow, build, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
     writers_of,
 };
 use kedge_tests::world::{World, is_root, stderr};
@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 120;
+/// Nobody gets further until it is said: so no part has ended when it is to be saved.
+const HALF: u64 = STEPS / 2;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
 const LONG: Duration = Duration::from_secs(40);
@@ -42,9 +44,10 @@ impl Joint {
         if user == User::Nobody {
             world.give_home_away();
         }
+        allow(&world.home(), HALF);
         let mut joint = Joint { world, user, parts: Vec::new() };
         for (part, megabytes) in parts.iter().enumerate() {
-            let line = format!("exec {program} {STEPS} 20 2 {megabytes} > out.{part}");
+            let line = format!("exec {program} {STEPS} 20 2 {megabytes} go > out.{part}");
             let run =
                 [&["run", "--gpu", "none", "--join", "pair"], options, &["--", "sh", "-c", &line]];
             let mut command = kedge_as(&joint.world, user, &run.concat());
@@ -57,6 +60,17 @@ impl Joint {
 
     fn steps(&self, part: usize) -> Vec<String> {
         steps_in(&self.world.home(), part)
+    }
+
+    /// All parts do more steps than they have, and may do all.
+    fn goes_on(&self) {
+        let before: Vec<usize> = (0..self.parts.len()).map(|part| self.steps(part).len()).collect();
+        self.may_end();
+        before.iter().enumerate().for_each(|(part, lines)| self.wait_for(part, lines + 3));
+    }
+
+    fn may_end(&self) {
+        allow(&self.world.home(), STEPS);
     }
 
     fn wait_for(&self, part: usize, lines: usize) {
@@ -119,7 +133,7 @@ fn comes_back_as_one(name: &str, user: User, parts: usize) {
     assert_eq!(report["processes"], parts, "{report}");
     let image = report["image"].as_str().expect("a path").to_owned();
     assert!(image.ends_with("/pair-0001"), "{image}");
-    (0..parts).for_each(|part| joint.wait_for(part, joint.steps(part).len() + 3));
+    joint.goes_on();
     joint.kill();
     let rows = joint.output(&["images", "--json"]);
     let rows: Value = serde_json::from_slice(&rows.stdout).expect("JSON");
@@ -153,7 +167,7 @@ fn a_part_with_much_memory_is_written_while_all_run() {
         names.filter(|name| name.ends_with("-ahead.kimg")).count()
     };
     assert_eq!((ahead(0), ahead(1)), (1, 0), "{report}");
-    (0..2).for_each(|part| joint.wait_for(part, joint.steps(part).len() + 3));
+    joint.goes_on();
     joint.kill();
     assert!(joint.output(&["verify", &image]).status.success());
     assert_eq!(joint.restart(&image).status.code(), Some(WELL));
@@ -169,6 +183,7 @@ fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again
         part.wait().expect("ended");
     }
     let (before, again) = (joint.steps(0).len(), joint.steps(1).len());
+    allow(&joint.world.home(), HALF + 20);
     // In the background: it is saved once more, by a coordinator that its parts have elected.
     let mut restarting =
         kedge_as(&joint.world, User::Same, &["restart", &first]).spawn().expect("kedge");
@@ -179,6 +194,7 @@ fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again
     assert_ne!(first, second);
     send("KILL", &all);
     restarting.wait().expect("ended");
+    joint.may_end();
     let ended = joint.restart(&second);
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     (0..2).for_each(|part| joint.is_right(part));
@@ -203,6 +219,7 @@ fn a_part_whose_supervisor_is_killed_goes_on_and_is_named() {
     let report = joint.checkpoint(&[]);
     assert_eq!(report["processes"], 1, "{report}");
     joint.kill();
+    joint.may_end();
     let ended = joint.restart(report["image"].as_str().expect("a path"));
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     joint.is_right(1);
@@ -229,9 +246,7 @@ fn a_supervisor_that_is_killed_at_any_moment_leaves_no_half() {
             let verified = joint.output(&["verify", &image.display().to_string()]);
             assert!(verified.status.success(), "round {round}: {verified:?}");
         }
-        for part in 0..2 {
-            joint.wait_for(part, joint.steps(part).len() + 3);
-        }
+        joint.goes_on();
     }
 }
 

@@ -29,8 +29,9 @@ pub(crate) use uffd::taken;
 const MOST_COPIED: u64 = 1 << 30;
 /// A process with little memory may have that much copied.
 const LITTLE: u64 = 16 << 20;
-/// The part of a process's memory up to which copying is faster than a clone's page tables.
-const PART: u64 = 16;
+/// The part of a process's memory that is copied at most. A quarter of that may be copied in the pause, which takes less
+/// than a clone's page tables.
+const PART: u64 = 8;
 
 /// Follows the memory of one job from checkpoint to checkpoint.
 #[derive(Debug, Clone, Default)]
