@@ -14,7 +14,7 @@ use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_M
 use kedge_cuda_types::handle::{CUevent, CUstream};
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Done, EventShare, HeldPart, HeldPlace, Known, Object, Piece, Query, Snapshot,
+    Backend, Code, Done, EventShare, HeldPart, HeldPlace, Known, Object, Piece, Query, Snapshot,
     SnapshotError,
 };
 use kedge_protocol::{
@@ -248,15 +248,15 @@ impl Backend for NvidiaBackend {
         &self,
         ctx: CtxId,
         module: ModuleId,
-        mut images: Vec<Vec<u8>>,
+        mut code: Code<Vec<u8>>,
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
         self.shared.capture.module_comes();
-        let load = || Module::load(&self.shared.driver, &context, &mut images);
+        let load = || Module::load(&self.shared.driver, &context, &mut code);
         let loaded = self.managed().load(module, load);
         let loaded = loaded.inspect_err(|_| self.shared.capture.module_is_silent())?;
-        self.read_symbols(&loaded, images);
+        self.read_symbols(&loaded, code);
         let mut tables = self.tables();
         if tables.modules.contains_key(&module) {
             return Err(plain(CuError::INVALID_VALUE));
@@ -561,7 +561,7 @@ impl Backend for NvidiaBackend {
 
 impl NvidiaBackend {
     /// Reads what a module's images name, on a thread of its own.
-    fn read_symbols(&self, module: &Module, images: Vec<Vec<u8>>) {
+    fn read_symbols(&self, module: &Module, code: Code<Vec<u8>>) {
         let device = self.devices.get(module.ctx.device as usize).copied();
         let sm = |id| devices::attribute(&self.shared.driver, device?, id);
         let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
@@ -569,7 +569,7 @@ impl NvidiaBackend {
         let found = module.symbols();
         let shared = Arc::clone(&self.shared);
         self.waiters.run(Box::new(move || {
-            let symbols = symbols::of_images(&images, u32::try_from(sm).unwrap_or(0));
+            let symbols = symbols::of_images(code.images(), u32::try_from(sm).unwrap_or(0));
             if symbols.as_ref().is_ok_and(|symbols| !symbols.prints) {
                 shared.capture.module_is_silent();
             }

@@ -6,6 +6,7 @@ use crate::driver::{Driver, check};
 use crate::symbols::Symbols;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUfunction, CUlinkState, CUmodule};
+use kedge_device::Code;
 use kedge_protocol::{GlobalInfo, KernelInfo, LoadError, ParamInfo};
 use kedge_ptx::fatbin::{self, Kind};
 use kedge_wire::{List, Text};
@@ -77,18 +78,18 @@ impl Kernel {
 }
 
 impl Module {
-    /// Loads one image, or links several, into `ctx`.
+    /// Loads or links `code` into `ctx`.
     pub(crate) fn load(
         driver: &Arc<Driver>,
         ctx: &Arc<Context>,
-        images: &mut [Vec<u8>],
+        code: &mut Code<Vec<u8>>,
     ) -> Result<Module, LoadError> {
         ctx.enter().map_err(|error| load_error(error, String::new()))?;
         // The driver reads text up to its NUL.
-        images.iter_mut().for_each(|image| image.push(0));
-        let raw = match &*images {
-            [image] => load(driver, image.as_ptr().cast())?,
-            several => link(driver, several)?,
+        code.images_mut().iter_mut().for_each(|image| image.push(0));
+        let raw = match &*code {
+            Code::Whole(image) => load(driver, image.as_ptr().cast())?,
+            Code::Parts(images) => link(driver, images)?,
         };
         let (ctx, driver) = (Arc::clone(ctx), Arc::clone(driver));
         let (kernels, symbols, asked, variables) = Default::default();

@@ -10,7 +10,7 @@ use crate::spare::CacheLimits;
 use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
-use kedge_device::{Backend, Done, Host, Object, Piece, Snapshot};
+use kedge_device::{Backend, Code, Done, Host, Object, Piece, Snapshot};
 use kedge_protocol::*;
 use kedge_wire::{List, Text};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ pub(crate) fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64>
     let (width, height, depth) = (33, 7, 5);
     let desc = ArrayDesc { device: 0, width, height, depth, format: 0x20, channels: 2, flags: 0 };
     backend.create_array(CTX, ArrayId(8), &desc).unwrap();
-    backend.load_module(CTX, MODULE, vec![image()]).unwrap();
+    backend.load_module(CTX, MODULE, Code::Whole(image())).unwrap();
     backend.kernel(MODULE, 0, "bump").unwrap();
     backend.create_event(EventId(1), CTX, true, false).unwrap();
     backend.create_event(EventId(2), CTX, true, false).unwrap();
@@ -385,12 +385,21 @@ fn kernels_that_allocate_are_refused_by_name() {
     let backend = backend(&driver, NO_LIMITS);
     let text =
         b".version 8.0\n.target sm_90\n.extern .func (.param .b64 r) malloc (.param .b64 n);";
-    backend.load_module(CTX, MODULE, vec![text.to_vec()]).unwrap();
+    backend.load_module(CTX, MODULE, Code::Whole(text.to_vec())).unwrap();
     rest(&backend);
     backend.snapshot().unwrap();
     backend.kernel(MODULE, 0, "grow").unwrap();
     let refused = backend.snapshot().err().unwrap();
     assert!(refused.message.contains("kernel grow"), "{refused}");
+}
+
+#[test]
+fn a_single_relocatable_image_goes_to_the_linker() {
+    let (_turn, driver) = Turn::begin(4 << 30);
+    let backend = backend(&driver, NO_LIMITS);
+    // This driver loads whatever it is given, and has no linker.
+    backend.load_module(CTX, ModuleId(6), Code::Whole(image())).unwrap();
+    backend.load_module(CTX, MODULE, Code::Parts(vec![image()])).unwrap_err();
 }
 
 #[test]

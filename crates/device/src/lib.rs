@@ -6,11 +6,13 @@
 //! a panic.
 #![forbid(unsafe_code)]
 
+mod code;
 pub mod digest;
 pub mod portable;
 mod ranges;
 mod snapshot;
 
+pub use code::Code;
 pub use ranges::Ranges;
 pub use snapshot::{
     Digests, Held, HeldPart, HeldPlace, Known, Object, Piece, Snapshot, SnapshotError,
@@ -167,12 +169,11 @@ pub trait Backend: Send + Sync {
         Err(CuError::NOT_SUPPORTED)
     }
 
-    /// Loads one image, or links several into one module.
     fn load_module(
         &self,
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Vec<u8>>,
+        code: Code<Vec<u8>>,
     ) -> Result<(), LoadError>;
     /// A kernel by name, which launches name by `index` from now on; NOT_FOUND where there is none.
     /// The index is the module's next, or one that this kernel has already.

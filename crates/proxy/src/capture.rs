@@ -8,7 +8,7 @@ use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
-use kedge_device::{Digests, Piece, Snapshot, SnapshotError};
+use kedge_device::{Code, Digests, Piece, Snapshot, SnapshotError};
 use kedge_image::{Choice, Encoded, FileEntry, ImageError, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
@@ -359,9 +359,12 @@ fn save_steps(steps: Vec<Step>, objects: &mut Objects) -> Result<Vec<SavedStep>,
     let mut save = |step| {
         Ok(match step {
             Step::Message { message, result } => SavedStep::Message { message, result },
-            Step::Module { ctx, module, images } => {
+            Step::Module { ctx, module, code: Code::Whole(image) } => {
+                SavedStep::Module { ctx, module, image: number(image) }
+            }
+            Step::Module { ctx, module, code: Code::Parts(images) } => {
                 let images = List::new(images.into_iter().map(&mut number).collect())?;
-                SavedStep::Module { ctx, module, images }
+                SavedStep::Linked { ctx, module, images }
             }
         })
     };

@@ -111,7 +111,7 @@ fn kind(object: &SavedObject) -> &'static str {
 /// In the table's order.
 fn made(steps: &[SavedStep]) -> Vec<(&'static str, usize)> {
     let name = |step: &SavedStep| match step {
-        SavedStep::Module { .. } => MODULES,
+        SavedStep::Module { .. } | SavedStep::Linked { .. } => MODULES,
         SavedStep::Message { message: Message::Post { post }, .. } => post.name(),
         SavedStep::Message { message: Message::Call { call }, .. } => call.name(),
     };

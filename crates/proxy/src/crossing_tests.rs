@@ -6,7 +6,7 @@ use crate::host::ProxyHost;
 use crate::joblog::JobLog;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_device::{Backend, Object};
+use kedge_device::{Backend, Code, Object};
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
 use kedge_protocol::{CtxId, Dim3, EventId, KernelRef, Launch, ModuleId, StreamId, StreamOp};
 use kedge_wire::{Bytes, List};
@@ -116,7 +116,7 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
     let backend = device();
     begin(&*backend, &crossing.notes);
     assert!(backend.devices().iter().all(|device| !device.exact), "as the client was told");
-    backend.load_module(CTX, MODULE, vec![TEXT.into()]).unwrap();
+    backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
     backend.kernel(MODULE, 0, "k").unwrap();
     backend.restore_notes(&crossing.notes).unwrap();
     let counter = Object::Variable { module: MODULE, name: "counter".to_owned() };
@@ -135,7 +135,7 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
     drop(backend);
     let backend = device();
     begin(&*backend, &notes);
-    backend.load_module(CTX, MODULE, vec![TEXT.into()]).unwrap();
+    backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
     backend.kernel(MODULE, 0, "k").unwrap();
     backend.restore_notes(&notes).unwrap();
     backend.restore(&Object::Memory, PLACED, &8_u32.to_le_bytes()).unwrap();
@@ -153,6 +153,6 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
 fn what_only_a_gpu_reads_is_refused(crossing: &Crossing) {
     let backend = device();
     begin(&*backend, &crossing.notes);
-    let refused = backend.load_module(CTX, MODULE, vec![POINTERS.into()]).unwrap_err();
+    let refused = backend.load_module(CTX, MODULE, Code::Whole(POINTERS.into())).unwrap_err();
     assert!(refused.message.contains("calls functions by pointers"), "{}", &*refused.message);
 }

@@ -8,7 +8,7 @@ use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
-use kedge_device::{Backend, Done, SnapshotError};
+use kedge_device::{Backend, Code, Done, SnapshotError};
 use kedge_protocol::{
     Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
     PeerName, Post, Status, StreamId,
@@ -256,11 +256,11 @@ impl Dispatcher {
                 self.answer(to, &backend.free_memory(device).map_err(code));
             }
             Call::ModuleLoad { ctx, module, image } => {
-                let loaded = self.load(ctx, module, std::slice::from_ref(&image));
+                let loaded = self.load(ctx, module, image);
                 self.loaded(to, loaded);
             }
             Call::ModuleLink { ctx, module, images } => {
-                let loaded = self.load(ctx, module, &images);
+                let loaded = self.link(ctx, module, &images);
                 self.loaded(to, loaded);
             }
             Call::Kernel { module, index, ref name } => {
@@ -424,8 +424,8 @@ impl Dispatcher {
     /// Does a step of a restart: what a client once asked for.
     pub(crate) fn repeat(&mut self, step: Step) -> Result<(), CuError> {
         match step {
-            Step::Module { ctx, module, images } => {
-                let loaded = self.load_images(ctx, module, images);
+            Step::Module { ctx, module, code } => {
+                let loaded = self.load_code(ctx, module, code);
                 loaded.map_err(|error| {
                     // Names what differs from how it was.
                     self.host
@@ -473,25 +473,34 @@ impl Dispatcher {
         }
     }
 
-    fn load(
+    fn load(&mut self, ctx: CtxId, module: ModuleId, image: ModuleImage) -> Result<(), LoadError> {
+        let mut images = self.read_images(&[image])?;
+        let image = images.pop().unwrap_or_default();
+        self.load_code(ctx, module, Code::Whole(Arc::new(image)))
+    }
+
+    fn link(
         &mut self,
         ctx: CtxId,
         module: ModuleId,
         images: &[ModuleImage],
     ) -> Result<(), LoadError> {
         let images = self.read_images(images)?.into_iter().map(Arc::new).collect();
-        self.load_images(ctx, module, images)
+        self.load_code(ctx, module, Code::Parts(images))
     }
 
-    fn load_images(
+    fn load_code(
         &mut self,
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Image>,
+        code: Code<Image>,
     ) -> Result<(), LoadError> {
-        let copies = images.iter().map(|image| image.to_vec()).collect();
+        let copies = match &code {
+            Code::Whole(image) => Code::Whole(image.to_vec()),
+            Code::Parts(images) => Code::Parts(images.iter().map(|image| image.to_vec()).collect()),
+        };
         self.backend.load_module(ctx, module, copies)?;
-        self.record.module(ctx, module, images);
+        self.record.module(ctx, module, code);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A backend without a device, for the dispatcher's tests: one executor thread, one queue.
 
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Done, Host, Query};
+use kedge_device::{Backend, Code, Done, Host, Query};
 use kedge_protocol::*;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -156,8 +156,8 @@ impl Backend for Fake {
         Err(NO)
     }
     /// Says how long the images are.
-    fn load_module(&self, _: CtxId, _: ModuleId, images: Vec<Vec<u8>>) -> Result<(), LoadError> {
-        let message = format!("{:?}", images.iter().map(Vec::len).collect::<Vec<_>>());
+    fn load_module(&self, _: CtxId, _: ModuleId, code: Code<Vec<u8>>) -> Result<(), LoadError> {
+        let message = format!("{:?}", code.images().iter().map(Vec::len).collect::<Vec<_>>());
         Err(LoadError { code: 218, message: kedge_wire::Text::truncated(message) })
     }
     fn kernel(&self, _: ModuleId, index: u32, name: &str) -> Result<KernelInfo, CuError> {

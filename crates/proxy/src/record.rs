@@ -4,6 +4,7 @@
 //! order stays that in which things were made: what a device places by itself then comes to lie where
 //! it lay. What memory holds, and which ranges of it are valid, a snapshot tells.
 
+use kedge_device::Code;
 use kedge_protocol::{
     ArrayId, Call, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, Message, ModuleId, Post,
     StreamId, StreamOp,
@@ -27,7 +28,7 @@ pub(crate) enum Step {
     Module {
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Image>,
+        code: Code<Image>,
     },
 }
 
@@ -65,7 +66,7 @@ struct Entry {
 #[derive(Debug)]
 enum What {
     Message(Message, u64),
-    Module(ModuleId, Vec<Image>),
+    Module(ModuleId, Code<Image>),
     /// Several levels, of which some have ended: the memory goes with the last of them.
     Mipmap {
         message: Message,
@@ -198,9 +199,9 @@ impl Record {
         self.add(subject, owner, What::Message(Message::Call { call }, result));
     }
 
-    /// A module that has been loaded, or linked of several images.
-    pub(crate) fn module(&mut self, ctx: CtxId, module: ModuleId, images: Vec<Image>) {
-        self.add(Subject::Module(module), Some(ctx), What::Module(module, images));
+    /// A module that has been loaded or linked.
+    pub(crate) fn module(&mut self, ctx: CtxId, module: ModuleId, code: Code<Image>) {
+        self.add(Subject::Module(module), Some(ctx), What::Module(module, code));
     }
 
     /// Another process's memory has become the client's own. It is made before all else: who waits for it at
@@ -245,9 +246,9 @@ impl Record {
                 What::Message(message, result) => {
                     steps.push(Step::Message { message: message.clone(), result: *result });
                 }
-                What::Module(module, images) => {
+                What::Module(module, code) => {
                     let ctx = entry.owner.unwrap_or_default();
-                    steps.push(Step::Module { ctx, module: *module, images: images.clone() });
+                    steps.push(Step::Module { ctx, module: *module, code: code.clone() });
                 }
                 What::Mipmap { message, ended, .. } => {
                     steps.push(plain(message.clone()));
@@ -419,7 +420,8 @@ kedge_wire::wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub enum SavedStep {
         Message = 1 { message: Message, result: u64 },
-        Module = 2 { ctx: CtxId, module: ModuleId, images: List<u64, 4096> },
+        Module = 2 { ctx: CtxId, module: ModuleId, image: u64 },
+        Linked = 3 { ctx: CtxId, module: ModuleId, images: List<u64, 4096> },
     }
 }
 
@@ -473,7 +475,7 @@ mod tests {
         record.call(Call::CtxCreate { ctx: CTX, device: 0, legacy }, 0);
         for round in 0..1000 {
             let (module, event) = (ModuleId(round), EventId(round));
-            record.module(CTX, module, vec![Image::default()]);
+            record.module(CTX, module, Code::Whole(Image::default()));
             record.call(kernel(round, 0), 0);
             record.call(kernel(round, 0), 0);
             let kernel = KernelRef { module, index: 0 };
@@ -498,7 +500,7 @@ mod tests {
         let mut record = Record::default();
         for ctx in [CTX, CtxId(2)] {
             record.call(Call::CtxCreate { ctx, device: 0, legacy: StreamId(ctx.0) }, 0);
-            record.module(ctx, ModuleId(ctx.0), vec![Image::default()]);
+            record.module(ctx, ModuleId(ctx.0), Code::Whole(Image::default()));
             record.call(kernel(ctx.0, 0), 0);
         }
         record.call(Call::Grant { device: 0, addr: 1 << 40, bytes: 2 << 20 }, 0);

@@ -17,7 +17,7 @@ use crate::remedy;
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Host, Object, SnapshotError};
+use kedge_device::{Backend, Code, Host, Object, SnapshotError};
 use kedge_image::{ImageError, ImageFile, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
@@ -199,10 +199,13 @@ fn repeat(
             SavedStep::Message { message, result } => {
                 (name(&message), Step::Message { message, result })
             }
-            SavedStep::Module { ctx, module, images: numbers } => {
+            SavedStep::Module { ctx, module, image } => {
+                ("a module", Step::Module { ctx, module, code: Code::Whole(images.get(image)?) })
+            }
+            SavedStep::Linked { ctx, module, images: numbers } => {
                 let found = numbers.iter().map(|number| images.get(*number));
-                let images = found.collect::<Result<Vec<Image>, _>>()?;
-                ("a module", Step::Module { ctx, module, images })
+                let code = Code::Parts(found.collect::<Result<Vec<Image>, _>>()?);
+                ("a linked module", Step::Module { ctx, module, code })
             }
         };
         let made = dispatcher.repeat(step);

@@ -7,7 +7,7 @@ use kedge_device::{Object, Piece};
 use kedge_protocol::{ArrayId, CtxId, DeviceInfo, Hello, MemHandleId, ModuleId, Output};
 use kedge_wire::{Bytes, List, Text, wire};
 
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The number of the section.
 pub(crate) const SECTION: u64 = 16;
 

@@ -3,7 +3,7 @@
 use crate::driver::Cuda;
 use crate::rig::*;
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Object, Piece};
+use kedge_device::{Backend, Code, Object, Piece};
 use kedge_device_nvidia::NvidiaBackend;
 use kedge_protocol::*;
 use kedge_wire::{Bytes, List};
@@ -35,7 +35,7 @@ fn build(
     }
     grant(&backend, SLAB)?;
     let load = |module| {
-        let loaded = backend.load_module(CTX, module, vec![image.to_vec()]);
+        let loaded = backend.load_module(CTX, module, Code::Whole(image.to_vec()));
         loaded.map_err(|error| format!("load: {} {}", CuError(error.code), &*error.message))
     };
     load(MODULE)?;

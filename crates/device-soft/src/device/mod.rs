@@ -47,7 +47,8 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Done, EventShare, HeldPart, HeldPlace, Object, Piece, Query, Snapshot, SnapshotError,
+    Backend, Code, Done, EventShare, HeldPart, HeldPlace, Object, Piece, Query, Snapshot,
+    SnapshotError,
 };
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
@@ -298,11 +299,12 @@ impl Backend for SoftBackend {
         self.textures.destroy(ctx, handle)
     }
 
+    /// Text is linked as it is loaded.
     fn load_module(
         &self,
         ctx: CtxId,
         module: ModuleId,
-        images: Vec<Vec<u8>>,
+        code: Code<Vec<u8>>,
     ) -> Result<(), LoadError> {
         let refuse = |error: CuError, what: &str| LoadError {
             code: error.0,
@@ -319,7 +321,7 @@ impl Backend for SoftBackend {
         let former = lock(&self.stage).variables_of(module);
         let former = former.map_err(|error| refuse(error.code, &error.message))?;
         let log = |line: &str| self.runtime.host.log(line);
-        let loaded = Module::load(ctx, device, &self.runtime.memory, &images, former, log)?;
+        let loaded = Module::load(ctx, device, &self.runtime.memory, code.images(), former, log)?;
         tables.modules.insert(module, loaded);
         Ok(())
     }

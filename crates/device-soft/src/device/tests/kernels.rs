@@ -2,7 +2,7 @@
 
 use super::fixture::{A, B, CTX, Fixture, client, copy, mapped, wait, word};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::Backend;
+use kedge_device::{Backend, Code};
 use kedge_protocol::{Dim3, KernelInfo, KernelRef, Launch, ModuleId, StreamOp};
 use kedge_wire::{Bytes, List};
 use std::sync::mpsc;
@@ -60,7 +60,9 @@ const COUNT: &str = "
 /// Loads a module and numbers its kernels in their order.
 pub(super) fn load(f: &Fixture, texts: &[&str]) -> Vec<KernelInfo> {
     let images = texts.iter().map(|text| [HEADER, text, "\0"].concat().into_bytes()).collect();
-    f.backend.load_module(CTX, MODULE, images).unwrap_or_else(|e| panic!("{}", &*e.message));
+    f.backend
+        .load_module(CTX, MODULE, Code::Parts(images))
+        .unwrap_or_else(|e| panic!("{}", &*e.message));
     let names = f.backend.kernel_names(MODULE).unwrap();
     (0..).zip(&names).map(|(i, name)| f.backend.kernel(MODULE, i, name).unwrap()).collect()
 }
@@ -159,7 +161,7 @@ fn the_client_numbers_kernels_one_after_the_other() {
     let f = Fixture::new();
     let dev = f.alloc(0, 4096);
     let image = [HEADER, ADD, COUNT, "\0"].concat().into_bytes();
-    f.backend.load_module(CTX, MODULE, vec![image]).unwrap();
+    f.backend.load_module(CTX, MODULE, Code::Whole(image)).unwrap();
     let kernel = |index, name| f.backend.kernel(MODULE, index, name).map(|info| info.params.len());
     assert_eq!(kernel(1, "add"), Err(CuError::INVALID_VALUE));
     assert_eq!(kernel(0, "missing"), Err(CuError::NOT_FOUND));

@@ -5,7 +5,7 @@ use super::world::{
     self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
 };
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Object, Piece, Snapshot, SnapshotError};
+use kedge_device::{Backend, Code, Object, Piece, Snapshot, SnapshotError};
 use kedge_protocol::{ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -311,7 +311,7 @@ fn what_was_not_made_again_is_refused_by_name() {
         f.make_streams();
         f.backend.grant(0, BASE, 32 << 20)?;
         for module in [EARLIER, LATER] {
-            let image = vec![world::MODULE.into()];
+            let image = Code::Whole(world::MODULE.into());
             f.backend.load_module(CTX, module, image).map_err(|e| CuError(e.code))?;
         }
         f.backend.restore_notes(notes)
@@ -334,11 +334,12 @@ fn another_module_of_the_same_id_is_refused_by_its_variable() {
         f = f.succeed();
         f.backend.restore_begin(&notes).unwrap();
         f.make_streams();
-        let refused = f.backend.load_module(CTX, EARLIER, vec![text.into()]).unwrap_err();
+        let refused = f.backend.load_module(CTX, EARLIER, Code::Whole(text.into())).unwrap_err();
         assert_eq!(refused.code, CuError::INVALID_IMAGE.0, "{}", &*refused.message);
         assert!(refused.message.contains(named), "{}", &*refused.message);
     }
-    let refused = f.backend.load_module(CTX, ModuleId(77), vec![world::MODULE.into()]).unwrap_err();
+    let refused =
+        f.backend.load_module(CTX, ModuleId(77), Code::Whole(world::MODULE.into())).unwrap_err();
     assert!(refused.message.contains("module 77"), "{}", &*refused.message);
 }
 
@@ -417,7 +418,7 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
     let f = Fixture::bare();
     map_shared();
     f.backend
-        .load_module(CTX, EARLIER, vec![TEXT.into()])
+        .load_module(CTX, EARLIER, Code::Whole(TEXT.into()))
         .unwrap_or_else(|e| panic!("{}", &*e.message));
     let both = f.backend.global(EARLIER, "both").unwrap();
     assert!(both.managed && word(both.addr) == 5);
@@ -428,7 +429,7 @@ fn a_managed_variable_keeps_what_the_host_has_put_back() {
     unsafe { (both.addr as *mut u32).write_volatile(77) };
     f.backend.restore_begin(&snapshot.notes()).unwrap();
     f.make_streams();
-    f.backend.load_module(CTX, EARLIER, vec![TEXT.into()]).unwrap();
+    f.backend.load_module(CTX, EARLIER, Code::Whole(TEXT.into())).unwrap();
     f.backend.restore_notes(&snapshot.notes()).unwrap();
     f.backend.restore_end().unwrap();
     assert_eq!(f.backend.global(EARLIER, "both").unwrap().addr, both.addr);

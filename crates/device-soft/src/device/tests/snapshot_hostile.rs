@@ -4,7 +4,7 @@ use super::fixture::{CTX, Fixture, map_shared};
 use super::world::{self, BASE, EARLIER, LATER};
 use crate::device::snapshot::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN};
-use kedge_device::Backend;
+use kedge_device::{Backend, Code};
 use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::Text;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn restart(notes: &[u8]) -> Result<(), TestCaseError> {
     f.make_streams();
     f.backend.grant(0, BASE, 16 << 20).unwrap();
     for module in [EARLIER, LATER] {
-        let _ = f.backend.load_module(CTX, module, vec![world::MODULE.into()]);
+        let _ = f.backend.load_module(CTX, module, Code::Whole(world::MODULE.into()));
     }
     if f.backend.restore_notes(notes).is_ok() {
         f.backend.restore_end().unwrap();

@@ -2,7 +2,7 @@
 
 use super::fixture::{A, CTX, FREE, Fixture, client, copy, mapped};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Snapshot};
+use kedge_device::{Backend, Code, Snapshot};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, Dim3, EventId, KernelRef, Launch, MemHandleId, ModuleId, Place,
     StreamId, StreamOp, Texture, TextureSource,
@@ -191,7 +191,9 @@ fn linear_texture() -> Texture {
 /// Loads `MODULE`, and numbers its kernels.
 pub(super) fn load(f: &Fixture, ctx: CtxId, module: ModuleId) {
     let image = [MODULE, "\0"].concat().into_bytes();
-    f.backend.load_module(ctx, module, vec![image]).unwrap_or_else(|e| panic!("{}", &*e.message));
+    f.backend
+        .load_module(ctx, module, Code::Whole(image))
+        .unwrap_or_else(|e| panic!("{}", &*e.message));
     for (index, name) in (0..).zip(KERNELS) {
         f.backend.kernel(module, index, name).unwrap();
     }
