@@ -69,11 +69,11 @@ fn steps_survive(name: &str, source: &str, flags: &[&str]) {
     }
 }
 
-#[test]
-fn memory_that_changes_in_every_way_comes_back() {
+/// Of programs that check their memory at each step.
+fn checked_memory_survives(name: &str, source: &str) {
     let _alone = alone();
-    let folder = Folder::new("ahead-changes");
-    let program = build(&folder, "changes.c", &[]);
+    let folder = Folder::new(name);
+    let program = build(&folder, source, &[]);
     // Its lines are short, so many wait to be read.
     let steps = 450;
     for (before, after) in survives(&folder, &[program.to_str().unwrap()], steps) {
@@ -84,8 +84,18 @@ fn memory_that_changes_in_every_way_comes_back() {
 }
 
 #[test]
+fn memory_that_changes_in_every_way_comes_back() {
+    checked_memory_survives("ahead-changes", "changes.c");
+}
+
+#[test]
 fn mappings_of_all_kinds_come_back() {
     steps_survive("ahead-mappings", "mappings.c", &[]);
+}
+
+#[test]
+fn guards_come_back() {
+    checked_memory_survives("ahead-guards", "guards.c");
 }
 
 #[test]

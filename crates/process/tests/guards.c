@@ -1,5 +1,5 @@
-// Puts guards into its memory and takes them away, and checks that each page is a guard or holds what was written last:
-// anything else says "wrong" and ends it.
+// Puts guards into its memory, of which half is shared, and takes them away, and checks that each page is a guard or holds
+// what was written last: anything else says "wrong" and ends it.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 enum { PAGES = 512, PAGE = 4096, INSTALL = 102, REMOVE = 103 };
 
-static char *memory;
+static char *memory, *shared;
 static uint64_t state, values[PAGES];
 static char guarded[PAGES];
 static int ends[2];
@@ -20,9 +20,13 @@ static uint64_t draw(uint64_t below) {
     return (state >> 33) % below;
 }
 
+static char *place(int page) {
+    return page < PAGES / 2 ? memory + (size_t)page * PAGE : shared + (size_t)(page - PAGES / 2) * PAGE;
+}
+
 static void check(int page) {
     uint64_t found = 0;
-    int fault = write(ends[1], memory + (size_t)page * PAGE, 8) < 0 && errno == EFAULT;
+    int fault = write(ends[1], place(page), 8) < 0 && errno == EFAULT;
     if (!fault && read(ends[0], &found, 8) != 8) _exit(2);
     if (fault == guarded[page] && (fault || found == values[page])) return;
     char line[128];
@@ -31,20 +35,25 @@ static void check(int page) {
 }
 
 static void change(int page) {
-    char *at = memory + (size_t)page * PAGE;
+    char *at = place(page);
     if (draw(2) && !guarded[page]) {
         values[page] = *(uint64_t *)at = draw(1u << 30);
     } else if (!madvise(at, PAGE, guarded[page] ? REMOVE : INSTALL)) {
         // Old kernels know none.
         guarded[page] = !guarded[page];
-        values[page] = 0;
+        // A private page is gone; the shared memory still has it.
+        if (page < PAGES / 2) values[page] = 0;
     }
 }
 
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 100;
-    memory = mmap(0, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || pipe(ends)) return 2;
+    int both = PROT_READ | PROT_WRITE;
+    memory = mmap(0, PAGES / 2 * PAGE, both, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int file = memfd_create("guards", 0);
+    if (file < 0 || ftruncate(file, PAGES / 2 * PAGE)) return 2;
+    shared = mmap(0, PAGES / 2 * PAGE, both, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED || shared == MAP_FAILED || pipe(ends)) return 2;
     uint64_t nonce;
     getrandom(&nonce, sizeof nonce, 0);
     state = nonce;

@@ -77,6 +77,10 @@ static int hold(const char *what) {
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE;
         return mmap(0, 2 << 20, PROT_READ, flags, -1, 0) == MAP_FAILED;
     }
+    if (is(what, "guard")) {
+        char *shared = mmap(0, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        return shared == MAP_FAILED || madvise(shared + 4096, 4096, 102);
+    }
     if (is(what, "deadly")) {
         pthread_t other;
         if (pthread_create(&other, 0, outlive, 0)) return 1;

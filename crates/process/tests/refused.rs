@@ -8,7 +8,7 @@ use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, build, reap};
 
 /// What a program holds, and how the refusal names it.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 10] = [
     ("seccomp", "seccomp"),
     ("namespace", "namespaces of its own"),
     ("io_uring", "io_uring"),
@@ -17,6 +17,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("netlink", "netlink"),
     ("notification", "mq_notify"),
     ("huge", "huge pages"),
+    ("guard", "MADV_GUARD_INSTALL"),
     ("deadly", "PR_SET_PDEATHSIG"),
 ];
 

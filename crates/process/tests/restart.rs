@@ -10,7 +10,7 @@ use support::alone::Alone;
 use support::survive::{
     as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
 };
-use support::{Folder, Running, alone, bring_back, build, capture_again};
+use support::{Folder, Running, alone, bring_back, build, capture_again, step};
 
 #[test]
 fn a_static_program_goes_on() {
@@ -67,6 +67,20 @@ fn a_restartable_sequence_begins_anew() {
     let program = build(&folder, "rseq.c", &[]);
     let tunables = "GLIBC_TUNABLES=glibc.pthread.rseq=0";
     command_survives(&folder, &["/usr/bin/env", tunables, program.to_str().unwrap()]);
+}
+
+#[test]
+fn guards_come_back_from_a_clone() {
+    let _alone = alone();
+    let folder = Folder::new("guards");
+    let program = build(&folder, "guards.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("450"));
+    let before = running.lines(15);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    let (after, status) = bring_back(&image);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+    assert!(step(&after[0]) > before.len() && after[0][..16] == before[0][..16], "{}", after[0]);
 }
 
 #[test]

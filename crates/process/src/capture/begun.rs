@@ -111,8 +111,8 @@ impl Begun {
             stopped.hold();
         }
         drop(stopped);
-        let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
         let stall = begin.elapsed() + session.stall;
+        let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
         let (vdsos, processes) = (objects.vdsos(), pids);
         let job =
             JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };

@@ -62,13 +62,16 @@ impl Changes {
             };
             memory::split(mapping, &runs, &mut changes.chunks);
         }
+        let shared = mappings.iter().filter(|mapping| mapping.shared && guards::may_have(mapping));
+        changes.unsure.extend(shared.map(|mapping| (mapping.start, mapping.end)));
         changes.chunks.sort_unstable_by_key(Chunk::address);
         Ok(changes)
     }
 
     /// Where there are guards in the memory of the process.
     pub(super) fn guards(&self, pid: pid_t) -> Result<Vec<Run>, EngineError> {
-        let found = guards::among(pid, &self.unsure)?;
+        let mut found = guards::among(pid, &self.unsure)?;
+        found.sort_unstable();
         let mut guards = without(&self.guards, &found);
         guards.extend(found);
         Ok(guards)

@@ -1,10 +1,10 @@
-//! Guards in a process's memory: pages that fault whoever touches them (MADV_GUARD_INSTALL), of private memory, where a
-//! clone inherits them.
+//! Guards in a process's memory: pages that fault whoever touches them (MADV_GUARD_INSTALL), of private memory and, since
+//! Linux 6.15, of shared memory and files. A clone inherits them all.
 
-use super::memory;
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::pagemap::{self, Wanted};
+use crate::state::KERNEL_MAPPINGS;
 use libc::pid_t;
 use std::fs::File;
 
@@ -13,12 +13,31 @@ const PAGE_IS_GUARD: u64 = 1 << 8;
 
 /// Where there are guards in the memory of `pid`, a stopped process or a clone. None on a kernel that does not tell.
 pub(super) fn of(pid: pid_t, mappings: &[Mapping]) -> Result<Vec<(u64, u64)>, EngineError> {
-    let own = mappings.iter().filter(|mapping| memory::own(mapping));
-    let own: Vec<(u64, u64)> = own.map(|mapping| (mapping.start, mapping.end)).collect();
-    among(pid, &own)
+    let its = mappings.iter().filter(|mapping| may_have(mapping));
+    let its: Vec<(u64, u64)> = its.map(|mapping| (mapping.start, mapping.end)).collect();
+    among(pid, &its)
 }
 
-/// The same in those ranges.
+/// Whether there may be guards in the mapping.
+pub(super) fn may_have(mapping: &Mapping) -> bool {
+    !KERNEL_MAPPINGS.contains(&mapping.name.as_str())
+}
+
+/// Refuses guards in memory that only its mappings lead to: what lies under them cannot be read.
+pub(super) fn refuse_in(pid: pid_t, nameless: &[(u64, u64)]) -> Result<(), EngineError> {
+    match among(pid, nameless)?.first() {
+        None => Ok(()),
+        Some((start, _)) => Err(EngineError::unsupported(
+            pid,
+            format!(
+                "it has a guard (MADV_GUARD_INSTALL) at {start:#x} in shared memory without a file, and what lies under \
+                 it cannot be saved: share a memfd, or guard by mprotect"
+            ),
+        )),
+    }
+}
+
+/// Where there are guards in those ranges.
 pub(super) fn among(pid: pid_t, ranges: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, EngineError> {
     let failed =
         |source| EngineError::System { pid, what: "look for guards in its memory", source };

@@ -4,7 +4,7 @@ use super::changes::Changes;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
-use super::{Held, Memory, Options, process_file, undo, write};
+use super::{Held, Memory, Options, guards, process_file, undo, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::inject::read_exact;
@@ -70,6 +70,8 @@ pub(super) fn hold(
     maps::find_names(&mut mappings);
     let mut state = describe(process, ids, &status)?;
     (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
+    let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
+    guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
     let ways = Ways::of(pid)?;
     let asked = ask_live(process, &mappings, &ways, &mut state);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
