@@ -19,6 +19,8 @@ use thiserror::Error;
 
 /// Finished jobs that are kept.
 const KEPT: usize = 50;
+/// So many more there may be before they are looked at, which takes as long as the end of a short job.
+const MORE: usize = 16;
 
 #[derive(Debug, Error)]
 pub enum JobError {
@@ -293,8 +295,11 @@ impl Jobs {
         serde_json::from_slice(&fs::read(self.job_dir(name).join("last.json")).ok()?).ok()
     }
 
-    /// Removes all but the latest ended jobs.
+    /// Removes all but the latest ended jobs, if there are many more.
     pub(crate) fn prune(&self) {
+        if fs::read_dir(&self.dir).map_or(0, Iterator::count) <= KEPT + MORE {
+            return;
+        }
         let ended =
             self.list().unwrap_or_default().into_iter().filter(|m| m.state != State::Running);
         for meta in ended.skip(KEPT) {
