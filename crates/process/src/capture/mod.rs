@@ -21,7 +21,7 @@ pub use together::Together;
 use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
 use crate::machine::Machine;
-use crate::plugins::{FileContents, Ipc, More, PluginError, Refusal, Survey, SurveyOptions};
+use crate::plugins::{self, FileContents, Ipc, More, PluginError, Refusal, Survey, SurveyOptions};
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -175,6 +175,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     refuse_deadly_parents(&stopped, &held)?;
     let clocks = Clocks::now();
     objects.copy(&objects_file, options.codec)?;
+    plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
     let captured = together.map(|others| others.captured(pids.len()));
     captured.transpose().map_err(EngineError::Together)?;
     if options.hold {
