@@ -338,10 +338,9 @@ impl Plugin for Gpu {
             let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
             let fails = || begun.iter().any(Begun::has_ended);
             let found = aliases::descriptor(&folder, &name, fails).map_err(|source| {
-                why_not(
-                    begun,
-                    PluginError::System { what: "find shared device memory".into(), source },
-                )
+                let what =
+                    "find device memory that is shared: the proxy that has it ended or is silent";
+                why_not(begun, PluginError::System { what: what.into(), source })
             });
             world.made(description, found?)?;
         }
