@@ -31,8 +31,8 @@ soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20)
 soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 times: nothing may grow (about ten minutes)
 	KEDGE_CHECKPOINTS=$(or $(ROUNDS),1000) KEDGE_PATIENCE=3000 cargo test --release --locked -p kedge-tests --test gpu_incremental many_checkpoints
 
-soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10; half a minute a round)
-	for round in $$(seq $(or $(ROUNDS),10)); do target/release/conformance --interrupt || exit 1; done
+soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10), resumable in slices of 10 minutes
+	@scripts/soak-interrupts --rounds $(or $(ROUNDS),10)
 
 check: ## formatting, lints, layering, generated files
 	cargo fmt --all --check

@@ -36,13 +36,17 @@ struct Args {
     /// Programs at a time
     #[arg(long, short, default_value_t = 2)]
     jobs: usize,
-    /// Write results as a JSON list to this file
+    /// Write results as a JSON list of objects to this file: name, passed, failure, output (of one that failed, its
+    /// last 4 KiB), seconds
     #[arg(long)]
     json: Option<PathBuf>,
     /// Print what every program printed
     #[arg(long, short)]
     verbose: bool,
 }
+
+/// Of what a failed program has printed, the bytes that are kept.
+const MAX_OUTPUT: usize = 4 << 10;
 
 fn main() -> ExitCode {
     match conformance(&Args::parse()) {
@@ -128,9 +132,32 @@ fn json(results: &[(String, Outcome)]) -> String {
                 "name": name,
                 "passed": outcome.failure.is_none(),
                 "failure": outcome.failure,
+                "output": outcome.failure.as_ref().map(|_| outcome.said(MAX_OUTPUT)),
                 "seconds": outcome.seconds,
             })
         })
         .collect();
     serde_json::Value::from(list).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_the_output_of_what_failed_and_of_nothing_else() {
+        let outcome = |failure: Option<&str>| Outcome {
+            failure: failure.map(str::to_owned),
+            stdout: "é".repeat(MAX_OUTPUT),
+            stderr: "the cause\n".to_owned(),
+            seconds: 0.5,
+        };
+        let results = [("bad", Some("exit status: 1")), ("good", None)];
+        let results = results.map(|(name, failure)| (name.to_owned(), outcome(failure)));
+        let list: serde_json::Value = serde_json::from_str(&json(&results)).unwrap();
+        assert_eq!((&list[1]["passed"], &list[1]["output"]), (&true.into(), &().into()));
+        let output = list[0]["output"].as_str().unwrap();
+        assert!(output.len() <= MAX_OUTPUT && output.len() > MAX_OUTPUT - 4, "{}", output.len());
+        assert!(output.ends_with("éthe cause\n"), "{output}");
+    }
 }

@@ -1,5 +1,6 @@
-//! Jobs without devices that are checkpointed and restarted through the `kedge` command.
+//! Jobs that are checkpointed and restarted through the `kedge` command.
 
+use crate::host;
 use crate::job::{Job, User, build, kedge_as};
 use crate::world::{World, is_root, stderr};
 use serde_json::Value;
@@ -66,9 +67,25 @@ impl Place {
         self.run(options, &[&[program.as_str()], &words[..]].concat())
     }
 
+    /// Runs a program of `tests/hosts` as the job `j` with a software device.
+    pub fn with_device(&self, program: &str, options: &[&str], arguments: &[&str]) -> Job {
+        let built = host(&format!("{program}.cu"), program, &["-O1", "-arch=sm_80"]);
+        // Where every user may read it.
+        let copy = self.world.home().join(program);
+        std::fs::copy(&built, &copy).expect("a copy of the program");
+        let copy = copy.display().to_string();
+        let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--", &copy], arguments];
+        Job::start(kedge_as(&self.world, self.user, &run.concat()))
+    }
+
     pub fn restart(&self, image: &Path, nonce: &str) -> Job {
+        self.restart_with(image, &[], nonce)
+    }
+
+    pub fn restart_with(&self, image: &Path, options: &[&str], nonce: &str) -> Job {
         let image = image.display().to_string();
-        Job::restart(kedge_as(&self.world, self.user, &["restart", &image]), nonce)
+        let arguments = [&["restart", &image], options].concat();
+        Job::restart(kedge_as(&self.world, self.user, &arguments), nonce)
     }
 
     pub fn images(&self) -> PathBuf {

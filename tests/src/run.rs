@@ -46,6 +46,18 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
+impl Outcome {
+    /// The end of what was printed, in `most` bytes; standard error comes last.
+    pub fn said(&self, most: usize) -> String {
+        let both = format!("{}{}", self.stdout, self.stderr);
+        let mut from = both.len().saturating_sub(most);
+        while !both.is_char_boundary(from) {
+            from += 1;
+        }
+        both[from..].to_owned()
+    }
+}
+
 /// Runs `binary` and checks its exit status, its last line and its standard error.
 pub fn run(binary: &Path, program: &Program, target: &Target) -> Outcome {
     let limit = Duration::from_secs(program.seconds);

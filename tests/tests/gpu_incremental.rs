@@ -1,90 +1,49 @@
 //! Checkpoints of what devices hold, which build on each other: `kedge run --incremental` with a device.
 #![forbid(unsafe_code)]
 
-use kedge_tests::host;
-use kedge_tests::job::{Job, User, kedge_as};
-use kedge_tests::world::{World, is_root, stderr};
+use kedge_tests::job::User;
+use kedge_tests::place::Place;
+use kedge_tests::world::stderr;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const STEPS: u64 = 100;
 const MIB: u64 = 1 << 20;
 
-struct Place {
-    world: World,
-    user: User,
-}
-
-impl Place {
-    fn new(name: &str, user: User) -> Place {
-        let world = World::new(name);
-        if user == User::Nobody {
-            world.give_home_away();
-        }
-        Place { world, user }
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        let output = kedge_as(&self.world, self.user, arguments).output().expect("kedge");
-        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    }
-
-    /// `gpu_blocks` with 32 MiB on a software device.
-    fn run(&self, options: &[&str], arguments: &[&str]) -> Job {
-        let built = host("gpu_blocks.cu", "gpu_blocks", &["-O1", "-arch=sm_80"]);
-        let copy = self.world.home().join("gpu_blocks");
-        std::fs::copy(&built, &copy).expect("a copy of the program");
-        let copy = copy.display().to_string();
-        let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--", &copy], arguments];
-        Job::start(kedge_as(&self.world, self.user, &run.concat()))
-    }
-
-    fn checkpoint(&self, options: &[&str]) -> PathBuf {
-        let report = self.json(&[&["checkpoint", "j", "--json"], options].concat());
-        PathBuf::from(report["image"].as_str().expect("a path"))
-    }
-
-    /// Bytes of the file of what the devices held, of their memory and of what of it the parent has.
-    fn devices(&self, image: &Path) -> (u64, u64, u64) {
-        let shown = self.json(&["inspect", "--json", image.to_str().expect("UTF-8")]);
-        let files = shown["files"].as_array().expect("a list");
-        let is_gpu = |file: &&Value| file["name"].as_str().is_some_and(|n| n.starts_with("gpu-"));
-        let file = files.iter().find(is_gpu).expect("a file of the devices");
-        let number = |what: &str| file[what].as_u64().expect("a number");
-        let of_kinds = shown["devices"][0]["memory"].as_array().expect("a list").iter();
-        let of_kinds: u64 = of_kinds.filter_map(|kind| kind["parent"].as_u64()).sum();
-        assert_eq!(of_kinds, number("parent"), "{shown}");
-        assert!(shown["devices"][0]["made"]["modules"].as_u64() >= Some(1), "{shown}");
-        (number("bytes"), number("memory"), number("parent"))
-    }
-
-    fn restart(&self, image: &Path, nonce: &str) -> Job {
-        let image = image.display().to_string();
-        Job::restart(kedge_as(&self.world, self.user, &["restart", &image]), nonce)
-    }
+/// Bytes of the file of what the devices held, of their memory and of what of it the parent has.
+fn devices(place: &Place, image: &Path) -> (u64, u64, u64) {
+    let shown = place.json(&["inspect", "--json", image.to_str().expect("UTF-8")]);
+    let files = shown["files"].as_array().expect("a list");
+    let is_gpu = |file: &&Value| file["name"].as_str().is_some_and(|n| n.starts_with("gpu-"));
+    let file = files.iter().find(is_gpu).expect("a file of the devices");
+    let number = |what: &str| file[what].as_u64().expect("a number");
+    let of_kinds = shown["devices"][0]["memory"].as_array().expect("a list").iter();
+    let of_kinds: u64 = of_kinds.filter_map(|kind| kind["parent"].as_u64()).sum();
+    assert_eq!(of_kinds, number("parent"), "{shown}");
+    assert!(shown["devices"][0]["made"]["modules"].as_u64() >= Some(1), "{shown}");
+    (number("bytes"), number("memory"), number("parent"))
 }
 
 /// A chain of images: each holds what has changed, and any of them brings the job back.
 fn chain(place: &Place) {
     let steps = STEPS.to_string();
-    let mut job = place.run(&["--incremental"], &[&steps, "40", "32", "1"]);
+    let mut job = place.with_device("gpu_blocks", &["--incremental"], &[&steps, "40", "32", "1"]);
     let nonce = job.nonce.clone();
     job.read_to(3);
     let first = place.checkpoint(&[]);
-    let (bytes, _, parent) = place.devices(&first);
+    let (bytes, _, parent) = devices(place, &first);
     assert!(bytes > 32 * MIB && parent == 0, "{bytes} {parent}");
     for _ in 0..3 {
         job.read_to(job.step + 2);
         let image = place.checkpoint(&[]);
-        let (bytes, memory, parent) = place.devices(&image);
+        let (bytes, memory, parent) = devices(place, &image);
         assert!(parent > 4 * MIB && bytes < memory - parent + MIB, "{bytes} {memory} {parent}");
     }
     let full = place.checkpoint(&["--full"]);
-    assert_eq!(place.devices(&full).2, 0);
+    assert_eq!(devices(place, &full).2, 0);
     job.read_to(job.step + 1);
     let last = place.checkpoint(&[]);
-    let (bytes, _, parent) = place.devices(&last);
+    let (bytes, _, parent) = devices(place, &last);
     assert!(bytes < 28 * MIB && parent > 4 * MIB, "{bytes} {parent}");
     job.read_to(job.step + 2);
     job.kill();
@@ -96,19 +55,19 @@ fn chain(place: &Place) {
     // Nothing of a chain can be spared, and that is said by name.
     std::fs::remove_dir_all(&first).expect("the first image removed");
     let third = third.to_str().expect("UTF-8");
-    let output = kedge_as(&place.world, place.user, &["restart", third]).output().expect("kedge");
+    let output = place.output(&["restart", third]);
     assert!(!output.status.success() && stderr(&output).contains("j-0001"), "{output:?}");
 }
 
 #[test]
 fn devices_are_saved_by_what_has_changed() {
-    chain(&Place::new("ginc", User::Same));
+    chain(&Place::mine("ginc"));
 }
 
 #[test]
 fn an_ordinary_user_has_them_too() {
-    if is_root() {
-        chain(&Place::new("gincu", User::Nobody));
+    if let Some(place) = Place::new("gincu", User::Nobody) {
+        chain(&place);
     }
 }
 
@@ -125,8 +84,12 @@ fn holds(pid: u32) -> (u64, usize) {
 #[test]
 fn many_checkpoints_of_one_run_let_nothing_grow() {
     let rounds = std::env::var("KEDGE_CHECKPOINTS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);
-    let place = Place::new("gincmany", User::Same);
-    let mut job = place.run(&["--incremental", "--keep", "2"], &["1000000", "1", "4", "1"]);
+    let place = Place::mine("gincmany");
+    let mut job = place.with_device(
+        "gpu_blocks",
+        &["--incremental", "--keep", "2"],
+        &["1000000", "1", "4", "1"],
+    );
     let supervisor = job.kedge();
     let all = || {
         let family = kedge_tests::job::family(supervisor);
@@ -140,7 +103,7 @@ fn many_checkpoints_of_one_run_let_nothing_grow() {
         let image = place.checkpoint(&[]);
         // A full one at the same place of the chain.
         if round % 10 == 0 {
-            sizes.push(place.devices(&image).0);
+            sizes.push(devices(&place, &image).0);
             at.push(all());
         }
     }

@@ -9,7 +9,7 @@ use kedge_tests::world::{failure, stderr};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// The number of the section that tells what a proxy held.
@@ -209,6 +209,42 @@ fn a_full_disk_ends_a_checkpoint_and_no_more() {
         let images = fs::read_dir(place.world.home().join("kedge/images")).expect("a folder");
         assert_eq!(images.count(), 0, "what there was of it is gone");
     }
+}
+
+/// What a checkpoint has asked for, and what it said; all children of the proxies, which hold memory for it, are killed
+/// as soon as there is one.
+fn without_its_writer(place: &Place, job: &Job) -> Output {
+    let proxies = job.proxies();
+    let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
+    while asked.try_wait().is_ok_and(|ended| ended.is_none()) {
+        let holding: Vec<u32> = proxies.iter().flat_map(|proxy| children(*proxy)).collect();
+        if !holding.is_empty() {
+            send("KILL", &holding);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    asked.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn a_checkpoint_whose_writer_is_killed_is_none_and_the_job_goes_on() {
+    let place = Place::of("gpu_blocks", "rcwriter", User::Same).expect("the test's own user");
+    let mut job = place.start(&[]);
+    job.read_to(5);
+    place.checkpoint();
+    // On a loaded machine it may have been written before this is seen.
+    let outputs = (0..20).map(|_| without_its_writer(&place, &job));
+    let failed = outputs.into_iter().find(|output| !output.status.success()).expect("one fails");
+    let said = failure(&failed);
+    assert!(said.contains("memory cannot be") && said.contains("devices of process"), "{said}");
+    job.read_to(STEPS);
+    let nonce = job.nonce.clone();
+    assert_eq!(job.end().code(), Some(7), "{}", place.log());
+    place.nothing_runs();
+    let images = place.world.home().join("kedge/images");
+    place.is_good(&images);
+    place.goes_on(&images, &nonce);
 }
 
 /// An image of a job that was killed afterwards, and its nonce.

@@ -5,6 +5,7 @@ use kedge_tests::back::{BETWEEN, Job, Place, STEPS, random, wait_for};
 use kedge_tests::host;
 use kedge_tests::job::{self, User, send};
 use kedge_tests::world::{failure, stderr};
+use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
@@ -175,6 +176,32 @@ fn told(lines: &[&str], nonce: &str) -> (Vec<u64>, bool) {
     (steps.iter().filter_map(|step| step.trim().parse().ok()).collect(), words.len() == 1)
 }
 
+/// What three processes of two parts had on their devices: for each part, and added up.
+fn inspect_tells_of_all(place: &Place, image: &Path) {
+    let image = image.display().to_string();
+    let output = place.output(&["inspect", &image, "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let memory = |of: &Value| {
+        let kinds = of.as_array().expect("kinds").iter().filter(|kind| kind["kind"] == "memory");
+        kinds.map(|kind| kind["bytes"].as_u64().expect("bytes")).sum::<u64>()
+    };
+    let part = |number: usize| {
+        let part = &report["parts"][number];
+        assert!(part["files"].as_array().is_some_and(|files| files.len() > 1), "{part}");
+        let devices = part["devices"].as_array().expect("devices");
+        assert!(devices.iter().all(|of| of["made"]["contexts"] == 1), "{part}");
+        (devices.len(), devices.iter().map(|of| memory(&of["memory"])).sum::<u64>())
+    };
+    let [(one, first), (two, second)] = [part(0), part(1)];
+    assert_eq!((one, two), (1, 2), "{report}");
+    assert!(first > 0 && second > 0, "{report}");
+    assert_eq!(memory(&report["total"]["devices"]), first + second, "{report}");
+    let text = place.output(&["inspect", &image]).stdout;
+    let text = String::from_utf8_lossy(&text);
+    assert_eq!(text.matches("made anew: ").count(), 3, "{text}");
+    assert!(text.contains("all parts") && text.contains("all devices"), "{text}");
+}
+
 #[test]
 fn the_parts_of_a_joint_job_come_back_with_their_devices() {
     let place = mine("sharejoin");
@@ -185,6 +212,7 @@ fn the_parts_of_a_joint_job_come_back_with_their_devices() {
     let image = place.checkpoint();
     let before = parts.each_ref().map(|part| part.step);
     parts.iter_mut().for_each(job::Job::end);
+    inspect_tells_of_all(&place, &image);
     let restarted = place.restart(&image, &[]).output().expect("kedge");
     assert_eq!(restarted.status.code(), Some(7), "{}", stderr(&restarted));
     let text = String::from_utf8_lossy(&restarted.stdout);

@@ -164,8 +164,22 @@ fn images_of_several_parts_are_shown_verified_and_removed_as_one() {
     assert_eq!(report["parts"].as_array().map(Vec::len), Some(2), "{report}");
     assert_eq!(report["parts"][1]["processes"], 1, "{report}");
     assert!(report["parts"][1]["image"].as_str().expect("a path").ends_with("pair-0001/sim-0002"));
+    let sum = |field: &str| {
+        let of = |part: usize| report["parts"][part]["files"][0][field].as_u64().expect("a number");
+        assert!(of(0) > 0 && of(1) > 0, "{report}");
+        (of(0) + of(1), report["total"]["files"][field].as_u64().expect("a number"))
+    };
+    for field in ["bytes", "memory", "zero", "raw", "sections"] {
+        let (parts, total) = sum(field);
+        assert_eq!(parts, total, "{field}");
+    }
     let text = world.text(&["inspect", path(&whole)]);
     assert!(text.contains("2 in all") && text.contains("sim-0002"), "{text}");
+    assert_eq!(
+        (text.matches("7.kimg").count(), text.matches("all parts").count()),
+        (2, 1),
+        "{text}"
+    );
     // A part is an image, too, which can be looked at, but not taken away.
     let part = whole.join("sim-0001");
     assert!(world.text(&["inspect", path(&part)]).contains("7.kimg"));

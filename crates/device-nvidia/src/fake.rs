@@ -1,8 +1,10 @@
 //! A driver for tests: device memory is memory of this process at the device's addresses, copies are
 //! made at once. One test at a time has it.
 
+mod graphs;
+mod memory;
+
 use crate::driver::Driver;
-use kedge_cuda_types::graph::CUDA_MEMSET_NODE_PARAMS_v1;
 use kedge_cuda_types::handle::*;
 use kedge_cuda_types::memory::*;
 use kedge_device::digest::{Digest, Keys};
@@ -122,16 +124,16 @@ impl Fake {
 
 pub(crate) fn driver() -> Driver {
     Driver {
-        cuMemAddressReserve: reserve,
-        cuMemAddressFree: free_addresses,
-        cuMemCreate: create,
-        cuMemRelease: release,
-        cuMemExportToShareableHandle: export,
-        cuMemImportFromShareableHandle: import,
-        cuMemMap: map,
-        cuMemUnmap: unmap,
-        cuMemSetAccess: access,
-        cuMemGetInfo_v2: info,
+        cuMemAddressReserve: memory::reserve,
+        cuMemAddressFree: memory::free_addresses,
+        cuMemCreate: memory::create,
+        cuMemRelease: memory::release,
+        cuMemExportToShareableHandle: memory::export,
+        cuMemImportFromShareableHandle: memory::import,
+        cuMemMap: memory::map,
+        cuMemUnmap: memory::unmap,
+        cuMemSetAccess: memory::access,
+        cuMemGetInfo_v2: memory::info,
         cuMemHostRegister_v2: register,
         cuMemHostUnregister: unregister,
         cuCtxCreate_v2: context,
@@ -160,144 +162,20 @@ pub(crate) fn driver() -> Driver {
         cuFuncGetAttribute: attribute,
         cuFuncGetParamInfo: Some(parameter),
         cuDeviceGetAttribute: device_attribute,
-        cuGraphCreate: graph,
-        cuGraphDestroy: forget_graph,
-        cuGraphAddMemsetNode: fill_node,
-        cuGraphAddEmptyNode: empty_node,
-        cuGraphInstantiateWithFlags: instantiate,
-        cuGraphExecDestroy: forget_exec,
-        cuGraphExecMemsetNodeSetParams: set_fill,
-        cuGraphNodeSetEnabled: enable,
+        cuGraphCreate: graphs::graph,
+        cuGraphDestroy: graphs::forget_graph,
+        cuGraphAddMemsetNode: graphs::fill_node,
+        cuGraphAddEmptyNode: graphs::empty_node,
+        cuGraphInstantiateWithFlags: graphs::instantiate,
+        cuGraphExecDestroy: graphs::forget_exec,
+        cuGraphExecMemsetNodeSetParams: graphs::set_fill,
+        cuGraphNodeSetEnabled: graphs::enable,
         ..Driver::refusing()
     }
 }
 
 // SAFETY of all that follows: called by the code under test as the driver would be, with pointers that
 // are live where the driver's must be; device addresses are this process's own.
-
-unsafe extern "C" fn reserve(out: *mut u64, size: usize, _: usize, want: u64, _: u64) -> u32 {
-    let fixed = if want == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-    // SAFETY: a new mapping where nothing is.
-    let at = unsafe { libc::mmap(want as *mut _, size, libc::PROT_NONE, flags, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return OUT_OF_MEMORY;
-    }
-    with(|fake| fake.reserved.insert(at as u64, size));
-    // SAFETY: see above.
-    unsafe { *out = at as u64 };
-    OK
-}
-
-unsafe extern "C" fn free_addresses(at: u64, size: usize) -> u32 {
-    if with(|fake| fake.reserved.remove(&at)) != Some(size) {
-        return INVALID;
-    }
-    // SAFETY: reserved above.
-    unsafe { libc::munmap(at as *mut _, size) };
-    OK
-}
-
-unsafe extern "C" fn create(
-    out: *mut u64,
-    size: usize,
-    _: *const CUmemAllocationProp,
-    _: u64,
-) -> u32 {
-    if with(|fake| fake.used() + size as u64 > fake.memory) {
-        return OUT_OF_MEMORY;
-    }
-    // SAFETY: plain calls, on a descriptor of our own.
-    let fd = unsafe {
-        let fd = libc::memfd_create(c"fake".as_ptr(), 0);
-        libc::ftruncate(fd, size as libc::off_t);
-        fd
-    };
-    let raw = with(|fake| {
-        let raw = fake.id() as u64;
-        fake.created.insert(raw, (fd, size as u64));
-        raw
-    });
-    // SAFETY: see above.
-    unsafe { *out = raw };
-    OK
-}
-
-unsafe extern "C" fn release(raw: u64) -> u32 {
-    let Some((fd, _)) = with(|fake| fake.created.remove(&raw)) else { return INVALID_HANDLE };
-    // SAFETY: a descriptor of `create`.
-    unsafe { libc::close(fd) };
-    OK
-}
-
-unsafe extern "C" fn export(out: *mut c_void, raw: u64, _: c_uint, _: u64) -> u32 {
-    let Some((fd, _)) = with(|fake| fake.created.get(&raw).copied()) else { return INVALID_HANDLE };
-    // SAFETY: a descriptor of `create`; the caller wants an int.
-    unsafe { *out.cast() = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    OK
-}
-
-unsafe extern "C" fn import(out: *mut u64, fd: *mut c_void, _: c_uint) -> u32 {
-    // SAFETY: plain calls on the caller's descriptor; `stat` is plain data.
-    let (fd, size) = unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        let fd = libc::fcntl(fd as usize as c_int, libc::F_DUPFD_CLOEXEC, 0);
-        (fd, if libc::fstat(fd, &mut stat) == 0 { stat.st_size as u64 } else { 0 })
-    };
-    if fd < 0 {
-        return INVALID;
-    }
-    let raw = with(|fake| {
-        let raw = fake.id() as u64;
-        fake.created.insert(raw, (fd, size));
-        raw
-    });
-    // SAFETY: see above.
-    unsafe { *out = raw };
-    OK
-}
-
-unsafe extern "C" fn map(at: u64, size: usize, offset: usize, raw: u64, _: u64) -> u32 {
-    let (protection, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    let Some((fd, _)) = with(|fake| fake.created.get(&raw).copied()) else { return INVALID_HANDLE };
-    // SAFETY: inside of a reservation.
-    let mapped =
-        unsafe { libc::mmap(at as *mut _, size, protection, flags, fd, offset as libc::off_t) };
-    if mapped == libc::MAP_FAILED {
-        return INVALID;
-    }
-    with(|fake| fake.mapped.insert(at, (size as u64, raw)));
-    OK
-}
-
-unsafe extern "C" fn unmap(at: u64, size: usize) -> u32 {
-    if with(|fake| fake.mapped.remove(&at)).map(|(bytes, _)| bytes) != Some(size as u64) {
-        return INVALID;
-    }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: mapped above.
-    unsafe { libc::mmap(at as *mut _, size, libc::PROT_NONE, flags, -1, 0) };
-    OK
-}
-
-unsafe extern "C" fn access(at: u64, size: usize, _: *const CUmemAccessDesc, _: usize) -> u32 {
-    // All of the range is mapped.
-    let mapped = with(|fake| {
-        let inside = fake.mapped.iter().filter(|(start, _)| (at..at + size as u64).contains(start));
-        inside.map(|(_, (bytes, _))| *bytes).sum::<u64>()
-    });
-    if mapped == size as u64 { OK } else { INVALID }
-}
-
-unsafe extern "C" fn info(free: *mut usize, total: *mut usize) -> u32 {
-    // SAFETY: see above.
-    with(|fake| unsafe {
-        *free = fake.memory.saturating_sub(fake.used()) as usize;
-        *total = fake.memory as usize;
-    });
-    OK
-}
 
 unsafe extern "C" fn register(_: *mut c_void, _: usize, _: c_uint) -> u32 {
     OK
@@ -554,64 +432,5 @@ unsafe extern "C" fn parameter(_: CUfunction, _: usize, _: *mut usize, _: *mut u
 unsafe extern "C" fn device_attribute(out: *mut c_int, id: c_uint, _: CUdevice) -> u32 {
     // SAFETY: see above. Compute capability 9.0.
     unsafe { *out = if id == 75 { 9 } else { 0 } };
-    OK
-}
-
-unsafe extern "C" fn graph(out: *mut CUgraph, _: c_uint) -> u32 {
-    // SAFETY: see above.
-    unsafe { out.write(CUgraph(with(Fake::id))) };
-    OK
-}
-
-unsafe extern "C" fn forget_graph(_: CUgraph) -> u32 {
-    OK
-}
-
-unsafe extern "C" fn forget_exec(_: CUgraphExec) -> u32 {
-    OK
-}
-
-unsafe extern "C" fn fill_node(
-    out: *mut CUgraphNode,
-    _: CUgraph,
-    _: *const CUgraphNode,
-    _: usize,
-    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
-    _: CUcontext,
-) -> u32 {
-    // SAFETY: see above.
-    unsafe { out.write(CUgraphNode(with(Fake::id))) };
-    OK
-}
-
-unsafe extern "C" fn empty_node(
-    out: *mut CUgraphNode,
-    _: CUgraph,
-    _: *const CUgraphNode,
-    _: usize,
-) -> u32 {
-    // SAFETY: see above.
-    unsafe { out.write(CUgraphNode(with(Fake::id))) };
-    OK
-}
-
-unsafe extern "C" fn instantiate(out: *mut CUgraphExec, _: CUgraph, flags: u64) -> u32 {
-    // SAFETY: see above.
-    unsafe { out.write(CUgraphExec(with(Fake::id))) };
-    with(|fake| fake.instantiated = flags);
-    OK
-}
-
-unsafe extern "C" fn set_fill(
-    _: CUgraphExec,
-    _: CUgraphNode,
-    _: *const CUDA_MEMSET_NODE_PARAMS_v1,
-    _: CUcontext,
-) -> u32 {
-    OK
-}
-
-unsafe extern "C" fn enable(_: CUgraphExec, node: CUgraphNode, on: c_uint) -> u32 {
-    with(|fake| if on != 0 { fake.disabled.remove(&node.0) } else { fake.disabled.insert(node.0) });
     OK
 }

@@ -6,6 +6,7 @@ use crate::stream::Event;
 use crate::tables::Tables;
 use crate::texture_handles::Expected;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::device_of;
 use kedge_device::SnapshotError;
 use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::{List, Text, wire};
@@ -79,14 +80,15 @@ impl Notes {
     pub(crate) fn fresh(
         exact: bool,
         variables: List<PlacedVariable, 1_048_576>,
+        textures: Vec<(CtxId, u64)>,
         events: Vec<(EventId, f64)>,
         allocations: Vec<(CtxId, u64, u64)>,
     ) -> Result<Notes, SnapshotError> {
         let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
         let events = List::new(events).map_err(too_many)?;
         let allocations = listed(allocations)?;
-        let (version, textures) = (VERSION, List::default());
-        Ok(Notes { version, variables, textures, events, exact, allocations })
+        let textures = List::new(textures).map_err(too_many)?;
+        Ok(Notes { version: VERSION, variables, textures, events, exact, allocations })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
@@ -141,9 +143,16 @@ pub(crate) struct Moved {
 
 impl Moved {
     pub(crate) fn refuse(&self, why: &str) -> SnapshotError {
+        // Software devices place variables in their own memory, as no driver does.
+        let remedy = match device_of(self.range.start) {
+            Some(_) => "restart on software devices, which had placed it (--gpu soft)",
+            None => {
+                "restart with the driver and the GPU model of the checkpoint, and without address space \
+                 randomisation"
+            }
+        };
         let message = format!(
-            "the driver has placed variable {} at {:#x} instead of {:#x}, and {why}: restart with the \
-             driver and the GPU model of the checkpoint, and without address space randomisation",
+            "the driver has placed variable {} at {:#x} instead of {:#x}, and {why}: {remedy}",
             self.name, self.to, self.range.start
         );
         SnapshotError::new(CuError::INVALID_ADDRESS_SPACE, message)
@@ -229,6 +238,19 @@ mod tests {
     fn notes_come_back() {
         let bytes = notes().encode().unwrap();
         assert_eq!(Notes::decode(&bytes).unwrap(), notes());
+    }
+
+    #[test]
+    fn where_a_moved_variable_came_from_tells_what_helps() {
+        use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base};
+        let said = |at: u64| {
+            let moved =
+                Moved { range: at..at + 4, name: "counter".to_owned(), to: 0x7f00_0000_0000 };
+            moved.refuse("the program knows the address").message
+        };
+        let software = said(device_base(0) + DEVICE_CLIENT_LEN);
+        assert!(software.contains("variable counter") && software.contains("--gpu soft"));
+        assert!(said(0x7e00_0000_0000).contains("the GPU model of the checkpoint"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
 }
 
 /// Notes from which GPUs go on where another kind of device was. Where variables lie elsewhere then, a restart
-/// finds out whether anything may point to them.
+/// finds out whether anything may point to them; and whether the driver gives textures their numbers.
 ///
 /// # Errors
 /// Names what they cannot go on with.
@@ -43,13 +43,7 @@ pub fn make_notes(portable: &Portable) -> Result<Vec<u8>, SnapshotError> {
     if let Some(variable) = portable.variables.iter().find(|variable| variable.shared) {
         let name = &variable.name;
         return Err(refused(format!(
-            "managed variable {name} lies where no driver places one: use cudaMallocManaged"
-        )));
-    }
-    if let Some((_, handle)) = portable.textures.first() {
-        return Err(refused(format!(
-            "the program has texture or surface object {handle:#x}, a number that no driver gives: destroy \
-             it before the checkpoint"
+            "managed variable {name} lies where no driver places one (cudaMallocManaged is kept)"
         )));
     }
     let too_many = |_| refused("there are too many objects".to_owned());
@@ -60,8 +54,8 @@ pub fn make_notes(portable: &Portable) -> Result<Vec<u8>, SnapshotError> {
         variables.push(PlacedVariable { module, name, addr, bytes, asked });
     }
     let variables = List::new(variables).map_err(too_many)?;
-    let Portable { exact, events, allocations, .. } = portable.clone();
-    Notes::fresh(exact, variables, events, allocations)?.encode()
+    let Portable { exact, events, allocations, textures, .. } = portable.clone();
+    Notes::fresh(exact, variables, textures, events, allocations)?.encode()
 }
 
 #[cfg(test)]
@@ -81,7 +75,8 @@ mod tests {
         let events = vec![(EventId(1), -2.5)];
         let allocations = vec![(CtxId(1), 0x3000_0000_0000, 64)];
         let variables = vec![variable];
-        Portable { exact: true, allocations, variables, events, ..Portable::default() }
+        let textures = vec![(CtxId(1), 7), (CtxId(1), 3)];
+        Portable { exact: true, allocations, variables, textures, events, ..Portable::default() }
     }
 
     #[test]
@@ -95,8 +90,6 @@ mod tests {
         let mut managed = portable();
         managed.variables[0].shared = true;
         assert!(said(managed).contains("managed variable counter"));
-        let textures = vec![(CtxId(1), 7)];
-        assert!(said(Portable { textures, ..portable() }).contains("object 0x7"));
         let bound = vec!["kernels have allocated".to_owned()];
         assert_eq!(said(Portable { bound, ..portable() }), "kernels have allocated");
     }

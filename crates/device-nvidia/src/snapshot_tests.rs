@@ -10,6 +10,7 @@ use crate::spare::CacheLimits;
 use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
+use kedge_device::portable::Portable;
 use kedge_device::{Backend, Code, Done, Host, Object, Piece, Snapshot};
 use kedge_protocol::*;
 use kedge_wire::{List, Text};
@@ -318,6 +319,27 @@ fn textures_get_their_handles_again() {
     // What was made in vain is gone.
     assert_eq!(second.create_texture(CTX, &texture()).unwrap(), made[0]);
     assert_eq!(second.destroy_texture(CTX, made[3]), Err(CuError::INVALID_HANDLE));
+}
+
+/// Those that software devices made have other numbers than the driver's next ones.
+#[test]
+fn textures_of_software_devices_get_numbers_that_the_driver_gives_or_are_refused() {
+    let (turn, driver) = Turn::begin(4 << 30);
+    let notes = |handles: &[u64]| {
+        let textures = handles.iter().map(|handle| (CTX, *handle)).collect();
+        crate::make_notes(&Portable { textures, ..Portable::default() }).unwrap()
+    };
+    let given = backend(&driver, NO_LIMITS);
+    given.restore_begin(&notes(&[3, 1])).unwrap();
+    assert_eq!(make_objects(&given, 2), [3, 1]);
+    rest(&given);
+    given.restore_notes(&notes(&[3, 1])).unwrap();
+    drop(given);
+    turn.new_process();
+    let refused = backend(&driver, NO_LIMITS);
+    refused.restore_begin(&notes(&[1 << 40])).unwrap();
+    make_objects(&refused, 0);
+    assert_eq!(refused.create_texture(CTX, &texture()), Err(CuError::INVALID_HANDLE));
 }
 
 #[test]

@@ -44,6 +44,9 @@ pub(crate) enum CaptureError {
     NoRoom { needs: u64, limit: u64 },
 }
 
+const UNREADABLE: &str = "the copy of the devices' memory cannot be read: it was lost, with a process that held it or \
+    with its device";
+
 pub(crate) struct Capture {
     pub(crate) saved: SavedProxy,
     /// Where the bytes of each of `saved.objects` are; the snapshot's pieces come first.
@@ -205,7 +208,7 @@ impl Capture {
         match &self.sources[index] {
             Source::Piece(piece) => {
                 let read = self.snapshot.read(piece, piece.start + range.start, bytes);
-                read.map_err(SnapshotError::from)?;
+                read.map_err(|code| SnapshotError::new(code, UNREADABLE))?;
             }
             Source::Image(image) => bytes.copy_from_slice(&image[part]),
             Source::Arena(copy) => bytes.copy_from_slice(&copy[part]),

@@ -4,10 +4,13 @@
 //! order stays that in which things were made: what a device places by itself then comes to lie where
 //! it lay. What memory holds, and which ranges of it are valid, a snapshot tells.
 
+mod graph;
+
+use graph::Graph;
 use kedge_device::Code;
 use kedge_protocol::{
     ArrayId, Call, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, Message, ModuleId, Post,
-    StreamId, StreamOp,
+    StreamId,
 };
 use kedge_wire::List;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,17 +80,6 @@ enum What {
 }
 
 #[derive(Debug)]
-struct Graph {
-    exec: GraphExecId,
-    nodes: Vec<StreamOp>,
-    edges: Vec<Post>,
-    /// The message that made it ready.
-    ready: Option<Post>,
-    /// Nodes that do nothing for now. They must be made as what they are, to be that again.
-    disabled: BTreeSet<u32>,
-}
-
-#[derive(Debug)]
 pub(crate) struct Record {
     /// The newest entry's number.
     next: u64,
@@ -130,9 +122,7 @@ impl Record {
             Post::ArrayDestroy { array } => self.end_array(array),
             Post::TextureDestroy { ctx, handle } => self.forget(Subject::Texture(ctx, handle)),
             Post::GraphExecBegin { exec, ctx } => {
-                let (nodes, edges, disabled) = Default::default();
-                let graph = Graph { exec, nodes, edges, ready: None, disabled };
-                self.add(Subject::Graph(exec), Some(ctx), What::Graph(graph));
+                self.add(Subject::Graph(exec), Some(ctx), What::Graph(Graph::new(exec)));
             }
             Post::GraphExecNode { exec, op } => {
                 self.graph(exec, |graph| graph.nodes.push(op));
@@ -393,28 +383,6 @@ impl Record {
     }
 }
 
-impl Graph {
-    fn update(&mut self, node: u32, op: StreamOp) {
-        let Some(place) = self.nodes.get_mut(node as usize) else { return };
-        if op == (StreamOp::Empty {}) {
-            self.disabled.insert(node);
-        } else {
-            self.disabled.remove(&node);
-            *place = op;
-        }
-    }
-
-    fn posts(&self, ctx: CtxId) -> impl Iterator<Item = Post> {
-        let exec = self.exec;
-        let begin = std::iter::once(Post::GraphExecBegin { exec, ctx });
-        let nodes = self.nodes.iter().map(move |op| Post::GraphExecNode { exec, op: op.clone() });
-        let ready = self.ready.iter().cloned();
-        let disable = |&node| Post::GraphExecUpdate { exec, node, op: StreamOp::Empty {} };
-        let disabled: Vec<_> = self.disabled.iter().map(disable).collect();
-        begin.chain(nodes).chain(self.edges.iter().cloned()).chain(ready).chain(disabled)
-    }
-}
-
 kedge_wire::wire! {
     /// A [`Step`] in an image; modules' images are objects of the file, by number.
     #[derive(Debug, Clone, PartialEq)]
@@ -428,7 +396,7 @@ kedge_wire::wire! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kedge_protocol::ModuleImage;
+    use kedge_protocol::{ModuleImage, StreamOp};
     use kedge_wire::Text;
 
     const CTX: CtxId = CtxId(1);

@@ -8,6 +8,9 @@ const OF_OTHERS: [&str; 2] = ["PeerOpen", "EventOpen"];
 
 const GONE: &str = "; the proxy of another process, whose it is, has ended or does not answer";
 
+const ANOTHER_NUMBER: &str = "; the driver does not give a texture or surface object the number by which the program \
+    knows it: restart on devices of the kind where it was made, or have the program destroy it before the checkpoint";
+
 /// Words that follow the error; none where nothing is known to help. `what` was to be made. `driver`: the
 /// version here.
 pub(crate) fn of(what: &str, error: CuError, saved: &SavedProxy, driver: u32) -> String {
@@ -15,6 +18,7 @@ pub(crate) fn of(what: &str, error: CuError, saved: &SavedProxy, driver: u32) ->
         _ if OF_OTHERS.contains(&what) => GONE.to_owned(),
         // The descriptor does not come.
         CuError::OPERATING_SYSTEM if what == "HandleImport" => GONE.to_owned(),
+        CuError::INVALID_HANDLE if what == "TextureCreate" => ANOTHER_NUMBER.to_owned(),
         CuError::OUT_OF_MEMORY => {
             let on_devices = saved.objects.iter().filter(|(_, object)| is_on_devices(object));
             no_room(on_devices.map(|(_, object)| object.bytes()).sum())

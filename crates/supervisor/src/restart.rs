@@ -247,7 +247,7 @@ fn first_that_works<'a>(
         let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
         if let Some(None) = stand_in {
             log.line(
-                "another job has this one's former name: its programs cannot ask for checkpoints, and processes that it starts get no devices",
+                "the folder that the job had is another job's by now, or another user's: its programs cannot ask for checkpoints, and processes that it starts get no devices",
             );
         }
         if let Some(launch) = &launch {

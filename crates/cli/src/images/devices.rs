@@ -3,7 +3,7 @@
 use crate::output::{self, PLAIN, Table};
 use crate::size::Size;
 use kedge_image::ImageFile;
-use kedge_proxy::contents::contents;
+use kedge_proxy::contents::{MemoryContents, contents};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -18,8 +18,9 @@ pub(super) struct Devices {
     made: BTreeMap<&'static str, usize>,
 }
 
-#[derive(Debug, Serialize)]
-struct Memory {
+/// All objects of a kind.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Memory {
     kind: &'static str,
     count: usize,
     bytes: u64,
@@ -33,23 +34,24 @@ impl Devices {
     /// What the file of its devices tells; or what is wrong with it.
     pub(super) fn of(file: &ImageFile) -> Result<Devices, String> {
         let found = contents(file)?;
-        let memory = found.memory.into_iter().map(|m| Memory {
-            kind: m.kind,
-            count: m.count,
-            bytes: m.bytes,
-            zero: m.zero,
-            raw: m.raw,
-            packed: m.packed,
-            parent: m.parent,
-        });
         Ok(Devices {
             pid: found.pid,
             program: found.program,
             gpu: found.gpu,
             devices: found.devices,
-            memory: memory.collect(),
+            memory: found.memory.into_iter().map(Memory::of).collect(),
             made: found.made.into_iter().collect(),
         })
+    }
+
+    /// Adds its memory to that of others.
+    pub(super) fn add_to(&self, sums: &mut Vec<Memory>) {
+        for memory in &self.memory {
+            match sums.iter_mut().find(|sum| sum.kind == memory.kind) {
+                Some(sum) => sum.add(memory),
+                None => sums.push(memory.clone()),
+            }
+        }
     }
 
     pub(super) fn render(&self) -> String {
@@ -57,19 +59,51 @@ impl Devices {
         let devices = output::harmless(&self.devices.join(", "));
         let made: Vec<String> =
             self.made.iter().map(|(what, count)| format!("{count} {what}")).collect();
+        format!(
+            "\nprocess {}, {program}: --gpu {gpu} ({devices})\n{}made anew: {}\n",
+            self.pid,
+            Memory::table(&self.memory),
+            made.join(", ")
+        )
+    }
+}
+
+impl Memory {
+    fn of(found: MemoryContents) -> Memory {
+        Memory {
+            kind: found.kind,
+            count: found.count,
+            bytes: found.bytes,
+            zero: found.zero,
+            raw: found.raw,
+            packed: found.packed,
+            parent: found.parent,
+        }
+    }
+
+    fn add(&mut self, other: &Memory) {
+        self.count = self.count.saturating_add(other.count);
+        let sizes = [
+            (&mut self.bytes, other.bytes),
+            (&mut self.zero, other.zero),
+            (&mut self.raw, other.raw),
+            (&mut self.packed, other.packed),
+            (&mut self.parent, other.parent),
+        ];
+        for (sum, size) in sizes {
+            *sum = sum.saturating_add(size);
+        }
+    }
+
+    pub(super) fn table(kinds: &[Memory]) -> String {
         let headings = ["ON DEVICES", "OBJECTS", "SIZE", "ZERO", "PARENT", "RAW", "PACKED"];
         let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6]);
-        for memory in &self.memory {
+        for memory in kinds {
             let sizes = [memory.bytes, memory.zero, memory.parent, memory.raw, memory.packed];
             let sizes = sizes.into_iter().map(|bytes| Size(bytes).to_string());
             let first = [memory.kind.to_owned(), memory.count.to_string()];
             table.row(first.into_iter().chain(sizes).map(|cell| (PLAIN, cell)));
         }
-        format!(
-            "\nprocess {}, {program}: --gpu {gpu} ({devices})\n{}made anew: {}\n",
-            self.pid,
-            table.render(),
-            made.join(", ")
-        )
+        table.render()
     }
 }

@@ -1,13 +1,13 @@
 //! `kedge inspect`.
 
+use super::contents::{Contents, Inside, Total};
 use super::devices::Devices;
 use super::{date, name, real};
 use crate::Failure;
 use crate::output::{self, PLAIN, Table};
 use crate::size::Size;
 use clap::Args;
-use kedge_image::layout::Kind;
-use kedge_image::{Codec, ImageFile, newest};
+use kedge_image::{Manifest, newest};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -15,7 +15,8 @@ const AFTER_HELP: &str = "\
 MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, the
 part that is as in the image that this one builds on. The other columns are bytes in the file, by
 how they are stored; PLAIN, the contents of open files and pipes. Below, for each process that had
-devices: what it had on them, and what a restart makes anew there.
+devices: what it had on them, and what a restart makes anew there. Of a job of several parts, all of
+that for each part, and the sums.
 
 Tables are read and checked, contents are not: that is what `kedge verify` does.";
 
@@ -30,8 +31,8 @@ pub(crate) struct InspectArgs {
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
     /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
     /// gzip, parent, plain), devices (of a process: pid, program, gpu, devices, memory: kind, count, bytes,
-    /// zero, raw, packed, parent; made: names and numbers), parts (of a job of several, which are images: image,
-    /// processes, bytes)
+    /// zero, raw, packed, parent; made: names and numbers), total (files and devices, added up), parts (of a job
+    /// of several, which are images: image, processes, parent, bytes, files, devices)
     #[arg(long)]
     json: bool,
 }
@@ -48,60 +49,73 @@ struct Report {
     bytes: u64,
     files: Vec<Contents>,
     devices: Vec<Devices>,
+    total: Total,
     parts: Vec<PartReport>,
 }
 
-/// A part of a job of several: an image, to be inspected for itself.
+/// A part of a job of several: an image.
 #[derive(Debug, Serialize)]
 struct PartReport {
     image: PathBuf,
     processes: usize,
+    parent: Option<String>,
     bytes: u64,
+    files: Vec<Contents>,
+    devices: Vec<Devices>,
 }
 
-/// What a file holds, in bytes.
-#[derive(Debug, Default, Serialize)]
-struct Contents {
-    name: String,
-    bytes: u64,
-    memory: u64,
-    zero: u64,
-    sections: u64,
-    raw: u64,
-    lz4: u64,
-    zstd: u64,
-    gzip: u64,
-    /// Bytes of memory that are in the image that this one builds on.
-    parent: u64,
-    /// Contents of files and pipes, kept as they are.
-    plain: u64,
+/// An image, as it is found.
+struct Found {
+    image: PathBuf,
+    manifest: Manifest,
+    inside: Inside,
+}
+
+impl Found {
+    fn of(image: PathBuf, manifest: Manifest) -> Result<Found, Failure> {
+        let inside = Inside::of(&image, &manifest)?;
+        Ok(Found { image, manifest, inside })
+    }
+
+    fn parent(&self) -> Option<String> {
+        self.manifest.parent.as_ref().map(|parent| parent.name.clone())
+    }
+
+    fn part(self) -> PartReport {
+        PartReport {
+            processes: self.manifest.process_count(),
+            parent: self.parent(),
+            bytes: self.manifest.bytes(),
+            files: self.inside.files,
+            devices: self.inside.devices,
+            image: self.image,
+        }
+    }
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let (image, manifest) = newest(&real(&args.image)?)?;
-    let (mut files, mut devices) = (Vec::new(), Vec::new());
-    for entry in &manifest.files {
-        let empty =
-            Contents { name: entry.name.clone(), bytes: entry.bytes, ..Contents::default() };
-        if entry.is_plain() {
-            files.push(Contents { plain: entry.bytes, ..empty });
-            continue;
-        }
-        let file = ImageFile::open(&image.join(&entry.name), Some(entry))?;
-        files.push(contents(empty, &file));
-        if kedge_supervisor::is_of_devices(&entry.name) {
-            devices.push(Devices::of(&file).map_err(|why| {
-                Failure::new(format!("{}: {why}", image.join(&entry.name).display()))
-            })?);
-        }
-    }
     let mut parts = Vec::new();
     for part in &manifest.parts {
-        let (image, processes, bytes) = (part.check(&image)?, part.processes, part.bytes);
-        parts.push(PartReport { image, processes, bytes });
+        let folder = part.check(&image)?;
+        let manifest = Manifest::read(&folder)?;
+        parts.push(Found::of(folder, manifest)?);
     }
-    let report = Report {
-        parts,
+    let whole = Found::of(image, manifest)?;
+    match args.json {
+        true => Ok(output::json(&report(whole, parts))?),
+        false => Ok(output::print(&render(&whole, &parts))?),
+    }
+}
+
+fn total(whole: &Found, parts: &[Found]) -> Total {
+    Total::of([whole].into_iter().chain(parts).map(|found| &found.inside))
+}
+
+fn report(whole: Found, parts: Vec<Found>) -> Report {
+    let (total, parent) = (total(&whole, &parts), whole.parent());
+    let Found { image, manifest, inside } = whole;
+    Report {
         image,
         bytes: manifest.bytes(),
         version: manifest.version,
@@ -109,82 +123,58 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         command: manifest.command,
         captured: manifest.captured,
         processes: manifest.processes,
-        parent: manifest.parent.map(|parent| parent.name),
-        files,
-        devices,
-    };
-    if args.json {
-        return Ok(output::json(&report)?);
+        parent,
+        files: inside.files,
+        devices: inside.devices,
+        total,
+        parts: parts.into_iter().map(Found::part).collect(),
     }
-    Ok(output::print(&render(&report))?)
 }
 
-fn contents(mut contents: Contents, file: &ImageFile) -> Contents {
-    for extent in file.extents() {
-        match extent.kind {
-            Kind::Memory => contents.memory += extent.decoded,
-            Kind::Section => contents.sections += u64::from(extent.stored),
-        }
-        match extent.codec {
-            Codec::Zero => contents.zero += extent.decoded,
-            Codec::Raw => contents.raw += u64::from(extent.stored),
-            Codec::Lz4 => contents.lz4 += u64::from(extent.stored),
-            Codec::Zstd => contents.zstd += u64::from(extent.stored),
-            Codec::Gzip => contents.gzip += u64::from(extent.stored),
-            Codec::Parent => contents.parent += extent.decoded,
-        }
-    }
-    contents
-}
-
-fn render(report: &Report) -> String {
-    let processes: Vec<String> = report.processes.iter().map(i32::to_string).collect();
-    let of_parts: usize = report.parts.iter().map(|part| part.processes).sum();
-    let processes =
-        if report.parts.is_empty() { processes.join(" ") } else { format!("{of_parts} in all") };
-    let facts = [
-        ("image", report.image.display().to_string()),
-        ("job", report.job.clone()),
-        ("command", report.command.join(" ")),
-        ("captured", date(report.captured)),
-        ("processes", processes),
-        ("builds on", report.parent.clone().unwrap_or_else(|| "nothing".into())),
-        ("size", Size(report.bytes).to_string()),
-    ];
-    let mut text = String::new();
-    for (what, value) in facts {
-        text.push_str(&format!("{what:<10} {}\n", output::harmless(&value)));
-    }
+fn render(whole: &Found, parts: &[Found]) -> String {
+    let mut text = facts(whole);
     text.push('\n');
-    let devices: String = report.devices.iter().map(Devices::render).collect();
-    text + &if report.parts.is_empty() { files(report) } else { parts(report) } + &devices
+    if parts.is_empty() {
+        return text + &whole.inside.render();
+    }
+    text.push_str(&overview(parts));
+    for part in parts {
+        text.push_str(&format!("\npart {}\n", output::harmless(&name(&part.image))));
+        text.push_str(&part.inside.render());
+    }
+    text + "\nall parts\n" + &total(whole, parts).render()
 }
 
-fn parts(report: &Report) -> String {
-    let mut table = Table::new(&["PART", "PROCESSES", "SIZE"], &[1, 2]);
-    for part in &report.parts {
+fn facts(found: &Found) -> String {
+    let manifest = &found.manifest;
+    let processes: Vec<String> = manifest.processes.iter().map(i32::to_string).collect();
+    let processes = match manifest.parts.is_empty() {
+        true => processes.join(" "),
+        false => format!("{} in all", manifest.process_count()),
+    };
+    let facts = [
+        ("image", found.image.display().to_string()),
+        ("job", manifest.job.clone()),
+        ("command", manifest.command.join(" ")),
+        ("captured", date(manifest.captured)),
+        ("processes", processes),
+        ("builds on", found.parent().unwrap_or_else(|| "nothing".into())),
+        ("size", Size(manifest.bytes()).to_string()),
+    ];
+    let line = |(what, value): (&str, String)| format!("{what:<10} {}\n", output::harmless(&value));
+    facts.map(line).concat()
+}
+
+fn overview(parts: &[Found]) -> String {
+    let mut table = Table::new(&["PART", "PROCESSES", "SIZE", "BUILDS ON"], &[1, 2]);
+    for part in parts {
         let cells = [
             output::harmless(&name(&part.image)),
-            part.processes.to_string(),
-            Size(part.bytes).to_string(),
+            part.manifest.process_count().to_string(),
+            Size(part.manifest.bytes()).to_string(),
+            output::harmless(&part.parent().unwrap_or_else(|| "nothing".into())),
         ];
         table.row(cells.map(|text| (PLAIN, text)));
-    }
-    table.render()
-}
-
-fn files(report: &Report) -> String {
-    let headings = [
-        "FILE", "SIZE", "MEMORY", "ZERO", "PARENT", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN",
-    ];
-    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-    for file in &report.files {
-        let memory = [file.bytes, file.memory, file.zero, file.parent, file.sections];
-        let stored = [file.raw, file.lz4, file.zstd, file.gzip, file.plain];
-        let numbers = memory.into_iter().chain(stored);
-        let name = (PLAIN, output::harmless(&name(file.name.as_ref())));
-        let sizes = numbers.map(|bytes| (PLAIN, Size(bytes).to_string()));
-        table.row(std::iter::once(name).chain(sizes));
     }
     table.render()
 }

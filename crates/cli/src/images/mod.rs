@@ -1,5 +1,6 @@
 //! Checkpoint images: listed here; inspected, verified and removed in the modules below.
 
+mod contents;
 mod devices;
 pub(crate) mod inspect;
 pub(crate) mod rm;

@@ -7,7 +7,7 @@ use super::{
 use crate::EngineError;
 use crate::clocks::Clocks;
 use crate::machine::Machine;
-use crate::plugins::Ipc;
+use crate::plugins::{self, Ipc};
 use crate::state::{self, JobState};
 use crate::stop::{self, Roots};
 use crate::track::{Session, Tracker};
@@ -105,6 +105,7 @@ impl Begun {
         refuse_deadly_parents(&stopped, &held)?;
         let clocks = Clocks::now();
         objects.copy(&objects_file, options.codec)?;
+        plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
         let captured = together.map(|others| others.captured(pids.len()));
         captured.transpose().map_err(EngineError::Together)?;
         if options.hold {

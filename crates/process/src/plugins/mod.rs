@@ -100,6 +100,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Ok(None)
     }
 
+    /// After `checkpoint`, when the memory of all processes is held as well: returns when what that has begun is over, and
+    /// whether it succeeded. Not called where something else has failed.
+    fn captured(&self) -> Result<(), PluginError> {
+        Ok(())
+    }
+
     /// Makes every description of `state` ([`World::made`]).
     fn restart(&self, _state: Value, _world: &mut World) -> Result<(), PluginError> {
         Err(PluginError::Damaged(format!("the plugin `{}` saves nothing", self.name())))

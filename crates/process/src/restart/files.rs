@@ -129,8 +129,8 @@ fn open(file: &MappedFile, written: bool, paths: &PathMap) -> Result<File, Engin
     let mut options = OpenOptions::new();
     // A FIFO that has taken the name must not block this.
     options.read(true).write(file.writable).custom_flags(libc::O_NONBLOCK);
-    let opened =
-        options.open(path).map_err(failed(path, "open it, which the program had mapped"))?;
+    let what = "open it, which the program had mapped (--path-map names where it lies now)";
+    let opened = options.open(path).map_err(failed(path, what))?;
     let found = opened.metadata().map_err(failed(path, "look at it"))?;
     let changed = |what| Err(EngineError::FileChanged { path: path.clone(), what });
     match file.written {
@@ -148,7 +148,8 @@ fn open(file: &MappedFile, written: bool, paths: &PathMap) -> Result<File, Engin
 fn open_folder(path: &Path) -> Result<File, EngineError> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
-    options.open(path).map_err(failed(path, "open it, the program's working folder"))
+    let what = "open it, the program's working folder (--path-map names where it lies now)";
+    options.open(path).map_err(failed(path, what))
 }
 
 /// A memory file of `bytes` zeros.

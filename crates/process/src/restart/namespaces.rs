@@ -13,19 +13,30 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// Whether this user may make processes with those credentials.
-pub(super) fn may_become(process: &ProcessState) -> Result<(), EngineError> {
+/// The user and the group that a job's processes have, as they see it. To root they are what they were. An
+/// ordinary user makes them all its own, in a user namespace which shows its ids as those that they had: so
+/// they must have had one user and one group.
+pub(super) fn ids_of(processes: &[ProcessState]) -> Result<(u32, u32), EngineError> {
     // SAFETY: plain calls.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    let credentials = &process.credentials;
-    let own = credentials.uids.iter().all(|id| *id == uid)
-        && credentials.gids.iter().all(|id| *id == gid);
-    if uid == 0 || own {
-        return Ok(());
+    let own = unsafe { (libc::geteuid(), libc::getegid()) };
+    let Some(first) = processes.first().filter(|_| own.0 != 0) else { return Ok(own) };
+    let (uid, gid) = (first.credentials.uids[0], first.credentials.gids[0]);
+    for process in processes {
+        let [uids, gids] = [process.credentials.uids, process.credentials.gids];
+        if uids != [uid; 4] || gids != [gid; 4] {
+            let why = "its processes ran as several users or groups: restart it as root";
+            return Err(EngineError::unsupported(process.ids.pid, why));
+        }
     }
-    let [old, ..] = credentials.uids;
-    let pid = process.ids.pid;
-    Err(EngineError::unsupported(pid, format!("it ran as user {old}: restart it as that user")))
+    Ok((uid, gid))
+}
+
+/// Whether this process, the init, may give others any ids: root may, outside of the namespace of an ordinary user,
+/// who may be root in there.
+pub(super) fn may_set_ids() -> bool {
+    // SAFETY: a plain call.
+    let root = unsafe { libc::geteuid() } == 0;
+    root && !fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny")
 }
 
 fn failed(what: &'static str) -> EngineError {
@@ -80,7 +91,7 @@ fn keep(
     report: &mut UnixStream,
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
-    unshare()?;
+    unshare(plan)?;
     plan.job.clocks.set_for_children()?;
     // SAFETY: this process has one thread.
     match unsafe { libc::fork() } {
@@ -107,7 +118,7 @@ fn keep(
     }
 }
 
-fn unshare() -> Result<(), EngineError> {
+fn unshare(plan: &Plan) -> Result<(), EngineError> {
     // SAFETY: plain calls.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if uid != 0 {
@@ -125,9 +136,10 @@ fn unshare() -> Result<(), EngineError> {
                 fs::write(format!("/proc/self/{file}"), text)
                     .map_err(|source| EngineError::System { pid: 0, what, source })
             };
+        let (their_uid, their_gid) = ids_of(&plan.processes)?;
         map("setgroups", "deny".into())?;
-        map("uid_map", format!("{uid} {uid} 1"))?;
-        map("gid_map", format!("{gid} {gid} 1"))?;
+        map("uid_map", format!("{their_uid} {uid} 1"))?;
+        map("gid_map", format!("{their_gid} {gid} 1"))?;
     }
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     // SAFETY: as above.

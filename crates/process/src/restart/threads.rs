@@ -1,6 +1,7 @@
 //! Rebuilding the threads of a process, and what they have each for itself.
 
 use super::kernel::Detour;
+use super::namespaces;
 use super::tree::{Made, clone_arguments};
 use crate::inject::{Batch, Parasite};
 use crate::state::{Hex, ProcessState, ThreadState};
@@ -143,8 +144,8 @@ fn queue(
 /// Each thread has its own. The last step of those that need privileges.
 fn set_credentials(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
     let credentials = &state.credentials;
-    // SAFETY: a plain call. An ordinary user has one id to map and no groups to set.
-    if unsafe { libc::geteuid() } == 0 {
+    // An ordinary user has one id, which the namespace shows as the old one, and no groups to set.
+    if namespaces::may_set_ids() {
         set_ids(batch, state)?;
     }
     let [inheritable, permitted, effective, _, ambient] = credentials.capabilities;

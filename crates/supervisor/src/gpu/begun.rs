@@ -5,7 +5,7 @@ use super::{LIMIT, Restart, Saved, failed, refused};
 use crate::proxies::{Proxy, ProxyId};
 use kedge_image::FileEntry;
 use kedge_process::plugins::{PluginError, World};
-use kedge_proxy::control::{Answer, ControlError, Order};
+use kedge_proxy::control::{Answer, Control, ControlError, Order};
 use kedge_wire::Text;
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Between a proxy's last word and its end.
-const ENDING: Duration = Duration::from_millis(500);
+const ENDING: Duration = Duration::from_secs(2);
 
 /// A proxy that brings a client's devices back.
 #[derive(Debug)]
@@ -83,9 +83,16 @@ pub(super) fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
         thread::sleep(Duration::from_millis(5));
         ended = find();
     }
-    let said =
-        ended.and_then(|begun| Some((begun.client, begun.proxy.control.answer(LIMIT).err()?)));
-    said.map_or(other, |(client, error)| refused(client, &error))
+    ended.map_or(other, |begun| refused(begun.client, &last_words(&begun.proxy.control)))
+}
+
+/// Why a proxy that has ended does not go on. It may have said before that all is well.
+fn last_words(control: &Control) -> ControlError {
+    loop {
+        if let Err(error) = control.answer(LIMIT) {
+            return error;
+        }
+    }
 }
 
 /// The client's process is there: its proxy serves it from now on.

@@ -29,7 +29,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 /// Longer than any device takes.
@@ -55,6 +54,8 @@ enum Moment {
         socket: PathBuf,
         /// Whether this image or a later one may build on another.
         track: bool,
+        /// So many of them capture, and have not said yet that they are done.
+        asked: usize,
     },
     Restart {
         restart: Box<Restart>,
@@ -207,7 +208,7 @@ impl Gpu {
         let captured = known.iter().map(|client| (client.file(), client.resting.clone()));
         let clients = captured.collect();
         let socket = socket.to_owned();
-        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track };
+        *self.moment() = Moment::Checkpoint { clients: known, lent, socket, track, asked: 0 };
         Ok(Captures::of(clients))
     }
 
@@ -232,9 +233,11 @@ impl Gpu {
         }
     }
 
-    /// Neither.
+    /// Neither. Of a checkpoint that has failed, what proxies say is waited for, so that nobody takes it for another answer.
     pub(crate) fn idle(&self) {
-        *self.moment() = Moment::Idle;
+        if let Moment::Checkpoint { clients, asked, .. } = std::mem::take(&mut *self.moment()) {
+            let _ = all_captured(&clients[..asked]);
+        }
     }
 
     fn moment(&self) -> MutexGuard<'_, Moment> {
@@ -281,9 +284,14 @@ impl Plugin for Gpu {
         capture: &mut Capture,
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
-        let moment = self.moment();
-        let Moment::Checkpoint { clients, lent, track, .. } = &*moment else { return Ok(None) };
-        capture_all(clients, *track, capture.base)?;
+        let mut moment = self.moment();
+        let Moment::Checkpoint { clients, lent, track, asked, .. } = &mut *moment else {
+            return Ok(None);
+        };
+        for client in &*clients {
+            begin_capture(client, *track, capture.base)?;
+            *asked += 1;
+        }
         let clients = clients.iter().map(|client| save(client, capture, mine));
         let clients = clients.collect::<Result<Vec<Saved>, _>>()?;
         let memory = sharing::save(capture, mine, lent);
@@ -296,6 +304,15 @@ impl Plugin for Gpu {
         }
         let all = serde_json::to_value(State { clients, management, memory, travels });
         all.map(Some).map_err(|error| failed("write the devices' state")(error.into()))
+    }
+
+    fn captured(&self) -> Result<(), PluginError> {
+        match &mut *self.moment() {
+            Moment::Checkpoint { clients, asked, .. } => {
+                all_captured(&clients[..std::mem::take(asked)])
+            }
+            _ => Ok(()),
+        }
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
@@ -321,10 +338,9 @@ impl Plugin for Gpu {
             let name = name.ok_or_else(|| PluginError::Damaged("a name is none".to_owned()))?;
             let fails = || begun.iter().any(Begun::has_ended);
             let found = aliases::descriptor(&folder, &name, fails).map_err(|source| {
-                why_not(
-                    begun,
-                    PluginError::System { what: "find shared device memory".into(), source },
-                )
+                let what =
+                    "find device memory that is shared: the proxy that has it ended or is silent";
+                why_not(begun, PluginError::System { what: what.into(), source })
             });
             world.made(description, found?)?;
         }
@@ -349,29 +365,22 @@ impl Plugin for Gpu {
     }
 }
 
-/// Has all devices captured at once, each for a file that may build on its own in `base`.
-fn capture_all(
-    clients: &[Client],
-    track: bool,
-    base: Option<&Manifest>,
-) -> Result<(), PluginError> {
-    thread::scope(|scope| {
-        let ask = |client: &Client| {
-            let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
-            let order = Order::Capture { track, parent };
-            let answer = client.resting.proxy.control.ask(&order, &[], LIMIT);
-            answer.map_err(|error| refused(client.resting.pid, &error))
-        };
-        let asked: Vec<_> = clients.iter().map(|client| scope.spawn(move || ask(client))).collect();
-        for asked in asked {
-            match asked.join() {
-                Ok(Ok(Answer::Captured { .. })) => {}
-                Ok(Err(error)) => return Err(error),
-                _ => return Err(PluginError::Refused("a proxy answers nonsense".into())),
-            }
-        }
-        Ok(())
-    })
+/// Has a client's devices captured, for a file that may build on its own in `base`. All do so at once, and while
+/// the processes are held.
+fn begin_capture(client: &Client, track: bool, base: Option<&Manifest>) -> Result<(), PluginError> {
+    let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
+    let given = client.resting.proxy.control.give(&Order::Capture { track, parent }, &[]);
+    given.map_err(|error| refused(client.resting.pid, &error))
+}
+
+/// Waits for all of them, whether they succeed or not: the first failure.
+fn all_captured(clients: &[Client]) -> Result<(), PluginError> {
+    let answer = |client: &Client| match client.resting.proxy.control.answer(LIMIT) {
+        Ok(Answer::Captured { .. }) => Ok(()),
+        Ok(_) => Err(refused(client.resting.pid, &ControlError::Nonsense)),
+        Err(error) => Err(refused(client.resting.pid, &error)),
+    };
+    clients.iter().map(answer).fold(Ok(()), Result::and)
 }
 
 fn save(client: &Client, capture: &mut Capture, mine: &[usize]) -> Result<Saved, PluginError> {
