@@ -1,7 +1,7 @@
 // Counts steps on the device. Each depends on all memory of the one before (allocated, pinned, managed,
 // constant, a variable), and is compared with what the host computes: what a restart has not brought back
 // is found out at once. Prints a nonce, drawn at its start, with each step, as steps.c does.
-// Usage: gpu_steps STEPS MILLISECONDS
+// Usage: gpu_steps STEPS MILLISECONDS [MIB]     MIB: of the host's memory, of which each step changes a page and the last looks at all
 #include "steps.h"
 
 constexpr int N = 1 << 16;
@@ -53,9 +53,39 @@ struct Host {
     }
 };
 
+// A word of each page that tells how often it was changed, and where it lies.
+struct Ballast {
+    static constexpr size_t PAGE = 1024;
+    std::vector<uint32_t> words;
+    std::vector<uint32_t> changed;
+
+    explicit Ballast(size_t mib) : words(mib << 18), changed(mib << 8)
+    {
+        for (size_t i = 0; i < words.size(); i++) words[i] = i * 2654435761u;
+    }
+
+    void change(uint32_t number)
+    {
+        if (changed.empty()) return;
+        size_t page = number * 2246822519u % changed.size();
+        words[page * PAGE]++;
+        changed[page]++;
+    }
+
+    bool right() const
+    {
+        for (size_t i = 0; i < words.size(); i++) {
+            uint32_t more = i % PAGE ? 0 : changed[i / PAGE];
+            if (words[i] != uint32_t(i * 2654435761u) + more) return false;
+        }
+        return true;
+    }
+};
+
 int main(int argc, char **argv)
 {
     Steps steps(argc, argv, 150);
+    Ballast ballast(argc > 3 ? atoi(argv[3]) : 0);
     uint32_t *state, *pinned, *out, *sum;
     CUDA(cudaMalloc(&state, N * sizeof *state));
     CUDA(cudaMalloc(&out, sizeof *out));
@@ -99,8 +129,10 @@ int main(int argc, char **argv)
         }
         pinned[number % 1024] ^= *sum;
         managed[number % 1024] += number;
+        ballast.change(number);
         steps.done(number);
         steps.rest();
     }
+    REQUIRE(ballast.right());
     return steps.well();
 }

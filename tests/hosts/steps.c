@@ -1,11 +1,13 @@
 // Prints a nonce that it draws at its start and the steps that it has done, with threads that keep a
-// checked piece of memory changing. usage: steps COUNT MILLISECONDS THREADS MEGABYTES
+// checked piece of memory changing. usage: steps COUNT MILLISECONDS THREADS MEGABYTES [FILE]
+// FILE has as many bytes as steps may be done: it waits there until the file grows.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,8 +34,13 @@ static void *work(void *argument) {
     return NULL;
 }
 
+static void wait_until_allowed(const char *file, long number) {
+    struct stat found;
+    while (stat(file, &found) || found.st_size < number) usleep(5000);
+}
+
 int main(int count, char **words_of) {
-    if (count != 5) return 2;
+    if (count != 5 && count != 6) return 2;
     long steps = atol(words_of[1]), pause = atol(words_of[2]), megabytes = atol(words_of[4]);
     threads = atol(words_of[3]);
     uint32_t nonce;
@@ -48,6 +55,7 @@ int main(int count, char **words_of) {
     printf("nonce %08x\n", nonce);
     fflush(stdout);
     for (long now = 1; now <= steps; now++) {
+        if (count == 6) wait_until_allowed(words_of[5], now);
         pthread_mutex_lock(&lock);
         step = now;
         done = 0;

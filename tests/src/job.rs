@@ -49,6 +49,9 @@ pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
     command
 }
 
+/// No job of lines of a nonce and a step gets so many steps further than it was read.
+pub const AHEAD: u64 = 400;
+
 /// A job whose output is read line by line.
 #[derive(Debug)]
 pub struct Job {
@@ -82,7 +85,10 @@ impl Job {
 
     fn spawn(command: &mut Command) -> Job {
         let mut child = command.spawn().expect("timeout, from coreutils");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let output = child.stdout.take().expect("a pipe");
+        // However long a test takes, the program waits for it.
+        rustix::pipe::fcntl_setpipe_size(&output, 4096).expect("a small pipe");
+        let lines = BufReader::with_capacity(128, output);
         Job { child, lines, nonce: String::new(), step: 0 }
     }
 
@@ -218,6 +224,12 @@ pub fn is_right(home: &Path, part: usize, steps: u64) {
     let numbers = (1..=steps).map(|step| format!("{nonce} {step}"));
     let all = std::iter::once(lines[0].clone()).chain(numbers).chain([format!("{nonce} well")]);
     assert_eq!(lines, all.collect::<Vec<_>>(), "part {part}");
+}
+
+/// Programs whose limit is the file `go` in `home` may do so many steps.
+pub fn allow(home: &Path, steps: u64) {
+    let file = fs::OpenOptions::new().create(true).append(true).open(home.join("go"));
+    file.and_then(|file| file.set_len(steps)).expect("a file of that length");
 }
 
 /// Those that have `file` for their standard output.

@@ -3,7 +3,7 @@
 //! on where the image was taken.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{Job, User, family, kedge_as};
+use kedge_tests::job::{AHEAD, Job, User, family, kedge_as};
 use kedge_tests::place::Place;
 use serde_json::Value;
 use std::fs;
@@ -12,11 +12,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const STEPS: u64 = 150;
+/// More than are done before a test reads on.
+const STEPS: u64 = AHEAD + 100;
 
 fn survive_steps(name: &str, user: User, threads: u64) {
     if let Some(place) = Place::new(name, user) {
-        place.survives(place.steps([STEPS, 10, threads, 8]), STEPS);
+        place.survives(place.steps([STEPS, 3, threads, 8]), STEPS);
     }
 }
 
@@ -39,9 +40,9 @@ const PIPELINE: &str = r#"
 nonce=$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')
 echo "nonce $nonce"
 (
-    for ((step = 1; step <= 150; step++)); do
+    for ((step = 1; step <= 500; step++)); do
         echo "$nonce $step"
-        sleep 0.01
+        sleep 0.001
     done
     echo "$nonce well"
 ) | while read -r line; do echo "$line"; done | cat
@@ -69,13 +70,13 @@ def work():
             turn.wait()
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
-for step in range(1, 151):
+for step in range(1, 501):
     seen.append(step)
     with turn:
         turn.notify_all()
     say(nonce, step)
-    time.sleep(0.01)
-assert sum(seen) == 150 * 151 // 2
+    time.sleep(0.003)
+assert sum(seen) == 500 * 501 // 2
 say(nonce, "well")
 os._exit(7)
 "#;
@@ -101,7 +102,7 @@ fn a_restarted_job_is_a_job_as_any_other() {
 }
 
 fn restart_twice(place: &Place) {
-    let mut job = place.steps([STEPS, 10, 2, 1]);
+    let mut job = place.steps([STEPS, 3, 2, 1]);
     job.read_to(10);
     let first = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
@@ -185,7 +186,7 @@ fn ctrl_c_reaches_a_restarted_program_and_loses_nothing() {
 #[test]
 fn a_stopped_job_does_nothing_twice() {
     let place = Place::mine("ckstop");
-    let mut job = place.steps([STEPS, 10, 4, 16]);
+    let mut job = place.steps([STEPS, 3, 4, 16]);
     job.read_to(20);
     let image = place.checkpoint(&["--stop"]);
     job.drain();
@@ -201,7 +202,7 @@ fn a_stopped_job_does_nothing_twice() {
 fn the_newest_images_are_kept_and_others_go() {
     let place = Place::mine("ckkeep");
     let elsewhere = place.world.home().join("elsewhere").display().to_string();
-    let job = place.steps_with(&["--keep", "2"], [STEPS, 10, 0, 1]);
+    let job = place.steps_with(&["--keep", "2"], [STEPS, 3, 0, 1]);
     for _ in 0..4 {
         place.checkpoint(&["--codec", "zstd"]);
     }
@@ -229,7 +230,7 @@ fn images_come_at_intervals() {
 #[test]
 fn sigterm_is_passed_on_after_the_last_image() {
     let place = Place::mine("ckterm");
-    let mut job = place.steps_with(&["--on-term", "checkpoint,20s"], [STEPS, 10, 2, 32]);
+    let mut job = place.steps_with(&["--on-term", "checkpoint,20s"], [STEPS, 3, 2, 32]);
     job.read_to(20);
     let nonce = job.nonce.clone();
     job.signal("TERM");
@@ -261,14 +262,16 @@ fn what_cannot_be_done_is_named() {
 fn children_that_come_and_go_meanwhile_are_collected() {
     let place = Place::mine("ckreap");
     let script =
-        "echo nonce x; for ((step = 1; step <= 300; step++)); do (exit 3); [ $? = 3 ] || exit 1
-        (sleep 0.05 &) ; sleep 0.01; echo \"x $step\"; done; echo 'x well'; exit 7";
+        "nonce=$(printf '%040d' $$); echo nonce $nonce; for ((step = 1; step <= 300; step++)); do
+        (exit 3); [ $? = 3 ] || exit 1; (sleep 0.05 &) ; sleep 0.01; echo \"$nonce $step\"; done
+        echo \"$nonce well\"; exit 7";
     let mut job = place.run(&[], &["bash", "-c", script]);
-    for _ in 0..10 {
+    for round in 1..=10 {
         // One that ends just when it is to be stopped is no failure.
         place.checkpoint(&[]);
+        // Its lines are long: it does not get a hundred steps further.
+        job.read_to(15 * round);
     }
-    job.read_to(200);
     assert_eq!(job.finish(300).code(), Some(7));
 }
 
@@ -277,7 +280,7 @@ fn nonsense_on_the_control_socket_harms_nobody() {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
     let place = Place::mine("ckctl");
-    let mut job = place.steps([STEPS, 10, 0, 1]);
+    let mut job = place.steps([STEPS, 3, 0, 1]);
     let socket = place.world.home().join("kedge/jobs/j/control");
     let mut silent = Vec::new();
     for bytes in [&b""[..], b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"GET / HTTP/1.1\r\n\r\n"] {

@@ -1,7 +1,7 @@
 //! What goes wrong while a job is checkpointed is named, harms neither the job nor the images that there are.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{Job, User, build, family, kedge_as, send};
+use kedge_tests::job::{AHEAD, Job, User, build, family, kedge_as, send};
 use kedge_tests::place::Place;
 use std::fs;
 use std::io::Write;
@@ -10,15 +10,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
-const STEPS: u64 = 150;
+const STEPS: u64 = AHEAD + 100;
 
 #[test]
 fn any_damage_is_named_and_an_older_image_is_still_good() {
     let place = Place::mine("ckbad");
-    let mut job = place.steps([STEPS, 10, 2, 4]);
+    let mut job = place.steps([3 * AHEAD, 2, 2, 4]);
     job.read_to(10);
     place.checkpoint(&[]);
-    job.read_to(30);
+    let between = 10 + AHEAD;
+    job.read_to(between + 1);
     let newest = place.checkpoint(&[]);
     let nonce = job.nonce.clone();
     job.kill();
@@ -45,14 +46,14 @@ fn any_damage_is_named_and_an_older_image_is_still_good() {
         if file.extension().is_some_and(|kind| kind == "kimg") {
             // Passed over for the older one, which the log tells.
             let mut job = place.restart(&place.images(), &nonce);
-            assert!(job.step < 30, "restarted from the damaged image");
+            assert!(job.step <= between, "restarted from the damaged image");
             assert!(place.log().contains(&file.display().to_string()), "{}", place.log());
             job.kill();
         }
         fs::write(&file, good).expect("written");
     }
     let mut job = place.restart(&newest, &nonce);
-    assert!(job.step > 30);
+    assert!(job.step > between);
     job.kill();
 }
 
@@ -68,7 +69,7 @@ fn clones(kedge: u32) -> Vec<u32> {
 #[test]
 fn a_checkpoint_that_fails_harms_nobody() {
     let place = Place::mine("ckfail");
-    let mut job = place.steps([400, 10, 2, 300]);
+    let mut job = place.steps([AHEAD + 100, 5, 2, 300]);
     job.read_to(5);
     place.checkpoint(&["--codec", "raw"]);
     for _ in 0..3 {
@@ -93,13 +94,13 @@ fn a_checkpoint_that_fails_harms_nobody() {
     assert!(states.iter().all(|(_, state)| state != "damaged"), "{states:?}");
     assert!(place.log().contains("checkpoint failed"), "{}", place.log());
     assert!(place.output(&["verify", &place.images().display().to_string()]).status.success());
-    assert_eq!(job.finish(400).code(), Some(7));
+    assert_eq!(job.finish(AHEAD + 100).code(), Some(7));
 }
 
 #[test]
 fn a_killed_supervisor_leaves_the_program_and_the_last_good_image() {
     let place = Place::mine("cksup");
-    let mut job = place.steps([300, 10, 2, 300]);
+    let mut job = place.steps([AHEAD + 100, 5, 2, 300]);
     job.read_to(5);
     place.checkpoint(&[]);
     let nonce = job.nonce.clone();
@@ -191,7 +192,7 @@ fn a_full_disk_ends_a_checkpoint_and_no_more() {
     let mut command = kedge_as(
         &place.world,
         place.user,
-        &["run", "--gpu", "none", "--job", "j", "--", &program, "150", "10", "2", "64"],
+        &["run", "--gpu", "none", "--job", "j", "--", &program, "500", "3", "2", "64"],
     );
     // `timeout` and all below it.
     let limited = {

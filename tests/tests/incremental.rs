@@ -1,12 +1,14 @@
 //! `kedge run --incremental` from outside: images that build on each other, as people and scripts see them.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{Job, User, build, kedge_as};
+use kedge_tests::host;
+use kedge_tests::job::{AHEAD, Job, User, build, kedge_as};
 use kedge_tests::world::{World, is_root, stderr};
 use serde_json::Value;
 use std::path::PathBuf;
 
-const STEPS: u64 = 300;
+/// More than are done before a test reads on, twice.
+const STEPS: u64 = 2 * AHEAD + 100;
 
 struct Place {
     world: World,
@@ -24,11 +26,7 @@ impl Place {
         let program = build(&self.world, "steps", &[]).display().to_string();
         let run = [&["run", "--gpu", "none", "--job", "j"], options, &["--", &program]].concat();
         let steps = STEPS.to_string();
-        Job::start(kedge_as(
-            &self.world,
-            self.user,
-            &[&run[..], &[&steps, "10", "2", "8"]].concat(),
-        ))
+        Job::start(kedge_as(&self.world, self.user, &[&run[..], &[&steps, "2", "2", "8"]].concat()))
     }
 
     /// Checkpoints the job: the image, its name and that of the one that it builds on.
@@ -122,4 +120,28 @@ fn a_job_that_was_started_without_can_be_asked_for_it() {
     assert_eq!(place.checkpoint(&[]).2, None);
     assert_eq!(place.checkpoint(&["--incremental"]).2.as_deref(), Some("j-0001"));
     job.kill();
+}
+
+/// Its memory is written while process and devices run; what it changed meanwhile is in the image all the same.
+#[test]
+fn a_job_with_devices_is_written_while_it_runs() {
+    let place = Place { world: World::new("incrgpu"), user: User::Same };
+    let built = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]);
+    let program = place.world.home().join("gpu_steps");
+    std::fs::copy(&built, &program).expect("a copy of the program");
+    let program = program.display().to_string();
+    let run = ["run", "--gpu", "soft", "--job", "j", "--", &program, "500", "2", "160"];
+    let mut job = Job::start(kedge_as(&place.world, place.user, &run));
+    let nonce = job.nonce.clone();
+    job.read_to(3);
+    let (image, ..) = place.checkpoint(&["--codec", "raw"]);
+    let files = std::fs::read_dir(&image).expect("the image").flatten();
+    let names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
+    assert!(names.iter().any(|name| name.ends_with("-ahead.kimg")), "{names:?}");
+    assert!(names.iter().any(|name| name.starts_with("gpu-")), "{names:?}");
+    job.read_to(job.step + 2);
+    job.kill();
+    let image = image.display().to_string();
+    let job = Job::restart(kedge_as(&place.world, place.user, &["restart", &image]), &nonce);
+    assert_eq!(job.finish(500).code(), Some(7));
 }

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{
-    User, build, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
+    User, allow, build, family, is_right, kedge_as, kill_all_in, send, steps_in, wait_for_steps,
     writers_of,
 };
 use kedge_tests::world::{World, is_root, stderr};
@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 120;
+/// Nobody gets further until it is said: so no part has ended when it is to be saved.
+const HALF: u64 = STEPS / 2;
 /// What the program ends with when all of its steps were right.
 const WELL: i32 = 7;
 const LONG: Duration = Duration::from_secs(40);
@@ -28,6 +30,11 @@ struct Joint {
 
 impl Joint {
     fn start(name: &str, user: User, parts: usize, options: &[&str]) -> Option<Joint> {
+        Joint::with_memory(name, user, &vec![1; parts], options)
+    }
+
+    /// One whose parts have so many MiB each.
+    fn with_memory(name: &str, user: User, parts: &[u64], options: &[&str]) -> Option<Joint> {
         if user == User::Nobody && !is_root() {
             println!("skipped: not root, so every other test is this one");
             return None;
@@ -37,9 +44,10 @@ impl Joint {
         if user == User::Nobody {
             world.give_home_away();
         }
+        allow(&world.home(), HALF);
         let mut joint = Joint { world, user, parts: Vec::new() };
-        for part in 0..parts {
-            let line = format!("exec {program} {STEPS} 20 2 1 > out.{part}");
+        for (part, megabytes) in parts.iter().enumerate() {
+            let line = format!("exec {program} {STEPS} 20 2 {megabytes} go > out.{part}");
             let run =
                 [&["run", "--gpu", "none", "--join", "pair"], options, &["--", "sh", "-c", &line]];
             let mut command = kedge_as(&joint.world, user, &run.concat());
@@ -52,6 +60,17 @@ impl Joint {
 
     fn steps(&self, part: usize) -> Vec<String> {
         steps_in(&self.world.home(), part)
+    }
+
+    /// All parts do more steps than they have, and may do all.
+    fn goes_on(&self) {
+        let before: Vec<usize> = (0..self.parts.len()).map(|part| self.steps(part).len()).collect();
+        self.may_end();
+        before.iter().enumerate().for_each(|(part, lines)| self.wait_for(part, lines + 3));
+    }
+
+    fn may_end(&self) {
+        allow(&self.world.home(), STEPS);
     }
 
     fn wait_for(&self, part: usize, lines: usize) {
@@ -114,7 +133,7 @@ fn comes_back_as_one(name: &str, user: User, parts: usize) {
     assert_eq!(report["processes"], parts, "{report}");
     let image = report["image"].as_str().expect("a path").to_owned();
     assert!(image.ends_with("/pair-0001"), "{image}");
-    (0..parts).for_each(|part| joint.wait_for(part, joint.steps(part).len() + 3));
+    joint.goes_on();
     joint.kill();
     let rows = joint.output(&["images", "--json"]);
     let rows: Value = serde_json::from_slice(&rows.stdout).expect("JSON");
@@ -135,6 +154,26 @@ fn so_they_do_for_an_ordinary_user() {
     comes_back_as_one("jointn", User::Nobody, 3);
 }
 
+/// The large one is written while both run, and neither waits for the other standing still.
+#[test]
+fn a_part_with_much_memory_is_written_while_all_run() {
+    let sizes = [160, 1];
+    let mut joint = Joint::with_memory("jointbig", User::Same, &sizes, &[]).expect("the same user");
+    let report = joint.checkpoint(&["--codec", "raw"]);
+    let image = report["image"].as_str().expect("a path").to_owned();
+    let ahead = |part: usize| {
+        let files = fs::read_dir(format!("{image}/pair.{part}-0001")).expect("the part's image");
+        let names = files.flatten().filter_map(|file| file.file_name().into_string().ok());
+        names.filter(|name| name.ends_with("-ahead.kimg")).count()
+    };
+    assert_eq!((ahead(0), ahead(1)), (1, 0), "{report}");
+    joint.goes_on();
+    joint.kill();
+    assert!(joint.output(&["verify", &image]).status.success());
+    assert_eq!(joint.restart(&image).status.code(), Some(WELL));
+    (0..2).for_each(|part| joint.is_right(part));
+}
+
 #[test]
 fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again() {
     let mut joint = Joint::start("jointst", User::Same, 2, &[]).expect("the test's own user");
@@ -144,6 +183,7 @@ fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again
         part.wait().expect("ended");
     }
     let (before, again) = (joint.steps(0).len(), joint.steps(1).len());
+    allow(&joint.world.home(), HALF + 20);
     // In the background: it is saved once more, by a coordinator that its parts have elected.
     let mut restarting =
         kedge_as(&joint.world, User::Same, &["restart", &first]).spawn().expect("kedge");
@@ -154,6 +194,7 @@ fn a_job_that_is_stopped_does_nothing_twice_and_can_be_restarted_and_saved_again
     assert_ne!(first, second);
     send("KILL", &all);
     restarting.wait().expect("ended");
+    joint.may_end();
     let ended = joint.restart(&second);
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     (0..2).for_each(|part| joint.is_right(part));
@@ -178,6 +219,7 @@ fn a_part_whose_supervisor_is_killed_goes_on_and_is_named() {
     let report = joint.checkpoint(&[]);
     assert_eq!(report["processes"], 1, "{report}");
     joint.kill();
+    joint.may_end();
     let ended = joint.restart(report["image"].as_str().expect("a path"));
     assert_eq!(ended.status.code(), Some(WELL), "{}", stderr(&ended));
     joint.is_right(1);
@@ -204,9 +246,7 @@ fn a_supervisor_that_is_killed_at_any_moment_leaves_no_half() {
             let verified = joint.output(&["verify", &image.display().to_string()]);
             assert!(verified.status.success(), "round {round}: {verified:?}");
         }
-        for part in 0..2 {
-            joint.wait_for(part, joint.steps(part).len() + 3);
-        }
+        joint.goes_on();
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 const MEMBERS: u32 = 4;
 const STEPS: u32 = 150;
+/// The first member waits there until the job has been saved.
+const WAITS: u32 = 100;
 const LONG: Duration = Duration::from_secs(40);
 /// In a process of this program that is a member: which one.
 const MEMBER: &str = "KEDGE_TEST_MEMBER";
@@ -22,6 +24,7 @@ const MEMBER: &str = "KEDGE_TEST_MEMBER";
 fn member() {
     let Ok(index) = std::env::var(MEMBER) else { return };
     let folder = PathBuf::from(std::env::var("KEDGE_TEST_FOLDER").expect("a folder"));
+    let saved = folder.join("saved");
     let out = folder.join(format!("steps.{index}"));
     let mut out = OpenOptions::new().append(true).create(true).open(out).expect("a file");
     let member = Member { job: "j".into(), name: index.clone(), node: "n".into(), part: true };
@@ -33,6 +36,9 @@ fn member() {
         // The others wait for this one nearly all the time.
         if index == "0" {
             thread::sleep(Duration::from_millis(10));
+            while step == WAITS && !saved.exists() {
+                thread::sleep(Duration::from_millis(10));
+            }
         }
     }
 }
@@ -72,7 +78,8 @@ fn members_inside_a_barrier_come_back() {
     // It has ended with the image, at the latest when `timeout` ends it.
     let _ = running.wait();
     assert!(taken.status.success(), "{}", stderr(&taken));
-    assert!(steps(&world, 0).len() < STEPS as usize, "it was over before");
+    assert!(steps(&world, 0).len() <= WAITS as usize, "it was over before");
+    fs::write(home.join("saved"), "").expect("a file");
     let ended = kedge_as(&world, User::Same, &["restart", "meet-0001"]).output().expect("kedge");
     assert!(ended.status.success(), "{}", stderr(&ended));
     for member in 0..MEMBERS {

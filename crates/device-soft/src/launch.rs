@@ -231,6 +231,11 @@ impl Grid {
         Some(unit)
     }
 
+    /// Whether one worker is enough.
+    pub(crate) fn is_single(&self) -> bool {
+        self.total <= 1
+    }
+
     /// Whether `take` would give something.
     pub(crate) fn has_work(&self) -> bool {
         let progress = self.lock();

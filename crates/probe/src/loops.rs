@@ -89,8 +89,8 @@ fn pages(turns: u32) -> Duration {
 }
 
 /// Holds that many bytes of random memory and obeys one order a line, each with a line of its own:
-/// `ping`; `dirty PERCENT` of its pages; `write SECONDS` long, whereupon it tells the longest gap between two
-/// writes; `work PAGES`. It answers with seconds.
+/// `ping`; `dirty PERCENT` of its pages; `write SECONDS` long as fast as it can, or `beat SECONDS` long to a few pages each
+/// millisecond, whereupon it tells the longest gap between two writes; `work PAGES`. It answers with seconds.
 pub fn hold_memory(
     bytes: usize,
     input: impl BufRead,
@@ -109,7 +109,8 @@ pub fn hold_memory(
         let seconds = match order {
             "dirty" => holder.write_pages((holder.pages() as f64 * number / 100.0) as usize),
             "work" => holder.write_pages(number as usize),
-            "write" => holder.longest_gap(Duration::from_secs_f64(number.clamp(0.0, 600.0))),
+            "write" => holder.longest_gap(seconds_of(number), 100, Duration::ZERO),
+            "beat" => holder.longest_gap(seconds_of(number), 20, BEAT),
             _ => Duration::ZERO,
         };
         writeln!(output, "{}", seconds.as_secs_f64())?;
@@ -117,6 +118,13 @@ pub fn hold_memory(
     }
     Ok(())
 }
+
+fn seconds_of(number: f64) -> Duration {
+    Duration::from_secs_f64(number.clamp(0.0, 600.0))
+}
+
+/// Between two of a program that does not only write.
+const BEAT: Duration = Duration::from_millis(1);
 
 struct Holder {
     words: Vec<u64>,
@@ -147,10 +155,17 @@ impl Holder {
         begin.elapsed()
     }
 
-    fn longest_gap(&mut self, time: Duration) -> Duration {
+    fn longest_gap(&mut self, time: Duration, pages: usize, between: Duration) -> Duration {
         let (begin, mut longest) = (Instant::now(), Duration::ZERO);
+        let mut last = begin;
         while begin.elapsed() < time {
-            longest = longest.max(self.write_pages(100));
+            self.write_pages(pages);
+            while last.elapsed() < between {
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            longest = longest.max(now - last);
+            last = now;
         }
         longest
     }
@@ -170,12 +185,12 @@ mod tests {
 
     #[test]
     fn the_holder_answers_every_order() {
-        let orders = b"ping\ndirty 50\nwrite 0.01\nwork 3\nnonsense\n";
+        let orders = b"ping\ndirty 50\nwrite 0.01\nbeat 0.01\nwork 3\nnonsense\n";
         let mut said = Vec::new();
         hold_memory(1 << 20, &orders[..], &mut said).unwrap();
         let said = String::from_utf8(said).unwrap();
         let lines: Vec<&str> = said.lines().collect();
-        assert_eq!((lines.len(), lines[0]), (6, "ready"));
+        assert_eq!((lines.len(), lines[0]), (7, "ready"));
         assert!(lines[1..].iter().all(|line| line.parse::<f64>().is_ok()), "{said}");
     }
 }

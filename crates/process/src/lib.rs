@@ -24,7 +24,7 @@ mod timers;
 mod track;
 mod vdso;
 
-pub use capture::{Captured, Options, Together, checkpoint};
+pub use capture::{Begun, Captured, Options, Together, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use reap::{Reaped, reap};

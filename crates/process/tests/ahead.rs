@@ -4,34 +4,17 @@
 mod support;
 
 use kedge_image::{Choice, Codec, ImageFile, Manifest, ahead_of, verify};
-use kedge_process::{Options, Roots, Tracker, checkpoint};
+use kedge_process::{Options, Tracker};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::survive::{as_an_ordinary_user, continues, random, rounds};
-use support::{Folder, Running, alone, bring_back, build, reap, step};
+use support::{Folder, Running, alone, bring_back, build, capture_by, kill, step};
 
 /// Captures the job into `image`, all of it that can be written ahead; its manifest.
 fn capture(image: &Path, tracker: Option<&Tracker>) -> Manifest {
-    std::fs::create_dir(image).unwrap();
-    let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() };
     let (ahead, tracker) = (Some(0), tracker.cloned());
     let options = Options { ahead, tracker, codec: Choice::Lz4, ..Options::new(image.to_owned()) };
-    // As a supervisor does it: what it traces is let go when the thread ends.
-    let taken = std::thread::spawn(move || {
-        let captured = checkpoint(&roots, options)?;
-        assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
-        captured.finish(Manifest::new("test".into(), vec![], 1))
-    });
-    taken.join().unwrap().unwrap()
-}
-
-fn kill(mut running: Running, processes: &[i32]) {
-    for pid in processes {
-        // SAFETY: a plain call.
-        unsafe { libc::kill(*pid, libc::SIGKILL) };
-    }
-    running.child.wait().unwrap();
-    reap();
+    capture_by(options)
 }
 
 /// Bytes that the process's own file has itself, and what of it was written ahead; `None` if nothing was.

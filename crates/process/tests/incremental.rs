@@ -4,37 +4,16 @@
 mod support;
 
 use kedge_image::{Codec, ImageError, ImageFile, Manifest, chain, verify};
-use kedge_process::{EngineError, Options, RestartOptions, Roots, Tracker, checkpoint, restart};
+use kedge_process::{Begun, EngineError, Options, RestartOptions, Tracker, checkpoint, restart};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::survive::as_an_ordinary_user;
-use support::{Folder, Running, alone, bring_back, build, reap, step};
-
-fn roots() -> Roots {
-    Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() }
-}
+use support::{Folder, Running, alone, bring_back, build, capture_by, kill, roots, step};
 
 /// Captures the job into `image`; its manifest.
 fn capture(image: &Path, tracker: &Tracker) -> Manifest {
-    std::fs::create_dir(image).unwrap();
     let tracker = Some(tracker.clone());
-    let options = Options { tracker, ..Options::new(image.to_owned()) };
-    // As a supervisor does it: what it traces is let go when the thread ends.
-    let taken = std::thread::spawn(move || {
-        let captured = checkpoint(&roots(), options)?;
-        assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
-        captured.finish(Manifest::new("test".into(), vec![], 1))
-    });
-    taken.join().unwrap().unwrap()
-}
-
-fn kill(mut running: Running, processes: &[i32]) {
-    for pid in processes {
-        // SAFETY: a plain call.
-        unsafe { libc::kill(*pid, libc::SIGKILL) };
-    }
-    running.child.wait().unwrap();
-    reap();
+    capture_by(Options { tracker, ..Options::new(image.to_owned()) })
 }
 
 /// Bytes of memory that each file has itself, and has from its parent.
@@ -166,6 +145,53 @@ fn after_a_failure_an_image_is_full() {
     assert!(manifest.parent.as_ref().is_some_and(|parent| parent.name == "image-2"));
     kill(running, &manifest.processes);
     assert_eq!(libc::WEXITSTATUS(bring_back(&image).1), 7);
+}
+
+/// One that ends before it has looked into the stopped job has not lost what it was told: the next one builds on the same
+/// image, and holds what had changed before.
+#[test]
+fn what_a_checkpoint_was_told_that_came_to_nothing_is_in_the_next() {
+    let _alone = alone();
+    let folder = Folder::new("changes-given-up");
+    let program = build(&folder, "changes.c", &[]);
+    let mut running = Running::start(Command::new(&program).arg("300"));
+    let mut before = running.lines(2);
+    let tracker = Tracker::default();
+    capture(&folder.path("image-0"), &tracker);
+    for round in 1..4 {
+        let begin = |number: usize| {
+            let folder = folder.path(&format!("none-{round}-{number}"));
+            std::fs::create_dir(&folder).unwrap();
+            let options = Options { tracker: Some(tracker.clone()), ..Options::new(folder) };
+            let given_up = std::thread::spawn(move || {
+                let mut begun = Begun::new(options)?;
+                begun.survey(&roots())?;
+                begun.watch(&roots())?;
+                begun.write_ahead()?;
+                if number < 2 {
+                    begun.catch_up();
+                }
+                Ok::<(), EngineError>(())
+            });
+            given_up.join().unwrap().unwrap();
+        };
+        for number in 0..3 {
+            before.extend(running.lines(2));
+            begin(number);
+        }
+        before.extend(running.lines(1));
+        let image = folder.path(&format!("image-{round}"));
+        let manifest = capture(&image, &tracker);
+        assert!(manifest.parent.is_some() && memory(&image, &manifest).1 > 0, "{manifest:?}");
+        if round == 3 {
+            assert_eq!(chain(&image).unwrap().len(), 4);
+            kill(running, &manifest.processes);
+            let (after, status) = bring_back(&image);
+            assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+            assert!(step(&after[0]) > before.len() && after[0][..16] == before[0][..16]);
+            return;
+        }
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::recover::Recovery;
 use crate::sharing::{self, SharingError};
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, Plugin, PluginError};
-use kedge_process::{EngineError, Options, Roots, Together, Tracker};
+use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
 use kedge_proxy::control as proxy;
 use kedge_proxy::joblog::JobLog;
 use std::io;
@@ -30,8 +30,8 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
-/// A clone of processes with less memory than this takes some ten milliseconds at most.
-const LARGE: u64 = 512 << 20;
+/// A clone of a process with less memory than this takes no longer than stopping it twice.
+const LARGE: u64 = 128 << 20;
 /// Warnings that are passed on, and the length of each.
 const MOST_WARNINGS: usize = 50;
 const LONGEST_WARNING: usize = 1000;
@@ -214,8 +214,8 @@ impl Checkpointer {
             let (tracker, full) = self.content(order);
             let usual = Options::new(claim.folder().to_owned());
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
-            // Parts of a job stand still together, and what has been stopped has no pause to be shortened.
-            let ahead = (order.ahead && meeting.is_none() && !hold).then_some(LARGE);
+            // What has been stopped has no pause to be shortened, and what has been written once is written late enough.
+            let ahead = (order.ahead && !hold && tries == 1).then_some(LARGE);
             let options =
                 Options { codec, contents, hold, tracker, full, ahead, together, ..usual };
             let patience = options.patience;
@@ -257,18 +257,19 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
-        let quiet =
-            self.proxies.quiesce(options.patience, &proxy::Order::Prepare { track, full })?;
+        let (hold, patience) = (options.hold, options.patience);
+        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU]);
+        let mut begun = self.begin_while_it_runs(options, track)?;
+        meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
+        let preparing = proxy::Order::Prepare { track, full };
+        let quiet = self.proxies.quiesce_after(patience, &preparing, || begun.catch_up())?;
         let roots = self.roots.without(&quiet.proxies);
         // Whatever fails from here on, a held job goes on.
-        let hold = options.hold.then_some(Hold { roots: &roots, ends: false });
+        let hold = hold.then_some(Hold { roots: &roots, ends: false });
         let lent = sharing::bind(&quiet.clients)?;
         let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
-        options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU]);
-        // Devices are at rest already.
-        options.ahead = options.ahead.filter(|_| quiet.clients.is_empty());
-        let captured = kedge_process::checkpoint(&roots, options);
+        let captured = begun.capture(&roots);
         GPU.idle();
         let (captured, at) = (captured?, jobs::now());
         if !quiet.clients.is_empty() {
@@ -295,6 +296,26 @@ impl Checkpointer {
             hold.end();
         }
         Ok((manifest, stall_seconds, held))
+    }
+
+    /// Does all that takes long while devices and processes go on.
+    fn begin_while_it_runs(&self, options: Options, track: bool) -> Result<Begun, CheckpointError> {
+        let mut begun = Begun::new(options)?;
+        // No proxy starts meanwhile: it would be taken for a process of the job.
+        let known = self.proxies.locked();
+        let roots = self.roots.without(&Proxies::children(&known));
+        // What belongs to devices is known when they are at rest.
+        if known.is_empty() {
+            let none = GPU.checkpoint_of(&[], Vec::new(), &self.socket, track);
+            none.map_err(CheckpointError::Connections)?;
+            let surveyed = begun.survey(&roots);
+            GPU.idle();
+            surveyed?;
+        }
+        begun.watch(&roots)?;
+        drop(known);
+        begun.write_ahead()?;
+        Ok(begun)
     }
 
     /// Logs them all, and gives back what fits into a message.

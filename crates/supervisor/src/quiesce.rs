@@ -68,11 +68,22 @@ impl Proxies {
         patience: Duration,
         preparing: &Order,
     ) -> Result<Quiet<'_>, QuiesceError> {
+        self.quiesce_after(patience, preparing, || {})
+    }
+
+    /// The same; `last` is done when all have prepared and none waits yet.
+    pub(crate) fn quiesce_after(
+        &self,
+        patience: Duration,
+        preparing: &Order,
+        last: impl FnOnce(),
+    ) -> Result<Quiet<'_>, QuiesceError> {
         let known = self.locked();
         // A proxy that has ended with its client is no matter. Whoever collects it still has to know it.
         let mut running = known.clone();
         without_gone(&mut running);
         prepare(&running, preparing);
+        last();
         let begin = Instant::now();
         let (mut wait, mut tries) = (FIRST_TRY, 0);
         loop {

@@ -17,6 +17,8 @@ const CACHE_LEN: usize = 1024;
 /// valid span, whichever instruction uses it.
 pub(crate) struct SpanCache {
     entries: Box<[Span; CACHE_LEN]>,
+    /// Where each instruction's last access by a whole warp began.
+    last: Box<[u64; CACHE_LEN]>,
     version: u64,
     spans: *const Spans,
 }
@@ -25,6 +27,7 @@ impl SpanCache {
     pub(crate) fn new() -> SpanCache {
         SpanCache {
             entries: Box::new([Span::default(); CACHE_LEN]),
+            last: Box::new([0; CACHE_LEN]),
             version: 0,
             spans: std::ptr::null(),
         }
@@ -44,6 +47,13 @@ impl SpanCache {
     #[inline(always)]
     pub(super) fn entry(&self, cache: u32) -> Span {
         self.entries[cache as usize % CACHE_LEN]
+    }
+
+    /// How far the instruction's access at `first` lies from its last one.
+    #[inline(always)]
+    pub(super) fn stride(&mut self, cache: u32, first: u64) -> u64 {
+        let last = &mut self.last[cache as usize % CACHE_LEN];
+        first.wrapping_sub(std::mem::replace(last, first))
     }
 
     fn set(&mut self, cache: u32, span: Span) {

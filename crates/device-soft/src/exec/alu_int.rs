@@ -37,6 +37,7 @@ lane_fns! {
     MadWideS16(a: i16, b: i16, c: i32) -> i32 { a.mul_wide(b).wrapping_add(c) }
     MadWideU32(a: u32, b: u32, c: u64) -> u64 { a.mul_wide(b).wrapping_add(c) }
     MadWideS32(a: i32, b: i32, c: i64) -> i64 { a.mul_wide(b).wrapping_add(c) }
+    Add3(a: u32, b: u32, c: u32) -> u32 { a.wrapping_add(b).wrapping_add(c) }
     Mul24LoU(a: u32, b: u32) -> u32 { int::mul24_lo_u32(a, b) }
     Mul24LoS(a: i32, b: i32) -> i32 { int::mul24_lo_s32(a, b) }
     Mul24HiU(a: u32, b: u32) -> u32 { int::mul24_hi_u32(a, b) }

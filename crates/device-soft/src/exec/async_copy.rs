@@ -5,7 +5,7 @@
 
 use super::access::Place;
 use super::control::Nop;
-use super::locate::{AnyGlobal, Pointers, offset64};
+use super::locate::{AnyGlobal, HALF, Halves, Locate, Pointers, offset64};
 use super::mbarrier;
 use super::select::{Arg, Query, Selected};
 use super::{Flow, Isa, Op, Warp};
@@ -157,6 +157,7 @@ unsafe fn copy_whole<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32, bytes: u64
         Ok(from) => from,
         Err(flow) => return Some(flow),
     };
+    AnyGlobal::foresee(warp, inst, &Halves { first: [from.at(0), from.at(HALF)], step: bytes });
     macro_rules! each {
         ($ty:ty) => {{
             let mut left = mask;

@@ -29,6 +29,13 @@ lane_fns! {
     <T: Word> Shl(a: T, b: u32) -> T { a.shl(b) }
     <T: Int> Shr(a: T, b: u32) -> T { a.shr(b) }
 
+    // Pairs of steps.
+    AddAnd(a: u32, b: u32, c: u32) -> u32 { a.wrapping_add(b) & c }
+    AddShl(a: u32, b: u32, c: u32) -> u32 { Int::shl(a.wrapping_add(b), c) }
+    AndShl(a: u32, b: u32, c: u32) -> u32 { Int::shl(a & b, c) }
+    ShlAdd(a: u32, b: u32, c: u32) -> u32 { Int::shl(a, b).wrapping_add(c) }
+    ShlAnd(a: u32, b: u32, c: u32) -> u32 { Int::shl(a, b) & c }
+
     Cnot16(a: u16) -> u16 { u16::from(a == 0) }
     Cnot32(a: u32) -> u32 { u32::from(a == 0) }
     Cnot64(a: u64) -> u64 { u64::from(a == 0) }

@@ -281,6 +281,7 @@ impl<P: Locate, T: Element, const N: usize> Op for Load<P, T, N> {
                     P::halves::<I>(warp, inst, inst.op[N], Reach::one(inst.imm, bytes))
             {
                 halves.first = halves.first.map(|base| base.wrapping_add(inst.imm as usize));
+                P::foresee(warp, inst, &halves);
                 let rows = rows_by_halves::<T, N>(&halves);
                 for item in 0..N {
                     T::put(warp, inst.op[item], &rows[item], mask);

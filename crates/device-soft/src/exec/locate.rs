@@ -7,6 +7,21 @@ use super::{Flow, Isa, Level};
 use crate::code::Inst;
 use crate::spec::WARP;
 
+/// How many warps' turns ahead [`Locate::foresee`] looks.
+const TURNS_AHEAD: u64 = 4;
+
+/// Asks for the cache line of `at`, which need not be memory.
+#[inline(always)]
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Lanes of half a warp.
 pub(crate) const HALF: usize = WARP / 2;
 
@@ -213,6 +228,9 @@ pub(crate) trait Locate {
     unsafe fn halves<I: Isa>(_: &Warp, _: &Inst, _: i32, _: Reach) -> Option<Halves> {
         None
     }
+    /// Hints to the processor what the warps after this one will load, which has loaded `halves`.
+    #[inline(always)]
+    fn foresee(_: &Warp, _: &Inst, _: &Halves) {}
     /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
     ///
     /// # Safety
@@ -252,6 +270,19 @@ impl Locate for AnyGlobal {
         }
         let _ = (warp, inst, slot, reach);
         None
+    }
+
+    /// A block's warps take turns at an instruction, each with the next row of a tile: what comes some turns later is as
+    /// far away as it has been from turn to turn. The processor, which sees accesses of all instructions in one
+    /// handler, does not find that out by itself.
+    #[inline(always)]
+    fn foresee(warp: &Warp, inst: &Inst, halves: &Halves) {
+        // SAFETY: the cache belongs to this worker.
+        let stride = unsafe { (*warp.cache).stride(inst.cache, halves.first[0] as u64) };
+        let ahead = stride.wrapping_mul(TURNS_AHEAD) as usize;
+        for first in halves.first {
+            prefetch(first.wrapping_add(ahead));
+        }
     }
 
     #[inline(always)]

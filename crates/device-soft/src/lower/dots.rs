@@ -39,7 +39,7 @@ pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, 
     for &label in labels.iter() {
         landing[(label as usize).min(nodes.len())] = true;
     }
-    let once = once(nodes, registers);
+    let once = strips::once(nodes, registers);
     let mut gone = vec![false; nodes.len()];
     for at in 0..nodes.len() {
         if let Some((second, dot, len)) = dot_at(nodes, &landing, &once, at, level) {
@@ -49,16 +49,6 @@ pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, 
         }
     }
     strips::remove(nodes, labels, &gone);
-}
-
-/// Which registers one instruction writes and one reads.
-fn once(nodes: &[Node], registers: usize) -> Vec<bool> {
-    let mut counts = vec![(0u32, 0u32); registers];
-    for node in nodes {
-        node.written().for_each(|register| counts[register.0 as usize].0 += 1);
-        node.read().for_each(|register| counts[register.0 as usize].1 += 1);
-    }
-    counts.into_iter().map(|count| count == (1, 1)).collect()
 }
 
 /// A strip as a factor: its element's bytes and reach, where each register lies from the base, and the base.

@@ -2,7 +2,7 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, Role, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, dots, memory, prologue, stagger};
+use super::{control, dots, memory, pairs, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
 use crate::exec::run::{Stagger, Unsupported};
@@ -262,7 +262,10 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         let node = self.push(&selected, operands);
         node.imm = imm;
         if after.is_empty() {
-            node.role = dots::role(instruction);
+            node.role = match dots::role(instruction) {
+                Role::None => pairs::role(instruction),
+                role => role,
+            };
         }
         if cached {
             self.give_cache();

@@ -69,6 +69,20 @@ pub(super) enum Role {
     Strip(Loaded),
     /// A fused multiply-add, rounded to nearest, of elements of so many bytes ([`super::dots`]).
     MultiplyAdd(u32),
+    /// Integer arithmetic that may be done with the next step's ([`super::pairs`]).
+    Step(Step),
+}
+
+/// An integer operation of two operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Add32,
+    Add64,
+    And32,
+    /// By the second operand.
+    Shl32,
+    MulWideS32,
+    MulWideU32,
 }
 
 impl Node {

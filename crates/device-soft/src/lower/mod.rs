@@ -6,6 +6,7 @@ mod function;
 mod ir;
 mod liveness;
 mod memory;
+mod pairs;
 mod pool;
 mod prologue;
 mod stagger;
@@ -117,9 +118,10 @@ fn lower<'a>(
     strips::join(&mut nodes, &mut labels, level);
     dots::fuse(&mut nodes, &mut labels, banks.len(), level);
     let prologue = match function.entry {
-        true => prologue::hoist(&mut nodes, &labels, banks.len()),
+        true => prologue::hoist(&mut nodes, &mut labels, banks.len()),
         false => prologue::Prologue::default(),
     };
+    pairs::fuse(&mut nodes, &mut labels, banks.len(), prologue.len as usize, level);
     let lists: HashMap<u32, Vec<ast::LabelId>> = tables.iter().cloned().collect();
     let labels_of = |table: u32| lists.get(&table).cloned().unwrap_or_default();
     let allocation = allocate(&nodes, &banks, &labels, labels_of, &prologue.kept);

@@ -65,36 +65,89 @@ fn steady_operand(operand: &Operand) -> bool {
     }
 }
 
-/// Moves what is steady in the kernel's first stretch, up to a label or a branch, to its front.
-pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &[u32], registers: usize) -> Prologue {
+/// Most instructions that loops give: each result has a slot of its own from then on.
+const MOST_OF_LOOPS: usize = 64;
+
+/// Moves what is steady to the kernel's front: of its first stretch, up to a label or a branch, and of its loops, with all
+/// that this is computed from. `labels`, the nodes that labels stand before, follow.
+pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize) -> Prologue {
     let branch = nodes.iter().position(|node| node.flow != NodeFlow::Next).unwrap_or(nodes.len());
     let label = labels.iter().copied().min().unwrap_or(u32::MAX) as usize;
-    let rest = nodes.split_off(branch.min(label).min(nodes.len()));
+    let start = branch.min(label).min(nodes.len());
+    let steady = steady(nodes, registers);
+    let mut moved = wanted(nodes, &steady, registers, start, &loops(nodes, labels));
+    if moved[start..].iter().filter(|moved| **moved).count() > MOST_OF_LOOPS {
+        moved[start..].fill(false);
+    }
+    let len = moved.iter().filter(|moved| **moved).count() as u32;
+    for label in labels {
+        let before = (*label as usize).min(moved.len());
+        *label += moved[before..].iter().filter(|moved| **moved).count() as u32;
+    }
+    let mut flags = moved.into_iter();
+    let (mut front, back): (Vec<_>, Vec<_>) =
+        nodes.drain(..).partition(|_| flags.next().unwrap_or(false));
+    let mut written = vec![false; registers];
+    front.iter().flat_map(Node::written).for_each(|register| written[register.0 as usize] = true);
+    let mut kept: Vec<VReg> = back.iter().flat_map(Node::read).collect();
+    kept.retain(|register| written[register.0 as usize]);
+    kept.sort_unstable();
+    kept.dedup();
+    front.extend(back);
+    *nodes = front;
+    Prologue { len, kept }
+}
+
+/// Which nodes give the same result in every block and wherever they stand: nothing else writes it.
+fn steady(nodes: &[Node], registers: usize) -> Vec<bool> {
     let mut writes = vec![0u32; registers];
-    for register in nodes.iter().chain(&rest).flat_map(Node::written) {
+    for register in nodes.iter().flat_map(Node::written) {
         writes[register.0 as usize] += 1;
     }
     let mut steady = vec![false; registers];
-    let (mut front, mut back) = (Vec::with_capacity(nodes.len()), Vec::new());
-    for node in nodes.drain(..) {
+    let fits = |node: &Node| {
         let fits = node.steady
             && node.guard.is_none()
             && node.read().all(|register| steady[register.0 as usize])
             && node.written().all(|register| writes[register.0 as usize] == 1);
         if fits {
             node.written().for_each(|register| steady[register.0 as usize] = true);
-            front.push(node);
-        } else {
-            back.push(node);
+        }
+        fits
+    };
+    nodes.iter().map(fits).collect()
+}
+
+/// Which of the `steady` nodes lie before `start` or in a loop, or compute what such a node reads.
+fn wanted(
+    nodes: &[Node],
+    steady: &[bool],
+    registers: usize,
+    start: usize,
+    in_loop: &[bool],
+) -> Vec<bool> {
+    let mut read = vec![false; registers];
+    let mut wanted = vec![false; nodes.len()];
+    for (at, node) in nodes.iter().enumerate().rev() {
+        let asked = at < start || in_loop[at] || node.written().any(|to| read[to.0 as usize]);
+        if steady[at] && asked {
+            wanted[at] = true;
+            node.read().for_each(|register| read[register.0 as usize] = true);
         }
     }
-    let len = front.len() as u32;
-    let mut kept: Vec<VReg> = back.iter().chain(&rest).flat_map(Node::read).collect();
-    kept.retain(|register| steady[register.0 as usize]);
-    kept.sort_unstable();
-    kept.dedup();
-    front.append(&mut back);
-    front.extend(rest);
-    *nodes = front;
-    Prologue { len, kept }
+    wanted
+}
+
+/// Which nodes lie between a label and a branch back to it.
+fn loops(nodes: &[Node], labels: &[u32]) -> Vec<bool> {
+    let mut in_loop = vec![false; nodes.len()];
+    for (at, node) in nodes.iter().enumerate() {
+        if let NodeFlow::Branch(label) = node.flow {
+            let target = labels[label.0 as usize] as usize;
+            if target <= at {
+                in_loop[target..=at].fill(true);
+            }
+        }
+    }
+    in_loop
 }

@@ -107,6 +107,16 @@ fn joined(nodes: &[Node], members: &[usize], level: Level) -> Node {
     Node { run, operands, role: load.map_or(Role::None, Role::Strip), ..first.clone() }
 }
 
+/// Which registers one instruction writes and one reads.
+pub(super) fn once(nodes: &[Node], registers: usize) -> Vec<bool> {
+    let mut counts = vec![(0u32, 0u32); registers];
+    for node in nodes {
+        node.written().for_each(|register| counts[register.0 as usize].0 += 1);
+        node.read().for_each(|register| counts[register.0 as usize].1 += 1);
+    }
+    counts.into_iter().map(|count| count == (1, 1)).collect()
+}
+
 /// Takes out the nodes that are `gone`; `labels` follow.
 pub(super) fn remove(nodes: &mut Vec<Node>, labels: &mut [u32], gone: &[bool]) {
     let mut kept = Vec::with_capacity(gone.len() + 1);

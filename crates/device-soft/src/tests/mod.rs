@@ -10,6 +10,7 @@ mod isa;
 mod loads;
 mod matrix;
 mod memory;
+mod pairs;
 mod sparse;
 mod stack;
 mod strips;

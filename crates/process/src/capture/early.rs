@@ -98,6 +98,11 @@ impl Early {
         });
     }
 
+    /// What had changed, for who asks the kernel another time.
+    pub(crate) fn told(self) -> Vec<Run> {
+        self.changed
+    }
+
     /// Bytes that it takes until the image is written.
     pub(crate) fn room(&self) -> u64 {
         self.rooms.as_ref().map_or(0, |rooms| (rooms.early.room() + rooms.late.room()) as u64)

@@ -2,6 +2,7 @@
 //! and all goes on; the clones' memory is written to the image afterwards.
 
 mod ahead;
+mod begun;
 mod changes;
 mod early;
 mod guards;
@@ -14,16 +15,15 @@ mod undo;
 mod write;
 
 pub(crate) use ahead::{Ahead, Gaps};
+pub use begun::Begun;
 pub(crate) use early::Early;
 pub(crate) use process::vdso_code;
 pub use together::Together;
 
-use crate::clocks::Clocks;
 use crate::freeze::FrozenClone;
-use crate::machine::Machine;
-use crate::plugins::{self, FileContents, Ipc, More, PluginError, Refusal, Survey, SurveyOptions};
+use crate::plugins::{FileContents, More, PluginError, Refusal, Survey, SurveyOptions};
 use crate::proc::{self, Field, Stat};
-use crate::state::{self, Ids, JobState, ProcessState, Zombie};
+use crate::state::{Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
@@ -35,7 +35,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The file of what the processes share.
 pub(crate) const JOB_FILE: &str = "job.kimg";
@@ -139,72 +139,14 @@ enum Memory {
     Copied { changes: Changes, flags: JoinHandle<Result<Vec<maps::Mapping>, EngineError>> },
 }
 
-/// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless
-/// they are to be held. A job
-/// that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
-/// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
+/// Captures the processes of `roots`, in the steps of [`Begun`] one after the other.
 pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineError> {
-    let machine = Machine::this()?;
-    crate::restart::settle();
-    let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
-    // What cannot be saved is told before anything is stopped.
-    survey_ahead(roots, &options)?;
-    let once = options.tracker.is_none().then(|| Tracker::once(roots, &options)).flatten();
-    let tracker = options.tracker.as_ref().or(once.as_ref());
-    let session = tracker.map(|tracker| tracker.begin(roots, &options)).transpose()?;
-    let mut session = session.unwrap_or_default();
-    let begin = Instant::now();
-    let mut stopped = stop::stop(roots, options.patience)?;
-    let together = options.together.as_deref();
-    together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
-    let (zombies, ids) = identify(&stopped)?;
-    let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
-    let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
-    let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
-    let mut held = Vec::new();
-    for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
-        held.push(process::hold(
-            process,
-            *ids,
-            &options,
-            &descriptors,
-            &mut objects,
-            &mut session,
-        )?);
-    }
-    refuse_deadly_parents(&stopped, &held)?;
-    let clocks = Clocks::now();
-    objects.copy(&objects_file, options.codec)?;
-    plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
-    let captured = together.map(|others| others.captured(pids.len()));
-    captured.transpose().map_err(EngineError::Together)?;
-    if options.hold {
-        stopped.hold();
-    }
-    drop(stopped);
-    let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
-    let stall = begin.elapsed() + session.stall;
-    let (vdsos, processes) = (objects.vdsos(), pids);
-    let job = JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
-    objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
-    objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
-    let files = descriptors.files().map(str::to_owned).collect();
-    let mut warnings = descriptors.warnings().to_vec();
-    warnings.append(&mut session.notes);
-    let objects = objects_file.finish()?;
-    let tracer = PhantomData;
-    Ok(Captured {
-        options,
-        job,
-        objects,
-        files,
-        held,
-        session,
-        unwatching,
-        stall,
-        warnings,
-        tracer,
-    })
+    let mut begun = Begun::new(options)?;
+    begun.survey(roots)?;
+    begun.watch(roots)?;
+    begun.write_ahead()?;
+    begun.catch_up();
+    begun.capture(roots)
 }
 
 /// What the processes hold open, and who is to save it.

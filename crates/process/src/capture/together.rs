@@ -1,8 +1,12 @@
 //! Jobs of several parts, each stopped by its own supervisor.
 
 /// The other parts of a job, captured at the same moment as this one. What one part does after it is captured
-/// must not be seen by another before it is, so each waits for all, twice.
+/// must not be seen by another before it is, so each waits for all.
 pub trait Together: Send + Sync + std::fmt::Debug {
+    /// This part has done all that takes long: returns when every part has, so that none stands still for another. It may
+    /// be told so again.
+    fn prepared(&self) -> Result<(), String>;
+
     /// This part stands still: returns when every part does, or says why they will not.
     fn stopped(&self) -> Result<(), String>;
 

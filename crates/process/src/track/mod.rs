@@ -29,8 +29,9 @@ pub(crate) use uffd::taken;
 const MOST_COPIED: u64 = 1 << 30;
 /// A process with little memory may have that much copied.
 const LITTLE: u64 = 16 << 20;
-/// The part of a process's memory up to which copying is faster than a clone's page tables.
-const PART: u64 = 16;
+/// The part of a process's memory that is copied at most. A quarter of that may be copied in the pause, which takes less
+/// than a clone's page tables.
+const PART: u64 = 8;
 
 /// Follows the memory of one job from checkpoint to checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +48,8 @@ struct Watched {
     watch: Watch,
     /// It is in the image that the next one may build on, and what it has changed since is known.
     known: bool,
+    /// What the kernel told it has changed, to a checkpoint that came to nothing.
+    told: Vec<Run>,
 }
 
 /// The last image, on which the next can build.
@@ -61,9 +64,13 @@ struct Base {
 /// What a checkpoint is to know before it stops the job.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
+    /// Knows again what this was told, if it ends before it is spent.
+    tracker: Option<Tracker>,
     base: Option<(Base, Pin, Manifest)>,
     /// What was written while the processes ran, where the image builds on none.
-    ahead: BTreeMap<pid_t, (Ahead, Gaps)>,
+    ahead: BTreeMap<pid_t, Ahead>,
+    /// What counts as changed, beside what the kernel will tell.
+    gaps: BTreeMap<pid_t, Gaps>,
     /// What has changed before the pause.
     early: BTreeMap<pid_t, Early>,
     known: BTreeSet<pid_t>,
@@ -112,10 +119,26 @@ impl Tracker {
             state.processes.values_mut().for_each(|watched| watched.known = false);
         }
         state.watch(roots, options, &mut session)?;
-        for (pid, watched) in &state.processes {
+        for (pid, watched) in &mut state.processes {
+            let told = std::mem::take(&mut watched.told);
             if watched.known {
                 session.known.insert(*pid);
-            } else if session.write_ahead(*pid, options)? {
+                session.gaps.insert(*pid, told);
+            }
+        }
+        session.tracker = Some(self.clone());
+        Ok(session)
+    }
+
+    /// Writes the memory of large processes while they run, where nothing else holds it. What else is watched from here
+    /// on is protected.
+    pub(crate) fn write_ahead(
+        &self,
+        session: &mut Session,
+        options: &capture::Options,
+    ) -> Result<(), EngineError> {
+        for (pid, watched) in self.state().processes.iter().filter(|(_, watched)| !watched.known) {
+            if session.write_ahead(*pid, options)? {
                 // Its pages are protected by that.
             } else if options.tracker.is_some() {
                 protect(*pid);
@@ -123,8 +146,18 @@ impl Tracker {
                 watched.end(*pid);
             }
         }
-        session.look_ahead();
-        Ok(session)
+        Ok(())
+    }
+
+    /// A checkpoint ends before it has looked into the stopped job: the next one builds on what it would have.
+    fn take_back(&self, session: &mut Session) {
+        let mut state = self.state();
+        for (pid, watched) in &mut state.processes {
+            watched.known = session.known.contains(pid);
+            watched.told = session.gaps.remove(pid).unwrap_or_default();
+            watched.told.extend(session.early.remove(pid).map(Early::told).unwrap_or_default());
+        }
+        state.base = session.base.take().map(|(base, ..)| base);
     }
 
     /// `folder`, whose manifest that is, can be built on.
@@ -174,7 +207,12 @@ impl Session {
 
     /// What of the process was written while it ran, for who holds it.
     pub(crate) fn ahead(&mut self, pid: pid_t) -> Option<Ahead> {
-        self.ahead.remove(&pid).map(|(ahead, _)| ahead)
+        self.ahead.remove(&pid)
+    }
+
+    /// What it was told is asked for again from here on, and no more to be taken back.
+    pub(crate) fn spend(&mut self) {
+        self.tracker = None;
     }
 
     /// What the process has changed before the pause, whoever copies it.
@@ -189,7 +227,10 @@ impl Session {
             return Ok(false);
         }
         match Ahead::of(pid, &options.folder, options.codec) {
-            Ok(Some(written)) => drop(self.ahead.insert(pid, written)),
+            Ok(Some((ahead, gaps))) => {
+                self.ahead.insert(pid, ahead);
+                self.gaps.insert(pid, gaps);
+            }
             Ok(None) => return Ok(false),
             // A disk that is full is full for the rest, too.
             Err(error @ EngineError::Image(_)) => return Err(error),
@@ -200,7 +241,7 @@ impl Session {
     }
 
     /// Has what has changed so far copied while the job runs.
-    fn look_ahead(&mut self) {
+    pub(crate) fn look_ahead(&mut self) {
         let known = self.known.iter().copied().filter(|_| self.base.is_some());
         let known: Vec<pid_t> = known.chain(self.ahead.keys().copied()).collect();
         let mut left = MOST_COPIED;
@@ -208,13 +249,21 @@ impl Session {
             let most = LITTLE.max(resident(pid) / PART).min(left);
             match Early::of(pid, most) {
                 Ok(mut early) => {
-                    early.add(self.ahead.get(&pid).map_or(&[], |(_, gaps)| gaps));
+                    early.add(&self.gaps.remove(&pid).unwrap_or_default());
                     left = left.saturating_sub(early.room());
                     self.early.insert(pid, early);
                 }
                 // What it has changed was told, and is lost.
                 Err(_) => drop((self.known.remove(&pid), self.ahead.remove(&pid))),
             }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(tracker) = self.tracker.take() {
+            tracker.take_back(self);
         }
     }
 }
@@ -253,7 +302,7 @@ impl State {
             }
             match Watch::of(&mut process.main) {
                 Ok(watch) => {
-                    let watched = Watched { watch, known: false };
+                    let watched = Watched { watch, known: false, told: Vec::new() };
                     drop(self.processes.insert(process.pid, watched));
                 }
                 Err(error) => session.notes.push(format!("written as a whole: {error}")),

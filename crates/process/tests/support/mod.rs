@@ -94,11 +94,9 @@ impl Running {
     /// Captures it into `image` and kills every process of it.
     pub fn capture_and_kill(mut self, image: &Path) {
         // Orphans included.
-        let parent = std::process::id() as i32;
-        let roots = Roots::ChildrenOf { parent, except: Vec::new() };
         std::fs::create_dir(image).unwrap();
         let options = Options::new(image.into());
-        let captured = checkpoint(&roots, options).unwrap();
+        let captured = checkpoint(&roots(), options).unwrap();
         let processes = captured.processes().to_vec();
         captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap();
         for pid in &processes {
@@ -111,6 +109,33 @@ impl Running {
             assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} still lives");
         }
     }
+}
+
+/// All processes of this one.
+pub fn roots() -> Roots {
+    Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() }
+}
+
+/// Captures the job into a new image, as the options are; its manifest.
+pub fn capture_by(options: Options) -> Manifest {
+    std::fs::create_dir(&options.folder).unwrap();
+    // As a supervisor does it: what it traces is let go when the thread ends.
+    let taken = std::thread::spawn(move || {
+        let captured = checkpoint(&roots(), options)?;
+        assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
+        captured.finish(Manifest::new("test".into(), vec![], 1))
+    });
+    taken.join().unwrap().unwrap()
+}
+
+/// Ends the processes and waits for them.
+pub fn kill(mut running: Running, processes: &[i32]) {
+    for pid in processes {
+        // SAFETY: a plain call.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    running.child.wait().unwrap();
+    reap();
 }
 
 /// Brings the job back: its output from there on, and its status.

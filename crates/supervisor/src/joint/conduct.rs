@@ -92,6 +92,7 @@ impl Checkpointer {
         meeting.client().publish(&place, &text, false).map_err(ConductError::from)?;
         let failed = ConductError::Failed;
         meeting.arrive(Step::Ready).map_err(failed)?;
+        meeting.prepared().map_err(failed)?;
         let still = Instant::now();
         meeting.stopped().map_err(failed)?;
         let at = jobs::now();

@@ -24,14 +24,16 @@ const COMMITTING: Duration = Duration::from_secs(60);
 pub(super) enum Step {
     /// Everybody has heard of it.
     Ready = 1,
+    /// What can be written while the processes run is written.
+    Prepared = 2,
     /// Every process stands still.
-    Stopped = 2,
+    Stopped = 3,
     /// Every process is captured.
-    Captured = 3,
+    Captured = 4,
     /// Every part's image is durable.
-    Durable = 4,
+    Durable = 5,
     /// The whole counts.
-    Committed = 5,
+    Committed = 6,
 }
 
 /// One checkpoint, as one of those sees it that take part.
@@ -44,6 +46,8 @@ pub(crate) struct Meeting {
     /// This part's name; `None`: the one that conducts.
     part: Option<String>,
     joint: Joint,
+    /// Whether all parts have prepared.
+    prepared: AtomicBool,
     /// Whether anything has been stopped for it.
     begun: AtomicBool,
     /// Whether it ended without this one's knowing how.
@@ -61,10 +65,12 @@ impl Meeting {
     ) -> Meeting {
         Meeting {
             client: Mutex::new(client),
-            series: Series::of_job(id),
+            // Parts of another version, which met at other steps, meet nobody here.
+            series: Series::of_job(&format!("{id}, in six steps")),
             members: parts.saturating_add(1),
             part: is_part.then(|| joint.part.to_string()),
             joint: joint.clone(),
+            prepared: AtomicBool::new(false),
             begun: AtomicBool::new(false),
             open: AtomicBool::new(false),
         }
@@ -93,7 +99,7 @@ impl Meeting {
 
     /// Waits for everybody at `step`.
     pub(super) fn arrive(&self, step: Step) -> Result<(), String> {
-        let patient = matches!(step, Step::Durable | Step::Committed);
+        let patient = matches!(step, Step::Prepared | Step::Durable | Step::Committed);
         loop {
             let wait = if patient { LOOK } else { STILL };
             let who = Who::Count { members: self.members };
@@ -156,6 +162,14 @@ fn processes_of(part: &str) -> Result<Notice, ClientError> {
 }
 
 impl Together for Meeting {
+    fn prepared(&self) -> Result<(), String> {
+        // A part that tries again has been met there.
+        if !self.prepared.swap(true, Ordering::SeqCst) {
+            self.arrive(Step::Prepared)?;
+        }
+        Ok(())
+    }
+
     fn stopped(&self) -> Result<(), String> {
         self.begun.store(true, Ordering::SeqCst);
         self.arrive(Step::Stopped)

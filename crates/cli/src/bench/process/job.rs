@@ -163,14 +163,17 @@ impl Job {
     }
 }
 
-/// What keeps a proxy ready for jobs with --incremental, until this is dropped.
+/// How kedge is asked to keep a proxy ready, but for the device.
+const KEEP_READY: [&str; 3] = ["warm", "start", "--gpu"];
+
+/// What keeps a proxy ready for jobs, until this is dropped.
 pub(in crate::bench) struct Warm(Child);
 
 impl Warm {
     /// Returns when one is ready.
     pub(in crate::bench) fn start(gpu: &GpuSpec) -> Result<Warm, String> {
         let mut command = kedge()?;
-        command.args(["warm", "start", "--incremental", "--gpu", &gpu.to_string()]);
+        command.args(KEEP_READY).arg(gpu.to_string());
         let child = command.stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?;
         let mut warm = Warm(child);
         let begin = Instant::now();
@@ -194,5 +197,17 @@ impl Drop for Warm {
 impl Drop for Job {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KEEP_READY;
+    use clap::Parser;
+
+    #[test]
+    fn it_asks_for_what_kedge_knows() {
+        let words = [&["kedge"], &KEEP_READY[..], &["soft"]].concat();
+        crate::Cli::try_parse_from(words).unwrap();
     }
 }

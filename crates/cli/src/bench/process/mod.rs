@@ -35,6 +35,7 @@ const LOOPS: [(&str, &str); 6] = [
 
 pub(super) const LIMIT: &str = ": upper 95 % limit";
 pub(super) const STALL: &str = "the job stands still";
+pub(super) const SEEN: &str = "the longest pause that the program saw";
 pub(super) const DURABLE_SHARE: &str = "durable, as fast as direct writing";
 pub(super) const CHANGED_STALL: &str = "1 % changed: the job stands still";
 pub(super) const CHANGED_DURABLE: &str = "1 % changed: durable";
@@ -120,7 +121,8 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
 /// Full checkpoints and restarts of a job that holds `size` bytes.
 fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     let named = |what: &str| format!("{what}, {}", Size(size));
-    let [mut stalls, mut gaps, mut lost, mut durable, mut shares] = [const { Vec::new() }; 5];
+    let [mut stalls, mut gaps, mut cloned, mut lost] = [const { Vec::new() }; 4];
+    let [mut durable, mut shares] = [const { Vec::new() }; 2];
     let [mut restarts, mut ratios, mut lazy] = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
         let mut job = Job::start(size, dir, &[])?;
@@ -130,9 +132,13 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         stalls.push(taken.stall_seconds);
         durable.push(seconds);
         shares.push(direct / seconds);
+        job.tell(&format!("beat {}", 1.0 + 1.5 * seconds))?;
+        let seen = job.checkpoint(&[])?;
+        gaps.push(job.answer()?);
+        plain::settle(&seen.image);
         job.tell("write 1")?;
         let seen = job.checkpoint(&["--wait", "captured"])?;
-        gaps.push(job.answer()?);
+        cloned.push(job.answer()?);
         plain::settle(&seen.image);
         lost.push(lost_to_one(&mut job, size)?);
         job.end();
@@ -150,7 +156,8 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         empty(dir)?;
     }
     give(sink, named(STALL), "s", stalls);
-    give(sink, named("the longest pause that the program saw"), "s", gaps);
+    give(sink, named(SEEN), "s", gaps);
+    give(sink, named("the same where it only writes and is cloned"), "s", cloned);
     give(sink, named("time lost to a checkpoint by a program that writes"), "s", lost);
     give(sink, named("durable"), "s", durable);
     give(sink, named(DURABLE_SHARE), "of direct writing", shares);

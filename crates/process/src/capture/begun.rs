@@ -1,0 +1,140 @@
+//! A checkpoint from its beginning, while the job runs, to the moment at which the job is captured.
+
+use super::{
+    Captured, JOB_FILE, Options, Together, identify, objects, process, refuse_deadly_parents,
+    survey, survey_ahead,
+};
+use crate::EngineError;
+use crate::clocks::Clocks;
+use crate::machine::Machine;
+use crate::plugins::{self, Ipc};
+use crate::state::{self, JobState};
+use crate::stop::{self, Roots};
+use crate::track::{Session, Tracker};
+use kedge_image::ImageWriter;
+use std::marker::PhantomData;
+use std::time::Instant;
+
+/// A checkpoint of a job that still runs, in the steps that it takes: whoever has more to bring to rest than processes
+/// does that when all is done that takes long, which is just before [`Begun::catch_up`].
+#[derive(Debug)]
+pub struct Begun {
+    options: Options,
+    machine: Machine,
+    objects_file: ImageWriter,
+    /// Follows the memory for this checkpoint alone.
+    once: Option<Tracker>,
+    session: Session,
+    surveyed: bool,
+}
+
+impl Begun {
+    pub fn new(options: Options) -> Result<Begun, EngineError> {
+        let machine = Machine::this()?;
+        crate::restart::settle();
+        let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
+        let (once, session, surveyed) = (None, Session::default(), false);
+        Ok(Begun { options, machine, objects_file, once, session, surveyed })
+    }
+
+    /// Tells what of the processes of `roots` cannot be saved, before anything is stopped: not to be done while plugins
+    /// cannot tell what is theirs.
+    pub fn survey(&mut self, roots: &Roots) -> Result<(), EngineError> {
+        self.surveyed = true;
+        survey_ahead(roots, &self.options)
+    }
+
+    /// Has it known what the processes change from here on, where that is of use; they may be stopped for a moment.
+    pub fn watch(&mut self, roots: &Roots) -> Result<(), EngineError> {
+        if self.options.tracker.is_none() {
+            self.once = Tracker::once(roots, &self.options);
+        }
+        if let Some(tracker) = self.tracker() {
+            self.session = tracker.begin(roots, &self.options)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the memory of large processes while they run, where the image is to hold all of it.
+    pub fn write_ahead(&mut self) -> Result<(), EngineError> {
+        match self.tracker().cloned() {
+            Some(tracker) => tracker.write_ahead(&mut self.session, &self.options),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies what they have changed so far; what they change from here on is copied while they stand still. Once, just
+    /// before [`Begun::capture`].
+    pub fn catch_up(&mut self) {
+        self.session.look_ahead();
+    }
+
+    fn tracker(&self) -> Option<&Tracker> {
+        self.options.tracker.as_ref().or(self.once.as_ref())
+    }
+
+    /// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless they are to be
+    /// held. A job that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
+    /// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
+    pub fn capture(mut self, roots: &Roots) -> Result<Captured, EngineError> {
+        if !self.surveyed {
+            self.survey(roots)?;
+        }
+        let Begun { options, machine, objects_file, once, mut session, .. } = self;
+        let together = options.together.as_deref();
+        together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
+        let begin = Instant::now();
+        let mut stopped = stop::stop(roots, options.patience)?;
+        together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
+        let (zombies, ids) = identify(&stopped)?;
+        let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
+        let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
+        let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
+        session.spend();
+        let mut held = Vec::new();
+        for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
+            held.push(process::hold(
+                process,
+                *ids,
+                &options,
+                &descriptors,
+                &mut objects,
+                &mut session,
+            )?);
+        }
+        refuse_deadly_parents(&stopped, &held)?;
+        let clocks = Clocks::now();
+        objects.copy(&objects_file, options.codec)?;
+        plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
+        let captured = together.map(|others| others.captured(pids.len()));
+        captured.transpose().map_err(EngineError::Together)?;
+        if options.hold {
+            stopped.hold();
+        }
+        drop(stopped);
+        let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
+        let stall = begin.elapsed() + session.stall;
+        let (vdsos, processes) = (objects.vdsos(), pids);
+        let job =
+            JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
+        objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
+        objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
+        let files = descriptors.files().map(str::to_owned).collect();
+        let mut warnings = descriptors.warnings().to_vec();
+        warnings.append(&mut session.notes);
+        let objects = objects_file.finish()?;
+        let tracer = PhantomData;
+        Ok(Captured {
+            options,
+            job,
+            objects,
+            files,
+            held,
+            session,
+            unwatching,
+            stall,
+            warnings,
+            tracer,
+        })
+    }
+}
