@@ -2,7 +2,7 @@
 //! of lost proxies.
 
 use crate::host;
-use crate::job::{User, children, family, kedge_as, paced, send};
+use crate::job::{User, children, family, kedge_as, send};
 use crate::world::{World, is_root, stderr};
 use std::collections::BTreeSet;
 use std::fs;
@@ -202,10 +202,8 @@ impl Job {
     }
 
     pub fn spawn(mut command: Command, nonce: &str) -> Job {
-        let lines = BufReader::new(paced(&mut command));
-        let child = command.spawn().expect("timeout, from coreutils");
-        // The pipe ends with the job.
-        drop(command);
+        let mut child = command.spawn().expect("timeout, from coreutils");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
         let nonce = nonce.to_owned();
         Job { child, lines, nonce, step: 0, back: Vec::new(), others: Vec::new() }
     }
