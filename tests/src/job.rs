@@ -4,6 +4,7 @@ use crate::world::World;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -52,6 +53,17 @@ pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
 /// No job of lines of a nonce and a step gets so many steps further than it was read.
 pub const AHEAD: u64 = 400;
 
+/// Has `command` write into a pipe that takes some lines (16, as a rule) and then waits for its reader: on a loaded
+/// machine, too, a job is not much further than its test.
+pub fn paced(command: &mut Command) -> ChildStdout {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    // In packets: each line takes a place of its own, however short it is.
+    let flags = rustix::fs::fcntl_getfl(&writer).expect("its flags");
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::DIRECT).expect("packets");
+    command.stdout(writer);
+    ChildStdout::from(OwnedFd::from(reader))
+}
+
 /// A job whose output is read line by line.
 #[derive(Debug)]
 pub struct Job {
@@ -65,7 +77,19 @@ pub struct Job {
 impl Job {
     /// Starts `command`, whose first line tells the nonce.
     pub fn start(mut command: Command) -> Job {
-        let mut job = Job::spawn(&mut command);
+        Job::begun(Job::spawn(&mut command))
+    }
+
+    /// As [`Job::start`]; it waits for its reader, see [`paced`].
+    pub fn start_paced(mut command: Command) -> Job {
+        let lines = BufReader::new(paced(&mut command));
+        let child = command.spawn().expect("timeout, from coreutils");
+        // The pipe ends with the job.
+        drop(command);
+        Job::begun(Job { child, lines, nonce: String::new(), step: 0 })
+    }
+
+    fn begun(mut job: Job) -> Job {
         let first = job.line().unwrap_or_else(|| job.fail("no first line"));
         match first.strip_prefix("nonce ") {
             Some(nonce) => job.nonce = nonce.to_owned(),

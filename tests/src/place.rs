@@ -75,7 +75,7 @@ impl Place {
         std::fs::copy(&built, &copy).expect("a copy of the program");
         let copy = copy.display().to_string();
         let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--", &copy], arguments];
-        Job::start(kedge_as(&self.world, self.user, &run.concat()))
+        Job::start_paced(kedge_as(&self.world, self.user, &run.concat()))
     }
 
     pub fn restart(&self, image: &Path, nonce: &str) -> Job {

@@ -1,5 +1,6 @@
 //! Running a compiled program and judging it.
 
+use crate::job::family;
 use crate::{Program, kedge};
 use rustix::process::{Pid, Signal};
 use std::io::Read;
@@ -104,8 +105,9 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
             Ok(None) if start.elapsed() > limit => {
+                let what = waits(child.id());
                 end(&mut child);
-                break Err(format!("still running after {} s", limit.as_secs()));
+                break Err(format!("still running after {} s: {what}", limit.as_secs()));
             }
             Ok(None) => std::thread::sleep(Duration::from_millis(2)),
             Err(error) => break Err(error.to_string()),
@@ -122,6 +124,18 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
         stderr: stderr.recv_timeout(GRACE).unwrap_or_default(),
         seconds,
     }
+}
+
+/// Each process below `pid` and what its threads do: a name, and where the kernel has it wait.
+fn waits(pid: u32) -> String {
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let threads = |pid: u32| {
+        let all = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let ids = all.filter_map(|entry| entry.file_name().into_string().ok());
+        ids.map(|id| read(format!("/proc/{pid}/task/{id}/wchan"))).collect::<Vec<_>>().join(" ")
+    };
+    let one = |pid: u32| format!("{} ({})", read(format!("/proc/{pid}/comm")), threads(pid));
+    family(pid).into_iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Ends a command with its job: one that is killed outright leaves the job's processes behind.

@@ -80,7 +80,7 @@ fn come_back(place: &Place, more: &[&str]) {
         goes_back(place, &mut job);
         assert_eq!(place.count(BACK), time, "{}", place.log());
     }
-    assert!(job.back.iter().all(|step| (20..80).contains(step)), "{:?}", job.back);
+    assert!(job.back.iter().all(|step| *step > 20), "{:?}", job.back);
     // A checkpoint of a job whose proxy is no child of its init.
     let newer = place.checkpoint();
     assert_ne!(image, newer);
