@@ -170,20 +170,31 @@ impl Job {
         let all = family(self.kedge());
         send("KILL", &all);
         let _ = self.child.wait();
-        let begin = Instant::now();
-        while let Some(pid) = all.iter().find(|pid| is_alive(**pid)) {
-            assert!(begin.elapsed() < Duration::from_secs(5), "process {pid} lives");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        assert_eq!(alive_after_all(&all), None, "it lives");
         self.drain();
+    }
+}
+
+/// One of those that have been killed and live nevertheless.
+fn alive_after_all(killed: &[u32]) -> Option<u32> {
+    let begin = Instant::now();
+    loop {
+        let lives = killed.iter().copied().find(|pid| is_alive(*pid));
+        if lives.is_none() || begin.elapsed() > Duration::from_secs(10) {
+            return lives;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            send("KILL", &family(self.child.id()));
+            let all = family(self.child.id());
+            send("KILL", &all);
             let _ = self.child.wait();
+            // What follows may be a job of the same name.
+            alive_after_all(&all);
         }
     }
 }
