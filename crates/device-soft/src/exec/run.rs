@@ -167,6 +167,15 @@ impl Op for Stagger {
     }
 }
 
+/// Lets the block's other warps have their turn, each time.
+pub(crate) struct Turn;
+
+impl Op for Turn {
+    unsafe fn run<I: Isa>(_: &mut Warp, _: &Inst, _: u32) -> Flow {
+        Flow::Turn
+    }
+}
+
 /// What an instruction becomes that this device lacks: a fault that names it. `imm` is its number
 /// in the program's list of complaints.
 pub(crate) struct Unsupported;

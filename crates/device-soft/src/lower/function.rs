@@ -5,7 +5,7 @@ use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
 use super::{control, dots, memory, pairs, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
-use crate::exec::run::{Stagger, Unsupported};
+use crate::exec::run::{Stagger, Turn, Unsupported};
 use crate::exec::select::{Arg, Query, Selected};
 use crate::exec::{CORE, Handlers, Level, Op, adapt, families, special};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Space as MemorySpace};
@@ -126,11 +126,10 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             true => stagger::stores(self.body),
             false => HashSet::new(),
         };
+        let broadcasts = stagger::broadcasts(self.body);
         for (index, statement) in self.body.statements.iter().enumerate() {
             if staggered.contains(&index) {
-                self.guard = None;
-                (self.steady, self.pure) = (false, false);
-                self.push(&Selected::scalar::<Stagger>([]), Vec::new());
+                self.push_turn::<Stagger>();
             }
             match statement {
                 Statement::Label(label) => {
@@ -138,10 +137,20 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
                 }
                 Statement::Instruction(instruction) => self.instruction_or_trap(instruction),
             }
+            if broadcasts.contains(&index) {
+                self.push_turn::<Turn>();
+            }
         }
         self.guard = None;
         (self.steady, self.pure) = (false, false);
         control::emit_return(self);
+    }
+
+    /// Appends what lets the block's other warps go first.
+    fn push_turn<O: Op>(&mut self) {
+        self.guard = None;
+        (self.steady, self.pure) = (false, false);
+        self.push(&Selected::scalar::<O>([]), Vec::new());
     }
 
     fn instruction_or_trap(&mut self, instruction: &'a Instruction) {

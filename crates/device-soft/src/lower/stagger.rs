@@ -37,6 +37,35 @@ pub(super) fn stores(body: &Body) -> HashSet<usize> {
     found
 }
 
+/// The statements that load, right behind a block's barrier, what is the same for all of it from shared memory: what a sum
+/// over the block gives to its caller. The next such sum, whose first store comes without another barrier, is a race
+/// that hardware decides in one way, as all warps leave the barrier together: each has loaded before any has computed
+/// what it stores. So a warp lets the others come as far.
+pub(super) fn broadcasts(body: &Body) -> HashSet<usize> {
+    let mut found = HashSet::new();
+    let mut behind = false;
+    for (index, statement) in body.statements.iter().enumerate() {
+        let Statement::Instruction(instruction) = statement else { continue };
+        let part = |at: usize| instruction.name.get(at).map_or("", String::as_str);
+        match part(0) {
+            "bar" | "barrier" => behind = part(1) != "warp" && part(1) != "cluster",
+            "ld" if behind => {
+                let shared = instruction.name.iter().any(|part| part.starts_with("shared"));
+                let symbol = instruction.operands.get(1).is_some_and(|operand| {
+                    matches!(operand, Operand::Address(AddressBase::Symbol(_), _))
+                });
+                if shared && symbol {
+                    found.insert(index);
+                }
+                behind = false;
+            }
+            "mov" => {}
+            _ => behind = false,
+        }
+    }
+    found
+}
+
 fn place(operand: &Operand) -> Option<Place> {
     match operand {
         Operand::Address(AddressBase::Register(register), offset) => Some((*register, *offset)),

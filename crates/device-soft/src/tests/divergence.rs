@@ -265,3 +265,36 @@ fn warps_watch_the_clock_together() {
     let first_end = times.iter().skip(1).step_by(2).min();
     assert!(last_start < first_end, "{last_start:?} {first_end:?}");
 }
+
+/// Thread 0 hands a number to its block, and the next one without a barrier before it: hardware's warps, which leave the first
+/// barrier together, have all read the first number by then.
+#[test]
+fn what_a_block_has_been_handed_is_read_before_the_next_is_stored() {
+    let kernel = "
+        .visible .entry k(.param .u64 p)
+        {
+            .shared .align 4 .b8 sum[4];
+            .reg .pred %p<2>;
+            .reg .b32 %r<8>;
+            .reg .b64 %rd<4>;
+            ld.param.u64 %rd1, [p];
+            mov.u32 %r1, %tid.x;
+            mad.wide.u32 %rd2, %r1, 4, %rd1;
+            setp.ne.s32 %p1, %r1, 0;
+            @%p1 bra FIRST;
+            st.shared.u32 [sum], 5;
+        FIRST:
+            bar.sync 0;
+            ld.shared.u32 %r3, [sum];
+            @%p1 bra SECOND;
+            st.shared.u32 [sum], 9;
+        SECOND:
+            bar.sync 0;
+            ld.shared.u32 %r4, [sum];
+            mad.lo.u32 %r5, %r3, 100, %r4;
+            st.global.u32 [%rd2], %r5;
+            ret;
+        }";
+    let out = Bench::new().transform(kernel, &Shape::new(1, 256), &[0u32; 256]);
+    assert_eq!(out, [509; 256]);
+}
