@@ -4,7 +4,7 @@ mod support;
 
 use kedge_image::{ImageError, Manifest};
 use kedge_process::{EngineError, Options, RestartOptions, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -251,7 +251,9 @@ fn a_supervisor_that_is_killed_harms_neither_job_nor_images() {
     let options = RestartOptions { streams: [None, Some(theirs.into()), None], ..options };
     let restarted = restart(&options, |job| job.reap_all()).unwrap();
     drop(options);
-    let said: Vec<String> = BufReader::new(output).lines().take(20).map(Result::unwrap).collect();
+    // Open to the end: a program that nobody reads ends by itself.
+    let mut output = BufReader::new(output);
+    let said: Vec<String> = output.by_ref().lines().take(20).map(Result::unwrap).collect();
     // SAFETY: a plain call; the keeper is a child that has not been waited for.
     unsafe { libc::kill(restarted.keeper(), libc::SIGKILL) };
     assert!(said.iter().all(|line| line[..16] == first[0][..16]), "{said:?}");
