@@ -71,10 +71,11 @@ fn an_ordinary_user_has_them_too() {
     }
 }
 
-/// Memory and descriptors of a process, now.
+/// Memory of its own and descriptors of a process, now. What it shares with its proxy has its full size from the beginning,
+/// and is resident as far as messages have gone round in it.
 fn holds(pid: u32) -> (u64, usize) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0");
     let kib = line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     (kib << 10, fds)
@@ -110,7 +111,7 @@ fn many_checkpoints_of_one_run_let_nothing_grow() {
     println!("memory and descriptors: {at:?}; images: {sizes:?}");
     // The first rounds warm up.
     let (early, late) = (at[1.min(at.len() - 1)], at[at.len() - 1]);
-    assert!(late.0 < early.0 + 48 * MIB, "memory grows: {at:?}");
+    assert!(late.0 < early.0 + 16 * MIB, "memory grows: {at:?}");
     assert!(late.1 <= early.1 + 4, "descriptors grow: {at:?}");
     let (first, last) = (sizes[0], sizes[sizes.len() - 1]);
     assert!(last < first + first / 4 + MIB, "images grow: {sizes:?}");
