@@ -54,10 +54,9 @@ impl Pool {
         });
         for index in 0..workers {
             let shared = shared.clone();
-            std::thread::Builder::new().name(format!("kedge-sm{index}")).spawn(move || {
-                give_way();
-                Worker::new(shared).work();
-            })?;
+            std::thread::Builder::new()
+                .name(format!("kedge-sm{index}"))
+                .spawn(move || Worker::new(shared).work())?;
         }
         Ok(Arc::new(Pool { shared, workers }))
     }
@@ -88,18 +87,6 @@ impl Pool {
         self.shared.lock().jobs.push_back(job);
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         self.shared.wake.notify_one();
-    }
-}
-
-/// A worker that wakes does not interrupt who posts the work, where every processor is busy: it gets its share all the same.
-fn give_way() {
-    // SAFETY: `sched_param` is plain numbers, and the calls concern this thread's way of being scheduled alone. Where the
-    // system forbids it nothing changes, and what the user has chosen stays.
-    unsafe {
-        let param = std::mem::zeroed::<libc::sched_param>();
-        if libc::sched_getscheduler(0) == libc::SCHED_OTHER {
-            libc::sched_setscheduler(0, libc::SCHED_BATCH, &param);
-        }
     }
 }
 
