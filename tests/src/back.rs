@@ -98,6 +98,17 @@ impl Place {
         assert_eq!(job.end().code(), Some(7), "{}", self.log());
     }
 
+    /// Reads a job to its end; then nothing runs, and its newest image is good.
+    pub fn ends_well(&self, mut job: Job) {
+        job.read_to(STEPS);
+        let nonce = job.nonce.clone();
+        assert_eq!(job.end().code(), Some(7), "{}", self.log());
+        self.nothing_runs();
+        let images = self.world.home().join("kedge/images");
+        self.is_good(&images);
+        self.goes_on(&images, &nonce);
+    }
+
     pub fn nothing_runs(&self) {
         let begin = Instant::now();
         loop {

@@ -205,13 +205,7 @@ fn an_image_that_is_not_durable_yet_does_not_count() {
         only_the_supervisor_holds(&place, &job);
         place.is_good(&first);
     }
-    job.read_to(STEPS);
-    let nonce = job.nonce.clone();
-    assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    place.nothing_runs();
-    let images = place.world.home().join("kedge/images");
-    place.is_good(&images);
-    place.goes_on(&images, &nonce);
+    place.ends_well(job);
 }
 
 /// A software device's snapshot has all, also where the image's file has only what has changed: none of the

@@ -239,13 +239,7 @@ fn a_checkpoint_whose_writer_is_killed_is_none_and_the_job_goes_on() {
     let failed = outputs.into_iter().find(|output| !output.status.success()).expect("one fails");
     let said = failure(&failed);
     assert!(said.contains("memory cannot be") && said.contains("devices of process"), "{said}");
-    job.read_to(STEPS);
-    let nonce = job.nonce.clone();
-    assert_eq!(job.end().code(), Some(7), "{}", place.log());
-    place.nothing_runs();
-    let images = place.world.home().join("kedge/images");
-    place.is_good(&images);
-    place.goes_on(&images, &nonce);
+    place.ends_well(job);
 }
 
 /// An image of a job that was killed afterwards, and its nonce.
