@@ -35,10 +35,7 @@ pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, 
     if level < Level::Avx512 {
         return;
     }
-    let mut landing = vec![false; nodes.len() + 1];
-    for &label in labels.iter() {
-        landing[(label as usize).min(nodes.len())] = true;
-    }
+    let landing = strips::landings(nodes, labels);
     let once = strips::once(nodes, registers);
     let mut gone = vec![false; nodes.len()];
     for at in 0..nodes.len() {

@@ -58,10 +58,7 @@ pub(super) fn fuse(
     if level == Level::Portable {
         return;
     }
-    let mut landing = vec![false; nodes.len() + 1];
-    for &label in labels.iter() {
-        landing[(label as usize).min(nodes.len())] = true;
-    }
+    let landing = strips::landings(nodes, labels);
     let once = strips::once(nodes, registers);
     let mut gone = vec![false; nodes.len()];
     for at in skipped..nodes.len() {

@@ -19,10 +19,7 @@ pub(super) fn join(nodes: &mut Vec<Node>, labels: &mut [u32], level: Level) {
     if level < Level::Avx512 {
         return;
     }
-    let mut landing = vec![false; nodes.len() + 1];
-    for &label in labels.iter() {
-        landing[(label as usize).min(nodes.len())] = true;
-    }
+    let landing = landings(nodes, labels);
     let mut gone = vec![false; nodes.len()];
     for at in 0..nodes.len() {
         if gone[at] {
@@ -105,6 +102,15 @@ fn joined(nodes: &[Node], members: &[usize], level: Level) -> Node {
     let load = first.load();
     let run = load.map_or(first.run, |load| Strip::handlers(load).at(level));
     Node { run, operands, role: load.map_or(Role::None, Role::Strip), ..first.clone() }
+}
+
+/// Before which nodes, and whether behind the last, a label stands.
+pub(super) fn landings(nodes: &[Node], labels: &[u32]) -> Vec<bool> {
+    let mut landing = vec![false; nodes.len() + 1];
+    for &label in labels {
+        landing[(label as usize).min(nodes.len())] = true;
+    }
+    landing
 }
 
 /// Which registers one instruction writes and one reads.
