@@ -9,7 +9,7 @@
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
 //!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
-//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep.
+//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep. [`code`]: what it places anew.
 //! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
@@ -19,6 +19,7 @@ mod away;
 mod backend;
 #[cfg(test)]
 mod changes_tests;
+mod code;
 mod context;
 mod copies;
 mod devices;

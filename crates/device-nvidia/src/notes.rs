@@ -2,6 +2,7 @@
 //! when events were recorded.
 
 use crate::NvidiaBackend;
+use crate::code::{self, CodeTable};
 use crate::stream::Event;
 use crate::tables::Tables;
 use crate::texture_handles::Expected;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Longest notes, bytes.
 const MAX_NOTES: usize = 64 << 20;
 
@@ -24,6 +25,8 @@ wire! {
     pub struct Notes {
         pub version: u32,
         pub variables: List<PlacedVariable, 1_048_576>,
+        /// Those that have addresses of functions, in the order of their modules.
+        pub code: List<CodeTable, 1_048_576>,
         /// Handles of texture and surface objects, in the order in which they were made.
         pub textures: List<(CtxId, u64), 1_048_576>,
         /// Milliseconds from the checkpoint to when each was recorded: negative.
@@ -55,10 +58,10 @@ impl Notes {
         backend: &NvidiaBackend,
         tables: &mut Tables,
     ) -> Result<Notes, SnapshotError> {
-        let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
-        let mut variables = Vec::new();
+        let (mut variables, mut code) = (Vec::new(), Vec::new());
         for (id, module) in &mut tables.modules {
             let placed = module.variables().unwrap_or_default().to_vec();
+            code.extend(code::tables(backend, *id, module, &placed)?);
             for variable in placed {
                 let asked = module.was_asked_for(&variable.name);
                 let name = Text::new(variable.name).map_err(too_many)?;
@@ -69,6 +72,7 @@ impl Notes {
         Ok(Notes {
             version: VERSION,
             variables: List::new(variables).map_err(too_many)?,
+            code: List::new(code).map_err(too_many)?,
             textures: List::new(tables.textures.objects()).map_err(too_many)?,
             events: List::new(moments(backend, tables)?).map_err(too_many)?,
             exact: backend.exact.load(Ordering::Relaxed),
@@ -84,11 +88,11 @@ impl Notes {
         events: Vec<(EventId, f64)>,
         allocations: Vec<(CtxId, u64, u64)>,
     ) -> Result<Notes, SnapshotError> {
-        let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects");
         let events = List::new(events).map_err(too_many)?;
         let allocations = listed(allocations)?;
         let textures = List::new(textures).map_err(too_many)?;
-        Ok(Notes { version: VERSION, variables, textures, events, exact, allocations })
+        let code = List::default();
+        Ok(Notes { version: VERSION, variables, code, textures, events, exact, allocations })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
@@ -111,9 +115,12 @@ impl Notes {
     }
 }
 
+pub(crate) fn too_many<E>(_: E) -> SnapshotError {
+    SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many objects")
+}
+
 fn listed(all: Vec<(CtxId, u64, u64)>) -> Result<List<Allocation, 1_048_576>, SnapshotError> {
     let all = all.into_iter().map(|(ctx, addr, size)| Allocation { ctx, addr, size });
-    let too_many = |_| SnapshotError::new(CuError::NOT_SUPPORTED, "there are too many allocations");
     List::new(all.collect()).map_err(too_many)
 }
 
@@ -132,11 +139,12 @@ fn moments(backend: &NvidiaBackend, tables: &Tables) -> Result<Vec<(EventId, f64
     Ok(all)
 }
 
-/// A variable that the driver has placed elsewhere than before.
+/// What the driver has placed elsewhere than before.
 #[derive(Debug, Clone)]
 pub(crate) struct Moved {
     /// Where it was.
     pub(crate) range: Range<u64>,
+    /// What it is, in words.
     pub(crate) name: String,
     pub(crate) to: u64,
 }
@@ -152,7 +160,7 @@ impl Moved {
             }
         };
         let message = format!(
-            "the driver has placed variable {} at {:#x} instead of {:#x}, and {why}: {remedy}",
+            "the driver has placed {} at {:#x} instead of {:#x}, and {why}: {remedy}",
             self.name, self.to, self.range.start
         );
         SnapshotError::new(CuError::INVALID_ADDRESS_SPACE, message)
@@ -192,7 +200,7 @@ impl NvidiaBackend {
             }
             if to != variable.addr {
                 let range = variable.addr..variable.addr.saturating_add(bytes);
-                let one = Moved { range, name: variable.name.to_string(), to };
+                let one = Moved { range, name: format!("variable {}", &*variable.name), to };
                 if variable.asked {
                     return Err(one.refuse("the program knows the address"));
                 }
@@ -210,8 +218,15 @@ impl NvidiaBackend {
         for (event, before) in notes.events.iter() {
             tables.event(*event)?.was_recorded(*before);
         }
+        let locate = |module, name: &str| {
+            let module = tables.module(module)?;
+            let (addr, bytes) = module.locate(name)?;
+            Ok((Arc::clone(&module.ctx), addr, bytes))
+        };
+        let code = self.find_code(&notes.code, locate, &mut moved)?;
         drop(tables);
-        self.restoring().moved = moved.into();
+        let mut restoring = self.restoring();
+        (restoring.moved, restoring.code) = (moved.into(), code.into());
         Ok(())
     }
 }
@@ -229,6 +244,7 @@ mod tests {
             exact: false,
             allocations: listed(vec![(CtxId(1), 0x3000_0000_0000, 512)]).unwrap(),
             variables: List::new(vec![variable]).unwrap(),
+            code: List::default(),
             textures: List::new(vec![(CtxId(1), 0x10_0001)]).unwrap(),
             events: List::new(vec![(EventId(9), -12.5)]).unwrap(),
         }
@@ -244,8 +260,11 @@ mod tests {
     fn where_a_moved_variable_came_from_tells_what_helps() {
         use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base};
         let said = |at: u64| {
-            let moved =
-                Moved { range: at..at + 4, name: "counter".to_owned(), to: 0x7f00_0000_0000 };
+            let moved = Moved {
+                range: at..at + 4,
+                name: "variable counter".to_owned(),
+                to: 0x7f00_0000_0000,
+            };
             moved.refuse("the program knows the address").message
         };
         let software = said(device_base(0) + DEVICE_CLIENT_LEN);

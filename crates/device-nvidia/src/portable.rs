@@ -1,5 +1,6 @@
 //! A GPU's notes as other kinds of devices can read them, and the other way about.
 
+use crate::code::CodeTable;
 use crate::notes::{Notes, PlacedVariable};
 use kedge_cuda_types::CuError;
 use kedge_device::SnapshotError;
@@ -20,13 +21,16 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
         asked: variable.asked,
         shared: false,
     };
+    let bound = |table: &CodeTable| {
+        format!("variable {} of module {} has addresses of functions", &*table.name, table.module.0)
+    };
     Ok(Portable {
         exact: notes.exact,
         allocations: notes.allocations.iter().map(|at| (at.ctx, at.addr, at.size)).collect(),
         variables: notes.variables.iter().map(variable).collect(),
         textures: notes.textures.into_inner(),
         events: notes.events.into_inner(),
-        bound: Vec::new(),
+        bound: notes.code.iter().map(bound).collect(),
     })
 }
 

@@ -2,6 +2,7 @@
 //! filled while others travel; nobody waits for the device but for a buffer.
 
 use crate::NvidiaBackend;
+use crate::code::{self, Corrections};
 use crate::context::{Context, Held};
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
@@ -24,8 +25,10 @@ const SMALL: usize = 64 << 10;
 /// What a restore needs from its notes to its end.
 #[derive(Default)]
 pub(crate) struct Restoring {
-    /// Variables that no word of the devices' memory may point to.
+    /// What no word of the devices' memory may point to.
     pub(crate) moved: Arc<[Moved]>,
+    /// Words of variables that the driver's placement decides.
+    pub(crate) code: Arc<Corrections>,
     /// Bytes of arrays, which go there as a whole.
     arrays: HashMap<ArrayId, Staged>,
     /// The program's handles, mapped once more.
@@ -72,8 +75,10 @@ impl NvidiaBackend {
         bytes: &[u8],
     ) -> Result<(), SnapshotError> {
         let (target, moved) = self.expecting(object, start, bytes.len())?;
-        check_words(bytes, &moved)?;
-        Ok(self.upload(&target, bytes)?)
+        let code = Arc::clone(&self.restoring().code);
+        let bytes = code::corrected(&code, object, start, bytes);
+        check_words(&bytes, &moved)?;
+        Ok(self.upload(&target, &bytes)?)
     }
 
     /// See [`kedge_device::Backend::restore_filled`]: the bytes are written into a pinned buffer.
@@ -84,7 +89,8 @@ impl NvidiaBackend {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<(), SnapshotError> {
-        if bytes <= SMALL || bytes > SLOT {
+        let variable = matches!(object, Object::Variable { .. });
+        if bytes <= SMALL || bytes > SLOT || variable {
             let mut all = vec![0; bytes];
             return if fill(&mut all) { self.put_back(object, start, &all) } else { Ok(()) };
         }

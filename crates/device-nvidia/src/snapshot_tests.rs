@@ -7,6 +7,7 @@ use crate::pace::{DrainRate, DrainWays};
 use crate::pinned::Slots;
 use crate::ready::Spare;
 use crate::spare::CacheLimits;
+use crate::symbols::elf::tests::relocated;
 use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
@@ -173,14 +174,13 @@ fn put_back(backend: &NvidiaBackend, saved: &[(Piece, Vec<u8>)]) {
 }
 
 /// Memory of this test that plays the variables.
-pub(crate) fn variables(turn: &Turn, room: &'static [u8; 256]) -> u64 {
-    let at = room.as_ptr() as u64;
+pub(crate) fn variables(turn: &Turn, at: u64) -> u64 {
     turn.set(|fake| fake.variables = vec![("counter", at, 4), ("table", at + 16, 100)]);
     at
 }
 
-pub(crate) fn room() -> &'static [u8; 256] {
-    Box::leak(Box::new([0; 256]))
+pub(crate) fn room() -> u64 {
+    Box::leak(Box::new([0_u8; 256])).as_mut_ptr().expose_provenance() as u64
 }
 
 fn round_trip(limits: CacheLimits, memory: u64) {
@@ -452,4 +452,45 @@ fn bytes_of_no_object_are_refused() {
     assert!(snapshot.read(memory, device_base(0) + SLAB - 8, &mut out).is_err(), "two pieces");
     assert!(snapshot.read(memory, 0, &mut out).is_err());
     assert!(backend.restore_notes(&[1, 2, 3]).is_err());
+}
+
+/// A module with a table of two functions, of which the driver says that they are here.
+fn make_table(turn: &Turn, backend: &NvidiaBackend, at: u64, functions: [u64; 2]) {
+    turn.set(|fake| fake.variables = vec![("table", at, 24)]);
+    let symbols = [("one", 2, 0, 1, 0, 8), ("two", 2, 0, 1, 8, 8), ("table", 1, 0, 1, 0, 24)];
+    let image = relocated(&symbols, &[], &[(0, 2, 0), (16, 2, 1)]);
+    backend.grant(0, device_base(0), SLAB).unwrap();
+    backend.load_module(CTX, MODULE, Code::Whole(image)).unwrap();
+    backend.kernel(MODULE, 0, "bump").unwrap();
+    poke(at, &functions[0].to_le_bytes());
+    poke(at + 16, &functions[1].to_le_bytes());
+    rest(backend);
+}
+
+#[test]
+fn words_that_point_to_functions_follow_the_code() {
+    let (turn, driver) = Turn::begin(4 << 30);
+    let first = backend(&driver, NO_LIMITS);
+    let at = room();
+    make_table(&turn, &first, at, [0x7e03_0100, 0x7e03_0180]);
+    poke(at + 8, &5u64.to_le_bytes());
+    let snapshot = first.snapshot().unwrap();
+    let (saved, notes) = (read_all(&*snapshot), snapshot.notes());
+    assert!(!crate::read_notes(&notes).unwrap().bound.is_empty(), "software devices are refused");
+    drop((snapshot, first));
+    turn.new_process();
+    let second = backend(&driver, NO_LIMITS);
+    let at = room();
+    make_table(&turn, &second, at, [0x7e90_0100, 0x7e90_0180]);
+    second.restore_begin(&notes).unwrap();
+    second.restore_notes(&notes).unwrap();
+    put_back(&second, &saved);
+    let words: Vec<u8> =
+        [0x7e90_0100u64, 5, 0x7e90_0180].iter().flat_map(|word| word.to_le_bytes()).collect();
+    assert_eq!(peek(at, 24), words);
+    second.restore_notes(&notes).unwrap();
+    let pointer = 0x7e03_0180u64.to_le_bytes();
+    let refused = second.restore(&Object::Memory, device_base(0), &pointer).unwrap_err();
+    assert!(refused.message.contains("function of module 5"), "{refused}");
+    second.restore(&Object::Memory, device_base(0), &0x7e03_0190u64.to_le_bytes()).unwrap();
 }

@@ -1,14 +1,19 @@
 //! Names in a cubin: an ELF file (64-bit, little-endian) with the program's variables in its symbol
-//! table (in `.nv.global*` and `.nv.constant3*`, but a name too many does no harm), and whose
-//! `.nv.callgraph` holds pairs of symbols, caller and callee.
+//! table (in `.nv.global*` and `.nv.constant3*`, but a name too many does no harm), whose
+//! `.nv.callgraph` holds pairs of symbols, caller and callee, and whose `.rela.nv.*` name the words of variables that
+//! begin as addresses of functions.
 
-use super::{Allocators, MAX_VARIABLES, PRINTERS, Symbols};
+use super::{Allocators, CodeWords, MAX_VARIABLES, PRINTERS, Symbols};
 use std::collections::{BTreeSet, HashMap};
 
 const SECTION_HEADER: usize = 64;
 const SYMBOL: usize = 24;
+const RELOCATION: usize = 24;
 const SHT_SYMTAB: u32 = 2;
+const SHT_RELA: u32 = 4;
 const SHT_NOBITS: u32 = 8;
+/// A word of 64 bits that is to be a symbol's address.
+const R_CUDA_64: u32 = 2;
 const STT_OBJECT: u8 = 1;
 /// What relocatable machine code has instead.
 const STT_CUDA_OBJECT: u8 = 13;
@@ -32,15 +37,51 @@ pub(super) fn symbols(bytes: &[u8]) -> Result<Symbols, String> {
             .get(usize::from(index))
             .is_some_and(|name| name.starts_with(b".nv.shared") || name.starts_with(b".nv.local"))
     };
-    let variables = all.iter().filter(|s| {
+    let is_variable = |s: &&Symbol<'_>| {
         let object = s.kind == STT_OBJECT || s.kind == STT_CUDA_OBJECT;
         object && s.section != SHN_UNDEF && s.size > 0 && !inside_kernels(s.section)
-    });
-    let variables = variables.map(|s| s.text()).collect::<Option<_>>().ok_or_else(damaged)?;
+    };
+    let variables: Vec<&Symbol<'_>> = all.iter().filter(is_variable).collect();
+    let code_words = code_words(&file, &sections, &all, &variables).ok_or_else(damaged)?;
+    let variables =
+        variables.iter().map(|s| s.text()).collect::<Option<_>>().ok_or_else(damaged)?;
     let graph = names.iter().position(|name| *name == b".nv.callgraph");
     let graph = graph.and_then(|at| file.content(&sections[at]));
     let prints = all.iter().any(|s| PRINTERS.iter().any(|printer| printer.as_bytes() == s.name));
-    Ok(Symbols { variables, allocators: allocators(&all, graph), prints })
+    Ok(Symbols { variables, allocators: allocators(&all, graph), prints, code_words })
+}
+
+/// The words of variables that the driver makes addresses of functions when it loads them.
+fn code_words(
+    file: &File<'_>,
+    sections: &[Section],
+    symbols: &[Symbol<'_>],
+    variables: &[&Symbol<'_>],
+) -> Option<CodeWords> {
+    let mut found = CodeWords::new();
+    for relocations in sections.iter().filter(|section| section.kind == SHT_RELA) {
+        let mut there: Vec<_> =
+            variables.iter().filter(|s| u32::from(s.section) == relocations.info).collect();
+        if there.is_empty() {
+            continue;
+        }
+        there.sort_unstable_by_key(|s| s.value);
+        let entries = file.content(relocations)?.chunks_exact(RELOCATION);
+        if entries.len() > 16 * MAX_VARIABLES {
+            return None;
+        }
+        for entry in entries {
+            let one = File { bytes: entry };
+            let (at, kind, symbol) = (one.u64(0)?, one.u32(8)?, one.u32(12)?);
+            let is_code = symbols.get(symbol as usize).is_some_and(|s| s.kind == STT_FUNC);
+            let before = there[..there.partition_point(|s| s.value <= at)].last();
+            let holds = before.filter(|s| at - s.value < s.size);
+            if let (R_CUDA_64, true, Some(variable)) = (kind, is_code, holds) {
+                found.entry(variable.text()?).or_default().insert(at - variable.value);
+            }
+        }
+    }
+    Some(found)
 }
 
 /// The kernels that reach malloc by calls.
@@ -71,6 +112,8 @@ struct Symbol<'a> {
     kind: u8,
     other: u8,
     section: u16,
+    /// From the beginning of its section.
+    value: u64,
     size: u64,
 }
 
@@ -87,6 +130,7 @@ struct Section {
     offset: u64,
     size: u64,
     link: u32,
+    info: u32,
 }
 
 struct File<'a> {
@@ -130,6 +174,7 @@ impl<'a> File<'a> {
                     offset: self.u64(at + 24)?,
                     size: self.u64(at + 32)?,
                     link: self.u32(at + 40)?,
+                    info: self.u32(at + 44)?,
                 })
             })
             .collect()
@@ -168,6 +213,7 @@ impl<'a> File<'a> {
                     kind: entry[4] & 15,
                     other: entry[5],
                     section: one.u16(6)?,
+                    value: one.u64(8)?,
                     size: one.u64(16)?,
                 })
             })
@@ -182,27 +228,45 @@ fn string(strings: &[u8], at: u32) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A file with a symbol table of (name, kind, other, section), two sections for variables and a
     /// call graph.
     fn cubin(symbols: &[(&str, u8, u8, u16)], calls: &[(u32, u32)]) -> Vec<u8> {
+        let symbols: Vec<_> = symbols.iter().map(|(n, k, o, s)| (*n, *k, *o, *s, 0, 4)).collect();
+        relocated(&symbols, calls, &[])
+    }
+
+    /// Symbols with values and sizes too; and relocations in the first section for variables: where, kind, symbol.
+    pub(crate) fn relocated(
+        symbols: &[(&str, u8, u8, u16, u64, u64)],
+        calls: &[(u32, u32)],
+        relocations: &[(u64, u32, u32)],
+    ) -> Vec<u8> {
         let names = b"\0.nv.global.init\0.nv.constant3\0.nv.shared.k\0.nv.callgraph\0";
         let at = |name: &[u8]| names.windows(name.len()).position(|w| w == name).unwrap() as u32;
         let (mut strings, mut table) = (vec![0u8], vec![]);
-        for (name, kind, other, section) in symbols {
+        for (name, kind, other, section, value, size) in symbols {
             table.extend((strings.len() as u32).to_le_bytes());
             table.extend([*kind, *other]);
             table.extend(section.to_le_bytes());
-            table.extend([0; 8]);
-            table.extend(4u64.to_le_bytes());
+            table.extend(value.to_le_bytes());
+            table.extend(size.to_le_bytes());
             strings.extend(name.as_bytes());
             strings.push(0);
         }
         let graph: Vec<u8> =
             calls.iter().flat_map(|(a, b)| [a.to_le_bytes(), b.to_le_bytes()].concat()).collect();
-        let parts: [(u32, u32, u32, &[u8]); 8] = [
+        let entry = |(at, kind, symbol): &(u64, u32, u32)| {
+            let mut bytes = at.to_le_bytes().to_vec();
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(symbol.to_le_bytes());
+            bytes.extend([0; 8]);
+            bytes
+        };
+        let relocations: Vec<u8> = relocations.iter().flat_map(entry).collect();
+        let parts: [(u32, u32, u32, &[u8]); 9] = [
             (0, 0, 0, &[]),
             (at(b".nv.global"), 1, 0, &[0; 8]),
             (at(b".nv.constant3"), 1, 0, &[0; 8]),
@@ -211,6 +275,7 @@ mod tests {
             (0, 3, 0, &strings),
             (0, 3, 0, names),
             (at(b".nv.shared"), 1, 0, &[0; 8]),
+            (0, SHT_RELA, 4, &relocations),
         ];
         let mut file = vec![0u8; 64];
         let mut headers = Vec::new();
@@ -221,7 +286,8 @@ mod tests {
             headers.extend((file.len() as u64).to_le_bytes());
             headers.extend((content.len() as u64).to_le_bytes());
             headers.extend(link.to_le_bytes());
-            headers.extend([0; 20]);
+            headers.extend(1u32.to_le_bytes());
+            headers.extend([0; 16]);
             file.extend(content);
         }
         let start = file.len() as u64;
@@ -229,7 +295,7 @@ mod tests {
         file[..4].copy_from_slice(b"\x7fELF");
         file[40..48].copy_from_slice(&start.to_le_bytes());
         file[58..60].copy_from_slice(&64u16.to_le_bytes());
-        file[60..62].copy_from_slice(&8u16.to_le_bytes());
+        file[60..62].copy_from_slice(&9u16.to_le_bytes());
         file[62..64].copy_from_slice(&6u16.to_le_bytes());
         file
     }
@@ -251,6 +317,22 @@ mod tests {
         assert!(!found.prints);
         assert_eq!(found.variables.into_iter().collect::<Vec<_>>(), ["counter", "table"]);
         assert_eq!(found.allocators, Allocators::None);
+    }
+
+    #[test]
+    fn words_that_begin_as_addresses_of_functions_are_found() {
+        let all = [
+            ("", 0, 0, 0, 0, 0),
+            ("plain", 1, 0, 1, 0, 16),
+            ("table", 1, 0, 1, 16, 24),
+            ("f", 2, 0, 3, 0, 64),
+            ("elsewhere", 1, 0, 2, 16, 24),
+        ];
+        // A function's address twice; a variable's; another kind; between variables; no symbol.
+        let words = [(16, 2, 3), (32, 2, 3), (24, 2, 1), (0, 56, 3), (40, 2, 3), (8, 2, 99)];
+        let found = symbols(&relocated(&all, &[], &words)).unwrap().code_words;
+        let table = BTreeSet::from([0, 16]);
+        assert_eq!(found, CodeWords::from([("table".to_owned(), table)]));
     }
 
     #[test]

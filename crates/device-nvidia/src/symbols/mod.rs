@@ -1,11 +1,11 @@
 //! The names of a module's variables, which the driver finds by name but does not list, which of its
 //! kernels allocate memory on the device, and whether any may print. Read from the images that the module was made of.
 
-mod elf;
+pub(crate) mod elf;
 mod text;
 
 use kedge_ptx::fatbin::{self, Image, ImageKind, Kind};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Variables that one module may have.
 const MAX_VARIABLES: usize = 1 << 18;
@@ -41,6 +41,9 @@ impl Allocators {
     }
 }
 
+/// By variable: where in it the address of a function is from the beginning.
+pub(crate) type CodeWords = BTreeMap<String, BTreeSet<u64>>;
+
 /// What an image tells of its module.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Symbols {
@@ -49,6 +52,8 @@ pub(crate) struct Symbols {
     pub(crate) allocators: Allocators,
     /// Whether any of its functions may print: by printf, or by a failed assertion.
     pub(crate) prints: bool,
+    /// Of machine code; text does not tell.
+    pub(crate) code_words: CodeWords,
 }
 
 /// What functions call to print.
@@ -59,6 +64,9 @@ impl Symbols {
         self.prints |= other.prints;
         self.variables.extend(other.variables);
         self.allocators.add(other.allocators);
+        for (variable, words) in other.code_words {
+            self.code_words.entry(variable).or_default().extend(words);
+        }
     }
 }
 
