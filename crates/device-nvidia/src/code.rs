@@ -110,14 +110,16 @@ impl NvidiaBackend {
             }
             let module = tables.first().map_or(ModuleId(0), |table| table.module);
             let Some(to) = translation(&pairs).ok_or_else(|| unknown(module))? else { continue };
-            let (was, now) = to.first_key_value().map_or((0, 0), |(was, now)| (*was, *now));
+            // Functions that lie in the context's own memory often lie where they lay.
+            let elsewhere = to.iter().filter(|(was, now)| was != now);
             self.shared.host.log(&format!(
-                "the driver has placed the code of module {} elsewhere ({was:#x} is {now:#x} now): {} words of its \
-                 variables are addresses of functions and follow it",
-                module.0,
-                pairs.len()
+                "the driver has placed {} of {} functions of module {} elsewhere: words of its variables that are their \
+                 addresses follow them",
+                elsewhere.clone().count(),
+                to.len(),
+                module.0
             ));
-            moved.extend(to.iter().map(|(was, now)| Moved {
+            moved.extend(elsewhere.map(|(was, now)| Moved {
                 range: *was..was.saturating_add(1),
                 name: format!("a function of module {}", module.0),
                 to: *now,
@@ -174,12 +176,13 @@ fn one_to_one(pairs: impl Iterator<Item = (u64, u64)>) -> Option<BTreeMap<u64, u
     Some(to)
 }
 
-/// An object's bytes from `start` on, with addresses of functions that are where the functions are.
+/// An object's bytes from `start` on, with `value` of each address of a function in place of what it was.
 pub(crate) fn corrected<'a>(
     corrections: &Corrections,
     object: &Object,
     start: u64,
     bytes: &'a [u8],
+    value: impl Fn(u64) -> u64,
 ) -> Cow<'a, [u8]> {
     let Object::Variable { module, name } = object else { return bytes.into() };
     // Most restarts have none.
@@ -191,7 +194,7 @@ pub(crate) fn corrected<'a>(
     for (at, word) in words {
         let inside = at.checked_sub(start).and_then(|at| all.get_mut(at as usize..));
         if let Some(here) = inside.and_then(|rest| rest.first_chunk_mut()) {
-            *here = word.to_le_bytes();
+            *here = value(*word).to_le_bytes();
         }
     }
     all.into()
@@ -243,11 +246,13 @@ mod tests {
         let words = vec![(8, 0x0102), (24, 0x0304)];
         let corrections = Corrections::from([((module, name.clone()), words)]);
         let object = Object::Variable { module, name };
-        let whole = corrected(&corrections, &object, 0, &[9; 40]).into_owned();
+        let same = |word| word;
+        let whole = corrected(&corrections, &object, 0, &[9; 40], same).into_owned();
         assert_eq!((whole[7], &whole[8..16]), (9, &0x0102u64.to_le_bytes()[..]));
         assert_eq!((&whole[24..32], whole[32]), (&0x0304u64.to_le_bytes()[..], 9));
-        let tail = corrected(&corrections, &object, 16, &[9; 12]).into_owned();
+        let tail = corrected(&corrections, &object, 16, &[9; 12], same).into_owned();
         assert_eq!(tail, [9; 12], "a word that is not whole in it");
-        assert!(matches!(corrected(&corrections, &Object::Memory, 8, &[9; 8]), Cow::Borrowed(_)));
+        let memory = corrected(&corrections, &Object::Memory, 8, &[9; 8], same);
+        assert!(matches!(memory, Cow::Borrowed(_)));
     }
 }

@@ -76,9 +76,10 @@ impl NvidiaBackend {
     ) -> Result<(), SnapshotError> {
         let (target, moved) = self.expecting(object, start, bytes.len())?;
         let code = Arc::clone(&self.restoring().code);
-        let bytes = code::corrected(&code, object, start, bytes);
-        check_words(&bytes, &moved)?;
-        Ok(self.upload(&target, &bytes)?)
+        let with = |value: fn(u64) -> u64| code::corrected(&code, object, start, bytes, value);
+        // Where one function was, another may be now.
+        check_words(object, start, &with(|_| 0), &moved)?;
+        Ok(self.upload(&target, &with(|function| function))?)
     }
 
     /// See [`kedge_device::Backend::restore_filled`]: the bytes are written into a pinned buffer.
@@ -99,7 +100,7 @@ impl NvidiaBackend {
         let mut slot = self.shared.slots.take(&target.ctx)?;
         let room = &mut slot.bytes()[..bytes];
         let sent = if fill(room) {
-            let sound = check_words(room, &moved);
+            let sound = check_words(object, start, room, &moved);
             sound.and_then(|()| Ok(self.send(&target, target.addr, &mut slot, bytes, &held)?))
         } else {
             Ok(())
@@ -281,18 +282,35 @@ fn fill_array(driver: &Driver, staged: &Staged) -> Result<(), CuError> {
     copies::run(driver, &RawCopy::Shaped(copy), held.streams().inside)
 }
 
-fn check_words(bytes: &[u8], moved: &[Moved]) -> Result<(), SnapshotError> {
-    let found = points_into(bytes, moved);
-    found.map_or(Ok(()), |moved| Err(moved.refuse("a word of the devices' memory points to it")))
+/// No word of an object's bytes from `start` on may point to what has moved.
+fn check_words(
+    object: &Object,
+    start: u64,
+    bytes: &[u8],
+    moved: &[Moved],
+) -> Result<(), SnapshotError> {
+    points_into(bytes, moved).map_or(Ok(()), |(moved, at)| {
+        let at = start.saturating_add(at as u64);
+        let whose = match object {
+            Object::Memory => format!("at {at:#x}"),
+            Object::Handle(id) => format!("at {at:#x} of memory handle {}", id.0),
+            Object::Array(id) => format!("at {at:#x} of array {}", id.0),
+            Object::Variable { module, name } => {
+                format!("at {at:#x} of variable {name} of module {}", module.0)
+            }
+        };
+        Err(moved.refuse(&format!("a word of the devices' memory points to it, {whose}")))
+    })
 }
 
-/// A moved variable that an aligned word of `bytes` is the address of a part of.
-fn points_into<'a>(bytes: &[u8], moved: &'a [Moved]) -> Option<&'a Moved> {
+/// What has moved and an aligned word of `bytes` is the address of a part of, and where the word is.
+fn points_into<'a>(bytes: &[u8], moved: &'a [Moved]) -> Option<(&'a Moved, usize)> {
     let low = moved.iter().map(|one| one.range.start).min()?;
     let high = moved.iter().map(|one| one.range.end).max()?;
     let words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
-    let near = words.filter(|word| (low..high).contains(word));
-    near.filter_map(|word| moved.iter().find(|one| one.range.contains(&word))).next()
+    let near = (0..).step_by(8).zip(words).filter(|(_, word)| (low..high).contains(word));
+    let find = |word: u64| moved.iter().find(|one| one.range.contains(&word));
+    near.filter_map(|(at, word)| Some((find(word)?, at))).next()
 }
 
 #[cfg(test)]
@@ -305,11 +323,11 @@ mod tests {
         let moved = moved.map(|(range, name)| Moved { range, name: name.to_owned(), to: 0 });
         let found = |words: &[u64]| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            points_into(&bytes, &moved).map(|one| one.name.clone())
+            points_into(&bytes, &moved).map(|(one, at)| (one.name.clone(), at))
         };
         assert_eq!(found(&[0, 0x1010, 0x1fff, 0x2004, u64::MAX]), None);
-        assert_eq!(found(&[5, 0x2003]).as_deref(), Some("b"));
-        assert_eq!(found(&[0x100f]).as_deref(), Some("a"));
+        assert_eq!(found(&[5, 0x2003]), Some(("b".to_owned(), 8)));
+        assert_eq!(found(&[0x100f]), Some(("a".to_owned(), 0)));
         assert!(points_into(&[0; 64], &[]).is_none());
     }
 }

@@ -481,12 +481,13 @@ fn words_that_point_to_functions_follow_the_code() {
     turn.new_process();
     let second = backend(&driver, NO_LIMITS);
     let at = room();
-    make_table(&turn, &second, at, [0x7e90_0100, 0x7e90_0180]);
+    // The second is where the first was.
+    make_table(&turn, &second, at, [0x7e90_0100, 0x7e03_0100]);
     second.restore_begin(&notes).unwrap();
     second.restore_notes(&notes).unwrap();
     put_back(&second, &saved);
     let words: Vec<u8> =
-        [0x7e90_0100u64, 5, 0x7e90_0180].iter().flat_map(|word| word.to_le_bytes()).collect();
+        [0x7e90_0100u64, 5, 0x7e03_0100].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(peek(at, 24), words);
     second.restore_notes(&notes).unwrap();
     let pointer = 0x7e03_0180u64.to_le_bytes();
