@@ -1,23 +1,50 @@
 //! The job's log. The program's terminal is its own: nothing is ever written there.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-static LOG: OnceLock<Option<File>> = OnceLock::new();
+static LOG: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Appends one line to the file that KEDGE_LOG names, in one write; without one it is dropped.
 pub(crate) fn line(text: &str) {
-    let Some(mut file) = LOG.get_or_init(open).as_ref() else { return };
+    if let Some(log) = LOG.get_or_init(|| std::env::var_os("KEDGE_LOG").map(PathBuf::from)) {
+        append(log, text);
+    }
+}
+
+/// Opens the file for each line: a descriptor that stays would be the program's to close and to number anew, and a
+/// checkpoint would take the log for a file of the program's.
+fn append(log: &Path, text: &str) {
     let mut line = format!("[{}] ", std::process::id());
     line.extend(text.chars().map(|c| if c == '\n' { ' ' } else { c }));
     line.push('\n');
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(log);
     // A full disk must not disturb the program.
-    let _ = file.write_all(line.as_bytes());
+    let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-fn open() -> Option<File> {
-    let path = std::env::var_os("KEDGE_LOG")?;
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path).ok()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn lines_are_appended_and_leave_no_descriptor_behind() {
+        let log = std::env::temp_dir().join(format!("kedge-shim-log-{}", std::process::id()));
+        let ours = || {
+            let links = fs::read_dir("/proc/self/fd").unwrap();
+            let targets = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
+            targets.filter(|target| *target == log).count()
+        };
+        append(&log, "one\nline");
+        append(&log, "another");
+        let pid = std::process::id();
+        let expected = format!("[{pid}] one line\n[{pid}] another\n");
+        assert_eq!((fs::read_to_string(&log).unwrap(), ours()), (expected, 0));
+        fs::remove_file(&log).unwrap();
+        append(Path::new("/nowhere/log"), "is dropped");
+    }
 }

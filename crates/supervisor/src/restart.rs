@@ -271,8 +271,9 @@ fn first_that_works<'a>(
         let plugins: More = vec![&GPU, &JOIN, &SHOWN];
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
+        let tell = |what: &str| eprintln!("kedge: {what}");
         let options =
-            RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, ..usual };
+            RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, tell, ..usual };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
         if restarted.is_err() {
             SHOWN.take_back();

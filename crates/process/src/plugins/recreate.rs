@@ -22,6 +22,8 @@ pub struct RecreateOptions<'a> {
     pub processes: Vec<i32>,
     /// As in [`SurveyOptions`](crate::plugins::SurveyOptions).
     pub more: More,
+    /// Told at once what takes long.
+    pub tell: Option<fn(&str)>,
 }
 
 /// The descriptors of a job, in the process that restarts it. Until [`Recreated::commit`],

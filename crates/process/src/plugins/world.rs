@@ -240,6 +240,13 @@ impl<'a> World<'a> {
         self.notes.push(note);
     }
 
+    /// Tells the user at once: something takes long.
+    pub fn tell(&self, what: &str) {
+        if let Some(tell) = self.options.tell {
+            tell(what);
+        }
+    }
+
     /// Renames, until the restart fails. Never over something else.
     pub fn rename(&mut self, from: &Path, to: &Path) -> Result<(), PluginError> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};

@@ -84,6 +84,7 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
         paths: plan.paths.clone(),
         streams: [stream(0), stream(1), stream(2)],
         processes: plan.job.processes.clone(),
+        tell: Some(plan.tell),
     };
     Ok(plan.descriptors.recreate(&options)?)
 }

@@ -46,6 +46,8 @@ pub struct RestartOptions {
     pub inherits: Vec<RawFd>,
     /// Asked again and again until the job runs: whether it is to be given up.
     pub give_up: fn() -> bool,
+    /// Told at once what takes long.
+    pub tell: fn(&str),
 }
 
 /// So often, in milliseconds.
@@ -56,8 +58,8 @@ impl RestartOptions {
     pub fn new(folder: PathBuf) -> RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
-        let (lazy, give_up) = (false, || false);
-        RestartOptions { folder, streams, paths, plugins, lazy, inherits, give_up }
+        let (lazy, give_up, tell) = (false, || false, |_: &str| {});
+        RestartOptions { folder, streams, paths, plugins, lazy, inherits, give_up, tell }
     }
 }
 
@@ -72,6 +74,7 @@ struct Plan {
     plugins: More,
     lazy: bool,
     inherits: Vec<RawFd>,
+    tell: fn(&str),
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -100,6 +103,7 @@ impl Plan {
             plugins,
             lazy,
             inherits,
+            tell: options.tell,
             job,
             descriptors,
             processes: Vec::new(),

@@ -44,13 +44,20 @@ fn tcp(six: bool) -> io::Result<OwnedFd> {
 }
 
 /// Binds; waits while nothing but old connections in TIME-WAIT has the port.
-pub(super) fn patient_bind(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
+pub(super) fn patient_bind(fd: &OwnedFd, address: SocketAddr, world: &World) -> io::Result<()> {
     /// TCP_TIMEWAIT_LEN is 60 s.
     const TIME_WAIT: Duration = Duration::from_secs(65);
-    let begin = Instant::now();
+    let (begin, mut told) = (Instant::now(), false);
     loop {
         match bind(fd, &address) {
             Err(Errno::ADDRINUSE) if begin.elapsed() < TIME_WAIT && !answers(address) => {
+                if !told && begin.elapsed() > Duration::from_secs(1) {
+                    told = true;
+                    world.tell(&format!(
+                        "waiting for {address}: connections that were closed before the checkpoint still have it \
+                         (TIME-WAIT, a minute at most)"
+                    ));
+                }
                 std::thread::sleep(Duration::from_millis(100));
             }
             other => return Ok(other?),
@@ -67,9 +74,13 @@ fn answers(address: SocketAddr) -> bool {
 }
 
 /// Who listens for a moment, at `address` or anywhere on this machine.
-fn listener(six: bool, address: Option<SocketAddr>) -> io::Result<(OwnedFd, SocketAddr)> {
+fn listener(
+    six: bool,
+    address: Option<SocketAddr>,
+    world: &World,
+) -> io::Result<(OwnedFd, SocketAddr)> {
     let fd = tcp(six)?;
-    patient_bind(&fd, address.unwrap_or_else(|| SocketAddr::new(loopback(six), 0)))?;
+    patient_bind(&fd, address.unwrap_or_else(|| SocketAddr::new(loopback(six), 0)), world)?;
     listen(&fd, 1)?;
     let address = SocketAddr::try_from(getsockname(&fd)?)?;
     Ok((fd, address))
@@ -154,7 +165,7 @@ pub(super) fn pair(
         if !server.local.is_some_and(|local| same(local, to)) {
             return Err(io::Error::other("it was not connected to its other end's address"));
         }
-        let (listener, _) = listener(server.six, server.local)?;
+        let (listener, _) = listener(server.six, server.local, world)?;
         patiently(&listener, client.six, from, to)
     };
     at_home().or_else(|e| {
@@ -165,14 +176,14 @@ pub(super) fn pair(
             text(from),
             text(to)
         ));
-        anywhere(client.six || server.six)
+        anywhere(client.six || server.six, world)
     })
 }
 
 /// A connection on this machine, between any ports.
-pub(super) fn anywhere(six: bool) -> Result<(OwnedFd, OwnedFd), PluginError> {
+pub(super) fn anywhere(six: bool, world: &World) -> Result<(OwnedFd, OwnedFd), PluginError> {
     let made = || {
-        let (listener, address) = listener(six, None)?;
+        let (listener, address) = listener(six, None, world)?;
         connected(&listener, six, None, address)
     };
     made().to(|| "make a connection on this machine")

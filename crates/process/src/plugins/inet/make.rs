@@ -121,7 +121,7 @@ fn finish(fd: &OwnedFd, socket: &Socket) -> Result<(), PluginError> {
 fn abandoned(socket: &Socket, finished: bool, world: &mut World) -> Result<(), PluginError> {
     /// How long what is sent may take to arrive.
     const ARRIVAL: Duration = Duration::from_secs(2);
-    let (own, other) = anywhere(socket.six)?;
+    let (own, other) = anywhere(socket.six, world)?;
     carry(&other, socket, &own, world)?;
     set_options(&own, socket, world);
     finish(&own, socket)?;
@@ -168,7 +168,7 @@ fn bind_at(
     // A client's own address was chosen by the kernel.
     let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
     let bound = match socket.is_stream() && !chosen {
-        true => connect::patient_bind(fd, local),
+        true => connect::patient_bind(fd, local, world),
         false => bind(fd, &local).map_err(Into::into),
     };
     let bound = bound.or_else(|e| {
