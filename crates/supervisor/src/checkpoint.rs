@@ -272,13 +272,14 @@ impl Checkpointer {
         let captured = begun.capture(&roots);
         GPU.idle();
         let (captured, at) = (captured?, jobs::now());
-        if !quiet.clients.is_empty() {
-            let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
+        let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
+        // The devices have stood still until here.
+        drop(quiet);
+        if clients > 0 {
             self.log.note(&format!(
                 "the devices of {clients} processes came to rest within {ms:.1} ms ({tries} tries)"
             ));
         }
-        drop(quiet);
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);

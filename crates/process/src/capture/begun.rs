@@ -8,7 +8,7 @@ use crate::EngineError;
 use crate::clocks::Clocks;
 use crate::machine::Machine;
 use crate::plugins::{self, Ipc};
-use crate::state::{self, JobState};
+use crate::state::JobState;
 use crate::stop::{self, Roots};
 use crate::track::{Session, Tracker};
 use kedge_image::ImageWriter;
@@ -117,18 +117,14 @@ impl Begun {
         let (vdsos, processes) = (objects.vdsos(), pids);
         let job =
             JobState { machine, clocks, objects: objects.described(), vdsos, processes, zombies };
-        objects_file.section(state::JOB_SECTION, &state::format(&job)?)?;
-        objects_file.section(state::DESCRIPTORS_SECTION, &descriptors.to_bytes()?)?;
-        let files = descriptors.files().map(str::to_owned).collect();
         let mut warnings = descriptors.warnings().to_vec();
         warnings.append(&mut session.notes);
-        let objects = objects_file.finish()?;
         let tracer = PhantomData;
         Ok(Captured {
             options,
             job,
-            objects,
-            files,
+            objects_file,
+            descriptors,
             held,
             session,
             unwatching,

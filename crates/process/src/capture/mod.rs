@@ -21,9 +21,10 @@ pub(crate) use process::vdso_code;
 pub use together::Together;
 
 use crate::freeze::FrozenClone;
-use crate::plugins::{FileContents, More, PluginError, Refusal, Survey, SurveyOptions};
+
+use crate::plugins::{FileContents, More, PluginError, Refusal, Saved, Survey, SurveyOptions};
 use crate::proc::{self, Field, Stat};
-use crate::state::{Ids, JobState, ProcessState, Zombie};
+use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
@@ -102,9 +103,9 @@ impl Options {
 pub struct Captured {
     options: Options,
     job: JobState,
-    objects: FileEntry,
-    /// Those of the descriptors.
-    files: Vec<String>,
+    /// Not durable as yet: whoever was brought to rest beside the processes does not wait for a disk.
+    objects_file: ImageWriter,
+    descriptors: Saved,
     held: Vec<Held>,
     session: Session,
     /// Ends the watch over memory that no other image needs.
@@ -251,9 +252,11 @@ impl Captured {
         mut manifest: Manifest,
         others: impl FnOnce() -> Result<(Vec<FileEntry>, bool), PluginError>,
     ) -> Result<Manifest, EngineError> {
+        self.objects_file.section(state::JOB_SECTION, &state::format(&self.job)?)?;
+        self.objects_file.section(state::DESCRIPTORS_SECTION, &self.descriptors.to_bytes()?)?;
+        manifest.files = vec![self.objects_file.finish()?];
         manifest.processes = self.job.processes;
-        manifest.files = vec![self.objects];
-        for name in &self.files {
+        for name in self.descriptors.files() {
             manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
         }
         let mut builds = false;

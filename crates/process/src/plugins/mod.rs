@@ -6,7 +6,7 @@
 //! 1. [`Survey::of`], before anything is stopped: every open file description of the job, and who
 //!    takes it. What cannot be saved is a [`Refusal`] that names it.
 //! 2. [`Survey::save`], while all processes are stopped: [`Saved`], plus files in the image's
-//!    folder. [`Saved::resume`] once they run again.
+//!    folder. [`Plugin::resume`] before they run again.
 //! 3. [`Saved::recreate`], in the init of a restart: one descriptor for each open file description,
 //!    the table of who holds which under what number, and the calls that only the process itself
 //!    can make ([`InjectedCall`]).
