@@ -10,6 +10,8 @@ use thiserror::Error;
 pub enum EngineError {
     #[error("process {pid}: cannot {what}: {source}")]
     System { pid: i32, what: &'static str, source: io::Error },
+    #[error("process {pid}: cannot map its memory, {mapping}: {source}")]
+    Mapping { pid: i32, mapping: String, source: io::Error },
     #[error("process {pid} ended meanwhile")]
     Ended { pid: i32 },
     #[error(

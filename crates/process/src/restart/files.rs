@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Descriptors under which they lie; the processes close them when they have used them.
@@ -100,8 +100,16 @@ fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, Fil
         let made = made.ok_or(EngineError::Nonsense("a mapping of no description"))?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
         let writable = OpenOptions::new().read(true).write(true).open(&path);
-        let file = writable.or_else(|_| File::open(&path));
-        mapped.insert(index, file.map_err(failed(&path, "open it, which the program had mapped"))?);
+        let what = "open it, which the program had mapped";
+        let mut file = writable.or_else(|_| File::open(&path)).map_err(failed(&path, what))?;
+        if file.metadata().is_ok_and(|found| found.file_type().is_char_device()) {
+            // What a driver showed there (NVIDIA's shows its management library a page of readings) it shows to nobody
+            // who has not asked this open file for it: zeros tell that there is nothing.
+            let zero = Path::new("/dev/zero");
+            let opened = OpenOptions::new().read(true).write(true).open(zero);
+            file = opened.map_err(failed(zero, "open it in place of a device"))?;
+        }
+        mapped.insert(index, file);
     }
     Ok(mapped)
 }

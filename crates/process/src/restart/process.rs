@@ -9,6 +9,7 @@ use super::threads;
 use super::tree::{Area, Made};
 use crate::EngineError;
 use crate::inject::Batch;
+use crate::maps;
 use crate::plugins::Argument;
 use crate::state::{Backing, Hex, ProcessState, SIGNALS, Saved};
 use kedge_image::Layers;
@@ -54,7 +55,7 @@ impl Rebuilding<'_> {
         let later = if self.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
         let filled = memory::filled(self.state, &sources)?;
         kernel.empty(&mut parasite.batch(thread), self.area)?;
-        self.map(&mut parasite.batch(thread), &filled)?;
+        self.map(&mut parasite.batch(thread), &filled).map_err(|error| self.of_mapping(error))?;
         kernel.replace(self.state, thread, parasite)?;
         segments::attach(self.state, thread, parasite)?;
         memory::fill(self.state, &layers, &sources, !self.lazy)?;
@@ -97,6 +98,32 @@ impl Rebuilding<'_> {
             batch.call("map its memory", libc::SYS_mmap, &arguments)?;
         }
         batch.run().map(drop)
+    }
+
+    /// An error of [`Rebuilding::map`], with the mapping that is not there: they are made in their order.
+    fn of_mapping(&self, error: EngineError) -> EngineError {
+        let EngineError::System { pid, source, what } = error else { return error };
+        let Ok(there) = maps::of(pid) else { return EngineError::System { pid, source, what } };
+        let made = |saved: &&Saved| there.iter().any(|m| (m.start..m.end).contains(&saved.start));
+        let others =
+            |saved: &&Saved| !matches!(saved.backing, Backing::Kernel { .. } | Backing::Segment(_));
+        let missing = self.state.mappings.iter().filter(others).find(|saved| !made(saved));
+        let Some(Saved { start, end, offset, shared, flags, backing, .. }) = missing else {
+            return EngineError::System { pid, source, what };
+        };
+        let of = match backing {
+            Backing::File(index) => match self.state.files.get(*index) {
+                Some(file) => format!("of {}", file.path.display()),
+                None => "of a file".to_owned(),
+            },
+            Backing::Description(index) => format!("of open file {index}"),
+            Backing::Object(number) => format!("of shared object {number}"),
+            _ => "without a file".to_owned(),
+        };
+        let shared = if *shared { "shared" } else { "private" };
+        let flags = flags.join(" ");
+        let mapping = format!("{start:x}-{end:x} {of} at {offset:#x} ({shared}; {flags})");
+        EngineError::Mapping { pid, mapping, source }
     }
 
     /// Takes back what only filling needed, and says again what the program said of its memory.
