@@ -23,6 +23,8 @@ const GATE_MS: u32 = 2_000;
 /// One look at whether all rest, and the time to take one message. An operation that all take part in ends
 /// everywhere within much less.
 const LOOK_MS: u32 = 1;
+/// How long a proxy whose client has ended may take to end.
+const ENDING: Duration = Duration::from_secs(2);
 /// Beyond what a proxy was told to wait for.
 const ANSWER: Duration = Duration::from_secs(70);
 
@@ -103,8 +105,8 @@ impl Proxies {
                     return Ok(Quiet { clients, proxies, tries, seconds, _none_new: known });
                 }
                 Ok((_, Some(busy))) => busy,
-                Err(QuiesceError::Proxy { pid, .. })
-                    if without_gone(&mut running) || has_ended(pid) =>
+                Err(QuiesceError::Proxy { pid, source: ControlError::Channel(_) })
+                    if without_gone(&mut running) || ends(pid) =>
                 {
                     continue;
                 }
@@ -184,6 +186,18 @@ pub(crate) fn ask_all(
     let given: Vec<_> = clients.iter().map(|(_, control)| control.give(order, &[])).collect();
     let answers = given.into_iter().zip(clients);
     answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
+}
+
+/// Whether it ends: connections close before a GPU's driver has put away what a process had.
+fn ends(pid: u32) -> bool {
+    let begin = Instant::now();
+    while !has_ended(pid) {
+        if begin.elapsed() > ENDING {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    true
 }
 
 /// Leaves those out that have ended; whether there were any.
