@@ -144,7 +144,20 @@ impl std::error::Error for SnapshotError {}
 
 impl From<CuError> for SnapshotError {
     fn from(code: CuError) -> SnapshotError {
-        SnapshotError::new(code, "the device refused")
+        let failed = [
+            CuError::ILLEGAL_ADDRESS,
+            CuError::ILLEGAL_INSTRUCTION,
+            CuError::MISALIGNED_ADDRESS,
+            CuError::LAUNCH_FAILED,
+            CuError::ASSERT,
+        ];
+        let what = match failed.contains(&code) {
+            true => {
+                "a kernel of the program has failed, after which nobody can read what the context holds"
+            }
+            false => "the device refused",
+        };
+        SnapshotError::new(code, what)
     }
 }
 
