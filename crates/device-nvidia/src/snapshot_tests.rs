@@ -7,7 +7,7 @@ use crate::pace::{DrainRate, DrainWays};
 use crate::pinned::Slots;
 use crate::ready::Spare;
 use crate::spare::CacheLimits;
-use crate::symbols::elf::tests::relocated;
+use crate::symbols::relocated;
 use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;

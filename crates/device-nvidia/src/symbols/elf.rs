@@ -228,7 +228,7 @@ fn string(strings: &[u8], at: u32) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A file with a symbol table of (name, kind, other, section), two sections for variables and a

@@ -1,8 +1,11 @@
 //! The names of a module's variables, which the driver finds by name but does not list, which of its
 //! kernels allocate memory on the device, and whether any may print. Read from the images that the module was made of.
 
-pub(crate) mod elf;
+mod elf;
 mod text;
+
+#[cfg(test)]
+pub(crate) use elf::tests::relocated;
 
 use kedge_ptx::fatbin::{self, Image, ImageKind, Kind};
 use std::collections::{BTreeMap, BTreeSet};
