@@ -125,7 +125,12 @@ pub fn capture_by(options: Options) -> Manifest {
         assert!(captured.warnings.is_empty(), "{:?}", captured.warnings);
         captured.finish(Manifest::new("test".into(), vec![], 1))
     });
-    taken.join().unwrap().unwrap()
+    taken.join().unwrap().unwrap_or_else(|error| {
+        let mut status = 0;
+        // SAFETY: waitpid stores the status.
+        let ended = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
+        panic!("{error:?}; ended meanwhile: {ended}, status {status:#x}");
+    })
 }
 
 /// Ends the processes and waits for them.
