@@ -105,8 +105,8 @@ impl Proxies {
                     return Ok(Quiet { clients, proxies, tries, seconds, _none_new: known });
                 }
                 Ok((_, Some(busy))) => busy,
-                Err(QuiesceError::Proxy { pid, source: ControlError::Channel(_) })
-                    if without_gone(&mut running) || ends(pid) =>
+                Err(QuiesceError::Proxy { pid, ref source })
+                    if without_gone(&mut running) || ends(pid, source) =>
                 {
                     continue;
                 }
@@ -188,11 +188,12 @@ pub(crate) fn ask_all(
     answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
 }
 
-/// Whether it ends: connections close before a GPU's driver has put away what a process had.
-fn ends(pid: u32) -> bool {
+/// Whether it has ended, or is about to: connections close before a GPU's driver has put away what a process had.
+fn ends(pid: u32, error: &ControlError) -> bool {
+    let closed = matches!(error, ControlError::Channel(_));
     let begin = Instant::now();
     while !has_ended(pid) {
-        if begin.elapsed() > ENDING {
+        if !closed || begin.elapsed() > ENDING {
             return false;
         }
         thread::sleep(Duration::from_millis(2));

@@ -21,6 +21,7 @@ use kedge_process::plugins::{More, PathMap};
 use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
+use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -271,7 +272,8 @@ fn first_that_works<'a>(
         let plugins: More = vec![&GPU, &JOIN, &SHOWN];
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
-        let tell = |what: &str| eprintln!("kedge: {what}");
+        // Whoever has closed his end of standard error is not told.
+        let tell = |what: &str| drop(writeln!(io::stderr(), "kedge: {what}"));
         let options =
             RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, tell, ..usual };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
