@@ -128,6 +128,16 @@ fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
     place.goes_on(&image, &nonce);
 }
 
+/// The driver's documents have an error for it: a signal that comes from elsewhere, and says that nothing will.
+#[test]
+fn who_waits_for_a_process_that_is_killed_is_told() {
+    let place = mine("shareleft");
+    let program = host("gpu_leaves.cu", "gpu_leaves", &[]).display().to_string();
+    let output = place.output(&["run", "--gpu", "soft", "--", &program]);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(printed.trim(), "cudaErrorExternalDevice", "{}", stderr(&output));
+}
+
 /// Memory of a process that lives, in another job, is nobody's to save.
 #[test]
 fn memory_of_another_job_is_refused_by_name() {

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::runtime::Runtime;
-use super::shared_event::SharedEvent;
+use super::shared_event::{Record, SharedEvent};
 use super::tasks::Task;
 use kedge_cuda_types::CuError;
 use std::sync::Arc;
@@ -50,14 +50,14 @@ pub(super) struct Event {
 pub(super) struct Stamp {
     nanos: AtomicU64,
     /// Other processes count this record so.
-    shared: Option<(Arc<SharedEvent>, u64)>,
+    shared: Option<(Arc<SharedEvent>, Record)>,
 }
 
 impl Stamp {
     pub(super) fn set_now(&self, runtime: &Runtime) {
         self.nanos.store(runtime.clock.nanos().max(1), Ordering::Release);
-        if let Some((event, number)) = &self.shared {
-            event.reach(*number);
+        if let Some((event, record)) = &self.shared {
+            event.reach(*record);
         }
     }
 
@@ -81,7 +81,7 @@ impl Event {
     }
 
     /// The latest record of any process, where it is not reached.
-    pub(super) fn elsewhere(&self) -> Option<(Arc<SharedEvent>, u64)> {
+    pub(super) fn elsewhere(&self) -> Option<(Arc<SharedEvent>, Record)> {
         let event = self.shared.as_ref()?;
         Some((Arc::clone(event), event.pending()?))
     }

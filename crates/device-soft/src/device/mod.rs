@@ -456,8 +456,8 @@ impl Backend for SoftBackend {
         let (status, pending) = (event.status(), event.pending().cloned());
         let elsewhere = event.elsewhere();
         drop(tables);
-        if let (None, Some((event, number))) = (&pending, elsewhere) {
-            return event.when_reached(&self.runtime, number, done);
+        if let (None, Some((event, record))) = (&pending, elsewhere) {
+            return event.when_reached(&self.runtime, record, done);
         }
         match pending {
             Some(task) => self.notify(&task.ctx, std::slice::from_ref(&task), done),
@@ -475,8 +475,11 @@ impl Backend for SoftBackend {
         let tables = self.tables();
         let (_, event) = tables.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
         event.status()?;
-        let over = event.pending().is_none() && event.elsewhere().is_none();
-        if over { Ok(()) } else { Err(CuError::NOT_READY) }
+        match (event.pending(), event.elsewhere()) {
+            (Some(_), _) => Err(CuError::NOT_READY),
+            (None, Some((event, record))) => event.query(record),
+            (None, None) => Ok(()),
+        }
     }
 
     fn is_idle(&self) -> bool {

@@ -85,7 +85,7 @@ impl Tables {
                 let (_, event) = self.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
                 after.extend(event.pending().cloned());
                 match event.elsewhere() {
-                    Some((event, number)) => Work::WaitShared(event, number),
+                    Some((event, record)) => Work::WaitShared(event, record),
                     None => Work::Nothing,
                 }
             }

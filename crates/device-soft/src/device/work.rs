@@ -5,7 +5,7 @@ use super::copies::{Fill, Transfer};
 use super::events::Stamp;
 use super::nested::Nested;
 use super::runtime::Runtime;
-use super::shared_event::SharedEvent;
+use super::shared_event::{Record, SharedEvent};
 use super::tasks::Task;
 use crate::fault::Fault;
 use crate::launch::GridSpec;
@@ -39,7 +39,7 @@ pub(super) enum Work {
     WaitValue(Condition),
     Conditional(Arc<Conditional>),
     /// Until that record of an interprocess event is reached.
-    WaitShared(Arc<SharedEvent>, u64),
+    WaitShared(Arc<SharedEvent>, Record),
     Open {
         addr: u64,
         size: u64,
@@ -119,10 +119,17 @@ impl Work {
             Self::WriteValue { addr, value, wide } => write_value(runtime, addr, value, wide),
             Self::WaitValue(condition) => return condition.wait(runtime, task),
             Self::Conditional(conditional) => return conditional.run(runtime, task),
-            Self::WaitShared(event, number) => {
+            Self::WaitShared(event, record) => {
                 let (runtime_then, task) = (Arc::clone(runtime), Arc::clone(task));
-                let done = Box::new(move |_| runtime_then.complete(&task));
-                event.when_reached(runtime, number, done);
+                let done = move |reached: Result<(), CuError>| {
+                    if let Err(error) = reached {
+                        let what =
+                            "a wait for an event that a process has recorded which has ended";
+                        task.ctx.fault(error, what);
+                    }
+                    runtime_then.complete(&task);
+                };
+                event.when_reached(runtime, record, Box::new(done));
                 return Progress::Running;
             }
             Self::Open { addr, size } => runtime.memory.open(addr, size),
