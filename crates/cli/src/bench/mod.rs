@@ -84,7 +84,8 @@ enum What {
     /// How long 256 processes of one job wait for each other at a barrier
     Barriers,
     /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
-    /// without kedge, by turns. Takes some minutes
+    /// without kedge, by turns, and beside DMTCP, CRIU (as root) and fio where PATH leads to them. Takes some
+    /// minutes
     Process,
     /// What checkpoints of a job that uses a device cost the program, by its own clock; the second where 5 %
     /// of the memory has changed; what another program on the device notices; the driver's own

@@ -18,7 +18,7 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
     Some(match (what, size) {
         ("start of /bin/true", _) => 5.0,
         (super::STALL | super::SEEN, "4 GiB") => 0.06,
-        (super::DURABLE_SHARE, _) => 0.9,
+        (super::DURABLE_SHARE | super::FIO_SHARE, _) => 0.9,
         (super::CHANGED_STALL, "4 GiB") => 0.03,
         (super::CHANGED_DURABLE, "4 GiB") => 0.15,
         (super::RESTART_RATIO, _) => 1.3,

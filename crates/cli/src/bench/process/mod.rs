@@ -1,15 +1,19 @@
 //! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and at a
-//! restart. Whatever can be compared is measured by turns with the same without kedge.
+//! restart. Whatever can be compared is measured by turns with the same without kedge, and with others that are
+//! installed (`peers`).
 
 pub(crate) mod barriers;
 pub(super) mod job;
 pub(super) mod known;
+mod peers;
 mod plain;
 
 use super::codecs::Scratch;
+use crate::output;
 use crate::size::Size;
 use job::Job;
 use kedge_probe::Series;
+use peers::{Measured, Peer};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,6 +22,8 @@ use std::time::Instant;
 /// Pairs of each loop; the fourth-smallest and fourth-largest of 15 bound the median by 96.5 %.
 const PAIRS: usize = 15;
 const RANK: usize = 4;
+/// Of these, with others beside: some take ten times as long.
+const PEER_PAIRS: usize = 5;
 /// Checkpoints and restarts of each kind.
 const ROUNDS: usize = 3;
 const SIZES: [u64; 2] = [1 << 30, 4 << 30];
@@ -37,6 +43,7 @@ pub(super) const LIMIT: &str = ": upper 95 % limit";
 pub(super) const STALL: &str = "the job stands still";
 pub(super) const SEEN: &str = "the longest pause that the program saw";
 pub(super) const DURABLE_SHARE: &str = "durable, as fast as direct writing";
+pub(super) const FIO_SHARE: &str = "durable, as fast as fio writes";
 pub(super) const CHANGED_STALL: &str = "1 % changed: the job stands still";
 pub(super) const CHANGED_DURABLE: &str = "1 % changed: durable";
 pub(super) const RESTART: &str = "restart to the first answer";
@@ -68,31 +75,42 @@ fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f
     sink(Series { name: name.into(), unit: unit.into(), samples });
 }
 
+/// What starts a program as a job.
+fn as_a_job() -> Result<Vec<String>, String> {
+    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
+    let kedge = kedge.display().to_string();
+    Ok([&kedge, "run", "--gpu", "none", "--"].map(str::to_owned).to_vec())
+}
+
 /// One loop, natively and as a job by turns.
 fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
+    let job = as_a_job()?;
+    let mut peers: Vec<_> = Peer::launchers().map(|peer| (peer, Vec::new())).collect();
     let mut ratios = Vec::new();
     for pair in 0..PAIRS {
         let mut times = [0.0; 2];
         // Whoever is second finds another machine than who is first.
         for turn in [pair % 2, 1 - pair % 2] {
-            let job: &[&str] = if turn == 1 { &["run", "--gpu", "none", "--"] } else { &[] };
-            times[turn] = loop_of(name, job)?;
+            times[turn] = loop_of(name, if turn == 1 { &job } else { &[] })?;
         }
         ratios.push(times[1] / times[0]);
+        for ((_, launcher), ratios) in peers.iter_mut().filter(|_| pair < PEER_PAIRS) {
+            ratios.extend(loop_of(name, launcher).map(|time| time / times[0]));
+        }
     }
     let mut sorted = ratios.clone();
     sorted.sort_by(f64::total_cmp);
     give(sink, said, "× native", ratios);
     give(sink, format!("{said}{LIMIT}"), "× native", vec![sorted[PAIRS - RANK]]);
+    for ((peer, _), ratios) in peers {
+        give(sink, format!("{said} under {}", peer.name()), "× native", ratios);
+    }
     Ok(())
 }
 
-fn loop_of(name: &str, job: &[&str]) -> Result<f64, String> {
+fn loop_of(name: &str, launcher: &[String]) -> Result<f64, String> {
     let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    let mut command = Command::new(&kedge);
-    if !job.is_empty() {
-        command.args(job).arg(&kedge);
-    }
+    let mut command = launched(launcher, &kedge.display().to_string());
     let output = command.args(["probe", "loop", name]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -100,21 +118,33 @@ fn loop_of(name: &str, job: &[&str]) -> Result<f64, String> {
     said.parse().map_err(|_| complaint())
 }
 
+/// `program`, started by `launcher` if there is one.
+fn launched(launcher: &[String], program: &str) -> Command {
+    let mut words = launcher.iter().map(String::as_str).chain([program]);
+    let mut command = Command::new(words.next().unwrap_or(program));
+    command.args(words);
+    command
+}
+
 fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
-    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    let timed = |command: &mut Command| {
+    let timed = |launcher: &[String]| {
         let begin = Instant::now();
-        let status = command.stdin(Stdio::null()).status().map_err(|error| error.to_string())?;
+        let status = launched(launcher, "/bin/true").stdin(Stdio::null()).status();
         let taken = begin.elapsed().as_secs_f64() * 1e3;
-        if status.success() { Ok(taken) } else { Err(format!("/bin/true: {status}")) }
+        match status.map_err(|error| error.to_string())? {
+            status if status.success() => Ok(taken),
+            status => Err(format!("/bin/true: {status}")),
+        }
     };
-    let pair = |_| {
-        let native = timed(&mut Command::new("/bin/true"))?;
-        let job = ["run", "--gpu", "none", "--", "/bin/true"];
-        Ok(timed(Command::new(&kedge).args(job))? - native)
+    let beyond = |launcher: &[String]| {
+        let pair = |_| Ok(-timed(&[])? + timed(launcher)?);
+        (0..PAIRS).map(pair).collect::<Result<Vec<f64>, String>>()
     };
-    let samples: Result<Vec<f64>, String> = (0..PAIRS).map(pair).collect();
-    give(sink, "start of /bin/true, beyond native", "ms", samples?);
+    give(sink, "start of /bin/true, beyond native", "ms", beyond(&as_a_job()?)?);
+    for (peer, launcher) in Peer::launchers() {
+        let name = format!("start of /bin/true under {}, beyond native", peer.name());
+        give(sink, name, "ms", beyond(&launcher).unwrap_or_default());
+    }
     Ok(())
 }
 
@@ -122,16 +152,19 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
 fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String> {
     let named = |what: &str| format!("{what}, {}", Size(size));
     let [mut stalls, mut gaps, mut cloned, mut lost] = [const { Vec::new() }; 4];
-    let [mut durable, mut shares] = [const { Vec::new() }; 2];
+    let [mut durable, mut shares, mut fio_shares] = [const { Vec::new() }; 3];
     let [mut restarts, mut ratios, mut lazy] = [const { Vec::new() }; 3];
+    let mut peers = Measured::none_yet();
     for _ in 0..ROUNDS {
         let mut job = Job::start(size, dir, &[])?;
         let direct = plain::write(dir, size)?;
+        let fio = peers::fio(dir, size)?;
         let taken = job.checkpoint(&[])?;
         let seconds = taken.seconds.ok_or("the image did not become durable")?;
         stalls.push(taken.stall_seconds);
         durable.push(seconds);
         shares.push(direct / seconds);
+        fio_shares.extend(fio.map(|fio| fio / seconds));
         job.tell(&format!("beat {}", 1.0 + 1.5 * seconds))?;
         let seen = job.checkpoint(&[])?;
         gaps.push(job.answer()?);
@@ -154,6 +187,16 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
             restarted.end();
         }
         empty(dir)?;
+        peers.retain_mut(|peer| match peer.round(size, dir) {
+            Ok(()) => true,
+            Err(said) => {
+                anstream::eprintln!(
+                    "kedge: warning: {}; its figures are left out",
+                    output::harmless(&said)
+                );
+                false
+            }
+        });
     }
     give(sink, named(STALL), "s", stalls);
     give(sink, named(SEEN), "s", gaps);
@@ -161,9 +204,13 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
     give(sink, named("time lost to a checkpoint by a program that writes"), "s", lost);
     give(sink, named("durable"), "s", durable);
     give(sink, named(DURABLE_SHARE), "of direct writing", shares);
+    give(sink, named(FIO_SHARE), "of fio's speed", fio_shares);
     give(sink, named(RESTART), "s", restarts);
     give(sink, named(RESTART_RATIO), "× reading", ratios);
     give(sink, named(LAZY), "s", lazy);
+    for peer in peers {
+        peer.series(&Size(size).to_string()).into_iter().for_each(&mut *sink);
+    }
     Ok(())
 }
 
