@@ -20,7 +20,7 @@ const WINDOW: u64 = 64 << 10;
 /// Threads that write one image at most: more than that, and the disk is what is slow.
 const MAX_WRITERS: usize = 8;
 /// Of these, so many wait for the disk while the others read memory and sum it up.
-const WAITING: usize = 2;
+const WAITING: usize = 6;
 
 /// Bits of an entry of /proc/PID/pagemap.
 const PRESENT: u64 = 1 << 63;
