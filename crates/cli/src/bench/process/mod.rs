@@ -11,13 +11,14 @@ mod plain;
 use super::codecs::Scratch;
 use crate::output;
 use crate::size::Size;
-use job::Job;
+use job::{Job, Taken};
 use kedge_probe::Series;
 use peers::{Measured, Peer};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Pairs of each loop; the fourth-smallest and fourth-largest of 15 bound the median by 96.5 %.
 const PAIRS: usize = 15;
@@ -26,6 +27,8 @@ const RANK: usize = 4;
 const PEER_PAIRS: usize = 5;
 /// Checkpoints and restarts of each kind.
 const ROUNDS: usize = 3;
+/// Between two that write to the disk.
+const REST: Duration = Duration::from_secs(1);
 const SIZES: [u64; 2] = [1 << 30, 4 << 30];
 /// Where there is room for none of those.
 const SMALL: u64 = 256 << 20;
@@ -155,11 +158,9 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
     let [mut durable, mut shares, mut fio_shares] = [const { Vec::new() }; 3];
     let [mut restarts, mut ratios, mut lazy] = [const { Vec::new() }; 3];
     let mut peers = Measured::none_yet();
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let mut job = Job::start(size, dir, &[])?;
-        let direct = plain::write(dir, size)?;
-        let fio = peers::fio(dir, size)?;
-        let taken = job.checkpoint(&[])?;
+        let Written { taken, direct, fio } = write_by_turns(round, &job, size, dir)?;
         let seconds = taken.seconds.ok_or("the image did not become durable")?;
         stalls.push(taken.stall_seconds);
         durable.push(seconds);
@@ -212,6 +213,27 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         peer.series(&Size(size).to_string()).into_iter().for_each(&mut *sink);
     }
     Ok(())
+}
+
+/// A checkpoint, and what others need for as many bytes.
+struct Written {
+    taken: Taken,
+    direct: f64,
+    fio: Option<f64>,
+}
+
+/// Each is first in one round: disks are slower when they have just been written to.
+fn write_by_turns(round: usize, job: &Job, size: u64, dir: &Path) -> Result<Written, String> {
+    let (mut taken, mut direct, mut fio) = (None, f64::NAN, None);
+    for turn in 0..3 {
+        thread::sleep(REST);
+        match (round + turn) % 3 {
+            0 => taken = Some(job.checkpoint(&[])?),
+            1 => direct = plain::write(dir, size)?,
+            _ => fio = peers::fio(dir, size)?,
+        }
+    }
+    Ok(Written { taken: taken.ok_or("no checkpoint")?, direct, fio })
 }
 
 /// How much longer the same work takes if there is a checkpoint meanwhile.
