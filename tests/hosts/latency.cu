@@ -26,6 +26,36 @@ static double median(int samples, int batch, const std::function<void()> &body)
     return all[all.size() / 2];
 }
 
+// One of `batch` calls that leave work behind, without the wait for that.
+static double posted(int samples, int batch, const std::function<void()> &body)
+{
+    std::vector<double> all;
+    for (int s = 0; s < samples; s++) {
+        auto begin = std::chrono::steady_clock::now();
+        for (int b = 0; b < batch; b++) body();
+        all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / batch);
+        CUDA(cudaDeviceSynchronize());
+    }
+    std::sort(all.begin(), all.end());
+    return all[all.size() / 2];
+}
+
+// A graph of one null kernel.
+static cudaGraphExec_t graph_of_one()
+{
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    null<<<1, 32, 0, stream>>>();
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    return exec;
+}
+
 static const char *separator = "{";
 
 static void say(const char *name, const char *size, double value)
@@ -51,7 +81,10 @@ int main(int argc, char **argv)
     memset(pageable, 1, some);
     CUDA(cudaMemset(here, 0, most));
     cudaEvent_t event;
+    cudaStream_t other;
     CUDA(cudaEventCreate(&event));
+    CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    cudaGraphExec_t graph = graph_of_one();
     CUDA(cudaDeviceSynchronize());
     puts("ready");
     fflush(stdout);
@@ -65,6 +98,15 @@ int main(int argc, char **argv)
         auto settle = [] { CUDA(cudaDeviceSynchronize()); };
         double burst = median(5, 1, [&] { for (int i = 0; i < 1000; i++) null<<<1, 32>>>(); settle(); });
         say("1000 launches and synchronize", "", 1e6 * burst);
+        auto launch = [] { null<<<1, 32>>>(); };
+        say("post a launch, one of 1000", "", 1e6 * posted(5, 1000, launch));
+        say("post a launch, one of 100000", "", 1e6 * posted(1, 100000, launch));
+        say("record an event", "", 1e6 * posted(20, 64, [&] { CUDA(cudaEventRecord(event)); }));
+        say("have a stream wait for an event", "", 1e6 * posted(20, 64, [&] { CUDA(cudaStreamWaitEvent(other, event, 0)); }));
+        say("launch a graph", "", 1e6 * posted(20, 64, [&] { CUDA(cudaGraphLaunch(graph, other)); }));
+        say("allocate and free in a stream", "", 1e6 * posted(20, 64, [&] {
+            void *memory;
+            CUDA(cudaMallocAsync(&memory, 1 << 20, other)); CUDA(cudaFreeAsync(memory, other)); }));
         for (const Size &size : sizes) {
             size_t n = size.bytes;
             if (n > most) continue;
