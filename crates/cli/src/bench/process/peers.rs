@@ -93,7 +93,7 @@ struct Running<'a> {
     peer: Peer,
     folder: &'a Path,
     child: Child,
-    /// Of the program; they stay open, so that it never sees their end.
+    /// Of the program, which sees their end when this process ends.
     input: File,
     output: File,
     answers: Receiver<String>,
@@ -112,12 +112,8 @@ impl<'a> Running<'a> {
             command.arg("--port-file").arg(folder.join("port"));
             command.arg("--ckptdir").arg(folder.join("images"));
         }
-        command.arg(kedge).args(["probe", "memory", &size.to_string()]).stderr(Stdio::null());
-        let child = command
-            .stdin(input.try_clone().map_err(failed)?)
-            .stdout(output.try_clone().map_err(failed)?)
-            .spawn()
-            .map_err(failed)?;
+        command.arg(kedge).args(["probe", "memory", &size.to_string()]);
+        let child = on_pipes(&mut command, folder).and_then(Command::spawn).map_err(failed)?;
         let answers = lines(output.try_clone().map_err(failed)?);
         let running = Running { peer, folder, child, input, output, answers };
         match running.line()?.as_str() {
@@ -213,9 +209,7 @@ impl<'a> Running<'a> {
         let mut command = self.peer.command("dmtcp_restart", self.folder);
         command.args(["-q", "-q", "--new-coordinator", "--coord-port", "0", "--port-file"]);
         command.arg(self.folder.join("port")).arg(file.path());
-        command.stdin(self.input.try_clone().map_err(failed)?);
-        command.stdout(self.output.try_clone().map_err(failed)?).stderr(Stdio::null());
-        command.spawn().map(Some).map_err(failed)
+        on_pipes(&mut command, self.folder).and_then(Command::spawn).map(Some).map_err(failed)
     }
 
     /// Ends what has been restarted.
@@ -241,6 +235,12 @@ impl Drop for Running<'_> {
         // Who reads the answers learns that nobody wants them.
         let _ = writeln!(self.output);
     }
+}
+
+/// Gives a program its ends of the FIFOs of `folder`, which are held open here.
+fn on_pipes<'c>(command: &'c mut Command, folder: &Path) -> std::io::Result<&'c mut Command> {
+    command.stdin(File::open(folder.join("in"))?).stderr(Stdio::null());
+    Ok(command.stdout(File::options().write(true).open(folder.join("out"))?))
 }
 
 /// A FIFO, held open at both ends.
