@@ -17,10 +17,8 @@ use std::thread;
 const CHUNK: u64 = 1 << 20;
 /// Pages whose entries are read together.
 const WINDOW: u64 = 64 << 10;
-/// Threads that write one image at most: more than that, and the disk is what is slow.
-const MAX_WRITERS: usize = 8;
-/// Of these, so many wait for the disk while the others read memory and sum it up.
-const WAITING: usize = 6;
+/// Threads that write one image: most of them wait for the disk while the others read memory and sum it up.
+const WRITERS: usize = 8;
 
 /// Bits of an entry of /proc/PID/pagemap.
 const PRESENT: u64 = 1 << 63;
@@ -176,8 +174,6 @@ pub(super) fn share_out<T: Sync>(
     writer: &ImageWriter,
     store: impl Fn(&T, &mut Packer<'_>) -> Result<(), EngineError> + Sync,
 ) -> Result<(), EngineError> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = (cores + WAITING).min(MAX_WRITERS);
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
@@ -195,7 +191,7 @@ pub(super) fn share_out<T: Sync>(
         }
     };
     thread::scope(|scope| {
-        for _ in 1..threads.min(items.len()) {
+        for _ in 1..WRITERS.min(items.len()) {
             scope.spawn(work);
         }
         work();
