@@ -78,10 +78,18 @@ fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f
     sink(Series { name: name.into(), unit: unit.into(), samples });
 }
 
+fn own_path() -> Result<String, String> {
+    Ok(job::kedge()?.get_program().to_string_lossy().into_owned())
+}
+
+/// Says that something that is installed cannot be compared with.
+fn leave_out(said: &str) {
+    anstream::eprintln!("kedge: warning: {}; its figures are left out", output::harmless(said));
+}
+
 /// What starts a program as a job.
 fn as_a_job() -> Result<Vec<String>, String> {
-    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    let kedge = kedge.display().to_string();
+    let kedge = own_path()?;
     Ok([&kedge, "run", "--gpu", "none", "--"].map(str::to_owned).to_vec())
 }
 
@@ -97,8 +105,17 @@ fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
             times[turn] = loop_of(name, if turn == 1 { &job } else { &[] })?;
         }
         ratios.push(times[1] / times[0]);
-        for ((_, launcher), ratios) in peers.iter_mut().filter(|_| pair < PEER_PAIRS) {
-            ratios.extend(loop_of(name, launcher).map(|time| time / times[0]));
+        if pair < PEER_PAIRS {
+            peers.retain_mut(|((peer, launcher), ratios)| match loop_of(name, launcher) {
+                Ok(time) => {
+                    ratios.push(time / times[0]);
+                    true
+                }
+                Err(error) => {
+                    leave_out(&format!("{}: {said}: {error}", peer.name()));
+                    false
+                }
+            });
         }
     }
     let mut sorted = ratios.clone();
@@ -112,8 +129,7 @@ fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
 }
 
 fn loop_of(name: &str, launcher: &[String]) -> Result<f64, String> {
-    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    let mut command = launched(launcher, &kedge.display().to_string());
+    let mut command = launched(launcher, &own_path()?);
     let output = command.args(["probe", "loop", name]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -140,13 +156,19 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
         }
     };
     let beyond = |launcher: &[String]| {
-        let pair = |_| Ok(-timed(&[])? + timed(launcher)?);
+        let pair = |_| {
+            let native = timed(&[])?;
+            Ok(timed(launcher)? - native)
+        };
         (0..PAIRS).map(pair).collect::<Result<Vec<f64>, String>>()
     };
     give(sink, "start of /bin/true, beyond native", "ms", beyond(&as_a_job()?)?);
     for (peer, launcher) in Peer::launchers() {
         let name = format!("start of /bin/true under {}, beyond native", peer.name());
-        give(sink, name, "ms", beyond(&launcher).unwrap_or_default());
+        match beyond(&launcher) {
+            Ok(samples) => give(sink, name, "ms", samples),
+            Err(error) => leave_out(&format!("{}: {error}", peer.name())),
+        }
     }
     Ok(())
 }
@@ -191,10 +213,7 @@ fn checkpoints(size: u64, dir: &Path, sink: &mut Sink<'_>) -> Result<(), String>
         peers.retain_mut(|peer| match peer.round(size, dir) {
             Ok(()) => true,
             Err(said) => {
-                anstream::eprintln!(
-                    "kedge: warning: {}; its figures are left out",
-                    output::harmless(&said)
-                );
+                leave_out(&said);
                 false
             }
         });
@@ -230,7 +249,12 @@ fn write_by_turns(round: usize, job: &Job, size: u64, dir: &Path) -> Result<Writ
         match (round + turn) % 3 {
             0 => taken = Some(job.checkpoint(&[])?),
             1 => direct = plain::write(dir, size)?,
-            _ => fio = peers::fio(dir, size)?,
+            _ => {
+                fio = peers::fio(dir, size).unwrap_or_else(|said| {
+                    leave_out(&said);
+                    None
+                })
+            }
         }
     }
     Ok(Written { taken: taken.ok_or("no checkpoint")?, direct, fio })

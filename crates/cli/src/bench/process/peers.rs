@@ -2,6 +2,7 @@
 //!
 //! Their program's standard streams are FIFOs, which both can bring back.
 
+use super::job::kedge;
 use kedge_probe::Series;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -105,18 +106,17 @@ impl<'a> Running<'a> {
         let [input, output] = ["in", "out"].map(|name| pipe(&folder.join(name)));
         let (input, output) = (input.map_err(failed)?, output.map_err(failed)?);
         fs::create_dir(folder.join("images")).map_err(failed)?;
-        let kedge = std::env::current_exe().map_err(failed)?;
         let mut command = peer.command("setsid", folder);
         command.args(peer.launcher());
         if peer == Peer::Dmtcp {
             command.arg("--port-file").arg(folder.join("port"));
             command.arg("--ckptdir").arg(folder.join("images"));
         }
-        command.arg(kedge).args(["probe", "memory", &size.to_string()]);
+        command.arg(kedge()?.get_program()).args(["probe", "memory", &size.to_string()]);
         let child = on_pipes(&mut command, folder).and_then(Command::spawn).map_err(failed)?;
         let answers = lines(output.try_clone().map_err(failed)?);
-        let running = Running { peer, folder, child, input, output, answers };
-        match running.line()?.as_str() {
+        let mut running = Running { peer, folder, child, input, output, answers };
+        match running.first_line()?.as_str() {
             "ready" => Ok(running),
             other => Err(format!("its program said `{other}`")),
         }
@@ -145,6 +145,20 @@ impl<'a> Running<'a> {
 
     fn tell(&mut self, order: &str) -> Result<(), String> {
         writeln!(self.input, "{order}").map_err(|error| error.to_string())
+    }
+
+    /// As [`Running::line`], of a program that may not even have been started.
+    fn first_line(&mut self) -> Result<String, String> {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            if let Ok(line) = self.answers.recv_timeout(Duration::from_millis(100)) {
+                return Ok(line);
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("{} ended early: {status}", self.peer.program()));
+            }
+        }
+        self.line()
     }
 
     fn line(&self) -> Result<String, String> {
@@ -314,8 +328,10 @@ impl Measured {
     }
 
     pub(super) fn series(self, size: &str) -> [Series; 2] {
-        let name = |what: &str| format!("{}: {what}, {size}", self.peer.name());
-        let series = |what, samples| Series { name: name(what), unit: "s".to_owned(), samples };
-        [series(super::SEEN, self.pauses.clone()), series(super::RESTART, self.restarts.clone())]
+        let Measured { peer, pauses, restarts } = self;
+        [(super::SEEN, pauses), (super::RESTART, restarts)].map(|(what, samples)| {
+            let name = format!("{}: {what}, {size}", peer.name());
+            Series { name, unit: "s".to_owned(), samples }
+        })
     }
 }
