@@ -13,7 +13,8 @@
 
 __global__ void null() {}
 
-static double median(int samples, int batch, const std::function<void()> &body)
+// Of one of `batch` calls; what comes after them does not count.
+static double median(int samples, int batch, const std::function<void()> &body, const std::function<void()> &after = [] {})
 {
     std::vector<double> all;
     body();
@@ -21,20 +22,7 @@ static double median(int samples, int batch, const std::function<void()> &body)
         auto begin = std::chrono::steady_clock::now();
         for (int b = 0; b < batch; b++) body();
         all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / batch);
-    }
-    std::sort(all.begin(), all.end());
-    return all[all.size() / 2];
-}
-
-// One of `batch` calls that leave work behind, without the wait for that.
-static double posted(int samples, int batch, const std::function<void()> &body)
-{
-    std::vector<double> all;
-    for (int s = 0; s < samples; s++) {
-        auto begin = std::chrono::steady_clock::now();
-        for (int b = 0; b < batch; b++) body();
-        all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / batch);
-        CUDA(cudaDeviceSynchronize());
+        after();
     }
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
@@ -99,14 +87,14 @@ int main(int argc, char **argv)
         double burst = median(5, 1, [&] { for (int i = 0; i < 1000; i++) null<<<1, 32>>>(); settle(); });
         say("1000 launches and synchronize", "", 1e6 * burst);
         auto launch = [] { null<<<1, 32>>>(); };
-        say("post a launch, one of 1000", "", 1e6 * posted(5, 1000, launch));
-        say("post a launch, one of 100000", "", 1e6 * posted(1, 100000, launch));
-        say("record an event", "", 1e6 * posted(20, 64, [&] { CUDA(cudaEventRecord(event)); }));
-        say("have a stream wait for an event", "", 1e6 * posted(20, 64, [&] { CUDA(cudaStreamWaitEvent(other, event, 0)); }));
-        say("launch a graph", "", 1e6 * posted(20, 64, [&] { CUDA(cudaGraphLaunch(graph, other)); }));
-        say("allocate and free in a stream", "", 1e6 * posted(20, 64, [&] {
+        say("post a launch, one of 1000", "", 1e6 * median(5, 1000, launch, settle));
+        say("post a launch, one of 100000", "", 1e6 * median(1, 100000, launch, settle));
+        say("record an event", "", 1e6 * median(20, 64, [&] { CUDA(cudaEventRecord(event)); }, settle));
+        say("have a stream wait for an event", "", 1e6 * median(20, 64, [&] { CUDA(cudaStreamWaitEvent(other, event, 0)); }, settle));
+        say("launch a graph", "", 1e6 * median(20, 64, [&] { CUDA(cudaGraphLaunch(graph, other)); }, settle));
+        say("allocate and free in a stream", "", 1e6 * median(20, 64, [&] {
             void *memory;
-            CUDA(cudaMallocAsync(&memory, 1 << 20, other)); CUDA(cudaFreeAsync(memory, other)); }));
+            CUDA(cudaMallocAsync(&memory, 1 << 20, other)); CUDA(cudaFreeAsync(memory, other)); }, settle));
         for (const Size &size : sizes) {
             size_t n = size.bytes;
             if (n > most) continue;
