@@ -7,6 +7,7 @@
 
 use crate::proc::{self, Status, is_zombie};
 use libc::pid_t;
+use std::cell::RefCell;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,17 +54,26 @@ fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
 }
 
 /// How long one that is ending may need for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Passes the ends of threads on that another of the job has killed before the calling thread, which `traced` them all,
-/// has let them go: their parents would never hear of them. What becomes of the process `root` is [`reap`]'s to tell.
-pub(crate) fn let_go_of_ended(traced: &[pid_t], root: pid_t) {
+thread_local! {
+    /// Threads that this one traced, and that were ending when it let go of them.
+    static ENDING: RefCell<Vec<pid_t>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread traces `tid`, which ends: [`settle`] sees to it.
+pub(crate) fn is_ending(tid: pid_t) {
+    ENDING.with_borrow_mut(|ending| ending.push(tid));
+}
+
+/// Passes the ends of what [`is_ending`] was told of on, by `deadline`. Until then their parents wait for them in vain,
+/// and who looks for the job's processes takes them for clones. What becomes of `others` is [`reap`]'s to tell.
+pub(crate) fn settle(deadline: Instant, others: impl Fn(pid_t) -> bool) {
     let process = |tid: pid_t| Status::of(tid).map_or(0, |status| status.decimal("Tgid") as pid_t);
-    let left = traced.iter().copied().filter(|tid| is_traced(*tid) && *tid != root);
+    let ending = ENDING.take().into_iter().filter(|tid| is_traced(*tid) && !others(*tid));
     // A first thread can be collected only when it is the last.
-    let (firsts, others): (Vec<pid_t>, Vec<pid_t>) = left.partition(|tid| process(*tid) == *tid);
-    let deadline = Instant::now() + PATIENCE;
-    for tid in others.into_iter().chain(firsts) {
+    let (firsts, rest): (Vec<pid_t>, Vec<pid_t>) = ending.partition(|tid| process(*tid) == *tid);
+    for tid in rest.into_iter().chain(firsts) {
         // It is not stopped, or it could have been let go: it ends.
         while wait_for(tid).is_none() && is_traced(tid) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -71,7 +81,15 @@ pub(crate) fn let_go_of_ended(traced: &[pid_t], root: pid_t) {
     }
 }
 
-fn wait_for(pid: pid_t) -> Option<(pid_t, i32)> {
+/// A process that this one has made or been given, by its first thread.
+pub(crate) fn is_own_child(tid: pid_t) -> bool {
+    let own = i64::from(std::process::id());
+    Status::of(tid).is_ok_and(|status| {
+        status.decimal("PPid") == own && status.decimal("Tgid") == i64::from(tid)
+    })
+}
+
+pub(crate) fn wait_for(pid: pid_t) -> Option<(pid_t, i32)> {
     let mut status = 0;
     // SAFETY: waitpid stores the status.
     let found = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::__WALL) };

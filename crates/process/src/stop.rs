@@ -2,7 +2,7 @@
 
 use crate::proc::{self, Field, Stat, Status};
 use crate::thread::Interrupted;
-use crate::{EngineError, Thread};
+use crate::{EngineError, Thread, reap};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -78,6 +78,14 @@ impl StoppedJob {
     }
 }
 
+impl Drop for StoppedJob {
+    fn drop(&mut self) {
+        self.processes.clear();
+        // Some may have been killed meanwhile. The others run.
+        reap::settle(Instant::now() + reap::PATIENCE, reap::is_own_child);
+    }
+}
+
 /// Stops every process of the job within `patience`, or none.
 pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
     // Whoever had stopped already goes on before a late one is waited for.
@@ -99,8 +107,13 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
             seen.insert(pid);
             match stop_process(pid, deadline) {
                 Ok(process) => job.processes.push(process),
-                Err(EngineError::Ended { .. }) if proc::has_ended(pid) => job.zombies.push(pid),
-                Err(EngineError::Ended { .. }) => {}
+                Err(EngineError::Ended { .. }) => {
+                    // Its parent, which may stand still by now, is still to collect it.
+                    reap::settle(deadline, reap::is_own_child);
+                    if proc::has_ended(pid) {
+                        job.zombies.push(pid);
+                    }
+                }
                 Err(other) => return Err(other),
             }
         }

@@ -1,7 +1,7 @@
 //! ptrace and its companions, typed.
 
 use crate::EngineError;
-use crate::proc::Status;
+use crate::reap;
 use libc::{c_long, c_void, pid_t};
 use std::io;
 use std::time::{Duration, Instant};
@@ -151,14 +151,9 @@ fn poll(pid: pid_t, flags: i32) -> Result<Option<Stop>, EngineError> {
 
 /// Passes the end of a traced thread on to its real parent, unless that is this process.
 fn let_go_of_ended(pid: pid_t) {
-    let own = i64::from(std::process::id());
-    let ours = Status::of(pid).is_ok_and(|status| {
-        status.decimal("PPid") == own && status.decimal("Tgid") == i64::from(pid)
-    });
-    if !ours {
-        let mut status = 0;
-        // SAFETY: waitpid stores the status.
-        unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::WNOHANG) };
+    if !reap::is_own_child(pid) && reap::wait_for(pid).is_none() {
+        // Others of its process end later.
+        reap::is_ending(pid);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A traced thread that is stopped, and the system calls that it is made to do.
 
-use crate::EngineError;
 use crate::sys::{self, Registers, Stop};
+use crate::{EngineError, reap};
 use libc::pid_t;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -291,8 +291,10 @@ impl Drop for Thread {
             return;
         }
         let _ = self.go_home();
-        // One that has ended needs no leave.
-        let _ = sys::request(libc::PTRACE_DETACH, self.pid, 0, "let it go");
+        if sys::request(libc::PTRACE_DETACH, self.pid, 0, "let it go").is_err() {
+            // What is not stopped any more was killed.
+            reap::is_ending(self.pid);
+        }
         if self.stopped {
             // SAFETY: a plain call.
             unsafe { libc::kill(self.pid, libc::SIGSTOP) };

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 /// Longest report of a failure that is read.
 const MAX_REPORT: u64 = 64 << 10;
@@ -65,9 +66,9 @@ pub(super) fn run(
     let notes = descriptors.notes.join("\n");
     // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
     drop(descriptors);
-    let traced: Vec<pid_t> = threads.iter().map(Thread::pid).collect();
     drop(threads);
-    reap::let_go_of_ended(&traced, root);
+    // Those that others of the job have killed before they were let go: their parents would never hear of them.
+    reap::settle(Instant::now() + reap::PATIENCE, |tid| tid == root);
     for process in plan.processes.iter().filter(|process| process.stopped) {
         // SAFETY: a plain call; it is a process that this one has made.
         unsafe { libc::kill(process.ids.pid, libc::SIGSTOP) };
