@@ -9,8 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Ends what has hung.
-const PATIENCE: &str = "60";
+/// Seconds after which what has hung is ended: 60, or what KEDGE_PATIENCE says, for long runs.
+pub(crate) fn patience() -> u64 {
+    std::env::var("KEDGE_PATIENCE").ok().and_then(|said| said.parse().ok()).unwrap_or(60)
+}
+
 /// Closes what the tests themselves were started with, then runs its arguments.
 const CLOSED: &str = r#"
 for fd in /proc/$$/fd/*; do
@@ -30,8 +33,7 @@ pub enum User {
 /// kedge, run by `user` with nothing open but the standard streams.
 pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
     let mut command = Command::new("timeout");
-    // Long runs say how long they are.
-    let patience = std::env::var("KEDGE_PATIENCE").unwrap_or_else(|_| PATIENCE.to_owned());
+    let patience = patience().to_string();
     // In the foreground: its own process group would be another than the terminal's.
     command.args([
         "--foreground",
@@ -273,9 +275,10 @@ pub fn writers_of(file: &Path) -> Vec<u32> {
     processes().filter(writes).collect()
 }
 
-/// Kills every process whose working folder is `home`: what has lost its supervisor, too.
+/// Kills every process whose working folder is `home` or in it: what has lost its supervisor, too.
 pub fn kill_all_in(home: &Path) {
-    let here = |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == home);
+    let cwd = |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd"));
+    let here = |pid: &u32| cwd(pid).is_ok_and(|cwd| cwd.starts_with(home));
     let pids: Vec<u32> = processes().filter(here).collect();
     if !pids.is_empty() {
         send("KILL", &pids);

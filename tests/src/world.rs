@@ -1,14 +1,38 @@
 //! What the tests of the `kedge` command share: a world of its own for each.
 
-use crate::kedge;
+use crate::{job, kedge};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 /// A private folder for jobs, gone at the end.
 #[derive(Debug)]
-pub struct World(pub PathBuf);
+pub struct World(pub PathBuf, #[expect(dead_code, reason = "it ends with the folder")] Limit);
+
+/// Kills what works in a test's folder, if the test takes far too long: processes that have lost their kedge hold the
+/// pipes that it reads, and it would wait for them as long as they live.
+#[derive(Debug)]
+pub struct Limit {
+    /// Its end is the watch's.
+    _ended: mpsc::Sender<()>,
+}
+
+impl Limit {
+    fn new(dir: PathBuf, limit: Duration) -> Limit {
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            while receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{}: over {limit:?}: what works there is killed", dir.display());
+                job::kill_all_in(&dir);
+            }
+        });
+        Limit { _ended: sender }
+    }
+}
 
 impl World {
     pub fn new(name: &str) -> World {
@@ -16,7 +40,9 @@ impl World {
         let dir = PathBuf::from(format!("/tmp/kcli-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(dir.join("run")).expect("a folder under /tmp");
-        World(dir)
+        // A test runs kedge some times.
+        let limit = Duration::from_secs(10 * job::patience());
+        World(dir.clone(), Limit::new(dir, limit))
     }
 
     pub fn runtime(&self) -> PathBuf {
@@ -125,4 +151,18 @@ pub fn has_fields(objects: &[Value], fields: &[&str]) {
 
 pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_works_in_a_world_for_too_long_is_killed() {
+        let world = World::new("limit");
+        let mut sleep = Command::new("sleep");
+        sleep.arg("1000").current_dir(world.home());
+        let _limit = Limit::new(world.0.clone(), Duration::from_millis(50));
+        assert!(!sleep.output().expect("sleep").status.success());
+    }
 }
