@@ -195,16 +195,24 @@ static void make_outside(void) {
     connect_to(11, 10);
     put(accept(10, NULL, NULL), 12);
     say(12, "from outside");
-    int parent = getpid();
+    int parent = getpid(), ready[2];
+    char byte;
+    EXPECT(pipe(ready) == 0);
     if (fork() == 0) {
         close(10);
         close(11);
         alarm(60);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ready[0]);
+        /* As long as it has the listening socket, nobody else can listen there. */
+        if (write(ready[1], "", 1) != 1) _exit(1);
+        close(ready[1]);
         while (getppid() == parent)
             pause();
         _exit(0);
     }
+    EXPECT(read(ready[0], &byte, 1) == 1);
+    EXPECT(close(ready[0]) == 0 && close(ready[1]) == 0);
     EXPECT(close(12) == 0);
 }
 
