@@ -105,7 +105,7 @@ wire! {
         /// A variable by its name → `Result<GlobalInfo, u32>`; NOT_FOUND where there is none.
         Global = 18 { module: ModuleId, name: Text<65536> },
         /// A texture or surface object → `Result<u64, u32>`: the handle that kernels receive.
-        TextureCreate = 19 { ctx: CtxId, texture: Texture },
+        TextureCreate = 19 { ctx: CtxId, texture: Box<Texture> },
         /// Physical memory of a device (`cuMemCreate`), zeroed → `Status`: OUT_OF_MEMORY where the
         /// device has not got so much. `shareable`: `HandleExport` is possible.
         HandleCreate = 20 { handle: MemHandleId, device: u32, size: u64, shareable: bool },
@@ -123,9 +123,9 @@ wire! {
         Limit = 25 { ctx: CtxId, limit: u32 },
         /// A tensor map as kedge writes it (`kedge_cuda_types::tensor_map`), to an inexact device only
         /// → `Result<[u8; 128], u32>`: the map as the device reads it.
-        TensorMap = 26 { map: [u8; 128] },
+        TensorMap = 26 { map: Box<[u8; 128]> },
         /// A tensor map as the device reads it → the same with another address.
-        TensorMapMove = 27 { map: [u8; 128], address: u64 },
+        TensorMapMove = 27 { map: Box<[u8; 128]>, address: u64 },
         /// Whether [addr, addr+size), outside of the arenas, is memory that the driver has placed on
         /// the context's device → `Status`: INVALID_VALUE if not. To an inexact device only.
         CheckPlaced = 28 { ctx: CtxId, addr: u64, size: u64 },

@@ -112,7 +112,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
             "copy-inline",
             enqueue(StreamOp::CopyInline { dst: 8, bytes: Bytes::new(vec![1, 2, 3]).unwrap() }),
         ),
-        ("texture", call(Call::TextureCreate { ctx: CtxId(1), texture })),
+        ("texture", call(Call::TextureCreate { ctx: CtxId(1), texture: Box::new(texture) })),
         (
             "kernel",
             call(Call::Kernel {
@@ -128,7 +128,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
                 query: Occupancy::ActiveBlocks { threads: 256, shared: 1 << 15 },
             }),
         ),
-        ("tensor-map", call(Call::TensorMapMove { map: [9; 128], address: 1 << 46 })),
+        ("tensor-map", call(Call::TensorMapMove { map: Box::new([9; 128]), address: 1 << 46 })),
         (
             "mipmap",
             call(Call::MipmapCreate {

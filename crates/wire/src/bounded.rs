@@ -14,6 +14,7 @@ fn check(len: usize, max: usize) -> Result<(), TooLong> {
     if len > max { Err(TooLong { len, max }) } else { Ok(()) }
 }
 
+#[inline]
 fn get_len(r: &mut Reader<'_>, what: &'static str, max: usize) -> Result<usize, WireError> {
     let len = u32::get(r)? as usize;
     if len > max {
@@ -24,16 +25,16 @@ fn get_len(r: &mut Reader<'_>, what: &'static str, max: usize) -> Result<usize, 
 
 /// At most `MAX` bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Bytes<const MAX: usize>(Vec<u8>);
+pub struct Bytes<const MAX: usize>(Box<[u8]>);
 
 impl<const MAX: usize> Bytes<MAX> {
     pub fn new(bytes: Vec<u8>) -> Result<Self, TooLong> {
         check(bytes.len(), MAX)?;
-        Ok(Self(bytes))
+        Ok(Self(bytes.into_boxed_slice()))
     }
 
     pub fn into_inner(self) -> Vec<u8> {
-        self.0
+        self.0.into_vec()
     }
 }
 
@@ -45,34 +46,36 @@ impl<const MAX: usize> Deref for Bytes<MAX> {
 }
 
 impl<const MAX: usize> Wire for Bytes<MAX> {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         (self.0.len() as u32).put(w);
         w.raw(&self.0);
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let len = get_len(r, "bytes", MAX)?;
-        Ok(Self(r.raw(len)?.to_vec()))
+        Ok(Self(r.raw(len)?.into()))
     }
 }
 
 /// At most `MAX` values of `T`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct List<T, const MAX: usize>(Vec<T>);
+pub struct List<T, const MAX: usize>(Box<[T]>);
 
 impl<T, const MAX: usize> Default for List<T, MAX> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self(Box::default())
     }
 }
 
 impl<T, const MAX: usize> List<T, MAX> {
     pub fn new(values: Vec<T>) -> Result<Self, TooLong> {
         check(values.len(), MAX)?;
-        Ok(Self(values))
+        Ok(Self(values.into_boxed_slice()))
     }
 
     pub fn into_inner(self) -> Vec<T> {
-        self.0
+        self.0.into_vec()
     }
 }
 
@@ -84,12 +87,14 @@ impl<T, const MAX: usize> Deref for List<T, MAX> {
 }
 
 impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         (self.0.len() as u32).put(w);
         for value in &self.0 {
             value.put(w);
         }
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let len = get_len(r, "list", MAX)?;
         // A hostile length must not reserve memory that the message cannot fill.
@@ -97,7 +102,7 @@ impl<T: Wire, const MAX: usize> Wire for List<T, MAX> {
         for _ in 0..len {
             values.push(T::get(r)?);
         }
-        Ok(Self(values))
+        Ok(Self(values.into_boxed_slice()))
     }
 }
 
@@ -134,10 +139,12 @@ impl<const MAX: usize> Deref for Text<MAX> {
 }
 
 impl<const MAX: usize> Wire for Text<MAX> {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         (self.0.len() as u32).put(w);
         w.raw(self.0.as_bytes());
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let len = get_len(r, "text", MAX)?;
         match std::str::from_utf8(r.raw(len)?) {

@@ -109,15 +109,27 @@ macro_rules! wire_int {
 wire_int!(u8, u16, u32, u64, i32, i64, f32, f64);
 
 impl Wire for bool {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         u8::from(*self).put(w);
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         match u8::get(r)? {
             0 => Ok(false),
             1 => Ok(true),
             _ => Err(WireError::Invalid { what: "bool" }),
         }
+    }
+}
+
+/// For what is large and rare: an enum is as large as its largest variant.
+impl<T: Wire> Wire for Box<T> {
+    fn put(&self, w: &mut Writer<'_>) {
+        (**self).put(w);
+    }
+    fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
+        T::get(r).map(Box::new)
     }
 }
 
@@ -129,11 +141,13 @@ impl Wire for () {
 }
 
 impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         for value in self {
             value.put(w);
         }
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let mut out = [T::default(); N];
         for slot in &mut out {
@@ -144,28 +158,33 @@ impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
 }
 
 impl<A: Wire, B: Wire> Wire for (A, B) {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         self.0.put(w);
         self.1.put(w);
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok((A::get(r)?, B::get(r)?))
     }
 }
 
 impl<T: Wire> Wire for Option<T> {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         self.is_some().put(w);
         if let Some(value) = self {
             value.put(w);
         }
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok(if bool::get(r)? { Some(T::get(r)?) } else { None })
     }
 }
 
 impl<T: Wire, E: Wire> Wire for Result<T, E> {
+    #[inline]
     fn put(&self, w: &mut Writer<'_>) {
         self.is_ok().put(w);
         match self {
@@ -173,6 +192,7 @@ impl<T: Wire, E: Wire> Wire for Result<T, E> {
             Err(error) => error.put(w),
         }
     }
+    #[inline]
     fn get(r: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok(if bool::get(r)? { Ok(T::get(r)?) } else { Err(E::get(r)?) })
     }

@@ -99,7 +99,7 @@ unsafe fn elements<T: Copy, const N: usize>(
 /// The map in the form that the device reads: the software device reads kedge's own.
 fn device_form(map: &TensorMap) -> Result<Bytes, CuError> {
     let ours = map.encode();
-    if any_exact() { Ok(ours) } else { ask(&Call::TensorMap { map: ours }) }
+    if any_exact() { Ok(ours) } else { ask(&Call::TensorMap { map: Box::new(ours) }) }
 }
 
 fn ask(call: &Call) -> Result<Bytes, CuError> {
@@ -206,7 +206,7 @@ pub(crate) unsafe fn cuTensorMapReplaceAddress(
         changed.check()?;
         changed.encode()
     } else {
-        ask(&Call::TensorMapMove { map: bytes, address: address as u64 })?
+        ask(&Call::TensorMapMove { map: Box::new(bytes), address: address as u64 })?
     };
     // SAFETY: as above.
     unsafe { give(map.cast::<Bytes>(), changed) }

@@ -200,7 +200,7 @@ unsafe fn publish(
     if handle.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let made = ask::<Result<u64, u32>>(&Call::TextureCreate { ctx, texture })?;
+    let made = ask::<Result<u64, u32>>(&Call::TextureCreate { ctx, texture: Box::new(texture) })?;
     let id = made.map_err(CuError)?;
     objects().insert((ctx, id), object);
     // SAFETY: as the caller promised.
