@@ -223,7 +223,7 @@ impl Consumer {
         let (seq, slot) = self.copy_out(available)?;
         self.head += entry_bytes(self.buffer.len());
         self.seq = seq;
-        self.publish_head();
+        self.publish_head(available);
         if tail != self.head {
             self.fetch_ahead();
         }
@@ -267,11 +267,15 @@ impl Consumer {
         Ok((seq, slot))
     }
 
-    /// Tells the client of the room. A sleeping client is woken when a quarter of the ring is free,
-    /// so that a full ring does not cost a wake-up an entry.
-    fn publish_head(&self) {
+    /// Tells the client of the room, where so many bytes were used before. A sleeping client is woken when a quarter of
+    /// the ring is free, so that a full ring does not cost a wake-up an entry. Nor does an emptier one cost a fence:
+    /// whoever sleeps found it full, and then so did this end, after the client's last entry and until a half was free.
+    fn publish_head(&self, available: u64) {
         let header = self.segment.header();
         header.head.0.store(self.head, Ordering::Release);
+        if available <= (RING_BYTES / 2) as u64 {
+            return;
+        }
         fence(Ordering::SeqCst);
         if header.producer_sleeps.0.load(Ordering::Relaxed) != 0 {
             let used = header.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head);
