@@ -19,15 +19,16 @@ use kedge_cuda_types::graph::{
 };
 use kedge_device::Host;
 use kedge_protocol::{CtxId, EventId, GraphExecId, ModuleId, Place, StreamId, StreamOp};
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(crate) struct Tables {
-    pub(crate) contexts: HashMap<CtxId, Arc<Context>>,
-    pub(crate) streams: HashMap<StreamId, Arc<Stream>>,
-    pub(crate) events: HashMap<EventId, Arc<Event>>,
-    pub(crate) modules: HashMap<ModuleId, Module>,
-    pub(crate) graphs: HashMap<GraphExecId, Graph>,
+    pub(crate) contexts: FxHashMap<CtxId, Arc<Context>>,
+    pub(crate) streams: FxHashMap<StreamId, Arc<Stream>>,
+    pub(crate) events: FxHashMap<EventId, Arc<Event>>,
+    pub(crate) modules: FxHashMap<ModuleId, Module>,
+    pub(crate) graphs: FxHashMap<GraphExecId, Graph>,
     pub(crate) textures: Textures,
     pub(crate) arena: Arena,
     pub(crate) host_memory: HostMemory,
@@ -37,11 +38,11 @@ pub(crate) struct Tables {
 impl Tables {
     pub(crate) fn new(driver: &Arc<Driver>, arena: Arena) -> Tables {
         Tables {
-            contexts: HashMap::new(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            modules: HashMap::new(),
-            graphs: HashMap::new(),
+            contexts: FxHashMap::default(),
+            streams: FxHashMap::default(),
+            events: FxHashMap::default(),
+            modules: FxHashMap::default(),
+            graphs: FxHashMap::default(),
             textures: Textures::default(),
             arena,
             host_memory: HostMemory::new(driver),
