@@ -5,6 +5,7 @@ pub(crate) mod codecs;
 mod cost;
 mod figures;
 pub(crate) mod process;
+mod scratch;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -157,14 +158,14 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
             let usual = if matches!(gpu, GpuSpec::Soft { .. }) { SOFT_SIZE } else { GPU_SIZE };
             let sizes = if sizes.is_empty() { vec![usual] } else { sizes };
-            let folder = codecs::Scratch::new(dir)?;
+            let folder = scratch::Scratch::new(dir)?;
             let driver = !args.no_driver;
             let bench = checkpoint::Bench { gpu: &gpu, dir: &folder.0, driver };
             return sizes.iter().try_for_each(|size| bench.run(*size, sink));
         }
         What::Cost => {
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
-            let folder = codecs::Scratch::new(dir)?;
+            let folder = scratch::Scratch::new(dir)?;
             return cost::run(&gpu, &folder.0, sink);
         }
         What::Calls | What::Copy | What::Soft => {}

@@ -4,15 +4,14 @@ mod data;
 mod forked;
 pub(super) mod published;
 
+use super::scratch::Scratch;
 use data::Data;
 use forked::Holder;
 pub(crate) use forked::hold;
 use kedge_image::{Choice, ImageError, ImageWriter, MAX_EXTENT, encode};
 use kedge_probe::Series;
-use kedge_supervisor::policy;
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -132,26 +131,4 @@ fn store(bytes: &[u8], strategy: &Strategy, folder: &Path) -> Result<(f64, u64),
     // The next round's file is a new one, as the next checkpoint's is.
     let _ = fs::remove_file(&path);
     Ok((taken, entry.bytes))
-}
-
-/// A folder on the disk where images go, removed at the end.
-pub(super) struct Scratch(pub(super) PathBuf);
-
-impl Scratch {
-    pub(super) fn new(dir: Option<&Path>) -> Result<Scratch, String> {
-        let parent = match dir {
-            Some(dir) => dir.to_owned(),
-            None => policy::default_dir().map_err(|error| error.to_string())?,
-        };
-        let folder = parent.join(format!("bench-{}", std::process::id()));
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        made.map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Scratch(folder))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

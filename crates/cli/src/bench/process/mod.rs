@@ -8,7 +8,7 @@ pub(super) mod known;
 mod peers;
 mod plain;
 
-use super::codecs::Scratch;
+use super::scratch::Scratch;
 use crate::output;
 use crate::size::Size;
 use job::{Job, Taken};
