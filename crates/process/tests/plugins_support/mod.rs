@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,6 +39,13 @@ impl Drop for Folder {
     }
 }
 
+/// One at a time: the ports of one that was killed are anybody's until it has them again, and what is being saved is open
+/// in a program that another test starts, for a moment.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A scenario, from its start to what it finds again.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -49,6 +57,8 @@ pub(crate) struct Scenario {
     /// The job's standard output, as the supervisor has it.
     stdout: Option<OwnedFd>,
     output: BufReader<File>,
+    /// Until the others have gone.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Scenario {
@@ -60,6 +70,7 @@ impl Scenario {
 
     /// The same under another program, which starts it and waits for it.
     pub(crate) fn start_under(wrapper: &[&str], source: &str, name: &'static str) -> Scenario {
+        let _alone = alone();
         let folder = Folder::new();
         let program = build(source, &folder);
         fs::create_dir(folder.0.join("work")).unwrap();
@@ -75,7 +86,8 @@ impl Scenario {
         let others = line.trim().strip_prefix("ready").expect(&line).split_whitespace();
         let mut pids = vec![child.id() as i32];
         pids.extend(others.map(|pid| pid.parse::<i32>().unwrap()));
-        Scenario { name, folder, program, pids, child: Some(child), stdout: Some(stdout), output }
+        let (child, stdout) = (Some(child), Some(stdout));
+        Scenario { name, folder, program, pids, child, stdout, output, _alone }
     }
 
     pub(crate) fn options(&self) -> SurveyOptions<'_> {
@@ -291,6 +303,7 @@ pub(crate) fn as_an_ordinary_user() {
     // The build's folder may be private to root.
     let copy = folder.0.join("tests");
     fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let _alone = alone();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     let status = command.env("TMPDIR", &folder.0).current_dir(&folder.0).status().unwrap();

@@ -43,24 +43,41 @@ fn tcp(six: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Binds; waits while nothing but old connections in TIME-WAIT has the port.
+/// Binds; waits a moment for whoever has the port: a process that was killed gives its memory back before its sockets.
+pub(super) fn bind_soon(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
+    const DYING: Duration = Duration::from_secs(2);
+    let begin = Instant::now();
+    loop {
+        match bind(fd, &address) {
+            Err(Errno::ADDRINUSE) if begin.elapsed() < DYING => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// As [`bind_soon`], and waits while nothing but old connections in TIME-WAIT has the port.
 pub(super) fn patient_bind(fd: &OwnedFd, address: SocketAddr, world: &World) -> io::Result<()> {
     /// TCP_TIMEWAIT_LEN is 60 s.
     const TIME_WAIT: Duration = Duration::from_secs(65);
     let (begin, mut told) = (Instant::now(), false);
     loop {
-        match bind(fd, &address) {
-            Err(Errno::ADDRINUSE) if begin.elapsed() < TIME_WAIT && !answers(address) => {
-                if !told && begin.elapsed() > Duration::from_secs(1) {
+        match bind_soon(fd, address) {
+            Err(error)
+                if Errno::from_io_error(&error) == Some(Errno::ADDRINUSE)
+                    && begin.elapsed() < TIME_WAIT
+                    && !answers(address) =>
+            {
+                if !told {
                     told = true;
                     world.tell(&format!(
                         "waiting for {address}: connections that were closed before the checkpoint still have it \
                          (TIME-WAIT, a minute at most)"
                     ));
                 }
-                std::thread::sleep(Duration::from_millis(100));
             }
-            other => return Ok(other?),
+            other => return other,
         }
     }
 }
@@ -192,4 +209,27 @@ pub(super) fn anywhere(six: bool, world: &World) -> Result<(OwnedFd, OwnedFd), P
 /// Closes `fd` so that the other end sees a reset.
 pub(super) fn reset(fd: OwnedFd) -> Result<(), PluginError> {
     sockopt::set_socket_linger(fd.as_fd(), Some(Duration::ZERO)).to(|| "reset a connection")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::thread;
+
+    /// Those of a process that dies are there for a moment.
+    #[test]
+    fn a_port_that_is_given_back_soon_is_waited_for() {
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (stream, datagram) = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop((listener, socket));
+        });
+        bind_soon(&tcp(true).unwrap(), stream).unwrap();
+        let udp = plain(false, libc::SOCK_DGRAM, libc::IPPROTO_UDP).unwrap();
+        bind_soon(&udp, datagram).unwrap();
+        ends.join().unwrap();
+    }
 }

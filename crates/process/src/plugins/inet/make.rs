@@ -167,9 +167,10 @@ fn bind_at(
     }
     // A client's own address was chosen by the kernel.
     let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
-    let bound = match socket.is_stream() && !chosen {
-        true => connect::patient_bind(fd, local, world),
-        false => bind(fd, &local).map_err(Into::into),
+    let bound = match (chosen, socket.is_stream()) {
+        (true, _) => bind(fd, &local).map_err(Into::into),
+        (false, true) => connect::patient_bind(fd, local, world),
+        (false, false) => connect::bind_soon(fd, local),
     };
     let bound = bound.or_else(|e| {
         let moved = moved::here(local).filter(|moved| *moved != local);
