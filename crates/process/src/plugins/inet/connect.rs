@@ -3,6 +3,7 @@
 use super::save::loopback;
 use super::{MPTCP, Socket};
 use crate::plugins::error::{Context, PluginError};
+use crate::plugins::sys;
 use crate::plugins::world::World;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -111,7 +112,7 @@ fn connected(
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     let client = tcp(six)?;
     if let Some(from) = from {
-        bind(&client, &from)?;
+        bind_client(&client, from)?;
     }
     bounded(&client, to)?;
     rustix::io::ioctl_fionbio(&client, false)?;
@@ -123,6 +124,24 @@ fn connected(
         if peer.is_some_and(|peer| same(peer, own)) {
             return Ok((accepted, client));
         }
+    }
+}
+
+/// Gives a client's end its address. A port that connections to others have by now, or had lately, can still be chosen
+/// for it when it connects, as it was at first, where the kernel lets a socket say from which (Linux 6.3).
+fn bind_client(client: &OwnedFd, from: SocketAddr) -> io::Result<()> {
+    const IP_LOCAL_PORT_RANGE: i32 = 51;
+    match bind(client, &from) {
+        Err(Errno::ADDRINUSE) => {
+            let port = u32::from(from.port());
+            let range = (port | port << 16).to_ne_bytes();
+            sys::set_socket_option(client, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range)
+                .map_err(|_| Errno::ADDRINUSE)?;
+            let late = 1i32.to_ne_bytes();
+            sys::set_socket_option(client, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &late)?;
+            Ok(bind(client, &SocketAddr::new(from.ip(), 0))?)
+        }
+        other => Ok(other?),
     }
 }
 
@@ -216,6 +235,20 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, UdpSocket};
     use std::thread;
+
+    /// It is not the connection's alone: its first owner did not have it alone either.
+    #[test]
+    fn a_clients_port_that_others_use_for_other_connections_is_had_again() {
+        for home in ["127.0.0.1:0", "[::1]:0"] {
+            let [one, two] = [(); 2].map(|()| TcpListener::bind(home).unwrap());
+            let other = std::net::TcpStream::connect(one.local_addr().unwrap()).unwrap();
+            let (from, to) = (other.local_addr().unwrap(), two.local_addr().unwrap());
+            let (server, client) = connected(&two.into(), from.is_ipv6(), Some(from), to).unwrap();
+            assert_eq!(SocketAddr::try_from(getsockname(&client).unwrap()).unwrap(), from);
+            let peer = getpeername(&server).unwrap().unwrap();
+            assert_eq!(SocketAddr::try_from(peer).unwrap(), from);
+        }
+    }
 
     /// Those of a process that dies are there for a moment.
     #[test]
