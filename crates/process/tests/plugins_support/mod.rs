@@ -7,12 +7,14 @@ use kedge_process::plugins::{
     Argument, InjectedCall, PathMap, RecreateOptions, Recreated, Saved, Survey, SurveyOptions,
 };
 use rustix::fd::{AsFd, OwnedFd};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,11 +41,22 @@ impl Drop for Folder {
     }
 }
 
-/// One at a time: the ports of one that was killed are anybody's until it has them again, and what is being saved is open
-/// in a program that another test starts, for a moment.
-fn alone() -> MutexGuard<'static, ()> {
+/// The scenarios of one test at a time: the ports of one that was killed are anybody's until it has them again, and what
+/// is being saved is open in a program that another test starts, for a moment.
+type Alone = Rc<MutexGuard<'static, ()>>;
+
+fn alone() -> Alone {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    thread_local! {
+        static MINE: RefCell<Weak<MutexGuard<'static, ()>>> = const { RefCell::new(Weak::new()) };
+    }
+    MINE.with_borrow_mut(|mine| {
+        mine.upgrade().unwrap_or_else(|| {
+            let taken = Rc::new(ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+            *mine = Rc::downgrade(&taken);
+            taken
+        })
+    })
 }
 
 /// A scenario, from its start to what it finds again.
@@ -58,7 +71,7 @@ pub(crate) struct Scenario {
     stdout: Option<OwnedFd>,
     output: BufReader<File>,
     /// Until the others have gone.
-    _alone: MutexGuard<'static, ()>,
+    _alone: Alone,
 }
 
 impl Scenario {
