@@ -117,6 +117,10 @@ fn connected(
     bounded(&client, to)?;
     rustix::io::ioctl_fionbio(&client, false)?;
     let own = SocketAddr::try_from(getsockname(&client)?)?;
+    // The kernel passes over a range outside of its own (net.ipv4.ip_local_port_range).
+    if from.is_some_and(|from| from.port() != own.port()) {
+        return Err(Errno::ADDRINUSE.into());
+    }
     loop {
         let accepted = accept_with(listener, SocketFlags::CLOEXEC)?;
         // Anybody may connect meanwhile.
@@ -248,6 +252,22 @@ mod tests {
             let peer = getpeername(&server).unwrap().unwrap();
             assert_eq!(SocketAddr::try_from(peer).unwrap(), from);
         }
+    }
+
+    /// The kernel chooses none outside of its range: another one would be no better than none.
+    #[test]
+    fn no_other_port_is_taken_for_one_that_cannot_be_chosen() {
+        let [one, two] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let taken = |port: &u16| {
+            let other = plain(false, libc::SOCK_STREAM, 0).unwrap();
+            bind(&other, &SocketAddr::new(loopback(false), *port)).ok()?;
+            bounded(&other, one.local_addr().unwrap()).ok().map(|()| other)
+        };
+        let other = (20_000..30_000).find_map(|port| taken(&port)).expect("a free port");
+        let from = SocketAddr::try_from(getsockname(&other).unwrap()).unwrap();
+        let to = two.local_addr().unwrap();
+        let failed = connected(&two.into(), false, Some(from), to);
+        assert_eq!(Errno::from_io_error(&failed.unwrap_err()), Some(Errno::ADDRINUSE));
     }
 
     /// Those of a process that dies are there for a moment.
