@@ -91,6 +91,8 @@ int main(int argc, char **argv)
         say("post a launch, one of 100000", "", 1e6 * median(1, 100000, launch, settle));
         say("record an event", "", 1e6 * median(20, 64, [&] { CUDA(cudaEventRecord(event)); }, settle));
         say("have a stream wait for an event", "", 1e6 * median(20, 64, [&] { CUDA(cudaStreamWaitEvent(other, event, 0)); }, settle));
+        say("record, and have another stream wait", "", 1e6 * median(20, 64, [&] {
+            CUDA(cudaEventRecord(event)); CUDA(cudaStreamWaitEvent(other, event, 0)); }, settle));
         say("launch a graph", "", 1e6 * median(20, 64, [&] { CUDA(cudaGraphLaunch(graph, other)); }, settle));
         say("allocate and free in a stream", "", 1e6 * median(20, 64, [&] {
             void *memory;

@@ -217,14 +217,13 @@ pub(crate) fn stream_wait(stream: CUstream, handle: CUevent, flags: u32) -> Resu
     if flags == CU_EVENT_WAIT_EXTERNAL && capture::intercepts(&stream)? {
         return capture::append(&stream, Payload::event_wait(handle)?).map(drop);
     }
-    let mark = match &*event.last() {
-        Last::Captured(mark) => Some(mark.clone()),
-        _ => None,
+    let (mark, over) = match &*event.last() {
+        Last::Captured(mark) => (Some(mark.clone()), false),
+        Last::Never => (None, true),
+        Last::Device(post) => (None, session::get()?.client.completed() >= *post),
     };
-    if capture::wait(&stream, mark.as_ref())? {
-        return Ok(());
-    }
-    if matches!(*event.last(), Last::Never) && !event.interprocess {
+    // There is nothing to wait for, unless another process has recorded it since.
+    if capture::wait(&stream, mark.as_ref())? || (over && !event.interprocess) {
         return Ok(());
     }
     stream.post(StreamOp::EventWait { event: event.id })?;
