@@ -95,7 +95,7 @@ impl World {
         let bin = self.0.join("bin");
         if !bin.join("kedge").exists() {
             std::fs::create_dir_all(&bin).expect("a folder");
-            for part in ["kedge-proxy", "libkedge_cuda.so", "kedge"] {
+            for part in ["kedge-proxy", "libkedge_cuda.so", "libkedge_nvml.so", "kedge"] {
                 let (from, to) = (kedge().with_file_name(part), bin.join(part));
                 if std::fs::hard_link(&from, &to).is_err() {
                     std::fs::copy(from, to).expect("kedge's parts");

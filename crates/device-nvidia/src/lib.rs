@@ -11,6 +11,7 @@
 //!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
 //!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep. [`code`]: what it places anew.
 //! - [`ready`]: GPUs that are ready before there is a client.
+//! - [`nvml`]: NVIDIA's management library, for the job's questions to it.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
 
 mod allocations;
@@ -40,6 +41,7 @@ mod launch;
 mod managed;
 mod modules;
 mod notes;
+mod nvml;
 mod occupancy;
 mod output;
 mod pace;
@@ -69,6 +71,7 @@ mod window;
 
 pub use arena::ArenaError;
 pub use driver::DriverError;
+pub use nvml::Nvml;
 pub use pace::{DrainRate, DrainWays};
 pub use portable::{make_notes, read_notes};
 pub use presence::{driver_path, gpu_nodes, obstacle};

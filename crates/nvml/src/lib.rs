@@ -1,12 +1,13 @@
-//! `libnvidia-ml.so.1` for jobs on software devices: which devices there are, and what they are.
+//! `libnvidia-ml.so.1` for jobs: which devices there are, and what they are.
 //!
-//! NVIDIA's own library is what jobs on real GPUs use; it would find no GPU here, or another one than
-//! the job's. What a software device has not got (temperatures, NVLink, fans) is NOT_SUPPORTED, and a
-//! function that is not in [`api`] is missing from the library, which programs take for an old driver.
+//! Each function is a question to a process outside of the job, which has NVIDIA's library open, or knows the job's
+//! software devices ([`kedge_protocol::management`]): so no process of the job has a driver's file open, and after a
+//! restart the next question finds another one to answer it. A function that is not in the table is missing from the
+//! library, which programs take for an old driver.
 //!
-//! - [`state`]: what the job's proxy tells of its devices. [`types`]: the structures of nvml.h.
-//! - [`api`]: the functions.
+//! - [`state`]: who answers. [`call`]: from C's parameters to a question, and back. [`api`]: the functions.
 
 mod api;
+mod call;
 mod state;
-mod types;
+mod status;

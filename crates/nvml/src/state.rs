@@ -1,90 +1,97 @@
-//! What the job's proxy tells of its devices: asked when the library is initialised, by a connection
-//! that ends at once. The process need not use CUDA for that, and its children may ask again.
+//! Who answers: a process outside of the job, by a connection that is made when something is asked and made anew
+//! where it is gone, as after a restart, or is another process's, as after a fork.
 
-use crate::types::Status;
-use kedge_protocol::{DeviceInfo, Welcome};
-use kedge_transport::Client;
+use crate::status::Status;
+use kedge_protocol::management::{Answer, INIT, Question};
+use kedge_transport::{Channel, SocketError};
+use kedge_wire::{List, Text};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The first question has the driver's library opened, which wakes devices.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A restart in the middle of a question takes the connection; another may come in the middle of the next.
+const TRIES: usize = 3;
 
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) devices: Vec<DeviceInfo>,
-    /// As cuDriverGetVersion answers.
-    pub(crate) cuda_version: u32,
+struct State {
     /// Calls of nvmlInit less calls of nvmlShutdown.
     users: u32,
+    /// And the process that made it.
+    connection: Option<(Channel, u32)>,
 }
 
-fn lock() -> MutexGuard<'static, Option<State>> {
-    static STATE: Mutex<Option<State>> = Mutex::new(None);
+fn lock() -> MutexGuard<'static, State> {
+    static STATE: Mutex<State> = Mutex::new(State { users: 0, connection: None });
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One more user. DRIVER_NOT_LOADED where there is no job, or no device.
 pub(crate) fn init() -> Result<(), Status> {
     let mut state = lock();
-    match state.as_mut() {
-        Some(state) => state.users += 1,
-        None => *state = Some(ask().ok_or(Status::DRIVER_NOT_LOADED)?),
+    if state.users == 0 {
+        let question = Question {
+            function: Text::truncated(INIT.name.to_owned()),
+            arguments: List::default(),
+        };
+        match state.exchange(&question)?.status {
+            0 => {}
+            status => return Err(Status(status)),
+        }
     }
+    state.users += 1;
     Ok(())
 }
 
 pub(crate) fn shut_down() -> Result<(), Status> {
     let mut state = lock();
-    let users = &mut state.as_mut().ok_or(Status::UNINITIALIZED)?.users;
-    *users -= 1;
-    if *users == 0 {
-        *state = None;
+    state.users = state.users.checked_sub(1).ok_or(Status::UNINITIALIZED)?;
+    if state.users == 0 {
+        state.connection = None;
     }
     Ok(())
 }
 
-/// Answers from the state.
-pub(crate) fn with<T>(answer: impl FnOnce(&State) -> Result<T, Status>) -> Result<T, Status> {
-    answer(lock().as_ref().ok_or(Status::UNINITIALIZED)?)
+/// UNINITIALIZED before nvmlInit, and after as many nvmlShutdown.
+pub(crate) fn check_started() -> Result<(), Status> {
+    if lock().users == 0 { Err(Status::UNINITIALIZED) } else { Ok(()) }
 }
 
-fn ask() -> Option<State> {
-    let socket = UnixStream::connect(std::env::var_os("KEDGE_SOCKET")?).ok()?;
-    let (client, welcome) = Client::connect_bare(socket.into(), "libnvidia-ml.so.1").ok()?;
-    client.end();
-    let Welcome { driver_version, devices, .. } = welcome;
-    Some(State { devices: devices.into_inner(), cuda_version: driver_version, users: 1 })
+pub(crate) fn ask(question: &Question) -> Result<Answer, Status> {
+    lock().exchange(question)
 }
 
-/// "GPU-6b656467-652d-736f-6674-000000000000".
-pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = String::from("GPU");
-    for (index, byte) in uuid.iter().enumerate() {
-        if matches!(index, 0 | 4 | 6 | 8 | 10) {
-            text.push('-');
+impl State {
+    fn exchange(&mut self, question: &Question) -> Result<Answer, Status> {
+        for _ in 0..TRIES {
+            if let Ok(answer) = self.connected().ok_or(Status::DRIVER_NOT_LOADED)?.ask(question) {
+                return Ok(answer);
+            }
+            self.connection = None;
         }
-        text.push_str(&format!("{byte:02x}"));
+        Err(Status::UNKNOWN)
     }
-    text
+
+    fn connected(&mut self) -> Option<Asked<'_>> {
+        let pid = std::process::id();
+        if self.connection.as_ref().is_none_or(|(_, owner)| *owner != pid) {
+            self.connection = None;
+            let socket = std::env::var_os("KEDGE_SOCKET")?;
+            let stream = UnixStream::connect(Path::new(&socket).with_file_name("nvml")).ok()?;
+            self.connection = Some((Channel::new(stream.into()), pid));
+        }
+        self.connection.as_ref().map(|(channel, _)| Asked(channel))
+    }
 }
 
-/// "00006B64:01:00.0", with a domain of `digits`.
-pub(crate) fn bus_text(info: &DeviceInfo, digits: usize) -> String {
-    let [domain, bus, device] = info.pci;
-    format!("{domain:0digits$X}:{bus:02X}:{device:02X}.0")
-}
+struct Asked<'a>(&'a Channel);
 
-/// Domain, bus and device of "[domain:]bus:device[.function]", in hexadecimal.
-pub(crate) fn parse_bus(text: &str) -> Option<[i32; 3]> {
-    let address = match text.split_once('.') {
-        Some((address, "0")) => address,
-        Some(_) => return None,
-        None => text,
-    };
-    let parts: Option<Vec<i32>> =
-        address.split(':').map(|part| i32::from_str_radix(part, 16).ok()).collect();
-    match parts?[..] {
-        [domain, bus, device] => Some([domain, bus, device]),
-        [bus, device] => Some([0, bus, device]),
-        _ => None,
+impl Asked<'_> {
+    fn ask(&self, question: &Question) -> Result<Answer, SocketError> {
+        self.0.send(question, &[], PATIENCE)?;
+        self.0.receive(PATIENCE).map(|(answer, _)| answer)
     }
 }
 
@@ -93,20 +100,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_as_nvml_writes_them() {
-        let uuid = *b"kedge-soft\0\0\0\0\0\x01";
-        assert_eq!(uuid_text(&uuid), "GPU-6b656467-652d-736f-6674-000000000001");
-        assert_eq!(parse_bus("00006B64:01:00.0"), Some([0x6b64, 1, 0]));
-        assert_eq!(parse_bus("6b64:1:0"), Some([0x6b64, 1, 0]));
-        assert_eq!(parse_bus("01:00.0"), Some([0, 1, 0]));
-        assert!(
-            ["", "1", "0:1:2.1", "x:1:0", "0:1:2:3"].iter().all(|bad| parse_bus(bad).is_none())
-        );
-    }
-
-    #[test]
     fn nothing_is_told_before_init_or_without_a_job() {
-        assert_eq!(with(|_| Ok(())), Err(Status::UNINITIALIZED));
+        assert_eq!(check_started(), Err(Status::UNINITIALIZED));
         assert_eq!(shut_down(), Err(Status::UNINITIALIZED));
+        assert_eq!(init(), Err(Status::DRIVER_NOT_LOADED));
     }
 }

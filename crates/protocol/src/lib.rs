@@ -12,6 +12,7 @@ mod array;
 pub mod check;
 mod copy;
 mod device_info;
+pub mod management;
 mod messages;
 mod module;
 mod peer;

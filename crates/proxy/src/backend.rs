@@ -224,7 +224,7 @@ fn choose_aloud(
 /// do as they do there.
 const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
 
-fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
+pub(crate) fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     SoftConfig {
         devices,

@@ -30,6 +30,7 @@ pub mod joblog;
 pub mod keeper;
 mod likeness;
 pub mod machine;
+pub mod management;
 pub mod options;
 mod output;
 mod peers;

@@ -3,6 +3,7 @@
 use kedge_proxy::ServeError;
 use kedge_proxy::backend::Ready;
 use kedge_proxy::joblog::JobLog;
+use kedge_proxy::management;
 use kedge_proxy::options::Options;
 use kedge_proxy::warm::{self, Adopted, WarmError};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -14,7 +15,8 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
     };
-    let Some((socket, control)) = only_sockets(options.fd, options.control) else {
+    let Some((socket, control)) = only_sockets(options.fd, options.control || options.management)
+    else {
         return fail(&format!("descriptor {} or the next is not open", options.fd));
     };
     ignore_signals();
@@ -29,6 +31,14 @@ fn main() -> ExitCode {
 
 /// Serves a client, which may be still to come. An error: there is no log to say it in.
 fn run(socket: OwnedFd, control: Option<OwnedFd>, options: Options) -> Result<(), String> {
+    if options.management {
+        // Not to be taken for a proxy.
+        // SAFETY: names this thread, the process's first, by a string that ends with NUL.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"kedge-nvml".as_ptr()) };
+        let (log, listener) = (open_log(&options)?, control.ok_or("nothing to listen on")?);
+        return management::serve(&socket, listener, options.backend, log)
+            .map_err(|e| e.to_string());
+    }
     if !options.warm {
         let log = open_log(&options)?;
         end(serve(socket, control, &options, &log, None));

@@ -21,6 +21,8 @@ pub struct Options {
     pub restore: bool,
     /// It is made ready before there is a client: `fd` is the supervisor's socket, by which the client's comes.
     pub warm: bool,
+    /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor after it one that listens.
+    pub management: bool,
     /// The devices that such a client will choose.
     pub choice: DeviceChoice,
     pub backend: BackendConfig,
@@ -44,8 +46,8 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--warm` and
-    /// `--pci-order`.
+    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--warm`,
+    /// `--management` and `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -55,6 +57,7 @@ impl Options {
             control: false,
             restore: false,
             warm: false,
+            management: false,
             choice: DeviceChoice::default(),
             backend: BackendConfig {
                 gpu,
@@ -79,6 +82,10 @@ impl Options {
                 }
                 "--warm" => {
                     options.warm = true;
+                    continue;
+                }
+                "--management" => {
+                    options.management = true;
                     continue;
                 }
                 "--pci-order" => {

@@ -5,6 +5,7 @@
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
 use crate::keeper::HeldImage;
+use crate::parts::Parts;
 use crate::policy::Policy;
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ use thiserror::Error;
 const KEPT: usize = 50;
 /// So many more there may be before they are looked at, which takes as long as the end of a short job.
 const MORE: usize = 16;
+/// Beside the job's socket, where NVML is answered.
+pub(crate) const NVML_SOCKET: &str = "nvml";
 
 #[derive(Debug, Error)]
 pub enum JobError {
@@ -348,6 +351,11 @@ impl JobDir {
         self.dir.join("keeper")
     }
 
+    /// Where questions to NVIDIA's management library are answered.
+    pub(crate) fn nvml(&self) -> PathBuf {
+        self.dir.join(NVML_SOCKET)
+    }
+
     /// Where the job's own keeper of warm proxies answers.
     pub(crate) fn warm(&self) -> PathBuf {
         self.dir.join("warm")
@@ -381,7 +389,8 @@ impl JobDir {
 
     /// Removes what only a job that runs has.
     fn clear(&self) {
-        for left in [self.socket(), self.control(), self.keeper(), self.held(), self.lost()] {
+        let sockets = [self.socket(), self.nvml(), self.control(), self.keeper()];
+        for left in sockets.into_iter().chain([self.held(), self.lost()]) {
             let _ = fs::remove_file(left);
         }
         let _ = fs::remove_dir_all(self.lib());
@@ -399,14 +408,13 @@ impl JobDir {
         self.dir.join("lib")
     }
 
-    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where kedge's
-    /// own is given.
-    pub(crate) fn link_driver(&self, shim: &Path, nvml: Option<&Path>) -> Result<(), JobError> {
+    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where there is kedge's.
+    pub(crate) fn link_driver(&self, parts: &Parts) -> Result<(), JobError> {
         let lib = self.lib();
         // There already where an older image is tried next.
         fs::DirBuilder::new().recursive(true).create(&lib).map_err(io_error(&lib))?;
-        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, shim));
-        let nvml = nvml.map(|nvml| ("libnvidia-ml.so.1", nvml));
+        let driver = ["libcuda.so.1", "libcuda.so"].map(|name| (name, &parts.shim));
+        let nvml = parts.nvml.as_ref().map(|nvml| ("libnvidia-ml.so.1", nvml));
         for (name, library) in driver.into_iter().chain(nvml) {
             let link = lib.join(name);
             match std::os::unix::fs::symlink(library, &link) {
@@ -426,7 +434,8 @@ impl JobDir {
         let mut made = StandIn::default();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
         let for_all = [(self.control(), "control")];
-        let for_devices = [(self.lib(), "lib"), (self.socket(), "socket")];
+        let for_devices =
+            [(self.lib(), "lib"), (self.socket(), "socket"), (self.nvml(), NVML_SOCKET)];
         let for_devices = for_devices.into_iter().filter(|_| devices);
         for (own, name) in for_all.into_iter().chain(for_devices) {
             let link = former.join(name);

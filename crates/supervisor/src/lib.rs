@@ -38,6 +38,7 @@ use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use keeper::{At, Keeper};
 pub use keeper::{HeldImage, release};
+use management::Management;
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
 pub use program::Outcome;
@@ -125,6 +126,14 @@ impl RunError {
     }
 }
 
+impl JobSpec {
+    /// The program and its arguments, for people.
+    fn command(&self) -> Vec<String> {
+        let words = std::iter::once(&self.program).chain(&self.arguments);
+        words.map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+}
+
 /// Runs the job to its end. Takes this process's signals and children over.
 pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     let devices = match &spec.gpu {
@@ -165,6 +174,21 @@ fn warm_of(dir: &JobDir, kind: &Kind, policy: &Policy) -> Option<Own> {
     own.ok()
 }
 
+/// What answers the job's questions to NVML, where there is a library to ask with.
+fn management_of(
+    dir: &JobDir,
+    parts: &Parts,
+    gpu: &GpuSpec,
+    limits: &DeviceLimits,
+) -> Option<Management> {
+    parts.nvml.as_ref()?;
+    let management = Management::start(dir, parts, gpu, limits);
+    if let (Err(error), Ok(log)) = (&management, open_log(dir)) {
+        log.line(&format!("no process answers for NVML: {error}"));
+    }
+    management.ok()
+}
+
 /// The job's name, the job that it is a part of, and its folder.
 fn place(spec: &JobSpec, jobs: &Jobs) -> Result<(JobName, Option<Joint>, JobDir), JobError> {
     if let Some(join) = &spec.join {
@@ -188,8 +212,8 @@ fn supervise(
     warm: Option<&Own>,
 ) -> Result<Option<Outcome>, RunError> {
     let log = open_log(dir)?;
-    if let Some((gpu, parts)) = devices {
-        dir.link_driver(&parts.shim, parts.nvml_for(gpu))?;
+    if let Some((_, parts)) = devices {
+        dir.link_driver(parts)?;
     }
     let mut meta = first_meta(spec, name);
     dir.write_meta(&meta)?;
@@ -211,8 +235,12 @@ fn supervise(
         served.map_err(|source| RunError::System { what: "start a thread", source })?;
     }
     signals::become_subreaper();
+    let management = devices.and_then(|(gpu, parts)| management_of(dir, parts, gpu, &spec.limits));
+    let beside = management.iter().map(Management::pid);
+    let except = beside.map(|pid| pid as i32).collect();
+    let roots = Roots::ChildrenOf { parent: std::process::id() as i32, except };
     let recovery = Arc::new(Recovery::new(&spec.policy, 0, dir, &log));
-    let checkpointer = serve_control(spec, name, joint, dir, &meta, &proxies, &recovery);
+    let checkpointer = serve_control(spec, name, joint, dir, roots, &proxies, &recovery);
     // Nobody captures what is on its way to become the program.
     let starting = checkpointer.under_way.lock().unwrap_or_else(PoisonError::into_inner);
     let program = match Program::start(spec, name, dir, &signals) {
@@ -280,21 +308,21 @@ fn serve_control(
     name: &JobName,
     joint: Option<Joint>,
     dir: &JobDir,
-    meta: &Meta,
+    roots: Roots,
     proxies: &Proxies,
     recovery: &Arc<Recovery>,
 ) -> Arc<Checkpointer> {
     let log = &recovery.log;
-    let (gpu, limits) = (meta.gpu.clone(), spec.limits);
+    let (gpu, limits) = (spec.gpu.to_string(), spec.limits);
     let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
-        command: meta.command.clone(),
+        command: spec.command(),
         devices: has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() }),
         socket: dir.socket(),
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
-        roots: Roots::ChildrenOf { parent: std::process::id() as i32, except: Vec::new() },
+        roots,
         log: log.clone(),
         last: dir.last_image(),
         under_way: Mutex::default(),
@@ -319,12 +347,11 @@ fn open_log(dir: &JobDir) -> Result<Arc<JobLog>, JobError> {
 }
 
 fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
-    let words = std::iter::once(&spec.program).chain(&spec.arguments);
     Meta {
         name: name.to_string(),
         supervisor: std::process::id(),
         pid: None,
-        command: words.map(|word| word.to_string_lossy().into_owned()).collect(),
+        command: spec.command(),
         gpu: spec.gpu.to_string(),
         started: jobs::now(),
         ended: None,

@@ -1,6 +1,5 @@
 //! Where kedge's other parts lie.
 
-use kedge_proxy::backend::GpuSpec;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -9,7 +8,7 @@ use thiserror::Error;
 pub struct Parts {
     pub shim: PathBuf,
     pub proxy: PathBuf,
-    /// For software devices; programs do without it.
+    /// NVIDIA's management library as jobs find it; programs do without it.
     pub nvml: Option<PathBuf>,
 }
 
@@ -30,11 +29,6 @@ impl Parts {
         let places = places();
         let nvml = find_in(&places, NVML).ok();
         Ok(Parts { shim: find_in(&places, SHIM)?, proxy: find_in(&places, PROXY)?, nvml })
-    }
-
-    /// The NVML that a job on these devices finds: NVIDIA's own tells of real GPUs.
-    pub(crate) fn nvml_for(&self, gpu: &GpuSpec) -> Option<&Path> {
-        self.nvml.as_deref().filter(|_| matches!(gpu, GpuSpec::Soft { .. }))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::joint::{self, JOIN, Joining, Joint};
 use crate::keeper::{At, Held, Keeper};
+use crate::management::Management;
 use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
@@ -14,7 +15,7 @@ use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
-use crate::{Outcome, RunError, control, finish, gpu, open_log, warm_of};
+use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, warm_of};
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap};
@@ -92,6 +93,7 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let keeper = Keeper::of(&dir);
     // Before this process adopts what others leave.
     let warm = spec.warm(&dir, &images);
+    let _management = spec.management(&dir, &images);
     let place = Place { name: &name, joint: joint.as_ref(), dir: &dir, warm: warm.as_ref(), begin };
     let outcome = restart_one(spec, &place, &images, &keeper);
     if let (Err(_), None) = (&outcome, &spec.back) {
@@ -367,6 +369,12 @@ impl RestartSpec {
         warm_of(dir, &kind, &policy)
     }
 
+    /// What answers the job's questions to NVML.
+    fn management(&self, dir: &JobDir, images: &[(PathBuf, Manifest)]) -> Option<Management> {
+        let devices = self.devices(&images.first()?.1)?;
+        management_of(dir, &Parts::find().ok()?, &devices.gpu.parse().ok()?, &devices.limits)
+    }
+
     /// The devices that the job is to have: those that it had, or others; none if it had none.
     fn devices(&self, manifest: &Manifest) -> Option<Devices> {
         let mut devices = manifest.devices.clone()?;
@@ -391,7 +399,7 @@ fn launch(
     log: &Arc<JobLog>,
 ) -> Result<Launch, RunError> {
     let (gpu, parts) = (devices.gpu.parse()?, Parts::find()?);
-    dir.link_driver(&parts.shim, parts.nvml_for(&gpu))?;
+    dir.link_driver(&parts)?;
     let kind = Kind::here(&parts, &gpu, &devices.limits);
     let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
     Ok(Launch::new(&parts, &gpu, &devices.limits, dir).with_warm(warm))

@@ -9,7 +9,7 @@ use kedge_protocol::DeviceInfo;
 use kedge_wire::{List, Text};
 
 /// CUDA 13.0: the oldest that the 13.x runtimes accept.
-pub(crate) const DRIVER_VERSION: u32 = 13_000;
+pub const DRIVER_VERSION: u32 = 13_000;
 
 /// Describes device `index` with `memory` bytes and `workers` multiprocessors.
 pub(super) fn describe(index: u32, memory: u64, workers: usize) -> DeviceInfo {

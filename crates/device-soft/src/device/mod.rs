@@ -36,7 +36,7 @@ mod textures;
 mod vmm;
 mod work;
 
-pub(crate) use info::DRIVER_VERSION;
+pub use info::DRIVER_VERSION;
 pub(crate) use occupancy::active_blocks;
 
 use arrays::Array;

@@ -6,6 +6,7 @@ mod begun;
 mod captures;
 mod ring;
 
+use crate::jobs::NVML_SOCKET;
 use crate::keeper::Held;
 use crate::management;
 use crate::proxies::{self, Launch, Proxies};
@@ -92,7 +93,7 @@ pub(crate) struct Restart {
 #[derive(Serialize, Deserialize)]
 struct State {
     clients: Vec<Saved>,
-    /// Descriptions and paths of what NVIDIA's management library has open.
+    /// Descriptions of what NVIDIA's management library has open, and what each is.
     management: Vec<(u32, String)>,
     /// Descriptions of device memory that travels from process to process, and where it is found.
     #[serde(default)]
@@ -140,6 +141,11 @@ const LOST: &str =
 fn is_shared_with_a_proxy(file: &Found) -> bool {
     let link = file.link.to_string_lossy();
     ["/memfd:kedge-ring", "/memfd:kedge-shared"].iter().any(|name| link.starts_with(name))
+}
+
+/// Where the job's questions to NVIDIA's management library are answered: beside the job's socket.
+fn nvml(socket: &Path) -> PathBuf {
+    socket.with_file_name(NVML_SOCKET)
 }
 
 /// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy has ended is not.
@@ -268,7 +274,11 @@ impl Plugin for Gpu {
             Moment::Checkpoint { lent, .. } if sharing::memory(file, job, lent).is_some() => {
                 Claim::Yes
             }
-            Moment::Checkpoint { .. } if management::path(file).is_some() => Claim::Yes,
+            Moment::Checkpoint { socket, .. }
+                if management::opened(file, job, &nvml(socket)).is_some() =>
+            {
+                Claim::Yes
+            }
             Moment::Checkpoint { socket, .. } if is_connecting(file, job, socket) => {
                 Claim::Refused(CONNECTING.to_owned())
             }
@@ -285,7 +295,7 @@ impl Plugin for Gpu {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let mut moment = self.moment();
-        let Moment::Checkpoint { clients, lent, track, asked, .. } = &mut *moment else {
+        let Moment::Checkpoint { clients, lent, track, asked, socket } = &mut *moment else {
             return Ok(None);
         };
         for client in &*clients {
@@ -298,7 +308,7 @@ impl Plugin for Gpu {
         let travels = !lent.is_empty();
         let apart = |index: &usize| memory.iter().all(|(other, _)| *other as usize != *index);
         let rest: Vec<usize> = mine.iter().copied().filter(apart).collect();
-        let management = management::save(capture, &rest);
+        let management = management::save(capture, &rest, &nvml(socket));
         if clients.is_empty() && management.is_empty() && memory.is_empty() {
             return Ok(None);
         }

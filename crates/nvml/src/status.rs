@@ -1,0 +1,42 @@
+//! What NVML's functions return.
+
+use std::ffi::{CStr, c_uint};
+
+/// nvmlReturn_t.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Status(pub(crate) c_uint);
+
+impl Status {
+    pub(crate) const UNINITIALIZED: Status = Status(1);
+    pub(crate) const INVALID_ARGUMENT: Status = Status(2);
+    pub(crate) const INSUFFICIENT_SIZE: Status = Status(7);
+    pub(crate) const DRIVER_NOT_LOADED: Status = Status(9);
+    pub(crate) const UNKNOWN: Status = Status(999);
+}
+
+/// (code, words), as nvmlErrorString gives them.
+pub(crate) const WORDS: &[(c_uint, &CStr)] = &[
+    (0, c"Success"),
+    (1, c"Uninitialized"),
+    (2, c"Invalid Argument"),
+    (3, c"Not Supported"),
+    (4, c"Insufficient Permissions"),
+    (5, c"Already Initialized"),
+    (6, c"Not Found"),
+    (7, c"Insufficient Size"),
+    (8, c"Insufficient External Power"),
+    (9, c"Driver Not Loaded"),
+    (10, c"Timeout"),
+    (11, c"Interrupt Request Issue"),
+    (12, c"NVML Shared Library Not Found"),
+    (13, c"Function Not Found"),
+    (14, c"Corrupted infoROM"),
+    (15, c"GPU is lost"),
+    (16, c"GPU requires reset"),
+    (17, c"GPU access blocked by the operating system"),
+    (18, c"Driver/library version mismatch"),
+    (19, c"In use by another client"),
+    (20, c"Insufficient Memory"),
+    (21, c"No data"),
+    (25, c"Argument version mismatch"),
+];
