@@ -20,25 +20,20 @@ const EVENT_FLAGS: u32 = 1 | 2;
 /// Pages are made in parts of this size, by one thread each.
 const PART: usize = 32 << 20;
 
-/// A registered mapping.
-pub(crate) struct Pinned {
-    driver: Arc<Driver>,
+/// Memory that is mapped here.
+struct Mapping {
     at: *mut u8,
     bytes: usize,
 }
 
 // SAFETY: plain memory; who may use which part is decided by the owner.
-unsafe impl Send for Pinned {}
+unsafe impl Send for Mapping {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for Mapping {}
 
-impl Pinned {
-    /// Maps and registers memory, with pages made by `threads` threads. Some context is current.
-    pub(crate) fn new(
-        driver: &Arc<Driver>,
-        bytes: usize,
-        threads: usize,
-    ) -> Result<Pinned, CuError> {
+impl Mapping {
+    /// Without pages yet.
+    fn new(bytes: usize) -> Result<Mapping, CuError> {
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
@@ -48,29 +43,51 @@ impl Pinned {
         if at == libc::MAP_FAILED {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let at = at.cast::<u8>();
         // SAFETY: the mapping that was just made.
-        unsafe { libc::madvise(at.cast(), bytes, libc::MADV_HUGEPAGE) };
-        let made = populate(at, bytes, threads.max(1));
-        let registered = made.and_then(|()| {
-            let flags = CU_MEMHOSTREGISTER_PORTABLE;
-            // SAFETY: as above.
-            check(unsafe { (driver.cuMemHostRegister_v2)(at.cast(), bytes, flags) })
-        });
-        if let Err(error) = registered {
-            // SAFETY: as above; nobody knows of it.
-            unsafe { libc::munmap(at.cast(), bytes) };
-            return Err(error);
-        }
-        Ok(Pinned { driver: Arc::clone(driver), at, bytes })
+        unsafe { libc::madvise(at, bytes, libc::MADV_HUGEPAGE) };
+        Ok(Mapping { at: at.cast(), bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; its owner uses it no more.
+        unsafe { libc::munmap(self.at.cast(), self.bytes) };
+    }
+}
+
+/// Has memory of a mapping of ours, with pages made by `threads` threads, reached by the devices. Some context is
+/// current.
+fn register(driver: &Driver, at: *mut u8, bytes: usize, threads: usize) -> Result<(), CuError> {
+    populate(at, bytes, threads)?;
+    // SAFETY: memory that is mapped, says the caller.
+    check(unsafe { (driver.cuMemHostRegister_v2)(at.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE) })
+}
+
+/// A registered mapping.
+pub(crate) struct Pinned {
+    driver: Arc<Driver>,
+    mapping: Mapping,
+}
+
+impl Pinned {
+    /// Maps and registers memory, with pages made by `threads` threads. Some context is current.
+    pub(crate) fn new(
+        driver: &Arc<Driver>,
+        bytes: usize,
+        threads: usize,
+    ) -> Result<Pinned, CuError> {
+        let mapping = Mapping::new(bytes)?;
+        register(driver, mapping.at, bytes, threads.max(1))?;
+        Ok(Pinned { driver: Arc::clone(driver), mapping })
     }
 
     pub(crate) fn addr(&self) -> *mut u8 {
-        self.at
+        self.mapping.at
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes as u64
+        self.mapping.bytes as u64
     }
 }
 
@@ -78,10 +95,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: registered by `new`; whoever used it has waited for the device. If the context that
         // it was registered in is gone, so is the registration, and the driver says so.
-        unsafe {
-            (self.driver.cuMemHostUnregister)(self.at.cast());
-            libc::munmap(self.at.cast(), self.bytes);
-        }
+        unsafe { (self.driver.cuMemHostUnregister)(self.mapping.at.cast()) };
     }
 }
 
@@ -117,7 +131,8 @@ pub(crate) const SLOT: usize = 4 << 20;
 /// Slots that there are.
 const SLOTS: usize = 32;
 
-/// Pinned buffers of [`SLOT`] bytes, made when first needed and kept.
+/// Pinned buffers of [`SLOT`] bytes, each made when first needed and kept: pinning all of them takes longer than to fill and
+/// send one, and a restart's first bytes travel while the others are pinned.
 pub(crate) struct Slots {
     driver: Arc<Driver>,
     state: Mutex<State>,
@@ -126,7 +141,7 @@ pub(crate) struct Slots {
 
 #[derive(Default)]
 struct State {
-    memory: Option<Pinned>,
+    memory: Option<Mapping>,
     /// The one that was returned first is taken first: its transfer is the oldest.
     free: VecDeque<Slot>,
 }
@@ -134,6 +149,8 @@ struct State {
 /// A pinned buffer.
 pub(crate) struct Slot {
     at: *mut u8,
+    /// Whether devices reach it.
+    pinned: bool,
     /// One of each context that it was used in.
     events: Vec<(CtxId, CUevent)>,
     /// The event behind the transfer that uses the buffer.
@@ -153,15 +170,26 @@ impl Slots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the buffers, if they are not there yet. Some context is current.
+    /// Pins all buffers that no transfer uses. Some context is current.
     pub(crate) fn ready(&self) -> Result<(), CuError> {
+        self.mapped()?;
+        let mut state = self.lock();
+        let State { memory, free } = &mut *state;
+        if let (Some(memory), Some(_)) = (memory, free.iter().find(|slot| !slot.pinned)) {
+            populate(memory.at, memory.bytes, 4)?;
+        }
+        free.iter_mut().try_for_each(|slot| slot.pin(&self.driver))
+    }
+
+    /// Maps the buffers, if that has not been done.
+    fn mapped(&self) -> Result<(), CuError> {
         let mut state = self.lock();
         if state.memory.is_none() {
-            let memory = Pinned::new(&self.driver, SLOTS * SLOT, 4)?;
+            let memory = Mapping::new(SLOTS * SLOT)?;
             let slot = |n: usize| {
                 // SAFETY: a part of the mapping, which lives as long as the slots do.
-                let at = unsafe { memory.addr().add(n * SLOT) };
-                Slot { at, events: Vec::new(), travelling: None }
+                let at = unsafe { memory.at.add(n * SLOT) };
+                Slot { at, pinned: false, events: Vec::new(), travelling: None }
             };
             state.free.extend((0..SLOTS).map(slot));
             state.memory = Some(memory);
@@ -171,7 +199,7 @@ impl Slots {
 
     /// A buffer that no transfer uses; waits for one. `ctx` is current and held.
     pub(crate) fn take(&self, ctx: &Context) -> Result<Slot, CuError> {
-        self.ready()?;
+        self.mapped()?;
         let mut state = self.lock();
         loop {
             match state.free.pop_front() {
@@ -186,14 +214,14 @@ impl Slots {
 
     /// A buffer, if one is free.
     pub(crate) fn try_take(&self, ctx: &Context) -> Result<Option<Slot>, CuError> {
-        self.ready()?;
+        self.mapped()?;
         let free = self.lock().free.pop_front();
         free.map(|slot| self.made_ready(slot, ctx)).transpose()
     }
 
     fn made_ready(&self, mut slot: Slot, ctx: &Context) -> Result<Slot, CuError> {
-        let ready = slot.wait(&self.driver).and_then(|()| slot.event(&self.driver, ctx.id));
-        match ready {
+        let pinned = slot.pin(&self.driver).and_then(|()| slot.wait(&self.driver));
+        match pinned.and_then(|()| slot.event(&self.driver, ctx.id)) {
             Ok(_) => Ok(slot),
             Err(error) => {
                 self.put(slot);
@@ -213,7 +241,25 @@ impl Slots {
     }
 }
 
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for slot in self.lock().free.iter().filter(|slot| slot.pinned) {
+            // SAFETY: registered by `pin`; as for `Pinned`.
+            unsafe { (self.driver.cuMemHostUnregister)(slot.at.cast()) };
+        }
+    }
+}
+
 impl Slot {
+    /// Has the devices reach it. Some context is current.
+    fn pin(&mut self, driver: &Driver) -> Result<(), CuError> {
+        if !self.pinned {
+            register(driver, self.at, SLOT, 1)?;
+            self.pinned = true;
+        }
+        Ok(())
+    }
+
     /// The buffer.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         debug_assert!(self.travelling.is_none());
