@@ -33,6 +33,8 @@ static std::vector<std::string> facts_of(unsigned index)
 {
     Gpu device = nullptr, same = nullptr;
     std::vector<std::string> said = {std::to_string(ask<unsigned, Gpu *>("nvmlDeviceGetHandleByIndex_v2", index, &device))};
+    // NVIDIA's own does not ask whether there is a device.
+    if (!device) return said;
     for (const char *name : {"nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion"})
         said.push_back(text(name, device));
     for (const char *name : {"nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetBrand", "nvmlDeviceGetComputeMode",

@@ -8,23 +8,20 @@ use crate::pace::{Pace, Permit};
 use crate::pinned::{SLOT, Slot};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
+use std::sync::Arc;
 
 /// Copies from `addr` on, of a device as the client counts and as the driver does.
 pub(crate) fn fetch(
     shared: &Shared,
     pace: &Pace,
-    (device, raw): (u32, CUdevice),
+    on: (u32, CUdevice),
     addr: u64,
     out: &mut [u8],
 ) -> Result<(), CuError> {
-    let ways = shared.cache.limits.ways;
-    let context = match ways.apart {
-        true => shared.live.apart(&shared.driver, device, raw)?,
-        false => shared.live.on(&shared.driver, device, raw)?,
-    };
+    let context = context(shared, on)?;
     let held = context.hold()?;
     let lane = Lane { shared, pace, context: &context, held: &held };
-    let size = ways.piece.clamp(1, SLOT);
+    let size = shared.cache.limits.ways.piece.clamp(1, SLOT);
     let mut ahead = None;
     let mut outcome = Ok(());
     for (chunk, from) in out.chunks_mut(size).zip((addr..).step_by(size)) {
@@ -36,7 +33,9 @@ pub(crate) fn fetch(
             room = room.and_then(|_| lane.room().map(Some));
         }
         let sent = match room {
-            Ok(Some(room)) if outcome.is_ok() => lane.send(room, from, chunk).map(Some),
+            Ok(Some(room)) if outcome.is_ok() => {
+                lane.send(room, from, chunk.len()).map(|sent| Some((sent, chunk)))
+            }
             Ok(Some((slot, _))) => {
                 shared.slots.put(slot);
                 Ok(None)
@@ -56,6 +55,34 @@ pub(crate) fn fetch(
     outcome.and(lane.receive(ahead))
 }
 
+/// Shows `bytes` of a device from `addr` on to `see`, in the pinned buffer where they arrive; `false` where that is
+/// too small.
+pub(crate) fn look(
+    shared: &Shared,
+    pace: &Pace,
+    on: (u32, CUdevice),
+    (addr, bytes): (u64, usize),
+    see: &mut dyn FnMut(&[u8]),
+) -> Result<bool, CuError> {
+    if bytes > shared.cache.limits.ways.piece.min(SLOT) {
+        return Ok(false);
+    }
+    let context = context(shared, on)?;
+    let held = context.hold()?;
+    let lane = Lane { shared, pace, context: &context, held: &held };
+    pace.wait(bytes as u64);
+    let sent = lane.send(lane.room()?, addr, bytes)?;
+    lane.arrived(sent, see).map(|()| true)
+}
+
+/// The one in which bytes leave a device.
+fn context(shared: &Shared, (device, raw): (u32, CUdevice)) -> Result<Arc<Context>, CuError> {
+    match shared.cache.limits.ways.apart {
+        true => shared.live.apart(&shared.driver, device, raw),
+        false => shared.live.on(&shared.driver, device, raw),
+    }
+}
+
 /// One thread's way from a device to memory.
 struct Lane<'a> {
     shared: &'a Shared,
@@ -65,10 +92,10 @@ struct Lane<'a> {
 }
 
 /// A copy that is under way.
-struct Sent<'a, 'b> {
+struct Sent<'a> {
     slot: Slot,
     permit: Permit<'a>,
-    out: &'b mut [u8],
+    bytes: usize,
 }
 
 impl<'a> Lane<'a> {
@@ -85,19 +112,19 @@ impl<'a> Lane<'a> {
     }
 
     /// Starts a copy into a pinned buffer.
-    fn send<'b>(
+    fn send(
         &self,
         (mut slot, permit): (Slot, Permit<'a>),
         from: u64,
-        out: &'b mut [u8],
-    ) -> Result<Sent<'a, 'b>, CuError> {
+        bytes: usize,
+    ) -> Result<Sent<'a>, CuError> {
         let driver = &*self.shared.driver;
         let (to, stream) = (slot.bytes().as_mut_ptr(), self.held.streams().bus);
         // SAFETY: spare memory of the snapshot's, and a buffer of at least that length.
         let started =
-            check(unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, out.len(), stream) });
+            check(unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) });
         match started.and_then(|()| slot.sent(driver, self.context, stream)) {
-            Ok(()) => Ok(Sent { slot, permit, out }),
+            Ok(()) => Ok(Sent { slot, permit, bytes }),
             Err(error) => {
                 self.shared.slots.put(slot);
                 Err(error)
@@ -106,15 +133,21 @@ impl<'a> Lane<'a> {
     }
 
     /// Waits for a copy and copies it on.
-    fn receive(&self, sent: Option<Sent<'_, '_>>) -> Result<(), CuError> {
-        let Some(Sent { mut slot, permit, out }) = sent else { return Ok(()) };
+    fn receive(&self, sent: Option<(Sent<'_>, &mut [u8])>) -> Result<(), CuError> {
+        let Some((sent, out)) = sent else { return Ok(()) };
+        self.arrived(sent, &mut |bytes| out.copy_from_slice(bytes))
+    }
+
+    /// Waits for a copy and shows it to `see`.
+    fn arrived(&self, sent: Sent<'_>, see: &mut dyn FnMut(&[u8])) -> Result<(), CuError> {
+        let Sent { mut slot, permit, bytes } = sent;
         let arrived = match self.shared.cache.limits.ways.ask {
             true => slot.ask(&self.shared.driver),
             false => slot.wait(&self.shared.driver),
         };
         drop(permit);
         if arrived.is_ok() {
-            out.copy_from_slice(&slot.bytes()[..out.len()]);
+            see(&slot.bytes()[..bytes]);
         }
         self.shared.slots.put(slot);
         arrived

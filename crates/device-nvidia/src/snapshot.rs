@@ -412,6 +412,32 @@ impl Snapshot for GpuSnapshot {
         Ok(())
     }
 
+    fn look(
+        &self,
+        piece: &Piece,
+        start: u64,
+        bytes: usize,
+        see: &mut dyn FnMut(&[u8]),
+    ) -> Result<bool, CuError> {
+        let kept = last_from(&self.kept, |(piece, _)| piece, &piece.object, start);
+        let whole = kept.filter(|((piece, _), at)| piece.bytes.saturating_sub(*at) >= bytes as u64);
+        let Some(((_, place), offset)) = whole else { return Ok(false) };
+        match place.plus(offset) {
+            Place::Host { at } => {
+                let from = std::ptr::with_exposed_provenance::<u8>(at);
+                // SAFETY: so many bytes of a part lie there, in pinned memory that the snapshot owns and nobody writes
+                // any longer.
+                see(unsafe { std::slice::from_raw_parts(from, bytes) });
+                Ok(true)
+            }
+            Place::Device { device, addr } => {
+                let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+                let on = (device, raw);
+                drain::look(&self.room.shared, &self.pace, on, (addr, bytes), see)
+            }
+        }
+    }
+
     fn digests(&self, piece: &Piece) -> Option<Digests> {
         self.found.of(piece)
     }

@@ -80,6 +80,17 @@ pub trait Snapshot: Send + Sync {
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads. Blocks
     /// while they travel.
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError>;
+    /// Shows the bytes from `start` on, all of one piece, to `see`, where they are or where they arrive: what need not be
+    /// copied once more. `false` where there is no such way for as many, and `see` was not called; by default there is none.
+    fn look(
+        &self,
+        _piece: &Piece,
+        _start: u64,
+        _bytes: usize,
+        _see: &mut dyn FnMut(&[u8]),
+    ) -> Result<bool, CuError> {
+        Ok(false)
+    }
     /// The digests of one of the pieces; `None` where the device has computed none. Of a snapshot that was
     /// taken with something [`Known`], bytes that this shows to be known cannot be read: there is no copy.
     fn digests(&self, _piece: &Piece) -> Option<Digests> {

@@ -23,6 +23,8 @@ pub struct ImageWriter {
     path: PathBuf,
     file: File,
     direct: Direct,
+    /// Memory is encoded and noted, and not written.
+    discards: bool,
     state: Mutex<State>,
 }
 
@@ -58,7 +60,13 @@ impl ImageWriter {
         let file = options.open(path).map_err(ImageError::io(path))?;
         file.write_all_at(&layout::header(), 0).map_err(ImageError::io(path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter { path: path.to_owned(), file, direct: Direct::open(path), state })
+        Ok(ImageWriter {
+            path: path.to_owned(),
+            file,
+            direct: Direct::open(path),
+            discards: false,
+            state,
+        })
     }
 
     /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody has a
@@ -69,7 +77,18 @@ impl ImageWriter {
         let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
         file.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter { path, file, direct: Direct::none(), state })
+        Ok(ImageWriter { path, file, direct: Direct::none(), discards: false, state })
+    }
+
+    /// The same, through the page cache alone: whoever reads the file soon finds it in memory.
+    pub fn cached(self) -> ImageWriter {
+        ImageWriter { direct: Direct::none(), ..self }
+    }
+
+    /// The same, for measurements of all but the disk: memory is encoded, summed and noted, but not written, so nobody
+    /// can read it back.
+    pub fn discarding(self) -> ImageWriter {
+        ImageWriter { discards: true, ..self }
     }
 
     /// Says that about so many bytes are to come. Where the disk has them set aside already, several
@@ -124,11 +143,15 @@ impl ImageWriter {
     ) -> Result<(), ImageError> {
         let bytes = &encoded.bytes;
         let mut extent = extent(kind, object, address, decoded, encoded);
+        let discards = self.discards && kind == Kind::Memory;
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             extent.offset = if on_page(&extent) { up(state.next) } else { state.next };
-            state.next = extent.offset + bytes.len() as u64;
+            state.next = extent.offset + if discards { 0 } else { bytes.len() as u64 };
             state.extents.push(extent);
+        }
+        if discards {
+            return Ok(());
         }
         self.write_at(bytes, extent.offset)
     }

@@ -23,8 +23,13 @@ use thiserror::Error;
 /// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from a GPU holds up
 /// the program's calls for a moment.
 const CHUNK: u64 = kedge_image::MAX_EXTENT;
+/// Threads that read, encode and store: what lies in host memory leaves it as fast as the bus is with twelve.
+const WRITERS: usize = 12;
 /// Parts of the shared arena, each an object of its own.
 const ARENA_PART: u64 = 4 << 20;
+
+/// Set for `kedge bench checkpoint`: what devices held is read and summed, and not written.
+const DISCARD: &str = "KEDGE_BENCH_DISCARD";
 
 #[derive(Debug, Error)]
 pub(crate) enum CaptureError {
@@ -133,7 +138,11 @@ impl Capture {
 
     /// Writes it to the new file `path`.
     pub(crate) fn write(mut self, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
-        let writer = ImageWriter::create(path)?;
+        // A restart soon after takes a tenth of the time that reading from a disk takes.
+        let mut writer = ImageWriter::create(path)?.cached();
+        if std::env::var_os(DISCARD).is_some() {
+            writer = writer.discarding();
+        }
         self.write_section(&writer)?;
         let writing = Writing { capture: &self, writer, codec, builds: AtomicBool::new(false) };
         let digests: Vec<Mutex<Vec<Option<Digest>>>> =
@@ -142,7 +151,9 @@ impl Capture {
         for (index, (number, object)) in self.saved.objects.iter().enumerate() {
             chunks.extend(writing.chunks(index, *number, object)?);
         }
-        work::each(&chunks, Vec::new, |chunk, buffer| writing.store(chunk, buffer, &digests))?;
+        work::by(WRITERS, &chunks, Vec::new, |chunk, buffer| {
+            writing.store(chunk, buffer, &digests)
+        })?;
         let Writing { writer, builds, .. } = writing;
         let builds = builds.into_inner();
         let entry = writer.finish()?;
@@ -282,6 +293,9 @@ impl Writing<'_> {
         all: &[Mutex<Vec<Option<Digest>>>],
     ) -> Result<(), CaptureError> {
         let Chunk { index, number, range, digests } = chunk;
+        if !digests && self.store_in_place(chunk)? {
+            return Ok(());
+        }
         self.capture.fill(*index, range.clone(), buffer)?;
         let mut same = vec![false; blocks(range.end - range.start)];
         if *digests {
@@ -302,6 +316,28 @@ impl Writing<'_> {
             block += run;
         }
         Ok(())
+    }
+
+    /// Stores a chunk of whole pages from where the device's bytes arrive, if it can be seen there.
+    fn store_in_place(
+        &self,
+        Chunk { index, number, range, .. }: &Chunk,
+    ) -> Result<bool, CaptureError> {
+        let Source::Piece(piece) = &self.capture.sources[*index] else { return Ok(false) };
+        let bytes = range.end - range.start;
+        if !bytes.is_multiple_of(PAGE) {
+            return Ok(false);
+        }
+        let mut stored = Ok(());
+        let mut store = |there: &[u8]| {
+            let encoded = kedge_image::encode(there, self.codec);
+            stored = self.writer.memory(*number, range.start, bytes, &encoded);
+        };
+        let snapshot = &self.capture.snapshot;
+        let seen = snapshot.look(piece, piece.start + range.start, bytes as usize, &mut store);
+        let seen = seen.map_err(|code| SnapshotError::new(code, UNREADABLE))?;
+        stored?;
+        Ok(seen)
     }
 
     /// Which of a chunk's blocks are as in the file before; their digests go to the object's.

@@ -21,6 +21,8 @@ const CHANGES: usize = 3;
 const SECONDS: &str = "rate 1";
 /// Of the blocks.
 const CHANGE: &str = "change 5";
+/// Has a job's proxies read and sum what devices held, and not write it.
+const DISCARD: (&str, &str) = ("KEDGE_BENCH_DISCARD", "1");
 /// What the program holds on the host where that is measured, and beside it on the device.
 const RESIDENT: u64 = 1 << 30;
 /// The driver's own checkpoint puts the bytes into host memory: as much as was tried.
@@ -41,6 +43,8 @@ pub(super) const RESTART_WARM: &str = "restart in a warm proxy until the program
 pub(super) const DURABLE: &str = "durable";
 pub(super) const IDLE_DRAIN: &str =
     "drain of a program that waits, with all else until it is durable";
+pub(super) const SUNK: &str =
+    "drain of a program that waits into a sink that only sums, with all else";
 pub(super) const DRIVER_TAKES: &str = "the driver's own: checkpoint";
 pub(super) const DRIVER_BRINGS: &str = "the driver's own: restore";
 
@@ -80,6 +84,8 @@ impl Bench<'_> {
                 self.resident(&load, &mut all)?;
                 empty(self.dir)?;
             }
+            self.sunk(size, &mut all)?;
+            empty(self.dir)?;
         }
         // There may be no driver that can.
         if self.driver && size <= DRIVER_MOST && !matches!(self.gpu, GpuSpec::Soft { .. }) {
@@ -88,7 +94,7 @@ impl Bench<'_> {
             all.driver_brings.push(times.restore + times.unlock);
         }
         let stored = if noise { "" } else { " (not noise: the disk has no room)" };
-        all.tell(&format!("{}{stored}", Size(size)), sink);
+        all.tell((&Size(size).to_string(), stored), sink);
         Ok(())
     }
 
@@ -163,6 +169,21 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// How fast noise leaves the device, with all that is done to it, where no disk is what it waits for.
+    fn sunk(&self, size: u64, all: &mut All) -> Result<(), String> {
+        let held = held(size, 0, true)?;
+        let most = size.to_string();
+        let options = ["--cache-host", &*most];
+        let mut job = Job::beating_with(self.gpu, &held, self.dir, "c", &options, &[DISCARD])?;
+        job.ask("rest")?;
+        let taken = job.checkpoint_by("raw", &["--wait", "captured"])?;
+        let begin = SystemTime::now();
+        let gib = size as f64 / f64::from(1 << 30);
+        all.sunk.push(gib / settle(&taken.image, begin)?);
+        job.end();
+        Ok(())
+    }
+
     /// The pause of a program that holds memory on the host as well.
     fn resident(&self, load: &Load, all: &mut All) -> Result<(), String> {
         let host = RESIDENT.min(load.held.device as u64) as usize;
@@ -204,6 +225,7 @@ struct All {
     rests: Vec<f64>,
     durable: Vec<f64>,
     idle_drains: Vec<f64>,
+    sunk: Vec<f64>,
     changed_pauses: Vec<f64>,
     changed_bytes: Vec<f64>,
     restarts: Vec<f64>,
@@ -217,7 +239,11 @@ struct All {
 }
 
 impl All {
-    fn tell(self, size: &str, sink: &mut Sink<'_>) {
+    /// By the size, and how it was stored where that matters.
+    fn tell(self, (size, stored): (&str, &str), sink: &mut Sink<'_>) {
+        let sunk =
+            Series { name: format!("{SUNK}, {size}"), unit: "GiB/s".into(), samples: self.sunk };
+        let size = format!("{size}{stored}");
         let series = [
             (PAUSE, "ms", self.pauses),
             (RESIDENT_PAUSE, "ms", self.resident_pauses),
@@ -238,5 +264,6 @@ impl All {
         for (name, unit, samples) in series {
             sink(Series { name: format!("{name}, {size}"), unit: unit.into(), samples });
         }
+        sink(sunk);
     }
 }

@@ -54,8 +54,21 @@ impl Job {
         tag: &str,
         options: &[&str],
     ) -> Result<Job, String> {
+        Job::beating_with(gpu, held, dir, tag, options, &[])
+    }
+
+    /// The same, with more variables in its environment.
+    pub(in crate::bench) fn beating_with(
+        gpu: &GpuSpec,
+        held: &Held,
+        dir: &Path,
+        tag: &str,
+        options: &[&str],
+        more: &[(&str, &str)],
+    ) -> Result<Job, String> {
         let name = format!("kedge-bench-{}-{tag}", std::process::id());
         let mut command = kedge()?;
+        command.envs(more.iter().copied());
         command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
         command.args(options).arg("--").arg(kedge()?.get_program());
         Job::beat(command, held, name)
