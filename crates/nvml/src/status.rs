@@ -38,5 +38,13 @@ pub(crate) const WORDS: &[(c_uint, &CStr)] = &[
     (19, c"In use by another client"),
     (20, c"Insufficient Memory"),
     (21, c"No data"),
+    (22, c"vGPU ECC not supported"),
+    (23, c"Insufficient Resources"),
+    (24, c"Invalid Frequency"),
     (25, c"Argument version mismatch"),
+    (26, c"Requested functionality has been deprecated"),
+    (27, c"System is not in ready state"),
+    (28, c"No supported GPUs were found"),
+    (29, c"Resource not in correct state to perform requested operation"),
+    (30, c"Reset type is not supported for given device"),
 ];
