@@ -90,6 +90,23 @@ fn real_devices_are_told_of_as_natively() {
     assert!(under.contains(&"0: 7 3: 0 1000 2000".to_owned()), "{under:?}");
 }
 
+/// NVIDIA's tool needs more of NVIDIA's library than NVML is: it finds that one, with its arguments and its status.
+#[test]
+fn the_drivers_own_tool_has_the_drivers_own_library() {
+    let place = Place::mine("nvmltool");
+    let library = host("management.c", "libnvidia-ml.so.1", &["-shared", "-fPIC"]);
+    let tool = host("library_of.c", "nvidia-smi", &["-ldl"]);
+    let other = host("library_of.c", "other", &["-ldl"]);
+    for (program, whose) in [(&tool, "another's"), (&other, "kedge's")] {
+        let run = ["run", "--gpu", "soft", "--", &program.display().to_string(), "a b", ""];
+        let mut kedge = kedge_as(&place.world, place.user, &run);
+        kedge.env("LD_LIBRARY_PATH", library.parent().unwrap());
+        let ended = kedge.output().unwrap();
+        assert_eq!(stdout(&ended), format!("{whose} [a b] []\n"), "{ended:?}");
+        assert_eq!(ended.status.code(), Some(5));
+    }
+}
+
 /// Killed, it is gone: programs are told so, at once, and the job goes on and ends as it would.
 #[test]
 fn programs_are_told_when_nobody_answers() {

@@ -6,8 +6,10 @@
 //! library, which programs take for an old driver.
 //!
 //! - [`state`]: who answers. [`call`]: from C's parameters to a question, and back. [`api`]: the functions.
+//! - [`tool`]: the one program that needs NVIDIA's own.
 
 mod api;
 mod call;
 mod state;
 mod status;
+mod tool;
