@@ -30,6 +30,17 @@ static void check_offsets(int role) {
     EXPECT(fcntl(10, F_GETFL) == (O_RDONLY | 0100000 /* O_LARGEFILE */));
 }
 
+/* A temporary file that is only read; it may be another one's after a restart. */
+static void make_passing(void) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/kedge-passing-%d", (int)getpid());
+    write_file(path, "0123456789");
+    put(open(path, O_RDONLY), 10);
+    EXPECT(lseek(10, 3, SEEK_SET) == 3);
+}
+
+static void check_passing(int role) { expect_text(10, "34"); }
+
 /* Parent and child share an offset, as after fork. */
 static void make_shared(void) {
     write_file("read", "0123456789");
@@ -309,6 +320,7 @@ static void check_owner(int role) {
 
 const struct scenario scenarios[] = {
     {"offsets", make_offsets, check_offsets},
+    {"passing", make_passing, check_passing},
     {"shared", make_shared, check_shared},
     {"append", make_append, check_append},
     {"unlinked", make_unlinked, check_unlinked},

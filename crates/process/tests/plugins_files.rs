@@ -148,6 +148,28 @@ fn a_file_that_moved_is_found_by_the_path_map_and_a_missing_one_is_named() {
     scenario.check(&saved, PathMap::new([(old, new)]));
 }
 
+/// What compilers hand on by temporary files is gone soon after.
+#[test]
+fn a_temporary_file_that_is_only_read_comes_back_where_it_is_gone() {
+    for gone in [true, false] {
+        let mut scenario = Scenario::start(SOURCE, "passing");
+        let saved = scenario.save();
+        scenario.kill();
+        let path = std::path::PathBuf::from(format!("/tmp/kedge-passing-{}", scenario.pids[0]));
+        if gone {
+            fs::remove_file(&path).unwrap();
+        } else {
+            fs::write(&path, "abc34fghij, by another").unwrap();
+        }
+        let mut made = scenario.check(&saved, PathMap::default());
+        made.commit();
+        drop(made);
+        let found = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(found, if gone { "0123456789" } else { "abc34fghij, by another" });
+    }
+}
+
 #[test]
 fn files_that_stay_are_taken_as_they_are() {
     let mut scenario = Scenario::start(SOURCE, "database");

@@ -61,6 +61,7 @@ fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginE
         modified: moment(stat.modified),
         unlinked: false,
         contents: Some(name),
+        if_gone: false,
         companions: restore::companions(path),
         path: SavedPath(path.to_owned()),
         identity: identity(&stat),

@@ -20,6 +20,11 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// Where files lie that are not meant to stay, and up to which size one of those goes with the image although it is only
+/// read: copied while the job stands still, at a millisecond for each MiB at most.
+const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
+const SMALL: u64 = 4 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Files;
 
@@ -35,6 +40,9 @@ struct Inode {
     unlinked: bool,
     /// The name of the file in the image that has its contents.
     contents: Option<String>,
+    /// The contents are for the case alone that there is no file under the name any more.
+    #[serde(default)]
+    if_gone: bool,
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
     companions: Vec<String>,
     /// The name that it is restored under.
@@ -141,6 +149,18 @@ fn has_contents(file: &Found, job: &Job) -> bool {
     unlinked(file) || job.contents == FileContents::Save && written()
 }
 
+/// Whether it is only read, but may be gone by a restart: what compilers and their like hand on by temporary files, they
+/// remove again.
+fn is_passing(file: &Found, job: &Job) -> bool {
+    let temporary =
+        || TEMPORARY.iter().any(|folder| path(file).parent() == Some(Path::new(folder)));
+    file.stat.kind() == libc::S_IFREG
+        && job.contents == FileContents::Save
+        && file.stat.size <= SMALL
+        && temporary()
+        && readable(job, file).is_ok_and(|(_, offset)| offset.is_none())
+}
+
 fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let job = capture.job;
     // One that can be read, if there is one.
@@ -150,11 +170,13 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let (mut contents, mut size, mut companions) = (None, file.stat.size, Vec::new());
     let wanted = opened.iter().any(|index| has_contents(&job.files[*index], job));
     let path = path(file);
-    if wanted && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
+    let if_gone = !wanted && is_passing(file, job);
+    if (wanted || if_gone) && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
         // Somebody outside of the job may be writing, too: its size is that of the copy.
         let (name, length) = save_contents(capture, file)?;
         (contents, size) = (Some(name), length);
-        companions = if unlinked { Vec::new() } else { restore::companions(&path) };
+        let alone = unlinked || if_gone;
+        companions = if alone { Vec::new() } else { restore::companions(&path) };
     }
     if unlinked && file.stat.links > 0 {
         let what = job.describe(file);
@@ -170,7 +192,18 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let (mode, modified, identity) =
         (file.stat.mode, moment(file.stat.modified), identity(&file.stat));
     let (path, opened) = (SavedPath(path), opened.collect());
-    Ok(Inode { mode, size, modified, unlinked, contents, companions, path, identity, opened })
+    Ok(Inode {
+        mode,
+        size,
+        modified,
+        unlinked,
+        contents,
+        if_gone,
+        companions,
+        path,
+        identity,
+        opened,
+    })
 }
 
 fn identity(stat: &Stat) -> (u64, u64) {

@@ -50,6 +50,9 @@ pub(super) fn restore(
     world: &mut World,
 ) -> Result<Option<File>, PluginError> {
     let path = world.path(&inode.path.0);
+    if inode.if_gone && path.symlink_metadata().is_ok() {
+        return Ok(None);
+    }
     match &inode.contents {
         Some(name) if inode.mode & libc::S_IFMT == libc::S_IFREG => {
             let saved = world.content(name)?;
@@ -60,6 +63,9 @@ pub(super) fn restore(
                 return nameless(inode, &path, &saved).map(Some);
             }
             named(inode, &path, &saved, world)?;
+            if inode.if_gone {
+                return Ok(None);
+            }
             lead_aside(inode, &path, names, world).map(|()| None)
         }
         Some(_) => Err(damaged("contents of what is not a file")),
