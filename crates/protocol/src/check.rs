@@ -1,5 +1,6 @@
 //! The property that the fuzz target and the mutation test share.
 
+use crate::management::{Answer, Question, function};
 use crate::{
     Call, Elapsed, GlobalInfo, Hello, Imported, KernelInfo, KernelNames, LoadError, Message,
     Output, PeerName, Post, Refusal, SharedSlab, Welcome,
@@ -29,12 +30,17 @@ pub fn check_bytes(bytes: &[u8]) {
     one::<Result<Imported, u32>>(bytes);
     one::<Result<SharedSlab, u32>>(bytes);
     one::<Result<PeerName, u32>>(bytes);
+    one::<Answer>(bytes);
+    if let Some(question) = one::<Question>(bytes) {
+        // Whatever is asked with is taken or not.
+        let _ = function(&question.function).map(|row| row.takes(&question.arguments));
+    }
 }
 
-fn one<T: Wire>(bytes: &[u8]) {
-    if let Ok(value) = decode::<T>(bytes) {
-        let mut again = Vec::with_capacity(bytes.len());
-        encode(&value, &mut again);
-        assert!(again == bytes, "{} has two encodings", std::any::type_name::<T>());
-    }
+fn one<T: Wire>(bytes: &[u8]) -> Option<T> {
+    let value = decode::<T>(bytes).ok()?;
+    let mut again = Vec::with_capacity(bytes.len());
+    encode(&value, &mut again);
+    assert!(again == bytes, "{} has two encodings", std::any::type_name::<T>());
+    Some(value)
 }

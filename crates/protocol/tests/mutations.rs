@@ -1,6 +1,7 @@
 //! The fuzz target's property on the committed corpus and on mutations of it, the same each time.
 
 use kedge_protocol::check::check_bytes;
+use kedge_protocol::management::{Answer, Argument, Question};
 use kedge_protocol::*;
 use kedge_wire::{Bytes, List, Text, Wire, encode};
 use std::path::PathBuf;
@@ -104,8 +105,21 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
             pci_order: true,
         },
     };
+    let versioned = [40 | 2 << 24, 0, 0, 0, 0, 0, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let arguments = vec![
+        Argument::Number { value: 1 },
+        Argument::Bytes { bytes: Bytes::new(versioned).unwrap() },
+    ];
+    let question = Question {
+        function: Text::new("nvmlDeviceGetMemoryInfo_v2".into()).unwrap(),
+        arguments: List::new(arguments).unwrap(),
+    };
+    let results = vec![Bytes::new(vec![1, 0, 0, 0]).unwrap(), Bytes::default()];
+    let answer = Answer { status: 7, results: List::new(results).unwrap() };
     let refusal = Refusal { code: 100, reason: Text::new("no device".into()).unwrap() };
     vec![
+        ("question", encoded(&question)),
+        ("answer", encoded(&answer)),
         ("launch", enqueue(StreamOp::Launch { launch })),
         ("copy", enqueue(StreamOp::Copy { copy })),
         (
