@@ -63,10 +63,9 @@ int main(int argc, char **argv)
     CUDA(cudaMalloc(&here, most));
     CUDA(cudaMalloc(&there, most));
     CUDA(cudaMallocHost(&pinned, most));
-    size_t some = std::min<size_t>(most, 16 << 20);
-    pageable = (char *)malloc(some);
+    pageable = (char *)malloc(most);
     memset(pinned, 1, most);
-    memset(pageable, 1, some);
+    memset(pageable, 1, most);
     CUDA(cudaMemset(here, 0, most));
     cudaEvent_t event;
     cudaStream_t other;
@@ -106,7 +105,6 @@ int main(int argc, char **argv)
             rate("to device, pinned", [&] { CUDA(cudaMemcpy(here, pinned, n, cudaMemcpyHostToDevice)); });
             rate("to host, pinned", [&] { CUDA(cudaMemcpy(pinned, here, n, cudaMemcpyDeviceToHost)); });
             rate("inside", [&] { CUDA(cudaMemcpyAsync(there, here, n, cudaMemcpyDeviceToDevice)); settle(); });
-            if (n > some) continue;
             rate("to device, pageable", [&] { CUDA(cudaMemcpy(here, pageable, n, cudaMemcpyHostToDevice)); });
             rate("to host, pageable", [&] { CUDA(cudaMemcpy(pageable, here, n, cudaMemcpyDeviceToHost)); });
         }
