@@ -92,13 +92,17 @@ unsafe fn argument(kind: Kind, parameters: &[usize]) -> Result<Argument, Status>
             let size = if let Kind::List(size) = kind { size } else { 8 };
             number(if second() == 0 { 0 } else { count.min(most(size)) })
         }
-        Kind::Array(size) => {
+        // More than any device has, or less than nothing.
+        Kind::Array(size) | Kind::Fields(size) if first as c_uint as usize > most(size) => {
+            Err(Status::INVALID_ARGUMENT)
+        }
+        Kind::Array(_) => {
             given(second())?;
-            number((first as c_uint as usize).min(most(size)))
+            number(first as c_uint as usize)
         }
         Kind::Fields(size) => {
             given(second())?;
-            let length = (first as c_uint as usize).min(most(size)) * size as usize;
+            let length = first as c_uint as usize * size as usize;
             // SAFETY: not NULL, so at least so many elements.
             bytes(unsafe { std::slice::from_raw_parts(second() as *const u8, length) }.to_vec())
         }
@@ -162,6 +166,30 @@ unsafe fn write(kind: Kind, parameters: &[usize], result: &Bytes<MAX_BYTES>) {
                 }
             }
             Kind::Room | Kind::Out(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing is read where a count is more than can be, or nothing is given.
+    #[test]
+    fn counts_beyond_all_devices_and_null_are_refused() {
+        let minus_one = u32::MAX as usize;
+        let cases = [
+            (Kind::Fields(40), [minus_one, 8]),
+            (Kind::Array(8), [minus_one, 8]),
+            (Kind::Fields(40), [1, 0]),
+            (Kind::Versioned, [0, 0]),
+            (Kind::List(24), [0, 8]),
+            (Kind::Device, [0, 0]),
+        ];
+        for (kind, parameters) in cases {
+            // SAFETY: what is not NULL here is not looked at, since the count is refused before.
+            let refused = unsafe { argument(kind, &parameters) };
+            assert_eq!(refused, Err(Status::INVALID_ARGUMENT), "{kind:?}");
         }
     }
 }
