@@ -3,6 +3,7 @@
 
 use crate::changes::{Key, Tracked, Written, blocks};
 use crate::gate::Parked;
+use crate::options::BENCH_DISCARD;
 use crate::record::{Image, SavedStep, Step};
 use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
@@ -27,9 +28,6 @@ const CHUNK: u64 = kedge_image::MAX_EXTENT;
 const WRITERS: usize = 12;
 /// Parts of the shared arena, each an object of its own.
 const ARENA_PART: u64 = 4 << 20;
-
-/// Set for `kedge bench checkpoint`: what devices held is read and summed, and not written.
-const DISCARD: &str = "KEDGE_BENCH_DISCARD";
 
 #[derive(Debug, Error)]
 pub(crate) enum CaptureError {
@@ -59,6 +57,11 @@ pub(crate) struct Capture {
     pub(crate) snapshot: Box<dyn Snapshot>,
     /// What the image may refer to, if it may.
     tracked: Option<Tracked>,
+}
+
+/// Whether what devices held is read and summed, and not written.
+pub(crate) fn discards() -> bool {
+    std::env::var_os(BENCH_DISCARD).is_some()
 }
 
 /// What was written.
@@ -140,7 +143,7 @@ impl Capture {
     pub(crate) fn write(mut self, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
         // A restart soon after takes a tenth of the time that reading from a disk takes.
         let mut writer = ImageWriter::create(path)?.cached();
-        if std::env::var_os(DISCARD).is_some() {
+        if discards() {
             writer = writer.discarding();
         }
         self.write_section(&writer)?;

@@ -4,11 +4,12 @@
 //! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
 
 use crate::bonds::{Bond, MAX_SHARES, Share, What};
-use crate::capture::{Capture, CaptureError, Identity, Stored};
+use crate::capture::{Capture, CaptureError, Identity, Stored, discards};
 use crate::changes::Tracked;
 use crate::gate::{Closed, Gate};
 use crate::joblog::JobLog;
 use crate::keeper;
+use crate::options::BENCH_DISCARD;
 use crate::sharing::Sharing;
 use kedge_device::Backend;
 use kedge_device_nvidia::CacheLimits;
@@ -316,6 +317,11 @@ impl Serving {
                 let capture = held.captured.take().ok_or("nothing was captured")?;
                 let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
                 let path = PathBuf::from(path.into_inner());
+                if discards() {
+                    self.log.line(&format!(
+                        "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"
+                    ));
+                }
                 let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
                 let Stored { entry: FileEntry { bytes, checksum, .. }, builds, tracked } = stored;
                 held.tracked = tracked.or(held.tracked.take());

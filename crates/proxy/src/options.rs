@@ -11,6 +11,9 @@ use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Set in a job's environment by `kedge bench checkpoint`, which measures all but the disk: nobody can restart such an image.
+pub const BENCH_DISCARD: &str = "KEDGE_BENCH_DISCARD";
+
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The accepted socket.

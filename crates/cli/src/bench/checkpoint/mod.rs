@@ -10,6 +10,7 @@ use crate::size::Size;
 use image::{empty, room, settle, stored};
 use kedge_probe::{DriverTimes, Held, Series};
 use kedge_proxy::backend::GpuSpec;
+use kedge_proxy::options::BENCH_DISCARD;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -22,7 +23,7 @@ const SECONDS: &str = "rate 1";
 /// Of the blocks.
 const CHANGE: &str = "change 5";
 /// Has a job's proxies read and sum what devices held, and not write it.
-const DISCARD: (&str, &str) = ("KEDGE_BENCH_DISCARD", "1");
+const DISCARD: (&str, &str) = (BENCH_DISCARD, "1");
 /// What the program holds on the host where that is measured, and beside it on the device.
 const RESIDENT: u64 = 1 << 30;
 /// The driver's own checkpoint puts the bytes into host memory: as much as was tried.
