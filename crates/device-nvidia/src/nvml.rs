@@ -1,6 +1,9 @@
 //! NVIDIA's management library, `libnvidia-ml.so.1`, opened at run time and asked for jobs that cannot have it open
 //! themselves ([`kedge_protocol::management`]).
 
+use kedge_protocol::management::status::{
+    FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, INVALID_ARGUMENT, LIBRARY_NOT_FOUND, SUCCESS,
+};
 use kedge_protocol::management::{
     Answer, Argument, Function, Kind, MAX_BYTES, MAX_PARAMETERS, function,
 };
@@ -10,12 +13,6 @@ use std::ffi::{c_uint, c_void};
 use std::path::PathBuf;
 
 const NAME: &str = "libnvidia-ml.so.1";
-/// nvmlReturn_t.
-const SUCCESS: u32 = 0;
-const INVALID_ARGUMENT: u32 = 2;
-const INSUFFICIENT_SIZE: u32 = 7;
-const LIBRARY_NOT_FOUND: u32 = 12;
-const FUNCTION_NOT_FOUND: u32 = 13;
 
 type Device = *mut c_void;
 

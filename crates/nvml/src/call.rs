@@ -3,7 +3,7 @@
 use crate::state;
 use crate::status::Status;
 use kedge_protocol::management::{
-    Argument, Function, Kind, MAX_BYTES, MAX_PARAMETERS, Question, versioned_size,
+    Argument, Function, HANDLE, Kind, MAX_BYTES, MAX_PARAMETERS, Question, most, versioned_size,
 };
 use kedge_wire::{Bytes, List, Text};
 use std::ffi::{CStr, c_char, c_uint};
@@ -58,7 +58,6 @@ unsafe fn argument(kind: Kind, parameters: &[usize]) -> Result<Argument, Status>
     let second = || parameters[1];
     let given = |pointer: usize| if pointer == 0 { Err(Status::INVALID_ARGUMENT) } else { Ok(()) };
     let number = |value: usize| Ok(Argument::Number { value: value as u64 });
-    let most = |size: u32| (MAX_BYTES - 4) / size as usize;
     match kind {
         // Handles begin with 1: NULL is none.
         Kind::Device => number(first.checked_sub(1).ok_or(Status::INVALID_ARGUMENT)?),
@@ -81,7 +80,7 @@ unsafe fn argument(kind: Kind, parameters: &[usize]) -> Result<Argument, Status>
             given(first)?;
             // SAFETY: not NULL, so a structure that begins with its version.
             let word = unsafe { (first as *const u32).read_unaligned() };
-            let size = versioned_size(word).ok_or(Status(25))?;
+            let size = versioned_size(word).ok_or(Status::VERSION_MISMATCH)?;
             // SAFETY: the structure is as large as it says of itself.
             bytes(unsafe { std::slice::from_raw_parts(first as *const u8, size) }.to_vec())
         }
@@ -89,7 +88,7 @@ unsafe fn argument(kind: Kind, parameters: &[usize]) -> Result<Argument, Status>
             given(first)?;
             // SAFETY: not NULL, so a count.
             let count = unsafe { (first as *const c_uint).read_unaligned() } as usize;
-            let size = if let Kind::List(size) = kind { size } else { 8 };
+            let size = if let Kind::List(size) = kind { size } else { HANDLE };
             number(if second() == 0 { 0 } else { count.min(most(size)) })
         }
         // More than any device has, or less than nothing.

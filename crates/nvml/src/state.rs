@@ -66,7 +66,8 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Status> {
 impl State {
     fn exchange(&mut self, question: &Question) -> Result<Answer, Status> {
         for _ in 0..TRIES {
-            if let Ok(answer) = self.connected().ok_or(Status::DRIVER_NOT_LOADED)?.ask(question) {
+            let channel = self.connected().ok_or(Status::DRIVER_NOT_LOADED)?;
+            if let Ok(answer) = converse(channel, question) {
                 return Ok(answer);
             }
             self.connection = None;
@@ -74,7 +75,7 @@ impl State {
         Err(Status::UNKNOWN)
     }
 
-    fn connected(&mut self) -> Option<Asked<'_>> {
+    fn connected(&mut self) -> Option<&Channel> {
         let pid = std::process::id();
         if self.connection.as_ref().is_none_or(|(_, owner)| *owner != pid) {
             self.connection = None;
@@ -82,17 +83,13 @@ impl State {
             let stream = UnixStream::connect(Path::new(&socket).with_file_name("nvml")).ok()?;
             self.connection = Some((Channel::new(stream.into()), pid));
         }
-        self.connection.as_ref().map(|(channel, _)| Asked(channel))
+        self.connection.as_ref().map(|(channel, _)| channel)
     }
 }
 
-struct Asked<'a>(&'a Channel);
-
-impl Asked<'_> {
-    fn ask(&self, question: &Question) -> Result<Answer, SocketError> {
-        self.0.send(question, &[], PATIENCE)?;
-        self.0.receive(PATIENCE).map(|(answer, _)| answer)
-    }
+fn converse(channel: &Channel, question: &Question) -> Result<Answer, SocketError> {
+    channel.send(question, &[], PATIENCE)?;
+    channel.receive(PATIENCE).map(|(answer, _)| answer)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What NVML's functions return.
 
+use kedge_protocol::management::status;
 use std::ffi::{CStr, c_uint};
 
 /// nvmlReturn_t.
@@ -7,11 +8,12 @@ use std::ffi::{CStr, c_uint};
 pub(crate) struct Status(pub(crate) c_uint);
 
 impl Status {
-    pub(crate) const UNINITIALIZED: Status = Status(1);
-    pub(crate) const INVALID_ARGUMENT: Status = Status(2);
-    pub(crate) const INSUFFICIENT_SIZE: Status = Status(7);
-    pub(crate) const DRIVER_NOT_LOADED: Status = Status(9);
-    pub(crate) const UNKNOWN: Status = Status(999);
+    pub(crate) const UNINITIALIZED: Status = Status(status::UNINITIALIZED);
+    pub(crate) const INVALID_ARGUMENT: Status = Status(status::INVALID_ARGUMENT);
+    pub(crate) const INSUFFICIENT_SIZE: Status = Status(status::INSUFFICIENT_SIZE);
+    pub(crate) const DRIVER_NOT_LOADED: Status = Status(status::DRIVER_NOT_LOADED);
+    pub(crate) const VERSION_MISMATCH: Status = Status(status::VERSION_MISMATCH);
+    pub(crate) const UNKNOWN: Status = Status(status::UNKNOWN);
 }
 
 /// (code, words), as nvmlErrorString gives them.

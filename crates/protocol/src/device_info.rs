@@ -67,3 +67,21 @@ wire! {
         pub reason: Text<4096>,
     }
 }
+
+impl DeviceInfo {
+    /// Domain, bus and device of "[domain:]bus:device[.0]", in hexadecimal.
+    pub fn parse_pci(text: &str) -> Option<[i32; 3]> {
+        let address = match text.split_once('.') {
+            Some((address, "0")) => address,
+            Some(_) => return None,
+            None => text,
+        };
+        let numbers: Option<Vec<i32>> =
+            address.split(':').map(|part| i32::from_str_radix(part, 16).ok()).collect();
+        match numbers?[..] {
+            [domain, bus, device] => Some([domain, bus, device]),
+            [bus, device] => Some([0, bus, device]),
+            _ => None,
+        }
+    }
+}

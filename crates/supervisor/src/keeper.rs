@@ -3,6 +3,7 @@
 //! it when this process ends, however that ends.
 
 use crate::jobs::{self, JobDir, JobName, Jobs};
+use crate::proxies;
 use kedge_image::FileEntry;
 use kedge_proxy::joblog::JobLog;
 use kedge_proxy::keeper::{self, Ask, Handed, KeeperError, Reply};
@@ -14,7 +15,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -177,9 +177,7 @@ impl Keeper {
 
     /// Answers, on threads of its own, for as long as the process lives.
     pub(crate) fn serve(&self) -> io::Result<()> {
-        let listener = UnixListener::bind(&self.0.socket)?;
-        // The folder is private already.
-        fs::set_permissions(&self.0.socket, PermissionsExt::from_mode(0o600))?;
+        let listener = proxies::listen(&self.0.socket)?;
         let (accepts, watches) = (self.clone(), self.clone());
         thread::Builder::new().name("keeper".into()).spawn(move || accepts.accept(&listener))?;
         thread::Builder::new().name("held".into()).spawn(move || watches.watch()).map(drop)

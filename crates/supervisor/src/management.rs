@@ -1,17 +1,17 @@
 //! NVIDIA's management library (NVML), which programs ask beside the devices: the process that answers them, and what of
 //! it a checkpoint finds in the job's processes.
 
+use crate::gpu::leads_to;
 use crate::jobs::JobDir;
 use crate::parts::Parts;
-use crate::proxies::hand_over;
+use crate::proxies::{hand_over, listen};
 use kedge_image::DeviceLimits;
 use kedge_process::plugins::{Capture, Found, Job, PluginError, World};
 use kedge_proxy::backend::GpuSpec;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -39,9 +39,7 @@ impl Management {
     ) -> io::Result<Management> {
         let socket = dir.nvml();
         let _ = fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)?;
-        // The folder is private already.
-        fs::set_permissions(&socket, PermissionsExt::from_mode(0o600))?;
+        let listener = listen(&socket)?;
         let (connection, far) = UnixStream::pair()?;
         let log = || File::options().append(true).create(true).open(dir.log());
         let mut command = Command::new(&parts.proxy);
@@ -91,8 +89,7 @@ const CONNECTION: &str = "connection";
 pub(crate) fn opened(file: &Found, job: &Job, socket: &Path) -> Option<String> {
     if file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX) {
         let end = UnixStream::from(job.duplicate(file).ok()?);
-        let answers = end.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(socket));
-        return answers.then(|| CONNECTION.to_owned());
+        return leads_to(&end, socket).then(|| CONNECTION.to_owned());
     }
     let path = file.link.to_str().filter(|path| path.starts_with("/dev/nvidia"))?;
     (file.stat.mode & libc::S_IFMT == libc::S_IFCHR).then(|| path.to_owned())

@@ -182,7 +182,7 @@ pub(crate) fn has_ended(pid: u32) -> bool {
     matches!(state, None | Some('Z' | 'X'))
 }
 
-/// Listens on the job's socket.
+/// Listens on a socket in the job's folder.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(socket)?;
     // The folder is private already.

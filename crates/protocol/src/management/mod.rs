@@ -5,6 +5,7 @@
 //! A device is its number on the machine, as nvmlDeviceGetHandleByIndex counts.
 
 mod functions;
+pub mod status;
 
 use kedge_wire::{Bytes, List, Text};
 
@@ -12,6 +13,9 @@ use kedge_wire::{Bytes, List, Text};
 pub const MAX_BYTES: usize = 64 << 10;
 /// Parameters of a function, as C counts them: the registers for arguments.
 pub const MAX_PARAMETERS: usize = 6;
+
+/// Bytes of a device's handle.
+pub const HANDLE: u32 = 8;
 
 /// What a parameter is, and what travels for it: one [`Argument`] each, and for what the function writes
 /// one result, in order.
@@ -85,6 +89,11 @@ pub fn function(name: &str) -> Option<&'static Function> {
     at.ok().map(|at| &FUNCTIONS[at]).or_else(|| (name == INIT.name).then_some(&INIT))
 }
 
+/// How many elements of `size` bytes each travel at most, with a count.
+pub const fn most(size: u32) -> usize {
+    (MAX_BYTES - 4) / size as usize
+}
+
 /// The size that the first word of a versioned structure tells, where one may be that large.
 pub fn versioned_size(word: u32) -> Option<usize> {
     let size = (word & 0x00ff_ffff) as usize;
@@ -128,9 +137,9 @@ impl Function {
             (Kind::Name | Kind::Versioned | Kind::Fields(_), _) => false,
             (Kind::Room, Argument::Number { value }) => *value <= MAX_BYTES as u64,
             (Kind::List(size) | Kind::Array(size), Argument::Number { value }) => {
-                value.saturating_mul(u64::from(*size)) <= MAX_BYTES as u64 - 4
+                *value <= most(*size) as u64
             }
-            (Kind::Devices, Argument::Number { value }) => *value < MAX_BYTES as u64 / 8,
+            (Kind::Devices, Argument::Number { value }) => *value <= most(HANDLE) as u64,
             (_, Argument::Number { .. }) => true,
             (_, Argument::Bytes { .. }) => false,
         };

@@ -3,6 +3,9 @@
 use crate::backend::{BackendConfig, soft_config};
 use kedge_cuda_types::attribute as a;
 use kedge_protocol::DeviceInfo;
+use kedge_protocol::management::status::{
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, SUCCESS, VERSION_MISMATCH,
+};
 use kedge_protocol::management::{Answer, Argument, Function, INIT, Kind, function};
 use kedge_wire::{Bytes, List};
 
@@ -12,12 +15,6 @@ const NVML_VERSION: &str = "13.580.0";
 /// nvmlDeviceArchitecture_t: Hopper, as the compute capability says.
 const HOPPER: u32 = 9;
 
-/// nvmlReturn_t.
-const INVALID_ARGUMENT: u32 = 2;
-const NOT_SUPPORTED: u32 = 3;
-const NOT_FOUND: u32 = 6;
-const INSUFFICIENT_SIZE: u32 = 7;
-const VERSION_MISMATCH: u32 = 25;
 /// NVML_STRUCT_VERSION(Memory, 2): version, total, reserved, free, used.
 const MEMORY_V2: u32 = 40 | 2 << 24;
 
@@ -51,7 +48,7 @@ impl Devices {
             let bytes = bytes.collect::<Result<Vec<_>, u32>>()?;
             List::new(bytes).map_err(|_| INSUFFICIENT_SIZE)
         });
-        results.map_or_else(Answer::of, |results| Answer { status: 0, results })
+        results.map_or_else(Answer::of, |results| Answer { status: SUCCESS, results })
     }
 
     /// Each result, in the table's order; what no software device has is not supported.
@@ -106,7 +103,7 @@ impl Devices {
                 word(self.info(given.number(0))?.0 as u32)
             }
             "nvmlDeviceGetHandleByPciBusId" | "nvmlDeviceGetHandleByPciBusId_v2" => {
-                let wanted = parse_bus(given.name(0)).ok_or(INVALID_ARGUMENT)?;
+                let wanted = DeviceInfo::parse_pci(given.name(0)).ok_or(INVALID_ARGUMENT)?;
                 self.find(|info| info.pci == wanted)
             }
             "nvmlDeviceGetHandleByUUID" => self.find(|info| uuid_text(&info.uuid) == given.name(0)),
@@ -203,22 +200,6 @@ fn bus_text(info: &DeviceInfo, digits: usize) -> String {
     format!("{domain:0digits$X}:{bus:02X}:{device:02X}.0")
 }
 
-/// Domain, bus and device of "[domain:]bus:device[.function]", in hexadecimal.
-fn parse_bus(text: &str) -> Option<[i32; 3]> {
-    let address = match text.split_once('.') {
-        Some((address, "0")) => address,
-        Some(_) => return None,
-        None => text,
-    };
-    let parts: Option<Vec<i32>> =
-        address.split(':').map(|part| i32::from_str_radix(part, 16).ok()).collect();
-    match parts?[..] {
-        [domain, bus, device] => Some([domain, bus, device]),
-        [bus, device] => Some([0, bus, device]),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,11 +209,13 @@ mod tests {
     fn names_read_as_nvml_writes_them() {
         let uuid = *b"kedge-soft\0\0\0\0\0\x01";
         assert_eq!(uuid_text(&uuid), "GPU-6b656467-652d-736f-6674-000000000001");
-        assert_eq!(parse_bus("00006B64:01:00.0"), Some([0x6b64, 1, 0]));
-        assert_eq!(parse_bus("6b64:1:0"), Some([0x6b64, 1, 0]));
-        assert_eq!(parse_bus("01:00.0"), Some([0, 1, 0]));
+        assert_eq!(DeviceInfo::parse_pci("00006B64:01:00.0"), Some([0x6b64, 1, 0]));
+        assert_eq!(DeviceInfo::parse_pci("6b64:1:0"), Some([0x6b64, 1, 0]));
+        assert_eq!(DeviceInfo::parse_pci("01:00.0"), Some([0, 1, 0]));
         assert!(
-            ["", "1", "0:1:2.1", "x:1:0", "0:1:2:3"].iter().all(|bad| parse_bus(bad).is_none())
+            ["", "1", "0:1:2.1", "x:1:0", "0:1:2:3"]
+                .iter()
+                .all(|bad| DeviceInfo::parse_pci(bad).is_none())
         );
     }
 

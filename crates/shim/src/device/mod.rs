@@ -8,6 +8,7 @@ use crate::{ffi, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::attribute as attr;
 use kedge_cuda_types::handle::CUdevice;
+use kedge_protocol::DeviceInfo;
 use std::ffi::{c_char, c_int};
 
 pub(crate) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Result<(), CuError> {
@@ -150,28 +151,13 @@ pub(crate) unsafe fn cuDeviceGetPCIBusId(
     unsafe { write_text(id, len, &text) }
 }
 
-/// `[domain:]bus:device[.function]`, hexadecimal.
-fn parse_pci(text: &str) -> Option<[i32; 3]> {
-    let text = match text.split_once('.') {
-        Some((address, "0")) => address,
-        Some(_) => return None,
-        None => text,
-    };
-    let numbers: Option<Vec<i32>> =
-        text.split(':').map(|part| i32::from_str_radix(part, 16).ok()).collect();
-    match *numbers?.as_slice() {
-        [domain, bus, slot] => Some([domain, bus, slot]),
-        [bus, slot] => Some([0, bus, slot]),
-        _ => None,
-    }
-}
-
 pub(crate) unsafe fn cuDeviceGetByPCIBusId(
     dev: *mut CUdevice,
     id: *const c_char,
 ) -> Result<(), CuError> {
     // SAFETY: the caller's C string.
-    let wanted = parse_pci(unsafe { ffi::string(id)? }).ok_or(CuError::INVALID_VALUE)?;
+    let wanted =
+        DeviceInfo::parse_pci(unsafe { ffi::string(id)? }).ok_or(CuError::INVALID_VALUE)?;
     let devices = &session::get()?.devices;
     let found = devices.iter().position(|device| device.pci == wanted);
     let ordinal = found.ok_or(CuError::INVALID_DEVICE)?;
@@ -210,11 +196,11 @@ mod tests {
 
     #[test]
     fn reads_pci_addresses() {
-        assert_eq!(parse_pci("0000:3b:00.0"), Some([0, 0x3b, 0]));
-        assert_eq!(parse_pci("3b:01"), Some([0, 0x3b, 1]));
-        assert_eq!(parse_pci("1:2:3"), Some([1, 2, 3]));
+        assert_eq!(DeviceInfo::parse_pci("0000:3b:00.0"), Some([0, 0x3b, 0]));
+        assert_eq!(DeviceInfo::parse_pci("3b:01"), Some([0, 0x3b, 1]));
+        assert_eq!(DeviceInfo::parse_pci("1:2:3"), Some([1, 2, 3]));
         for bad in ["", "x", "1", "1:2:3:4", "1:2.3"] {
-            assert_eq!(parse_pci(bad), None, "{bad}");
+            assert_eq!(DeviceInfo::parse_pci(bad), None, "{bad}");
         }
     }
 

@@ -2,11 +2,11 @@
 
 use super::message::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use crate::checkpoint::{CheckpointError, Checkpointer};
+use crate::proxies;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,9 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {
     // What a job of that name that was restarted before has left.
     let _ = fs::remove_file(path);
-    let listener = UnixListener::bind(path)?;
-    // The folder is private already.
-    fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
+    let listener = proxies::listen(path)?;
     let accept = move || {
         let clients = Arc::new(AtomicUsize::new(0));
         loop {

@@ -155,7 +155,8 @@ fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
     stream && end().is_some_and(|end| leads_to(&end, socket) && !is_over(&end))
 }
 
-fn leads_to(end: &UnixStream, socket: &Path) -> bool {
+/// Whether it is connected to whoever listens at `socket`.
+pub(crate) fn leads_to(end: &UnixStream, socket: &Path) -> bool {
     end.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(socket))
 }
 

@@ -4,13 +4,12 @@
 
 use super::Kind;
 use crate::jobs::JobDir;
-use crate::proxies::hand_over;
+use crate::proxies::{hand_over, listen};
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,9 +26,7 @@ impl Own {
     pub(crate) fn start(dir: &JobDir, kind: &Kind, count: NonZeroU32) -> io::Result<Own> {
         let socket = dir.warm();
         let _ = fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)?;
-        // The folder is private already.
-        fs::set_permissions(&socket, PermissionsExt::from_mode(0o600))?;
+        let listener = listen(&socket)?;
         let (connection, far) = UnixStream::pair()?;
         let log = || File::options().append(true).create(true).open(dir.log());
         // The file may have been replaced since by another version's.
