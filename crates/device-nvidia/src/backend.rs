@@ -252,9 +252,10 @@ impl Backend for NvidiaBackend {
     ) -> Result<(), LoadError> {
         let plain = |error| load_error(error, String::new());
         let context = Arc::clone(self.tables().context(ctx).map_err(plain)?);
+        // The driver reads text up to its NUL.
+        code.images_mut().iter_mut().for_each(|image| image.push(0));
         self.shared.capture.module_comes();
-        let load = || Module::load(&self.shared.driver, &context, &mut code);
-        let loaded = self.managed().load(module, load);
+        let loaded = self.place_module(&context, module, &code);
         let loaded = loaded.inspect_err(|_| self.shared.capture.module_is_silent())?;
         self.read_symbols(&loaded, code);
         let mut tables = self.tables();

@@ -9,7 +9,7 @@
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
 //!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
 //!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
-//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep. [`code`]: what it places anew.
+//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep. [`steer`], [`code`]: what it places anew.
 //! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`nvml`]: NVIDIA's management library, for the job's questions to it.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
@@ -56,6 +56,7 @@ mod snapshot_tests;
 mod sources;
 mod spare;
 mod staging;
+mod steer;
 mod stream;
 mod submit;
 mod symbols;

@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::driver::{Driver, check};
+use crate::steer::{Known, Placed};
 use crate::symbols::Symbols;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUfunction, CUlinkState, CUmodule};
@@ -51,6 +52,38 @@ pub(crate) struct Module {
     variables: Option<Vec<Variable>>,
 }
 
+impl Placed for Module {
+    fn elsewhere<'a>(&self, known: &'a [Known]) -> Option<(&'a Known, u64)> {
+        let place = |variable: &'a Known| Some((variable, self.place(&variable.name).ok()?.0));
+        known.iter().filter_map(place).find(|(variable, at)| variable.addr != *at)
+    }
+}
+
+/// Room for one variable: a module of ours that has nothing else.
+pub(crate) struct Room {
+    raw: CUmodule,
+    driver: Arc<Driver>,
+}
+
+impl Room {
+    /// In the current context; and where it lies.
+    pub(crate) fn take(driver: &Arc<Driver>, bytes: u64) -> Result<(u64, Room), CuError> {
+        let text = format!(
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 256 .b8 kedge_room[{bytes}];\n\0"
+        );
+        let raw = load(driver, text.as_ptr().cast()).map_err(|error| CuError(error.code))?;
+        let room = Room { raw, driver: Arc::clone(driver) };
+        Ok((place(driver, raw, c"kedge_room")?.0, room))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: a module that only this knows, unloaded once. If its context is gone, so is it.
+        unsafe { (self.driver.cuModuleUnload)(self.raw) };
+    }
+}
+
 /// A kernel that the client has named.
 pub(crate) struct Kernel {
     pub(crate) raw: CUfunction,
@@ -78,16 +111,14 @@ impl Kernel {
 }
 
 impl Module {
-    /// Loads or links `code` into `ctx`.
+    /// Loads or links `code`, whose images end with a NUL more, into `ctx`.
     pub(crate) fn load(
         driver: &Arc<Driver>,
         ctx: &Arc<Context>,
-        code: &mut Code<Vec<u8>>,
+        code: &Code<Vec<u8>>,
     ) -> Result<Module, LoadError> {
         ctx.enter().map_err(|error| load_error(error, String::new()))?;
-        // The driver reads text up to its NUL.
-        code.images_mut().iter_mut().for_each(|image| image.push(0));
-        let raw = match &*code {
+        let raw = match code {
             Code::Whole(image) => load(driver, image.as_ptr().cast())?,
             Code::Parts(images) => link(driver, images)?,
         };
@@ -162,12 +193,7 @@ impl Module {
     /// As the driver says. The module's context is current.
     fn place(&self, name: &str) -> Result<(u64, u64), CuError> {
         let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
-        let (mut addr, mut size) = (0, 0);
-        // SAFETY: live pointers; the name is NUL-terminated.
-        check(unsafe {
-            (self.driver.cuModuleGetGlobal_v2)(&mut addr, &mut size, self.raw, c_name.as_ptr())
-        })?;
-        Ok((addr, size as u64))
+        place(&self.driver, self.raw, &c_name)
     }
 
     pub(crate) fn unload(&self) -> Result<(), CuError> {
@@ -245,6 +271,14 @@ impl Module {
         let name = Text::new(name.to_owned()).map_err(|_| CuError::INVALID_VALUE)?;
         Ok(GlobalInfo { name, addr, size, constant: false, managed: managed != 0 })
     }
+}
+
+/// A variable's address and size. Its module's context is current.
+fn place(driver: &Driver, module: CUmodule, name: &CStr) -> Result<(u64, u64), CuError> {
+    let (mut addr, mut size) = (0, 0);
+    // SAFETY: live pointers; the name is NUL-terminated.
+    check(unsafe { (driver.cuModuleGetGlobal_v2)(&mut addr, &mut size, module, name.as_ptr()) })?;
+    Ok((addr, size as u64))
 }
 
 fn function_attribute(driver: &Driver, function: CUfunction, id: c_uint) -> Result<u32, CuError> {

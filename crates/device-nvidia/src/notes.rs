@@ -3,6 +3,7 @@
 
 use crate::NvidiaBackend;
 use crate::code::{self, CodeTable};
+use crate::steer::Known;
 use crate::stream::Event;
 use crate::tables::Tables;
 use crate::texture_handles::Expected;
@@ -175,9 +176,17 @@ impl NvidiaBackend {
         for &Allocation { ctx, addr, size } in notes.allocations.iter() {
             self.allocations().add(ctx, addr, size)?;
         }
-        let asked = notes.variables.iter().filter(|variable| variable.asked);
+        let asked = || notes.variables.iter().filter(|variable| variable.asked);
         let place = |one: &PlacedVariable| (one.module, one.addr, one.bytes);
-        self.managed().expect(asked.map(place));
+        self.managed().expect(asked().map(place));
+        let mut restoring = self.restoring();
+        // Software devices have variables in their own memory, where no driver places any.
+        for variable in asked().filter(|variable| device_of(variable.addr).is_none()) {
+            let PlacedVariable { addr, bytes, .. } = *variable;
+            let known = Known { name: variable.name.to_string(), addr, bytes };
+            restoring.known.entry(variable.module).or_default().push(known);
+        }
+        drop(restoring);
         let handles = notes.textures.into_inner().into_iter();
         self.tables().textures.expected = Expected::new(handles);
         Ok(())

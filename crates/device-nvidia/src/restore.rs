@@ -10,12 +10,13 @@ use crate::notes::Moved;
 use crate::pinned::{SLOT, Slot};
 use crate::sources::Texels;
 use crate::spare::Region;
+use crate::steer::Known;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_of;
 use kedge_cuda_types::handle::CUarray;
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::{Object, SnapshotError};
-use kedge_protocol::{ArrayId, MemHandleId};
+use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -27,6 +28,8 @@ const SMALL: usize = 64 << 10;
 pub(crate) struct Restoring {
     /// What no word of the devices' memory may point to.
     pub(crate) moved: Arc<[Moved]>,
+    /// By module that is not loaded yet: variables whose addresses the program knows.
+    pub(crate) known: HashMap<ModuleId, Vec<Known>>,
     /// Words of variables that the driver's placement decides.
     pub(crate) code: Arc<Corrections>,
     /// Bytes of arrays, which go there as a whole.
