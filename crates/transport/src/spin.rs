@@ -16,6 +16,9 @@ const PAUSES_OF_FEW: u32 = 32;
 /// Where there are many: as long as a GPU takes for a kernel that does nothing. To give way costs about
 /// half a microsecond each time, which is how late the end of a wait is then seen.
 const PAUSES_OF_MANY: u32 = 256;
+/// Pauses from one yield to the next there. Who yields all the time takes half of the speed of what shares a core with it,
+/// which where processors are threads of cores may be the one that is waited for.
+const PAUSES_BETWEEN: u32 = 16;
 /// Processors that are many: client, proxy and what else spins each find one.
 const MANY: usize = 4;
 
@@ -41,9 +44,12 @@ impl Spin {
     /// Waits a moment; false once the limit is over and the caller should sleep.
     #[inline]
     pub(crate) fn again(&mut self) -> bool {
-        self.rounds += 1;
-        if self.rounds <= PAUSES_OF_FEW || (self.rounds <= PAUSES_OF_MANY && processors_to_spare())
-        {
+        self.rounds = self.rounds.wrapping_add(1);
+        let many = || {
+            let yields = self.rounds > PAUSES_OF_MANY && self.rounds.is_multiple_of(PAUSES_BETWEEN);
+            !yields && processors_to_spare()
+        };
+        if self.rounds <= PAUSES_OF_FEW || many() {
             std::hint::spin_loop();
             return !self.limit.is_zero();
         }
