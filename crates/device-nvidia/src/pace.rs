@@ -2,7 +2,9 @@
 //!
 //! While bytes travel over the bus, each of the program's rounds of submitting work and waiting for it takes a
 //! little longer, by about the same time whatever the round does; longer queues of work hardly notice. So the drain
-//! looks how many rounds there are a second, and uses the bus for such a part of the time that they lose little.
+//! looks how many rounds there are a second, and uses the bus for such a part of the time that they lose little. What
+//! has left the device within the pause goes no faster: packing and writing it takes the processors of such a program
+//! (0.87 of its rate beside 100 GiB, of which 60 were packed as fast as they could be).
 
 use crate::stream::Busy;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

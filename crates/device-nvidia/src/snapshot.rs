@@ -424,6 +424,7 @@ impl Snapshot for GpuSnapshot {
         let Some(((_, place), offset)) = whole else { return Ok(false) };
         match place.plus(offset) {
             Place::Host { at } => {
+                self.pace.wait(bytes as u64);
                 let from = std::ptr::with_exposed_provenance::<u8>(at);
                 // SAFETY: so many bytes of a part lie there, in pinned memory that the snapshot owns and nobody writes
                 // any longer.
@@ -456,6 +457,7 @@ impl GpuSnapshot {
     fn fetch(&self, place: Place, out: &mut [u8]) -> Result<(), CuError> {
         match place {
             Place::Host { at } => {
+                self.pace.wait(out.len() as u64);
                 let from = std::ptr::with_exposed_provenance::<u8>(at);
                 // SAFETY: the caller has checked that so many bytes of a part lie there, in pinned memory
                 // that the snapshot owns and nobody writes any longer.
