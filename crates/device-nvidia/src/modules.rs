@@ -65,11 +65,23 @@ pub(crate) struct Room {
     driver: Arc<Driver>,
 }
 
+/// Variables with values lie elsewhere than those without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RoomKind {
+    Empty,
+    Filled,
+}
+
 impl Room {
     /// In the current context; and where it lies.
-    pub(crate) fn take(driver: &Arc<Driver>, bytes: u64) -> Result<(u64, Room), CuError> {
+    pub(crate) fn take(
+        driver: &Arc<Driver>,
+        bytes: u64,
+        kind: RoomKind,
+    ) -> Result<(u64, Room), CuError> {
+        let value = if kind == RoomKind::Filled { " = {1}" } else { "" };
         let text = format!(
-            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 256 .b8 kedge_room[{bytes}];\n\0"
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 256 .b8 kedge_room[{bytes}]{value};\n\0"
         );
         let raw = load(driver, text.as_ptr().cast()).map_err(|error| CuError(error.code))?;
         let room = Room { raw, driver: Arc::clone(driver) };

@@ -7,7 +7,7 @@
 
 use crate::NvidiaBackend;
 use crate::context::Context;
-use crate::modules::{Module, Room};
+use crate::modules::{Module, Room, RoomKind};
 use kedge_cuda_types::CuError;
 use kedge_device::Code;
 use kedge_protocol::{LoadError, ModuleId};
@@ -42,6 +42,9 @@ trait Rooms {
 
     /// Room for a variable of so many bytes, and its address.
     fn take(&mut self, bytes: u64) -> Result<(u64, Self::Room), CuError>;
+
+    /// From now on that of variables of another kind, which the driver places elsewhere. Whether there is one.
+    fn change_kind(&mut self) -> bool;
 }
 
 /// The variables of what the driver has loaded.
@@ -60,7 +63,8 @@ impl NvidiaBackend {
     ) -> Result<Module, LoadError> {
         let driver = &self.shared.driver;
         let known = self.restoring().known.remove(&id).unwrap_or_default();
-        let mut steering = Steering::new(ContextRooms { backend: self, module: id });
+        let rooms = ContextRooms { backend: self, module: id, kind: RoomKind::Empty };
+        let mut steering = Steering::new(rooms);
         let load = || self.managed().load(id, || Module::load(driver, context, code));
         let unload = |module: Module| {
             // One that cannot be unloaded takes room, no more.
@@ -81,6 +85,7 @@ impl NvidiaBackend {
 struct ContextRooms<'a> {
     backend: &'a NvidiaBackend,
     module: ModuleId,
+    kind: RoomKind,
 }
 
 impl Rooms for ContextRooms<'_> {
@@ -88,7 +93,11 @@ impl Rooms for ContextRooms<'_> {
 
     fn take(&mut self, bytes: u64) -> Result<(u64, Room), CuError> {
         let driver = &self.backend.shared.driver;
-        self.backend.managed().load(self.module, || Room::take(driver, bytes))
+        self.backend.managed().load(self.module, || Room::take(driver, bytes, self.kind))
+    }
+
+    fn change_kind(&mut self) -> bool {
+        std::mem::replace(&mut self.kind, RoomKind::Filled) == RoomKind::Empty
     }
 }
 
@@ -109,10 +118,14 @@ fn load_steered<R: Rooms, P: Placed, E>(
         steering.first.get_or_insert_with(found);
         let again = steered.contains(&wanted);
         let barred = if again { steering.bar(at, wanted.bytes, known) } else { Ok(()) };
-        if !barred.and_then(|()| steering.clear(wanted, known)).unwrap_or(false) {
+        if barred.and_then(|()| steering.clear(wanted, known)).unwrap_or(false) {
+            steered.push(wanted);
+        } else if steering.rooms.change_kind() {
+            steering.begin();
+            steered.clear();
+        } else {
             break;
         }
-        steered.push(wanted);
     }
     // The module is needed all the same, and room for it.
     steering.kept.clear();
@@ -131,6 +144,12 @@ struct Steering<R: Rooms> {
 impl<R: Rooms> Steering<R> {
     fn new(rooms: R) -> Steering<R> {
         Steering { rooms, kept: Vec::new(), bytes: 0, end: Instant::now() + PATIENCE, first: None }
+    }
+
+    /// Gives back what was taken, to begin anew.
+    fn begin(&mut self) {
+        self.kept.clear();
+        (self.bytes, self.end) = (0, Instant::now() + PATIENCE);
     }
 
     /// Whether `wanted`, one of `known`, would lie there if it came next. Room for the others is left.
@@ -284,6 +303,10 @@ mod tests {
         fn take(&mut self, bytes: u64) -> Result<(u64, Taken), CuError> {
             let at = self.0.borrow_mut().place(bytes, false)?;
             Ok((at, Taken(Rc::clone(&self.0), at)))
+        }
+
+        fn change_kind(&mut self) -> bool {
+            false
         }
     }
 
