@@ -43,6 +43,9 @@ struct Inode {
     /// The contents are for the case alone that there is no file under the name any more.
     #[serde(default)]
     if_gone: bool,
+    /// User and group, of one that nobody holds open.
+    #[serde(default)]
+    owner: Option<(u32, u32)>,
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
     companions: Vec<String>,
     /// The name that it is restored under.
@@ -102,10 +105,12 @@ impl Plugin for Files {
         let inodes: Vec<Inode> = world.parse(state)?;
         // All contents first: a file may be open under another name, too.
         let names = restore::names(&inodes, world);
+        restore::make_folders(&inodes, world);
         let mut homes = Vec::new();
         for inode in &inodes {
             homes.push(restore::restore(inode, &names, world)?);
         }
+        restore::dress_folders(&inodes, world);
         for (inode, home) in inodes.iter().zip(&homes) {
             inode
                 .opened
@@ -199,6 +204,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
         unlinked,
         contents,
         if_gone,
+        owner: None,
         companions,
         path,
         identity,
