@@ -2,6 +2,7 @@
 
 mod mapped;
 pub(super) mod open;
+mod passing;
 mod restore;
 
 use crate::plugins::contents;
@@ -12,18 +13,25 @@ use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
+pub(crate) use passing::{Passing, Places};
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Where files lie that are not meant to stay, and up to which size one of those goes with the image although it is only
 /// read: copied while the job stands still, at a millisecond for each MiB at most.
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 const SMALL: u64 = 4 << 20;
+
+/// Where the files of the image are that this process has restarted: the job's, though they may be older than its
+/// processes are now.
+static CAME_BACK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
 pub(crate) struct Files;
@@ -117,8 +125,13 @@ impl Plugin for Files {
                 .iter()
                 .try_for_each(|opened| reopen(inode, opened, home.as_ref(), world))?;
         }
+        CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
         Ok(())
     }
+}
+
+fn came_back(path: &Path) -> bool {
+    CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).contains(path)
 }
 
 /// memfd and shared memory without a name.
