@@ -1,7 +1,7 @@
 //! Temporary files that a program has closed and will still read come back with it.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{Job, User, allow, build};
+use kedge_tests::job::{Job, User, allow, build, kedge_as};
 use kedge_tests::place::Place;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,10 @@ fn pid(place: &Place) -> u32 {
 
 /// The job goes on from `image`, at `step`, to its end.
 fn goes_on(place: &Place, image: &Path, nonce: &str, step: u64) {
-    let job = place.restart(image, nonce);
+    ends_well(place, place.restart(image, nonce), step);
+}
+
+fn ends_well(place: &Place, job: Job, step: u64) {
     assert_eq!(job.step, step);
     assert_eq!(job.finish(2).code(), Some(0), "{}", place.log());
 }
@@ -65,6 +68,26 @@ fn they_come_back_by_images_that_build_on_each_other() {
 #[test]
 fn an_ordinary_user_s_come_back() {
     comes_back("tmpuser", User::Nobody, &[]);
+}
+
+/// They belong to the user again, who can remove them from where only their owner may.
+#[test]
+fn root_brings_those_of_a_user_back() {
+    let Some(place) = Place::new("tmproot", User::Nobody) else { return };
+    let mut job = start(&place, &[]);
+    let (nonce, pid, home) = (job.nonce.clone(), pid(&place), place.world.home());
+    let image = place.checkpoint(&[]);
+    allow(&home, 2);
+    job.read_to(2);
+    job.end();
+    assert!(left(pid).is_empty());
+    let mut restart =
+        kedge_as(&place.world, User::Same, &["restart", &image.display().to_string()]);
+    let own = home.join("root");
+    fs::create_dir(&own).expect("a folder");
+    restart.env("XDG_RUNTIME_DIR", &own).env("XDG_STATE_HOME", &own);
+    ends_well(&place, Job::restart(restart, &nonce), 1);
+    assert!(left(pid).is_empty(), "{:?}", left(pid));
 }
 
 /// Files that are still there at a restart are older than the job's processes from then on, and are the job's all the same.

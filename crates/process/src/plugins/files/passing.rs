@@ -299,8 +299,8 @@ impl Passing {
         Ok(left.first().map(|first| {
             let others = left.len() - 1;
             format!(
-                "not in the image: {first} and {others} other temporary files of the job's, which it does not hold open; \
-                 up to {each} MiB each, {most} MiB and {MOST_FILES} files together are saved"
+                "not in the image: {first} and {others} other temporary files that are the job's: up to {each} MiB each, \
+                 {most} MiB and {MOST_FILES} files together are saved"
             )
         }))
     }
