@@ -3,6 +3,7 @@
 mod mapped;
 pub(super) mod open;
 mod passing;
+mod places;
 mod restore;
 
 use crate::plugins::contents;
@@ -13,7 +14,8 @@ use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
-pub(crate) use passing::{Passing, Places};
+pub(crate) use passing::Passing;
+pub(crate) use places::Places;
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -4,36 +4,29 @@
 //! Which of those that there are belong to the job is not known while it stands still: only that they may
 //! ([`Passing::look`]). Those whose names its processes have in memory do, and are added to the image ([`Passing::save`]).
 
-use super::{Inode, SMALL, TEMPORARY, came_back, identity, moment};
+use super::places::{Places, born, changed, entries, is_settled, paths};
+use super::{Inode, SMALL, identity, moment};
 use crate::plugins::Plugin;
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::path::SavedPath;
 use crate::plugins::procfs::Stat;
 use crate::plugins::saved::{Saved, State};
-use crate::proc::{self, Field, Status};
 use serde::Deserialize;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirEntry, File, Metadata};
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirEntryExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Contents that are kept at most: they are copied while the job stands still.
 const MOST_BYTES: u64 = 16 << 20;
 const MOST_FILES: usize = 256;
-/// What may be the job's is looked at up to that number.
-const MOST: usize = 4096;
+/// What may be the job's is looked at up to that number; where there is more, nobody finds out whose the rest is.
+const MOST: usize = 1024;
 /// Folders in a temporary folder that are looked into, one in another.
 const DEPTH: usize = 4;
-/// File systems tell times by a clock that is that much behind at most, and /proc by ticks of the same length.
-const TICK: Duration = Duration::from_millis(10);
-/// Longest environment that is read.
-const MAX_ENVIRONMENT: u64 = 1 << 20;
-
 /// A file or folder that may be the job's.
 #[derive(Debug)]
 pub(crate) struct Candidate {
@@ -60,141 +53,27 @@ enum Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Passing(pub(crate) Vec<Candidate>);
 
-/// Where to look for them, and what is known of there.
-#[derive(Debug, Default)]
-pub(crate) struct Places {
-    folders: Vec<PathBuf>,
-    /// The job's processes.
-    pids: Vec<i32>,
-    /// Who owns what is the job's, and since when there is any.
-    users: BTreeSet<u32>,
-    since: Option<SystemTime>,
-    /// Folders that are somebody else's, with all that they lie in: the image's.
-    except: Vec<PathBuf>,
-    /// What is older than the job or another user's: folder, name and inode.
-    others: HashSet<(usize, OsString, u64)>,
-    /// What was there before the job stood still, with its contents.
-    early: HashMap<PathBuf, Early>,
-}
-
 /// A file as it was read while the job ran.
 #[derive(Debug)]
-struct Early {
+pub(super) struct Early {
     stat: Stat,
     changed: (i64, i64),
     contents: Vec<u8>,
 }
 
-impl Early {
-    /// Whether it was read so long after it had changed that whatever changes it afterwards shows in its times.
-    fn is_settled(&self, read: SystemTime) -> bool {
-        let changed = time(self.changed);
-        changed.checked_add(2 * TICK).is_some_and(|settled| settled < read)
-    }
-}
-
 impl Places {
-    /// Of the job of `pids`, the oldest first. May take long, and is to be made before the job stands still.
-    pub(crate) fn of(pids: &[i32], except: Vec<PathBuf>) -> Places {
-        let mut places =
-            Places { folders: folders(pids.first().copied()), except, ..Places::default() };
-        places.know(pids);
-        for (index, folder) in places.folders.iter().enumerate() {
-            for entry in entries(folder) {
-                let metadata = entry.metadata();
-                if metadata.is_ok_and(|metadata| !places.may_be(&entry.path(), &metadata)) {
-                    places.others.insert((index, entry.file_name(), entry.ino()));
-                }
-            }
-        }
-        places.read_early();
-        places
-    }
-
     /// Reads what may be the job's by now, so that the job does not stand still for it.
-    fn read_early(&mut self) {
+    pub(super) fn read_early(&mut self) {
         let begin = SystemTime::now();
         let mut found = Passing::find(self);
         found.read(self);
         for Candidate { path, stat, changed, kept, .. } in found.0 {
             if let Kept::Bytes(contents) = kept {
                 let early = Early { stat, changed, contents };
-                self.early.extend(early.is_settled(begin).then_some((path, early)));
+                self.early.extend(is_settled(changed, begin).then_some((path, early)));
             }
         }
     }
-
-    /// Whose the job is now.
-    fn know(&mut self, pids: &[i32]) {
-        if self.pids == pids {
-            return;
-        }
-        self.pids = pids.to_vec();
-        let ids = |pid: &i32| Status::of(proc::reach(*pid)).map(|status| status.numbers("Uid"));
-        self.users = pids.iter().filter_map(|pid| ids(pid).ok()).flatten().collect();
-        self.since = pids.iter().filter_map(|pid| started(*pid)).min();
-    }
-
-    /// Whether the file or folder may be the job's, by its owner and its age.
-    fn may_be(&self, path: &Path, metadata: &Metadata) -> bool {
-        let young = self.since.is_some_and(|since| born(metadata) >= since);
-        self.users.contains(&metadata.uid()) && (young || came_back(path))
-    }
-}
-
-/// When the process began.
-fn started(pid: i32) -> Option<SystemTime> {
-    // SAFETY: a plain call.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
-    let start = proc::Stat::of(pid).ok()?.get(Field::StartTime).max(0) as u64;
-    let start = Duration::from_millis(start.saturating_mul(1000) / ticks);
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now = Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec as u32);
-    SystemTime::now().checked_sub(now.saturating_sub(start))?.checked_sub(TICK)
-}
-
-/// When it was made; where the file system does not tell, when it last changed.
-fn born(metadata: &Metadata) -> SystemTime {
-    metadata.created().unwrap_or_else(|_| time(changed(metadata)))
-}
-
-/// When anything about it last changed: seconds and nanoseconds.
-fn changed(metadata: &Metadata) -> (i64, i64) {
-    (metadata.ctime(), metadata.ctime_nsec())
-}
-
-fn time((seconds, nanoseconds): (i64, i64)) -> SystemTime {
-    let since = Duration::new(seconds.max(0) as u64, nanoseconds.clamp(0, 999_999_999) as u32);
-    SystemTime::UNIX_EPOCH + since
-}
-
-/// The usual ones, and the one that the job was told, each once.
-fn folders(first: Option<i32>) -> Vec<PathBuf> {
-    let told = first.and_then(told_folder).filter(|folder| folder.is_absolute());
-    let mut known = HashSet::new();
-    let mut folders: Vec<PathBuf> = TEMPORARY.iter().map(PathBuf::from).chain(told).collect();
-    folders.retain(|folder| {
-        let is = |metadata: Metadata| known.insert((metadata.dev(), metadata.ino()));
-        folder.file_name().is_some() && fs::metadata(folder).is_ok_and(is)
-    });
-    folders
-}
-
-/// TMPDIR of the process's environment, as it was started with.
-fn told_folder(pid: i32) -> Option<PathBuf> {
-    let mut environment = Vec::new();
-    let file = File::open(format!("/proc/{pid}/environ")).ok()?;
-    file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
-    let told = environment.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(b"TMPDIR="))?;
-    // Without a slash at its end.
-    Some(PathBuf::from(OsStr::from_bytes(told)).components().collect())
-}
-
-/// The files and folders in there.
-fn entries(folder: &Path) -> impl Iterator<Item = DirEntry> {
-    let of_kind =
-        |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_dir());
-    fs::read_dir(folder).into_iter().flatten().flatten().filter(of_kind)
 }
 
 impl Passing {
@@ -214,42 +93,31 @@ impl Passing {
     fn find(places: &Places) -> Passing {
         let mut passing = Passing::default();
         for (index, folder) in places.folders.iter().enumerate() {
-            let known =
-                |entry: &DirEntry| places.others.contains(&(index, entry.file_name(), entry.ino()));
-            let new = entries(folder).filter(|entry| places.others.is_empty() || !known(entry));
-            passing.add(places, folder, new, DEPTH);
+            passing.add(places, folder, places.in_folder(index, folder), DEPTH);
         }
         passing
     }
 
-    fn add(
-        &mut self,
-        places: &Places,
-        folder: &Path,
-        entries: impl Iterator<Item = DirEntry>,
-        depth: usize,
-    ) {
-        for entry in entries {
-            let (path, Ok(metadata)) = (entry.path(), entry.metadata()) else { continue };
+    fn add(&mut self, places: &Places, folder: &Path, paths: Vec<PathBuf>, depth: usize) {
+        for path in paths {
+            if self.0.len() >= MOST {
+                return;
+            }
+            let Ok(metadata) = path.symlink_metadata() else { continue };
+            let of_kind = metadata.is_file() || metadata.is_dir();
             let excepted = places.except.iter().any(|except| except.starts_with(&path));
-            if excepted || self.0.len() >= MOST || !places.may_be(&path, &metadata) {
+            if !of_kind || excepted || !places.may_be(&path, &metadata) {
                 continue;
             }
             let kept = if metadata.is_dir() { Kept::Folder } else { Kept::LeftOut };
             if metadata.is_dir() && depth > 1 {
-                self.add_folder(places, folder, &path, depth - 1);
+                self.add(places, folder, self::paths(entries(&path)), depth - 1);
             }
             let (stat, owner) = (Stat::of(&metadata), (metadata.uid(), metadata.gid()));
             let (born, folder) = (born(&metadata), folder.to_owned());
             let changed = changed(&metadata);
             self.0.push(Candidate { path, folder, stat, owner, born, changed, kept });
         }
-    }
-
-    /// What lies in a folder which may be the job's itself.
-    fn add_folder(&mut self, places: &Places, folder: &Path, inside: &Path, depth: usize) {
-        let inside: Vec<DirEntry> = entries(inside).collect();
-        self.add(places, folder, inside.into_iter(), depth);
     }
 
     /// Copies the contents of as many as the bounds allow: the youngest, of which there is most use.
@@ -387,7 +255,7 @@ fn append(saved: &mut Saved, inodes: &[Inode]) -> Result<(), PluginError> {
 impl Passing {
     /// Files of those names in `folder`, which there are not.
     pub(crate) fn of(folder: &Path, names: &[&str]) -> Passing {
-        let metadata = fs::metadata("/").unwrap();
+        let metadata = std::fs::metadata("/").unwrap();
         let candidate = |name: &&str| Candidate {
             path: folder.join(name),
             folder: folder.to_owned(),
@@ -403,8 +271,11 @@ impl Passing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::places::TICK;
     use super::*;
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::time::Duration;
 
     struct Scratch(PathBuf);
 
@@ -479,6 +350,29 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_after_the_first_look_is_found() {
+        let scratch = Scratch::new("looked");
+        for (name, pause) in [("first", 4 * TICK), ("second", Duration::ZERO)] {
+            std::thread::sleep(pause);
+            let mut places = scratch.places(SystemTime::UNIX_EPOCH);
+            let looked = places.look_into(&scratch.0);
+            assert_eq!(looked.changed.is_some(), !pause.is_zero(), "it has just changed");
+            places.looked.push(looked);
+            let before = scratch.found(places).0.len();
+            let mut places = scratch.places(SystemTime::UNIX_EPOCH);
+            places.looked.push(places.look_into(&scratch.0));
+            fs::write(scratch.0.join(name), "").unwrap();
+            assert_eq!(scratch.found(places).0.len(), before + 1);
+        }
+        // What was another's stays that.
+        let mut places = scratch.places(SystemTime::now() + Duration::from_secs(60));
+        places.looked.push(places.look_into(&scratch.0));
+        assert_eq!(places.looked[0].others.len(), 2);
+        places.since = Some(SystemTime::UNIX_EPOCH);
+        assert!(scratch.found(places).0.is_empty());
+    }
+
+    #[test]
     fn what_changes_after_it_was_read_is_read_again() {
         let scratch = Scratch::new("early");
         for name in ["same", "other"] {
@@ -536,13 +430,5 @@ mod tests {
         }
         let found = scratch.found(scratch.places(SystemTime::UNIX_EPOCH));
         assert_eq!(names(&found, Candidate::is_private_folder), ["own"]);
-    }
-
-    #[test]
-    fn a_process_began_before_its_files() {
-        let began = started(std::process::id() as i32).unwrap();
-        let scratch = Scratch::new("began");
-        assert!(born(&fs::metadata(&scratch.0).unwrap()) >= began);
-        assert!(SystemTime::now().duration_since(began).unwrap() < Duration::from_secs(3600));
     }
 }
