@@ -90,7 +90,7 @@ impl Begun {
         if !self.surveyed {
             self.survey(roots)?;
         }
-        let Begun { options, machine, objects_file, once, mut session, places, .. } = self;
+        let Begun { options, machine, objects_file, once, mut session, mut places, .. } = self;
         let together = options.together.as_deref();
         together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
         let begin = Instant::now();
@@ -99,7 +99,8 @@ impl Begun {
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
-        let passing = Passing::look(places, &pids, &descriptors);
+        // What is known of thousands of names is let go of when the job runs again.
+        let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
         session.spend();
         let mut held = Vec::new();

@@ -78,13 +78,13 @@ impl Places {
 
 impl Passing {
     /// Finds what may be the job's, and copies it; the job of `pids` stands still. What `saved` has is not looked at.
-    pub(crate) fn look(mut places: Places, pids: &[i32], saved: &Saved) -> Passing {
+    pub(crate) fn look(places: &mut Places, pids: &[i32], saved: &Saved) -> Passing {
         places.know(pids);
-        let mut passing = Passing::find(&places);
+        let mut passing = Passing::find(places);
         if !passing.0.is_empty() {
             let saved = identities(saved);
             passing.0.retain(|candidate| !saved.contains(&identity(&candidate.stat)));
-            passing.read(&mut places);
+            passing.read(places);
         }
         passing
     }
