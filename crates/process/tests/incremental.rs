@@ -167,7 +167,7 @@ fn what_a_checkpoint_was_told_that_came_to_nothing_is_in_the_next() {
                 let mut begun = Begun::new(options)?;
                 begun.survey(&roots())?;
                 begun.watch(&roots())?;
-                begun.write_ahead()?;
+                begun.write_ahead(&roots())?;
                 if number < 2 {
                     begun.catch_up();
                 }

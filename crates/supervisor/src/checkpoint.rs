@@ -213,11 +213,12 @@ impl Checkpointer {
             let hold = order.stop;
             let (tracker, full) = self.content(order);
             let usual = Options::new(claim.folder().to_owned());
+            let except = self.last.parent().map(Path::to_owned).into_iter().collect();
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
             // What has been stopped has no pause to be shortened, and what has been written once is written late enough.
             let ahead = (order.ahead && !hold && tries == 1).then_some(LARGE);
             let options =
-                Options { codec, contents, hold, tracker, full, ahead, together, ..usual };
+                Options { codec, contents, hold, tracker, full, ahead, together, except, ..usual };
             let patience = options.patience;
             match self.write(options, ttl.is_some(), meeting, &mut tell) {
                 Ok(written) => break (claim, written),
@@ -288,7 +289,9 @@ impl Checkpointer {
         manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices.clone();
         let holder = holds.then_some(&*self.log);
+        let late = captured.late_warnings.clone();
         let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
+        self.warnings(&late.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(meeting) = meeting {
             meeting.durable(&folder).map_err(CheckpointError::Part)?;
         }
@@ -315,7 +318,7 @@ impl Checkpointer {
         }
         begun.watch(&roots)?;
         drop(known);
-        begun.write_ahead()?;
+        begun.write_ahead(&roots)?;
         Ok(begun)
     }
 

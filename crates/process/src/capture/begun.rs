@@ -7,12 +7,13 @@ use super::{
 use crate::EngineError;
 use crate::clocks::Clocks;
 use crate::machine::Machine;
-use crate::plugins::{self, Ipc};
+use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::JobState;
 use crate::stop::{self, Roots};
 use crate::track::{Session, Tracker};
 use kedge_image::ImageWriter;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A checkpoint of a job that still runs, in the steps that it takes: whoever has more to bring to rest than processes
@@ -26,6 +27,8 @@ pub struct Begun {
     once: Option<Tracker>,
     session: Session,
     surveyed: bool,
+    /// Where temporary files may be.
+    places: Places,
 }
 
 impl Begun {
@@ -34,7 +37,8 @@ impl Begun {
         crate::restart::settle();
         let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
         let (once, session, surveyed) = (None, Session::default(), false);
-        Ok(Begun { options, machine, objects_file, once, session, surveyed })
+        let places = Places::default();
+        Ok(Begun { options, machine, objects_file, once, session, surveyed, places })
     }
 
     /// Tells what of the processes of `roots` cannot be saved, before anything is stopped: not to be done while plugins
@@ -56,11 +60,17 @@ impl Begun {
     }
 
     /// Writes the memory of large processes while they run, where the image is to hold all of it.
-    pub fn write_ahead(&mut self) -> Result<(), EngineError> {
-        match self.tracker().cloned() {
-            Some(tracker) => tracker.write_ahead(&mut self.session, &self.options),
-            None => Ok(()),
+    /// Temporary files are looked at then, too.
+    pub fn write_ahead(&mut self, roots: &Roots) -> Result<(), EngineError> {
+        if let Some(tracker) = self.tracker().cloned() {
+            tracker.write_ahead(&mut self.session, &self.options)?;
         }
+        if self.options.contents == FileContents::Save {
+            let own = self.options.folder.clone();
+            let except = self.options.except.iter().cloned().chain([own]).collect();
+            self.places = Places::of(&stop::alive(roots), except);
+        }
+        Ok(())
     }
 
     /// Copies what they have changed so far; what they change from here on is copied while they stand still. Once, just
@@ -80,7 +90,7 @@ impl Begun {
         if !self.surveyed {
             self.survey(roots)?;
         }
-        let Begun { options, machine, objects_file, once, mut session, .. } = self;
+        let Begun { options, machine, objects_file, once, mut session, mut places, .. } = self;
         let together = options.together.as_deref();
         together.map(Together::prepared).transpose().map_err(EngineError::Together)?;
         let begin = Instant::now();
@@ -89,6 +99,8 @@ impl Begun {
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
+        // What is known of thousands of names is let go of when the job runs again.
+        let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
         session.spend();
         let mut held = Vec::new();
@@ -125,11 +137,13 @@ impl Begun {
             job,
             objects_file,
             descriptors,
+            passing,
             held,
             session,
             unwatching,
             stall,
             warnings,
+            late_warnings: Arc::default(),
             tracer,
         })
     }

@@ -3,6 +3,7 @@
 use super::early::Early;
 use super::guards;
 use super::memory::{self, Chunk, Reader};
+use super::names::Search;
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
@@ -109,11 +110,17 @@ impl Changes {
         self.early.late(bytes).map_or(Ok(()), |room| copy(pid, &self.chunks, room))
     }
 
-    /// Stores what was copied.
-    pub(super) fn store(&mut self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
+    /// Stores what was copied; `search` looks at it.
+    pub(super) fn store(
+        &mut self,
+        writer: &ImageWriter,
+        codec: Choice,
+        search: &Search,
+    ) -> Result<(), EngineError> {
         let places = self.early.bytes(&self.kept, &self.chunks);
         writer.expect(places.iter().map(|(chunk, _)| chunk.length()).sum());
         memory::share_out(&places, writer, |(chunk, bytes), packer| {
+            search.look(chunk.address(), bytes);
             let encoded = kedge_image::encode(bytes, codec);
             Ok(packer.memory(0, chunk.address(), chunk.length(), &encoded)?)
         })

@@ -1,5 +1,6 @@
 //! A process's own memory: which pages are its own, and writing them.
 
+use super::names::Search;
 use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
@@ -87,7 +88,11 @@ pub(super) fn own(mapping: &Mapping) -> bool {
 }
 
 pub(super) fn split(mapping: &Mapping, runs: &[(u64, u64)], chunks: &mut Vec<Chunk>) {
-    let hidden = mapping.protection & libc::PROT_READ == 0;
+    split_runs(mapping.protection & libc::PROT_READ == 0, runs, chunks);
+}
+
+/// Makes chunks of runs of a mapping that has no PROT_READ, if `hidden`.
+pub(super) fn split_runs(hidden: bool, runs: &[(u64, u64)], chunks: &mut Vec<Chunk>) {
     for (start, end) in runs {
         let parts = (*start..*end).step_by(CHUNK as usize);
         chunks.extend(parts.map(|address| {
@@ -126,17 +131,20 @@ fn touched(pid: pid_t, pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u6
     Ok(runs)
 }
 
-/// Reads `chunks` of the clone and stores them, by several threads.
+/// Reads `chunks` of the clone and stores them, by several threads; `search` looks at them.
 pub(super) fn write(
     clone: &FrozenClone,
     chunks: &[Chunk],
     writer: &ImageWriter,
     codec: Choice,
+    search: &Search,
 ) -> Result<(), EngineError> {
     let reader = Reader::of(clone.pid())?;
     share_out(chunks, writer, |chunk, packer| {
         BUFFER.with_borrow_mut(|buffer| {
-            store(&reader, 0, chunk, chunk.address, packer, codec, buffer)
+            store(&reader, 0, chunk, chunk.address, packer, codec, buffer)?;
+            search.look(chunk.address, buffer.bytes(chunk.length as usize));
+            Ok(())
         })
     })
 }

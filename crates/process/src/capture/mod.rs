@@ -7,6 +7,7 @@ mod changes;
 mod early;
 mod guards;
 mod memory;
+mod names;
 mod objects;
 mod process;
 mod queries;
@@ -17,12 +18,15 @@ mod write;
 pub(crate) use ahead::{Ahead, Gaps};
 pub use begun::Begun;
 pub(crate) use early::Early;
+pub(crate) use names::Settled;
 pub(crate) use process::vdso_code;
 pub use together::Together;
 
 use crate::freeze::FrozenClone;
 
-use crate::plugins::{FileContents, More, PluginError, Refusal, Saved, Survey, SurveyOptions};
+use crate::plugins::{
+    FileContents, More, Passing, PluginError, Refusal, Saved, Survey, SurveyOptions,
+};
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
 use crate::stop::{self, Roots, StoppedJob};
@@ -30,11 +34,12 @@ use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
+use names::{Names, Search};
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -72,6 +77,8 @@ pub struct Options {
     pub ahead: Option<u64>,
     /// Others that are captured at the same moment.
     pub together: Option<Arc<dyn Together>>,
+    /// Folders of whoever captures: what lies in there is no file of the job's. The image's is among them anyway.
+    pub except: Vec<PathBuf>,
 }
 
 impl Options {
@@ -93,6 +100,7 @@ impl Options {
             full,
             ahead,
             together,
+            except: Vec::new(),
         }
     }
 }
@@ -106,6 +114,8 @@ pub struct Captured {
     /// Not durable as yet: whoever was brought to rest beside the processes does not wait for a disk.
     objects_file: ImageWriter,
     descriptors: Saved,
+    /// Temporary files that may be the job's.
+    passing: Passing,
     held: Vec<Held>,
     session: Session,
     /// Ends the watch over memory that no other image needs.
@@ -114,6 +124,8 @@ pub struct Captured {
     pub stall: Duration,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// What is known only when the memory is written.
+    pub late_warnings: Arc<Mutex<Vec<String>>>,
     tracer: PhantomData<*const ()>,
 }
 
@@ -145,7 +157,7 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     let mut begun = Begun::new(options)?;
     begun.survey(roots)?;
     begun.watch(roots)?;
-    begun.write_ahead()?;
+    begun.write_ahead(roots)?;
     begun.catch_up();
     begun.capture(roots)
 }
@@ -248,10 +260,12 @@ impl Captured {
     /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
     /// meanwhile, and whether one builds on the image that was offered; it is asked when all memory is written.
     pub fn finish_with(
-        self,
+        mut self,
         mut manifest: Manifest,
         others: impl FnOnce() -> Result<(Vec<FileEntry>, bool), PluginError>,
     ) -> Result<Manifest, EngineError> {
+        let builds = self.held.iter().any(Held::builds_on_another);
+        let (files, settled) = self.write_memory()?;
         self.objects_file.section(state::JOB_SECTION, &state::format(&self.job)?)?;
         self.objects_file.section(state::DESCRIPTORS_SECTION, &self.descriptors.to_bytes()?)?;
         manifest.files = vec![self.objects_file.finish()?];
@@ -259,22 +273,35 @@ impl Captured {
         for name in self.descriptors.files() {
             manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
         }
-        let mut builds = false;
-        for held in self.held {
-            builds |= held.builds_on_another();
-            manifest.files.extend(held.finish(&self.options)?);
-        }
+        manifest.files.extend(files);
         let (files, others_build) = others()?;
         manifest.files.extend(files);
-        builds |= others_build;
-        manifest.parent = self.session.parent().filter(|_| builds).cloned();
+        manifest.parent = self.session.parent().filter(|_| builds || others_build).cloned();
         // The next checkpoint may want to watch it again.
         self.unwatching.map(JoinHandle::join);
         manifest.write(&self.options.folder)?;
         if let Some(tracker) = &self.options.tracker {
-            tracker.succeed(&self.session, &self.options.folder, &manifest);
+            tracker.succeed(&self.session, &self.options.folder, &manifest, settled);
         }
         Ok(manifest)
+    }
+
+    /// Writes the files of the processes, and adds the temporary files to the descriptors whose names they have in memory.
+    fn write_memory(&mut self) -> Result<(Vec<FileEntry>, Settled), EngineError> {
+        let names = Names::of(&self.passing, self.session.settled());
+        let held = std::mem::take(&mut self.held);
+        let held: Vec<_> = held.into_iter().map(|held| (held, Search::new(&names))).collect();
+        held.iter().for_each(|(held, search)| held.sweep(search));
+        let mut files = Vec::new();
+        for (held, search) in held {
+            files.extend(held.finish(&self.options, &search)?);
+        }
+        let folder = &self.options.folder;
+        let (warning, settled) = names.settle(&self.passing, folder, &mut self.descriptors)?;
+        let mut late = self.late_warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        late.extend(warning);
+        drop(late);
+        Ok((files, settled))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Writing what is held of a process, while the process goes on.
 
 use super::changes::{self, Changes};
+use super::names::Search;
 use super::{Held, Memory, Options, guards, memory, process, process_file, queries};
 use crate::EngineError;
 use crate::maps::{self, Mapping};
@@ -18,10 +19,29 @@ impl Held {
         }
     }
 
+    /// Looks for names in memory that is as in another image, and so is not written. Of a process that runs that is best
+    /// done at once: it may change it.
+    pub(super) fn sweep(&self, search: &Search) {
+        let (pid, unchanged) = match &self.memory {
+            Memory::Clone(clone, Some(changes)) => (clone.pid(), &changes.unchanged),
+            Memory::Copied { changes, .. } => (proc::reach(self.state.ids.pid), &changes.unchanged),
+            Memory::Clone(_, None) => return,
+        };
+        if search.is_anew() {
+            // Of one that has ended, nothing is found.
+            let _ = search.sweep(pid, unchanged);
+        }
+    }
+
     /// Writes the process's files: they are on the disk when this returns.
-    pub(super) fn finish(mut self, options: &Options) -> Result<Vec<FileEntry>, EngineError> {
+    pub(super) fn finish(
+        mut self,
+        options: &Options,
+        search: &Search,
+    ) -> Result<Vec<FileEntry>, EngineError> {
         let ahead = self.ahead.take();
-        let (state, writer) = self.write(options)?;
+        let (state, writer) = self.write(options, search)?;
+        search.end();
         let except = process::except(&state, &[]);
         let own = seal(&state, writer)?;
         let ahead = ahead.map(|ahead| ahead.finish(&except)).transpose()?.flatten();
@@ -29,7 +49,11 @@ impl Held {
     }
 
     /// Writes its memory; what is to follow.
-    fn write(self, options: &Options) -> Result<(ProcessState, ImageWriter), EngineError> {
+    fn write(
+        self,
+        options: &Options,
+        search: &Search,
+    ) -> Result<(ProcessState, ImageWriter), EngineError> {
         let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
         let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
@@ -42,18 +66,18 @@ impl Held {
                 let Some(changes) = changes else {
                     let chunks = memory::chunks(&clone, &mappings, &written)?;
                     writer.expect(chunks.iter().map(memory::Chunk::length).sum());
-                    memory::write(&clone, &chunks, &writer, codec)?;
+                    memory::write(&clone, &chunks, &writer, codec, search)?;
                     process::add_flags(told(flags, pid)?, &mut state);
                     return Ok((state, writer));
                 };
                 // Which mappings are wiped has to be known first.
                 process::add_flags(told(flags, pid)?, &mut state);
                 let chunks = refer(changes, &state, &written, &writer)?;
-                memory::write(&clone, &chunks, &writer, codec)?;
+                memory::write(&clone, &chunks, &writer, codec, search)?;
             }
             Memory::Copied { mut changes, flags } => {
                 // While the flags are being told, which takes as long.
-                changes.store(&writer, codec)?;
+                changes.store(&writer, codec, search)?;
                 process::add_flags(told(flags, pid)?, &mut state);
                 let except = process::except(&state, &[]);
                 except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?;

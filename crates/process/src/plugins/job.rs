@@ -5,6 +5,7 @@ use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
 use crate::plugins::pty::Flight;
+use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
 use kedge_image::Manifest;
@@ -218,9 +219,7 @@ impl Capture<'_> {
 
     /// The name of a new file in the image's folder, to be made by the caller.
     pub fn new_file(&mut self) -> String {
-        let name = format!("file-{:06}.data", self.files.len());
-        self.files.push(name.clone());
-        name
+        new_file(&mut self.files)
     }
 }
 

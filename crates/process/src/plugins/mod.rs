@@ -43,6 +43,7 @@ mod world;
 
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
+pub(crate) use files::{Passing, Places};
 pub use job::{Capture, Found, Holder, Job, Process, state};
 pub use path::PathMap;
 pub use procfs::FdInfo;

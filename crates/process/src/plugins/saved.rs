@@ -94,6 +94,11 @@ impl Saved {
         &self.warnings
     }
 
+    /// The name of a new file in the image's folder, to be made by the caller.
+    pub(crate) fn new_file(&mut self) -> String {
+        new_file(&mut self.files)
+    }
+
     pub fn to_bytes(&self) -> Result<Vec<u8>, PluginError> {
         serde_json::to_vec(self).to(|| "write the descriptors")
     }
@@ -134,6 +139,13 @@ impl Saved {
             false => Err(damaged("a file lies outside of the image's folder")),
         }
     }
+}
+
+/// The name of a new one of `files`.
+pub(crate) fn new_file(files: &mut Vec<String>) -> String {
+    let name = format!("file-{:06}.data", files.len());
+    files.push(name.clone());
+    name
 }
 
 /// What belongs to no plugin.

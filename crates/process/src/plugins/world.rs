@@ -267,10 +267,21 @@ impl<'a> World<'a> {
         for folder in missing.into_iter().rev() {
             let what = || format!("make {}, which was not there any more", folder.display());
             fs::DirBuilder::new().mode(0o700).create(folder).to(what)?;
-            self.undo.steps.push(Undone::RemoveFolder(folder.to_owned()));
+            self.made_folder(folder);
             self.note(format!("{} was not there any more: it was made anew", folder.display()));
         }
         Ok(())
+    }
+
+    /// Removes the folder that was just made, if the restart fails.
+    pub(crate) fn made_folder(&mut self, folder: &Path) {
+        self.undo.steps.push(Undone::RemoveFolder(folder.to_owned()));
+    }
+
+    /// Whether this restart has made the folder.
+    pub(crate) fn has_made_folder(&self, folder: &Path) -> bool {
+        let is = |step: &Undone| matches!(step, Undone::RemoveFolder(made) if made == folder);
+        self.undo.steps.iter().any(is)
     }
 
     /// Removes what is there, if the restart succeeds.

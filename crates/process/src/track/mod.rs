@@ -8,7 +8,7 @@
 mod scan;
 mod uffd;
 
-use crate::capture::{Ahead, Early, Gaps};
+use crate::capture::{Ahead, Early, Gaps, Settled};
 use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::stop::{self, Roots};
@@ -59,6 +59,8 @@ struct Base {
     parent: Parent,
     /// Images in its chain.
     length: u32,
+    /// Which temporary files are the job's.
+    settled: Settled,
 }
 
 /// What a checkpoint is to know before it stops the job.
@@ -161,7 +163,13 @@ impl Tracker {
     }
 
     /// `folder`, whose manifest that is, can be built on.
-    pub(crate) fn succeed(&self, session: &Session, folder: &Path, manifest: &Manifest) {
+    pub(crate) fn succeed(
+        &self,
+        session: &Session,
+        folder: &Path,
+        manifest: &Manifest,
+        settled: Settled,
+    ) {
         let mut state = self.state();
         for (pid, watched) in &mut state.processes {
             watched.known = manifest.processes.contains(pid);
@@ -171,7 +179,8 @@ impl Tracker {
             _ => 1,
         };
         let parent = manifest.as_parent(folder);
-        state.base = parent.map(|parent| Base { folder: folder.to_owned(), parent, length });
+        state.base =
+            parent.map(|parent| Base { folder: folder.to_owned(), parent, length, settled });
     }
 }
 
@@ -194,6 +203,12 @@ impl Session {
     /// The image that is built on.
     pub(crate) fn parent(&self) -> Option<&Parent> {
         self.base.as_ref().map(|(base, ..)| &base.parent)
+    }
+
+    /// What it tells of temporary files.
+    pub(crate) fn settled(&self) -> &Settled {
+        static NONE: Settled = Settled::new();
+        self.base.as_ref().map_or(&NONE, |(base, ..)| &base.settled)
     }
 
     /// Its manifest.

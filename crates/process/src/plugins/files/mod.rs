@@ -2,6 +2,8 @@
 
 mod mapped;
 pub(super) mod open;
+mod passing;
+mod places;
 mod restore;
 
 use crate::plugins::contents;
@@ -12,18 +14,26 @@ use crate::plugins::procfs::Stat;
 use crate::plugins::survey::FileContents;
 use crate::plugins::world::World;
 use crate::plugins::{Claim, Plugin};
+pub(crate) use passing::Passing;
+pub(crate) use places::Places;
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Where files lie that are not meant to stay, and up to which size one of those goes with the image although it is only
 /// read: copied while the job stands still, at a millisecond for each MiB at most.
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 const SMALL: u64 = 4 << 20;
+
+/// Where the files of the image are that this process has restarted: the job's, though they may be older than its
+/// processes are now.
+static CAME_BACK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
 pub(crate) struct Files;
@@ -43,6 +53,9 @@ struct Inode {
     /// The contents are for the case alone that there is no file under the name any more.
     #[serde(default)]
     if_gone: bool,
+    /// User and group, of one that nobody holds open.
+    #[serde(default)]
+    owner: Option<(u32, u32)>,
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
     companions: Vec<String>,
     /// The name that it is restored under.
@@ -102,18 +115,25 @@ impl Plugin for Files {
         let inodes: Vec<Inode> = world.parse(state)?;
         // All contents first: a file may be open under another name, too.
         let names = restore::names(&inodes, world);
+        restore::make_folders(&inodes, world);
         let mut homes = Vec::new();
         for inode in &inodes {
             homes.push(restore::restore(inode, &names, world)?);
         }
+        restore::dress_folders(&inodes, world);
         for (inode, home) in inodes.iter().zip(&homes) {
             inode
                 .opened
                 .iter()
                 .try_for_each(|opened| reopen(inode, opened, home.as_ref(), world))?;
         }
+        CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).extend(names);
         Ok(())
     }
+}
+
+fn came_back(path: &Path) -> bool {
+    CAME_BACK.lock().unwrap_or_else(PoisonError::into_inner).contains(path)
 }
 
 /// memfd and shared memory without a name.
@@ -199,6 +219,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
         unlinked,
         contents,
         if_gone,
+        owner: None,
         companions,
         path,
         identity,

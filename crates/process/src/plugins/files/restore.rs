@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What databases put beside a file, and would replay into it: SQLite's, by the end of their name.
@@ -50,7 +50,7 @@ pub(super) fn restore(
     world: &mut World,
 ) -> Result<Option<File>, PluginError> {
     let path = world.path(&inode.path.0);
-    if inode.if_gone && path.symlink_metadata().is_ok() {
+    if inode.if_gone && !is_gone(&path) {
         return Ok(None);
     }
     match &inode.contents {
@@ -62,15 +62,70 @@ pub(super) fn restore(
             if inode.unlinked {
                 return nameless(inode, &path, &saved).map(Some);
             }
-            named(inode, &path, &saved, world)?;
+            let put_back = named(inode, &path, &saved, world);
             if inode.if_gone {
-                return Ok(None);
+                return without_it(inode, &path, put_back, world).map(|()| None);
             }
+            put_back?;
             lead_aside(inode, &path, names, world).map(|()| None)
         }
         Some(_) => Err(damaged("contents of what is not a file")),
         None if inode.unlinked => nameless_directory(inode, &path).map(Some),
         None => Ok(None),
+    }
+}
+
+/// Whether nothing is there, and something could be.
+fn is_gone(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A program may well do without a file that it did not hold open: that it cannot be put back is told.
+fn without_it(
+    inode: &Inode,
+    path: &Path,
+    put_back: Result<(), PluginError>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    match put_back {
+        Err(why) if inode.opened.is_empty() => {
+            world.note(format!("{}, a temporary file, is not there: {why}", path.display()));
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// The folders of the image that are for the case that they are gone.
+fn passing_folders(inodes: &[Inode]) -> impl Iterator<Item = &Inode> {
+    let is = |inode: &&Inode| inode.if_gone && inode.mode & libc::S_IFMT == libc::S_IFDIR;
+    inodes.iter().filter(is)
+}
+
+/// Makes those folders that are gone, for their owner alone; what cannot be made is told by what was in there.
+pub(super) fn make_folders(inodes: &[Inode], world: &mut World) {
+    let mut folders: Vec<PathBuf> =
+        passing_folders(inodes).map(|inode| world.path(&inode.path.0)).collect();
+    // Each before what it holds.
+    folders.sort();
+    for folder in folders.iter().filter(|folder| is_gone(folder)) {
+        if fs::DirBuilder::new().mode(0o700).create(folder).is_ok() {
+            world.made_folder(folder);
+        }
+    }
+}
+
+/// Gives them owner, mode and time: last, because what is put into them needs the one and changes the other.
+pub(super) fn dress_folders(inodes: &[Inode], world: &mut World) {
+    let mut folders: Vec<(PathBuf, &Inode)> =
+        passing_folders(inodes).map(|inode| (world.path(&inode.path.0), inode)).collect();
+    folders.retain(|(path, _)| world.has_made_folder(path));
+    for (path, inode) in folders {
+        let opened = open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let dressed = opened.to(|| "open it").and_then(|folder| dress(inode, &File::from(folder)));
+        if let Err(why) = dressed {
+            world.note(format!("{}, a temporary folder, is not as it was: {why}", path.display()));
+        }
     }
 }
 
@@ -213,8 +268,12 @@ fn overwrite(path: &Path, saved: &File, world: &mut World) -> Result<(), PluginE
     Ok(())
 }
 
-/// Mode, and time of the last change.
+/// Mode, and time of the last change; the owner, where that is known and may be given.
 fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
+    if let Some((user, group)) = inode.owner {
+        // An ordinary user's are the user's, whoever that is.
+        let _ = std::os::unix::fs::fchown(file, Some(user), Some(group));
+    }
     let mode = Mode::from_raw_mode(inode.mode & 0o7777);
     fchmod(file, mode).to(|| "set a file's mode")?;
     let (tv_sec, nanoseconds) = inode.modified;
