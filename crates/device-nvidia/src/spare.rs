@@ -9,9 +9,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::memory::*;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How much memory snapshots may take.
@@ -51,20 +49,7 @@ fn host_memory() -> u64 {
     kib.map_or(u64::MAX, |kib| kib << 10)
 }
 
-/// Where such memory lies: of the addresses that the driver would pick, it places modules' variables at the next, which a program
-/// knows and a restart, at which there is less or more of ours, has to find again.
-const OWN: Range<u64> = 0x6000_0000_0000..0x7000_0000_0000;
-static NEXT: AtomicU64 = AtomicU64::new(OWN.start);
-
-/// One that has not been used for long; 0 for more than there are.
-fn own_address(bytes: u64) -> u64 {
-    let end = |at: u64| at.checked_add(bytes).filter(|end| *end <= OWN.end);
-    let again = |at: u64| end(at).or_else(|| end(OWN.start));
-    let taken = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, again);
-    taken.map_or(0, |at| if end(at).is_some() { at } else { OWN.start })
-}
-
-/// Device memory of our own, at addresses of its own. Contiguous: created memory and the
+/// Device memory of our own, at addresses that the driver picks. Contiguous: created memory and the
 /// program's handles, one after the other.
 pub(crate) struct Region {
     driver: Arc<Driver>,
@@ -91,9 +76,9 @@ impl Region {
     ) -> Result<Region, CuError> {
         let reserved = bytes.max(1).checked_next_multiple_of(GRANULE);
         let reserved = reserved.ok_or(CuError::INVALID_VALUE)?;
-        let (mut base, hint) = (0, own_address(reserved));
-        // SAFETY: a live out pointer. An address that cannot be had is another then.
-        check(unsafe { (driver.cuMemAddressReserve)(&mut base, reserved as usize, 0, hint, 0) })?;
+        let mut base = 0;
+        // SAFETY: a live out pointer.
+        check(unsafe { (driver.cuMemAddressReserve)(&mut base, reserved as usize, 0, 0, 0) })?;
         let driver = Arc::clone(driver);
         Ok(Region { driver, device, base, reserved, filled: 0, parts: Vec::new() })
     }
