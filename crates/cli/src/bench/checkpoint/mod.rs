@@ -110,8 +110,11 @@ impl Bench<'_> {
     fn round(&self, load: &Load, all: &mut All) -> Result<(), String> {
         let mut job = self.job(&load.held, &["--incremental"])?;
         let before = job.ask(SECONDS)?;
-        let full = self.first(&mut job, load, before, all)?;
-        all.after.push(job.ask(SECONDS)? / before);
+        let (full, meanwhile) = self.first(&mut job, load, all)?;
+        let after = job.ask(SECONDS)?;
+        all.after.push(after / before);
+        // Beats alone differ by some per cent from one time to the next.
+        all.drains.push(2.0 * meanwhile / (before + after));
         for _ in 0..CHANGES {
             job.ask(CHANGE)?;
             job.ask("reset")?;
@@ -131,22 +134,16 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The first checkpoint of a job, which holds everything, while it beats.
-    fn first(
-        &self,
-        job: &mut Job,
-        load: &Load,
-        before: f64,
-        all: &mut All,
-    ) -> Result<Taken, String> {
+    /// The first checkpoint of a job, which holds everything, while it beats; and how many a second while it is drained.
+    fn first(&self, job: &mut Job, load: &Load, all: &mut All) -> Result<(Taken, f64), String> {
         job.ask("reset")?;
         let begin = SystemTime::now();
         let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
         // A drain that is over sooner is measured with what comes behind it.
-        all.drains.push(job.ask(SECONDS)? / before);
+        let meanwhile = job.ask(SECONDS)?;
         all.durable.push(settle(&taken.image, begin)?);
         all.pauses.push(job.ask("gap")? * 1e3);
-        Ok(taken)
+        Ok((taken, meanwhile))
     }
 
     /// What another program keeps of its speed while a job on the same device is checkpointed, and how long it
@@ -255,7 +252,7 @@ impl All {
             (CHANGED_BYTES, "of 1", self.changed_bytes),
             (RESTART, "s", self.restarts),
             (RESTART_WARM, "s", self.warm_restarts),
-            (DRAIN, "× alone", self.drains),
+            (DRAIN, "× before and after", self.drains),
             (AFTER, "× before", self.after),
             (OTHER, "× alone", self.others),
             (OTHER_PAUSE, "ms", self.other_pauses),
