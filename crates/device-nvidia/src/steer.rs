@@ -70,14 +70,17 @@ impl NvidiaBackend {
             // One that cannot be unloaded takes room, no more.
             let _ = module.unload();
         };
-        let loaded = load_steered(&known, &mut steering, load, unload);
-        let rooms = steering.kept.len();
-        if let Some(first) = steering.first.filter(|_| rooms > 0) {
-            self.shared
-                .host
-                .log(&format!("module {}: {first}, but for {rooms} rooms of ours", id.0));
+        let loaded = load_steered(&known, &mut steering, load, unload)?;
+        let Some(first) = &steering.first else { return Ok(loaded) };
+        if loaded.elsewhere(&known).is_some() {
+            // The restart will be refused: it need not try the same for all that follow.
+            self.restoring().known.clear();
+        } else {
+            let rooms = steering.kept.len();
+            let told = format!("module {}: {first}, but for {rooms} rooms of ours", id.0);
+            self.shared.host.log(&told);
         }
-        loaded
+        Ok(loaded)
     }
 }
 
