@@ -111,7 +111,7 @@ impl Passing {
             }
             let kept = if metadata.is_dir() { Kept::Folder } else { Kept::LeftOut };
             if metadata.is_dir() && depth > 1 {
-                self.add(places, folder, self::paths(entries(&path)), depth - 1);
+                self.add(places, folder, self::paths(entries(&path).take(MOST)), depth - 1);
             }
             let (stat, owner) = (Stat::of(&metadata), (metadata.uid(), metadata.gid()));
             let (born, folder) = (born(&metadata), folder.to_owned());
@@ -355,19 +355,20 @@ mod tests {
         for (name, pause) in [("first", 4 * TICK), ("second", Duration::ZERO)] {
             std::thread::sleep(pause);
             let mut places = scratch.places(SystemTime::UNIX_EPOCH);
-            let looked = places.look_into(&scratch.0);
+            let looked = places.look_into(&scratch.0, MOST).unwrap();
             assert_eq!(looked.changed.is_some(), !pause.is_zero(), "it has just changed");
             places.looked.push(looked);
             let before = scratch.found(places).0.len();
             let mut places = scratch.places(SystemTime::UNIX_EPOCH);
-            places.looked.push(places.look_into(&scratch.0));
+            places.looked.push(places.look_into(&scratch.0, MOST).unwrap());
             fs::write(scratch.0.join(name), "").unwrap();
             assert_eq!(scratch.found(places).0.len(), before + 1);
         }
         // What was another's stays that.
         let mut places = scratch.places(SystemTime::now() + Duration::from_secs(60));
-        places.looked.push(places.look_into(&scratch.0));
+        places.looked.push(places.look_into(&scratch.0, MOST).unwrap());
         assert_eq!(places.looked[0].others.len(), 2);
+        assert!(places.look_into(&scratch.0, 1).is_none(), "too much to be listed in a pause");
         places.since = Some(SystemTime::UNIX_EPOCH);
         assert!(scratch.found(places).0.is_empty());
     }

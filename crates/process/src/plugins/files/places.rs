@@ -14,6 +14,8 @@ use std::time::{Duration, SystemTime};
 
 /// File systems tell times by a clock that is that much behind at most, and /proc by ticks of the same length.
 pub(super) const TICK: Duration = Duration::from_millis(10);
+/// A folder in which more lies is not looked into: it is listed while the job stands still, unless nothing has changed in it.
+const CROWDED: usize = 1 << 14;
 /// Longest environment that is read.
 const MAX_ENVIRONMENT: u64 = 1 << 20;
 
@@ -53,19 +55,27 @@ pub(super) fn is_settled(changed: (i64, i64), looked: SystemTime) -> bool {
 impl Places {
     /// Of the job of `pids`, the oldest first. May take long, and is to be made before the job stands still.
     pub(crate) fn of(pids: &[i32], except: Vec<PathBuf>) -> Places {
-        let mut places =
-            Places { folders: folders(pids.first().copied()), except, ..Places::default() };
+        let mut places = Places { except, ..Places::default() };
         places.know(pids);
-        places.looked = places.folders.iter().map(|folder| places.look_into(folder)).collect();
+        for folder in folders(pids.first().copied()) {
+            if let Some(looked) = places.look_into(&folder, CROWDED) {
+                places.folders.push(folder);
+                places.looked.push(looked);
+            }
+        }
         places.read_early();
         places
     }
 
-    pub(super) fn look_into(&self, folder: &Path) -> Looked {
+    /// Nothing, if more than `most` lies there.
+    pub(super) fn look_into(&self, folder: &Path, most: usize) -> Option<Looked> {
         let begin = SystemTime::now();
         let changed = last_changed(folder).filter(|changed| is_settled(*changed, begin));
         let mut looked = Looked { changed, young: Vec::new(), others: HashSet::new() };
-        for entry in entries(folder) {
+        for (number, entry) in entries(folder).enumerate() {
+            if number == most {
+                return None;
+            }
             let Ok(metadata) = entry.metadata() else { continue };
             if self.may_be(&entry.path(), &metadata) {
                 looked.young.push(entry.path());
@@ -73,7 +83,7 @@ impl Places {
                 looked.others.insert((entry.file_name(), entry.ino()));
             }
         }
-        looked
+        Some(looked)
     }
 
     /// What there is now in the folder of that index, but for what was others' before.
