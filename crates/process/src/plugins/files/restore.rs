@@ -274,7 +274,9 @@ fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
         // An ordinary user's are the user's, whoever that is.
         let _ = std::os::unix::fs::fchown(file, Some(user), Some(group));
     }
-    let mode = Mode::from_raw_mode(inode.mode & 0o7777);
+    // A temporary file that nobody holds open has no need to lend anybody's rights.
+    let kept = if inode.if_gone { 0o1777 } else { 0o7777 };
+    let mode = Mode::from_raw_mode(inode.mode & kept);
     fchmod(file, mode).to(|| "set a file's mode")?;
     let (tv_sec, nanoseconds) = inode.modified;
     if nanoseconds >= 1_000_000_000 {
