@@ -15,13 +15,16 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
 /// Finished jobs that are kept.
 const KEPT: usize = 50;
 /// So many more there may be before they are looked at, which takes as long as the end of a short job.
 const MORE: usize = 16;
+/// A supervisor that was killed needs no longer for its end.
+const DYING: Duration = Duration::from_millis(300);
 /// Beside the job's socket, where NVML is answered.
 pub(crate) const NVML_SOCKET: &str = "nvml";
 
@@ -177,7 +180,7 @@ impl Jobs {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 other => other.map_err(io_error(&path))?,
             };
-            if !try_lock(&lock) {
+            if !lock_soon(&lock) {
                 return Err(JobError::InUse { name: name.clone() });
             }
             // The lock counts only if it is still the one that others would open.
@@ -433,6 +436,7 @@ impl JobDir {
         }
         let mut made = StandIn::default();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
+        let another_s = stays_locked(former);
         let for_all = [(self.control(), "control")];
         let for_devices =
             [(self.lib(), "lib"), (self.socket(), "socket"), (self.nvml(), NVML_SOCKET)];
@@ -440,7 +444,7 @@ impl JobDir {
         for (own, name) in for_all.into_iter().chain(for_devices) {
             let link = former.join(name);
             let taken = link.is_symlink() && link.exists();
-            if !taken && !is_locked(former) {
+            if !taken && !another_s {
                 // What a job that was killed has left leads nowhere. A folder of libraries leads where its own
                 // kedge is, which is as good.
                 let _ = fs::remove_file(&link);
@@ -521,6 +525,23 @@ pub(crate) fn try_lock(file: &File) -> bool {
 
 fn is_locked(dir: &Path) -> bool {
     File::open(dir.join("lock")).is_ok_and(|lock| !try_lock(&lock))
+}
+
+/// Whether another job has that folder. One whose supervisor was killed a moment ago, and is not gone yet, has not.
+fn stays_locked(dir: &Path) -> bool {
+    File::open(dir.join("lock")).is_ok_and(|lock| !lock_soon(&lock))
+}
+
+/// Waits for the end of whoever was killed with the lock, too.
+fn lock_soon(file: &File) -> bool {
+    let end = Instant::now() + DYING;
+    while !try_lock(file) {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
 }
 
 /// What the job in `dir` says of itself, and whether its supervisor still lives.

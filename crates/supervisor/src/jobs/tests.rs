@@ -98,3 +98,40 @@ fn a_folder_that_others_enter_is_refused() {
     std::os::unix::fs::symlink(&dir, &link).unwrap();
     assert!(matches!(private_dir(&link, uid), Err(JobError::NotPrivate { .. })));
 }
+
+#[test]
+fn who_was_just_killed_is_waited_for() {
+    let world = World::new("dying");
+    let [former, own] = ["former", "own"].map(|name| name.parse::<JobName>().unwrap());
+    let dying = |dir: JobDir| {
+        let path = dir.path().to_owned();
+        // What a supervisor that is killed leaves behind.
+        fs::write(path.join("control"), "").unwrap();
+        let end = thread::spawn(move || {
+            thread::sleep(DYING / 6);
+            drop(dir);
+        });
+        (path, end)
+    };
+    let (path, end) = dying(world.0.create(&former).unwrap());
+    let dir = world.0.create(&own).unwrap();
+    let stand_in = dir.stand_in_for(&path, false);
+    assert!(stand_in.is_some(), "the folder is free");
+    assert_eq!(fs::read_link(path.join("control")).unwrap(), dir.control());
+    end.join().unwrap();
+    drop(stand_in);
+    let (_, end) = dying(world.0.create(&former).unwrap());
+    world.0.create(&former).unwrap();
+    end.join().unwrap();
+}
+
+#[test]
+fn the_folder_of_a_job_that_runs_stays_its_own() {
+    let world = World::new("runs");
+    let [former, own] = ["former", "own"].map(|name| name.parse::<JobName>().unwrap());
+    let running = world.0.create(&former).unwrap();
+    fs::write(running.control(), "").unwrap();
+    let dir = world.0.create(&own).unwrap();
+    assert!(dir.stand_in_for(running.path(), false).is_none());
+    assert!(!running.control().is_symlink());
+}
