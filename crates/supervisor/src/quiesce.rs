@@ -4,7 +4,8 @@
 //! threads, callbacks and libraries go on. Then what was asked before must come to its end. It may not: a
 //! process that takes part in a collective operation waits for another one, which was gated before it could
 //! take part. So those that are at rest while others are not are let on by one message at a time, which
-//! brings the late ones to where the others wait. Where that does not help either, all gates open for a
+//! brings the late ones to where the others wait. Where that does not help either, those that are busy are let on by
+//! a few messages, too: a kernel may wait for another one, which its own process submits. At last all gates open for a
 //! while, and it is tried again.
 
 use crate::proxies::{Known, Proxies, Proxy, has_ended};
@@ -23,6 +24,9 @@ const GATE_MS: u32 = 2_000;
 /// One look at whether all rest, and the time to take one message. An operation that all take part in ends
 /// everywhere within much less.
 const LOOK_MS: u32 = 1;
+/// Messages by which who is busy is let on, one at a time; more would only be more work. And how long each may take.
+const LET_ON: u32 = 4;
+const LET_ON_MS: u32 = 5;
 /// How long a proxy whose client has ended may take to end.
 const ENDING: Duration = Duration::from_secs(2);
 /// Beyond what a proxy was told to wait for.
@@ -161,11 +165,26 @@ fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError
         let (resting, busy): (Vec<_>, Vec<_>) = all.iter().zip(rest).partition(|(_, rests)| *rests);
         let Some(((pid, _), _)) = busy.first() else { return Ok(None) };
         if Instant::now() >= end {
-            return Ok(Some(*pid));
+            return let_on(&all).map(|rest| if rest { None } else { Some(*pid) });
         }
         let resting: Vec<_> = resting.into_iter().map(|(client, _)| *client).collect();
         yes(&resting, &Order::Step { within_ms: LOOK_MS })?;
     }
+}
+
+/// Lets those that are busy on by one message after the other: whether all rest then.
+fn let_on(all: &[(u32, &Control)]) -> Result<bool, QuiesceError> {
+    for _ in 0..LET_ON {
+        let rest = yes(all, &Order::Rest { within_ms: LET_ON_MS })?;
+        let busy = all.iter().zip(rest).filter(|(_, rests)| !rests);
+        let busy: Vec<_> = busy.map(|(client, _)| *client).collect();
+        if busy.is_empty() {
+            return Ok(true);
+        }
+        yes(&busy, &Order::Step { within_ms: LOOK_MS })?;
+    }
+    let rest = yes(all, &Order::Rest { within_ms: LET_ON_MS })?;
+    Ok(rest.into_iter().all(|rests| rests))
 }
 
 /// Who says yes to an order.
