@@ -161,13 +161,11 @@ fn gate(running: &Known) -> Result<Vec<Resting>, QuiesceError> {
 fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError> {
     let all: Vec<(u32, &Control)> = clients.iter().map(|c| (c.pid, &c.proxy.control)).collect();
     loop {
-        let rest = yes(&all, &Order::Rest { within_ms: LOOK_MS })?;
-        let (resting, busy): (Vec<_>, Vec<_>) = all.iter().zip(rest).partition(|(_, rests)| *rests);
-        let Some(((pid, _), _)) = busy.first() else { return Ok(None) };
+        let (resting, busy) = split(&all, LOOK_MS)?;
+        let Some((pid, _)) = busy.first() else { return Ok(None) };
         if Instant::now() >= end {
             return let_on(&all).map(|rest| if rest { None } else { Some(*pid) });
         }
-        let resting: Vec<_> = resting.into_iter().map(|(client, _)| *client).collect();
         yes(&resting, &Order::Step { within_ms: LOOK_MS })?;
     }
 }
@@ -175,16 +173,24 @@ fn settle(clients: &[Resting], end: Instant) -> Result<Option<u32>, QuiesceError
 /// Lets those that are busy on by one message after the other: whether all rest then.
 fn let_on(all: &[(u32, &Control)]) -> Result<bool, QuiesceError> {
     for _ in 0..LET_ON {
-        let rest = yes(all, &Order::Rest { within_ms: LET_ON_MS })?;
-        let busy = all.iter().zip(rest).filter(|(_, rests)| !rests);
-        let busy: Vec<_> = busy.map(|(client, _)| *client).collect();
+        let (_, busy) = split(all, LET_ON_MS)?;
         if busy.is_empty() {
             return Ok(true);
         }
         yes(&busy, &Order::Step { within_ms: LOOK_MS })?;
     }
-    let rest = yes(all, &Order::Rest { within_ms: LET_ON_MS })?;
-    Ok(rest.into_iter().all(|rests| rests))
+    Ok(split(all, LET_ON_MS)?.1.is_empty())
+}
+
+type Clients<'a> = Vec<(u32, &'a Control)>;
+
+/// Those that rest within so many milliseconds, and those that do not.
+fn split<'a>(
+    all: &[(u32, &'a Control)],
+    within_ms: u32,
+) -> Result<(Clients<'a>, Clients<'a>), QuiesceError> {
+    let mut rest = yes(all, &Order::Rest { within_ms })?.into_iter();
+    Ok(all.iter().copied().partition(|_| rest.next() == Some(true)))
 }
 
 /// Who says yes to an order.

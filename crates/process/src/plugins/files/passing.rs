@@ -27,6 +27,7 @@ const MOST_FILES: usize = 256;
 const MOST: usize = 1024;
 /// Folders in a temporary folder that are looked into, one in another.
 const DEPTH: usize = 4;
+
 /// A file or folder that may be the job's.
 #[derive(Debug)]
 pub(crate) struct Candidate {
