@@ -7,7 +7,7 @@ use kedge_process::plugins::{
 };
 use plugins_support::{Scenario, as_an_ordinary_user};
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 const SOURCE: &str = "plugins_files.c";
 
@@ -118,6 +118,42 @@ fn a_file_that_somebody_writes_is_left_to_him() {
     assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
     let aside = scenario.work().join("base.kedge-aside-1");
     assert_eq!(fs::read_to_string(&aside).unwrap(), "writes on");
+}
+
+/// The folder is not the user's, the file is.
+#[test]
+fn what_is_overwritten_in_a_folder_of_somebody_else_s_is_kept() {
+    if is_root() {
+        // To root every folder is its own: `ordinary_users_can_do_all_that` does the same.
+        return;
+    }
+    for fails in [true, false] {
+        let mut scenario = Scenario::start(SOURCE, "database");
+        let saved = scenario.save();
+        scenario.kill();
+        let base = scenario.work().join("base");
+        fs::write(&base, "state two").unwrap();
+        fs::set_permissions(scenario.work(), fs::Permissions::from_mode(0o555)).unwrap();
+        let mut made = scenario.check(&saved, PathMap::default());
+        let notes = made.notes.join(" ");
+        let kept = notes.split_whitespace().find(|word| word.contains("kedge-aside")).unwrap();
+        let kept = std::path::PathBuf::from(kept);
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "state two");
+        if !fails {
+            made.commit();
+        }
+        drop(made);
+        let expected = if fails { "state two" } else { "state one" };
+        assert_eq!(fs::read_to_string(&base).unwrap(), expected);
+        assert_eq!(kept.exists(), !fails);
+        let _ = fs::remove_file(kept);
+        fs::set_permissions(scenario.work(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+fn is_root() -> bool {
+    // SAFETY: a plain call.
+    unsafe { libc::geteuid() == 0 }
 }
 
 #[test]

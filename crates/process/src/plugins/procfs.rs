@@ -86,6 +86,8 @@ pub struct Stat {
     pub allocated: u64,
     /// Nanoseconds since 1970.
     pub modified: i128,
+    /// User and group.
+    pub owner: (u32, u32),
 }
 
 impl Stat {
@@ -100,6 +102,7 @@ impl Stat {
             allocated: metadata.blocks().saturating_mul(512),
             modified: i128::from(metadata.mtime()) * 1_000_000_000
                 + i128::from(metadata.mtime_nsec()),
+            owner: (metadata.uid(), metadata.gid()),
         }
     }
 

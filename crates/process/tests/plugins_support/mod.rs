@@ -319,6 +319,7 @@ pub(crate) fn as_an_ordinary_user() {
     let _alone = alone();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
-    let status = command.env("TMPDIR", &folder.0).current_dir(&folder.0).status().unwrap();
+    command.env("TMPDIR", &folder.0).env("XDG_STATE_HOME", folder.0.join("state"));
+    let status = command.current_dir(&folder.0).status().unwrap();
     assert!(status.success(), "as an ordinary user");
 }

@@ -62,7 +62,7 @@ fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginE
         unlinked: false,
         contents: Some(name),
         if_gone: false,
-        owner: None,
+        owner: Some(stat.owner),
         companions: restore::companions(path),
         path: SavedPath(path.to_owned()),
         identity: identity(&stat),

@@ -53,7 +53,7 @@ struct Inode {
     /// The contents are for the case alone that there is no file under the name any more.
     #[serde(default)]
     if_gone: bool,
-    /// User and group, of one that nobody holds open.
+    /// User and group; images of kedge 0.1 have those alone of files that nobody holds open.
     #[serde(default)]
     owner: Option<(u32, u32)>,
     /// Journals and the like that lay beside it ([`restore::COMPANIONS`]).
@@ -211,7 +211,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     });
     let (mode, modified, identity) =
         (file.stat.mode, moment(file.stat.modified), identity(&file.stat));
-    let (path, opened) = (SavedPath(path), opened.collect());
+    let (path, opened, owner) = (SavedPath(path), opened.collect(), file.stat.owner);
     Ok(Inode {
         mode,
         size,
@@ -219,7 +219,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
         unlinked,
         contents,
         if_gone,
-        owner: None,
+        owner: Some(owner),
         companions,
         path,
         identity,

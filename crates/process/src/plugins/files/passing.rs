@@ -35,7 +35,6 @@ pub(crate) struct Candidate {
     /// The temporary folder that it lies in, however deep.
     pub(crate) folder: PathBuf,
     pub(crate) stat: Stat,
-    owner: (u32, u32),
     born: SystemTime,
     /// When anything about it last changed.
     changed: (i64, i64),
@@ -114,10 +113,10 @@ impl Passing {
             if metadata.is_dir() && depth > 1 {
                 self.add(places, folder, self::paths(entries(&path).take(MOST)), depth - 1);
             }
-            let (stat, owner) = (Stat::of(&metadata), (metadata.uid(), metadata.gid()));
+            let stat = Stat::of(&metadata);
             let (born, folder) = (born(&metadata), folder.to_owned());
             let changed = changed(&metadata);
-            self.0.push(Candidate { path, folder, stat, owner, born, changed, kept });
+            self.0.push(Candidate { path, folder, stat, born, changed, kept });
         }
     }
 
@@ -194,7 +193,7 @@ impl Candidate {
             unlinked: false,
             contents,
             if_gone: true,
-            owner: Some(self.owner),
+            owner: Some(self.stat.owner),
             companions: Vec::new(),
             path: SavedPath(self.path.clone()),
             identity: identity(&self.stat),
@@ -261,7 +260,6 @@ impl Passing {
             path: folder.join(name),
             folder: folder.to_owned(),
             stat: Stat::of(&metadata),
-            owner: (0, 0),
             born: SystemTime::UNIX_EPOCH,
             changed: (0, 0),
             kept: Kept::LeftOut,

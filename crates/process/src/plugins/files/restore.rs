@@ -2,6 +2,7 @@
 //! the checkpoint is moved aside, not lost.
 
 use super::{Inode, split};
+use crate::plugins::changes::folder;
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sys;
@@ -259,23 +260,36 @@ fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginErr
     contents::same(now, saved).to(|| format!("compare {} with the image", path.display()))
 }
 
-/// Where the directory is not ours but the file is, there is no aside.
+/// Gives a file its old contents whose folder is not ours: those that it has now are kept in a
+/// folder of the user's own.
 fn overwrite(path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
-    let file = File::options().read(true).write(true).truncate(true).open(path);
+    let file = File::options().read(true).write(true).open(path);
     let file = file.to(|| format!("write {}", path.display()))?;
-    contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
-    world.note(format!("{} was overwritten with what it held at the checkpoint", path.display()));
+    let name = split(path).ok_or_else(|| damaged(format!("{}", path.display())))?.1;
+    let to = free_name(&folder::make("kept")?.join(name), "kedge-aside")?;
+    let mut options = File::options();
+    let aside = options.read(true).write(true).create_new(true).mode(0o600).open(&to);
+    let aside = aside.to(|| format!("create {}", to.display()))?;
+    world.temporary(&to);
+    contents::copy(&file, &aside).to(|| format!("copy {} to {}", path.display(), to.display()))?;
+    world.overwritten(path, &to);
+    rustix::fs::ftruncate(&file, 0)
+        .map_err(io::Error::from)
+        .and_then(|()| contents::copy(saved, &file))
+        .to(|| format!("restore {}", path.display()))?;
+    let (path, to) = (path.display(), to.display());
+    world.note(format!("{path} had changed since the checkpoint: what it held is in {to} now"));
     Ok(())
 }
 
-/// Mode, and time of the last change; the owner, where that is known and may be given.
+/// Gives the file its owner, then its mode and the time of its last change.
+///
+/// Set-user-ID and set-group-ID bits lend the rights of the owner: they are set only on a file that
+/// has the owner that it had, and after it got that owner, because a change of owner clears them.
 fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
-    if let Some((user, group)) = inode.owner {
-        // An ordinary user's are the user's, whoever that is.
-        let _ = std::os::unix::fs::fchown(file, Some(user), Some(group));
-    }
+    let owned = inode.owner.is_some_and(|owner| give_to(owner, file));
     // A temporary file that nobody holds open has no need to lend anybody's rights.
-    let kept = if inode.if_gone { 0o1777 } else { 0o7777 };
+    let kept = if inode.if_gone || !owned { 0o1777 } else { 0o7777 };
     let mode = Mode::from_raw_mode(inode.mode & kept);
     fchmod(file, mode).to(|| "set a file's mode")?;
     let (tv_sec, nanoseconds) = inode.modified;
@@ -285,6 +299,14 @@ fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
     let time = Timespec { tv_sec, tv_nsec: i64::from(nanoseconds) };
     let times = Timestamps { last_access: time, last_modification: time };
     futimens(file, &times).to(|| "set a file's time")
+}
+
+/// Makes user and group the file's owner; whether they are. An ordinary user may not give files
+/// away, and has no need to: its files are its own.
+fn give_to((user, group): (u32, u32), file: &File) -> bool {
+    let _ = std::os::unix::fs::fchown(file, Some(user), Some(group));
+    let now = file.metadata().map(|now| (now.uid(), now.gid()));
+    now.is_ok_and(|now| now == (user, group))
 }
 
 /// Companions that came after the checkpoint would be replayed into the file as it is now.
@@ -325,4 +347,46 @@ fn free_name(path: &Path, word: &str) -> Result<PathBuf, PluginError> {
     };
     let free = (1..MAX_ASIDE).map(named).find(|path| path.symlink_metadata().is_err());
     free.ok_or_else(|| PluginError::Refused(format!("too many files {}.{word}-*", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::path::SavedPath;
+
+    fn inode(owner: Option<(u32, u32)>) -> Inode {
+        Inode {
+            mode: libc::S_IFREG | 0o6755,
+            size: 0,
+            modified: (1, 2),
+            unlinked: true,
+            contents: None,
+            if_gone: false,
+            owner,
+            companions: Vec::new(),
+            path: SavedPath(PathBuf::from("/nowhere")),
+            identity: (0, 0),
+            opened: Vec::new(),
+        }
+    }
+
+    fn dressed(owner: Option<(u32, u32)>) -> fs::Metadata {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = File::from(open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap());
+        dress(&inode(owner), &file).unwrap();
+        file.metadata().unwrap()
+    }
+
+    #[test]
+    fn set_user_id_bits_come_back_with_their_owner_alone() {
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        let own = (user.as_raw(), group.as_raw());
+        assert_eq!(dressed(Some(own)).mode() & 0o7777, 0o6755);
+        assert_eq!(dressed(None).mode() & 0o7777, 0o755);
+        // Root may give it to anybody, nobody else may.
+        let other = dressed(Some((own.0 + 4321, own.1)));
+        let given = other.uid() != own.0;
+        assert_eq!(given, user.is_root());
+        assert_eq!(other.mode() & 0o7777, if given { 0o6755 } else { 0o755 });
+    }
 }
