@@ -4,6 +4,7 @@
 mod capture;
 mod clocks;
 mod error;
+mod filters;
 mod freeze;
 mod home;
 mod inject;

@@ -2,7 +2,7 @@
 
 use crate::proc::{self, Field, Stat, Status};
 use crate::thread::Interrupted;
-use crate::{EngineError, Thread, reap};
+use crate::{EngineError, Thread, filters, reap};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -86,10 +86,13 @@ impl Drop for StoppedJob {
     }
 }
 
-/// Stops every process of the job within `patience`, or none.
+/// Stops every process of the job within `patience`, or none; calls can be made in all of their threads.
 pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
     // Whoever had stopped already goes on before a late one is waited for.
-    stop_all(roots, patience).inspect_err(|_| crate::thread::release_late())
+    let job = stop_all(roots, patience).inspect_err(|_| crate::thread::release_late())?;
+    // Before anybody makes calls in them.
+    filters::refuse(job.processes.iter().map(|process| process.pid))?;
+    Ok(job)
 }
 
 fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {

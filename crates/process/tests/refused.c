@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +18,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static int is(const char *name, const char *wanted) { return strcmp(name, wanted) == 0; }
@@ -51,11 +54,36 @@ static void *outlive(void *unused) {
     return unused;
 }
 
+static atomic_int filtered;
+
+// May sleep, and nothing else: any other call ends the whole process.
+static void *sleep_filtered(void *unused) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_restart_syscall, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    struct timespec while_ = {0, 1000000};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) _exit(1);
+    filtered = 1;
+    for (;;) clock_nanosleep(CLOCK_MONOTONIC, 0, &while_, 0);
+    return unused;
+}
+
 static int hold(const char *what) {
     if (is(what, "seccomp")) {
         struct sock_filter allow = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
         struct sock_fprog program = {1, &allow};
         return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    }
+    if (is(what, "seccomp_of_another")) {
+        pthread_t other;
+        if (pthread_create(&other, 0, sleep_filtered, 0)) return 1;
+        while (!filtered) usleep(1000);
+        return 0;
     }
     if (is(what, "namespace")) return unshare(CLONE_NEWUSER | CLONE_NEWNET);
     if (is(what, "io_uring")) {

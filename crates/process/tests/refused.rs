@@ -8,8 +8,9 @@ use support::survive::as_an_ordinary_user;
 use support::{Folder, Running, alone, build, reap};
 
 /// What a program holds, and how the refusal names it.
-const REFUSED: [(&str, &str); 10] = [
+const REFUSED: [(&str, &str); 11] = [
     ("seccomp", "seccomp"),
+    ("seccomp_of_another", "seccomp"),
     ("namespace", "namespaces of its own"),
     ("io_uring", "io_uring"),
     ("aio", "/[aio]"),

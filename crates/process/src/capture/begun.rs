@@ -4,13 +4,13 @@ use super::{
     Captured, JOB_FILE, Options, Together, identify, objects, process, refuse_deadly_parents,
     survey, survey_ahead,
 };
-use crate::EngineError;
 use crate::clocks::Clocks;
 use crate::machine::Machine;
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::JobState;
 use crate::stop::{self, Roots};
 use crate::track::{Session, Tracker};
+use crate::{EngineError, filters};
 use kedge_image::ImageWriter;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -50,6 +50,7 @@ impl Begun {
 
     /// Has it known what the processes change from here on, where that is of use; they may be stopped for a moment.
     pub fn watch(&mut self, roots: &Roots) -> Result<(), EngineError> {
+        filters::refuse(stop::alive(roots))?;
         if self.options.tracker.is_none() {
             self.once = Tracker::once(roots, &self.options);
         }

@@ -62,7 +62,7 @@ pub(super) fn hold(
 ) -> Result<Held, EngineError> {
     let pid = process.main.pid();
     let status = Status::of(pid)?;
-    refuse(pid, &status)?;
+    refuse(pid)?;
     // Locked pages are not inherited as locked.
     let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
     let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
@@ -116,13 +116,10 @@ fn hold_memory(
 }
 
 /// What kedge cannot bring back yet.
-fn refuse(pid: pid_t, status: &Status) -> Result<(), EngineError> {
+fn refuse(pid: pid_t) -> Result<(), EngineError> {
     let unsupported = |what: &str| {
         Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
     };
-    if status.get("Seccomp") != "0" && !status.get("Seccomp").is_empty() {
-        return unsupported("it filters its system calls (seccomp)");
-    }
     for name in ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc"] {
         if proc::link(pid, name)? != proc::link(std::process::id() as pid_t, name)? {
             return unsupported("it has namespaces of its own");
