@@ -39,6 +39,7 @@ mod host_call;
 mod host_memory;
 mod launch;
 mod managed;
+mod meter;
 mod modules;
 mod notes;
 mod nvml;

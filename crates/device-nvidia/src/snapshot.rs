@@ -9,6 +9,7 @@ use crate::digests::Found;
 use crate::drain;
 use crate::driver::{Driver, check};
 use crate::held;
+use crate::meter::Meter;
 use crate::notes::Notes;
 use crate::pace::Pace;
 use crate::pinned::Pinned;
@@ -18,7 +19,7 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUdevice};
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::digest::BLOCK;
-use kedge_device::{Digests, Held, Known, Object, Piece, Snapshot, SnapshotError};
+use kedge_device::{Digests, Drained, Held, Known, Object, Piece, Snapshot, SnapshotError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -151,7 +152,8 @@ impl NvidiaBackend {
         let limits = self.shared.cache.limits;
         let pace = Pace::new(limits.drain, limits.ways.at_once, &self.shared.busy);
         let devices = self.devices.clone();
-        Ok(Box::new(GpuSnapshot { pieces, found, kept, notes, room, devices, pace }))
+        let meter = Meter::default();
+        Ok(Box::new(GpuSnapshot { pieces, found, kept, notes, room, devices, pace, meter }))
     }
 }
 
@@ -384,6 +386,8 @@ struct GpuSnapshot {
     room: Lent,
     devices: Vec<CUdevice>,
     pace: Pace,
+    /// What has left the devices since.
+    meter: Meter,
 }
 
 impl Snapshot for GpuSnapshot {
@@ -433,8 +437,9 @@ impl Snapshot for GpuSnapshot {
             }
             Place::Device { device, addr } => {
                 let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
-                let on = (device, raw);
-                drain::look(&self.room.shared, &self.pace, on, (addr, bytes), see)
+                let (shared, pace, on) = (&self.room.shared, &self.pace, (device, raw));
+                let look = || drain::look(shared, pace, on, (addr, bytes), see);
+                self.meter.during(bytes, look)
             }
         }
     }
@@ -445,6 +450,10 @@ impl Snapshot for GpuSnapshot {
 
     fn notes(&self) -> Vec<u8> {
         self.notes.clone()
+    }
+
+    fn drained(&self) -> Drained {
+        self.meter.drained()
     }
 
     fn export(&self) -> Result<Held, CuError> {
@@ -466,7 +475,9 @@ impl GpuSnapshot {
             }
             Place::Device { device, addr } => {
                 let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
-                drain::fetch(&self.room.shared, &self.pace, (device, raw), addr, out)
+                let (shared, pace, bytes) = (&self.room.shared, &self.pace, out.len());
+                let fetch = || drain::fetch(shared, pace, (device, raw), addr, out).map(|()| true);
+                self.meter.during(bytes, fetch).map(drop)
             }
         }
     }

@@ -15,7 +15,7 @@ mod snapshot;
 pub use code::Code;
 pub use ranges::Ranges;
 pub use snapshot::{
-    Digests, Held, HeldPart, HeldPlace, Known, Object, Piece, Snapshot, SnapshotError,
+    Digests, Drained, Held, HeldPart, HeldPlace, Known, Object, Piece, Snapshot, SnapshotError,
 };
 
 use kedge_cuda_types::CuError;

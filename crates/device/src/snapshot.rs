@@ -13,6 +13,7 @@ use kedge_protocol::{ArrayId, MemHandleId, ModuleId};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a run of bytes belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,10 +100,22 @@ pub trait Snapshot: Send + Sync {
     /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
     /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
+    /// Returns what has left the devices' memory since the snapshot was taken; by default nothing does.
+    fn drained(&self) -> Drained {
+        Drained::default()
+    }
     /// What of it lies in memory of the devices that can outlive this process; by default nothing.
     fn export(&self) -> Result<Held, CuError> {
         Ok(Held::default())
     }
+}
+
+/// Bytes that were in memory of the devices when the pause ended and have left it since, and for how long any of
+/// them were under way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Drained {
+    pub bytes: u64,
+    pub time: Duration,
 }
 
 /// Memory of devices that outlives the process that has made it, for as long as anybody has its

@@ -9,7 +9,7 @@ use crate::saved::{self, SavedObject, SavedProxy};
 use crate::work;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
-use kedge_device::{Code, Digests, Piece, Snapshot, SnapshotError};
+use kedge_device::{Code, Digests, Drained, Piece, Snapshot, SnapshotError};
 use kedge_image::{Choice, Encoded, FileEntry, ImageError, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
@@ -71,6 +71,8 @@ pub(crate) struct Stored {
     pub(crate) builds: bool,
     /// What the next can refer to.
     pub(crate) tracked: Option<Tracked>,
+    /// What left the devices for it.
+    pub(crate) drained: Drained,
 }
 
 enum Source {
@@ -165,7 +167,7 @@ impl Capture {
         if let Some(tracked) = &mut tracked {
             tracked.succeed(entry.checksum, written);
         }
-        Ok(Stored { entry, builds, tracked })
+        Ok(Stored { entry, builds, tracked, drained: self.snapshot.drained() })
     }
 
     /// What the file has now; the digests that were computed as it was written.

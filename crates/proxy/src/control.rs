@@ -11,7 +11,7 @@ use crate::joblog::JobLog;
 use crate::keeper;
 use crate::options::BENCH_DISCARD;
 use crate::sharing::Sharing;
-use kedge_device::Backend;
+use kedge_device::{Backend, Drained};
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, FileEntry};
 use kedge_protocol::PeerName;
@@ -323,7 +323,11 @@ impl Serving {
                     ));
                 }
                 let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
-                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, tracked } = stored;
+                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, tracked, drained } =
+                    stored;
+                if drained.bytes > 0 {
+                    self.log.note(&told(drained));
+                }
                 held.tracked = tracked.or(held.tracked.take());
                 Ok(Answer::Written { bytes, checksum, builds })
             }
@@ -396,6 +400,12 @@ fn shares(sharing: &mut Sharing) -> Result<Answer, String> {
     })?;
     let released = List::new(sharing.released()).unwrap_or_default();
     Ok(Answer::Shares { pid: std::process::id(), shares, released })
+}
+
+/// Says what left the devices' memory for an image; `kedge bench checkpoint` reads it.
+fn told(drained: Drained) -> String {
+    let (mib, ms) = (drained.bytes >> 20, drained.time.as_secs_f64() * 1e3);
+    format!("drained {mib} MiB of the devices' memory within {ms:.1} ms")
 }
 
 fn milliseconds(number: u32) -> Duration {

@@ -13,10 +13,15 @@ pub(super) fn room(dir: &Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Returns whether the image is one.
+pub(super) fn durable(image: &Path) -> bool {
+    Manifest::read(image).is_ok()
+}
+
 /// Returns when the image is one: seconds from `begin` until it was.
 pub(super) fn settle(image: &Path, begin: SystemTime) -> Result<f64, String> {
     let end = Instant::now() + PATIENCE;
-    while Manifest::read(image).is_err() {
+    while !durable(image) {
         if Instant::now() > end {
             return Err(format!("{} does not become durable", image.display()));
         }

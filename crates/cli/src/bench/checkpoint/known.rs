@@ -18,7 +18,7 @@ pub(in crate::bench) fn target(name: &str) -> Option<f64> {
         (super::PAUSE | super::RESIDENT_PAUSE | super::CHANGED_PAUSE, "40 GiB") => 45.0,
         (super::PAUSE, size) if size.starts_with("100 GiB") => 1700.0,
         // Of the bus.
-        (super::SUNK, "16 GiB" | "40 GiB" | "100 GiB") => 0.9 * BUS,
+        (super::SUNK | super::LEFT, "16 GiB" | "40 GiB" | "100 GiB") => 0.9 * BUS,
         (super::CHANGED_BYTES, _) => 0.07,
         (super::DRAIN, _) => 0.97,
         (super::AFTER, _) => 0.99,
@@ -41,6 +41,7 @@ pub(in crate::bench) fn reference(name: &str) -> Option<(f64, &'static str, &'st
 
 /// Whether more of it is better.
 pub(in crate::bench) fn is_rate(name: &str) -> bool {
-    let rates = [super::DRAIN, super::AFTER, super::OTHER, super::IDLE_DRAIN, super::SUNK];
+    let rates =
+        [super::DRAIN, super::AFTER, super::OTHER, super::IDLE_DRAIN, super::SUNK, super::LEFT];
     name.rsplit_once(", ").is_some_and(|(what, _)| rates.contains(&what))
 }

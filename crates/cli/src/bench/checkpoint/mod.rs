@@ -7,7 +7,7 @@ pub(super) mod known;
 
 use super::process::job::{Job, Taken, Warm, kedge};
 use crate::size::Size;
-use image::{empty, room, settle, stored};
+use image::{durable, empty, room, settle, stored};
 use kedge_probe::{DriverTimes, Held, Series};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::options::BENCH_DISCARD;
@@ -18,8 +18,10 @@ use std::time::SystemTime;
 const ROUNDS: usize = 3;
 const LARGE: u64 = 8 << 30;
 const CHANGES: usize = 3;
-/// Seconds that a rate is measured for.
+/// Seconds that a rate is measured for, and such times of one drain at most: then the program rests, and the drain
+/// goes on much faster.
 const SECONDS: &str = "rate 1";
+const LONGEST: usize = 60;
 /// Of the blocks.
 const CHANGE: &str = "change 5";
 /// Has a job's proxies read and sum what devices held, and not write it.
@@ -46,6 +48,9 @@ pub(super) const IDLE_DRAIN: &str =
     "drain of a program that waits, with all else until it is durable";
 pub(super) const SUNK: &str =
     "drain of a program that waits into a sink that only sums, with all else";
+pub(super) const LEFT: &str =
+    "the same, of what was in device memory at the pause's end, over the time that it took";
+pub(super) const BEATEN: &str = "seconds of the drain beside which it beats";
 pub(super) const DRIVER_TAKES: &str = "the driver's own: checkpoint";
 pub(super) const DRIVER_BRINGS: &str = "the driver's own: restore";
 
@@ -140,10 +145,15 @@ impl Bench<'_> {
         let begin = SystemTime::now();
         let taken = job.checkpoint_by(load.codec, &["--wait", "captured"])?;
         // A drain that is over sooner is measured with what comes behind it.
-        let meanwhile = job.ask(SECONDS)?;
-        all.durable.push(settle(&taken.image, begin)?);
+        let mut rates = vec![job.ask(SECONDS)?];
+        while rates.len() < LONGEST && !durable(&taken.image) {
+            rates.push(job.ask(SECONDS)?);
+        }
         all.pauses.push(job.ask("gap")? * 1e3);
-        Ok((taken, meanwhile))
+        job.ask("rest")?;
+        all.beaten.push(rates.len() as f64);
+        all.durable.push(settle(&taken.image, begin)?);
+        Ok((taken, rates.iter().sum::<f64>() / rates.len() as f64))
     }
 
     /// What another program keeps of its speed while a job on the same device is checkpointed, and how long it
@@ -178,6 +188,7 @@ impl Bench<'_> {
         let begin = SystemTime::now();
         let gib = size as f64 / f64::from(1 << 30);
         all.sunk.push(gib / settle(&taken.image, begin)?);
+        all.left.extend(job.drains()?);
         job.end();
         Ok(())
     }
@@ -190,8 +201,7 @@ impl Bench<'_> {
         job.ask(SECONDS)?;
         job.ask("reset")?;
         // As users have it: who waits for the capture alone has its memory cloned, not written ahead.
-        job.checkpoint_by(load.codec, &[])?;
-        all.resident_pauses.push(job.ask("gap")? * 1e3);
+        all.resident_pauses.push(job.gap_beside(load.codec)? * 1e3);
         job.end();
         Ok(())
     }
@@ -224,6 +234,8 @@ struct All {
     durable: Vec<f64>,
     idle_drains: Vec<f64>,
     sunk: Vec<f64>,
+    left: Vec<f64>,
+    beaten: Vec<f64>,
     changed_pauses: Vec<f64>,
     changed_bytes: Vec<f64>,
     restarts: Vec<f64>,
@@ -239,8 +251,11 @@ struct All {
 impl All {
     /// By the size, and how it was stored where that matters.
     fn tell(self, (size, stored): (&str, &str), sink: &mut Sink<'_>) {
-        let sunk =
-            Series { name: format!("{SUNK}, {size}"), unit: "GiB/s".into(), samples: self.sunk };
+        let noise = [(SUNK, self.sunk), (LEFT, self.left)].map(|(name, samples)| Series {
+            name: format!("{name}, {size}"),
+            unit: "GiB/s".into(),
+            samples,
+        });
         let size = format!("{size}{stored}");
         let series = [
             (PAUSE, "ms", self.pauses),
@@ -253,6 +268,7 @@ impl All {
             (RESTART, "s", self.restarts),
             (RESTART_WARM, "s", self.warm_restarts),
             (DRAIN, "× before and after", self.drains),
+            (BEATEN, "s", self.beaten),
             (AFTER, "× before", self.after),
             (OTHER, "× alone", self.others),
             (OTHER_PAUSE, "ms", self.other_pauses),
@@ -262,6 +278,6 @@ impl All {
         for (name, unit, samples) in series {
             sink(Series { name: format!("{name}, {size}"), unit: unit.into(), samples });
         }
-        sink(sunk);
+        noise.into_iter().for_each(sink);
     }
 }

@@ -94,11 +94,41 @@ impl Job {
 
     /// Milliseconds that its devices took to come to rest, at each checkpoint so far.
     pub(in crate::bench) fn rests(&self) -> Result<Vec<f64>, String> {
-        let output = kedge()?.args(["logs", &self.name]).output().map_err(|e| e.to_string())?;
-        let log = String::from_utf8_lossy(&output.stdout).into_owned();
         let time =
             |line: &str| line.split_once("came to rest within ")?.1.split(' ').next()?.parse().ok();
-        Ok(log.lines().filter_map(time).collect())
+        Ok(self.log()?.lines().filter_map(time).collect())
+    }
+
+    /// Returns the GiB a second in which what was in the devices' memory at the end of each pause has left it.
+    pub(in crate::bench) fn drains(&self) -> Result<Vec<f64>, String> {
+        let rate = |line: &str| {
+            let (mib, rest) = line.split_once(" drained ")?.1.split_once(" MiB of the devices'")?;
+            let ms = rest.split_once("within ")?.1.split(' ').next()?;
+            Some(mib.parse::<f64>().ok()? / 1024.0 / (ms.parse::<f64>().ok()? / 1e3))
+        };
+        Ok(self.log()?.lines().filter_map(rate).collect())
+    }
+
+    fn log(&self) -> Result<String, String> {
+        let output = kedge()?.args(["logs", &self.name]).output().map_err(|e| e.to_string())?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap between two beats.
+    pub(in crate::bench) fn gap_beside(&mut self, codec: &str) -> Result<f64, String> {
+        let (name, before) = (self.name.clone(), self.rests()?.len());
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| Job::checkpoint_of(&name, codec, &[]));
+            while !taken.is_finished() && self.rests()?.len() == before {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            self.ask("rate 1")?;
+            let gap = self.ask("gap")?;
+            // What is left of a drain goes on much faster beside a program that waits.
+            self.ask("rest")?;
+            taken.join().map_err(|_| "a panic")??;
+            Ok(gap)
+        })
     }
 
     fn spawn(mut command: Command, name: String) -> Result<Job, String> {
@@ -155,8 +185,13 @@ impl Job {
         codec: &str,
         options: &[&str],
     ) -> Result<Taken, String> {
+        Job::checkpoint_of(&self.name, codec, options)
+    }
+
+    /// The same, of the job `name`.
+    fn checkpoint_of(name: &str, codec: &str, options: &[&str]) -> Result<Taken, String> {
         let mut command = kedge()?;
-        command.args(["checkpoint", &self.name, "--json", "--codec", codec]).args(options);
+        command.args(["checkpoint", name, "--json", "--codec", codec]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
