@@ -96,6 +96,11 @@ int main(int argc, char **argv)
         say("allocate and free in a stream", "", 1e6 * median(20, 64, [&] {
             void *memory;
             CUDA(cudaMallocAsync(&memory, 1 << 20, other)); CUDA(cudaFreeAsync(memory, other)); }, settle));
+        say("allocate and free 1 MiB", "", 1e6 * median(20, 16, [] {
+            void *memory;
+            CUDA(cudaMalloc(&memory, 1 << 20)); CUDA(cudaFree(memory)); }));
+        size_t filled = most < 256 << 20 ? most : 256 << 20;
+        say("the processor fills pinned memory", "", filled / 1e9 / median(3, 1, [&] { memset(pinned, 2, filled); }));
         for (const Size &size : sizes) {
             size_t n = size.bytes;
             if (n > most) continue;

@@ -1,5 +1,7 @@
 // `fill MIB`: fills that much device memory with a pattern, says `filled`, and waits to be ended.
-// `look MIB`: counts the pattern's words in fresh device memory; memory of others must have been scrubbed.
+// `look MIB`: counts the pattern's words in fresh device memory; memory of others must have been scrubbed. It tells also how
+// long it took to get that memory.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,13 +27,16 @@ int main(int argc, char **argv)
     size_t n = (argc > 2 ? atoll(argv[2]) : 64) << 18;
     unsigned *p;
     unsigned long long *found, told = 0;
-    if (cudaMalloc(&p, n * 4) != cudaSuccess || cudaMalloc(&found, 8) != cudaSuccess) return 2;
+    if (cudaMalloc(&found, 8) != cudaSuccess) return 2;
+    auto begin = std::chrono::steady_clock::now();
+    if (cudaMalloc(&p, n * 4) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return 2;
+    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (fill) write<<<256, 256>>>(p, n);
     cudaMemset(found, 0, 8);
     count<<<256, 256>>>(p, n, found);
     if (cudaMemcpy(&told, found, 8, cudaMemcpyDeviceToHost) != cudaSuccess) return 3;
     if (!fill) {
-        printf("found %llu words\n", told);
+        printf("found %llu words, allocated within %.1f ms\n", told, took * 1e3);
         return told != 0;
     }
     printf("filled %llu words\n", told);

@@ -37,7 +37,7 @@ struct Args {
     #[arg(long, short, default_value_t = 2)]
     jobs: usize,
     /// Write results as a JSON list of objects to this file: name, passed, failure, output (of one that failed, its
-    /// last 4 KiB), seconds
+    /// last 4 KiB), stdout (whole, 64 KiB at most), seconds
     #[arg(long)]
     json: Option<PathBuf>,
     /// Print what every program printed
@@ -47,6 +47,8 @@ struct Args {
 
 /// Of what a failed program has printed, the bytes that are kept.
 const MAX_OUTPUT: usize = 4 << 10;
+/// Of what any program has printed, for runs to be compared.
+const MAX_STDOUT: usize = 64 << 10;
 
 fn main() -> ExitCode {
     match conformance(&Args::parse()) {
@@ -133,6 +135,7 @@ fn json(results: &[(String, Outcome)]) -> String {
                 "passed": outcome.failure.is_none(),
                 "failure": outcome.failure,
                 "output": outcome.failure.as_ref().map(|_| outcome.said(MAX_OUTPUT)),
+                "stdout": outcome.stdout.get(..MAX_STDOUT).unwrap_or(&outcome.stdout),
                 "seconds": outcome.seconds,
             })
         })
