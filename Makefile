@@ -34,11 +34,12 @@ soak-checkpoints: build ## one GPU job on a software device checkpointed 1,000 t
 soak-interrupts: build ## every CUDA program checkpointed, killed and restarted 10 times (ROUNDS=10), resumable in slices of 10 minutes
 	@scripts/soak-interrupts --rounds $(or $(ROUNDS),10)
 
-check: ## formatting, lints, layering, generated files
+check: ## formatting, lints, layering, generated files, the page of GPUs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo xtask layering
 	cargo xtask codegen --check
+	scripts/gpu-report --check
 
 install: build ## install into PREFIX (default /usr/local)
 	@scripts/install "$(or $(PREFIX),/usr/local)"
