@@ -201,6 +201,10 @@ fn round_trip(limits: CacheLimits, memory: u64) {
     poke(device_base(0), &pattern(9, 2 * SLAB));
     poke(at, &[1; 200]);
     let saved = read_all(&*snapshot);
+    // What was put into host memory in the pause leaves no device any more.
+    let (drained, most) = (snapshot.drained().bytes, limits.gpu.min(bytes));
+    assert!(drained <= most && (drained > 0) == (most > 0), "{drained} of {most}");
+    assert!(most < bytes || drained == bytes, "{drained} of {bytes}");
     let notes = snapshot.notes();
     drop(snapshot);
     assert_eq!(turn.used(), before, "device memory is the program's again");
