@@ -4,7 +4,6 @@ use crate::maps::Mapping;
 use crate::plugins::contents::DataWriter;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
-use crate::plugins::pty::Flight;
 use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
 use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
@@ -173,9 +172,6 @@ pub struct Capture<'a> {
     pub(crate) files: Vec<String>,
     /// What the user should know.
     pub warnings: Vec<String>,
-    /// What was taken out of connections, and through what it is to be given back.
-    pub(crate) taken: Vec<(OwnedFd, Vec<u8>)>,
-    pub(crate) flights: Vec<Flight>,
     /// For what is read of sockets.
     pub(crate) buffer: Vec<u8>,
 }

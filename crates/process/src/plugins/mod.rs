@@ -11,6 +11,7 @@
 //!    the table of who holds which under what number, and the calls that only the process itself
 //!    can make ([`InjectedCall`]).
 
+mod apart;
 mod changes;
 mod contents;
 mod devices;

@@ -104,10 +104,9 @@ impl<'a> Survey<'a> {
         let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());
-        let (taken, flights, buffer) = (Vec::new(), Vec::new(), Vec::new());
+        let buffer = Vec::new();
         let (job, mappings) = (&now.job, mappings(&now.job)?);
-        let mut capture =
-            Capture { job, folder, base, mappings, data, files, warnings, taken, flights, buffer };
+        let mut capture = Capture { job, folder, base, mappings, data, files, warnings, buffer };
         let states = now.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());

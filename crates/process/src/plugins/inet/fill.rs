@@ -1,8 +1,11 @@
-//! Data that waits in TCP connections: read, and put back.
+//! Data that waits in TCP connections: looked at, and put into new ones.
 
+use super::room::{Room, let_through};
 use super::save::Known;
+use crate::plugins::apart::survive;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::Capture;
+use crate::plugins::sockets::options::SO_BUF_LOCK;
 use crate::plugins::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -24,6 +27,10 @@ pub(super) fn waiting(fd: &OwnedFd) -> io::Result<Vec<u8>> {
     if count > MAX_WAITING {
         return Err(io::Error::other("more waits than any connection holds"));
     }
+    // The kernel does not count what is behind it.
+    if urgent(fd)? {
+        return Err(io::Error::other("urgent data waits (MSG_OOB), which cannot be saved yet"));
+    }
     let mut data = vec![0; count];
     if count == 0 {
         return Ok(data);
@@ -31,40 +38,54 @@ pub(super) fn waiting(fd: &OwnedFd) -> io::Result<Vec<u8>> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let (got, _) = retry_on_intr(|| recv(fd, &mut data[..], flags))?;
     if got < count {
-        return Err(io::Error::other("what waits cannot be read as a whole (urgent data?)"));
+        return Err(io::Error::other("what waits cannot be read as a whole"));
     }
     Ok(data)
 }
 
-/// Everything between two ends of the job: what waits at the receiver and, if that has no room, what
-/// the sender still holds. The latter needs taking out, and [`give_back`].
+fn urgent(fd: &OwnedFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(fd, PollFlags::PRI)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    retry_on_intr(|| poll(&mut fds, Some(&now)))?;
+    Ok(fds[0].revents().contains(PollFlags::PRI))
+}
+
+/// Everything between two ends of the job: what waits at the receiver, once what the sender still
+/// holds has arrived there. All of it stays there.
 pub(super) fn in_flight(
-    capture: &mut Capture,
+    capture: &Capture,
     sender: &Known,
     receiver: &Known,
 ) -> Result<Vec<u8>, PluginError> {
     let name = capture.job.describe(capture.file(receiver.index));
     let what = || format!("read what waits in {name}");
     let begin = Instant::now();
-    while held(sender).to(what)? > 0 {
-        if begin.elapsed() < ARRIVAL {
-            std::thread::sleep(Duration::from_micros(100));
-            continue;
+    while held(sender).to(what)? > 0 && begin.elapsed() < ARRIVAL {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let left = match held(sender).to(what)? {
+        0 => 0,
+        held => {
+            let unread = ioctl_fionread(&receiver.fd).to(what)?;
+            pull(sender, receiver, held + unread as usize).to(what)?
         }
-        if sender.info.is_some_and(|info| info.state.finished()) {
-            // Nothing could be given back through it.
-            return Err(PluginError::Refused(format!(
-                "{name} has not taken in what a sender that has finished sent: try again later"
-            )));
-        }
-        let again = sender.fd.try_clone().to(what)?;
-        let at = capture.taken.len();
-        capture.taken.push((again, Vec::new()));
-        // What was taken is given back whatever happens next.
-        drain(sender, receiver, &mut capture.taken[at].1).to(what)?;
-        return Ok(capture.taken[at].1.clone());
+    };
+    if left > 0 {
+        return Err(PluginError::Refused(format!(
+            "{name} has no room for {left} bytes that are on their way to it: try again when it has \
+             been read from, or raise net.core.rmem_max"
+        )));
     }
     waiting(&receiver.fd).to(what)
+}
+
+/// Lets what the sender holds arrive; tells how much has not. What this changes for that is put
+/// back even if this process is killed.
+fn pull(sender: &Known, receiver: &Known, bytes: usize) -> io::Result<usize> {
+    if bytes > MAX_WAITING {
+        return Err(io::Error::other("more waits than any connection holds"));
+    }
+    survive(|| let_through(&receiver.fd, bytes, || held(sender)))?
 }
 
 /// Bytes that the sender holds; a FIN that is under way counts as one in the kernel.
@@ -72,41 +93,6 @@ fn held(sender: &Known) -> io::Result<usize> {
     let count = sys::unsent(&sender.fd)?;
     let finished = sender.info.is_some_and(|info| info.state.finished());
     Ok(if finished { count.saturating_sub(1) } else { count })
-}
-
-fn drain(sender: &Known, receiver: &Known, taken: &mut Vec<u8>) -> io::Result<()> {
-    let mut buffer = vec![0; 1 << 20];
-    let mut last = Instant::now();
-    loop {
-        match retry_on_intr(|| recv(&receiver.fd, &mut buffer[..], RecvFlags::DONTWAIT)) {
-            Ok((0, _)) => return Ok(()),
-            Ok((count, _)) => {
-                taken.extend(&buffer[..count]);
-                last = Instant::now();
-            }
-            Err(Errno::AGAIN) if held(sender)? == 0 && ioctl_fionread(&receiver.fd)? == 0 => {
-                return Ok(());
-            }
-            Err(Errno::AGAIN) if last.elapsed() > ROOM => {
-                return Err(io::Error::from(io::ErrorKind::TimedOut));
-            }
-            Err(Errno::AGAIN) => std::thread::sleep(Duration::from_micros(100)),
-            Err(e) => return Err(e.into()),
-        }
-        if taken.len() > MAX_WAITING {
-            return Err(io::Error::other("more waits than any connection holds"));
-        }
-    }
-}
-
-/// Sends what was taken out of live connections once more.
-pub(super) fn give_back(capture: &mut Capture) -> Result<(), PluginError> {
-    let mut first = Ok(());
-    for (sender, data) in capture.taken.drain(..) {
-        first =
-            first.and(put(&sender, &data).to(|| "give back what was taken out of a connection"));
-    }
-    first
 }
 
 /// Sends all of `data`, which has room.
@@ -145,26 +131,15 @@ pub(super) fn refill(
     if data.len() <= SMALL {
         return put(sender, data).to(what);
     }
-    let locks = (buffer_locks(&sender), buffer_locks(&receiver));
+    let lock = sys::socket_number(&sender, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     // The kernel doubles and bounds it; root may go beyond.
     let size = data.len();
     let _ = sockopt::set_socket_send_buffer_size_force(&sender, size)
         .or_else(|_| sockopt::set_socket_send_buffer_size(&sender, size));
-    let _ = sockopt::set_socket_recv_buffer_size_force(&receiver, size)
-        .or_else(|_| sockopt::set_socket_recv_buffer_size(&receiver, size));
+    let room = Room::for_all(receiver.as_fd(), size);
     let put = put(&sender, data).to(what);
-    set_buffer_locks(&sender, locks.0);
-    set_buffer_locks(&receiver, locks.1);
+    drop(room);
+    // Where the kernel (before 5.14) cannot, the buffer stays as it is.
+    let _ = sys::set_socket_option(&sender, libc::SOL_SOCKET, SO_BUF_LOCK, &lock.to_ne_bytes());
     put
-}
-
-const SO_BUF_LOCK: i32 = 72;
-
-fn buffer_locks(fd: impl AsFd) -> i32 {
-    sys::socket_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0)
-}
-
-fn set_buffer_locks(fd: impl AsFd, locks: i32) {
-    // Where the kernel (before 5.14) cannot, the buffers stay as they are.
-    let _ = sys::set_socket_option(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &locks.to_ne_bytes());
 }

@@ -5,6 +5,7 @@ mod connect;
 mod fill;
 mod make;
 mod moved;
+mod room;
 mod save;
 mod tcp;
 
@@ -96,10 +97,6 @@ impl Plugin for Inet {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         save::save(capture, mine)
-    }
-
-    fn resume(&self, capture: &mut Capture) -> Result<(), PluginError> {
-        fill::give_back(capture)
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {

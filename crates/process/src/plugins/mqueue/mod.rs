@@ -2,17 +2,20 @@
 
 mod sys;
 
+use crate::plugins::apart::survive;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::files::open;
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
 use crate::plugins::{Blob, Claim, Plugin};
+use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, fchmod, statfs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 
 /// linux/magic.h
@@ -100,27 +103,14 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let own = rustix::fs::open(path, flags, Mode::empty()).to(what)?;
     let limits = sys::limits(&own).to(what)?;
-    let mut buffer = vec![0; limits.1.clamp(0, LONGEST) as usize];
-    let mut taken = Vec::new();
-    // Nobody can look at a message but by taking it; whatever happens, all are put back in their order.
-    let all = loop {
-        match sys::take(&own, &mut buffer) {
-            Ok(Some((length, priority))) => taken.push((priority, buffer[..length].to_vec())),
-            Ok(None) => break Ok(()),
-            Err(e) => break Err(e),
-        }
-    };
-    for (priority, bytes) in &taken {
-        sys::put(&own, bytes, *priority).to(|| format!("give {} back", job.describe(file)))?;
-    }
-    all.to(what)?;
+    let messages = look(&own, bytes_in(&own).to(what)?, limits).to(what)?;
     let link = file.link.as_bytes();
     let unlinked = file.stat.links == 0;
     let name = if unlinked { link.strip_suffix(SUFFIX).unwrap_or(link) } else { link };
-    let mut messages = Vec::with_capacity(taken.len());
-    for (priority, bytes) in taken {
-        messages.push((priority, capture.blob(&bytes)?));
-    }
+    let messages = messages
+        .into_iter()
+        .map(|(priority, bytes)| Ok((priority, capture.blob(&bytes)?)))
+        .collect::<Result<_, PluginError>>()?;
     Ok(Queue {
         name: SavedPath(OsStr::from_bytes(name).into()),
         unlinked,
@@ -129,6 +119,66 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Queue, PluginError> {
         messages,
         descriptions: opened.iter().map(|index| *index as u32).collect(),
     })
+}
+
+/// Bytes of all messages in the queue, as it reads.
+fn bytes_in(queue: &OwnedFd) -> io::Result<usize> {
+    let mut text = [0; 256];
+    let length = rustix::io::pread(queue, &mut text, 0)?;
+    let words = std::str::from_utf8(&text[..length]).unwrap_or("").split_whitespace();
+    let size = words.filter_map(|word| word.strip_prefix("QSIZE:")).next();
+    size.and_then(|size| size.parse().ok())
+        .ok_or_else(|| io::Error::other("a queue of unknown form"))
+}
+
+/// The messages by priority, in their order. Nobody can look at one but by taking it, so all are
+/// taken out and put back, in one go that is finished even if this process is killed.
+fn look(
+    queue: &OwnedFd,
+    bytes: usize,
+    (most, longest): (i64, i64),
+) -> io::Result<Vec<(u32, Vec<u8>)>> {
+    let (most, longest) = (most.clamp(0, MOST) as usize, longest.clamp(0, LONGEST) as usize);
+    let mut data = vec![0; bytes.min(most.saturating_mul(longest)) + longest];
+    let mut taken: Vec<(u32, usize)> = Vec::with_capacity(most);
+    survive(|| take_and_put(queue, longest, &mut data, &mut taken))??;
+    let mut rest = &data[..];
+    let message = |(priority, length): (u32, usize)| {
+        let (bytes, behind) = rest.split_at(length);
+        rest = behind;
+        (priority, bytes.to_vec())
+    };
+    Ok(taken.into_iter().map(message).collect())
+}
+
+/// Allocates nothing: `data` and `taken` have room for all.
+fn take_and_put(
+    queue: &OwnedFd,
+    longest: usize,
+    data: &mut [u8],
+    taken: &mut Vec<(u32, usize)>,
+) -> io::Result<()> {
+    let mut at = 0;
+    let all = loop {
+        if taken.len() == taken.capacity() || data.len() - at < longest {
+            break Ok(());
+        }
+        match sys::take(queue, &mut data[at..at + longest]) {
+            Ok(Some((length, priority))) => {
+                taken.push((priority, length));
+                at += length;
+            }
+            Ok(None) => break Ok(()),
+            Err(e) => break Err(e),
+        }
+    };
+    let (mut at, mut put) = (0, Ok(()));
+    for (priority, length) in taken.iter() {
+        // Whatever happens, all are put back in their order.
+        put = put.and(sys::put(queue, &data[at..at + length], *priority));
+        at += length;
+    }
+    put.and(all)
 }
 
 fn make(queue: &Queue, world: &mut World) -> Result<(), PluginError> {

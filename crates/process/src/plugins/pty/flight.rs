@@ -1,6 +1,7 @@
 //! What waits in a pty. The kernel lets nobody look at it: it is taken out and put back.
 
 use super::settings::Settings;
+use crate::plugins::apart::survive;
 use rustix::fd::OwnedFd;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ioctl_fionread, read, retry_on_intr, write};
@@ -14,20 +15,26 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_millis(20);
 /// Most that waits in one direction: 4 KiB to be read and 64 KiB on their way, doubled.
 const MAX: usize = 256 << 10;
+/// As much as is read at once.
+const CHUNK: usize = 4096;
 
+/// Both directions of a pty, and what is in them.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    pub master: OwnedFd,
+    master: OwnedFd,
     /// An opening of its own, so that nobody's flags are touched.
-    pub slave: OwnedFd,
-    pub settings: Settings,
+    slave: OwnedFd,
+    own: Settings,
+    raw: Settings,
+    quiet: Settings,
     pub output: Vec<u8>,
     pub input: Vec<u8>,
 }
 
-/// Takes out what waits; `None` if that is nothing, and then nothing is touched. A line that has
-/// been begun but not ended, alone, is not seen.
-pub(super) fn take(
+/// Looks at what waits: takes it out and puts it back, in one go that is finished even if this
+/// process is killed. `None` if that is nothing, and then nothing is touched. A line that has been
+/// begun but not ended, alone, is not seen.
+pub(super) fn look(
     master: OwnedFd,
     slave: &OwnedFd,
     settings: &Settings,
@@ -40,52 +47,64 @@ pub(super) fn take(
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let nonblocking = OpenptFlags::from_bits_retain(OFlags::NONBLOCK.bits());
     let slave = ioctl_tiocgptpeer(&master, flags | nonblocking)?;
-    settings.raw().set(&master)?;
-    let (output, input) = (all(&master), all(&slave));
-    let flight =
-        Flight { master, slave, settings: settings.clone(), output: Vec::new(), input: Vec::new() };
-    match (output, input) {
-        (Ok(output), Ok(input)) => Ok(Some(Flight { output, input, ..flight })),
-        (Ok(output), Err(e)) => Flight { output, ..flight }.put().and(Err(e)),
-        (Err(e), Ok(input)) => Flight { input, ..flight }.put().and(Err(e)),
-        (Err(e), Err(_)) => flight.settings.set(&flight.master).and(Err(e)),
-    }
+    let room = || Vec::with_capacity(MAX + CHUNK);
+    let mut flight = Flight::new(master, slave, settings, room(), room());
+    survive(|| flight.take_and_put())??;
+    Ok(Some(flight))
 }
 
-/// Reads as long as something is said to be there, so that it never waits.
-fn all(fd: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut data = Vec::new();
-    let mut buffer = [0; 4096];
+/// Reads as long as something is said to be there, so that it never waits. `data` has room for it.
+fn all(fd: &OwnedFd, data: &mut Vec<u8>) -> io::Result<()> {
+    let mut buffer = [0; CHUNK];
     while ioctl_fionread(fd)? > 0 && data.len() < MAX {
         match retry_on_intr(|| read(fd, &mut buffer)) {
             Ok(0) | Err(Errno::AGAIN) => break,
-            Ok(count) => data.extend(&buffer[..count]),
+            Ok(count) => data.extend_from_slice(&buffer[..count]),
             Err(e) => return Err(e.into()),
         }
         // What was behind it comes now.
         std::thread::yield_now();
     }
-    Ok(data)
+    Ok(())
 }
 
 impl Flight {
-    /// Puts it back, and the settings.
-    pub(crate) fn put(self) -> io::Result<()> {
+    pub(super) fn new(
+        master: OwnedFd,
+        slave: OwnedFd,
+        settings: &Settings,
+        output: Vec<u8>,
+        input: Vec<u8>,
+    ) -> Flight {
+        let (own, raw, quiet) = (settings.clone(), settings.raw(), settings.quiet());
+        Flight { master, slave, own, raw, quiet, output, input }
+    }
+
+    /// Fills `output` and `input`. Allocates nothing.
+    fn take_and_put(&mut self) -> io::Result<()> {
+        self.raw.set(&self.master)?;
+        let taken = all(&self.master, &mut self.output);
+        let taken = taken.and(all(&self.slave, &mut self.input));
+        self.put().and(taken)
+    }
+
+    /// Puts it in, and the settings. Allocates nothing.
+    pub(super) fn put(&self) -> io::Result<()> {
         let put = self.put_both();
-        self.settings.set(&self.master).and(put)
+        self.own.set(&self.master).and(put)
     }
 
     fn put_both(&self) -> io::Result<()> {
         if !self.output.is_empty() {
-            self.settings.raw().set(&self.master)?;
+            self.raw.set(&self.master)?;
             let before = ioctl_fionread(&self.master)?;
             put(&self.slave, &self.output)?;
             arrived(&self.master, before + (self.output.len() as u64).min(4095))?;
         }
         if !self.input.is_empty() {
-            self.settings.quiet().set(&self.master)?;
+            self.quiet.set(&self.master)?;
             let lines = self.input.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-            let canonical = self.settings.canonical();
+            let canonical = self.own.canonical();
             put(&self.master, &self.input)?;
             arrived(
                 &self.slave,

@@ -7,6 +7,7 @@ use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::world::{Argument, InjectedCall, World};
 use crate::plugins::{Blob, Claim, Plugin, procfs, sys};
+use flight::Flight;
 use rustix::fd::OwnedFd;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcgetsid, tcgetwinsize, tcsetwinsize};
@@ -105,14 +106,6 @@ impl Plugin for Ptys {
         state(all.iter().map(|(master, number, slaves)| save(capture, *number, *master, slaves)))
     }
 
-    fn resume(&self, capture: &mut Capture) -> Result<(), PluginError> {
-        let mut first = Ok(());
-        for flight in std::mem::take(&mut capture.flights) {
-            first = first.and(flight.put().to(|| "give back what was taken out of a terminal"));
-        }
-        first
-    }
-
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
         // Lower numbers first: they are given away in order.
         let mut all = world.parse::<Vec<Pty>>(state)?;
@@ -120,8 +113,6 @@ impl Plugin for Ptys {
         all.iter().try_for_each(|pty| make(pty, world))
     }
 }
-
-pub(crate) use flight::Flight;
 
 fn save(
     capture: &mut Capture,
@@ -144,18 +135,15 @@ fn save(
     let mut flight = None;
     if let Some(slave) = slaves.first() {
         let slave = capture.duplicate(*slave)?;
-        flight = flight::take(fd, &slave, &settings, packets).to(what)?;
+        flight = flight::look(fd, &slave, &settings, packets).to(what)?;
     }
-    let (output, input) = match &flight {
-        Some(flight) => (flight.output.clone(), flight.input.clone()),
-        None => (Vec::new(), Vec::new()),
-    };
     if packets && flight.is_none() {
         capture.warnings.push(format!(
             "what waits in /dev/pts/{number}, a terminal in packet mode, is not in the image"
         ));
     }
-    capture.flights.extend(flight);
+    let (output, input) =
+        flight.map_or((Vec::new(), Vec::new()), |flight| (flight.output, flight.input));
     let (output, input) = (capture.blob(&output)?, capture.blob(&input)?);
     Ok(Pty {
         number,
@@ -197,8 +185,7 @@ fn make(pty: &Pty, world: &mut World) -> Result<(), PluginError> {
     // Nothing waits for ever here; the flag is set right with all others.
     rustix::io::ioctl_fionbio(&fd, true).to(what)?;
     let master = crate::plugins::recreate::again(&fd)?;
-    let settings = pty.settings.clone();
-    Flight { master, slave, settings, output, input }.put().to(what)?;
+    Flight::new(master, slave, &pty.settings, output, input).put().to(what)?;
     if pty.packets {
         sys::set_number(&fd, libc::TIOCPKT, 1).to(what)?;
     }

@@ -1,7 +1,9 @@
 //! What waits in a socket to be received: read without taking it out.
 
+use crate::plugins::apart::survive;
 use crate::plugins::sys;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, ioctl_fionread, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrAny, recvmsg,
@@ -14,6 +16,8 @@ use std::mem::MaybeUninit;
 const MAX_QUEUE: usize = 64 << 20;
 /// Longest datagram: the largest of the defaults above.
 const PIECE: usize = 8 << 20;
+/// Most messages that are peeked together.
+const TOGETHER: usize = 1024;
 /// Most descriptors with one message (`SCM_MAX_FD`).
 const MAX_PASSED: usize = 253;
 /// `SO_PEEK_OFF`: where the next MSG_PEEK begins; negative: at the beginning, always.
@@ -30,14 +34,109 @@ pub(crate) struct Piece {
 pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>> {
     let stream = sys::socket_number(&fd, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
     // A datagram may be empty, and wait all the same.
-    if stream && ioctl_fionread(&fd)? == 0 {
+    let waiting = ioctl_fionread(&fd)?;
+    if stream && waiting == 0 {
+        return Ok(Vec::new());
+    }
+    if !readable(&fd)? {
         return Ok(Vec::new());
     }
     buffer.resize(PIECE, 0);
     let before = sys::socket_number(&fd, libc::SOL_SOCKET, SO_PEEK_OFF)?;
-    let all = peek_all(&fd, stream, buffer);
-    begin_at(&fd, before)?;
-    all
+    // Most streams can be seen as a whole.
+    if stream && before < 0 {
+        let (mut control, mut passed) = (control(), Vec::new());
+        let seen = peek_one(&fd, buffer, &mut control, &mut passed)?;
+        if seen.is_some_and(|seen| seen.length as u64 == waiting) {
+            return Ok(pieces(stream, &buffer[..waiting as usize], None, passed).collect());
+        }
+    }
+    peek_all(fd.as_fd(), stream, before, buffer)
+}
+
+fn readable(fd: impl AsFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    retry_on_intr(|| poll(&mut fds, Some(&now)))?;
+    Ok(fds[0].revents().contains(PollFlags::IN))
+}
+
+/// Peeks one after the other. The program's own peeks begin where they began, whatever happens to
+/// this process.
+fn peek_all(
+    fd: BorrowedFd<'_>,
+    stream: bool,
+    before: i32,
+    buffer: &mut [u8],
+) -> io::Result<Vec<Piece>> {
+    let (mut all, mut total) = (Vec::new(), 0);
+    let mut control = control();
+    loop {
+        let mut some = Vec::with_capacity(TOGETHER);
+        let mut passed = Vec::with_capacity(MAX_PASSED);
+        survive(|| {
+            let peeked = peek_some(fd, total, buffer, &mut control, &mut some, &mut passed);
+            peeked.and(begin_at(fd, before))
+        })??;
+        if some.is_empty() {
+            return Ok(all);
+        }
+        let (mut at, count) = (0, some.len());
+        for (index, Seen { length, from, .. }) in some.into_iter().enumerate() {
+            // What has descriptors ends what was peeked together.
+            let passed = if index + 1 == count { std::mem::take(&mut passed) } else { Vec::new() };
+            all.extend(pieces(stream, &buffer[at..at + length], from, passed));
+            at += length;
+        }
+        total += at;
+        if total > MAX_QUEUE {
+            return Err(io::Error::other("more waits than any socket holds"));
+        }
+    }
+}
+
+/// Peeks what follows the first `skip` bytes, as many as fit into `some` and `buffer`, up to one
+/// with descriptors. Allocates nothing.
+fn peek_some(
+    fd: BorrowedFd<'_>,
+    skip: usize,
+    buffer: &mut [u8],
+    control: &mut [MaybeUninit<u8>],
+    some: &mut Vec<Seen>,
+    passed: &mut Vec<OwnedFd>,
+) -> io::Result<()> {
+    let mut at = 0;
+    while some.len() < TOGETHER && passed.is_empty() && at < buffer.len() {
+        begin_at(fd, i32::try_from(skip + at).unwrap_or(i32::MAX))?;
+        let Some(seen) = peek_one(fd, &mut buffer[at..], control, passed)? else { return Ok(()) };
+        match (seen.whole, at) {
+            (true, _) => {}
+            (false, 0) => return Err(Errno::MSGSIZE.into()),
+            // It is the first of the next ones.
+            (false, _) => {
+                passed.clear();
+                return Ok(());
+            }
+        }
+        at += seen.length;
+        some.push(seen);
+    }
+    Ok(())
+}
+
+/// Peeking shows descriptors together with all bytes in front of those that they were sent with.
+/// Whoever reads whole messages has them in time with the last of these bytes.
+fn pieces(
+    stream: bool,
+    data: &[u8],
+    from: Option<SocketAddrAny>,
+    passed: Vec<OwnedFd>,
+) -> impl Iterator<Item = Piece> {
+    let last = if stream && !passed.is_empty() { data.len().saturating_sub(1) } else { 0 };
+    let (before, data) = data.split_at(last);
+    let before = Piece { data: before.to_vec(), from: None, passed: Vec::new() };
+    let last = Piece { data: data.to_vec(), from, passed };
+    Some(before).filter(|piece| !piece.data.is_empty()).into_iter().chain([last])
 }
 
 /// Where the next peek begins.
@@ -45,32 +144,27 @@ fn begin_at(fd: impl AsFd, offset: i32) -> io::Result<()> {
     sys::set_socket_option(fd, libc::SOL_SOCKET, SO_PEEK_OFF, &offset.to_ne_bytes())
 }
 
-fn peek_all(fd: impl AsFd, stream: bool, buffer: &mut [u8]) -> io::Result<Vec<Piece>> {
-    let (mut all, mut total) = (Vec::new(), 0);
-    begin_at(&fd, 0)?;
-    while let Some(mut piece) = peek_one(&fd, buffer)? {
-        let length = piece.data.len();
-        // Peeking shows descriptors together with all bytes in front of those that they were sent
-        // with. Whoever reads whole messages has them in time with the last of these bytes.
-        if stream && !piece.passed.is_empty() && length > 1 {
-            let last = piece.data.split_off(length - 1);
-            let data = std::mem::replace(&mut piece.data, last);
-            all.push(Piece { data, from: None, passed: Vec::new() });
-        }
-        total += length;
-        begin_at(&fd, i32::try_from(total).unwrap_or(i32::MAX))?;
-        if total > MAX_QUEUE {
-            return Err(io::Error::other("more waits than any socket holds"));
-        }
-        all.push(piece);
-    }
-    Ok(all)
+/// Room for what comes beside the bytes.
+fn control() -> Vec<MaybeUninit<u8>> {
+    vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED), ScmCredentials(1))]
 }
 
-fn peek_one(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<Piece>> {
-    let space = rustix::cmsg_space!(ScmRights(MAX_PASSED), ScmCredentials(1));
-    let mut space = vec![MaybeUninit::uninit(); space];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+/// A message, whose bytes are in the buffer, or a piece of a stream.
+struct Seen {
+    length: usize,
+    from: Option<SocketAddrAny>,
+    /// It fitted into the buffer, with all that came beside it.
+    whole: bool,
+}
+
+/// Peeks the next one; adds the descriptors that came with it to `passed`.
+fn peek_one(
+    fd: impl AsFd,
+    buffer: &mut [u8],
+    control: &mut [MaybeUninit<u8>],
+    passed: &mut Vec<OwnedFd>,
+) -> io::Result<Option<Seen>> {
+    let mut control = RecvAncillaryBuffer::new(control);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = retry_on_intr(|| {
         let mut into = [IoSliceMut::new(buffer)];
@@ -83,10 +177,6 @@ fn peek_one(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<Piece>> {
         Err(Errno::CONNRESET | Errno::NOTCONN | Errno::INVAL) => return Ok(None),
         Err(e) => return Err(e.into()),
     };
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("a message is longer than any should be"));
-    }
-    let mut passed = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
             passed.extend(descriptors);
@@ -96,6 +186,6 @@ fn peek_one(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<Piece>> {
     if received.bytes == 0 && passed.is_empty() && received.address.is_none() {
         return Ok(None);
     }
-    let data = buffer[..received.bytes].to_vec();
-    Ok(Some(Piece { data, from: received.address, passed }))
+    let whole = !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Some(Seen { length: received.bytes, from: received.address, whole }))
 }
