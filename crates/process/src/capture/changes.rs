@@ -58,7 +58,7 @@ impl Changes {
                 }
                 None => {
                     changes.unsure.push(whole);
-                    memory::runs(pid, mapping)?
+                    memory::runs(pid, pages.scanner(), mapping)?
                 }
             };
             memory::split(mapping, &runs, &mut changes.chunks);

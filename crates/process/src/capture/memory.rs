@@ -4,6 +4,7 @@ use super::names::Search;
 use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
+use crate::pagemap::{self, Run, Scanner, Wanted};
 use kedge_image::{Choice, ImageWriter, PAGE, Packer, PageBuffer};
 use libc::pid_t;
 use std::cell::RefCell;
@@ -65,21 +66,25 @@ pub(super) fn chunks(
     mappings: &[Mapping],
     written: &[u64],
 ) -> Result<Vec<Chunk>, EngineError> {
-    let mut chunks = Vec::new();
+    let pid = clone.pid();
+    let (mut pages, mut chunks) = (Scanner::of(pid).map_err(failed(pid))?, Vec::new());
     for mapping in mappings.iter().filter(|m| own(m) && !written.contains(&m.start)) {
-        split(mapping, &runs(clone.pid(), mapping)?, &mut chunks);
+        split(mapping, &runs(pid, &mut pages, mapping)?, &mut chunks);
     }
     Ok(chunks)
 }
 
 /// The pages of one of a process's own mappings that are to be saved.
-pub(super) fn runs(pid: pid_t, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
+pub(super) fn runs(
+    pid: pid_t,
+    pages: &mut Scanner,
+    mapping: &Mapping,
+) -> Result<Vec<Run>, EngineError> {
     // What no name leads to is saved whole: nobody could map it again.
     if mapping.deleted() {
         return Ok(vec![(mapping.start, mapping.end)]);
     }
-    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed(pid))?;
-    touched(pid, &pagemap, mapping)
+    touched(pid, pages, mapping)
 }
 
 /// Whether the mapping's pages are the process's own, once written.
@@ -103,11 +108,12 @@ pub(super) fn split_runs(hidden: bool, runs: &[(u64, u64)], chunks: &mut Vec<Chu
 }
 
 /// The runs of pages of `mapping` that differ from what is mapped there.
-fn touched(pid: pid_t, pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u64)>, EngineError> {
-    let told = crate::pagemap::touched(pagemap, mapping.start, mapping.end).map_err(failed(pid))?;
-    if let Some(runs) = told {
-        return Ok(runs);
+fn touched(pid: pid_t, pages: &mut Scanner, mapping: &Mapping) -> Result<Vec<Run>, EngineError> {
+    match pages.runs((mapping.start, mapping.end), &Wanted::OWN) {
+        Err(error) if pagemap::cannot_tell(&error) => {}
+        told => return told.map_err(failed(pid)),
     }
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(failed(pid))?;
     let mut runs: Vec<(u64, u64)> = Vec::new();
     let mut entries = vec![0u8; (mapping.len() / PAGE).min(WINDOW) as usize * 8];
     let mut at = mapping.start;

@@ -10,12 +10,13 @@ mod uffd;
 
 use crate::capture::{Ahead, Early, Gaps, Settled};
 use crate::maps::{self, Mapping};
+pub(crate) use crate::pagemap::Run;
 use crate::proc;
 use crate::stop::{self, Roots};
 use crate::{EngineError, capture};
 use kedge_image::{Manifest, Parent, Pin};
 use libc::pid_t;
-pub(crate) use scan::{Pages, Run, common, without};
+pub(crate) use scan::{Pages, common, without};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

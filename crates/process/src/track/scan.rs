@@ -1,51 +1,8 @@
-//! PAGEMAP_SCAN (Linux 6.7): which pages of a mapping were written since they were write-protected, and
-//! protecting them in the same step.
+//! Which pages of a mapping were written since they were write-protected, and protecting them in the same step.
 
+use crate::pagemap::{Run, Scanner, Wanted};
 use libc::pid_t;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-const WP_MATCHING: u64 = 1;
-const CHECK_WPASYNC: u64 = 2;
-const WRITTEN: u64 = 1 << 1;
-const PRESENT: u64 = 1 << 3;
-const SWAPPED: u64 = 1 << 4;
-
-/// Runs of pages that the kernel tells at a time.
-const TOGETHER: usize = 16 << 10;
-
-/// struct pm_scan_arg.
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Request {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    regions: u64,
-    regions_len: u64,
-    max_pages: u64,
-    inverted: u64,
-    all_of: u64,
-    any_of: u64,
-    told: u64,
-}
-
-/// struct page_region.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// From address to address.
-pub(crate) type Run = (u64, u64);
 
 /// The pages of a mapping that are there.
 #[derive(Debug)]
@@ -62,15 +19,16 @@ pub(crate) struct Since {
 
 /// The page tables of a process.
 #[derive(Debug)]
-pub(crate) struct Pages {
-    file: File,
-    regions: Vec<Region>,
-}
+pub(crate) struct Pages(Scanner);
 
 impl Pages {
     pub(crate) fn of(pid: pid_t) -> io::Result<Pages> {
-        let file = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Pages { file, regions: vec![Region::default(); TOGETHER] })
+        Scanner::of(pid).map(Pages)
+    }
+
+    /// For other questions about the same process.
+    pub(crate) fn scanner(&mut self) -> &mut Scanner {
+        &mut self.0
     }
 
     /// What there is in the mapping `range`; `None` if it is not watched. From here on it is protected
@@ -99,48 +57,12 @@ impl Pages {
     /// The pages in `range` that were written since they were protected, and places where there is none
     /// and was not then; EPERM if it does not lie in watched mappings.
     pub(crate) fn written(&mut self, range: Run, protect: bool) -> io::Result<Vec<Run>> {
-        // Exactly this question is the one that the kernel answers quickly.
-        let flags = CHECK_WPASYNC | if protect { WP_MATCHING } else { 0 };
-        self.ask(range, Request { flags, all_of: WRITTEN, told: WRITTEN, ..Request::default() })
+        self.0.runs(range, &Wanted::written(protect))
     }
 
     /// The pages in `range` that there are not.
     pub(crate) fn absent(&mut self, range: Run) -> io::Result<Vec<Run>> {
-        let none = PRESENT | SWAPPED;
-        self.ask(range, Request { inverted: none, all_of: none, told: none, ..Request::default() })
-    }
-
-    fn ask(&mut self, (start, end): Run, request: Request) -> io::Result<Vec<Run>> {
-        let mut runs: Vec<Run> = Vec::new();
-        let mut at = start;
-        while at < end {
-            let mut request = Request {
-                size: size_of::<Request>() as u64,
-                start: at,
-                end,
-                regions: self.regions.as_mut_ptr() as u64,
-                regions_len: self.regions.len() as u64,
-                ..request
-            };
-            // SAFETY: the kernel reads and writes the structure, whose size it is told, and stores at
-            // most `regions_len` regions.
-            let count =
-                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
-            if count < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            for region in self.regions.iter().take(count as usize) {
-                match runs.last_mut() {
-                    Some((_, last)) if *last == region.start => *last = region.end,
-                    _ => runs.push((region.start, region.end)),
-                }
-            }
-            if request.walk_end <= at {
-                return Err(io::Error::other("the kernel does not get on with it"));
-            }
-            at = request.walk_end;
-        }
-        Ok(runs)
+        self.0.runs(range, &Wanted::ABSENT)
     }
 }
 
@@ -193,12 +115,6 @@ pub(crate) fn common(runs: &[Run], others: &[Run]) -> Vec<Run> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_request_is_laid_out_as_the_kernel_reads_it() {
-        assert_eq!(size_of::<Request>() as u64, PAGEMAP_SCAN >> 16 & 0x3fff);
-        assert_eq!(size_of::<Region>(), 24);
-    }
 
     #[test]
     fn only_page_tables_that_are_there_are_protected() {
