@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::output;
 use crate::progress;
+use crate::size::Size;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
 use kedge_supervisor::control::{self, Content, Order, Progress, Until};
@@ -13,10 +14,12 @@ use std::path::PathBuf;
 const AFTER_HELP: &str = "\
 Prints the image's path. The job stands still for some milliseconds and goes on while the image is
 written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was. Ctrl-C
-ends the waiting, not the checkpoint.
+ends the waiting, not the checkpoint. With --verify, and with --stop, the image is read back from its
+device; one that is damaged is removed, the command fails, and the job goes on.
 
 With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
-the job stood still), bytes and seconds (null where it was not waited for), warnings
+the job stood still), bytes and seconds (null where it was not waited for), verified (\"device\",
+\"dropped cache\" or \"memory\", where it was read back from; null if it was not), warnings
 
 Examples:
   kedge checkpoint nightly
@@ -33,10 +36,16 @@ pub(crate) struct CheckpointArgs {
     /// Return when the job runs again, or when the image is on the disk
     #[arg(long, value_enum, default_value_t = Wait::Durable)]
     wait: Wait,
-    /// End the job when the image is durable; it stands still until then, so that nothing that it does
-    /// is done twice
+    /// End the job when the image is durable and has been verified; it stands still until then, so that
+    /// nothing that it does is done twice
     #[arg(long, conflicts_with = "wait")]
     stop: bool,
+    /// Read the image back from its device, past the page cache, and check all of it [default with --stop]
+    #[arg(long)]
+    verify: bool,
+    /// Do not: with --stop the job ends as soon as the image is durable
+    #[arg(long, conflicts_with = "verify")]
+    no_verify: bool,
     /// Keep what the devices held in memory too, for TIME or until another image is made: a job that is
     /// run with --recover goes back much sooner [default for TIME: 10m] [default: as the job was started]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
@@ -91,6 +100,7 @@ struct Report {
     stall_seconds: f64,
     bytes: Option<u64>,
     seconds: Option<f64>,
+    verified: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -106,7 +116,8 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     let hold_ms = args.hold.map(|time| time.0.as_millis() as u64);
     // Who waits until it is durable does not mind when it is captured.
     let ahead = matches!(args.wait, Wait::Durable);
-    let order = Order { dir, codec, keep_files, content, stop, ahead, hold_ms };
+    let verify = (args.verify || stop) && !args.no_verify;
+    let order = Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,
@@ -124,16 +135,27 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
             let name = image.file_name().unwrap_or_default().to_string_lossy();
             let name = output::harmless(&name);
             shown.show(&format!("captured, stood still for {ms:.0} ms; writing {name}…"));
-            let (bytes, seconds) = (None, None);
             let state = "captured";
-            report = Report { image, state, processes, stall_seconds, bytes, seconds, warnings };
+            let known = Report { image, state, processes, stall_seconds, ..Report::default() };
+            report = Report { warnings, ..known };
         }
-        Progress::Durable { bytes, seconds, .. } => {
+        Progress::Verifying { done, bytes, .. } => {
+            let percent = done.min(bytes).saturating_mul(100) / bytes.max(1);
+            shown.show(&format!("on the disk; reading it back: {percent} % of {}…", Size(bytes)));
+        }
+        Progress::Durable { bytes, seconds, verified, .. } => {
             report.state = "durable";
             (report.bytes, report.seconds) = (Some(bytes), Some(seconds));
+            report.verified = verified;
         }
     })?;
     drop(shown);
+    // A supervisor that was started by an older kedge does not know how.
+    if verify && report.state == "durable" && report.verified.is_none() {
+        anstream::eprintln!(
+            "kedge: warning: the image was not read back: the job was started by an older kedge; see `kedge verify`"
+        );
+    }
     match args.json {
         true => Ok(output::json(&report)?),
         false => Ok(output::print(&format!("{}\n", report.image.display()))?),

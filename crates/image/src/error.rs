@@ -14,6 +14,11 @@ pub enum ImageError {
         "{path}: written by a newer kedge (format {found}, this one reads {known}): update kedge"
     )]
     Newer { path: PathBuf, found: u32, known: u32 },
+    #[error(
+        "{path}: memory at {address:#x}: {what}: no restart could read the image, so there is none; the job goes on. It is a fault of \
+         kedge: please report it"
+    )]
+    Unwritable { path: PathBuf, address: u64, what: &'static str },
     #[error("{path}: no image here: a checkpoint that was not finished, or another folder")]
     NoImage { path: PathBuf },
     #[error("{path}: builds on the image {parent}, which is not beside it: put it there")]

@@ -113,7 +113,7 @@ impl Extent {
         Ok(extent)
     }
 
-    fn check(&self, limit: u64) -> Result<(), &'static str> {
+    pub(crate) fn check(&self, limit: u64) -> Result<(), &'static str> {
         let stored = u64::from(self.stored);
         if self.offset.checked_add(stored).is_none_or(|end| end > limit) {
             return Err("an extent reaches past its file");

@@ -14,6 +14,7 @@
 //! [`ImageError`] that names the file and the offset.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod chain;
 mod codec;
 mod direct;
@@ -26,6 +27,7 @@ mod retention;
 mod verify;
 mod write;
 
+pub use bytes::ReadFrom;
 pub use chain::{Layers, Source, ahead_of, chain};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
@@ -36,7 +38,7 @@ pub use manifest::{
 };
 pub use read::ImageFile;
 pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};
-pub use verify::{Verified, verify};
+pub use verify::{Verified, verify, verify_written};
 pub use write::{ImageWriter, Packer};
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not

@@ -1,5 +1,6 @@
 //! The manifest, and the folder that it makes an image.
 
+use crate::bytes::Bytes;
 use crate::error::ImageError;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -163,18 +164,32 @@ impl Manifest {
 
     /// The manifest of the image in `folder`, checked.
     pub fn read(folder: &Path) -> Result<Manifest, ImageError> {
+        Manifest::read_by(folder, Bytes::cached)
+    }
+
+    /// The same, of what is on the device.
+    pub(crate) fn on_device(folder: &Path) -> Result<Manifest, ImageError> {
+        Manifest::read_by(folder, Bytes::on_device)
+    }
+
+    fn read_by(
+        folder: &Path,
+        open: impl FnOnce(&Path) -> io::Result<Bytes>,
+    ) -> Result<Manifest, ImageError> {
         let path = folder.join(NAME);
-        let length = match fs::metadata(&path) {
+        let file = match open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(ImageError::NoImage { path: folder.to_owned() });
             }
-            other => other.map_err(ImageError::io(&path))?.len(),
+            other => other.map_err(ImageError::io(&path))?,
         };
-        let damaged = |what| ImageError::Damaged { path: path.clone(), offset: 0, what };
+        let length = file.length().map_err(ImageError::io(&path))?;
         if length > MAX_BYTES {
-            return Err(damaged("longer than any manifest"));
+            let (offset, what) = (0, "longer than any manifest");
+            return Err(ImageError::Damaged { path, offset, what });
         }
-        let text = fs::read(&path).map_err(ImageError::io(&path))?;
+        let mut text = vec![0; length as usize];
+        file.read_exact_at(&mut text, 0).map_err(ImageError::io(&path))?;
         Manifest::parse(&text, &path)
     }
 

@@ -1,11 +1,11 @@
 //! Files of an image that are kept as they are: any name that does not end in `.kimg`. Their
 //! checksum is that of all their bytes.
 
+use crate::bytes::{Bytes, ReadFrom};
 use crate::error::ImageError;
 use crate::manifest::FileEntry;
 use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
 const CHUNK: usize = 1 << 20;
@@ -21,20 +21,32 @@ impl FileEntry {
         let path = folder.join(name);
         let file = File::open(&path).map_err(ImageError::io(&path))?;
         file.sync_all().map_err(ImageError::io(&path))?;
-        let (bytes, checksum) = sum(&file, &path)?;
+        let (bytes, checksum) = sum(&Bytes::cached(&path).map_err(ImageError::io(&path))?, &path)?;
         Ok(FileEntry { name: name.to_owned(), bytes, checksum })
     }
 
     /// Whether the plain file in `folder` is still the one that this describes.
     pub fn verify_plain(&self, folder: &Path) -> Result<(), ImageError> {
         let path = folder.join(&self.name);
-        let file = File::open(&path).map_err(ImageError::io(&path))?;
+        let file = Bytes::cached(&path).map_err(ImageError::io(&path))?;
+        self.verify_bytes(&file, path)
+    }
+
+    /// The same of what is on the device.
+    pub(crate) fn verify_on_device(&self, folder: &Path) -> Result<ReadFrom, ImageError> {
+        let path = folder.join(&self.name);
+        let file = Bytes::on_device(&path).map_err(ImageError::io(&path))?;
+        self.verify_bytes(&file, path)?;
+        Ok(file.read_from())
+    }
+
+    fn verify_bytes(&self, file: &Bytes, path: PathBuf) -> Result<(), ImageError> {
         let damaged = |offset, what| ImageError::Damaged { path: path.clone(), offset, what };
-        let length = file.metadata().map_err(ImageError::io(&path))?.len();
+        let length = file.length().map_err(ImageError::io(&path))?;
         if length != self.bytes {
             return Err(damaged(length, "the file is not as long as the manifest says"));
         }
-        if sum(&file, &path)? != (self.bytes, self.checksum) {
+        if sum(file, &path)? != (self.bytes, self.checksum) {
             return Err(damaged(0, "the checksum of the file is wrong"));
         }
         Ok(())
@@ -42,19 +54,16 @@ impl FileEntry {
 }
 
 /// Length and checksum.
-fn sum(mut file: &File, path: &Path) -> Result<(u64, u64), ImageError> {
+fn sum(file: &Bytes, path: &Path) -> Result<(u64, u64), ImageError> {
+    let total = file.length().map_err(ImageError::io(path))?;
     let mut hasher = Xxh3Default::new();
     let mut buffer = vec![0; CHUNK];
-    let mut total = 0;
-    loop {
-        match file.read(&mut buffer).map_err(ImageError::io(path))? {
-            0 => return Ok((total, hasher.digest())),
-            count => {
-                hasher.update(&buffer[..count]);
-                total += count as u64;
-            }
-        }
+    for at in (0..total).step_by(CHUNK) {
+        let part = &mut buffer[..(total - at).min(CHUNK as u64) as usize];
+        file.read_exact_at(part, at).map_err(ImageError::io(path))?;
+        hasher.update(part);
     }
+    Ok((total, hasher.digest()))
 }
 
 #[cfg(test)]

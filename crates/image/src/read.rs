@@ -1,27 +1,34 @@
 //! Reading a `.kimg` file back.
 
+use crate::bytes::{Bytes, ReadFrom};
 use crate::codec::{self, Codec};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, FOOTER, Footer, HEADER, Kind, RECORD, VERSION};
 use crate::manifest::FileEntry;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// An open file whose table has been checked. Payloads are checked as they are read.
 #[derive(Debug)]
 pub struct ImageFile {
     pub(crate) path: PathBuf,
-    pub(crate) file: File,
+    pub(crate) file: Bytes,
     extents: Vec<Extent>,
 }
 
 impl ImageFile {
     /// Opens `path`, which must be the file that `entry` describes.
     pub fn open(path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
+        ImageFile::of(Bytes::cached(path).map_err(ImageError::io(path))?, path, entry)
+    }
+
+    /// As [`ImageFile::open`]; all of it is read from the device.
+    pub(crate) fn on_device(path: &Path, entry: &FileEntry) -> Result<ImageFile, ImageError> {
+        ImageFile::of(Bytes::on_device(path).map_err(ImageError::io(path))?, path, Some(entry))
+    }
+
+    fn of(file: Bytes, path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
         let damaged = |offset, what| ImageError::Damaged { path: path.to_owned(), offset, what };
-        let file = File::open(path).map_err(ImageError::io(path))?;
-        let length = file.metadata().map_err(ImageError::io(path))?.len();
+        let length = file.length().map_err(ImageError::io(path))?;
         if length < HEADER + FOOTER {
             return Err(damaged(length, "the file was cut short"));
         }
@@ -90,16 +97,31 @@ impl ImageFile {
         }
         scratch.resize(extent.stored as usize, 0);
         self.file.read_exact_at(scratch, extent.offset).map_err(ImageError::io(&self.path))?;
-        self.check(extent, scratch)?;
-        codec::decode(extent.codec, scratch, decoded)
+        self.check_stored(extent, scratch, decoded)
+    }
+
+    /// Checks the stored bytes of `extent`, and decodes them into `decoded`, which is as long as what they are of.
+    pub(crate) fn check_stored(
+        &self,
+        extent: &Extent,
+        stored: &[u8],
+        decoded: &mut [u8],
+    ) -> Result<(), ImageError> {
+        self.check(extent, stored)?;
+        codec::decode(extent.codec, stored, decoded)
             .map_err(|what| self.damaged(extent.offset, what))
+    }
+
+    /// Where its bytes come from.
+    pub(crate) fn read_from(&self) -> ReadFrom {
+        self.file.read_from()
     }
 
     /// Has the kernel read the file ahead of several threads that want all of it: their own order looks
     /// random to its readahead, which halves what the disk gives.
     pub fn read_ahead(&self) {
         // Only slower without.
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
+        let _ = rustix::fs::fadvise(self.file.file(), 0, None, rustix::fs::Advice::WillNeed);
     }
 
     /// Reads every payload and compares its checksum; the bytes read.
@@ -127,7 +149,7 @@ impl ImageFile {
     }
 }
 
-fn read_table(file: &File, path: &Path, footer: &Footer) -> Result<Vec<Extent>, ImageError> {
+fn read_table(file: &Bytes, path: &Path, footer: &Footer) -> Result<Vec<Extent>, ImageError> {
     let damaged = |offset, what| ImageError::Damaged { path: path.to_owned(), offset, what };
     // Bounded by the file's own length.
     let mut table = vec![0; footer.count as usize * RECORD];
@@ -149,7 +171,7 @@ fn read_table(file: &File, path: &Path, footer: &Footer) -> Result<Vec<Extent>, 
     Ok(extents)
 }
 
-fn in_order(before: &Extent, after: &Extent) -> bool {
+pub(crate) fn in_order(before: &Extent, after: &Extent) -> bool {
     let key = |extent: &Extent| (extent.kind, extent.object, extent.address);
     if key(before) >= key(after) {
         return false;

@@ -1,18 +1,24 @@
 //! Reading all of an image, and of those that it builds on, to know that it can be restarted.
 
+use crate::bytes::ReadFrom;
 use crate::chain::{Layers, chain};
 use crate::error::ImageError;
 use crate::layout::{Extent, FOOTER, HEADER, RECORD};
 use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// Errors that are told of one image.
 const MOST_ERRORS: usize = 1000;
+/// Stored bytes that are read together.
+const TOGETHER: u64 = 2 << 20;
+/// So often it is told how far it is.
+const TELLING: Duration = Duration::from_millis(250);
 
 /// What was read and found good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,6 +28,17 @@ pub struct Verified {
     pub files: usize,
     /// Stored bytes that were read.
     pub bytes: u64,
+    /// Where all of them were read from, at least.
+    pub read_from: ReadFrom,
+}
+
+impl Verified {
+    fn add(&mut self, other: Verified) {
+        self.images += other.images;
+        self.files += other.files;
+        self.bytes += other.bytes;
+        self.read_from = self.read_from.max(other.read_from);
+    }
 }
 
 /// Reads and checks every byte of the image in `folder` and of those that it builds on, with that
@@ -31,35 +48,80 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     if !chain[0].1.parts.is_empty() {
         return verify_parts(folder, &chain[0].1, threads);
     }
-    let entries: Vec<(&Path, &FileEntry)> =
-        chain.iter().flat_map(|(folder, m)| m.files.iter().map(move |e| (&**folder, e))).collect();
-    let mut errors = Vec::new();
-    let mut files = Vec::new();
-    for (folder, entry) in entries.iter().filter(|(_, entry)| !entry.is_plain()) {
-        let file = ImageFile::open(&folder.join(&entry.name), Some(entry));
-        match file.and_then(|file| file.check_padding().map(|()| file)) {
-            Ok(file) => files.push(file),
-            Err(error) => errors.push(error),
-        }
-    }
+    let (files, mut errors) = open_all(&chain, |path, entry| {
+        let file = ImageFile::open(path, Some(entry))?;
+        file.check_padding()?;
+        Ok(file)
+    });
     if errors.is_empty() {
         errors.extend(incomplete(&chain));
     }
-    let plain = entries.iter().copied().filter(|(_, entry)| entry.is_plain());
-    let extents = files.iter().flat_map(|file| file.extents().iter().map(move |e| (file, e)));
-    let work: Vec<Work> = extents
-        .filter(|(_, extent)| !extent.codec.is_empty())
-        .map(|(file, extent)| Work::Extent(file, extent))
-        .chain(plain.map(|(folder, entry)| Work::Plain(folder, entry)))
-        .collect();
-    let (bytes, more) = read_all(&work, threads);
+    let work = Work::of(&chain, &files, false);
+    let (mut found, more) = read_all(&work, threads, &mut |_| {});
     errors.extend(more);
+    found.images = chain.len();
+    found.files = chain.iter().map(|(_, manifest)| manifest.files.len()).sum();
+    conclude(found, errors)
+}
+
+/// Reads back the image in `folder`, which was just written, from its device: every stored byte of it. Of those that it
+/// builds on it is looked whether they are there and have what it needs. `tell` is told from time to time how many
+/// bytes have been read.
+pub fn verify_written(
+    folder: &Path,
+    threads: usize,
+    tell: &mut dyn FnMut(u64),
+) -> Result<Verified, Vec<ImageError>> {
+    let written = || {
+        let mut chain = chain(folder)?;
+        let on_device = Manifest::on_device(folder)?;
+        if on_device != chain[0].1 {
+            let (path, what) = (folder.to_owned(), "the manifest on the device is another one");
+            return Err(ImageError::Damaged { path, offset: 0, what });
+        }
+        chain[0].1 = on_device;
+        Ok(chain)
+    };
+    let chain = written().map_err(|error| vec![error])?;
+    let newest = &chain[..1];
+    let (files, mut errors) = open_all(newest, ImageFile::on_device);
     if errors.is_empty() {
-        return Ok(Verified { images: chain.len(), files: entries.len(), bytes });
+        errors.extend(incomplete(&chain));
+    }
+    let work = Work::of(newest, &files, true);
+    let (mut found, more) = read_all(&work, threads, tell);
+    errors.extend(more);
+    (found.images, found.files) = (1, newest[0].1.files.len());
+    for file in &files {
+        found.read_from = found.read_from.max(file.read_from());
+    }
+    conclude(found, errors)
+}
+
+fn conclude(found: Verified, mut errors: Vec<ImageError>) -> Result<Verified, Vec<ImageError>> {
+    if errors.is_empty() {
+        return Ok(found);
     }
     errors.sort_by_key(place);
     errors.truncate(MOST_ERRORS);
     Err(errors)
+}
+
+/// The files of those images that have tables, and what is wrong with them.
+fn open_all(
+    images: &[(PathBuf, Manifest)],
+    open: impl Fn(&Path, &FileEntry) -> Result<ImageFile, ImageError>,
+) -> (Vec<ImageFile>, Vec<ImageError>) {
+    let (mut files, mut errors) = (Vec::new(), Vec::new());
+    for (folder, manifest) in images {
+        for entry in manifest.files.iter().filter(|entry| !entry.is_plain()) {
+            match open(&folder.join(&entry.name), entry) {
+                Ok(file) => files.push(file),
+                Err(error) => errors.push(error),
+            }
+        }
+    }
+    (files, errors)
 }
 
 /// Each part of `whole`, which lies in `folder`.
@@ -68,20 +130,15 @@ fn verify_parts(
     whole: &Manifest,
     threads: usize,
 ) -> Result<Verified, Vec<ImageError>> {
-    let mut all = Verified { images: 1, ..Verified::default() };
+    let mut all = Verified { images: 1, read_from: ReadFrom::Memory, ..Verified::default() };
     let mut errors = Vec::new();
     for part in &whole.parts {
         match part.check(folder).map_err(|error| vec![error]).and_then(|at| verify(&at, threads)) {
-            Ok(found) => {
-                all.images += found.images;
-                all.files += found.files;
-                all.bytes += found.bytes;
-            }
+            Ok(found) => all.add(found),
             Err(more) => errors.extend(more),
         }
     }
-    errors.truncate(MOST_ERRORS);
-    if errors.is_empty() { Ok(all) } else { Err(errors) }
+    conclude(all, errors)
 }
 
 /// What the newest image needs and those that it builds on lack.
@@ -101,49 +158,127 @@ fn place(error: &ImageError) -> (PathBuf, u64) {
 
 /// What one thread reads at a time.
 enum Work<'a> {
-    Extent(&'a ImageFile, &'a Extent),
-    /// A file that is kept as it is, and its folder.
-    Plain(&'a Path, &'a FileEntry),
+    /// Extents of a file that lie behind each other.
+    Extents(&'a ImageFile, Vec<&'a Extent>),
+    /// A file that is kept as it is, and its folder; whether it is read from the device.
+    Plain(&'a Path, &'a FileEntry, bool),
 }
 
-impl Work<'_> {
-    /// Stored bytes that were read.
-    fn check(&self, scratch: &mut Vec<u8>, decoded: &mut Vec<u8>) -> Result<u64, ImageError> {
-        match self {
-            Work::Extent(file, extent) => {
-                // Bounded by what the table was checked against.
-                decoded.resize(extent.decoded as usize, 0);
-                file.read(extent, scratch, decoded)?;
-                Ok(u64::from(extent.stored))
+/// Buffers of a thread.
+#[derive(Default)]
+struct Buffers {
+    stored: Vec<u8>,
+    decoded: Vec<u8>,
+}
+
+impl<'a> Work<'a> {
+    /// Everything that is stored in `images`, whose files with tables those are.
+    fn of(
+        images: &'a [(PathBuf, Manifest)],
+        files: &'a [ImageFile],
+        on_device: bool,
+    ) -> Vec<Work<'a>> {
+        let mut work = Vec::new();
+        for file in files {
+            let mut stored: Vec<&Extent> =
+                file.extents().iter().filter(|extent| !extent.codec.is_empty()).collect();
+            stored.sort_unstable_by_key(|extent| extent.offset);
+            let mut rest = &stored[..];
+            while let Some(first) = rest.first() {
+                let limit = first.offset.saturating_add(TOGETHER);
+                let count = rest.partition_point(|extent| end_of(extent) <= limit).max(1);
+                let (some, others) = rest.split_at(count);
+                work.push(Work::Extents(file, some.to_vec()));
+                rest = others;
             }
-            Work::Plain(folder, entry) => entry.verify_plain(folder).map(|()| entry.bytes),
         }
+        for (folder, manifest) in images {
+            let plain = manifest.files.iter().filter(|entry| entry.is_plain());
+            work.extend(plain.map(|entry| Work::Plain(folder, entry, on_device)));
+        }
+        work
+    }
+
+    /// What was read; each extent that is damaged is told.
+    fn check(&self, buffers: &mut Buffers, errors: &mut Vec<ImageError>) -> Verified {
+        let mut found = Verified::default();
+        match self {
+            Work::Extents(file, extents) => match read_together(file, extents, buffers) {
+                Ok(bad) => {
+                    found.bytes = extents.iter().map(|extent| u64::from(extent.stored)).sum();
+                    errors.extend(bad);
+                }
+                Err(error) => errors.push(error),
+            },
+            Work::Plain(folder, entry, false) => errors.extend(entry.verify_plain(folder).err()),
+            Work::Plain(folder, entry, true) => match entry.verify_on_device(folder) {
+                Ok(read_from) => found.read_from = read_from,
+                Err(error) => errors.push(error),
+            },
+        }
+        if let Work::Plain(_, entry, _) = self {
+            found.bytes = entry.bytes;
+        }
+        found
     }
 }
 
-/// Bytes read, and what was wrong.
-fn read_all(work: &[Work<'_>], threads: usize) -> (u64, Vec<ImageError>) {
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new((0, Vec::new()));
-    let one = || {
-        let (mut scratch, mut decoded) = (Vec::new(), Vec::new());
-        let (mut bytes, mut errors) = (0, Vec::new());
+fn end_of(extent: &Extent) -> u64 {
+    extent.offset.saturating_add(u64::from(extent.stored))
+}
+
+/// Reads `extents`, which are in order and lie close to each other, by one call; what is wrong with them.
+fn read_together(
+    file: &ImageFile,
+    extents: &[&Extent],
+    Buffers { stored, decoded }: &mut Buffers,
+) -> Result<Vec<ImageError>, ImageError> {
+    let start = extents.first().map_or(0, |extent| extent.offset);
+    let end = extents.iter().map(|extent| end_of(extent)).max().unwrap_or(start);
+    // Bounded: by TOGETHER, or by what one extent may store.
+    stored.resize((end - start) as usize, 0);
+    file.file.read_exact_at(stored, start).map_err(ImageError::io(&file.path))?;
+    let check = |extent: &&Extent| {
+        let at = (extent.offset - start) as usize;
+        // Bounded by what the table was checked against.
+        decoded.resize(extent.decoded as usize, 0);
+        file.check_stored(extent, &stored[at..at + extent.stored as usize], decoded).err()
+    };
+    Ok(extents.iter().filter_map(check).take(MOST_ERRORS).collect())
+}
+
+/// What was read, and what was wrong; `tell` is told how many bytes have been read so far.
+fn read_all(
+    work: &[Work<'_>],
+    threads: usize,
+    tell: &mut dyn FnMut(u64),
+) -> (Verified, Vec<ImageError>) {
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let found = Mutex::new((Verified::default(), Vec::new()));
+    let one = |_working: mpsc::Sender<()>| {
+        let (mut buffers, mut errors) = (Buffers::default(), Vec::new());
+        let mut all = Verified::default();
         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match work.check(&mut scratch, &mut decoded) {
-                Ok(read) => bytes += read,
-                Err(error) if errors.len() < MOST_ERRORS => errors.push(error),
-                Err(_) => {}
-            }
+            let read = work.check(&mut buffers, &mut errors);
+            errors.truncate(MOST_ERRORS);
+            done.fetch_add(read.bytes, Ordering::Relaxed);
+            all.add(read);
         }
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        found.0 += bytes;
+        found.0.add(all);
         found.1.extend(errors);
     };
     thread::scope(|scope| {
-        for _ in 1..threads.min(work.len()) {
-            scope.spawn(one);
+        let (working, ended) = mpsc::channel();
+        for _ in 0..threads.clamp(1, work.len().max(1)) {
+            let (one, working) = (&one, working.clone());
+            scope.spawn(move || one(working));
         }
-        one();
+        drop(working);
+        // Nothing is ever said there: it closes when the last thread is done.
+        while ended.recv_timeout(TELLING) == Err(RecvTimeoutError::Timeout) {
+            tell(done.load(Ordering::Relaxed));
+        }
     });
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
@@ -151,7 +286,7 @@ fn read_all(work: &[Work<'_>], threads: usize) -> (u64, Vec<ImageError>) {
 impl ImageFile {
     /// Whatever lies between payloads must be zero: so any byte that changed is found.
     pub(crate) fn check_padding(&self) -> Result<(), ImageError> {
-        let length = self.file.metadata().map_err(ImageError::io(&self.path))?.len();
+        let length = self.file.length().map_err(ImageError::io(&self.path))?;
         let table = length - FOOTER - (self.extents().len() * RECORD) as u64;
         let mut taken: Vec<(u64, u64)> =
             self.extents().iter().map(|e| (e.offset, e.offset + u64::from(e.stored))).collect();
@@ -286,10 +421,42 @@ mod tests {
         fs::File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
         assert!(verify(&second, 2).is_err() && verify(&first, 2).is_err());
         fs::remove_dir_all(&first).unwrap();
-        let errors = verify(&second, 2).unwrap_err();
-        assert!(matches!(&errors[..], [ImageError::NoParent { .. }]), "{errors:?}");
+        for errors in [verify(&second, 2), verify_written(&second, 2, &mut |_| {})] {
+            let errors = errors.unwrap_err();
+            assert!(matches!(&errors[..], [ImageError::NoParent { .. }]), "{errors:?}");
+        }
         image(&first, Some("j-0001"));
         let errors = verify(&first, 2).unwrap_err();
         assert!(matches!(&errors[..], [ImageError::Circle { .. }]), "{errors:?}");
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_from_the_device() {
+        let folder = Folder::new("device");
+        let (first, second) = (folder.0.join("j-0001"), folder.0.join("j-0002"));
+        image(&first, None);
+        image(&second, Some("j-0001"));
+        let good = verify_written(&second, 2, &mut |_| {}).unwrap();
+        assert_eq!((good.images, good.files), (1, 3));
+        assert_eq!(good.bytes, verify(&first, 1).unwrap().bytes);
+        for entry in fs::read_dir(&second).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = fs::read(&path).unwrap();
+            let payload = 4096 + 17;
+            for at in [payload.min(bytes.len() / 2), bytes.len() - 1] {
+                let mut bad = bytes.clone();
+                bad[at] ^= 4;
+                fs::write(&path, &bad).unwrap();
+                let errors = verify_written(&second, 2, &mut |_| {}).expect_err("found");
+                assert!(errors[0].to_string().contains(path.to_str().unwrap()), "{at}: {errors:?}");
+            }
+            fs::write(&path, &bytes).unwrap();
+        }
+        // What the parent has is looked at, its bytes are not read.
+        let path = first.join("96.kimg");
+        let length = fs::metadata(&path).unwrap().len();
+        assert_eq!(verify_written(&second, 1, &mut |_| {}).unwrap(), good);
+        fs::File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
+        assert!(verify_written(&first, 2, &mut |_| {}).is_err());
     }
 }

@@ -5,6 +5,7 @@ use crate::direct::{Direct, PageBuffer, Spare};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
+use crate::read::in_order;
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -14,8 +15,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// Files from which on room is set aside.
 const LARGE: u64 = 8 << 20;
-/// What statfs(2) says of tmpfs.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Writes one file, from any number of threads at once.
 #[derive(Debug)]
@@ -95,7 +94,7 @@ impl ImageWriter {
     /// threads can write at once: a file that grows is written by one at a time.
     pub fn expect(&self, bytes: u64) {
         // In memory they would be written twice.
-        let in_memory = rustix::fs::fstatfs(&self.file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC);
+        let in_memory = crate::bytes::is_tmpfs(&self.file);
         if bytes >= LARGE && !in_memory {
             // Only slower without, and a disk that is full may still have room for less.
             let _ = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes);
@@ -125,6 +124,33 @@ impl ImageWriter {
             wiped.map_err(ImageError::io(&self.path))?;
         }
         Ok(())
+    }
+
+    /// Fails if memory of `object` was stored that lies outside of `mappings`, which are in order.
+    pub fn check_within(&self, object: u64, mappings: &[(u64, u64)]) -> Result<(), ImageError> {
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in mappings {
+            match joined.last_mut() {
+                Some((_, last)) if *last == *start => *last = *end,
+                _ => joined.push((*start, *end)),
+            }
+        }
+        let inside = |extent: &Extent| {
+            let after = joined.partition_point(|(start, _)| *start <= extent.address);
+            let end = extent.address.checked_add(extent.decoded);
+            after.checked_sub(1).is_some_and(|at| end.is_some_and(|end| end <= joined[at].1))
+        };
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory =
+            state.extents.iter().filter(|e| e.kind == Kind::Memory && e.object == object);
+        match memory.find(|extent| !inside(extent)) {
+            None => Ok(()),
+            Some(extent) => {
+                let (path, address) = (self.path.clone(), extent.address);
+                let what = "it lies outside of what is mapped";
+                Err(ImageError::Unwritable { path, address, what })
+            }
+        }
     }
 
     /// Stores the section `number`.
@@ -175,6 +201,9 @@ impl ImageWriter {
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
         join_parents(&mut extents);
+        if !self.discards {
+            check_table(&extents, next, &self.path)?;
+        }
         let table: Vec<u8> = extents.iter().flat_map(Extent::encode).collect();
         let footer =
             Footer { table: next, count: extents.len() as u64, checksum: crate::checksum(&table) };
@@ -191,6 +220,19 @@ impl ImageWriter {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (bytes, checksum) = (end + footer.len() as u64, crate::checksum(&footer));
         Ok((self.file, FileEntry { name, bytes, checksum }))
+    }
+}
+
+/// Fails if a reader would refuse the table of these extents, whose payloads end at `limit`.
+fn check_table(extents: &[Extent], limit: u64, path: &Path) -> Result<(), ImageError> {
+    let wrong =
+        |address, what| Err(ImageError::Unwritable { path: path.to_owned(), address, what });
+    for extent in extents {
+        extent.check(limit).or_else(|what| wrong(extent.address, what))?;
+    }
+    match extents.windows(2).find(|pair| !in_order(&pair[0], &pair[1])) {
+        None => Ok(()),
+        Some(pair) => wrong(pair[1].address, "it was stored twice"),
     }
 }
 
@@ -296,6 +338,58 @@ impl Drop for Packer<'_> {
 mod tests {
     use super::*;
     use crate::{Choice, ImageFile, encode};
+
+    /// One of a file that goes with this.
+    fn scratch(name: &str) -> (PathBuf, ImageWriter) {
+        let path = std::env::temp_dir().join(format!("kwrite-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let writer = ImageWriter::create(&path).unwrap();
+        (path, writer)
+    }
+
+    #[test]
+    fn what_no_reader_would_take_is_not_finished() {
+        let page = [7; PAGE as usize];
+        let store = |writer: &ImageWriter, object, at: u64, pages: u64| {
+            let bytes = vec![7; (pages * PAGE) as usize];
+            writer.memory(object, at * PAGE, pages * PAGE, &encode(&bytes, Choice::Auto)).unwrap();
+        };
+        // Twice the same page, one that reaches into another, one that is no page; the last two are fine.
+        for (name, second) in [("same", 8), ("inside", 9), ("before", 6)] {
+            let (path, writer) = scratch(name);
+            store(&writer, 0, 8, 3);
+            store(&writer, 0, second, 3);
+            let error = writer.finish().unwrap_err();
+            assert!(matches!(error, ImageError::Unwritable { .. }), "{error}");
+            std::fs::remove_file(&path).unwrap();
+        }
+        let (path, writer) = scratch("odd");
+        writer.memory(0, 5, PAGE, &encode(&page, Choice::Auto)).unwrap();
+        assert!(matches!(writer.finish().unwrap_err(), ImageError::Unwritable { address: 5, .. }));
+        std::fs::remove_file(&path).unwrap();
+        let (path, writer) = scratch("fine");
+        store(&writer, 0, 8, 3);
+        store(&writer, 1, 8, 3);
+        store(&writer, 0, 11, 3);
+        writer.finish().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn memory_outside_of_the_mappings_is_found() {
+        let (path, writer) = scratch("outside");
+        let page = encode(&[7; PAGE as usize], Choice::Auto);
+        writer.memory(0, 4 * PAGE, PAGE, &page).unwrap();
+        writer.memory(0, 5 * PAGE, 2 * PAGE, &Encoded::parent()).unwrap();
+        writer.memory(3, 90 * PAGE, PAGE, &page).unwrap();
+        let check = |mappings: &[(u64, u64)]| {
+            let mappings: Vec<_> = mappings.iter().map(|(s, e)| (s * PAGE, e * PAGE)).collect();
+            writer.check_within(0, &mappings).is_ok()
+        };
+        assert!(check(&[(4, 7)]) && check(&[(1, 2), (4, 6), (6, 9)]));
+        assert!(!check(&[]) && !check(&[(4, 6)]) && !check(&[(5, 9)]) && !check(&[(4, 6), (7, 9)]));
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn small_pieces_come_back_whichever_way_they_were_written() {

@@ -11,6 +11,7 @@ use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use crate::sharing::{self, SharingError};
+use crate::verify::{Unverified, read_back};
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
 use kedge_process::plugins::{FileContents, Plugin, PluginError};
 use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
@@ -56,6 +57,8 @@ pub(crate) enum CheckpointError {
     Engine(#[from] EngineError),
     #[error(transparent)]
     Conduct(#[from] ConductError),
+    #[error("the image could not be read back and was removed; the job goes on: {0}")]
+    Unverified(#[from] Unverified),
     /// In the words of another part of the job.
     #[error("{0}")]
     Part(String),
@@ -206,7 +209,7 @@ impl Checkpointer {
         let mut tries = 0;
         let ttl = order.hold_ms.map(Duration::from_millis).or(self.policy.hold);
         let ttl = ttl.filter(|ttl| !ttl.is_zero() && !order.stop);
-        let (claim, (manifest, stall_seconds, held)) = loop {
+        let (claim, written) = loop {
             tries += 1;
             let claim = Claim::new(&dir, &self.name.to_string())?;
             let contents = if order.keep_files { FileContents::Keep } else { FileContents::Save };
@@ -220,7 +223,7 @@ impl Checkpointer {
             let options =
                 Options { codec, contents, hold, tracker, full, ahead, together, except, ..usual };
             let patience = options.patience;
-            match self.write(options, ttl.is_some(), meeting, &mut tell) {
+            match self.write(options, order.verify, ttl.is_some(), meeting, &mut tell) {
                 Ok(written) => break (claim, written),
                 Err(error) => {
                     self.keeper.discard(claim.folder());
@@ -236,25 +239,26 @@ impl Checkpointer {
             }
             thread::sleep(CONNECTING);
         };
+        let Written { manifest, stall_seconds, held, verified } = written;
         let image = claim.folder().to_owned();
         drop(claim);
         let (bytes, seconds) = (manifest.bytes(), begin.elapsed().as_secs_f64());
         self.note(&image, &manifest, stall_seconds, seconds);
         self.keeper.durable(&image, held.zip(ttl), &self.log);
         self.retain(&dir, &self.name.to_string());
-        tell(Progress::Durable { image, bytes, seconds });
+        tell(Progress::Durable { image, bytes, seconds, verified });
         Ok(())
     }
 
-    /// Captures the job and makes the image durable: its manifest, for how many seconds the job stood
-    /// still, and of how many clients something is held.
+    /// Captures the job, makes the image durable, and reads it back if it is to be verified.
     fn write(
         &self,
         mut options: Options,
+        verify: bool,
         holds: bool,
         meeting: Option<&Arc<Meeting>>,
         tell: &mut impl FnMut(Progress),
-    ) -> Result<(Manifest, f64, Option<u32>), CheckpointError> {
+    ) -> Result<Written, CheckpointError> {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
@@ -284,7 +288,7 @@ impl Checkpointer {
         let stall_seconds = captured.stall.as_secs_f64();
         let processes = captured.processes().len();
         let warnings = self.warnings(&captured.warnings);
-        tell(Progress::Captured { image, processes, stall_seconds, warnings });
+        tell(Progress::Captured { image: image.clone(), processes, stall_seconds, warnings });
         let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
         manifest.settings = self.policy.to_settings_in(&self.home);
         manifest.devices = self.devices.clone();
@@ -292,6 +296,10 @@ impl Checkpointer {
         let late = captured.late_warnings.clone();
         let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
         self.warnings(&late.lock().unwrap_or_else(PoisonError::into_inner));
+        let verified = verify.then(|| read_back(&image, manifest.bytes(), tell)).transpose()?;
+        if let Some(verified) = &verified {
+            self.log.note(&format!("{}: read back from: {verified}", image.display()));
+        }
         if let Some(meeting) = meeting {
             meeting.durable(&folder).map_err(CheckpointError::Part)?;
         }
@@ -299,7 +307,7 @@ impl Checkpointer {
             self.recovery.give_up();
             hold.end();
         }
-        Ok((manifest, stall_seconds, held))
+        Ok(Written { manifest, stall_seconds, held, verified })
     }
 
     /// Does all that takes long while devices and processes go on.
@@ -381,6 +389,17 @@ impl Checkpointer {
             Err(error) => self.log.line(&format!("cannot remove old images: {error}")),
         }
     }
+}
+
+/// An image that is durable.
+struct Written {
+    manifest: Manifest,
+    /// For how many seconds the job stood still.
+    stall_seconds: f64,
+    /// Of how many clients something is held.
+    held: Option<u32>,
+    /// Where it was read back from.
+    verified: Option<String>,
 }
 
 fn codec(order: &Order) -> Result<Choice, CheckpointError> {

@@ -23,6 +23,7 @@ mod sharing;
 mod shown;
 mod signals;
 mod swap;
+mod verify;
 pub mod warm;
 mod watch;
 

@@ -102,7 +102,9 @@ impl Watch {
 /// A checkpoint as the job's policy has it, after the one that may be under way.
 fn take_one(control: &Path, until: Until, deadline: Option<Instant>) -> Result<(), TakeError> {
     loop {
-        let order = Order { ahead: matches!(until, Until::Durable), ..Order::default() };
+        // What is captured before the program ends is the last of it: whoever restarts it later wants to know.
+        let (ahead, verify) = (matches!(until, Until::Durable), matches!(until, Until::Captured));
+        let order = Order { ahead, verify, ..Order::default() };
         match control::take(control, &order, until, |_| {}) {
             Err(TakeError::Failed { busy: true, .. })
                 if deadline.is_none_or(|at| Instant::now() < at) =>

@@ -84,7 +84,7 @@ fn verify(image: PathBuf) -> Report {
         Ok(verified) => (verified, Vec::new()),
         Err(errors) => (Verified::default(), errors.iter().map(damage).collect()),
     };
-    let Verified { images, files, bytes } = verified;
+    let Verified { images, files, bytes, .. } = verified;
     Report { image, good: errors.is_empty(), images, files, bytes, errors }
 }
 

@@ -266,6 +266,9 @@ impl Captured {
     ) -> Result<Manifest, EngineError> {
         let builds = self.held.iter().any(Held::builds_on_another);
         let (files, settled) = self.write_memory()?;
+        for object in &self.job.objects {
+            self.objects_file.check_within(object.number, &[(0, object.bytes)])?;
+        }
         self.objects_file.section(state::JOB_SECTION, &state::format(&self.job)?)?;
         self.objects_file.section(state::DESCRIPTORS_SECTION, &self.descriptors.to_bytes()?)?;
         manifest.files = vec![self.objects_file.finish()?];

@@ -91,6 +91,8 @@ impl Held {
 /// The last of a process's file: its state.
 fn seal(state: &ProcessState, writer: ImageWriter) -> Result<FileEntry, EngineError> {
     state.check()?;
+    let mappings = state.mappings.iter().filter(|saved| !saved.shared);
+    writer.check_within(0, &mappings.map(|s| (s.start, s.end)).collect::<Vec<_>>())?;
     writer.section(state::PROCESS_SECTION, &state::format(state)?)?;
     Ok(writer.finish()?)
 }

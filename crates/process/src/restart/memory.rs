@@ -4,7 +4,7 @@ use super::Plan;
 use super::files::Inherited;
 use crate::EngineError;
 use crate::capture::JOB_FILE;
-use crate::state::{Backing, ProcessState, Saved};
+use crate::state::{Backing, ProcessState, Saved, SharedObject};
 use crate::sys;
 use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
 use std::collections::BTreeSet;
@@ -108,6 +108,7 @@ fn mapping_of(state: &ProcessState, (start, end): (u64, u64)) -> Result<&Saved, 
 /// Writes the objects that mappings share.
 pub(super) fn fill_objects(plan: &Plan, inherited: &Inherited) -> Result<(), EngineError> {
     let file = plan.open(JOB_FILE)?;
+    check_objects(&file, &plan.job.objects)?;
     for object in &plan.job.objects {
         let fd = inherited.object(object.number)?;
         // SAFETY: `inherited` keeps it open for as long as this runs.
@@ -116,12 +117,20 @@ pub(super) fn fill_objects(plan: &Plan, inherited: &Inherited) -> Result<(), Eng
         let (mut scratch, mut bytes) = (Vec::new(), Vec::new());
         let own = |extent: &&Extent| extent.object == object.number && extent.codec != Codec::Zero;
         for extent in file.memory().filter(own) {
-            if extent.address + extent.decoded > object.bytes {
-                return Err(EngineError::Nonsense("shared memory past its object's end"));
-            }
             pieces(&file, extent, &mut scratch, &mut bytes, |offset, piece| {
                 std::os::unix::fs::FileExt::write_all_at(&target, piece, offset).map_err(failed)
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails if there is memory in `file` past the end of its object.
+pub(super) fn check_objects(file: &ImageFile, objects: &[SharedObject]) -> Result<(), EngineError> {
+    for object in objects {
+        let past = |extent: &Extent| extent.address + extent.decoded > object.bytes;
+        if file.memory_of(object.number).iter().any(past) {
+            return Err(EngineError::Nonsense("shared memory past its object's end"));
         }
     }
     Ok(())

@@ -156,6 +156,15 @@ fn open(
     Ok(ImageFile::open(&folder.join(name), Some(entry))?)
 }
 
+/// Reads the image in `folder` as a restart on this machine would: its tables and states, not its memory.
+pub fn check(folder: &std::path::Path) -> Result<(), EngineError> {
+    let plan = Plan::read(&RestartOptions::new(folder.to_owned()))?;
+    for process in &plan.processes {
+        memory::sources(process, &plan.layers(process)?)?;
+    }
+    memory::check_objects(&plan.open(JOB_FILE)?, &plan.job.objects)
+}
+
 /// A restarted job, as the one sees it who restarted it.
 #[derive(Debug)]
 pub struct Restarted {

@@ -60,6 +60,9 @@ pub struct Order {
     /// Whether it may be captured later, for a shorter pause: when most of its memory has been written.
     #[serde(default)]
     pub ahead: bool,
+    /// Whether the image is read back from its device, which is before the job ends if it is to.
+    #[serde(default)]
+    pub verify: bool,
     /// How many milliseconds it stays in memory too. `None`: what the job's policy says.
     #[serde(default)]
     pub hold_ms: Option<u64>,
@@ -86,8 +89,16 @@ pub type CodecName = String;
 pub enum Progress {
     /// The job runs again. What a restart will not bring back is a warning.
     Captured { image: PathBuf, processes: usize, stall_seconds: f64, warnings: Vec<String> },
-    /// The image counts.
-    Durable { image: PathBuf, bytes: u64, seconds: f64 },
+    /// The image is on the disk, and so much of it has been read back.
+    Verifying { image: PathBuf, done: u64, bytes: u64 },
+    /// The image counts. Where it was read back from, if it was: `device`, `dropped cache` or `memory`.
+    Durable {
+        image: PathBuf,
+        bytes: u64,
+        seconds: f64,
+        #[serde(default)]
+        verified: Option<String>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

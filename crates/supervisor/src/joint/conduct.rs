@@ -112,7 +112,8 @@ impl Checkpointer {
             parts.len(),
             manifest.process_count(),
         ));
-        tell(Progress::Durable { image, bytes, seconds });
+        let verified = call.order.verify.then(|| "each part".to_owned());
+        tell(Progress::Durable { image, bytes, seconds, verified });
         Ok(())
     }
 
