@@ -81,6 +81,9 @@ pub(crate) enum Field {
     Ppid = 4,
     Pgrp = 5,
     Session = 6,
+    /// Page faults of children that were waited for.
+    ChildrenMinorFaults = 11,
+    ChildrenMajorFaults = 13,
     StartTime = 22,
     StartCode = 26,
     EndCode = 27,

@@ -124,6 +124,11 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
     if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
 }
 
+/// The processes that there are now, zombies included.
+pub(crate) fn all(roots: &Roots) -> Vec<pid_t> {
+    found(roots, &BTreeSet::new())
+}
+
 /// The processes that run now: zombies hold nothing.
 pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
     found(roots, &BTreeSet::new()).into_iter().filter(|pid| !proc::has_ended(*pid)).collect()

@@ -4,13 +4,15 @@
 
 use super::changes::near;
 use super::memory::{self, Chunk, Reader};
-use super::process_file;
+use super::objects::{self, Piece};
+use super::{JOB_FILE, process_file};
 use crate::EngineError;
 use crate::maps;
 use crate::proc;
-use crate::track::{Pages, Run, common, watchable, without};
+use crate::track::{Pages, Run, View, common, watchable, without};
 use kedge_image::{Choice, FileEntry, ImageWriter, ahead_of};
 use libc::pid_t;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -33,14 +35,46 @@ pub(crate) struct Ahead {
 pub(crate) type Gaps = Vec<Run>;
 
 impl Ahead {
+    /// Makes the file in `folder` on which the one named `name` is to build.
+    fn create(folder: &Path, name: &str) -> Result<Ahead, EngineError> {
+        let path = folder.join(ahead_of(name));
+        Ok(Ahead { writer: Some(ImageWriter::create(&path)?), path })
+    }
+
+    /// Writes shared objects, all of whose mappings are protected: each number and views. What was not written, by
+    /// number.
+    pub(crate) fn of_objects(
+        objects: &[(u64, Vec<View>)],
+        folder: &Path,
+        codec: Choice,
+    ) -> Result<(Ahead, BTreeMap<u64, Gaps>), EngineError> {
+        let ahead = Ahead::create(folder, JOB_FILE)?;
+        let Some(writer) = &ahead.writer else { return Ok((ahead, BTreeMap::new())) };
+        let pieces = objects.iter().flat_map(|(number, views)| {
+            objects::pieces(views, &objects::shown(views)).into_iter().map(|piece| (*number, piece))
+        });
+        let pieces: Vec<(u64, Piece)> = pieces.collect();
+        writer.expect(pieces.iter().map(|(_, piece)| piece.chunk.length()).sum());
+        let gaps = Mutex::new(BTreeMap::<u64, Gaps>::new());
+        objects::write(&pieces, writer, codec, |number, piece, error| match error {
+            EngineError::Image(_) => Err(error),
+            // It has ended, or maps something else by now.
+            _ => {
+                let mut gaps = gaps.lock().unwrap_or_else(|poison| poison.into_inner());
+                gaps.entry(number).or_default().push(piece.place());
+                Ok(())
+            }
+        })?;
+        Ok((ahead, gaps.into_inner().unwrap_or_else(|poison| poison.into_inner())))
+    }
+
     /// Protects all watched memory of `pid` and writes it into `folder`; `None` if it changes too fast.
     pub(crate) fn of(
         pid: pid_t,
         folder: &Path,
         codec: Choice,
     ) -> Result<Option<(Ahead, Gaps)>, EngineError> {
-        let path = folder.join(ahead_of(&process_file(pid)));
-        let ahead = Ahead { writer: Some(ImageWriter::create(&path)?), path };
+        let ahead = Ahead::create(folder, &process_file(pid))?;
         let Some(writer) = &ahead.writer else { return Ok(None) };
         let at = proc::reach(pid);
         let failed = |source| EngineError::System { pid, what: "see what it changes", source };

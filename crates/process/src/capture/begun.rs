@@ -104,6 +104,7 @@ impl Begun {
         let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
         session.spend();
+        session.shared.stand_still(pids.iter().chain(&stopped.zombies).copied());
         let mut held = Vec::new();
         for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
             held.push(process::hold(
@@ -117,7 +118,8 @@ impl Begun {
         }
         refuse_deadly_parents(&stopped, &held)?;
         let clocks = Clocks::now();
-        objects.copy(&objects_file, options.codec)?;
+        let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
+        session.shared.goes_on();
         plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
         let captured = together.map(|others| others.captured(pids.len()));
         captured.transpose().map_err(EngineError::Together)?;
@@ -140,6 +142,7 @@ impl Begun {
             descriptors,
             passing,
             held,
+            shared,
             session,
             unwatching,
             stall,

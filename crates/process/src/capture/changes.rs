@@ -3,11 +3,10 @@
 use super::early::Early;
 use super::guards;
 use super::memory::{self, Chunk, Reader};
-use super::names::Search;
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
-use crate::track::{Pages, Run, watchable, without};
+use crate::track::{Pages, Run, common, watchable, without};
 use kedge_image::{Choice, Encoded, ImageWriter, Packer};
 use libc::pid_t;
 use std::thread;
@@ -69,6 +68,20 @@ impl Changes {
         Ok(changes)
     }
 
+    /// Those of a shared object, by offsets in it: mappings show `shown` of it, and `written` has been written since
+    /// `early`; both in order.
+    pub(super) fn of_object(shown: &[Run], written: &[Run], early: Early) -> Changes {
+        let unchanged = without(shown, written);
+        let mut changes = Changes { early, ..Changes::default() };
+        let [same, kept, rest] = changes.early.divide((0, u64::MAX), &unchanged);
+        changes.unchanged = same;
+        memory::split_runs(false, &kept, &mut changes.kept);
+        let mut late = [common(written, shown), rest].concat();
+        late.sort_unstable();
+        memory::split_runs(false, &late, &mut changes.chunks);
+        changes
+    }
+
     /// Where there are guards in the memory of the process.
     pub(super) fn guards(&self, pid: pid_t) -> Result<Vec<Run>, EngineError> {
         let mut found = guards::among(pid, &self.unsure)?;
@@ -95,34 +108,48 @@ impl Changes {
         self.chunks.iter().map(Chunk::length).sum()
     }
 
-    /// Notes what is as it was, but for what lies in the mappings `except`.
-    pub(super) fn refer(&self, except: &[Run], writer: &ImageWriter) -> Result<(), EngineError> {
+    /// Notes what is as it was of `object`, but for what lies in the mappings `except`.
+    pub(super) fn refer(
+        &self,
+        object: u64,
+        except: &[Run],
+        writer: &ImageWriter,
+    ) -> Result<(), EngineError> {
         let mut packer = Packer::new(writer);
         for (start, end) in self.unchanged.iter().filter(|(start, _)| !lies_in(*start, except)) {
-            packer.memory(0, *start, end - start, &Encoded::parent())?;
+            packer.memory(object, *start, end - start, &Encoded::parent())?;
         }
         Ok(packer.flush()?)
     }
 
-    /// Copies the bytes of all chunks that were not copied before; they fit.
-    pub(super) fn copy(&mut self, pid: pid_t) -> Result<(), EngineError> {
+    /// Has `copy` copy the bytes of all chunks that were not copied before; they fit.
+    pub(super) fn copy_by(
+        &mut self,
+        copy: impl FnOnce(&[Chunk], &mut [u8]) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
         let bytes = self.bytes();
-        self.early.late(bytes).map_or(Ok(()), |room| copy(pid, &self.chunks, room))
+        self.early.late(bytes).map_or(Ok(()), |room| copy(&self.chunks, room))
     }
 
-    /// Stores what was copied; `search` looks at it.
+    /// What was not copied before, which is somebody else's to store.
+    pub(super) fn take_late(&mut self) -> Vec<Chunk> {
+        std::mem::take(&mut self.chunks)
+    }
+
+    /// Stores what was copied, as memory of `object`; `look` looks at it.
     pub(super) fn store(
         &mut self,
+        object: u64,
         writer: &ImageWriter,
         codec: Choice,
-        search: &Search,
+        look: impl Fn(u64, &[u8]) + Sync,
     ) -> Result<(), EngineError> {
         let places = self.early.bytes(&self.kept, &self.chunks);
         writer.expect(places.iter().map(|(chunk, _)| chunk.length()).sum());
         memory::share_out(&places, writer, |(chunk, bytes), packer| {
-            search.look(chunk.address(), bytes);
+            look(chunk.address(), bytes);
             let encoded = kedge_image::encode(bytes, codec);
-            Ok(packer.memory(0, chunk.address(), chunk.length(), &encoded)?)
+            Ok(packer.memory(object, chunk.address(), chunk.length(), &encoded)?)
         })
     }
 }

@@ -4,6 +4,7 @@
 use super::changes::copy;
 use super::guards;
 use super::memory::{self, Chunk};
+use crate::EngineError;
 use crate::maps;
 use crate::proc;
 use crate::track::{Pages, Run, common, watchable, without};
@@ -72,19 +73,42 @@ impl Early {
             watched.push((mapping.start, mapping.end));
         }
         early.guards = guards::among(pid, &watched).map_err(io::Error::other)?;
+        early.take(&chunks, most, |chunks, room| copy(pid, chunks, room));
+        Ok(early)
+    }
+
+    /// The same of a shared object, by offsets in it: `changed` has been written, in order, and is copied by `copy`.
+    pub(crate) fn of_object(
+        changed: Vec<Run>,
+        most: u64,
+        copy: impl FnOnce(&[Chunk], &mut [u8]) -> Result<(), EngineError>,
+    ) -> Early {
+        let mut chunks = Vec::new();
+        memory::split_runs(false, &changed, &mut chunks);
+        let mut early = Early { copied: changed.clone(), changed, ..Early::default() };
+        early.take(&chunks, most, copy);
+        early
+    }
+
+    /// Copies `chunks`, which are `copied`, if there is room for them.
+    fn take(
+        &mut self,
+        chunks: &[Chunk],
+        most: u64,
+        copy: impl FnOnce(&[Chunk], &mut [u8]) -> Result<(), EngineError>,
+    ) {
         let bytes = chunks.iter().map(Chunk::length).sum::<u64>();
         let late = bytes / 4 + MARGIN;
         if bytes + late <= most {
             let mut rooms = Rooms::of(bytes as usize, late as usize);
             // It runs, so what there was may be gone.
-            if copy(pid, &chunks, rooms.early.bytes(bytes as usize)).is_ok() {
-                early.rooms = Some(rooms);
+            if copy(chunks, rooms.early.bytes(bytes as usize)).is_ok() {
+                self.rooms = Some(rooms);
             }
         }
-        if early.rooms.is_none() {
-            early.copied.clear();
+        if self.rooms.is_none() {
+            self.copied.clear();
         }
-        Ok(early)
     }
 
     /// Has these count as changed, too.

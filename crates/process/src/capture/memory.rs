@@ -29,7 +29,7 @@ const OF_FILE: u64 = 1 << 61;
 
 /// Memory that is stored as one extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     address: u64,
     length: u64,
     /// Without PROT_READ: it is read all the same.
@@ -48,6 +48,11 @@ impl Chunk {
 
     pub(super) fn length(&self) -> u64 {
         self.length
+    }
+
+    /// From address to address.
+    pub(super) fn run(&self) -> Run {
+        (self.address, self.address + self.length)
     }
 
     pub(super) fn hidden(&self) -> bool {

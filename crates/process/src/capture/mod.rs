@@ -19,6 +19,7 @@ pub(crate) use ahead::{Ahead, Gaps};
 pub use begun::Begun;
 pub(crate) use early::Early;
 pub(crate) use names::Settled;
+pub(crate) use objects::{copy as copy_object, shown};
 pub(crate) use process::vdso_code;
 pub use together::Together;
 
@@ -35,6 +36,7 @@ use crate::{EngineError, maps};
 use changes::Changes;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
 use names::{Names, Search};
+use objects::HeldObject;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -117,6 +119,7 @@ pub struct Captured {
     /// Temporary files that may be the job's.
     passing: Passing,
     held: Vec<Held>,
+    shared: Vec<HeldObject>,
     session: Session,
     /// Ends the watch over memory that no other image needs.
     unwatching: Option<JoinHandle<()>>,
@@ -264,8 +267,13 @@ impl Captured {
         mut manifest: Manifest,
         others: impl FnOnce() -> Result<(Vec<FileEntry>, bool), PluginError>,
     ) -> Result<Manifest, EngineError> {
-        let builds = self.held.iter().any(Held::builds_on_another);
+        let builds = self.held.iter().any(Held::builds_on_another)
+            || self.shared.iter().any(HeldObject::builds_on_another);
         let (files, settled) = self.write_memory()?;
+        for object in std::mem::take(&mut self.shared) {
+            object.finish(&self.objects_file, self.options.codec)?;
+        }
+        let objects_ahead = self.session.shared.ahead().map(|ahead| ahead.finish(&[]));
         for object in &self.job.objects {
             self.objects_file.check_within(object.number, &[(0, object.bytes)])?;
         }
@@ -277,6 +285,7 @@ impl Captured {
             manifest.files.push(FileEntry::plain(&self.options.folder, name)?);
         }
         manifest.files.extend(files);
+        manifest.files.extend(objects_ahead.transpose()?.flatten());
         let (files, others_build) = others()?;
         manifest.files.extend(files);
         manifest.parent = self.session.parent().filter(|_| builds || others_build).cloned();

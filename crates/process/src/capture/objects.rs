@@ -1,19 +1,22 @@
-//! Memory that several mappings share: copied once, while all is stopped.
+//! Memory that several mappings share. What can be told of it is written before the pause, and what has changed since is
+//! copied in it, once; all else is stored while all is stopped.
 
+use super::changes::{self, Changes};
+use super::memory::{self, Chunk, Reader};
 use crate::EngineError;
-use crate::capture::memory;
 use crate::maps::Mapping;
 use crate::plugins::Ipc;
 use crate::state::{Hex, SharedObject};
-use kedge_image::{Choice, ImageWriter, Packer, PageBuffer};
+use crate::track::{Key, Run, Shared, View, cover};
+use kedge_image::{Choice, ImageWriter, PageBuffer};
 use libc::pid_t;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Objects {
     pub(super) ipc: Ipc,
-    /// By device and inode.
-    found: BTreeMap<(String, u64), Object>,
+    found: BTreeMap<Key, Object>,
     /// Code of vDSOs, by its checksum.
     vdsos: BTreeMap<u64, Vec<u8>>,
 }
@@ -23,8 +26,32 @@ struct Object {
     number: u64,
     name: String,
     bytes: u64,
-    /// Who maps which part of it: process, its mapping.
-    views: Vec<(pid_t, Mapping)>,
+    /// Who maps which part of it.
+    views: Vec<View>,
+}
+
+/// What is to be stored of an object when the job runs again.
+#[derive(Debug)]
+pub(super) struct HeldObject {
+    number: u64,
+    changes: Changes,
+}
+
+/// A part of an object, as a process maps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pid: pid_t,
+    /// In the process.
+    pub(super) chunk: Chunk,
+    /// Where it begins in the object.
+    at: u64,
+}
+
+impl Piece {
+    /// Which part of the object it is.
+    pub(super) fn place(&self) -> Run {
+        (self.at, self.at + self.chunk.length())
+    }
 }
 
 impl Objects {
@@ -51,9 +78,9 @@ impl Objects {
     }
 
     /// Notes a mapping of shared memory of `pid`; the number of its object.
-    pub(super) fn note(&mut self, pid: pid_t, mapping: &Mapping) -> u64 {
-        let number = self.found.len() as u64 + 1;
+    pub(super) fn note(&mut self, pid: pid_t, mapping: &Mapping, shared: &mut Shared) -> u64 {
         let key = (mapping.device.clone(), mapping.inode);
+        let number = shared.number(&key);
         let name = mapping.name.trim_end_matches(" (deleted)").to_owned();
         let object = self.found.entry(key).or_insert_with(|| Object {
             number,
@@ -62,37 +89,36 @@ impl Objects {
             views: Vec::new(),
         });
         object.bytes = object.bytes.max(mapping.offset.saturating_add(mapping.len()));
-        object.views.push((pid, mapping.clone()));
+        object.views.push(View { pid, mapping: mapping.clone() });
         object.number
     }
 
-    /// Stores the bytes of all of them. Their processes must be stopped: a clone shares them.
-    pub(super) fn copy(&self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
-        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(writer));
-        for object in self.found.values() {
-            let mut views = object.views.clone();
-            views.sort_by_key(|(_, mapping)| mapping.offset);
-            // What lies below this offset is stored already.
-            let mut done = 0;
-            for (pid, mapping) in &views {
-                let end = mapping.offset + mapping.len();
-                let from = done.max(mapping.offset);
-                if from >= end {
-                    continue;
-                }
-                let start = mapping.start + (from - mapping.offset);
-                let reader = memory::Reader::of(*pid)?;
-                let mut chunks = Vec::new();
-                memory::split(mapping, &[(start, mapping.end)], &mut chunks);
-                for chunk in &chunks {
-                    let place = chunk.address() - mapping.start + mapping.offset;
-                    let number = object.number;
-                    memory::store(&reader, number, chunk, place, &mut packer, codec, &mut buffer)?;
-                }
-                done = end;
+    /// Copies what has changed of the objects that are known, and stores all of the others. Their processes must be
+    /// stopped: a clone shares them.
+    pub(super) fn hold(
+        &self,
+        shared: &mut Shared,
+        writer: &ImageWriter,
+        codec: Choice,
+    ) -> Result<Vec<HeldObject>, EngineError> {
+        let (mut held, mut now) = (Vec::new(), Vec::new());
+        for (key, Object { number, views, .. }) in &self.found {
+            let store_now = |runs: &[Run]| pieces(views, runs).into_iter().map(|p| (*number, p));
+            let Some((written, early)) = shared.changes(key, views)? else {
+                now.extend(store_now(&shown(views)));
+                continue;
+            };
+            let mut changes = Changes::of_object(&shown(views), &written, early);
+            if changes.fit() {
+                changes.copy_by(|chunks, room| copy(views, chunks, room))?;
+            } else {
+                let late: Vec<Run> = changes.take_late().iter().map(Chunk::run).collect();
+                now.extend(store_now(&late));
             }
+            held.push(HeldObject { number: *number, changes });
         }
-        Ok(packer.flush()?)
+        write(&now, writer, codec, |_, _, error| Err(error))?;
+        Ok(held)
     }
 
     pub(super) fn described(&self) -> Vec<SharedObject> {
@@ -102,5 +128,128 @@ impl Objects {
             bytes: object.bytes,
         };
         self.found.values().map(describe).collect()
+    }
+}
+
+impl HeldObject {
+    pub(super) fn builds_on_another(&self) -> bool {
+        !self.changes.unchanged.is_empty()
+    }
+
+    /// Stores what was copied, and notes what is as it was.
+    pub(super) fn finish(mut self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
+        self.changes.store(self.number, writer, codec, |_, _| {})?;
+        self.changes.refer(self.number, &[], writer)
+    }
+}
+
+/// What the views show of their object, in order.
+pub(crate) fn shown(views: &[View]) -> Vec<Run> {
+    let mut shown: Vec<Run> = Vec::new();
+    for ((start, end), _) in cover(views) {
+        match shown.last_mut() {
+            Some((_, last)) if *last == start => *last = end,
+            _ => shown.push((start, end)),
+        }
+    }
+    shown
+}
+
+/// The parts `runs` of an object, which `views` show: in order, as they are mapped.
+pub(super) fn pieces(views: &[View], runs: &[Run]) -> Vec<Piece> {
+    let cover = cover(views);
+    let mut pieces = Vec::new();
+    for (start, end) in runs {
+        let first = cover.partition_point(|((_, last), _)| last <= start);
+        for ((from, to), view) in cover[first..].iter().take_while(|((from, _), _)| from < end) {
+            let (from, to) = (*from.max(start), *to.min(end));
+            let mut chunks = Vec::new();
+            // The last byte is mapped, what comes behind it may be something else.
+            let run = (view.address(from), view.address(to - 1) + 1);
+            memory::split(&view.mapping, &[run], &mut chunks);
+            let at = |chunk: &Chunk| from + (chunk.address() - run.0);
+            let pid = view.pid;
+            pieces.extend(chunks.into_iter().map(|chunk| Piece { pid, at: at(&chunk), chunk }));
+        }
+    }
+    pieces
+}
+
+/// Copies `chunks` of an object into `into`, one after the other.
+pub(crate) fn copy(
+    views: &[View],
+    chunks: &[Chunk],
+    mut into: &mut [u8],
+) -> Result<(), EngineError> {
+    let runs: Vec<Run> = chunks.iter().map(Chunk::run).collect();
+    for some in pieces(views, &runs).chunk_by(|a, b| a.pid == b.pid) {
+        let pid = crate::proc::reach(some[0].pid);
+        let chunks: Vec<Chunk> = some.iter().map(|piece| piece.chunk).collect();
+        let bytes = chunks.iter().map(Chunk::length).sum::<u64>() as usize;
+        // What was shown before the pause may be shown no more.
+        let Some((part, rest)) = into.split_at_mut_checked(bytes) else {
+            return Err(EngineError::Ended { pid });
+        };
+        into = rest;
+        changes::copy(pid, &chunks, part)?;
+    }
+    if into.is_empty() { Ok(()) } else { Err(EngineError::Ended { pid: 0 }) }
+}
+
+/// Stores pieces of objects, by number, with several threads. `fails` says whether one that cannot be read is an error.
+pub(super) fn write(
+    pieces: &[(u64, Piece)],
+    writer: &ImageWriter,
+    codec: Choice,
+    fails: impl Fn(u64, &Piece, EngineError) -> Result<(), EngineError> + Sync,
+) -> Result<(), EngineError> {
+    thread_local! {
+        static BUFFER: RefCell<PageBuffer> = RefCell::default();
+    }
+    let mut readers = BTreeMap::new();
+    for (_, piece) in pieces {
+        readers.entry(piece.pid).or_insert_with(|| Reader::of(crate::proc::reach(piece.pid)));
+    }
+    memory::share_out(pieces, writer, |(number, piece), packer| {
+        let stored = BUFFER.with_borrow_mut(|buffer| match readers.get(&piece.pid) {
+            Some(Ok(reader)) => {
+                memory::store(reader, *number, &piece.chunk, piece.at, packer, codec, buffer)
+            }
+            _ => Err(EngineError::Ended { pid: piece.pid }),
+        });
+        stored.or_else(|error| fails(*number, piece, error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_lie_where_they_are_mapped() {
+        let view = |pid, start, offset, pages: u64| View {
+            pid,
+            mapping: Mapping {
+                start,
+                end: start + pages * 4096,
+                protection: libc::PROT_READ,
+                shared: true,
+                offset,
+                device: "00:01".into(),
+                inode: 5,
+                name: String::new(),
+                flags: Vec::new(),
+            },
+        };
+        let views = [view(1, 0x10000, 0, 4), view(2, 0x80000, 0x2000, 8)];
+        assert_eq!(shown(&views), [(0, 0xa000)]);
+        let found = pieces(&views, &[(0x1000, 0x6000), (0x9000, 0xa000)]);
+        let found: Vec<_> = found.iter().map(|p| (p.pid, p.chunk.address(), p.place())).collect();
+        let expected = [
+            (1, 0x11000, (0x1000, 0x4000)),
+            (2, 0x82000, (0x4000, 0x6000)),
+            (2, 0x87000, (0x9000, 0xa000)),
+        ];
+        assert_eq!(found, expected);
     }
 }

@@ -1,6 +1,6 @@
 //! Holding one process: its state is read, its memory cloned.
 
-use super::changes::Changes;
+use super::changes::{self, Changes};
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch};
@@ -16,7 +16,7 @@ use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
-use crate::track::Session;
+use crate::track::{Session, Shared};
 use crate::{EngineError, Thread, vdso};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
@@ -69,11 +69,12 @@ pub(super) fn hold(
     let mut mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
     maps::find_names(&mut mappings);
     let mut state = describe(process, ids, &status)?;
-    (state.files, state.mappings) = describe_mappings(pid, &mappings, descriptors, objects)?;
+    (state.files, state.mappings) =
+        describe_mappings(pid, &mappings, descriptors, objects, &mut session.shared)?;
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
     guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
     let ways = Ways::of(pid)?;
-    let asked = ask_live(process, &mappings, &ways, &mut state);
+    let asked = ask_live(process, &mappings, &ways, &mut state, &mut session.shared);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
     let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
@@ -109,7 +110,7 @@ fn hold_memory(
     main.go_home()?;
     asked?;
     state.guards = changes.guards(pid)?;
-    changes.copy(pid)?;
+    changes.copy_by(|chunks, room| changes::copy(pid, chunks, room))?;
     // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
     let flags = write::flags_of(process.pid);
     Ok(Memory::Copied { changes, flags })
@@ -232,6 +233,7 @@ fn describe_mappings(
     mappings: &[Mapping],
     descriptors: &plugins::Saved,
     objects: &mut Objects,
+    shared: &mut Shared,
 ) -> Result<(Vec<MappedFile>, Vec<Saved>), EngineError> {
     let mut files = Files::default();
     let mut saved = Vec::with_capacity(mappings.len());
@@ -246,7 +248,7 @@ fn describe_mappings(
             backing: match (objects.segment(mapping), held(mapping, descriptors)) {
                 (Some(id), _) => Backing::Segment(id),
                 (None, Some(description)) => Backing::Description(description),
-                (None, None) => backing(pid, mapping, &mut files, objects)?,
+                (None, None) => backing(pid, mapping, &mut files, objects, shared)?,
             },
             flags: mapping.flags.clone(),
             name: mapping.given_name().map(str::to_owned),
@@ -299,6 +301,7 @@ fn backing(
     mapping: &Mapping,
     files: &mut Files,
     objects: &mut Objects,
+    shared: &mut Shared,
 ) -> Result<Backing, EngineError> {
     let unsupported = |what: &str| {
         let name = &mapping.name;
@@ -335,7 +338,7 @@ fn backing(
     match (files.index(mapping), mapping.shared, mapping.deleted()) {
         (Some(index), _, _) => Ok(Backing::File(index)),
         (None, false, true) => Ok(Backing::Anonymous),
-        (None, true, true) => Ok(Backing::Object(objects.note(pid, mapping))),
+        (None, true, true) => Ok(Backing::Object(objects.note(pid, mapping, shared))),
         (None, _, false) => unsupported("but another file has that name now: put the old one back"),
     }
 }
@@ -355,10 +358,14 @@ fn ask_live(
     mappings: &[Mapping],
     ways: &Ways,
     state: &mut ProcessState,
+    shared: &mut Shared,
 ) -> Result<(), EngineError> {
     let main = &mut process.main;
     let scratch = Scratch::of(main.pid(), mappings, ways)?;
     ways.lead(main)?;
+    if shared.asks_of(mappings) && scratch.forgets_children(main)? {
+        shared.distrust();
+    }
     state.timers = scratch.timers(main)?;
     for timer in &mut state.posix_timers {
         timer.time = scratch.posix_timer(main, timer.id)?;

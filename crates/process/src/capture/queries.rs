@@ -44,12 +44,12 @@ impl Scratch {
     }
 
     /// Makes a call that answers at the address that `arguments` is given: the answer's bytes.
-    fn ask<const N: usize>(
+    fn ask<const N: usize, const M: usize>(
         &self,
         thread: &mut Thread,
         what: &'static str,
         number: i64,
-        arguments: impl Fn(u64) -> [u64; 3],
+        arguments: impl Fn(u64) -> [u64; M],
     ) -> Result<[u8; N], EngineError> {
         sys::write(self.pid, self.address, &[0; ROOM])?;
         let result = thread.call(self.entry, number, &arguments(self.address))?;
@@ -65,7 +65,7 @@ impl Scratch {
         what: &'static str,
         option: u64,
     ) -> Result<u64, EngineError> {
-        let answer = self.ask::<8>(thread, what, libc::SYS_prctl, |at| [option, at, 0])?;
+        let answer = self.ask::<8, _>(thread, what, libc::SYS_prctl, |at| [option, at, 0])?;
         Ok(u64::from_le_bytes(answer))
     }
 
@@ -75,7 +75,7 @@ impl Scratch {
         thread: &mut Thread,
     ) -> Result<(u64, i32, u64), EngineError> {
         let what = "read its alternate stack";
-        let answer = self.ask::<24>(thread, what, libc::SYS_sigaltstack, |at| [0, at, 0])?;
+        let answer = self.ask::<24, _>(thread, what, libc::SYS_sigaltstack, |at| [0, at, 0])?;
         Ok((word(&answer, 0), word(&answer, 8) as i32, word(&answer, 16)))
     }
 
@@ -100,15 +100,25 @@ impl Scratch {
         id: i32,
     ) -> Result<[i64; 4], EngineError> {
         let (what, id) = ("read its timers", id as u64);
-        let answer = self.ask::<32>(leader, what, libc::SYS_timer_gettime, |at| [id, at, 0])?;
+        let answer = self.ask::<32, _>(leader, what, libc::SYS_timer_gettime, |at| [id, at, 0])?;
         Ok([0, 8, 16, 24].map(|at| word(&answer, at) as i64))
+    }
+
+    /// Whether its children end without its waiting for them (SIG_IGN or SA_NOCLDWAIT for SIGCHLD).
+    pub(super) fn forgets_children(&self, leader: &mut Thread) -> Result<bool, EngineError> {
+        let (what, signal) = ("read its signal actions", libc::SIGCHLD as u64);
+        let action =
+            self.ask::<32, 4>(leader, what, libc::SYS_rt_sigaction, |at| [signal, 0, at, 8])?;
+        let no_wait = word(&action, 8) & libc::SA_NOCLDWAIT as u64 != 0;
+        Ok(no_wait || word(&action, 0) == libc::SIG_IGN as u64)
     }
 
     /// The interval timers: interval and rest, in microseconds.
     pub(super) fn timers(&self, leader: &mut Thread) -> Result<Vec<(u64, u64)>, EngineError> {
         let timer = |which: u64| {
             let what = "read its interval timers";
-            let answer = self.ask::<32>(leader, what, libc::SYS_getitimer, |at| [which, at, 0])?;
+            let answer =
+                self.ask::<32, _>(leader, what, libc::SYS_getitimer, |at| [which, at, 0])?;
             let time = |at| word(&answer, at).wrapping_mul(1_000_000) + word(&answer, at + 8);
             Ok((time(0), time(16)))
         };

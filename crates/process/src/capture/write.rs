@@ -77,11 +77,11 @@ impl Held {
             }
             Memory::Copied { mut changes, flags } => {
                 // While the flags are being told, which takes as long.
-                changes.store(&writer, codec, search)?;
+                changes.store(0, &writer, codec, |at, bytes| search.look(at, bytes))?;
                 process::add_flags(told(flags, pid)?, &mut state);
                 let except = process::except(&state, &[]);
                 except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?;
-                changes.refer(&except, &writer)?;
+                changes.refer(0, &except, &writer)?;
             }
         }
         Ok((state, writer))
@@ -126,7 +126,7 @@ fn refer(
     writer: &ImageWriter,
 ) -> Result<Vec<memory::Chunk>, EngineError> {
     let except = process::except(state, written);
-    changes.refer(&except, writer)?;
+    changes.refer(0, &except, writer)?;
     let mut chunks = changes.chunks;
     chunks.retain(|chunk| !changes::lies_in(chunk.address(), &except));
     Ok(chunks)

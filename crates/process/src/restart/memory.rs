@@ -3,12 +3,12 @@
 use super::Plan;
 use super::files::Inherited;
 use crate::EngineError;
-use crate::capture::JOB_FILE;
 use crate::state::{Backing, ProcessState, Saved, SharedObject};
 use crate::sys;
 use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -68,25 +68,25 @@ pub(super) fn fill(
         let (file, extent) = (layers.file(source.layer), &source.extent);
         let mut parts = source.parts.as_slice();
         pieces(file, extent, scratch, bytes, |address, piece| {
-            parts = write_parts(pid, address, piece, parts)?;
+            parts = write_parts(address, piece, parts, |at, bytes| sys::write(pid, at, bytes))?;
             Ok(())
         })
     })
 }
 
-/// Writes those `parts` that lie in `piece`, which belongs at `address`; the ones that are left.
+/// Has `write` write those `parts` that lie in `piece`, which belongs at `address`; the ones that are left.
 fn write_parts<'a>(
-    pid: libc::pid_t,
     address: u64,
     piece: &[u8],
     mut parts: &'a [(u64, u64)],
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), EngineError>,
 ) -> Result<&'a [(u64, u64)], EngineError> {
     let end = address + piece.len() as u64;
     while let Some(((from, to), rest)) = parts.split_first() {
         let (first, last) = ((*from).max(address), (*to).min(end));
         if first < last {
             let bytes = &piece[(first - address) as usize..(last - address) as usize];
-            sys::write(pid, first, bytes)?;
+            write(first, bytes)?;
         }
         if *to > end {
             break;
@@ -107,29 +107,34 @@ fn mapping_of(state: &ProcessState, (start, end): (u64, u64)) -> Result<&Saved, 
 
 /// Writes the objects that mappings share.
 pub(super) fn fill_objects(plan: &Plan, inherited: &Inherited) -> Result<(), EngineError> {
-    let file = plan.open(JOB_FILE)?;
-    check_objects(&file, &plan.job.objects)?;
+    let layers = plan.shared()?;
+    check_objects(&layers, &plan.job.objects)?;
     for object in &plan.job.objects {
         let fd = inherited.object(object.number)?;
         // SAFETY: `inherited` keeps it open for as long as this runs.
         let target = unsafe { BorrowedFd::borrow_raw(fd) };
         let target = std::fs::File::from(target.try_clone_to_owned().map_err(failed)?);
-        let (mut scratch, mut bytes) = (Vec::new(), Vec::new());
-        let own = |extent: &&Extent| extent.object == object.number && extent.codec != Codec::Zero;
-        for extent in file.memory().filter(own) {
-            pieces(&file, extent, &mut scratch, &mut bytes, |offset, piece| {
-                std::os::unix::fs::FileExt::write_all_at(&target, piece, offset).map_err(failed)
-            })?;
-        }
+        let mut sources = layers.sources(object.number);
+        // It is zero already.
+        sources.retain(|source| source.extent.codec != Codec::Zero);
+        each(&sources, |source, scratch, bytes| {
+            let (file, mut parts) = (layers.file(source.layer), source.parts.as_slice());
+            pieces(file, &source.extent, scratch, bytes, |offset, piece| {
+                parts = write_parts(offset, piece, parts, |at, bytes| {
+                    target.write_all_at(bytes, at).map_err(failed)
+                })?;
+                Ok(())
+            })
+        })?;
     }
     Ok(())
 }
 
-/// Fails if there is memory in `file` past the end of its object.
-pub(super) fn check_objects(file: &ImageFile, objects: &[SharedObject]) -> Result<(), EngineError> {
+/// Fails if there is memory past the end of its object.
+pub(super) fn check_objects(layers: &Layers, objects: &[SharedObject]) -> Result<(), EngineError> {
     for object in objects {
-        let past = |extent: &Extent| extent.address + extent.decoded > object.bytes;
-        if file.memory_of(object.number).iter().any(past) {
+        let sources = layers.sources(object.number);
+        if sources.iter().flat_map(|source| &source.parts).any(|(_, end)| *end > object.bytes) {
             return Err(EngineError::Nonsense("shared memory past its object's end"));
         }
     }

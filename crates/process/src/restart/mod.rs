@@ -137,8 +137,9 @@ impl Plan {
         namespaces::ids_of(&self.processes).map(drop)
     }
 
-    fn open(&self, name: &str) -> Result<ImageFile, EngineError> {
-        open(&self.folder, &self.manifest, name)
+    /// What the processes share, wherever in the chain it is.
+    fn shared(&self) -> Result<Layers, EngineError> {
+        Ok(Layers::open(&self.chain, JOB_FILE)?)
     }
 
     /// The memory of a process, wherever in the chain it is.
@@ -162,7 +163,7 @@ pub fn check(folder: &std::path::Path) -> Result<(), EngineError> {
     for process in &plan.processes {
         memory::sources(process, &plan.layers(process)?)?;
     }
-    memory::check_objects(&plan.open(JOB_FILE)?, &plan.job.objects)
+    memory::check_objects(&plan.shared()?, &plan.job.objects)
 }
 
 /// A restarted job, as the one sees it who restarted it.

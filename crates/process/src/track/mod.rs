@@ -6,6 +6,7 @@
 //! everything if anything is in doubt: a checkpoint that failed, an image that is gone.
 
 mod scan;
+mod shared;
 mod uffd;
 
 use crate::capture::{Ahead, Early, Gaps, Settled};
@@ -17,6 +18,7 @@ use crate::{EngineError, capture};
 use kedge_image::{Manifest, Parent, Pin};
 use libc::pid_t;
 pub(crate) use scan::{Pages, common, without};
+pub(crate) use shared::{Key, Shared, View, cover};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,6 +44,8 @@ pub struct Tracker(Arc<Mutex<State>>);
 struct State {
     processes: BTreeMap<pid_t, Watched>,
     base: Option<Base>,
+    /// Shared objects that the last image has.
+    shared: shared::Known,
 }
 
 #[derive(Debug)]
@@ -77,6 +81,7 @@ pub(crate) struct Session {
     /// What has changed before the pause.
     early: BTreeMap<pid_t, Early>,
     known: BTreeSet<pid_t>,
+    pub(crate) shared: Shared,
     /// How long the job stood still for it.
     pub(crate) stall: Duration,
     pub(crate) notes: Vec<String>,
@@ -91,7 +96,9 @@ impl Tracker {
     /// One for a single checkpoint, if a process is to be written while it runs.
     pub(crate) fn once(roots: &Roots, options: &capture::Options) -> Option<Tracker> {
         let least = options.ahead?;
-        stop::alive(roots).iter().any(|pid| resident(*pid) >= least).then(Tracker::default)
+        let alive = stop::alive(roots);
+        let large = alive.iter().any(|pid| resident(*pid) >= least);
+        (large || !shared::who_share(&alive, least).is_empty()).then(Tracker::default)
     }
 
     /// Nothing is watched any more, without standing in anybody's way.
@@ -121,6 +128,10 @@ impl Tracker {
         if session.base.is_none() {
             state.processes.values_mut().for_each(|watched| watched.known = false);
         }
+        // After a checkpoint that fails nobody knows what has changed of them.
+        let shared = std::mem::take(&mut state.shared);
+        let known = session.base.is_some().then_some(shared);
+        session.shared = Shared::begin(roots, options.tracker.is_some(), known);
         state.watch(roots, options, &mut session)?;
         for (pid, watched) in &mut state.processes {
             let told = std::mem::take(&mut watched.told);
@@ -140,12 +151,15 @@ impl Tracker {
         session: &mut Session,
         options: &capture::Options,
     ) -> Result<(), EngineError> {
+        if options.ahead.is_some() && session.base.is_none() {
+            session.shared.write_ahead(options)?;
+        }
         for (pid, watched) in self.state().processes.iter().filter(|(_, watched)| !watched.known) {
             if session.write_ahead(*pid, options)? {
                 // Its pages are protected by that.
             } else if options.tracker.is_some() {
                 protect(*pid);
-            } else {
+            } else if !session.shared.is_of(*pid) {
                 watched.end(*pid);
             }
         }
@@ -179,6 +193,7 @@ impl Tracker {
             (Some(_), Some((base, ..))) => base.length.saturating_add(1),
             _ => 1,
         };
+        state.shared = session.shared.captured();
         let parent = manifest.as_parent(folder);
         state.base =
             parent.map(|parent| Base { folder: folder.to_owned(), parent, length, settled });
@@ -273,6 +288,7 @@ impl Session {
                 Err(_) => drop((self.known.remove(&pid), self.ahead.remove(&pid))),
             }
         }
+        self.shared.look_ahead(&mut left);
     }
 }
 
@@ -305,7 +321,9 @@ impl State {
         alone_with_their_memory(&mut alive);
         // For this image alone no others are watched.
         let least = options.ahead.filter(|_| options.tracker.is_none());
-        alive.retain(|pid| least.is_none_or(|least| resident(*pid) >= least));
+        let sharing = least.map(|least| shared::who_share(&alive, least)).unwrap_or_default();
+        let large = |pid: pid_t| least.is_none_or(|least| resident(pid) >= least);
+        alive.retain(|pid| large(*pid) || sharing.contains(pid));
         self.processes.retain(|pid, watched| alive.contains(pid) && watched.add_all(*pid));
         if alive.iter().all(|pid| self.processes.contains_key(pid)) {
             return Ok(());
@@ -334,14 +352,14 @@ impl State {
 impl Watched {
     fn end(&self, pid: pid_t) {
         let mappings = maps::of(proc::reach(pid)).unwrap_or_default();
-        mappings.iter().filter(|m| watchable(m)).for_each(|m| self.watch.remove(m));
+        mappings.iter().filter(|m| watched(m)).for_each(|m| self.watch.remove(m));
     }
 
     /// Watches all that it has now; `false` if the process has other memory than it had, or none.
     fn add_all(&self, pid: pid_t) -> bool {
         let pid = proc::reach(pid);
         let Ok(mappings) = maps::of(pid) else { return false };
-        let mut added = mappings.iter().filter(|m| watchable(m) && self.watch.add(m)).peekable();
+        let mut added = mappings.iter().filter(|m| watched(m) && self.watch.add(m)).peekable();
         let Some(first) = added.peek().map(|mapping| (mapping.start, mapping.end)) else {
             return false;
         };
@@ -354,6 +372,11 @@ impl Watched {
 /// Whether the mapping's pages can be watched: those of files have marks that look like pages.
 pub(crate) fn watchable(mapping: &Mapping) -> bool {
     mapping.inode == 0 && mapping.start < maps::TOP && capture::is_own(mapping)
+}
+
+/// Whether the mapping is to be watched: it is private, or shows a shared object.
+fn watched(mapping: &Mapping) -> bool {
+    watchable(mapping) || shared::key_of(mapping).is_some()
 }
 
 /// Protects all watched pages of a running process: what it writes from here on is known.

@@ -1,0 +1,129 @@
+//! Memory that processes share is written ahead and incremental: what they change of it, by whatever mapping, is in the image
+//! as it was when they stood still, and what they do not change is not copied in the pause.
+
+mod support;
+
+use kedge_image::{Choice, Codec, ImageFile, Manifest, ahead_of, verify};
+use kedge_process::{Options, Tracker};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::survive::{as_an_ordinary_user, rounds};
+use support::{Folder, Running, alone, bring_back, build, capture_by, kill, step};
+
+const JOB: &str = "job.kimg";
+
+fn capture(image: &Path, ahead: bool, tracker: Option<&Tracker>) -> Manifest {
+    let (ahead, tracker) = (ahead.then_some(0), tracker.cloned());
+    let options = Options { ahead, tracker, codec: Choice::Lz4, ..Options::new(image.to_owned()) };
+    capture_by(options)
+}
+
+/// Bytes of shared memory that the image's own file has, and has from another one.
+fn shared(image: &Path, manifest: &Manifest) -> (u64, u64) {
+    let file = ImageFile::open(&image.join(JOB), manifest.file(JOB)).unwrap();
+    let sum = |parent| {
+        let extents = file.memory().filter(|extent| (extent.codec == Codec::Parent) == parent);
+        extents.map(|extent| extent.decoded).sum()
+    };
+    (sum(false), sum(true))
+}
+
+/// `images` of them, one after the other; restarted from the last.
+fn survives(name: &str, kind: &str, images: usize, ahead: bool, tracked: bool) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, "shared.c", &[]);
+    let steps = 120;
+    for round in 0..rounds() {
+        let mut running = Running::start(Command::new(&program).args([kind, &steps.to_string()]));
+        let tracker = tracked.then(Tracker::default);
+        let mut before = running.lines(2);
+        let mut last = (PathBuf::new(), Manifest::new("test".into(), vec![], 1));
+        for number in 0..images {
+            let image = folder.path(&format!("image-{round}-{number}"));
+            let manifest = capture(&image, ahead, tracker.as_ref());
+            assert_eq!(manifest.parent.is_some(), tracked && number > 0);
+            last = (image, manifest);
+            before.extend(running.lines(2));
+        }
+        verify(&last.0, 2).unwrap();
+        kill(running, &last.1.processes);
+        let (after, status) = bring_back(&last.0);
+        assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}, {after:?}");
+        let numbers: Vec<usize> = after.iter().map(|line| step(line)).collect();
+        assert_eq!(numbers, (numbers[0]..=steps).collect::<Vec<_>>());
+        assert!(after[0][..16] == before[0][..16], "{}", after[0]);
+    }
+}
+
+#[test]
+fn it_comes_back_as_a_whole() {
+    survives("shared", "anonymous", 1, false, false);
+}
+
+#[test]
+fn it_comes_back_written_ahead() {
+    survives("shared-ahead", "anonymous", 2, true, false);
+    survives("shared-ahead-memfd", "memfd", 1, true, false);
+}
+
+#[test]
+fn it_comes_back_from_a_chain() {
+    survives("shared-chain", "anonymous", 5, false, true);
+}
+
+#[test]
+fn it_comes_back_from_a_chain_on_what_was_written_ahead() {
+    survives("shared-ahead-chain", "anonymous", 5, true, true);
+    survives("shared-ahead-chain-memfd", "memfd", 4, true, true);
+}
+
+/// What they have written through mappings that went with them is told by nobody.
+#[test]
+fn children_that_come_and_go_lose_nothing() {
+    survives("shared-children", "children", 5, true, true);
+    survives("shared-forgotten", "forgotten", 5, true, true);
+    survives("shared-children-ahead", "children", 2, true, false);
+}
+
+/// Says when its memory is there, and changes some of it.
+const FEW: &str = "
+import mmap, os, sys, time
+m = mmap.mmap(-1, 64 << 20)
+for i in range(0, len(m), 1 << 20): m[i:i + (1 << 20)] = os.urandom(1 << 20)
+child = os.fork() == 0
+if not child: print('0000000000000000 1', flush=True)
+n = 0
+while True:
+    time.sleep(0.01)
+    n += 1
+    at = (n % 16) * 8192 + (4096 if child else 0)
+    m[at:at + 8] = n.to_bytes(8, 'little')
+";
+
+#[test]
+fn what_does_not_change_is_not_stored_again() {
+    let _alone = alone();
+    let folder = Folder::new("shared-few");
+    let mut running = Running::start(Command::new("/usr/bin/python3").args(["-c", FEW]));
+    running.lines(1);
+    let whole = 64 << 20;
+    let tracker = Tracker::default();
+    let first = folder.path("image-0");
+    let manifest = capture(&first, true, Some(&tracker));
+    assert!(manifest.file(&ahead_of(JOB)).is_some(), "it was written ahead");
+    let (own, parent) = shared(&first, &manifest);
+    assert!(own < whole / 64 && own + parent >= whole, "{own} {parent}");
+    let second = folder.path("image-1");
+    let manifest = capture(&second, true, Some(&tracker));
+    assert!(manifest.parent.is_some() && manifest.file(&ahead_of(JOB)).is_none());
+    let (own, parent) = shared(&second, &manifest);
+    assert!(own < whole / 64 && own + parent >= whole, "{own} {parent}");
+    kill(running, &manifest.processes);
+    verify(&second, 2).unwrap();
+}
+
+#[test]
+fn an_ordinary_user_can_do_the_same() {
+    as_an_ordinary_user();
+}
