@@ -243,6 +243,8 @@ static void make_pty(void) {
     EXPECT(grantpt(10) == 0 && unlockpt(10) == 0);
     put(open(ptsname(10), O_RDWR), 11);
     put(open("/dev/tty", O_RDWR), 12);
+    if (geteuid() == 0)
+        EXPECT(fchown(11, 1234, 1235) == 0 && fchmod(11, 0602) == 0);
     struct winsize size = {40, 100, 0, 0};
     EXPECT(ioctl(10, TIOCSWINSZ, &size) == 0);
     struct termios settings;
@@ -259,6 +261,10 @@ static void make_pty(void) {
 }
 
 static void check_pty(int role) {
+    struct stat stat;
+    EXPECT(fstat(11, &stat) == 0);
+    if (geteuid() == 0)
+        EXPECT(stat.st_uid == 1234 && stat.st_gid == 1235 && (stat.st_mode & 07777) == 0602);
     struct winsize size;
     EXPECT(ioctl(11, TIOCGWINSZ, &size) == 0 && size.ws_row == 40 && size.ws_col == 100);
     struct termios settings;

@@ -1,6 +1,7 @@
 /* TCP and UDP. */
 #include "plugins_child.h"
 #include <arpa/inet.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
@@ -53,6 +54,24 @@ static void expect_remembered(int fd) {
     struct sockaddr_storage pair[2], now[2] = {own_address(fd, 0), own_address(fd, 1)};
     EXPECT(read(file, pair, sizeof pair) == sizeof pair);
     EXPECT(memcmp(pair, now, sizeof pair) == 0);
+    close(file);
+}
+
+static void remember_name(int fd) {
+    char name[16];
+    sprintf(name, "name-%d", fd);
+    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    struct sockaddr_storage own = own_address(fd, 0);
+    EXPECT(write(file, &own, sizeof own) == sizeof own);
+    close(file);
+}
+
+static void expect_name(int fd) {
+    char name[16];
+    sprintf(name, "name-%d", fd);
+    int file = open(name, O_RDONLY);
+    struct sockaddr_storage own, now = own_address(fd, 0);
+    EXPECT(read(file, &own, sizeof own) == sizeof own && memcmp(&own, &now, sizeof own) == 0);
     close(file);
 }
 
@@ -223,6 +242,192 @@ static void check_outside(int role) {
     connect_to(13, 10);
 }
 
+static int error_of(ssize_t result) {
+    return result == -1 ? errno : 0;
+}
+
+static int option_of(int fd, int level, int name) {
+    int value = -1;
+    socklen_t length = sizeof value;
+    EXPECT(getsockopt(fd, level, name, &value, &length) == 0);
+    return value;
+}
+
+static void pair_at(int client, int server) {
+    connect_to(client, 10);
+    put(accept(10, NULL, NULL), server);
+}
+
+/* The address that it had at its other end, whether it still has one or not. */
+static struct sockaddr_in had_peer(int fd) {
+    struct sockaddr_in address = {0};
+    socklen_t length = sizeof address;
+    EXPECT(getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &address, &length) == 0);
+    return address;
+}
+
+static void reset_by_peer(int fd) {
+    struct linger at_once = {1, 0};
+    connect_to(fd, 10);
+    int other = accept(10, NULL, NULL);
+    EXPECT(setsockopt(other, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
+    EXPECT(close(other) == 0);
+}
+
+static void make_ended(void) {
+    char byte;
+    signal(SIGPIPE, SIG_IGN);
+    listen_at(10, AF_INET);
+    pair_at(11, 12);
+    say(12, "last words");
+    EXPECT(shutdown(11, SHUT_WR) == 0 && shutdown(12, SHUT_WR) == 0);
+    struct sockaddr_in had = had_peer(11);
+    int file = open("had", O_WRONLY | O_CREAT, 0600);
+    EXPECT(write(file, &had, sizeof had) == sizeof had && close(file) == 0);
+    reset_by_peer(13);
+    reset_by_peer(14);
+    EXPECT(error_of(read(14, &byte, 1)) == ECONNRESET);
+    pair_at(15, 16);
+    EXPECT(shutdown(15, SHUT_RD) == 0);
+    put(socket(AF_INET, SOCK_DGRAM, 0), 17);
+    struct sockaddr_storage address = own_address(10, 0);
+    EXPECT(connect(17, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(shutdown(17, SHUT_WR) == 0);
+    put(socket(AF_INET, SOCK_STREAM, 0), 18);
+}
+
+static void check_ended(int role) {
+    char byte;
+    signal(SIGPIPE, SIG_IGN);
+    EXPECT(error_of(write(11, "x", 1)) == EPIPE && error_of(write(12, "x", 1)) == EPIPE);
+    expect_text(11, "last words");
+    expect_end(11);
+    expect_end(12);
+    struct sockaddr_in had, now = had_peer(11);
+    int file = open("had", O_RDONLY);
+    EXPECT(read(file, &had, sizeof had) == sizeof had && memcmp(&had, &now, sizeof had) == 0);
+    EXPECT(error_of(read(13, &byte, 1)) == ECONNRESET && error_of(write(13, "x", 1)) == EPIPE);
+    expect_end(14);
+    EXPECT(error_of(write(14, "x", 1)) == EPIPE);
+    expect_end(15);
+    say(15, "still");
+    expect_text(16, "still");
+    EXPECT(error_of(write(17, "x", 1)) == EPIPE);
+    EXPECT(error_of(read(18, &byte, 1)) == ENOTCONN);
+}
+
+/* Who listens has no room for another one yet. */
+static void make_connecting(void) {
+    put(socket(AF_INET, SOCK_STREAM, 0), 10);
+    bind_loopback(10, AF_INET);
+    EXPECT(listen(10, 0) == 0);
+    connect_to(11, 10);
+    put(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), 12);
+    struct sockaddr_storage address = own_address(10, 0);
+    EXPECT(connect(12, (struct sockaddr *)&address, sizeof address) == -1 && errno == EINPROGRESS);
+}
+
+static void check_connecting(int role) {
+    struct pollfd ready = {12, POLLOUT, 0};
+    EXPECT(poll(&ready, 1, 0) == 0);
+    put(accept(10, NULL, NULL), 13);
+    EXPECT(poll(&ready, 1, 10000) == 1 && option_of(12, SOL_SOCKET, SO_ERROR) == 0);
+    put(accept(10, NULL, NULL), 14);
+    EXPECT(fcntl(12, F_GETFL) & O_NONBLOCK);
+    say(12, "at last");
+    expect_text(14, "at last");
+}
+
+static void listen_shared(int fd, struct sockaddr_storage *address) {
+    int one = 1;
+    put(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), fd);
+    EXPECT(setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one) == 0);
+    EXPECT(bind(fd, (struct sockaddr *)address, sizeof *address) == 0 && listen(fd, 5) == 0);
+}
+
+static void make_listeners(void) {
+    int zero = 0;
+    listen_at(10, AF_INET);
+    /* Two who are gone before they are accepted. */
+    for (int i = 0; i < 2; i++) {
+        connect_to(11, 10);
+        EXPECT(close(11) == 0);
+    }
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_storage address;
+    memset(&address, 0, sizeof address);
+    memcpy(&address, &any, sizeof any);
+    listen_shared(12, &address);
+    address = own_address(12, 0);
+    listen_shared(13, &address);
+    EXPECT(setsockopt(12, SOL_SOCKET, SO_REUSEPORT, &zero, sizeof zero) == 0);
+    connect_to(14, 12);
+}
+
+static void check_listeners(int role) {
+    for (int i = 0; i < 2; i++) {
+        put(accept(10, NULL, NULL), 20);
+        expect_end(20);
+    }
+    EXPECT(option_of(12, SOL_SOCKET, SO_REUSEPORT) == 0);
+    EXPECT(option_of(13, SOL_SOCKET, SO_REUSEPORT) == 1);
+    struct pollfd both[2] = {{12, POLLIN, 0}, {13, POLLIN, 0}};
+    EXPECT(poll(both, 2, 5000) == 1);
+    put(accept(both[0].revents ? 12 : 13, NULL, NULL), 21);
+    say(14, "shared");
+    expect_text(21, "shared");
+}
+
+/* Lets nothing pass. */
+static struct sock_filter nothing[] = {{BPF_RET | BPF_K, 0, 0, 0}, {BPF_RET | BPF_K, 0, 0, 1}};
+
+static void make_options(void) {
+    int one = 1, none = 0;
+    make_udp();
+    struct sock_fprog program = {2, nothing};
+    EXPECT(setsockopt(10, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+    put(socket(AF_INET6, SOCK_DGRAM, 0), 13);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
+    EXPECT(inet_pton(AF_INET6, "2001:db8::ff00:42:8329", &six.sin6_addr) == 1);
+    EXPECT(setsockopt(13, SOL_IP, IP_FREEBIND, &one, sizeof one) == 0);
+    EXPECT(bind(13, (struct sockaddr *)&six, sizeof six) == 0);
+    EXPECT(setsockopt(13, SOL_IP, IP_FREEBIND, &none, sizeof none) == 0);
+    remember_name(13);
+    put(socket(AF_INET, SOCK_STREAM, 0), 14);
+    EXPECT(setsockopt(14, SOL_SOCKET, 72 /* SO_BUF_LOCK */, &one, sizeof one) == 0);
+    EXPECT(setsockopt(11, SOL_SOCKET, SO_NO_CHECK, &one, sizeof one) == 0);
+}
+
+static void check_options(int role) {
+    struct sock_filter found[2];
+    socklen_t length = 2;
+    EXPECT(getsockopt(10, SOL_SOCKET, SO_GET_FILTER, found, &length) == 0 && length == 2);
+    EXPECT(memcmp(found, nothing, sizeof found) == 0);
+    say(11, "kept out");
+    check_udp(role);
+    expect_name(13);
+    EXPECT(option_of(13, SOL_IP, IP_FREEBIND) == 0);
+    EXPECT(option_of(14, SOL_SOCKET, 72) == 1);
+    EXPECT(option_of(11, SOL_SOCKET, SO_NO_CHECK) == 1);
+}
+
+/* It has written, and nobody has accepted it. */
+static void make_unaccepted(void) {
+    listen_at(10, AF_INET);
+    connect_to(11, 10);
+    say(11, "unheard");
+}
+
+static void make_unaccepted_gone(void) {
+    make_unaccepted();
+    EXPECT(close(11) == 0);
+}
+
+static void check_unaccepted(int role) {
+    put(accept(10, NULL, NULL), 12);
+    expect_text(12, "unheard");
+}
+
 const struct scenario scenarios[] = {
     {"four", make_four, check_connection},
     {"six", make_six, check_connection},
@@ -230,5 +435,11 @@ const struct scenario scenarios[] = {
     {"full", make_full, check_full},
     {"udp", make_udp, check_udp},
     {"outside", make_outside, check_outside},
+    {"ended", make_ended, check_ended},
+    {"connecting", make_connecting, check_connecting},
+    {"listeners", make_listeners, check_listeners},
+    {"options", make_options, check_options},
+    {"unaccepted", make_unaccepted, check_unaccepted},
+    {"unaccepted-gone", make_unaccepted_gone, check_unaccepted},
     {0},
 };

@@ -2,7 +2,7 @@
 
 mod plugins_support;
 
-use kedge_process::plugins::PathMap;
+use kedge_process::plugins::{PathMap, Survey};
 use plugins_support::{Scenario, as_an_ordinary_user};
 
 const SOURCE: &str = "plugins_inet.c";
@@ -29,7 +29,7 @@ fn a_full_connection_comes_back_full() {
 
 #[test]
 fn connections_of_a_saved_job_are_not_disturbed() {
-    for name in ["full", "udp"] {
+    for name in ["full", "udp", "ended", "connecting", "listeners", "options"] {
         let scenario = Scenario::start(SOURCE, name);
         scenario.save();
         scenario.goes_on();
@@ -50,6 +50,37 @@ fn a_peer_outside_is_named_and_resets_the_connection() {
     let warning = saved.warnings().iter().find(named).expect("a warning");
     assert!(warning.contains("outside of the job"), "{warning}");
     scenario.check(&saved, PathMap::default());
+}
+
+#[test]
+fn what_has_ended_has_ended_in_the_same_way() {
+    Scenario::round_trip(SOURCE, "ended");
+}
+
+#[test]
+fn a_connection_that_is_under_way_is_begun_once_more() {
+    Scenario::round_trip(SOURCE, "connecting");
+}
+
+#[test]
+fn listeners_come_back_with_who_is_gone_and_with_shared_ports() {
+    Scenario::round_trip(SOURCE, "listeners");
+}
+
+#[test]
+fn filters_locks_and_addresses_that_are_nobodys_come_back() {
+    Scenario::round_trip(SOURCE, "options");
+}
+
+#[test]
+fn what_nobody_has_accepted_yet_is_refused_by_name() {
+    for name in ["unaccepted", "unaccepted-gone"] {
+        let scenario = Scenario::start(SOURCE, name);
+        let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+        assert!(refusals[0].to_string().contains("descriptor 10:"), "{}", refusals[0]);
+        assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
+        scenario.goes_on();
+    }
 }
 
 #[test]

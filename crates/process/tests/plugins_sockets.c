@@ -239,7 +239,76 @@ static void make_netlink(void) {
 static void check_netlink(int role) {
 }
 
+/* Names that lead nowhere, or to others by now; only root is root elsewhere for a moment. */
+static void make_ghosts(void) {
+    put(socket(AF_UNIX, SOCK_DGRAM, 0), 10);
+    bind_to(10, "ghost");
+    put(socket(AF_UNIX, SOCK_DGRAM, 0), 11);
+    connect_to(11, "ghost");
+    EXPECT(unlink("ghost") == 0);
+    if (geteuid() == 0) {
+        say(11, "early");
+        put(open("ghost", O_RDWR | O_CREAT, 0600), 12);
+        say(12, "a file");
+    }
+}
+
+static void check_ghosts(int role) {
+    char text[16];
+    expect_name(10, 0, "ghost");
+    if (geteuid() != 0)
+        return;
+    EXPECT(read(10, text, sizeof text) == 5 && memcmp(text, "early", 5) == 0);
+    EXPECT(pread(12, text, sizeof text, 0) == 6 && memcmp(text, "a file", 6) == 0);
+    say(11, "late");
+    EXPECT(read(10, text, sizeof text) == 4 && memcmp(text, "late", 4) == 0);
+}
+
+static void make_owned(void) {
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 10);
+    bind_to(10, "owned");
+    EXPECT(chmod("owned", 0751) == 0);
+    if (geteuid() == 0)
+        EXPECT(chown(".", 1234, 1235) == 0 && chown("owned", 1234, 1235) == 0);
+    EXPECT(listen(10, 5) == 0);
+}
+
+static void check_owned(int role) {
+    struct stat stat;
+    EXPECT(lstat("owned", &stat) == 0 && (stat.st_mode & 07777) == 0751);
+    EXPECT(stat.st_uid == (geteuid() ? geteuid() : 1234));
+    EXPECT(stat.st_gid == (geteuid() ? getegid() : 1235));
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 11);
+    connect_to(11, "owned");
+    put(accept(10, NULL, NULL), 12);
+    say(11, "welcome");
+    expect_text(12, "welcome");
+}
+
+static void make_unaccepted(void) {
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 10);
+    bind_to(10, "unaccepted");
+    EXPECT(listen(10, 5) == 0);
+    put(socket(AF_UNIX, SOCK_STREAM, 0), 11);
+    connect_to(11, "unaccepted");
+    say(11, "unheard");
+}
+
+static void make_unaccepted_gone(void) {
+    make_unaccepted();
+    EXPECT(close(11) == 0);
+}
+
+static void check_unaccepted(int role) {
+    put(accept(10, NULL, NULL), 12);
+    expect_text(12, "unheard");
+}
+
 const struct scenario scenarios[] = {
+    {"ghosts", make_ghosts, check_ghosts},
+    {"owned", make_owned, check_owned},
+    {"unaccepted", make_unaccepted, check_unaccepted},
+    {"unaccepted-gone", make_unaccepted_gone, check_unaccepted},
     {"pairs", make_pairs, check_pairs},
     {"server", make_server, check_server},
     {"datagrams", make_datagrams, check_datagrams},

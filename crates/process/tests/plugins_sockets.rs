@@ -2,7 +2,7 @@
 
 mod plugins_support;
 
-use kedge_process::plugins::PathMap;
+use kedge_process::plugins::{PathMap, Survey};
 use plugins_support::{Scenario, as_an_ordinary_user};
 
 const SOURCE: &str = "plugins_sockets.c";
@@ -35,8 +35,29 @@ fn a_peer_outside_is_named_and_found_closed() {
 }
 
 #[test]
+fn names_that_are_gone_come_back_beside_what_has_them_now() {
+    Scenario::round_trip(SOURCE, "ghosts");
+}
+
+#[test]
+fn files_of_names_keep_their_owners() {
+    Scenario::round_trip(SOURCE, "owned");
+}
+
+#[test]
+fn what_nobody_has_accepted_yet_is_refused_by_name() {
+    for name in ["unaccepted", "unaccepted-gone"] {
+        let scenario = Scenario::start(SOURCE, name);
+        let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+        assert!(refusals[0].to_string().contains("descriptor 10:"), "{}", refusals[0]);
+        assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
+        scenario.goes_on();
+    }
+}
+
+#[test]
 fn sockets_of_a_saved_job_are_not_disturbed() {
-    for name in ["pairs", "datagrams"] {
+    for name in ["pairs", "datagrams", "ghosts", "owned"] {
         let scenario = Scenario::start(SOURCE, name);
         scenario.save();
         scenario.goes_on();

@@ -214,21 +214,49 @@ pub(crate) fn set_socket_option(
     done(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) })
 }
 
-/// Does `what`, which makes system calls, in the directory `path`, without moving anybody else
-/// there.
-pub(crate) fn in_directory<T: Send>(
-    path: &std::path::Path,
+/// Where and as whom something is done to the file system.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct There<'a> {
+    /// What counts as the root.
+    pub root: Option<&'a std::path::Path>,
+    /// Where paths without a slash in front are from.
+    pub folder: Option<&'a std::path::Path>,
+    /// The user and group whose rights hold, and who own what is made: as far as this process may
+    /// be them.
+    pub owner: Option<(u32, u32)>,
+}
+
+/// Does `what`, which makes system calls, in another place, without moving anybody else there. What
+/// it makes gets the whole mode that it asks for.
+pub(crate) fn there<T: Send>(
+    place: There,
     what: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
-    let there = || {
-        // SAFETY: a plain call; from here on this thread, which ends soon, has a directory of its own.
-        done(unsafe { libc::unshare(libc::CLONE_FS) })?;
-        std::env::set_current_dir(path)?;
+    let go = || {
+        // SAFETY: the calls take numbers and a path that lives on; from the first one on this
+        // thread, which ends soon, has a root, a directory, a file mask and a user for files of its
+        // own.
+        unsafe {
+            done(libc::unshare(libc::CLONE_FS))?;
+            libc::umask(0);
+            if let Some(root) = place.root {
+                let root = std::ffi::CString::new(root.as_os_str().as_encoded_bytes())?;
+                done(libc::chroot(root.as_ptr()))?;
+                std::env::set_current_dir("/")?;
+            }
+            if let Some(folder) = place.folder {
+                std::env::set_current_dir(folder)?;
+            }
+            if let Some((user, group)) = place.owner {
+                libc::syscall(libc::SYS_setfsgid, group);
+                libc::syscall(libc::SYS_setfsuid, user);
+            }
+        }
         what()
     };
-    std::thread::scope(|scope| match scope.spawn(there).join() {
+    std::thread::scope(|scope| match scope.spawn(go).join() {
         Ok(result) => result,
-        Err(_) => Err(io::Error::other("the thread in another directory has failed")),
+        Err(_) => Err(io::Error::other("the thread in another place has failed")),
     })
 }
 

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// another one have its addresses (net.ipv4.tcp_tw_reuse).
 const PATIENCE: Duration = Duration::from_millis(2500);
 
+/// Most connections that wait at one socket: far above `net.core.somaxconn`'s default.
+const MOST_GONE: u32 = 1 << 16;
+
 pub(super) fn new(socket: &Socket) -> Result<OwnedFd, PluginError> {
     plain(socket.six, socket.kind, socket.protocol).to(|| "make an internet socket")
 }
@@ -227,6 +230,48 @@ pub(super) fn anywhere(six: bool, world: &World) -> Result<(OwnedFd, OwnedFd), P
         connected(&listener, six, None, address)
     };
     made().to(|| "make a connection on this machine")
+}
+
+/// Begins to connect, without waiting. Where it is refused at once, the program, which was to be
+/// told later, is.
+pub(super) fn begin(fd: &OwnedFd, to: SocketAddr, world: &mut World) -> Result<(), PluginError> {
+    rustix::io::ioctl_fionbio(fd, true).to(|| "set a socket's flags")?;
+    match connect(fd, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(error) => {
+            world.note(format!("a connection to {to}, which was under way, fails: {error}"));
+            be_refused(fd, to.is_ipv6()).to(|| "begin a connection")
+        }
+    }
+}
+
+/// Has the kernel tell `fd` in a moment that it was refused: it asks where nobody listens any more
+/// when it asks again.
+fn be_refused(fd: &OwnedFd, six: bool) -> io::Result<()> {
+    let listener = tcp(six)?;
+    bind(&listener, &SocketAddr::new(loopback(six), 0))?;
+    listen(&listener, 0)?;
+    let address = SocketAddr::try_from(getsockname(&listener)?)?;
+    // One waits already, and there is no room for another.
+    let first = tcp(six)?;
+    bounded(&first, address)?;
+    match connect(fd, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to who listens at `local` so many times, and closes the connection each time.
+pub(super) fn come_and_go(
+    socket: &Socket,
+    local: SocketAddr,
+    times: u32,
+) -> Result<(), PluginError> {
+    let local = super::moved::here(local).unwrap_or(local);
+    let ip = if local.ip().is_unspecified() { loopback(socket.six) } else { local.ip() };
+    let to = SocketAddr::new(ip, local.port());
+    let once = || bounded(&tcp(socket.six)?, to);
+    (0..times.min(MOST_GONE)).try_for_each(|_| once()).to(|| format!("connect to {to} again"))
 }
 
 /// Closes `fd` so that the other end sees a reset.

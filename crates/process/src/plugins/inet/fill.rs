@@ -2,6 +2,7 @@
 
 use super::room::{Room, let_through};
 use super::save::Known;
+use super::tcp::State;
 use crate::plugins::apart::survive;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::Capture;
@@ -90,6 +91,10 @@ fn pull(sender: &Known, receiver: &Known, bytes: usize) -> io::Result<usize> {
 
 /// Bytes that the sender holds; a FIN that is under way counts as one in the kernel.
 fn held(sender: &Known) -> io::Result<usize> {
+    // What an ended connection holds will never leave it.
+    if sender.info.is_some_and(|info| info.state == State::CLOSED) {
+        return Ok(0);
+    }
     let count = sys::unsent(&sender.fd)?;
     let finished = sender.info.is_some_and(|info| info.state.finished());
     Ok(if finished { count.saturating_sub(1) } else { count })

@@ -4,7 +4,7 @@ use super::connect::{self, anywhere, new, pair, reset};
 use super::save::loopback;
 use super::{Role, Socket, fill, moved};
 use crate::plugins::error::{Context, PluginError, damaged};
-use crate::plugins::sockets::{Kind, options};
+use crate::plugins::sockets::{Kind, filter, options};
 use crate::plugins::sys;
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, OwnedFd};
@@ -31,12 +31,11 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
         }
     }
     for socket in sockets.values() {
-        alone(socket, world)?;
+        alone(socket, shares_port(socket, &sockets), world)?;
     }
-    // Not before: who listens may bind beside connections of the same port that allow it.
-    for socket in sockets.values().filter(|one| matches!(one.role, Role::Connected { .. })) {
-        let fd = world.get(socket.description)?.try_clone_to_owned();
-        set_options(fd.to(|| "duplicate a socket")?, socket, world);
+    // Not before: who listens may bind beside others at the same port that allow it.
+    for socket in sockets.values().filter(|one| !matches!(one.role, Role::Abandoned { .. })) {
+        set_options(own(socket, world)?, socket, world);
     }
     for socket in sockets.values() {
         reach(socket, &sockets, world)?;
@@ -44,7 +43,46 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     for socket in sockets.values().filter(|socket| !socket.is_stream()) {
         datagrams(socket, &sockets, world)?;
     }
+    // What it keeps out waits in it already.
+    for socket in sockets.values() {
+        close_down(socket, world)?;
+    }
     Ok(())
+}
+
+fn own(socket: &Socket, world: &World) -> Result<OwnedFd, PluginError> {
+    world.get(socket.description)?.try_clone_to_owned().to(|| "duplicate a socket")
+}
+
+/// Whether others of the job have its port, by `SO_REUSEPORT`, which they may have let go of since.
+fn shares_port(socket: &Socket, sockets: &Sockets) -> bool {
+    let port = |one: &Socket| one.local.map(|address| address.port());
+    let bound = |one: &Socket| !matches!(one.role, Role::Connected { .. } | Role::Abandoned { .. });
+    let same = |one: &&Socket| {
+        bound(one) && port(one) == port(socket) && one.is_stream() == socket.is_stream()
+    };
+    let reuses = |one: &Socket| options::are_on(&one.options, libc::SOL_SOCKET, libc::SO_REUSEPORT);
+    let sharers: Vec<&Socket> = sockets.values().filter(same).collect();
+    socket.local.is_some() && sharers.len() > 1 && sharers.into_iter().any(reuses)
+}
+
+/// Shuts down what was, and attaches the filter.
+fn close_down(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+    let fd = own(socket, world)?;
+    let how = match socket.shutdown {
+        0 => None,
+        1 => Some(Shutdown::Read),
+        2 => Some(Shutdown::Write),
+        _ => Some(Shutdown::Both),
+    };
+    if let Some(how) = how {
+        // One that is not connected is told so, and shut down all the same.
+        let _ = shutdown(&fd, how);
+    }
+    match &socket.filter {
+        Some(program) => filter::attach(&fd, program).to(|| "attach a socket's filter"),
+        None => Ok(()),
+    }
 }
 
 fn check(socket: &Socket) -> Result<(), PluginError> {
@@ -137,20 +175,25 @@ fn abandoned(socket: &Socket, finished: bool, world: &mut World) -> Result<(), P
 }
 
 /// What is not connected.
-fn alone(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+fn alone(socket: &Socket, shares: bool, world: &mut World) -> Result<(), PluginError> {
     if matches!(socket.role, Role::Connected { .. } | Role::Abandoned { .. }) {
         return Ok(());
     }
     let fd = new(socket)?;
     set_options(&fd, socket, world);
+    // For bind and listen only.
+    if shares {
+        sockopt::set_socket_reuseport(&fd, true).to(|| "bind a socket")?;
+    }
+    if socket.foreign {
+        sockopt::set_ip_freebind(&fd, true).to(|| "bind a socket")?;
+    }
     if let Some(local) = socket.local {
         bind_at(&fd, socket, local, world)?;
     }
-    if let Role::Listening { backlog } = socket.role {
+    if let Role::Listening { backlog, .. } = socket.role {
         listen(&fd, backlog.min(i32::MAX as u32) as i32).to(|| "listen")?;
     }
-    // SO_REUSEADDR was there for bind and listen.
-    set_options(&fd, socket, world);
     world.made(socket.description, fd)
 }
 
@@ -166,7 +209,8 @@ fn bind_at(
         sockopt::set_socket_reuseaddr(fd, true).to(|| "bind a socket")?;
     }
     // A client's own address was chosen by the kernel.
-    let chosen = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+    let chosen =
+        matches!(socket.role, Role::Waiting { .. } | Role::Connecting { .. } | Role::Toward(_));
     let bound = match (chosen, socket.is_stream()) {
         (true, _) => bind(fd, &local).map_err(Into::into),
         (false, true) => connect::patient_bind(fd, local, world),
@@ -201,13 +245,17 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
             if !listener.into_iter().any(|one| port(one) == Some(remote.port())) {
                 return Err(damaged(format!("nobody of the job listens at {remote}")));
             }
-            let fd = world.get(socket.description)?.try_clone_to_owned();
-            let fd = fd.to(|| "duplicate a socket")?;
+            let fd = own(socket, world)?;
             // Never to another machine.
             let remote = moved::here(remote).unwrap_or(remote);
             connect::bounded(&fd, remote).to(|| format!("connect to {remote} again"))?;
             finish(&fd, socket)
         }
+        Role::Listening { gone, .. } => {
+            let local = socket.local.ok_or_else(|| damaged("it listens nowhere"))?;
+            connect::come_and_go(socket, local, gone)
+        }
+        Role::Connecting { remote } => connect::begin(&own(socket, world)?, remote, world),
         Role::Toward(remote) => {
             let inside = sockets.values().any(|one| !one.is_stream() && one.local == Some(remote));
             let moved = moved::here(remote).filter(|_| inside);

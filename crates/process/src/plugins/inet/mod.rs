@@ -8,6 +8,7 @@ mod moved;
 mod room;
 mod save;
 mod tcp;
+mod waiting;
 
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};
@@ -38,6 +39,15 @@ struct Socket {
     role: Role,
     /// It has said that it sends no more.
     finished: bool,
+    /// What else it has shut down: 1 receiving, 2 (of a datagram socket) sending.
+    #[serde(default)]
+    shutdown: u8,
+    /// It has an address that this machine did not have (`IP_FREEBIND`).
+    #[serde(default)]
+    foreign: bool,
+    /// The instructions of its filter.
+    #[serde(default)]
+    filter: Option<Vec<u8>>,
     queue: Vec<Message>,
 }
 
@@ -46,6 +56,13 @@ enum Role {
     Idle,
     Listening {
         backlog: u32,
+        /// So many who wait to be accepted have closed their ends, and sent nothing.
+        #[serde(default)]
+        gone: u32,
+    },
+    /// Has begun to connect.
+    Connecting {
+        remote: SocketAddr,
     },
     /// Waits to be accepted.
     Waiting {
@@ -87,8 +104,11 @@ impl Plugin for Inet {
         "inet"
     }
 
-    fn claim(&self, file: &Found, _job: &Job) -> Claim {
-        Claim::when(file.socket.is_some_and(is_one))
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        match file.socket.is_some_and(is_one) {
+            true => waiting::claim(file, job),
+            false => Claim::No,
+        }
     }
 
     fn checkpoint(

@@ -1,31 +1,41 @@
 //! Reads TCP and UDP sockets: who is connected to whom, and what waits.
 
 use super::tcp::{self, Info, State};
-use super::{Message, Role, Socket, fill};
+use super::{Message, Role, Socket, fill, waiting};
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, state};
 use crate::plugins::sockets::diagnosis::Diagnoser;
-use crate::plugins::sockets::{Kind, options, queue};
+use crate::plugins::sockets::{Kind, filter, options, queue};
+use crate::plugins::sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::net::{RecvFlags, getpeername, getsockname, recv, sockopt};
+use rustix::io::retry_on_intr;
+use rustix::net::{getpeername, getsockname, sockopt};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// What is known of one socket.
 pub(super) struct Known {
     pub index: usize,
     pub fd: OwnedFd,
     kind: Kind,
-    local: Option<SocketAddr>,
+    pub local: Option<SocketAddr>,
     remote: Option<SocketAddr>,
     pub info: Option<Info>,
 }
 
-/// Sockets by both addresses, IPv4 as such wherever it is.
-type Ends = HashMap<(SocketAddr, SocketAddr), usize>;
+impl Known {
+    fn ended(&self) -> bool {
+        self.info.is_some_and(|info| info.state == State::CLOSED)
+    }
+}
 
-fn canonical(address: SocketAddr) -> SocketAddr {
+/// Sockets by both addresses, IPv4 as such wherever it is.
+/// A connection that has ended may have had the addresses of one that is there now.
+type Ends = HashMap<(SocketAddr, SocketAddr, bool), usize>;
+
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
@@ -37,10 +47,34 @@ pub(super) fn save(capture: &mut Capture, mine: &[usize]) -> Result<Option<Value
         .enumerate()
         .filter(|(_, socket)| socket.info.is_some())
         .filter_map(|(at, socket)| {
-            Some(((canonical(socket.local?), canonical(socket.remote?)), at))
+            let (local, remote) = (canonical(socket.local?), canonical(socket.remote?));
+            Some(((local, remote, socket.ended()), at))
         })
         .collect();
     state(known.iter().map(|socket| save_one(capture, socket, &known, &ends)))
+}
+
+/// The address that the socket has or had at its other end, also while it connects and when the
+/// connection has ended.
+fn remote(fd: &OwnedFd, six: bool) -> Option<SocketAddr> {
+    let mut bytes = [0; 28];
+    // The kernel wants no more room than it needs.
+    let room = if six { 28 } else { 16 };
+    let name = libc::SO_PEERNAME;
+    sys::socket_option(fd, libc::SOL_SOCKET, name, &mut bytes[..room]).ok()?;
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
+        libc::AF_INET => {
+            let four: [u8; 4] = bytes[4..8].try_into().ok()?;
+            Some(SocketAddr::from((four, port)))
+        }
+        libc::AF_INET6 if six => {
+            let six: [u8; 16] = bytes[8..24].try_into().ok()?;
+            let scope = u32::from_ne_bytes(bytes[24..].try_into().ok()?);
+            Some(SocketAddrV6::new(six.into(), port, 0, scope).into())
+        }
+        _ => None,
+    }
 }
 
 fn look(capture: &Capture, index: usize) -> Result<Known, PluginError> {
@@ -49,10 +83,11 @@ fn look(capture: &Capture, index: usize) -> Result<Known, PluginError> {
     let fd = capture.duplicate(index)?;
     let local = SocketAddr::try_from(getsockname(&fd).to(what)?).ok();
     let bound = |address: &SocketAddr| address.port() != 0 || !address.ip().is_unspecified();
-    let remote = getpeername(&fd).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
+    let peer = getpeername(&fd).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
     let kind = file.socket.ok_or_else(|| PluginError::Refused("not a socket".to_owned()))?;
     let stream = kind.kind == libc::SOCK_STREAM;
     let info = stream.then(|| tcp::info(&fd)).transpose().to(what)?;
+    let remote = peer.or_else(|| remote(&fd, kind.domain == libc::AF_INET6).filter(|_| stream));
     Ok(Known { index, fd, kind, local: local.filter(bound), remote, info })
 }
 
@@ -67,6 +102,11 @@ fn save_one(
         None => (datagram_role(socket), datagrams(capture, socket)?),
     };
     let options = options::read(&socket.fd);
+    let filter = filter::read(&socket.fd).map_err(|_| {
+        let what = capture.job.describe(capture.file(socket.index));
+        PluginError::Refused(format!("{what} has an eBPF program as its filter (SO_ATTACH_BPF)"))
+    })?;
+    let shutdown = shut_down(capture, socket)?;
     if socket.info.is_some() {
         // The old connections' remains in TIME-WAIT let a restart have the ports at once if, and
         // only if, they had this option; nothing else comes of it. What is saved is as it was.
@@ -80,9 +120,61 @@ fn save_one(
         options,
         local: socket.local,
         role,
-        finished: socket.info.is_some_and(|info| info.state.finished()),
+        finished: socket.info.is_some_and(|info| info.state.finished()) || told_end(socket),
+        shutdown,
+        foreign: socket.local.is_some_and(is_foreign),
+        filter,
         queue,
     })
+}
+
+/// A connection that has ended by itself; the program has been told of any error.
+fn told_end(socket: &Known) -> bool {
+    socket.ended() && socket.remote.is_some() && !has_error(socket)
+}
+
+/// Whether the connection has ended by an error, which whoever asks next is told, and nobody else.
+fn has_error(socket: &Known) -> bool {
+    socket.ended() && polled(&socket.fd, PollFlags::empty()).contains(PollFlags::ERR)
+}
+
+fn polled(fd: &OwnedFd, of: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::new(fd, of)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match retry_on_intr(|| poll(&mut fds, Some(&now))) {
+        Ok(_) => fds[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
+}
+
+/// What of it has been shut down but for the end of a stream that it sends.
+fn shut_down(capture: &Capture, socket: &Known) -> Result<u8, PluginError> {
+    const RECEIVING: u8 = 1;
+    match (socket.info, socket.local) {
+        (Some(info), _) => {
+            let open = [State::ESTABLISHED, State::FIN_WAIT_1, State::FIN_WAIT_2];
+            let deaf = open.contains(&info.state)
+                && polled(&socket.fd, PollFlags::RDHUP).contains(PollFlags::RDHUP);
+            Ok(if deaf { RECEIVING } else { 0 })
+        }
+        (None, None) => Ok(0),
+        (None, Some(local)) => {
+            let inode = capture.file(socket.index).stat.inode;
+            let mut kernel = Diagnoser::new().to(|| "ask the kernel about sockets")?;
+            // Where others have the same address, the kernel tells of one of them alone.
+            Ok(kernel.udp_shutdown(local, socket.remote, inode).unwrap_or(0))
+        }
+    }
+}
+
+/// Whether this machine does not have the address: nobody else could have it without `IP_FREEBIND`.
+fn is_foreign(address: SocketAddr) -> bool {
+    let ip = address.ip();
+    if ip.is_unspecified() || ip.is_loopback() {
+        return false;
+    }
+    let bound = std::net::UdpSocket::bind(SocketAddr::new(ip, 0));
+    bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
 fn datagram_role(socket: &Known) -> Role {
@@ -97,25 +189,32 @@ fn stream(
     ends: &Ends,
 ) -> Result<(Role, Vec<Message>), PluginError> {
     if info.state == State::LISTEN {
-        return Ok((Role::Listening { backlog: info.backlog }, Vec::new()));
+        let gone = waiting::gone(capture, socket, all)?;
+        return Ok((Role::Listening { backlog: info.backlog, gone }, Vec::new()));
     }
     let what =
         || format!("read what waits in {}", capture.job.describe(capture.file(socket.index)));
     let (Some(local), Some(remote)) = (socket.local, socket.remote) else {
-        let fresh = !matches!(peek_byte(&socket.fd), Ok(()));
-        if info.state == State::CLOSED && fresh {
-            return Ok((Role::Idle, Vec::new()));
-        }
-        // Closed by both, and perhaps not read to its end.
-        let data = fill::waiting(&socket.fd).to(what)?;
-        let queue = message(capture, &data)?;
-        return Ok((Role::Abandoned { finished: true }, queue));
+        return Ok((Role::Idle, Vec::new()));
     };
+    // One that was refused, and whom nobody has asked yet, is refused once more.
+    let refused = !info.answered && has_error(socket);
+    if info.state == State::SYN_SENT || refused {
+        return Ok((Role::Connecting { remote }, Vec::new()));
+    }
     let (local, canonical_remote) = (canonical(local), canonical(remote));
-    if let Some(peer) = ends.get(&(canonical_remote, local)).map(|at| &all[*at]) {
+    let peer = |ended| ends.get(&(canonical_remote, local, ended));
+    let peer = peer(socket.ended()).or_else(|| peer(!socket.ended()));
+    let peer = peer.map(|at| &all[*at]).filter(|peer| !has_error(socket) && !has_error(peer));
+    if let Some(peer) = peer {
         let data = fill::in_flight(capture, peer, socket)?;
         let role = Role::Connected { peer: peer.index as u32, remote };
         return Ok((role, message(capture, &data)?));
+    }
+    if socket.ended() {
+        let data = fill::waiting(&socket.fd).to(what)?;
+        let finished = !has_error(socket);
+        return Ok((Role::Abandoned { finished }, message(capture, &data)?));
     }
     if let Some((0, unread)) =
         other_end(all, canonical_remote, local).filter(|_| !info.state.peer_finished())
@@ -140,11 +239,6 @@ fn stream(
     Ok((Role::Abandoned { finished }, message(capture, &data)?))
 }
 
-/// Whether a connection has ended, as opposed to never having been.
-fn peek_byte(fd: &OwnedFd) -> Result<(), rustix::io::Errno> {
-    recv(fd, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT).map(drop)
-}
-
 /// The other end, at a port where the job listens, as the kernel knows it: inode and bytes unread.
 fn other_end(all: &[Known], own: SocketAddr, remote: SocketAddr) -> Option<(u32, u32)> {
     if !all.iter().any(|other| listens_at(other, own)) {
@@ -153,7 +247,7 @@ fn other_end(all: &[Known], own: SocketAddr, remote: SocketAddr) -> Option<(u32,
     Diagnoser::new().ok()?.tcp(own, remote).ok()
 }
 
-fn listens_at(other: &Known, address: SocketAddr) -> bool {
+pub(super) fn listens_at(other: &Known, address: SocketAddr) -> bool {
     let listens = other.info.is_some_and(|info| info.state == State::LISTEN);
     let matches = |local: SocketAddr| {
         let local = canonical(local);

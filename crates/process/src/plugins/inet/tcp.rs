@@ -9,8 +9,17 @@ use std::io;
 pub(super) struct State(u8);
 
 impl State {
-    pub(super) const LISTEN: State = State(10);
+    pub(super) const ESTABLISHED: State = State(1);
+    pub(super) const SYN_SENT: State = State(2);
+    pub(super) const FIN_WAIT_1: State = State(4);
+    pub(super) const FIN_WAIT_2: State = State(5);
     pub(super) const CLOSED: State = State(7);
+    pub(super) const CLOSE_WAIT: State = State(8);
+    pub(super) const LISTEN: State = State(10);
+
+    pub(super) fn of(number: u8) -> State {
+        State(number)
+    }
 
     /// It has sent a FIN: FIN-WAIT-1, FIN-WAIT-2, TIME-WAIT, LAST-ACK, CLOSING.
     pub(super) fn finished(self) -> bool {
@@ -26,19 +35,30 @@ impl State {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Info {
     pub state: State,
-    /// Of a socket that listens.
+    /// Of a socket that listens: how many may wait to be accepted, and how many do.
     pub backlog: u32,
+    pub waiting: u32,
+    /// The other end has answered once.
+    pub answered: bool,
 }
 
 pub(super) fn info(fd: impl AsFd) -> io::Result<Info> {
-    /// The offset of tcpi_sacked in struct tcp_info, which is the backlog where somebody listens.
+    /// Offsets in struct tcp_info: tcpi_options, tcpi_unacked and tcpi_sacked; where somebody
+    /// listens, the latter are who waits, and the backlog.
+    const OPTIONS: usize = 5;
+    const WAITING: usize = 24;
     const BACKLOG: usize = 28;
     let mut bytes = [0; 256];
     let length = sys::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
-    let mut backlog = [0; 4];
-    if length < BACKLOG + backlog.len() {
+    let word = |at: usize| {
+        let mut word = [0; 4];
+        word.copy_from_slice(&bytes[at..at + 4]);
+        u32::from_ne_bytes(word)
+    };
+    if length < BACKLOG + 4 {
         return Err(io::Error::other("the kernel tells too little of a connection"));
     }
-    backlog.copy_from_slice(&bytes[BACKLOG..BACKLOG + 4]);
-    Ok(Info { state: State(bytes[0]), backlog: u32::from_ne_bytes(backlog) })
+    let state = State(bytes[0]);
+    let answered = bytes[OPTIONS] != 0 || state == State::ESTABLISHED;
+    Ok(Info { state, backlog: word(BACKLOG), waiting: word(WAITING), answered })
 }

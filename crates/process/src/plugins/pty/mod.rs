@@ -9,6 +9,7 @@ use crate::plugins::world::{Argument, InjectedCall, World};
 use crate::plugins::{Blob, Claim, Plugin, procfs, sys};
 use flight::Flight;
 use rustix::fd::OwnedFd;
+use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcgetsid, tcgetwinsize, tcsetwinsize};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ struct Pty {
     window: (u16, u16, u16, u16),
     locked: bool,
     packets: bool,
+    /// Owner, group and permissions of /dev/pts/N.
+    #[serde(default)]
+    owner: Option<(u32, u32, u32)>,
     /// The leader of the session whose terminal it is, and the process group in front.
     session: Option<(i32, i32)>,
     /// What the master has not read yet, and what the slaves have not.
@@ -132,6 +136,10 @@ fn save(
     };
     let session = tcgetsid(&fd).ok().and_then(inner);
     let front = tcgetpgrp(&fd).ok().and_then(inner);
+    let owner = slaves.first().map(|slave| {
+        let stat = capture.file(*slave).stat;
+        (stat.owner.0, stat.owner.1, stat.mode & 0o7777)
+    });
     let mut flight = None;
     if let Some(slave) = slaves.first() {
         let slave = capture.duplicate(*slave)?;
@@ -153,6 +161,7 @@ fn save(
         window: (window.ws_row, window.ws_col, window.ws_xpixel, window.ws_ypixel),
         locked,
         packets,
+        owner,
         session: session.zip(front.or(session)),
         output,
         input,
@@ -174,6 +183,9 @@ fn make(pty: &Pty, world: &mut World) -> Result<(), PluginError> {
     let (ws_row, ws_col, ws_xpixel, ws_ypixel) = pty.window;
     tcsetwinsize(&fd, Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel }).to(what)?;
     pty.settings.set(&fd).to(what)?;
+    if let Some((user, group, mode)) = pty.owner {
+        own(&slave, (user, group), mode, pty.number, world);
+    }
     for description in &pty.slaves {
         let access = world.flags(*description)? & libc::O_ACCMODE as u32;
         let flags =
@@ -192,6 +204,22 @@ fn make(pty: &Pty, world: &mut World) -> Result<(), PluginError> {
     sys::set_number(&fd, TIOCSPTLCK, i32::from(pty.locked)).to(what)?;
     control(pty, number, world);
     world.made(pty.master, fd)
+}
+
+/// Gives the slave's file its owner and permissions. Who may not do that owns it himself, as any
+/// terminal that he opens.
+fn own(slave: &OwnedFd, owner: (u32, u32), mode: u32, number: u32, world: &mut World) {
+    let now = rustix::fs::fstat(slave);
+    if now
+        .is_ok_and(|now| (now.st_uid, now.st_gid, now.st_mode & 0o7777) == (owner.0, owner.1, mode))
+    {
+        return;
+    }
+    let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+    let owned = fchown(slave, Some(user), Some(group));
+    if let Err(error) = owned.and(fchmod(slave, Mode::from_raw_mode(mode))) {
+        world.note(format!("/dev/pts/{number} cannot be given its owner and mode: {error}"));
+    }
 }
 
 /// A master, with this number if that can be had.

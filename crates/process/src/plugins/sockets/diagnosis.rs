@@ -25,6 +25,7 @@ pub(crate) struct Diagnosis {
 
 pub(crate) const ESTABLISHED: u8 = 1;
 pub(crate) const LISTENING: u8 = 10;
+const CLOSE_WAIT: u8 = 8;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
@@ -57,13 +58,71 @@ impl Diagnoser {
     /// The TCP socket of this machine with these addresses: its inode, 0 if no process has it yet
     /// or any more, and how many bytes wait in it.
     pub(crate) fn tcp(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<(u32, u32)> {
-        /// Offsets in struct inet_diag_msg: idiag_inode, idiag_rqueue.
-        const INODE: usize = 68;
-        const WAITING: usize = 56;
-        let answer = self.ask(&tcp_request(local, remote))?;
+        let answer = self.ask(&inet_request(libc::IPPROTO_TCP, 0, local, remote))?;
         expect(answer)?;
-        let at = |offset| word(answer, HEADER + offset).ok_or_else(strange);
-        Ok((at(INODE)?, at(WAITING)?))
+        let (inode, waiting) = InetAnswer(answer).waiting(local.is_ipv6()).ok_or_else(strange)?;
+        Ok((inode, waiting.unread))
+    }
+
+    /// What of the UDP socket with these addresses and this inode is shut down, as
+    /// [`Diagnosis::shutdown`] has it.
+    pub(crate) fn udp_shutdown(
+        &mut self,
+        local: SocketAddr,
+        remote: Option<SocketAddr>,
+        inode: u64,
+    ) -> io::Result<u8> {
+        const SHUTDOWN: u16 = 8;
+        let nobody = match local {
+            SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
+            SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+        };
+        // The kernel has both ends of UDP the other way round.
+        let answer =
+            self.ask(&inet_request(libc::IPPROTO_UDP, 0, remote.unwrap_or(nobody), local))?;
+        expect(answer)?;
+        if word(answer, HEADER + InetAnswer::INODE) != Some(inode as u32) {
+            return Err(io::Error::other("it tells of another socket with the same address"));
+        }
+        let length = (word(answer, 0).ok_or_else(strange)? as usize).min(answer.len());
+        let found = attributes(&answer[..length], HEADER + InetAnswer::LENGTH)?;
+        let shutdown = found.into_iter().find(|(kind, _)| *kind == SHUTDOWN);
+        Ok(shutdown.and_then(|(_, value)| value.first().copied()).unwrap_or(0))
+    }
+
+    /// The TCP sockets at this port that no process has: who waits to be accepted, among others.
+    pub(crate) fn tcp_without_process(&mut self, port: u16, six: bool) -> io::Result<Vec<Waiting>> {
+        let any = if six { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) };
+        let (local, remote) = (SocketAddr::new(any, port), SocketAddr::new(any, 0));
+        let mut found = Vec::new();
+        self.all(&inet_request(libc::IPPROTO_TCP, DUMP, local, remote), |answer| {
+            let (inode, waiting) = InetAnswer(answer).waiting(six).ok_or_else(strange)?;
+            found.extend((inode == 0).then_some(waiting));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Asks for all sockets of a kind, and hands each answer to `each`.
+    fn all(
+        &mut self,
+        request: &[u8],
+        mut each: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        send(&self.kernel, request, SendFlags::empty())?;
+        loop {
+            let (length, _) = recv(&self.kernel, &mut self.answer[..], RecvFlags::empty())?;
+            let mut rest = &self.answer[..length];
+            while rest.len() >= HEADER {
+                if half(rest, 4) == Some(NLMSG_DONE) {
+                    return Ok(());
+                }
+                expect(rest)?;
+                let one = (word(rest, 0).ok_or_else(strange)? as usize).max(HEADER);
+                each(rest.get(..one).ok_or_else(strange)?)?;
+                rest = rest.get(one.next_multiple_of(4)..).unwrap_or(&[]);
+            }
+        }
     }
 
     fn ask(&mut self, request: &[u8]) -> io::Result<&[u8]> {
@@ -73,11 +132,63 @@ impl Diagnoser {
     }
 }
 
-fn header(length: u32) -> Vec<u8> {
+/// A connection that no process has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    /// As TCP has it.
+    pub state: u8,
+    pub local: IpAddr,
+    pub remote: SocketAddr,
+    /// Bytes that wait in it.
+    pub unread: u32,
+}
+
+/// A message with a struct inet_diag_msg.
+struct InetAnswer<'a>(&'a [u8]);
+
+impl InetAnswer<'_> {
+    /// Offsets in the structure: idiag_inode, idiag_rqueue.
+    const INODE: usize = 68;
+    const UNREAD: usize = 56;
+    const LENGTH: usize = 72;
+
+    /// The inode, and the rest.
+    fn waiting(&self, six: bool) -> Option<(u32, Waiting)> {
+        /// Of idiag_state, idiag_dport, idiag_src and idiag_dst.
+        const STATE: usize = 1;
+        const PORT: usize = 6;
+        const SOURCE: usize = 8;
+        const TARGET: usize = 24;
+        let body = self.0.get(HEADER..)?;
+        let address = |at: usize| {
+            let bytes: [u8; 16] = body.get(at..at + 16)?.try_into().ok()?;
+            Some(match six {
+                true => IpAddr::from(bytes),
+                false => IpAddr::from([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            })
+        };
+        let port = u16::from_be_bytes(body.get(PORT..PORT + 2)?.try_into().ok()?);
+        let state = *body.get(STATE)?;
+        // The end that the other one has sent counts as one.
+        let end = u32::from(state == CLOSE_WAIT);
+        let waiting = Waiting {
+            state,
+            local: address(SOURCE)?,
+            remote: SocketAddr::new(address(TARGET)?, port),
+            unread: word(body, Self::UNREAD)?.saturating_sub(end),
+        };
+        Some((word(body, Self::INODE)?, waiting))
+    }
+}
+
+const DUMP: u16 = 0x300;
+const NLMSG_DONE: u16 = 3;
+
+fn header(length: u32, flags: u16) -> Vec<u8> {
     const REQUEST: u16 = 1;
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes.extend(REQUEST.to_ne_bytes());
+    bytes.extend((REQUEST | flags).to_ne_bytes());
     bytes.extend([0; 8]);
     bytes
 }
@@ -86,7 +197,7 @@ fn header(length: u32) -> Vec<u8> {
 fn unix_request(inode: u32) -> Vec<u8> {
     /// File, peer, who waits, queue lengths.
     const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
-    let mut bytes = header(40);
+    let mut bytes = header(40, 0);
     bytes.extend([libc::AF_UNIX as u8, 0, 0, 0]);
     // All states; this inode; and no cookie.
     for word in [u32::MAX, inode, SHOW, u32::MAX, u32::MAX] {
@@ -96,7 +207,7 @@ fn unix_request(inode: u32) -> Vec<u8> {
 }
 
 /// struct inet_diag_req_v2
-fn tcp_request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
+fn inet_request(protocol: i32, flags: u16, local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let family = if local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
     let address = |ip: IpAddr| match ip {
         IpAddr::V6(six) => six.octets(),
@@ -106,8 +217,8 @@ fn tcp_request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
             bytes
         }
     };
-    let mut bytes = header(72);
-    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    let mut bytes = header(72, flags);
+    bytes.extend([family as u8, protocol as u8, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(local.port().to_be_bytes());
     bytes.extend(remote.port().to_be_bytes());
@@ -149,20 +260,26 @@ fn parse(answer: &[u8]) -> io::Result<Diagnosis> {
     let length = (word(answer, 0).ok_or_else(strange)? as usize).min(answer.len());
     let state = *answer.get(HEADER + 2).ok_or_else(strange)?;
     let mut found = Diagnosis { state, ..Diagnosis::default() };
-    let mut at = HEADER + FIXED;
-    while at + 4 <= length {
-        let size = usize::from(half(answer, at).ok_or_else(strange)?);
-        let value = answer.get(at + 4..at + size.max(4)).ok_or_else(strange)?;
-        match half(answer, at + 2) {
-            Some(1) => found.file = word(value, 0),
-            Some(2) => found.peer = word(value, 0),
-            Some(3) => {
-                found.waiting = value.chunks_exact(4).filter_map(|one| word(one, 0)).collect();
-            }
-            Some(4) => found.backlog = word(value, 4).unwrap_or(0),
-            Some(6) => found.shutdown = value.first().copied().unwrap_or(0),
+    for (kind, value) in attributes(&answer[..length], HEADER + FIXED)? {
+        match kind {
+            1 => found.file = word(value, 0),
+            2 => found.peer = word(value, 0),
+            3 => found.waiting = value.chunks_exact(4).filter_map(|one| word(one, 0)).collect(),
+            4 => found.backlog = word(value, 4).unwrap_or(0),
+            6 => found.shutdown = value.first().copied().unwrap_or(0),
             _ => {}
         }
+    }
+    Ok(found)
+}
+
+/// Kinds and values of the attributes from `at` on.
+fn attributes(answer: &[u8], mut at: usize) -> io::Result<Vec<(u16, &[u8])>> {
+    let mut found = Vec::new();
+    while at + 4 <= answer.len() {
+        let size = usize::from(half(answer, at).ok_or_else(strange)?);
+        let value = answer.get(at + 4..at + size.max(4)).ok_or_else(strange)?;
+        found.push((half(answer, at + 2).ok_or_else(strange)?, value));
         at += size.max(4).next_multiple_of(4);
     }
     Ok(found)

@@ -1,6 +1,7 @@
 //! What all sockets have: their kind, their options, what is queued in them.
 
 pub(crate) mod diagnosis;
+pub(crate) mod filter;
 pub(crate) mod options;
 pub(crate) mod queue;
 

@@ -25,7 +25,7 @@ const IP6: i32 = libc::IPPROTO_IPV6;
 const TCP: i32 = libc::IPPROTO_TCP;
 
 /// Every option that is kept. Read where the socket has it.
-const KEPT: [(i32, i32); 52] = [
+const KEPT: [(i32, i32); 61] = [
     (SOCKET, libc::SO_REUSEADDR),
     (SOCKET, libc::SO_REUSEPORT),
     (SOCKET, libc::SO_BROADCAST),
@@ -45,6 +45,10 @@ const KEPT: [(i32, i32); 52] = [
     (SOCKET, libc::SO_BINDTODEVICE),
     (SOCKET, libc::SO_RXQ_OVFL),
     (SOCKET, libc::SO_DONTROUTE),
+    (SOCKET, libc::SO_NO_CHECK),
+    (SOCKET, libc::SO_PEEK_OFF),
+    (SOCKET, libc::SO_TIMESTAMPING),
+    (SOCKET, libc::SO_ZEROCOPY),
     (IP, libc::IP_TOS),
     (IP, libc::IP_TTL),
     (IP, libc::IP_PKTINFO),
@@ -57,6 +61,7 @@ const KEPT: [(i32, i32); 52] = [
     (IP, libc::IP_MULTICAST_TTL),
     (IP, libc::IP_MULTICAST_LOOP),
     (IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (IP, libc::IP_MULTICAST_ALL),
     (IP6, libc::IPV6_V6ONLY),
     (IP6, libc::IPV6_UNICAST_HOPS),
     (IP6, libc::IPV6_MULTICAST_HOPS),
@@ -66,6 +71,9 @@ const KEPT: [(i32, i32); 52] = [
     (IP6, libc::IPV6_RECVTCLASS),
     (IP6, libc::IPV6_RECVERR),
     (IP6, libc::IPV6_TCLASS),
+    (IP6, libc::IPV6_FREEBIND),
+    (IP6, libc::IPV6_TRANSPARENT),
+    (IP6, libc::IPV6_MTU_DISCOVER),
     (TCP, libc::TCP_NODELAY),
     (TCP, libc::TCP_CORK),
     (TCP, libc::TCP_KEEPIDLE),
@@ -78,6 +86,7 @@ const KEPT: [(i32, i32); 52] = [
     (TCP, libc::TCP_USER_TIMEOUT),
     (TCP, libc::TCP_NOTSENT_LOWAT),
     (TCP, libc::TCP_FASTOPEN),
+    (TCP, libc::TCP_INQ),
 ];
 
 /// Sizes are read doubled (socket(7)), and setting one fixes it.
@@ -104,12 +113,26 @@ pub(crate) fn read(fd: impl AsFd) -> Vec<SocketOption> {
     let kept = kept.filter_map(|&(level, name)| {
         Some(SocketOption { level, name, value: value(&fd, level, name)? })
     });
-    let locked = sys::socket_number(&fd, SOCKET, SO_BUF_LOCK).unwrap_or(0);
+    // The kernel has it since 5.14.
+    let lock = sys::socket_number(&fd, SOCKET, SO_BUF_LOCK).ok();
+    let locked = lock.unwrap_or(0);
     let sizes = SIZES.iter().filter(|(bit, _)| locked & bit != 0).filter_map(|&(_, name)| {
         let size = sys::socket_number(&fd, SOCKET, name).ok()? / 2;
         Some(SocketOption { level: SOCKET, name, value: size.to_ne_bytes().to_vec() })
     });
-    kept.chain(sizes).collect()
+    // Setting a size sets this, so it comes last.
+    let lock = lock.map(|lock| SocketOption {
+        level: SOCKET,
+        name: SO_BUF_LOCK,
+        value: lock.to_ne_bytes().into(),
+    });
+    kept.chain(sizes).chain(lock).collect()
+}
+
+/// Whether `options` have this one, and not as 0.
+pub(crate) fn are_on(options: &[SocketOption], level: i32, name: i32) -> bool {
+    let is = |option: &&SocketOption| (option.level, option.name) == (level, name);
+    options.iter().find(is).is_some_and(|option| option.value.iter().any(|byte| *byte != 0))
 }
 
 /// Sets what differs; names what cannot be set here.
@@ -118,7 +141,8 @@ pub(crate) fn apply(fd: impl AsFd, options: &[SocketOption]) -> Vec<String> {
     for option in options {
         let SocketOption { level, name, value: wanted } = option;
         let size = *level == SOCKET && SIZES.iter().any(|(_, size)| size == name);
-        let known = size || KEPT.contains(&(*level, *name));
+        let lock = (*level, *name) == (SOCKET, SO_BUF_LOCK);
+        let known = size || lock || KEPT.contains(&(*level, *name));
         if !known || wanted.len() > MAX_VALUE || value(&fd, *level, *name).as_ref() == Some(wanted)
         {
             continue;

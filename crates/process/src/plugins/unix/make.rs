@@ -1,7 +1,9 @@
 //! Makes Unix sockets again: pairs, then names, then who listens, then who connects.
 
+use super::scratch::Scratch;
 use super::{Message, Role, Socket, name::Name};
 use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::sockets::filter;
 use crate::plugins::sockets::options::{self, SO_BUF_LOCK};
 use crate::plugins::sys;
 use crate::plugins::world::World;
@@ -15,6 +17,7 @@ use rustix::net::{
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::path::PathBuf;
 
 type Sockets = BTreeMap<u32, Socket>;
 
@@ -25,18 +28,18 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
             return Err(damaged(format!("a Unix socket of type {}", socket.kind)));
         }
     }
-    let mut ends = BTreeMap::new();
+    let (mut ends, mut scratches) = (BTreeMap::new(), BTreeMap::new());
     for socket in sockets.values() {
         connected(socket, &sockets, &mut ends, world)?;
     }
     for socket in sockets.values() {
-        alone(socket, world)?;
+        alone(socket, &mut scratches, world)?;
     }
     for socket in sockets.values() {
-        reach(socket, &sockets, world)?;
+        reach(socket, &sockets, &scratches, world)?;
     }
     // Descriptors that are under way may be of any kind.
-    world.after(move |world| fill(&sockets, &ends, world));
+    world.after(move |world| fill(&sockets, &ends, &scratches, world));
     Ok(())
 }
 
@@ -118,48 +121,65 @@ fn accepted(
     let what = || "connect a pair of Unix sockets";
     let listener = new(server.kind)?;
     let connecting = new(server.kind)?;
-    if let Some((client, name)) = client.and_then(|client| Some((client, client.name.as_ref()?))) {
-        name.bind(&connecting, client.file.unwrap_or(0o600), &client.folder.0, world)?;
-        remove_unless(client.file.is_some(), name, client, world)?;
+    let mut scratches = Scratches::new();
+    if let Some(client) = client.filter(|client| client.name.is_some()) {
+        remove(bind(&connecting, client, &mut scratches, world)?)?;
     }
-    let folder = &server.folder.0;
     let Some(name) = &server.name else { return Err(damaged("nobody was accepted")) };
-    name.bind(&listener, 0o600, folder, world)?;
+    // The file of the name, if there is one, is who listens'.
+    let apart = Socket { file: None, ..server.clone() };
+    let file = bind(&listener, &apart, &mut scratches, world)?;
     let connected = (|| {
         listen(&listener, 1)?;
-        name.connect(&connecting, folder, world)?;
+        match scratches.get(&server.description) {
+            Some(scratch) => scratch.connect(&connecting, name)?,
+            None => name.connect(&connecting, &server.folder.0, world)?,
+        }
         Ok::<_, std::io::Error>(accept_with(&listener, SocketFlags::CLOEXEC)?)
     })();
-    remove_unless(false, name, server, world)?;
+    remove(file)?;
     Ok((connected.to(what)?, connecting))
 }
 
-/// Removes the file that a name has made, unless it was there at the checkpoint.
-fn remove_unless(
-    keep: bool,
-    name: &Name,
+/// Where names are whose files are not there.
+type Scratches = BTreeMap<u32, Scratch>;
+
+/// Gives `fd` the socket's name. Returns the file that the name has made and that was not there: it
+/// is needed until somebody has connected.
+fn bind(
+    fd: &OwnedFd,
     socket: &Socket,
-    world: &World,
-) -> Result<(), PluginError> {
-    match name.file(&world.path(&socket.folder.0)).map(|file| world.path(&file)) {
-        Some(file) if !keep => {
-            std::fs::remove_file(&file).to(|| format!("remove {}", file.display()))
+    scratches: &mut Scratches,
+    world: &mut World,
+) -> Result<Option<PathBuf>, PluginError> {
+    let Some(name) = &socket.name else { return Ok(None) };
+    let folder = &socket.folder.0;
+    if name.path().is_some() && socket.file.is_none() {
+        let scratch = Scratch::new().to(|| "make a folder for sockets")?;
+        if scratch.bind(fd, name).is_ok() {
+            scratches.insert(socket.description, scratch);
+            return Ok(None);
         }
-        _ => Ok(()),
     }
+    // Who may not have another root has the name where it is, for a moment.
+    name.bind(fd, socket.file.unwrap_or(0o600), socket.owner, folder, world)?;
+    let file = name.file(&world.path(folder)).map(|file| world.path(&file));
+    Ok(file.filter(|_| socket.file.is_none()))
+}
+
+fn remove(file: Option<PathBuf>) -> Result<(), PluginError> {
+    let Some(file) = file else { return Ok(()) };
+    std::fs::remove_file(&file).to(|| format!("remove {}", file.display()))
 }
 
 /// What is not connected, and who listens.
-fn alone(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
+fn alone(socket: &Socket, scratches: &mut Scratches, world: &mut World) -> Result<(), PluginError> {
     if matches!(socket.role, Role::Connected { .. }) {
         return Ok(());
     }
     let fd = new(socket.kind)?;
     set_options(&fd, socket, world);
-    if let Some(name) = &socket.name {
-        name.bind(&fd, socket.file.unwrap_or(0o600), &socket.folder.0, world)?;
-        remove_unless(socket.file.is_some(), name, socket, world)?;
-    }
+    remove(bind(&fd, socket, scratches, world)?)?;
     if let Role::Listening { backlog } = socket.role {
         listen(&fd, backlog.min(i32::MAX as u32) as i32).to(|| "listen")?;
     }
@@ -167,23 +187,41 @@ fn alone(socket: &Socket, world: &mut World) -> Result<(), PluginError> {
 }
 
 /// Who waits to be accepted, and datagram sockets that send to a name.
-fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
+fn reach(
+    socket: &Socket,
+    sockets: &Sockets,
+    scratches: &Scratches,
+    world: &mut World,
+) -> Result<(), PluginError> {
     let fd = |world: &World| {
         let fd = world.get(socket.description)?.try_clone_to_owned();
         fd.to(|| "duplicate a socket")
     };
     // A full queue is waited for by nobody here; the flag is set right with all others.
-    let nonblocking = matches!(socket.role, Role::Waiting { .. } | Role::Toward(_));
+    let nonblocking =
+        matches!(socket.role, Role::Waiting { .. } | Role::Toward(_) | Role::TowardPeer { .. });
     if nonblocking {
         ioctl_fionbio(world.get(socket.description)?, true).to(|| "set a socket's flags")?;
     }
+    let connect = |fd: &OwnedFd, peer: &Socket, world: &World| {
+        let name = peer.name.as_ref().ok_or_else(|| damaged("it has no name"))?;
+        let connected = match scratches.get(&peer.description) {
+            Some(scratch) => scratch.connect(fd, name),
+            None => name.connect(fd, &peer.folder.0, world),
+        };
+        connected.to(|| format!("connect to {name} again"))
+    };
     match &socket.role {
         Role::Waiting { listener } => {
             let listener = sockets.get(listener).ok_or_else(|| damaged("nobody listens"))?;
-            let name =
-                listener.name.as_ref().ok_or_else(|| damaged("it listens without a name"))?;
-            let what = || format!("connect to {name} again");
-            name.connect(&fd(world)?, &listener.folder.0, world).to(what)
+            connect(&fd(world)?, listener, world)
+        }
+        Role::TowardPeer { peer } => {
+            let peer = sockets.get(peer).ok_or_else(|| damaged("nobody is its peer"))?;
+            if let Err(error) = connect(&fd(world)?, peer, world) {
+                world.note(format!("a datagram socket has lost its peer: {error}"));
+            }
+            Ok(())
         }
         Role::Toward(name) => {
             if let Err(e) = name.connect(&fd(world)?, &socket.folder.0, world) {
@@ -199,11 +237,12 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
 fn fill(
     sockets: &Sockets,
     ends: &BTreeMap<u32, OwnedFd>,
+    scratches: &Scratches,
     world: &mut World,
 ) -> Result<(), PluginError> {
     for socket in sockets.values() {
         for message in &socket.queue {
-            send(socket, message, sockets, ends, world)?;
+            send(socket, message, sockets, ends, scratches, world)?;
         }
     }
     for socket in sockets.values() {
@@ -216,6 +255,11 @@ fn fill(
         // The other end's shutdown has done it already, or the end is gone.
         let _ = shutdown(world.get(socket.description)?, how);
     }
+    // What they keep out waits already.
+    for (socket, program) in sockets.values().filter_map(|one| Some((one, one.filter.as_ref()?))) {
+        let fd = world.get(socket.description)?;
+        filter::attach(fd, program).to(|| "attach a socket's filter")?;
+    }
     Ok(())
 }
 
@@ -224,6 +268,7 @@ fn send(
     message: &Message,
     sockets: &Sockets,
     ends: &BTreeMap<u32, OwnedFd>,
+    scratches: &Scratches,
     world: &World,
 ) -> Result<(), PluginError> {
     let data = world.blob(&message.data)?;
@@ -248,7 +293,11 @@ fn send(
     let via = |address: &SocketAddrUnix| {
         deliver(sender, Some(address), &data, &passed).map_err(std::io::Error::other)
     };
-    name.address(&to.folder.0, world, via).to(|| format!("send again to {name}"))
+    let sent = match scratches.get(&to.description) {
+        Some(scratch) => scratch.address(name, via),
+        None => name.address(&to.folder.0, world, via),
+    };
+    sent.to(|| format!("send again to {name}"))
 }
 
 fn deliver(

@@ -3,6 +3,8 @@
 mod make;
 mod name;
 mod save;
+mod scratch;
+mod waiting;
 
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};
@@ -17,7 +19,7 @@ use serde_json::Value;
 #[derive(Debug)]
 pub(crate) struct Unix;
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Socket {
     description: u32,
     /// `SOCK_STREAM` and so on.
@@ -26,15 +28,21 @@ struct Socket {
     name: Option<Name>,
     /// The permissions of the file that its name made, if that is there.
     file: Option<u32>,
+    /// Its owner and group.
+    #[serde(default)]
+    owner: Option<(u32, u32)>,
     /// Where names without a slash in front are from.
     folder: SavedPath,
     role: Role,
     /// 1: nothing can be received any more; 2: nothing sent.
     shutdown: u8,
+    /// The instructions of its filter.
+    #[serde(default)]
+    filter: Option<Vec<u8>>,
     queue: Vec<Message>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 enum Role {
     Idle,
     Listening {
@@ -50,9 +58,13 @@ enum Role {
     },
     /// A datagram socket that sends to this name.
     Toward(Name),
+    /// A datagram socket that sends to this one, whose name leads to it no more.
+    TowardPeer {
+        peer: u32,
+    },
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Message {
     data: Blob,
     from: Option<Name>,
@@ -65,8 +77,11 @@ impl Plugin for Unix {
         "unix"
     }
 
-    fn claim(&self, file: &Found, _job: &Job) -> Claim {
-        Claim::when(file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX))
+    fn claim(&self, file: &Found, job: &Job) -> Claim {
+        match file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX) {
+            true => waiting::claim(file, job),
+            false => Claim::No,
+        }
     }
 
     fn checkpoint(

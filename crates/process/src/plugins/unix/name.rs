@@ -2,20 +2,22 @@
 
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::path::SavedPath;
-use crate::plugins::sys;
+use crate::plugins::sys::{There, there};
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
     socket_with,
 };
+use rustix::process::{getegid, geteuid};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -52,6 +54,21 @@ impl Name {
         }
     }
 
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Name::Path(path) => Some(&path.0),
+            Name::Abstract(_) => None,
+        }
+    }
+
+    /// As it was.
+    pub(super) fn raw(&self) -> io::Result<SocketAddrUnix> {
+        Ok(match self {
+            Name::Path(path) => SocketAddrUnix::new(&path.0)?,
+            Name::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
+        })
+    }
+
     /// As it is to be used now, and the directory to use it in.
     fn here(&self, folder: &Path, world: &World) -> io::Result<(SocketAddrUnix, Option<PathBuf>)> {
         Ok(match self {
@@ -70,11 +87,21 @@ impl Name {
         world: &World,
         what: impl FnOnce(&SocketAddrUnix) -> io::Result<()> + Send,
     ) -> io::Result<()> {
+        self.address_as(None, folder, world, what)
+    }
+
+    fn address_as(
+        &self,
+        owner: Option<(u32, u32)>,
+        folder: &Path,
+        world: &World,
+        what: impl FnOnce(&SocketAddrUnix) -> io::Result<()> + Send,
+    ) -> io::Result<()> {
         let (address, directory) = self.here(folder, world)?;
-        match directory {
-            None => what(&address),
-            Some(directory) => sys::in_directory(&directory, || what(&address)),
+        if owner.is_none() && directory.is_none() {
+            return what(&address);
         }
+        there(There { root: None, folder: directory.as_deref(), owner }, || what(&address))
     }
 
     /// Connects, without waiting.
@@ -87,12 +114,13 @@ impl Name {
         self.address(folder, world, |address| Ok(connect(&fd, address)?))
     }
 
-    /// Gives `fd` this name, and the file that it makes these permissions. A file that was left by
-    /// a socket which is gone gives way.
+    /// Gives `fd` this name, and the file that it makes these permissions and this owner, by whose
+    /// own rights it is made. A file that was left by a socket which is gone gives way.
     pub(super) fn bind(
         &self,
         fd: &OwnedFd,
         permissions: u32,
+        owner: Option<(u32, u32)>,
         folder: &Path,
         world: &mut World,
     ) -> Result<(), PluginError> {
@@ -101,12 +129,14 @@ impl Name {
             world.make_folders(file)?;
             self.give_way(file, folder, world)?;
         }
-        let bound = self.address(folder, world, |address| Ok(bind(fd, address)?));
-        bound.to(|| format!("give a socket the name {self}"))?;
+        let what = || format!("give a socket the name {self}");
+        // The file gets the mode that the socket itself has.
+        let mode = fchmod(fd, Mode::from_raw_mode(permissions & 0o7777));
+        mode.to(what)?;
+        let owner = owner.or_else(|| Some((geteuid().as_raw(), getegid().as_raw())));
+        self.address_as(owner, folder, world, |address| Ok(bind(fd, address)?)).to(what)?;
         if let Some(file) = file {
             world.temporary(&file);
-            fs::set_permissions(&file, Permissions::from_mode(permissions & 0o7777))
-                .to(|| format!("set the permissions of {}", file.display()))?;
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Reads Unix sockets: who is connected to whom, and what waits.
 
-use super::{Message, Role, Socket, name::Name};
+use super::{Message, Role, Socket, name::Name, waiting};
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::sockets::diagnosis::{Diagnoser, Diagnosis, ESTABLISHED, LISTENING};
-use crate::plugins::sockets::{options, queue};
+use crate::plugins::sockets::{filter, options, queue};
 use crate::plugins::sys;
 use rustix::fd::OwnedFd;
 use rustix::net::{getpeername, getsockname};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is known of one socket.
 struct Known {
@@ -53,17 +53,16 @@ fn save_one(
 ) -> Result<Socket, PluginError> {
     let job = capture.job;
     let file = &job.files[socket.index];
-    let process = job.processes[file.holders[0].process].at;
-    let folder =
-        fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| PathBuf::from("/"));
+    let folder = folder(capture, socket.index);
     let role = match socket.kind {
         libc::SOCK_DGRAM => datagram_role(capture, socket, all),
         _ => stream_role(capture, socket, all)?,
     };
-    let own_file = socket.name.as_ref().and_then(|name| name.file(&folder)).and_then(|path| {
-        let metadata = fs::symlink_metadata(path).ok()?;
-        (Some(metadata.ino() as u32) == socket.told.file).then(|| metadata.mode() & 0o7777)
-    });
+    let own_file = own_file(socket, &folder);
+    let filter = filter::read(&socket.fd).map_err(|_| {
+        let what = job.describe(file);
+        PluginError::Refused(format!("{what} has an eBPF program as its filter (SO_ATTACH_BPF)"))
+    })?;
     // What waits at a listening socket is connections.
     let queue = match role {
         Role::Listening { .. } => Vec::new(),
@@ -74,12 +73,28 @@ fn save_one(
         kind: socket.kind,
         options: options::read(&socket.fd),
         name: socket.name.clone(),
-        file: own_file,
+        file: own_file.as_ref().map(|metadata| metadata.mode() & 0o7777),
+        owner: own_file.map(|metadata| (metadata.uid(), metadata.gid())),
         folder: SavedPath(folder),
         role,
         shutdown: socket.told.shutdown,
+        filter,
         queue,
     })
+}
+
+/// Where names without a slash in front are from.
+fn folder(capture: &Capture, index: usize) -> PathBuf {
+    let job = capture.job;
+    let process = job.processes[job.files[index].holders[0].process].at;
+    fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_else(|_| PathBuf::from("/"))
+}
+
+/// The file that the socket's name made, if that is there.
+fn own_file(socket: &Known, folder: &Path) -> Option<fs::Metadata> {
+    let path = socket.name.as_ref()?.file(folder)?;
+    let metadata = fs::symlink_metadata(path).ok()?;
+    (Some(metadata.ino() as u32) == socket.told.file).then_some(metadata)
 }
 
 fn stream_role(
@@ -89,6 +104,10 @@ fn stream_role(
 ) -> Result<Role, PluginError> {
     let told = &socket.told;
     if told.state == LISTENING {
+        if told.waiting.contains(&0) {
+            let what = capture.job.describe(capture.file(socket.index));
+            return Err(PluginError::Refused(format!("{what}: {}", waiting::unaccepted())));
+        }
         return Ok(Role::Listening { backlog: told.backlog });
     }
     let Some(peer) = told.peer.filter(|_| told.state == ESTABLISHED) else {
@@ -127,6 +146,13 @@ fn datagram_role(capture: &mut Capture, socket: &Known, all: &BTreeMap<u32, Know
     let Some(inode) = socket.told.peer else { return Role::Idle };
     let peer = all.get(&inode);
     let mutual = peer.filter(|peer| peer.told.peer == Some(own));
+    let unreachable = |peer: &&Known| {
+        let path = peer.name.as_ref().is_some_and(|name| name.path().is_some());
+        path && own_file(peer, &folder(capture, peer.index)).is_none()
+    };
+    if let Some(peer) = peer.filter(unreachable) {
+        return Role::TowardPeer { peer: peer.index as u32 };
+    }
     if let Some(name) = getpeername(&socket.fd).ok().flatten().and_then(Name::of) {
         return Role::Toward(name);
     }
