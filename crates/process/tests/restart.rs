@@ -107,6 +107,12 @@ fn perl_goes_on() {
     script_survives("perl", &["/usr/bin/perl", "-e", include_str!("steps.pl")]);
 }
 
+/// Its heap is made of more runs of pages than the kernel tells at a time.
+#[test]
+fn ruby_goes_on() {
+    script_survives("ruby", &["/usr/bin/ruby", "-e", include_str!("steps.rb")]);
+}
+
 #[test]
 fn go_goes_on() {
     let alone = alone();
