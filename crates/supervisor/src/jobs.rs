@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
@@ -233,7 +233,7 @@ impl Jobs {
     pub fn remove(&self, name: &JobName) {
         let dir = self.job_dir(name);
         // Under the lock, so that a new job of the same name is not taken for the old one.
-        if File::open(dir.join("lock")).is_ok_and(|lock| try_lock(&lock)) {
+        if open_lock(&dir).is_ok_and(|lock| try_lock(&lock)) {
             let _ = fs::remove_dir_all(&dir);
         }
     }
@@ -435,7 +435,7 @@ impl JobDir {
             return Some(StandIn::default());
         }
         let mut made = StandIn::default();
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(former).ok()?;
+        private_job(former).ok()?;
         let another_s = stays_locked(former);
         let for_all = [(self.control(), "control")];
         let for_devices =
@@ -444,7 +444,7 @@ impl JobDir {
         for (own, name) in for_all.into_iter().chain(for_devices) {
             let link = former.join(name);
             let taken = link.is_symlink() && link.exists();
-            if !taken && !another_s {
+            if !taken && !another_s && is_left_over(&link) {
                 // What a job that was killed has left leads nowhere. A folder of libraries leads where its own
                 // kedge is, which is as good.
                 let _ = fs::remove_file(&link);
@@ -518,18 +518,58 @@ pub(crate) fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
     Ok(())
 }
 
+/// Makes the folder of a job of this user's that kedge has made before, and those that it lies in; refuses what others
+/// can enter or have made.
+fn private_job(path: &Path) -> Result<(), JobError> {
+    let uid = rustix::process::geteuid().as_raw();
+    let above = |path: &Path| path.parent().map(Path::to_owned).unwrap_or_default();
+    let jobs = above(path);
+    let base = above(&jobs);
+    let outside = above(&base);
+    if uid == 0 && !outside.ancestors().all(only_root_changes) {
+        return Err(JobError::NotPrivate { path: outside });
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(&outside).map_err(io_error(&outside))?;
+    [&base, &jobs, path].into_iter().try_for_each(|folder| private_dir(folder, uid))
+}
+
+/// Whether nobody but root can put another folder into the place of `path`; where there is none, root makes it.
+fn only_root_changes(path: &Path) -> bool {
+    const STICKY: u32 = 0o1000;
+    let Ok(found) = fs::symlink_metadata(path) else { return true };
+    let mode = found.permissions().mode();
+    let shared = mode & 0o022 != 0 && mode & STICKY == 0;
+    found.uid() == 0 && (found.is_symlink() || found.is_dir() && !shared)
+}
+
+/// Whether it is what a job's folder has at such a place: a link, or a socket.
+fn is_left_over(path: &Path) -> bool {
+    let kind = fs::symlink_metadata(path).map(|found| found.file_type());
+    kind.is_ok_and(|kind| kind.is_symlink() || kind.is_socket())
+}
+
+/// Opens the lock of the job in `dir`: a regular file, so nothing is waited for.
+fn open_lock(dir: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("lock"))?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
 pub(crate) fn try_lock(file: &File) -> bool {
     // SAFETY: a plain call on a live descriptor.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
 fn is_locked(dir: &Path) -> bool {
-    File::open(dir.join("lock")).is_ok_and(|lock| !try_lock(&lock))
+    open_lock(dir).is_ok_and(|lock| !try_lock(&lock))
 }
 
 /// Whether another job has that folder. One whose supervisor was killed a moment ago, and is not gone yet, has not.
 fn stays_locked(dir: &Path) -> bool {
-    File::open(dir.join("lock")).is_ok_and(|lock| !lock_soon(&lock))
+    open_lock(dir).is_ok_and(|lock| !lock_soon(&lock))
 }
 
 /// Waits for the end of whoever was killed with the lock, too.

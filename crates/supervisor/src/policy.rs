@@ -1,11 +1,13 @@
 //! What a job is run on, and how it is checkpointed.
 
-use kedge_image::Manifest;
+use crate::jobs::JobName;
+use kedge_image::{ImageError, Manifest};
 use kedge_proxy::backend::{BadGpuSpec, GpuSpec};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fmt;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
@@ -121,18 +123,38 @@ pub struct OnTerm {
 }
 
 /// The folder that the processes of the job know whose image that is.
-pub(crate) fn former_folder(manifest: &Manifest) -> Option<PathBuf> {
-    let folder = manifest.settings.as_ref()?.get(FOLDER)?.as_str().map(PathBuf::from)?;
-    // Nobody vouches for the image: links are made in no other folder than a job's.
-    let in_jobs =
-        folder.parent().is_some_and(|jobs| jobs.ends_with("kedge/jobs") || is_temporary(jobs));
-    (folder.is_absolute() && in_jobs).then_some(folder)
+///
+/// # Errors
+///
+/// [`ImageError::Damaged`] where that is none that kedge gives to a job: links are made in it, and what has their names
+/// is removed.
+pub(crate) fn former_folder(manifest: &Manifest) -> Result<Option<PathBuf>, ImageError> {
+    let noted = || manifest.settings.as_ref()?.get(FOLDER)?.as_str().map(PathBuf::from);
+    let of_devices = manifest.devices.as_ref().map(|devices| devices.folder.clone());
+    match of_devices.or_else(noted) {
+        Some(path) if !is_of_a_job(&path) => {
+            let what = "the folder that its processes know is no job's";
+            Err(ImageError::Damaged { path, offset: 0, what })
+        }
+        former => Ok(former),
+    }
 }
 
-/// Where the user has no folder for what runs.
-fn is_temporary(jobs: &Path) -> bool {
-    let user = jobs.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-    jobs.ends_with("jobs") && user.is_some_and(|user| user.starts_with("kedge-"))
+/// Whether `path` is where kedge puts a job: `…/kedge/jobs/NAME`, or `…/kedge-UID/jobs/NAME`.
+fn is_of_a_job(path: &Path) -> bool {
+    let plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+    let mut parts = path.iter().rev().map(OsStr::to_str);
+    let (name, jobs, kedge) = (parts.next(), parts.next(), parts.next());
+    let name = name.flatten().is_some_and(|name| name.parse::<JobName>().is_ok());
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let kedge = kedge
+        .flatten()
+        .is_some_and(|name| name == "kedge" || name.strip_prefix("kedge-").is_some_and(number));
+    path.is_absolute()
+        && path.components().all(plain)
+        && name
+        && kedge
+        && jobs == Some(Some("jobs"))
 }
 
 #[derive(Debug, Error)]
@@ -171,6 +193,30 @@ mod tests {
         assert_eq!(inherited, Policy { keep: first.keep, full_every: first.full_every, ..second });
         manifest.settings = Some(serde_json::Value::String("other words".into()));
         assert_eq!(Policy::of_image(&manifest), Policy::default());
+    }
+
+    #[test]
+    fn a_folder_out_of_an_image_is_a_job_s() {
+        for good in ["/run/user/7/kedge/jobs/j", "/tmp/kedge-7/jobs/a.0", "/kedge/jobs/x_1"] {
+            assert!(is_of_a_job(Path::new(good)), "{good}");
+        }
+        for bad in [
+            "/etc",
+            "kedge/jobs/j",
+            "/tmp/kedge-7/jobs/..",
+            "/tmp/kedge-7/jobs/../../etc",
+            "/tmp/../kedge/jobs/j",
+            "/tmp/kedge-7/jobs",
+            "/tmp/kedge-x/jobs/j",
+            "/tmp/kedge-/jobs/j",
+            "/home/a/jobs/j",
+            "/run/kedge/jobs/a b",
+        ] {
+            assert!(!is_of_a_job(Path::new(bad)), "{bad}");
+            let mut manifest = Manifest::new("j".into(), vec![], 1);
+            manifest.settings = Some(serde_json::json!({ FOLDER: bad }));
+            assert!(former_folder(&manifest).is_err(), "{bad}");
+        }
     }
 
     #[test]

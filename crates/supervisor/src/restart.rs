@@ -134,7 +134,7 @@ fn place(spec: &RestartSpec, jobs: &Jobs) -> Result<(JobName, JobDir, Candidates
 }
 
 /// With their folders.
-type Candidates = Vec<(PathBuf, Manifest)>;
+pub(crate) type Candidates = Vec<(PathBuf, Manifest)>;
 
 /// The folder of images that `path` is, or is in if it is an image.
 pub fn images_of(path: &Path) -> Option<PathBuf> {
@@ -145,7 +145,7 @@ pub fn images_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// The image at `path`, or those in it, the newest first: all of one job.
-fn candidates(path: &Path) -> Result<Candidates, ImageError> {
+pub(crate) fn candidates(path: &Path) -> Result<Candidates, ImageError> {
     match Manifest::read(path) {
         Ok(manifest) => return Ok(vec![(path.to_owned(), manifest)]),
         Err(ImageError::NoImage { .. }) => {}
@@ -245,8 +245,7 @@ fn first_that_works<'a>(
         let proxies = Proxies::default();
         let devices = spec.devices(manifest);
         let launch = devices.as_ref().map(|devices| launch(devices, dir, warm, log)).transpose()?;
-        let former = devices.as_ref().map(|devices| devices.folder.clone());
-        let former = former.or_else(|| former_folder(manifest));
+        let former = former_folder(manifest)?;
         let stand_in = former.as_ref().map(|former| dir.stand_in_for(former, devices.is_some()));
         if let Some(None) = stand_in {
             log.line(

@@ -1,19 +1,24 @@
 use super::*;
+use std::os::unix::net::UnixListener;
+use std::process::Command;
 
 /// Jobs in a folder of their own.
 struct World(Jobs);
 
 impl World {
     fn new(test: &str) -> World {
-        let dir = std::env::temp_dir().join(format!("kedge-jobs-{test}-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        // As it is in a user's folder: …/kedge/jobs.
+        let own = std::env::temp_dir().join(format!("kedge-jobs-{test}-{}", std::process::id()));
+        let dir = own.join("kedge/jobs");
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).unwrap();
         World(Jobs { dir })
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0.dir);
+        let own = self.0.dir.ancestors().nth(2).unwrap();
+        let _ = fs::remove_dir_all(own);
     }
 }
 
@@ -106,7 +111,7 @@ fn who_was_just_killed_is_waited_for() {
     let dying = |dir: JobDir| {
         let path = dir.path().to_owned();
         // What a supervisor that is killed leaves behind.
-        fs::write(path.join("control"), "").unwrap();
+        drop(UnixListener::bind(path.join("control")).unwrap());
         let end = thread::spawn(move || {
             thread::sleep(DYING / 6);
             drop(dir);
@@ -134,4 +139,29 @@ fn the_folder_of_a_job_that_runs_stays_its_own() {
     let dir = world.0.create(&own).unwrap();
     assert!(dir.stand_in_for(running.path(), false).is_none());
     assert!(!running.control().is_symlink());
+}
+
+/// Names out of an image lead there: nothing of a user's is removed, and nothing is waited for.
+#[test]
+fn a_former_folder_is_a_private_one_and_keeps_its_files() {
+    let world = World::new("former");
+    let own = world.0.create(&"own".parse().unwrap()).unwrap();
+    let former = world.0.dir.join("former");
+    DirBuilder::new().mode(0o700).create(&former).unwrap();
+    fs::write(former.join("control"), "a user's").unwrap();
+    assert!(own.stand_in_for(&former, false).is_none());
+    assert_eq!(fs::read_to_string(former.join("control")).unwrap(), "a user's");
+    fs::remove_file(former.join("control")).unwrap();
+    // Opening it would wait for a writer for ever.
+    assert!(Command::new("mkfifo").arg(former.join("lock")).status().unwrap().success());
+    drop(own.stand_in_for(&former, false).expect("nobody's"));
+    world.0.remove(&"former".parse().unwrap());
+    assert!(former.exists(), "without a lock it is nobody's to remove");
+    for mode in [0o777, 0o770, 0o755] {
+        fs::set_permissions(&former, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(own.stand_in_for(&former, false).is_none(), "{mode:o}");
+    }
+    let link = world.0.dir.join("link");
+    std::os::unix::fs::symlink(&former, &link).unwrap();
+    assert!(own.stand_in_for(&link, false).is_none());
 }
