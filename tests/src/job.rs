@@ -28,6 +28,18 @@ pub enum User {
     Same,
     /// One without any rights: only root can become it.
     Nobody,
+    /// A second one.
+    Other,
+}
+
+impl User {
+    pub fn id(self) -> u32 {
+        match self {
+            User::Same => rustix::process::geteuid().as_raw(),
+            User::Nobody => 65534,
+            User::Other => 65533,
+        }
+    }
 }
 
 /// kedge, run by `user` with nothing open but the standard streams.
@@ -42,8 +54,9 @@ pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
         "env",
         "--default-signal=HUP,INT,QUIT",
     ]);
-    if user == User::Nobody {
-        command.args(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    if user != User::Same {
+        let id = user.id().to_string();
+        command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"]);
     }
     command.args(["bash", "-c", CLOSED, "bash"]).arg(world.parts()).args(arguments);
     command.env("XDG_RUNTIME_DIR", world.home()).env("XDG_STATE_HOME", world.home());

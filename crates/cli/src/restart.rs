@@ -11,7 +11,8 @@ use kedge_image::Manifest;
 use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::{Joining, RestartSpec, Showing};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const AFTER_HELP: &str = "\
@@ -63,6 +64,9 @@ pub(crate) struct RestartArgs {
     /// What the process that this one takes the place of has left: a job goes back
     #[arg(long, value_name = "JSON", hide = true)]
     back: Option<String>,
+    /// Where the image is: said by root's kedge to the one that it starts as the image's owner
+    #[arg(long, value_name = "PATH", hide = true)]
+    resolved: Option<PathBuf>,
     /// What a part of several is to know of the others
     #[arg(long, value_name = "JSON", hide = true)]
     part: Option<String>,
@@ -85,6 +89,25 @@ fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
         .ok_or_else(|| format!("`{text}` maps no path: give OLD=NEW, two absolute paths"))
 }
 
+/// The image's path without links and dots. Does not return where root restarts another user's image: kedge is started
+/// anew as that user.
+fn resolve(given: &Path) -> Result<PathBuf, Failure> {
+    let path = real(given)?;
+    // The way to it is looked at as it was named; a bare name is one of the folder where images go.
+    let named = if given.exists() { given } else { &path };
+    let found = kedge_supervisor::other_owner(named, path.clone());
+    let (path, owner) = found.map_err(|error| Failure::of_run(&error))?;
+    let Some(owner) = owner else { return Ok(path) };
+    anstream::eprintln!(
+        "kedge: {} is user {}'s: it is restarted as that user, with that user's rights",
+        path.display(),
+        owner.uid
+    );
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    arguments.extend(["--resolved".into(), path.into_os_string()]);
+    Err(Failure::of_run(&kedge_supervisor::start_as(&owner, &arguments)))
+}
+
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if let Some(note) = &args.back {
@@ -92,7 +115,10 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         return conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
     }
     let mut policy = args.checkpoints.policy()?;
-    let path = real(&args.path)?;
+    let path = match args.resolved {
+        Some(path) => path,
+        None => resolve(&args.path)?,
+    };
     // Its images stay together.
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);

@@ -5,8 +5,8 @@ use crate::direct::PageBuffer;
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What statfs(2) says of tmpfs.
@@ -44,20 +44,15 @@ thread_local! {
 }
 
 impl Bytes {
-    /// Opens `path` to be read through the page cache.
-    pub(crate) fn cached(path: &Path) -> io::Result<Bytes> {
-        // A FIFO in its place would keep whoever opens it for ever.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
+    /// Reads `file` through the page cache.
+    pub(crate) fn cached(file: File) -> Bytes {
         let refused = AtomicBool::new(false);
-        Ok(Bytes { file, direct: None, refused, otherwise: ReadFrom::Memory })
+        Bytes { file, direct: None, refused, otherwise: ReadFrom::Memory }
     }
 
-    /// Opens `path` to be read from the device, as far as its file system can do that.
-    pub(crate) fn on_device(path: &Path) -> io::Result<Bytes> {
-        let mut bytes = Bytes::cached(path)?;
+    /// Reads `file` from the device, as far as its file system can do that.
+    pub(crate) fn on_device(file: File) -> io::Result<Bytes> {
+        let mut bytes = Bytes::cached(file);
         // tmpfs takes the flag and reads memory.
         if is_tmpfs(&bytes.file) {
             return Ok(bytes);
@@ -65,7 +60,9 @@ impl Bytes {
         // What is still to be written cannot be dropped, nor read from the device.
         bytes.file.sync_all()?;
         bytes.otherwise = ReadFrom::DroppedCache;
-        bytes.direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok();
+        // The very file once more, whatever has its name by now.
+        let again = format!("/proc/self/fd/{}", bytes.file.as_raw_fd());
+        bytes.direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(again).ok();
         if bytes.direct.is_none() {
             bytes.drop_cache();
         }
@@ -149,6 +146,7 @@ fn read_up_to(file: &File, window: &mut [u8], offset: u64) -> io::Result<usize> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn bytes_are_the_same_wherever_they_are_read_from() {
@@ -156,7 +154,8 @@ mod tests {
         let length = 3 * PIECE as usize + 4096 + 77;
         let content: Vec<u8> = (0..length).map(|at| (at * 7 / 5) as u8).collect();
         std::fs::write(&path, &content).unwrap();
-        let (cached, device) = (Bytes::cached(&path).unwrap(), Bytes::on_device(&path).unwrap());
+        let open = || File::open(&path).unwrap();
+        let (cached, device) = (Bytes::cached(open()), Bytes::on_device(open()).unwrap());
         assert_eq!(cached.read_from(), ReadFrom::Memory);
         for offset in [0, 1, 4095, 4096, 5000, PIECE as usize - 1, length - 48, length] {
             for len in [0, 1, 48, 4096, 10_000, PIECE as usize, 2 * PIECE as usize + 5] {
@@ -177,7 +176,7 @@ mod tests {
         // A file system in memory, on every Linux machine.
         let path = Path::new("/dev/shm").join(format!("kbytes-{}", std::process::id()));
         std::fs::write(&path, b"in memory").unwrap();
-        let bytes = Bytes::on_device(&path).unwrap();
+        let bytes = Bytes::on_device(File::open(&path).unwrap()).unwrap();
         let mut found = [0; 9];
         bytes.read_exact_at(&mut found, 0).unwrap();
         std::fs::remove_file(&path).unwrap();

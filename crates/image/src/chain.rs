@@ -2,35 +2,46 @@
 
 use crate::codec::Codec;
 use crate::error::ImageError;
+use crate::folder::Folder;
 use crate::layout::Extent;
 use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
+use rustix::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 /// Longest chain of images that is followed.
 const MOST_PARENTS: usize = 10_000;
 
 /// The image in `folder` and those that it builds on, itself first. Each parent is the one that its child
-/// was written for.
-pub fn chain(folder: &Path) -> Result<Vec<(PathBuf, Manifest)>, ImageError> {
-    let mut chain = vec![(folder.to_owned(), Manifest::read(folder)?)];
-    while let Some((path, manifest)) = chain.last()
+/// was written for; to root, all must be one user's.
+pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
+    let first = match Folder::open(folder) {
+        Err(error) if error.is_missing() => {
+            return Err(ImageError::NoImage { path: folder.to_owned() });
+        }
+        other => other?,
+    };
+    let manifest = Manifest::of(&first)?;
+    let mut chain = vec![(first, manifest)];
+    while let Some((child, manifest)) = chain.last()
         && let Some(parent) = manifest.parent.clone()
     {
-        let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-        let next = above.unwrap_or(Path::new(".")).join(&parent.name);
-        let (path, expected, parent) = (path.clone(), parent.checksum, parent.name);
-        if chain.len() > MOST_PARENTS || chain.iter().any(|(seen, _)| same(seen, &next)) {
+        let (path, expected, parent) = (child.path().to_owned(), parent.checksum, parent.name);
+        let again = |(seen, _): &(Folder, Manifest)| same(seen.path(), Path::new(&parent));
+        if chain.len() > MOST_PARENTS || chain.iter().any(again) {
             return Err(ImageError::Circle { path, parent });
         }
-        let manifest = match Manifest::read(&next) {
+        let opened = child.beside(&parent);
+        let next = match opened.and_then(|next| Manifest::of(&next).map(|found| (next, found))) {
             Err(ImageError::NoImage { .. }) => return Err(ImageError::NoParent { path, parent }),
-            Ok(other) if other.identity() != expected => {
+            Err(error) if error.is_missing() => return Err(ImageError::NoParent { path, parent }),
+            Ok((_, other)) if other.identity() != expected => {
                 return Err(ImageError::OtherParent { path, parent });
             }
             other => other?,
         };
-        chain.push((next, manifest));
+        next.0.is_of(child)?;
+        chain.push(next);
     }
     Ok(chain)
 }
@@ -73,10 +84,10 @@ pub struct Source {
 impl Layers {
     /// Opens the file `name` of the first image of `chain`, the one of the same image that it builds on, and of as many
     /// others as they build on.
-    pub fn open(chain: &[(PathBuf, Manifest)], name: &str) -> Result<Layers, ImageError> {
+    pub fn open(chain: &[(Folder, Manifest)], name: &str) -> Result<Layers, ImageError> {
         let mut layers = Layers { files: Vec::new() };
         for (folder, manifest) in chain {
-            let path = folder.join(name);
+            let path = folder.path().join(name);
             let missing = || ImageError::Damaged {
                 path: path.clone(),
                 offset: 0,
@@ -85,7 +96,7 @@ impl Layers {
             let entry = manifest.file(name).ok_or_else(missing)?;
             let ahead = manifest.file(&ahead_of(name));
             for entry in std::iter::once(entry).chain(ahead) {
-                layers.files.push(ImageFile::open(&folder.join(&entry.name), Some(entry))?);
+                layers.files.push(ImageFile::of(folder, entry)?);
                 if !layers.files.last().is_some_and(builds_on_another) {
                     return Ok(layers);
                 }
@@ -98,14 +109,27 @@ impl Layers {
     /// Opens the file at `path`, which `entry` describes, and as many others as it builds on. The manifest of its
     /// image is read only if it builds on any.
     pub fn of_file(path: &Path, entry: &FileEntry) -> Result<Layers, ImageError> {
-        let file = ImageFile::open(path, Some(entry))?;
-        let folder = path.parent().filter(|_| builds_on_another(&file));
-        let Some(folder) = folder else { return Ok(Layers { files: vec![file] }) };
-        let chain = chain(folder)?;
+        let folder = Folder::open(path.parent().unwrap_or(Path::new(".")))?;
+        folder.is_believed()?;
+        let file = ImageFile::of(&folder, entry)?;
+        if !builds_on_another(&file) {
+            return Ok(Layers { files: vec![file] });
+        }
+        let chain = chain(folder.path())?;
         match chain[0].1.file(&entry.name) {
             Some(named) if named == entry => Layers::open(&chain, &entry.name),
             _ => Err(file.damaged(0, "it is not the one that its image's manifest names")),
         }
+    }
+
+    /// The file behind a descriptor of this process, which `entry` describes and which builds on no other.
+    pub fn of_descriptor(fd: BorrowedFd<'_>, entry: &FileEntry) -> Result<Layers, ImageError> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let file = ImageFile::open(&path, Some(entry))?;
+        if builds_on_another(&file) {
+            return Err(file.damaged(0, "it builds on another image, which nothing names"));
+        }
+        Ok(Layers { files: vec![file] })
     }
 
     /// Has the kernel read all of them ahead.

@@ -188,6 +188,21 @@ mod tests {
         assert_ne!(encode(&bytes, Choice::Auto).codec, Codec::Zero);
     }
 
+    /// What would become far more than was declared is given up at once.
+    #[test]
+    fn bombs_do_not_go_off() {
+        let much = vec![0; 64 << 20];
+        let bombs = [
+            (Codec::Zstd, zstd::bulk::compress(&much, ZSTD_LEVEL).unwrap()),
+            (Codec::Gzip, gzip(&much).unwrap()),
+            (Codec::Lz4, lz4_flex::block::compress(&much)),
+        ];
+        for (codec, bomb) in &bombs {
+            let mut small = [7; 4096];
+            assert!(decode(*codec, bomb, &mut small).is_err(), "{codec:?}");
+        }
+    }
+
     #[test]
     fn what_does_not_shrink_stays_raw() {
         let noise: Vec<u8> =

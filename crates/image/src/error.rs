@@ -31,11 +31,18 @@ pub enum ImageError {
     Circle { path: PathBuf, parent: String },
     #[error("{path}: the image {by} builds on it: remove that one too")]
     Needed { path: PathBuf, by: String },
+    #[error("{path}: {why}; it is not trusted")]
+    Untrusted { path: PathBuf, why: String },
     #[error("{path}: a checkpoint is being written there: wait until it has ended")]
     Busy { path: PathBuf },
 }
 
 impl ImageError {
+    /// Whether what was looked for is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, ImageError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(io::Error) -> ImageError {
         move |source| ImageError::Io { path: path.to_owned(), source }
     }

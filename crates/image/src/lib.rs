@@ -19,6 +19,7 @@ mod chain;
 mod codec;
 mod direct;
 mod error;
+mod folder;
 pub mod layout;
 mod manifest;
 mod plain;
@@ -32,6 +33,7 @@ pub use chain::{Layers, Source, ahead_of, chain};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
 pub use error::ImageError;
+pub use folder::Folder;
 pub use layout::{Extent, MAX_EXTENT, MAX_SECTION, PAGE};
 pub use manifest::{
     DeviceLimits, Devices, FileEntry, Manifest, Parent, Part, list, newest, next_folder,

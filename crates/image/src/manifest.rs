@@ -2,6 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::error::ImageError;
+use crate::folder::Folder;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File};
@@ -114,11 +115,17 @@ impl Part {
 
     /// Its folder, in that of the whole, if what is there is the image that was meant.
     pub fn check(&self, whole: &Path) -> Result<PathBuf, ImageError> {
-        let folder = whole.join(&self.name);
-        let found = Manifest::read(&folder)?;
+        Ok(self.open(&Folder::open(whole)?)?.path().to_owned())
+    }
+
+    /// The same, opened, with root's demand that one user has the whole and its parts.
+    pub fn open(&self, whole: &Folder) -> Result<Folder, ImageError> {
+        let folder = whole.inside(&self.name)?;
+        folder.is_of(whole)?;
+        let found = Manifest::of(&folder)?;
         if found.identity() != self.checksum || !found.parts.is_empty() {
             let what = "it is another image than the one that was a part of this job";
-            return Err(ImageError::Damaged { path: folder.join(NAME), offset: 0, what });
+            return Err(ImageError::Damaged { path: folder.path().join(NAME), offset: 0, what });
         }
         Ok(folder)
     }
@@ -164,24 +171,34 @@ impl Manifest {
 
     /// The manifest of the image in `folder`, checked.
     pub fn read(folder: &Path) -> Result<Manifest, ImageError> {
-        Manifest::read_by(folder, Bytes::cached)
+        match Folder::open(folder) {
+            Err(error) if error.is_missing() => {
+                Err(ImageError::NoImage { path: folder.to_owned() })
+            }
+            other => Manifest::of(&other?),
+        }
+    }
+
+    /// The same of a folder that is open.
+    pub fn of(folder: &Folder) -> Result<Manifest, ImageError> {
+        Manifest::read_by(folder, |file| Ok(Bytes::cached(file)))
     }
 
     /// The same, of what is on the device.
-    pub(crate) fn on_device(folder: &Path) -> Result<Manifest, ImageError> {
+    pub(crate) fn on_device(folder: &Folder) -> Result<Manifest, ImageError> {
         Manifest::read_by(folder, Bytes::on_device)
     }
 
     fn read_by(
-        folder: &Path,
-        open: impl FnOnce(&Path) -> io::Result<Bytes>,
+        folder: &Folder,
+        open: impl FnOnce(File) -> io::Result<Bytes>,
     ) -> Result<Manifest, ImageError> {
-        let path = folder.join(NAME);
-        let file = match open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(ImageError::NoImage { path: folder.to_owned() });
+        let path = folder.path().join(NAME);
+        let file = match folder.file(NAME) {
+            Err(error) if error.is_missing() => {
+                return Err(ImageError::NoImage { path: folder.path().to_owned() });
             }
-            other => other.map_err(ImageError::io(&path))?,
+            other => open(other?).map_err(ImageError::io(&path))?,
         };
         let length = file.length().map_err(ImageError::io(&path))?;
         if length > MAX_BYTES {

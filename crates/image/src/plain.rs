@@ -3,8 +3,8 @@
 
 use crate::bytes::{Bytes, ReadFrom};
 use crate::error::ImageError;
+use crate::folder::{Folder, open_regular};
 use crate::manifest::FileEntry;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -19,23 +19,22 @@ impl FileEntry {
     /// The entry of the finished file `name` in `folder`, which is on the disk when this returns.
     pub fn plain(folder: &Path, name: &str) -> Result<FileEntry, ImageError> {
         let path = folder.join(name);
-        let file = File::open(&path).map_err(ImageError::io(&path))?;
+        let file = open_regular(&path)?;
         file.sync_all().map_err(ImageError::io(&path))?;
-        let (bytes, checksum) = sum(&Bytes::cached(&path).map_err(ImageError::io(&path))?, &path)?;
+        let (bytes, checksum) = sum(&Bytes::cached(file), &path)?;
         Ok(FileEntry { name: name.to_owned(), bytes, checksum })
     }
 
     /// Whether the plain file in `folder` is still the one that this describes.
-    pub fn verify_plain(&self, folder: &Path) -> Result<(), ImageError> {
-        let path = folder.join(&self.name);
-        let file = Bytes::cached(&path).map_err(ImageError::io(&path))?;
-        self.verify_bytes(&file, path)
+    pub fn verify_plain(&self, folder: &Folder) -> Result<(), ImageError> {
+        let file = Bytes::cached(folder.file(&self.name)?);
+        self.verify_bytes(&file, folder.path().join(&self.name))
     }
 
     /// The same of what is on the device.
-    pub(crate) fn verify_on_device(&self, folder: &Path) -> Result<ReadFrom, ImageError> {
-        let path = folder.join(&self.name);
-        let file = Bytes::on_device(&path).map_err(ImageError::io(&path))?;
+    pub(crate) fn verify_on_device(&self, folder: &Folder) -> Result<ReadFrom, ImageError> {
+        let path = folder.path().join(&self.name);
+        let file = Bytes::on_device(folder.file(&self.name)?).map_err(ImageError::io(&path))?;
         self.verify_bytes(&file, path)?;
         Ok(file.read_from())
     }
@@ -78,10 +77,13 @@ mod tests {
         std::fs::write(folder.join("x.data"), vec![7; CHUNK + 5]).unwrap();
         let entry = FileEntry::plain(&folder, "x.data").unwrap();
         assert_eq!(entry.checksum, crate::checksum(&vec![7; CHUNK + 5]));
-        entry.verify_plain(&folder).unwrap();
+        entry.verify_plain(&Folder::open(&folder).unwrap()).unwrap();
         for bad in [vec![7; CHUNK + 4], [vec![7; CHUNK + 4], vec![6]].concat()] {
             std::fs::write(folder.join("x.data"), bad).unwrap();
-            assert!(matches!(entry.verify_plain(&folder), Err(ImageError::Damaged { .. })));
+            assert!(matches!(
+                entry.verify_plain(&Folder::open(&folder).unwrap()),
+                Err(ImageError::Damaged { .. })
+            ));
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }

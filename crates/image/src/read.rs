@@ -3,6 +3,7 @@
 use crate::bytes::{Bytes, ReadFrom};
 use crate::codec::{self, Codec};
 use crate::error::ImageError;
+use crate::folder::{Folder, open_regular};
 use crate::layout::{self, Extent, FOOTER, Footer, HEADER, Kind, RECORD, VERSION};
 use crate::manifest::FileEntry;
 use std::path::{Path, PathBuf};
@@ -18,15 +19,23 @@ pub struct ImageFile {
 impl ImageFile {
     /// Opens `path`, which must be the file that `entry` describes.
     pub fn open(path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
-        ImageFile::of(Bytes::cached(path).map_err(ImageError::io(path))?, path, entry)
+        ImageFile::new(Bytes::cached(open_regular(path)?), path, entry)
     }
 
-    /// As [`ImageFile::open`]; all of it is read from the device.
-    pub(crate) fn on_device(path: &Path, entry: &FileEntry) -> Result<ImageFile, ImageError> {
-        ImageFile::of(Bytes::on_device(path).map_err(ImageError::io(path))?, path, Some(entry))
+    /// Opens the file of the image in `folder` that `entry` describes.
+    pub fn of(folder: &Folder, entry: &FileEntry) -> Result<ImageFile, ImageError> {
+        let path = folder.path().join(&entry.name);
+        ImageFile::new(Bytes::cached(folder.file(&entry.name)?), &path, Some(entry))
     }
 
-    fn of(file: Bytes, path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
+    /// As [`ImageFile::of`]; all of it is read from the device.
+    pub(crate) fn on_device(folder: &Folder, entry: &FileEntry) -> Result<ImageFile, ImageError> {
+        let path = folder.path().join(&entry.name);
+        let file = Bytes::on_device(folder.file(&entry.name)?).map_err(ImageError::io(&path))?;
+        ImageFile::new(file, &path, Some(entry))
+    }
+
+    fn new(file: Bytes, path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
         let damaged = |offset, what| ImageError::Damaged { path: path.to_owned(), offset, what };
         let length = file.length().map_err(ImageError::io(path))?;
         if length < HEADER + FOOTER {

@@ -3,6 +3,7 @@
 use crate::bytes::ReadFrom;
 use crate::chain::{Layers, chain};
 use crate::error::ImageError;
+use crate::folder::Folder;
 use crate::layout::{Extent, FOOTER, HEADER, RECORD};
 use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
@@ -48,8 +49,8 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     if !chain[0].1.parts.is_empty() {
         return verify_parts(folder, &chain[0].1, threads);
     }
-    let (files, mut errors) = open_all(&chain, |path, entry| {
-        let file = ImageFile::open(path, Some(entry))?;
+    let (files, mut errors) = open_all(&chain, |folder, entry| {
+        let file = ImageFile::of(folder, entry)?;
         file.check_padding()?;
         Ok(file)
     });
@@ -74,7 +75,7 @@ pub fn verify_written(
 ) -> Result<Verified, Vec<ImageError>> {
     let written = || {
         let mut chain = chain(folder)?;
-        let on_device = Manifest::on_device(folder)?;
+        let on_device = Manifest::on_device(&chain[0].0)?;
         if on_device != chain[0].1 {
             let (path, what) = (folder.to_owned(), "the manifest on the device is another one");
             return Err(ImageError::Damaged { path, offset: 0, what });
@@ -109,13 +110,13 @@ fn conclude(found: Verified, mut errors: Vec<ImageError>) -> Result<Verified, Ve
 
 /// The files of those images that have tables, and what is wrong with them.
 fn open_all(
-    images: &[(PathBuf, Manifest)],
-    open: impl Fn(&Path, &FileEntry) -> Result<ImageFile, ImageError>,
+    images: &[(Folder, Manifest)],
+    open: impl Fn(&Folder, &FileEntry) -> Result<ImageFile, ImageError>,
 ) -> (Vec<ImageFile>, Vec<ImageError>) {
     let (mut files, mut errors) = (Vec::new(), Vec::new());
     for (folder, manifest) in images {
         for entry in manifest.files.iter().filter(|entry| !entry.is_plain()) {
-            match open(&folder.join(&entry.name), entry) {
+            match open(folder, entry) {
                 Ok(file) => files.push(file),
                 Err(error) => errors.push(error),
             }
@@ -142,7 +143,7 @@ fn verify_parts(
 }
 
 /// What the newest image needs and those that it builds on lack.
-fn incomplete(chain: &[(PathBuf, Manifest)]) -> Vec<ImageError> {
+fn incomplete(chain: &[(Folder, Manifest)]) -> Vec<ImageError> {
     let images = chain.iter().map(|(_, manifest)| manifest).take(1);
     let files = images.flat_map(|manifest| &manifest.files).filter(|entry| !entry.is_plain());
     files.filter_map(|entry| Layers::open(chain, &entry.name).err()).collect()
@@ -161,7 +162,7 @@ enum Work<'a> {
     /// Extents of a file that lie behind each other.
     Extents(&'a ImageFile, Vec<&'a Extent>),
     /// A file that is kept as it is, and its folder; whether it is read from the device.
-    Plain(&'a Path, &'a FileEntry, bool),
+    Plain(&'a Folder, &'a FileEntry, bool),
 }
 
 /// Buffers of a thread.
@@ -174,7 +175,7 @@ struct Buffers {
 impl<'a> Work<'a> {
     /// Everything that is stored in `images`, whose files with tables those are.
     fn of(
-        images: &'a [(PathBuf, Manifest)],
+        images: &'a [(Folder, Manifest)],
         files: &'a [ImageFile],
         on_device: bool,
     ) -> Vec<Work<'a>> {

@@ -39,6 +39,10 @@ pub enum EngineError {
     FileChanged { path: PathBuf, what: &'static str },
     #[error("this machine differs from the one that the image is from: {0}")]
     Machine(String),
+    #[error(
+        "the image is user {owner}'s, but says that its process {pid} had {what}, which this user has not: root does not restart it; its owner can"
+    )]
+    Claims { pid: i32, owner: u32, what: String },
     #[error("the image asks for what no program has: {0}")]
     Nonsense(&'static str),
     #[error(transparent)]

@@ -29,7 +29,7 @@ pub use capture::{Begun, Captured, Options, Together, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
 pub use reap::{Reaped, reap};
-pub use restart::{Rebuilt, RestartOptions, Restarted, check, restart};
+pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, restart};
 pub use signal::{running, signal};
 pub use stop::Roots;
 pub use thread::Thread;

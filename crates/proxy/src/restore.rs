@@ -22,8 +22,8 @@ use kedge_image::{ImageError, ImageFile, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -100,8 +100,7 @@ impl Origin {
             layers.read_ahead();
             return Ok(layers);
         };
-        let path = format!("/proc/self/fd/{}", held.memory.as_raw_fd());
-        Layers::of_file(Path::new(&path), &entry)
+        Layers::of_descriptor(held.memory.as_fd(), &entry)
     }
 }
 

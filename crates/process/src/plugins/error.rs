@@ -1,5 +1,6 @@
 //! What can go wrong with a descriptor.
 
+use kedge_image::ImageError;
 use std::fmt;
 use std::io;
 use thiserror::Error;
@@ -32,6 +33,8 @@ impl std::error::Error for Refusal {}
 pub enum PluginError {
     #[error("cannot {what}: {source}")]
     System { what: String, source: io::Error },
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Nonsense in what was read back.
     #[error("the image's descriptors are damaged: {0}")]
     Damaged(String),

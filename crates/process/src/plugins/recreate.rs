@@ -5,16 +5,20 @@ use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, Undo, World};
 use crate::plugins::{More, layers, sys, sysv};
+use kedge_image::Folder;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_setfl};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
 use std::path::PathBuf;
 
 #[derive(Debug, Default)]
 pub struct RecreateOptions<'a> {
     /// The image's folder.
     pub folder: PathBuf,
+    /// The same, where it is open: then its files are read through that, whatever has its name by now.
+    pub opened: Option<Folder>,
     pub paths: PathMap,
     /// What the job's standard streams are bound to; /dev/null where there is none.
     pub streams: [Option<BorrowedFd<'a>>; 3],
@@ -24,6 +28,14 @@ pub struct RecreateOptions<'a> {
     pub more: More,
     /// Told at once what takes long.
     pub tell: Option<fn(&str)>,
+}
+
+impl RecreateOptions<'_> {
+    /// Opens a file of the image.
+    pub(crate) fn file(&self, name: &str) -> Result<File, PluginError> {
+        let folder = self.opened.clone().map_or_else(|| Folder::open(&self.folder), Ok)?;
+        Ok(folder.file(name)?)
+    }
 }
 
 /// The descriptors of a job, in the process that restarts it. Until [`Recreated::commit`],

@@ -118,8 +118,7 @@ impl<'a> World<'a> {
         saved: &'a Saved,
         options: &'a RecreateOptions<'a>,
     ) -> Result<World<'a>, PluginError> {
-        let path = options.folder.join(DATA_FILE);
-        let data = File::open(&path).to(|| format!("open {}", path.display()))?;
+        let data = options.file(DATA_FILE)?;
         let mut descriptions = Vec::new();
         descriptions.resize_with(saved.descriptions(), || None);
         let (calls, late, after, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -184,8 +183,7 @@ impl<'a> World<'a> {
         if !self.saved.files.iter().any(|known| known == name) {
             return Err(damaged(format!("{name} is not among its files")));
         }
-        let path = self.options.folder.join(name);
-        File::open(&path).to(|| format!("open {}", path.display()))
+        self.options.file(name)
     }
 
     /// Where `path` is now.

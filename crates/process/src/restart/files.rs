@@ -81,6 +81,7 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
     let options = RecreateOptions {
         more: plan.plugins.clone(),
         folder: plan.folder.clone(),
+        opened: plan.chain.first().map(|(folder, _)| folder.clone()),
         paths: plan.paths.clone(),
         streams: [stream(0), stream(1), stream(2)],
         processes: plan.job.processes.clone(),

@@ -9,7 +9,7 @@ use crate::{EngineError, Thread, reap};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -53,7 +53,8 @@ pub(super) fn run(
     report: &mut UnixStream,
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
-    let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]);
+    let folders = plan.chain.iter().map(|(folder, _)| folder.as_fd().as_raw_fd());
+    let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]).chain(folders);
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);

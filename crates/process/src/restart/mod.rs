@@ -3,6 +3,7 @@
 
 mod files;
 mod ghosts;
+mod identity;
 mod init;
 mod kernel;
 mod lazy;
@@ -19,7 +20,7 @@ use crate::machine::Machine;
 use crate::plugins::{More, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
-use kedge_image::{ImageFile, Layers, Manifest};
+use kedge_image::{Folder, ImageFile, Layers, Manifest};
 use libc::pid_t;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -27,6 +28,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+pub use identity::{Identity, Owner};
 pub use init::Rebuilt;
 pub(crate) use lazy::settle;
 
@@ -69,7 +71,7 @@ struct Plan {
     folder: PathBuf,
     manifest: Manifest,
     /// The image and those that it builds on.
-    chain: Vec<(PathBuf, Manifest)>,
+    chain: Vec<(Folder, Manifest)>,
     paths: PathMap,
     plugins: More,
     lazy: bool,
@@ -84,14 +86,19 @@ impl Plan {
     fn read(options: &RestartOptions) -> Result<Plan, EngineError> {
         let folder = options.folder.clone();
         let chain = kedge_image::chain(&folder)?;
-        let manifest = chain[0].1.clone();
-        let file = open(&folder, &manifest, JOB_FILE)?;
+        let (opened, manifest) = chain[0].clone();
+        if let Err(refused) = opened.is_believed() {
+            // What it claims beyond its owner's rights says more.
+            Identity::of(&opened, &manifest)?;
+            return Err(refused.into());
+        }
+        let file = open(&opened, &manifest, JOB_FILE)?;
         let job: JobState = state::parse(&file.section(state::JOB_SECTION)?)?;
         job.machine.runs_on(&Machine::this()?)?;
         let descriptors = Saved::from_bytes(&file.section(state::DESCRIPTORS_SECTION)?)?;
         for file in descriptors.files() {
             let entry = manifest.file(file).ok_or(EngineError::Nonsense("a file that it lacks"))?;
-            entry.verify_plain(&folder)?;
+            entry.verify_plain(&opened)?;
         }
         let (paths, plugins) = (options.paths.clone(), options.plugins.clone());
         let (lazy, inherits) = (options.lazy, options.inherits.clone());
@@ -108,12 +115,7 @@ impl Plan {
             descriptors,
             processes: Vec::new(),
         };
-        for pid in &plan.job.processes {
-            let file = open(&plan.folder, &plan.manifest, &process_file(*pid))?;
-            let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
-            process.check()?;
-            plan.processes.push(process);
-        }
+        plan.processes = processes(&opened, &plan.manifest, &plan.job)?;
         plan.check()?;
         Ok(plan)
     }
@@ -148,13 +150,24 @@ impl Plan {
     }
 }
 
-fn open(
-    folder: &std::path::Path,
-    manifest: &Manifest,
-    name: &str,
-) -> Result<ImageFile, EngineError> {
+fn open(folder: &Folder, manifest: &Manifest, name: &str) -> Result<ImageFile, EngineError> {
     let entry = manifest.file(name).ok_or(EngineError::Nonsense("a process without its file"))?;
-    Ok(ImageFile::open(&folder.join(name), Some(entry))?)
+    Ok(ImageFile::of(folder, entry)?)
+}
+
+/// The processes of `job`, each checked by itself.
+fn processes(
+    folder: &Folder,
+    manifest: &Manifest,
+    job: &JobState,
+) -> Result<Vec<ProcessState>, EngineError> {
+    let read = |pid: &pid_t| {
+        let file = open(folder, manifest, &process_file(*pid))?;
+        let process: ProcessState = state::parse(&file.section(state::PROCESS_SECTION)?)?;
+        process.check()?;
+        Ok(process)
+    };
+    job.processes.iter().map(read).collect()
 }
 
 /// Reads the image in `folder` as a restart on this machine would: its tables and states, not its memory.
