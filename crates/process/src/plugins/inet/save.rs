@@ -45,7 +45,7 @@ pub(super) fn save(capture: &mut Capture, mine: &[usize]) -> Result<Option<Value
     let ends: Ends = known
         .iter()
         .enumerate()
-        .filter(|(_, socket)| socket.info.is_some())
+        .filter(|(_, socket)| socket.info.is_some_and(|info| info.state != State::SYN_SENT))
         .filter_map(|(at, socket)| {
             let (local, remote) = (canonical(socket.local?), canonical(socket.remote?));
             Some(((local, remote, socket.ended()), at))
@@ -181,6 +181,13 @@ fn datagram_role(socket: &Known) -> Role {
     socket.remote.map_or(Role::Idle, Role::Toward)
 }
 
+/// The socket at the other end; one that has ended in the same way first.
+fn other_of(socket: &Known, ends: &Ends) -> Option<usize> {
+    let (local, remote) = (canonical(socket.local?), canonical(socket.remote?));
+    let at = |ended| ends.get(&(remote, local, ended)).copied();
+    at(socket.ended()).or_else(|| at(!socket.ended()))
+}
+
 fn stream(
     capture: &mut Capture,
     socket: &Known,
@@ -203,9 +210,15 @@ fn stream(
         return Ok((Role::Connecting { remote }, Vec::new()));
     }
     let (local, canonical_remote) = (canonical(local), canonical(remote));
-    let peer = |ended| ends.get(&(canonical_remote, local, ended));
-    let peer = peer(socket.ended()).or_else(|| peer(!socket.ended()));
-    let peer = peer.map(|at| &all[*at]).filter(|peer| !has_error(socket) && !has_error(peer));
+    // Each must be the other's.
+    let other = |one: &Known| other_of(one, ends).map(|at| &all[at]);
+    let peer =
+        other(socket).filter(|peer| other(peer).is_some_and(|back| back.index == socket.index));
+    let peer = peer.filter(|peer| !has_error(socket) && !has_error(peer));
+    if peer.is_some_and(|peer| peer.index == socket.index) {
+        let what = capture.job.describe(capture.file(socket.index));
+        return Err(PluginError::Refused(format!("{what} is connected to itself")));
+    }
     if let Some(peer) = peer {
         let data = fill::in_flight(capture, peer, socket)?;
         let role = Role::Connected { peer: peer.index as u32, remote };
