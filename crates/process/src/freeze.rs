@@ -1,8 +1,8 @@
 //! A clone of a stopped process that holds its memory and never runs.
 
 use crate::home::Ways;
-use crate::sys;
-use crate::{EngineError, Thread};
+use crate::sys::{self, Stop};
+use crate::{EngineError, Thread, reap};
 use libc::pid_t;
 use std::io;
 
@@ -23,6 +23,9 @@ impl FrozenClone {
 
     /// The same on these ways, which are nobody else's meanwhile.
     pub(crate) fn on(ways: &Ways, leader: &mut Thread) -> Result<FrozenClone, EngineError> {
+        if let Some(clone) = in_a_row(leader, ways)? {
+            return Ok(clone);
+        }
         ways.lead(leader)?;
         let made = between(leader, ways);
         leader.go_home()?;
@@ -53,6 +56,56 @@ impl Drop for FrozenClone {
             libc::waitpid(self.0, &mut status, libc::__WALL);
         }
     }
+}
+
+/// The same with few stops: all that has to be called is called in a row. `None` if that cannot be, or
+/// failed: the longer way tells why.
+fn in_a_row(leader: &mut Thread, ways: &Ways) -> Result<Option<FrozenClone>, EngineError> {
+    let Some(row) = ways.lead_splitting(leader)? else { return Ok(None) };
+    leader.trace_clones()?;
+    let mut clone = None;
+    leader.run(row, |between| {
+        clone = of_between(Thread::adopt(between)?.never_alone())?;
+        Ok(())
+    })?;
+    Ok(clone)
+}
+
+/// Takes the clone of a process that makes it and then ends; `None` if it made none.
+fn of_between(between: Thread) -> Result<Option<FrozenClone>, EngineError> {
+    let pid = between.pid();
+    let made = between.trace_clones().and_then(|()| next_made(pid)).and_then(held);
+    let ended = match made {
+        Ok(clone) => (next_made(pid).map(drop), Some(clone)),
+        Err(error) => (Err(error), None),
+    };
+    match ended {
+        (Err(EngineError::Ended { .. }), clone) => Ok(clone),
+        (other, _) => {
+            // SAFETY: it is traced by this thread and not waited for, so the id is its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            reap::is_ending(pid);
+            other.map(|()| None)
+        }
+    }
+}
+
+/// Has it run until it makes somebody, who is stopped; an error if it ends first.
+fn next_made(pid: pid_t) -> Result<pid_t, EngineError> {
+    loop {
+        sys::request(libc::PTRACE_CONT, pid, 0, "let it call")?;
+        if sys::wait(pid)? == Stop::Event(libc::PTRACE_EVENT_CLONE) {
+            return sys::event_message(pid);
+        }
+    }
+}
+
+/// Holds a clone that has been made and has not run.
+fn held(clone: pid_t) -> Result<FrozenClone, EngineError> {
+    let clone = FrozenClone(clone);
+    sys::wait(clone.0)?;
+    sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")?;
+    Ok(clone)
 }
 
 /// By a process in between, which makes the clone: so the page tables are copied once, and the clone
@@ -87,10 +140,7 @@ fn detach(beside: &mut Thread, entry: u64) -> Result<(), EngineError> {
 
 fn clone(between: &mut Thread, entry: u64) -> Result<FrozenClone, EngineError> {
     let result = between.call(entry, libc::SYS_clone, &[0])?;
-    let clone = FrozenClone(made(between, result, "clone its memory")?);
-    sys::wait(clone.0)?;
-    sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")?;
-    Ok(clone)
+    held(made(between, result, "clone its memory")?)
 }
 
 fn made(parent: &mut Thread, result: i64, what: &'static str) -> Result<pid_t, EngineError> {

@@ -6,51 +6,130 @@
 //! alone. The code is written for one thread at a time, into the zeros at the vDSO's end: nothing
 //! has to be mapped first, and only one thread of a process is away at a time. Clones that nobody
 //! stops end there.
+//!
+//! Before it lies, where there is room, code that makes several calls in a row, without a stop after
+//! each: it ends with a signal to itself that does nothing, and that its tracer is told of.
 
-use crate::inject::entry_among;
 use crate::sys::{self, Registers};
 use crate::thread::begun_anew;
+use crate::vdso::Vdso;
 use crate::{EngineError, Thread, maps};
 use libc::pid_t;
+use std::fs::File;
 
 /// Offsets in the code: a call, one that makes a clone with the same memory, one of such a clone.
 const HOME: u64 = 0;
 const SPLIT: u64 = 152;
 const OUT: u64 = 200;
+/// Offset of what follows a call: the way home.
+const AFTER_CALL: usize = 2;
 /// Bytes of the code.
 const LENGTH: usize = 216;
 /// So many more zeros must lie before it: they are no section's then.
 const MARGIN: usize = 64;
+/// Bytes of the code that makes calls in a row, which lies before the other.
+const ROW: usize = 272;
+/// Its beginning: xor r9d, r9d; nop. Of the registers only those are used that the way home brings
+/// back; calls leave r9 alone.
+const ROW_START: [u8; 8] = [0x45, 0x31, 0xc9, 0x90, 0x90, 0x90, 0x90, 0x90];
+/// Questions that fit in there.
+pub(crate) const MOST_QUESTIONS: usize = 8;
 const PAGE: u64 = 4096;
 
-/// Where a stopped process makes its calls.
+/// A system call that takes a number and an address where its answer goes, and returns 0.
 #[derive(Debug, Clone, Copy)]
+pub(crate) struct Question {
+    pub(crate) call: i64,
+    pub(crate) number: i32,
+    pub(crate) answer: u64,
+}
+
+/// Calls in a row that lie ready in a process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// The code's beginning.
+    pub(crate) entry: u64,
+    /// What follows the signal that it sends to itself.
+    pub(crate) end: u64,
+    /// That signal.
+    pub(crate) quiet: i32,
+}
+
+/// Where a stopped process makes its calls.
+#[derive(Debug)]
 pub(crate) struct Ways {
     pid: pid_t,
+    memory: Option<File>,
     /// The program's own system call instruction.
     outside: u64,
     /// Where the code lies; `None` if the vDSO has no room for it. Then threads go home only as long
     /// as they are traced.
     base: Option<u64>,
+    /// Whether there is room for calls in a row before it.
+    rows: bool,
+    /// A signal that nobody would notice.
+    quiet: Option<i32>,
 }
 
 impl Ways {
     /// Finds room in the process `pid`.
     pub(crate) fn of(pid: pid_t) -> Result<Ways, EngineError> {
-        let mappings = maps::of(pid)?;
-        let outside = entry_among(pid, &mappings)?;
-        let vdso = mappings.iter().find(|mapping| mapping.name == "[vdso]");
-        let end = vdso.ok_or(EngineError::NoEntry { pid })?.end;
-        let mut page = [0; PAGE as usize];
-        let count = sys::read(pid, end - PAGE, &mut page)?;
-        let room = count == page.len() && is_room(&page);
-        Ok(Ways { pid, outside, base: room.then_some(end - LENGTH as u64) })
+        Ways::within(&Vdso::among(pid, &maps::of(pid)?)?, pid)
+    }
+
+    /// Finds room in the vDSO of the process `pid`.
+    pub(crate) fn within(vdso: &Vdso, pid: pid_t) -> Result<Ways, EngineError> {
+        let (end, code) = vdso.end();
+        let page = code.len().checked_sub(PAGE as usize).map(|page| &code[page..]);
+        let room = page.and_then(room_in);
+        let rows = room.is_some_and(|room| room > LENGTH);
+        let base = room.map(|_| end - LENGTH as u64);
+        let memory = base.and_then(|_| sys::memory(pid));
+        Ok(Ways { pid, memory, outside: vdso.entry()?, base, rows, quiet: None })
+    }
+
+    /// The same where `quiet` is a signal that nobody would notice: the program neither catches nor
+    /// blocks it, and it does nothing by default. Without one there are no calls in a row.
+    pub(crate) fn with_quiet(self, quiet: Option<i32>) -> Ways {
+        Ways { quiet, ..self }
     }
 
     /// Makes it the way of `thread`. Whoever had it before must be home.
     pub(crate) fn lead(&self, thread: &Thread) -> Result<(), EngineError> {
         let Some(base) = self.base else { return Ok(()) };
-        sys::poke(thread.pid(), base, &code(&begun_anew(thread), thread.mask()))
+        self.poke(base, &code(&begun_anew(thread), thread.mask()))
+    }
+
+    /// The same for a thread that is to ask `questions`, [`MOST_QUESTIONS`] at most; `None` if it
+    /// cannot make calls in a row.
+    pub(crate) fn lead_asking(
+        &self,
+        thread: &Thread,
+        questions: &[Question],
+    ) -> Result<Option<Row>, EngineError> {
+        let few = questions.len() <= MOST_QUESTIONS;
+        self.lead_row(thread, |quiet| few.then(|| asking(questions, quiet)))
+    }
+
+    /// The same for a thread that is to make a process that shares its memory, has no descriptors,
+    /// makes a clone and ends.
+    pub(crate) fn lead_splitting(&self, thread: &Thread) -> Result<Option<Row>, EngineError> {
+        self.lead_row(thread, |quiet| Some(splitting(quiet)))
+    }
+
+    fn lead_row(
+        &self,
+        thread: &Thread,
+        row: impl FnOnce(i32) -> Option<([u8; ROW], usize)>,
+    ) -> Result<Option<Row>, EngineError> {
+        let (Some(base), Some(quiet)) = (self.base.filter(|_| self.rows), self.quiet) else {
+            return Ok(None);
+        };
+        let Some((row, end)) = row(quiet) else { return Ok(None) };
+        let entry = base - ROW as u64;
+        let way = code(&begun_anew(thread), thread.mask());
+        self.poke(entry, &[&row[..], &way].concat())?;
+        Ok(Some(Row { entry, end: entry + end as u64, quiet }))
     }
 
     /// Brings those home who are away, and clears the room.
@@ -62,9 +141,16 @@ impl Ways {
             thread.go_home()?;
         }
         let Some(base) = self.base else { return Ok(()) };
-        // The first word last: by it the rest is known as left over.
-        sys::poke(self.pid, base + 8, &[0; LENGTH - 8])?;
-        sys::poke(self.pid, base, &[0; 8])
+        // The first word of the way last: by it the rest is known as left over.
+        if self.rows {
+            self.poke(base - ROW as u64, &[0; ROW])?;
+        }
+        self.poke(base + 8, &[0; LENGTH - 8])?;
+        self.poke(base, &[0; 8])
+    }
+
+    fn poke(&self, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
+        sys::poke(self.pid, self.memory.as_ref(), address, bytes)
     }
 
     /// The program's own instruction for a call.
@@ -95,24 +181,122 @@ impl Ways {
 /// Makes the vDSO's code what it was before anybody wrote a way home into its end.
 pub(crate) fn clear_leftovers(vdso: &mut [u8]) {
     let Some(page) = vdso.len().checked_sub(PAGE as usize) else { return };
-    if is_room(&vdso[page..]) {
-        let room = vdso.len() - LENGTH;
+    if let Some(room) = room_in(&vdso[page..]) {
+        let room = vdso.len() - room;
         vdso[room..].fill(0);
     }
 }
 
-/// Whether nobody needs the end of `page`: it has zeros, or what a tracer that was killed has left.
-fn is_room(page: &[u8]) -> bool {
-    let (before, room) = page.split_at(page.len() - LENGTH);
+/// Bytes at the end of `page` that nobody needs: there are zeros, or what a tracer that was killed has
+/// left. `None` if they are too few.
+fn room_in(page: &[u8]) -> Option<usize> {
+    let (before, way) = page.split_at(page.len() - LENGTH);
     let ours = code(&sys::from_words([0; sys::REGISTERS]), 0);
     let known = |from: usize, to: usize| {
-        let pairs = room[from..to].chunks(8).zip(ours[from..to].chunks(8));
+        let pairs = way[from..to].chunks(8).zip(ours[from..to].chunks(8));
         pairs.into_iter().all(|(there, ours)| there == ours || there == [0; 8])
     };
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    zeros(&before[before.len() - MARGIN..])
-        && known(SPLIT as usize, LENGTH)
-        && (zeros(room) || room[..8] == ours[..8])
+    let left = way[..8] == ours[..8];
+    if !known(SPLIT as usize, LENGTH) || !(zeros(way) || left) {
+        return None;
+    }
+    let (before_row, row) = before.split_at(before.len() - ROW);
+    let margin = |before: &[u8]| zeros(&before[before.len() - MARGIN..]);
+    if margin(before_row) && (zeros(row) || left && row[..8] == ROW_START) {
+        return Some(LENGTH + ROW);
+    }
+    margin(before).then_some(LENGTH)
+}
+
+/// Code that asks, with 0 in r9 if all were answered, and the offset of what follows its signal.
+fn asking(questions: &[Question], quiet: i32) -> ([u8; ROW], usize) {
+    let mut code = ROW_START.to_vec();
+    for question in questions {
+        code.extend(load(EDI, question.number));
+        code.extend([0x48, 0xbe]); // mov rsi, answer
+        code.extend(question.answer.to_le_bytes());
+        code.extend([0x31, 0xd2]); // xor edx, edx
+        code.extend(call(question.call));
+        code.extend([0x49, 0x09, 0xc1]); // or r9, rax
+    }
+    let end = signal_itself(&mut code, quiet);
+    (whole(code), end)
+}
+
+/// Code that makes a process with the same memory, which closes its descriptors, leaves its process
+/// group, makes a clone and ends; the first collects it by wait4(). What the clone is to do is end,
+/// too, if nobody stops it. In r9 is 0, or why there is no such process; the offset is that of what
+/// follows the signal.
+fn splitting(quiet: i32) -> ([u8; ROW], usize) {
+    // xor esi, esi; xor edx, edx; xor r10d, r10d; xor r8d, r8d
+    const NO_MORE_ARGUMENTS: [u8; 10] =
+        [0x31, 0xf6, 0x31, 0xd2, 0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0];
+    let mut code = ROW_START.to_vec();
+    code.extend(load(EDI, libc::CLONE_VM));
+    code.extend(NO_MORE_ARGUMENTS);
+    code.extend(call(libc::SYS_clone));
+    code.extend([0x49, 0x89, 0xc1]); // mov r9, rax
+    code.extend([0x85, 0xc0, 0x0f, 0x84, 0, 0, 0, 0]); // test eax, eax; jz to what the other does
+    let other = code.len();
+    code.extend([0x78, 0]); // js to the signal
+    let failed = code.len();
+    code.extend([0x89, 0xc7]); // mov edi, eax
+    code.extend(NO_MORE_ARGUMENTS);
+    code.extend(load(EDX, libc::__WALL));
+    code.extend(call(libc::SYS_wait4));
+    code.extend([0x45, 0x31, 0xc9]); // xor r9d, r9d
+    code[failed - 1] = (code.len() - failed) as u8;
+    let end = signal_itself(&mut code, quiet);
+    let distance = (code.len() - other) as i32;
+    code[other - 4..other].copy_from_slice(&distance.to_le_bytes());
+    code.extend(load(EDI, 0));
+    code.extend(NO_MORE_ARGUMENTS);
+    code.extend([0x83, 0xce, 0xff]); // or esi, -1
+    code.extend(call(libc::SYS_close_range));
+    code.extend(load(EDI, 0));
+    code.extend(NO_MORE_ARGUMENTS);
+    code.extend(call(libc::SYS_setpgid));
+    code.extend(load(EDI, 0));
+    code.extend(call(libc::SYS_clone));
+    code.extend(END);
+    (whole(code), end)
+}
+
+const EDI: u8 = 0xbf;
+const EDX: u8 = 0xba;
+const EAX: u8 = 0xb8;
+
+/// mov register, value
+fn load(register: u8, value: i32) -> [u8; 5] {
+    let value = value.to_le_bytes();
+    [register, value[0], value[1], value[2], value[3]]
+}
+
+/// mov eax, number; syscall
+fn call(number: i64) -> [u8; 7] {
+    let [load, a, b, c, d] = load(EAX, number as i32);
+    [load, a, b, c, d, 0x0f, 0x05]
+}
+
+/// Adds tgkill(getpid(), gettid(), quiet), and the way home after it; the offset of that.
+fn signal_itself(code: &mut Vec<u8>, quiet: i32) -> usize {
+    code.extend(call(libc::SYS_getpid));
+    code.extend([0x89, 0xc7]); // mov edi, eax
+    code.extend(call(libc::SYS_gettid));
+    code.extend([0x89, 0xc6]); // mov esi, eax
+    code.extend(load(EDX, quiet));
+    code.extend(call(libc::SYS_tgkill));
+    let end = code.len();
+    // Untraced, it goes on to where the way home brings its mask back.
+    code.extend(load(0xe9, (ROW + AFTER_CALL - (end + 5)) as i32)); // jmp
+    end
+}
+
+fn whole(code: Vec<u8>) -> [u8; ROW] {
+    let mut whole = [0x90; ROW];
+    whole[..code.len()].copy_from_slice(&code);
+    whole
 }
 
 /// The code for a thread with these registers and this mask at home.
@@ -193,11 +377,32 @@ mod tests {
     }
 
     #[test]
+    fn questions_lead_home() {
+        let question = Question { call: libc::SYS_prctl, number: 2, answer: 1 };
+        for count in 0..=MOST_QUESTIONS {
+            let (code, end) = asking(&vec![question; count], libc::SIGURG);
+            let distance = i32::from_le_bytes(*code[end + 1..].first_chunk().unwrap());
+            assert_eq!(code[end], 0xe9);
+            assert_eq!(end + 5 + distance as usize, ROW + AFTER_CALL);
+        }
+        let (code, end) = splitting(libc::SIGURG);
+        assert_eq!((code[end], code[..8].to_vec()), (0xe9, ROW_START.to_vec()));
+    }
+
+    #[test]
     fn what_a_killed_tracer_has_left_is_no_other_vdso() {
         let clean = [vec![7; PAGE as usize], vec![0; PAGE as usize]].concat();
         let mut left = clean.clone();
         let at = left.len() - LENGTH;
         left[at..].copy_from_slice(&code(&sys::from_words([9; sys::REGISTERS]), 5));
+        clear_leftovers(&mut left);
+        assert_eq!(left, clean);
+        // With questions before it.
+        let answer = 0x1234_5678_9abc;
+        let question = Question { call: libc::SYS_getitimer, number: 2, answer };
+        let (asking, _) = asking(&[question; MOST_QUESTIONS], libc::SIGURG);
+        left[at..].copy_from_slice(&code(&sys::from_words([9; sys::REGISTERS]), 5));
+        left[at - ROW..at].copy_from_slice(&asking);
         clear_leftovers(&mut left);
         assert_eq!(left, clean);
         // Another kernel's code stays what it is.

@@ -1,6 +1,7 @@
 //! System calls inside a traced process: one at a time, or in batches by the parasite's code.
 
 use crate::sys::{self, Stop};
+use crate::vdso::Vdso;
 use crate::{EngineError, Thread, maps};
 use kedge_parasite::{self as parasite, CALL_SIZE, Call};
 use libc::pid_t;
@@ -12,8 +13,6 @@ const CALLS: u64 = 64 << 10;
 /// Bytes for what they point to.
 const DATA: u64 = 64 << 10;
 const MAX_CALLS: usize = CALLS as usize / CALL_SIZE - 1;
-/// Longest vDSO that is searched.
-const MAX_VDSO: u64 = 64 << 10;
 
 /// The mapping in a process that holds the parasite's code, a list of calls and what they point to.
 #[derive(Debug, Clone, Copy)]
@@ -244,15 +243,5 @@ impl Thread {
 
 /// A system call instruction that the process has already: one in its vDSO.
 pub(crate) fn entry(pid: pid_t) -> Result<u64, EngineError> {
-    entry_among(pid, &maps::of(pid)?)
-}
-
-/// The same where its mappings are known.
-pub(crate) fn entry_among(pid: pid_t, mappings: &[maps::Mapping]) -> Result<u64, EngineError> {
-    let vdso = mappings.iter().find(|mapping| mapping.name == "[vdso]");
-    let vdso = vdso.ok_or(EngineError::NoEntry { pid })?;
-    let mut code = vec![0; vdso.len().min(MAX_VDSO) as usize];
-    let count = sys::read(pid, vdso.start, &mut code)?;
-    let at = code[..count].windows(2).position(|pair| pair == [0x0f, 0x05]);
-    at.map(|at| vdso.start + at as u64).ok_or(EngineError::NoEntry { pid })
+    Vdso::among(pid, &maps::of(pid)?)?.entry()
 }

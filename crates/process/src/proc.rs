@@ -3,14 +3,34 @@
 use crate::EngineError;
 use libc::pid_t;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Room for what most files of /proc hold.
+const USUAL: usize = 8 << 10;
+
+/// Returns the bytes of a file in /proc.
+///
+/// Such a file tells no size, so `fs::read` would ask for it in many small pieces; while a job
+/// stands still, each call counts.
+pub(crate) fn bytes(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(USUAL);
+    // A file that is taken from is not asked for its size.
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// `/proc/PID/FILE` as text.
 pub(crate) fn text(pid: pid_t, file: &'static str) -> Result<String, EngineError> {
-    let bytes = fs::read(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let bytes = bytes(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))?;
+    Ok(lossy(bytes))
+}
+
+/// The bytes as text; names in /proc may hold anything.
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 fn failed(pid: pid_t, source: io::Error) -> EngineError {
@@ -18,6 +38,18 @@ fn failed(pid: pid_t, source: io::Error) -> EngineError {
         Some(libc::ENOENT | libc::ESRCH) => EngineError::Ended { pid },
         _ => EngineError::System { pid, what: "read its files in /proc", source },
     }
+}
+
+/// The name of a thread; empty if it has ended.
+pub(crate) fn name(pid: pid_t, tid: pid_t) -> String {
+    let name = bytes(format!("/proc/{pid}/task/{tid}/comm")).map(lossy).unwrap_or_default();
+    name.trim_end_matches('\n').to_owned()
+}
+
+/// KiB of all mappings of a process, as its status has them (`VmSize`).
+pub(crate) fn mapped_kib(pid: pid_t) -> Option<u64> {
+    let pages: u64 = text(pid, "statm").ok()?.split(' ').next()?.parse().ok()?;
+    pages.checked_mul(kedge_image::PAGE / 1024)
 }
 
 /// Where the link `/proc/PID/FILE` leads.
@@ -63,7 +95,7 @@ fn numbers(folder: &str) -> Vec<i32> {
 
 /// The children of all threads of `pid`.
 pub(crate) fn children(pid: pid_t) -> Vec<pid_t> {
-    let of = |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
+    let of = |tid| bytes(format!("/proc/{pid}/task/{tid}/children")).map(lossy);
     let lists: Vec<String> = threads(pid).into_iter().filter_map(|tid| of(tid).ok()).collect();
     lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|id| id.parse().ok()).collect()
 }
@@ -144,6 +176,11 @@ impl Status {
 
     pub(crate) fn decimal(&self, field: &str) -> i64 {
         self.get(field).parse().unwrap_or(0)
+    }
+
+    /// A size: `Some: 12 kB`.
+    pub(crate) fn kib(&self, field: &str) -> u64 {
+        self.get(field).split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0)
     }
 
     pub(crate) fn hex(&self, field: &str) -> u64 {

@@ -3,7 +3,9 @@
 use crate::EngineError;
 use crate::reap;
 use libc::{c_long, c_void, pid_t};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 pub(crate) type Registers = libc::user_regs_struct;
@@ -208,8 +210,28 @@ pub(crate) fn write(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), Engine
     Ok(())
 }
 
-/// Writes whole words into the memory of the stopped `pid`, even where it may not write itself.
-pub(crate) fn poke(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
+/// Opens the memory of the traced `pid`, to be written even where it may not write itself; `None`
+/// where the kernel forbids that (proc_mem.restrict_write=).
+pub(crate) fn memory(pid: pid_t) -> Option<File> {
+    File::options().write(true).open(format!("/proc/{pid}/mem")).ok()
+}
+
+/// Writes whole words into the memory of the stopped `pid`, even where it may not write itself: by
+/// `memory` in one call, if the kernel lets it.
+pub(crate) fn poke(
+    pid: pid_t,
+    memory: Option<&File>,
+    address: u64,
+    bytes: &[u8],
+) -> Result<(), EngineError> {
+    match memory.map(|memory| memory.write_all_at(bytes, address)) {
+        Some(Ok(())) => Ok(()),
+        _ => poke_words(pid, address, bytes),
+    }
+}
+
+/// Does the same a word at a time.
+fn poke_words(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
     for (word, at) in bytes.as_chunks::<8>().0.iter().zip((address..).step_by(8)) {
         let word = u64::from_le_bytes(*word);
         // SAFETY: the word is passed by value, and the address is the kernel's to check.

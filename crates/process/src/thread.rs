@@ -1,9 +1,11 @@
 //! A traced thread that is stopped, and the system calls that it is made to do.
 
+use crate::home::Row;
 use crate::sys::{self, Registers, Stop};
 use crate::{EngineError, reap};
 use libc::pid_t;
 use std::cell::RefCell;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// While a thread is being stopped, what it makes itself is not traced: it would stay stopped.
@@ -181,13 +183,57 @@ impl Thread {
         Ok(sys::registers(self.pid)?.rax as i64)
     }
 
+    /// Has it make the calls of `row`, and brings it home: what the code has left in r9. Whoever it
+    /// makes meanwhile is handed to `made`, stopped, while it stands still itself.
+    ///
+    /// A real signal of the quiet one's number that comes meanwhile is lost as it would be without a
+    /// tracer: it does nothing.
+    pub(crate) fn run(
+        &mut self,
+        row: Row,
+        mut made: impl FnMut(pid_t) -> Result<(), EngineError>,
+    ) -> Result<i64, EngineError> {
+        let mut registers = self.home;
+        (registers.rip, registers.orig_rax) = (row.entry, u64::MAX);
+        sys::set_registers(self.pid, &registers)?;
+        // The mask last: the way home brings it back, but home itself does not.
+        sys::set_signal_mask(self.pid, !(1 << (row.quiet - 1)))?;
+        self.away = true;
+        let result = loop {
+            sys::request(libc::PTRACE_CONT, self.pid, 0, "let it call")?;
+            match sys::wait(self.pid)? {
+                Stop::Signal(signal) if signal == row.quiet => {
+                    let registers = sys::registers(self.pid)?;
+                    if registers.rip == row.end {
+                        break registers.r9 as i64;
+                    }
+                }
+                Stop::Event(libc::PTRACE_EVENT_CLONE) => made(sys::event_message(self.pid)?)?,
+                Stop::Signal(libc::SIGSTOP) => self.stopped = true,
+                Stop::Signal(signal @ (libc::SIGSEGV | libc::SIGILL | libc::SIGBUS)) => {
+                    let source = io::Error::other(format!("signal {signal}"));
+                    return Err(EngineError::System { pid: self.pid, what: "call in it", source });
+                }
+                Stop::Signal(_) | Stop::Syscall | Stop::Event(_) => {}
+            }
+        };
+        // This is where the kernel delivers signals, and where interrupted calls begin again.
+        self.arrive_home()?;
+        Ok(result)
+    }
+
+    /// Has whoever it makes from here on traced.
+    pub(crate) fn trace_clones(&self) -> Result<(), EngineError> {
+        // One that is never to go on by itself ends with its tracer.
+        let frozen = if self.ended { libc::PTRACE_O_EXITKILL } else { 0 };
+        let options = (CALLING | frozen) as usize;
+        sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")
+    }
+
     /// From here on it runs what it is told, undisturbed.
     pub(crate) fn leave_home(&mut self) -> Result<(), EngineError> {
         if !self.away {
-            // One that is never to go on by itself ends with its tracer.
-            let frozen = if self.ended { libc::PTRACE_O_EXITKILL } else { 0 };
-            let options = (CALLING | frozen) as usize;
-            sys::request(libc::PTRACE_SETOPTIONS, self.pid, options, "trace its clones")?;
+            self.trace_clones()?;
             sys::set_signal_mask(self.pid, u64::MAX)?;
             self.away = true;
         }
@@ -250,6 +296,10 @@ impl Thread {
         while sys::wait(self.pid)? != Stop::Event(libc::PTRACE_EVENT_STOP) {
             sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
         }
+        self.arrive_home()
+    }
+
+    fn arrive_home(&mut self) -> Result<(), EngineError> {
         // The mask first: a thread at home that takes no signal would be worse than one that is lost.
         sys::set_signal_mask(self.pid, self.mask)?;
         sys::set_registers(self.pid, &self.home)?;
@@ -375,7 +425,7 @@ impl Signals {
         /// Ignored unless caught (signal(7)).
         const IDLE: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
         let idle = IDLE.iter().fold(0u64, |all, signal| all | 1 << (signal - 1));
-        let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        let Ok(status) = crate::proc::text(pid, "status") else {
             return Signals { waiting: u64::MAX, acting: u64::MAX };
         };
         let field = |name: &str| {

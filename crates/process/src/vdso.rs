@@ -4,16 +4,67 @@
 //! A thread that was inside of a function goes on in the old code, as it was. Its data pages are zeros then, which the code
 //! of all kernels takes for "no clock that can be read here": the function makes the system call instead.
 
+use crate::EngineError;
+use crate::home;
+use crate::inject::read_exact;
+use crate::maps::Mapping;
+use libc::pid_t;
 use std::collections::BTreeMap;
 
 /// Longest vDSO that is kept; the longest there is has four pages.
 pub(crate) const LONGEST: usize = 64 << 10;
+/// The name of its mapping.
+pub(crate) const NAME: &str = "[vdso]";
+/// The instruction of a system call.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Bytes of `jmp rel32`, at an entry.
 const JUMP: usize = 5;
 /// Bytes of `jmp [what follows]` and an address, among the zeros at the code's end.
 const FAR_JUMP: usize = 14;
 /// So many more zeros must lie before these: they are no section's then.
 const MARGIN: usize = 16;
+
+/// The vDSO of a stopped process, read once.
+#[derive(Debug)]
+pub(crate) struct Vdso {
+    pid: pid_t,
+    start: u64,
+    code: Vec<u8>,
+}
+
+impl Vdso {
+    /// Reads the one among the mappings of `pid`.
+    pub(crate) fn among(pid: pid_t, mappings: &[Mapping]) -> Result<Vdso, EngineError> {
+        let vdso = mappings.iter().find(|mapping| mapping.name == NAME);
+        Vdso::of(pid, vdso.ok_or(EngineError::NoEntry { pid })?)
+    }
+
+    /// Reads the one that `mapping` of `pid` is.
+    pub(crate) fn of(pid: pid_t, mapping: &Mapping) -> Result<Vdso, EngineError> {
+        let mut code = vec![0; (mapping.len() as usize).min(LONGEST)];
+        read_exact(pid, mapping.start, &mut code)?;
+        Ok(Vdso { pid, start: mapping.start, code })
+    }
+
+    /// Returns the address of a system call instruction in it.
+    pub(crate) fn entry(&self) -> Result<u64, EngineError> {
+        let at = self.code.windows(SYSCALL.len()).position(|pair| pair == SYSCALL);
+        at.map(|at| self.start + at as u64).ok_or(EngineError::NoEntry { pid: self.pid })
+    }
+
+    /// Returns its end and the bytes before that.
+    pub(crate) fn end(&self) -> (u64, &[u8]) {
+        (self.start + self.code.len() as u64, &self.code)
+    }
+
+    /// Returns its code without what a killed tracer may have left there: that is no difference
+    /// between kernels.
+    pub(crate) fn clean(&self) -> Vec<u8> {
+        let mut code = self.code.clone();
+        home::clear_leftovers(&mut code);
+        code
+    }
+}
 
 /// The old code with its entries redirected.
 #[derive(Debug)]

@@ -182,13 +182,19 @@ fn forked_supervisor(pid: i32, folder: &Path, ahead: bool) -> i32 {
 
 /// Waits until no thread is on its way home, which a second supervisor would disturb, and nothing helps it there.
 fn wait_until_home(pid: i32) {
-    const ALL: &str = "SigBlk:\tfffffffffffbfeff";
+    /// All signals that can be blocked, and those that one that makes calls in a row takes.
+    const ALL: u64 = 0xffff_ffff_fffb_feff;
+    let quiet = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD].map(|signal| 1 << (signal - 1));
+    let quiet = quiet.into_iter().fold(0u64, |all, bit| all | bit);
     let begin = Instant::now();
     let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
     let away = || {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
         tasks.map(|task| task.path()).any(|task| {
-            read(task.join("status")).contains(ALL) || !read(task.join("children")).is_empty()
+            let status = read(task.join("status"));
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+            let blocked = u64::from_str_radix(blocked.unwrap_or("0").trim(), 16).unwrap();
+            blocked | quiet == ALL || !read(task.join("children")).is_empty()
         })
     };
     while away() {

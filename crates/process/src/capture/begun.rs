@@ -6,9 +6,10 @@ use super::{
 };
 use crate::clocks::Clocks;
 use crate::machine::Machine;
+use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::JobState;
-use crate::stop::{self, Roots};
+use crate::stop::{self, Roots, StoppedJob, StoppedProcess};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, filters};
 use kedge_image::ImageWriter;
@@ -99,22 +100,23 @@ impl Begun {
         together.map(Together::stopped).transpose().map_err(EngineError::Together)?;
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
-        let descriptors = survey(&pids, &options)?.save_on(&options.folder, session.base())?;
+        let mappings = mappings(&stopped)?;
+        let survey = survey(&pids, &options)?;
+        let descriptors = survey.save_on(&options.folder, session.base(), &mappings)?;
         // What is known of thousands of names is let go of when the job runs again.
         let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
         session.spend();
         session.shared.stand_still(pids.iter().chain(&stopped.zombies).copied());
+        let common = process::Common {
+            options: &options,
+            descriptors: &descriptors,
+            lookup: process::Lookup::default(),
+        };
         let mut held = Vec::new();
-        for (process, ids) in stopped.processes.iter_mut().zip(&ids) {
-            held.push(process::hold(
-                process,
-                *ids,
-                &options,
-                &descriptors,
-                &mut objects,
-                &mut session,
-            )?);
+        for ((process, ids), mappings) in stopped.processes.iter_mut().zip(&ids).zip(mappings) {
+            let (objects, session) = (&mut objects, &mut session);
+            held.push(process::hold(process, *ids, mappings, &common, objects, session)?);
         }
         refuse_deadly_parents(&stopped, &held)?;
         let clocks = Clocks::now();
@@ -151,4 +153,14 @@ impl Begun {
             tracer,
         })
     }
+}
+
+/// What each process maps.
+fn mappings(stopped: &StoppedJob) -> Result<Vec<Vec<Mapping>>, EngineError> {
+    let of = |process: &StoppedProcess| {
+        let mut mappings = maps::of(process.main.pid())?;
+        maps::find_names(&mut mappings);
+        Ok(mappings)
+    };
+    stopped.processes.iter().map(of).collect()
 }

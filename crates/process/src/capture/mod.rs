@@ -6,6 +6,7 @@ mod begun;
 mod changes;
 mod early;
 mod guards;
+mod lookup;
 mod memory;
 mod names;
 mod objects;
@@ -20,7 +21,6 @@ pub use begun::Begun;
 pub(crate) use early::Early;
 pub(crate) use names::Settled;
 pub(crate) use objects::{copy as copy_object, shown};
-pub(crate) use process::vdso_code;
 pub use together::Together;
 
 use crate::freeze::FrozenClone;

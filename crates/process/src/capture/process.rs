@@ -1,13 +1,14 @@
 //! Holding one process: its state is read, its memory cloned.
 
 use super::changes::{self, Changes};
+use super::lookup::Files;
+pub(super) use super::lookup::Lookup;
 use super::memory;
 use super::objects::Objects;
-use super::queries::{self, Scratch};
+use super::queries::{self, Scratch, ThreadAnswers};
 use super::{Held, Memory, Options, guards, process_file, undo, write};
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
-use crate::inject::read_exact;
 use crate::maps::{self, Mapping};
 use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
@@ -17,12 +18,11 @@ use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
 use crate::track::{Session, Shared};
-use crate::{EngineError, Thread, vdso};
+use crate::vdso::Vdso;
+use crate::{EngineError, Thread};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
@@ -51,29 +51,33 @@ const LIMITS: [&str; 16] = [
     "Max realtime timeout",
 ];
 
-/// Reads what is to be known of a stopped process and clones its memory.
+/// What the capture of all processes has in common.
+pub(super) struct Common<'a> {
+    pub(super) options: &'a Options,
+    pub(super) descriptors: &'a plugins::Saved,
+    pub(super) lookup: Lookup,
+}
+
+/// Reads what is to be known of a stopped process, which maps `mappings`, and clones its memory.
 pub(super) fn hold(
     process: &mut StoppedProcess,
     ids: Ids,
-    options: &Options,
-    descriptors: &plugins::Saved,
+    mappings: Vec<Mapping>,
+    common: &Common<'_>,
     objects: &mut Objects,
     session: &mut Session,
 ) -> Result<Held, EngineError> {
     let pid = process.main.pid();
     let status = Status::of(pid)?;
     refuse(pid)?;
-    // Locked pages are not inherited as locked.
-    let locked = status.get("VmLck").split_whitespace().next().is_some_and(|kib| kib != "0");
-    let mappings = if locked { maps::with_flags(pid)? } else { maps::of(pid)? };
-    let mut mappings: Vec<Mapping> = mappings.into_iter().filter(|m| m.start < maps::TOP).collect();
-    maps::find_names(&mut mappings);
-    let mut state = describe(process, ids, &status)?;
+    let mappings = with_locks(pid, &status, mappings)?;
+    let vdso = Vdso::among(pid, &mappings)?;
+    let mut state = describe(process, ids, &status, &common.lookup)?;
     (state.files, state.mappings) =
-        describe_mappings(pid, &mappings, descriptors, objects, &mut session.shared)?;
+        describe_mappings(pid, &mappings, common, objects, &mut session.shared, &vdso)?;
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
     guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
-    let ways = Ways::of(pid)?;
+    let ways = Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status));
     let asked = ask_live(process, &mappings, &ways, &mut state, &mut session.shared);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
@@ -83,8 +87,30 @@ pub(super) fn hold(
     closed?;
     let ahead = session.ahead(process.pid);
     let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
-    held.store_not_inherited(options)?;
+    held.store_not_inherited(&status, common.options)?;
     Ok(held)
+}
+
+/// A signal that nobody in the process would notice.
+fn quiet(process: &StoppedProcess, status: &Status) -> Option<i32> {
+    let StoppedProcess { main, others, .. } = process;
+    let blocked = others.iter().fold(main.mask(), |all, thread| all | thread.mask());
+    queries::quiet(status.hex("SigCgt"), blocked)
+}
+
+/// The mappings that are the program's. Locked pages are not inherited as locked, so that their
+/// flags are read, too, where there are any.
+fn with_locks(
+    pid: pid_t,
+    status: &Status,
+    mut mappings: Vec<Mapping>,
+) -> Result<Vec<Mapping>, EngineError> {
+    if status.kib("VmLck") != 0 {
+        mappings = maps::with_flags(pid)?;
+        maps::find_names(&mut mappings);
+    }
+    mappings.retain(|mapping| mapping.start < maps::TOP);
+    Ok(mappings)
 }
 
 /// Copies what has changed since the last image, if that is known and little; else clones it.
@@ -136,6 +162,7 @@ fn describe(
     process: &StoppedProcess,
     ids: Ids,
     status: &Status,
+    lookup: &Lookup,
 ) -> Result<ProcessState, EngineError> {
     let pid = process.main.pid();
     let stat = Stat::of(pid)?;
@@ -145,7 +172,7 @@ fn describe(
         // Another thread than the first has none.
         exit_signal: Stat::of(process.pid)?.get(Field::ExitSignal) as i32,
         stopped: process.state == 'T',
-        exe: known_file(&proc::link(pid, "exe")?),
+        exe: lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
         cwd: proc::link(pid, "cwd")?,
         umask: status.octal("Umask"),
         personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
@@ -213,7 +240,7 @@ fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
 }
 
 fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
-    let bytes = fs::read(format!("/proc/{pid}/auxv")).map_err(|source| EngineError::System {
+    let bytes = proc::bytes(format!("/proc/{pid}/auxv")).map_err(|source| EngineError::System {
         pid,
         what: "read its auxiliary vector",
         source,
@@ -221,21 +248,15 @@ fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
     Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
 }
 
-/// How to know the file again; `None` if no name leads to it.
-fn known_file(path: &Path) -> Option<MappedFile> {
-    let metadata = fs::metadata(path).ok()?;
-    let written = metadata.is_file().then(|| (metadata.mtime(), metadata.mtime_nsec()));
-    Some(MappedFile { path: path.to_owned(), bytes: metadata.len(), written, writable: false })
-}
-
 fn describe_mappings(
     pid: pid_t,
     mappings: &[Mapping],
-    descriptors: &plugins::Saved,
+    common: &Common<'_>,
     objects: &mut Objects,
     shared: &mut Shared,
+    vdso: &Vdso,
 ) -> Result<(Vec<MappedFile>, Vec<Saved>), EngineError> {
-    let mut files = Files::default();
+    let mut files = Files::new(&common.lookup);
     let mut saved = Vec::with_capacity(mappings.len());
     for mapping in mappings {
         saved.push(Saved {
@@ -245,45 +266,16 @@ fn describe_mappings(
             shared: mapping.shared,
             offset: mapping.offset,
             // Segments first: a memfd may have a segment's id for its inode.
-            backing: match (objects.segment(mapping), held(mapping, descriptors)) {
+            backing: match (objects.segment(mapping), held(mapping, common.descriptors)) {
                 (Some(id), _) => Backing::Segment(id),
                 (None, Some(description)) => Backing::Description(description),
-                (None, None) => backing(pid, mapping, &mut files, objects, shared)?,
+                (None, None) => backing(pid, mapping, &mut files, objects, shared, vdso)?,
             },
             flags: mapping.flags.clone(),
             name: mapping.given_name().map(str::to_owned),
         });
     }
     Ok((files.list, saved))
-}
-
-/// The files that a process maps, each once.
-#[derive(Debug, Default)]
-struct Files {
-    list: Vec<MappedFile>,
-    by_path: BTreeMap<String, usize>,
-}
-
-impl Files {
-    /// The index of the mapping's file; `None` if its name leads elsewhere now.
-    fn index(&mut self, mapping: &Mapping) -> Option<usize> {
-        let path = mapping.path()?;
-        let writable = mapping.shared && mapping.protection & libc::PROT_WRITE != 0;
-        let index = match self.by_path.get(path) {
-            Some(index) => *index,
-            None => {
-                // File systems may report another device than maps has; the inode is the same.
-                if fs::metadata(path).ok()?.ino() != mapping.inode {
-                    return None;
-                }
-                self.list.push(known_file(Path::new(path))?);
-                self.by_path.insert(path.to_owned(), self.list.len() - 1);
-                self.list.len() - 1
-            }
-        };
-        self.list[index].writable |= writable;
-        Some(index)
-    }
 }
 
 /// The open file description that a shared mapping is a mapping of. One that the process has closed
@@ -296,12 +288,13 @@ fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
     kind.then(|| descriptors.description_of(device, mapping.inode))?
 }
 
-fn backing(
+fn backing<'a>(
     pid: pid_t,
-    mapping: &Mapping,
-    files: &mut Files,
+    mapping: &'a Mapping,
+    files: &mut Files<'a>,
     objects: &mut Objects,
     shared: &mut Shared,
+    vdso: &Vdso,
 ) -> Result<Backing, EngineError> {
     let unsupported = |what: &str| {
         let name = &mapping.name;
@@ -309,8 +302,8 @@ fn backing(
     };
     let name = mapping.name.as_str();
     if KERNEL_MAPPINGS.contains(&name) {
-        let vdso = name == "[vdso]";
-        let checksum = if vdso { objects.note_vdso(vdso_code(pid, mapping)?) } else { 0 };
+        let is_vdso = name == "[vdso]";
+        let checksum = if is_vdso { objects.note_vdso(vdso.clean()) } else { 0 };
         return Ok(Backing::Kernel { name: name.into(), checksum });
     }
     if mapping.inode == 0 {
@@ -331,8 +324,7 @@ fn backing(
     if name.starts_with("/anon_hugepage") {
         return unsupported("huge pages, which kedge cannot save yet");
     }
-    let device = |path| fs::metadata(path).is_ok_and(|m| m.file_type().is_char_device());
-    if mapping.path().is_some_and(|path| path != "/dev/zero" && device(path)) {
+    if files.is_device(mapping) {
         return unsupported("a device, whose memory cannot be saved");
     }
     match (files.index(mapping), mapping.shared, mapping.deleted()) {
@@ -343,15 +335,6 @@ fn backing(
     }
 }
 
-/// The vDSO's code: another kernel's differs.
-pub(crate) fn vdso_code(pid: pid_t, mapping: &Mapping) -> Result<Vec<u8>, EngineError> {
-    let mut code = vec![0; (mapping.len() as usize).min(vdso::LONGEST)];
-    read_exact(pid, mapping.start, &mut code)?;
-    // What a tracer that was killed has left there is no difference between kernels.
-    crate::home::clear_leftovers(&mut code);
-    Ok(code)
-}
-
 /// What is asked of the live threads.
 fn ask_live(
     process: &mut StoppedProcess,
@@ -360,28 +343,26 @@ fn ask_live(
     state: &mut ProcessState,
     shared: &mut Shared,
 ) -> Result<(), EngineError> {
-    let main = &mut process.main;
+    let StoppedProcess { pid, main, others, .. } = process;
     let scratch = Scratch::of(main.pid(), mappings, ways)?;
-    ways.lead(main)?;
     if shared.asks_of(mappings) && scratch.forgets_children(main)? {
         shared.distrust();
     }
-    state.timers = scratch.timers(main)?;
-    for timer in &mut state.posix_timers {
-        timer.time = scratch.posix_timer(main, timer.id)?;
-    }
+    let (answers, of_process) = scratch.ask_leader(main)?;
+    (state.parent_death_signal, state.subreaper) =
+        (of_process.parent_death_signal, of_process.subreaper);
+    state.timers = of_process.timers;
     state.posix_timers.sort_by_key(|timer| timer.id);
-    state.parent_death_signal = scratch.parent_death_signal(main)?;
-    state.subreaper = scratch.subreaper(main)?;
-    let pid = process.pid;
-    for thread in std::iter::once(&mut process.main).chain(&mut process.others) {
-        ways.lead(thread)?;
-        state.threads.push(describe_thread(pid, thread, &scratch)?);
-        // If whoever traces it is killed, a thread that is at home just goes on.
-        thread.go_home()?;
+    let ids: Vec<i32> = state.posix_timers.iter().map(|timer| timer.id).collect();
+    let times = scratch.ask_timers(main, &ids)?;
+    state.posix_timers.iter_mut().zip(times).for_each(|(timer, time)| timer.time = time);
+    state.threads.push(describe_thread(*pid, main, answers)?);
+    for thread in others {
+        let answers = scratch.ask_thread(thread)?;
+        state.threads.push(describe_thread(*pid, thread, answers)?);
     }
     if let Some(status) = process.first_ended {
-        let first = ended(pid, status, ways.outside(), &state.threads[0])?;
+        let first = ended(process.pid, status, ways.outside(), &state.threads[0])?;
         state.threads.insert(0, first);
     }
     Ok(())
@@ -397,7 +378,6 @@ fn ended(
     other: &ThreadState,
 ) -> Result<ThreadState, EngineError> {
     const BLOCKED: u64 = u64::MAX;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let words = other.registers[..].try_into();
     let words = words.map_err(|_| EngineError::Nonsense("another number of registers"))?;
     let mut registers = sys::from_words(words);
@@ -406,7 +386,7 @@ fn ended(
     registers.rdi = (status >> 8 & 0xff) as u64;
     Ok(ThreadState {
         tid: pid,
-        name: name.trim_end_matches('\n').to_owned(),
+        name: proc::name(pid, pid),
         registers: sys::words(&registers).to_vec(),
         mask: BLOCKED,
         pending: Vec::new(),
@@ -420,25 +400,22 @@ fn ended(
 
 fn describe_thread(
     pid: pid_t,
-    thread: &mut Thread,
-    scratch: &Scratch,
+    thread: &Thread,
+    answers: ThreadAnswers,
 ) -> Result<ThreadState, EngineError> {
     let tid = thread.pid();
-    // Before any call, which would change them.
-    let extended = Hex(sys::extended(tid)?);
     let rseq = sys::rseq(tid)?;
-    let name = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
-    let pending = hex(sys::pending(tid, false)?);
     Ok(ThreadState {
         tid,
-        name: name.trim_end_matches('\n').to_owned(),
+        name: proc::name(pid, tid),
         registers: sys::words(&begun_anew(thread)).to_vec(),
-        extended,
+        // Calls leave them alone.
+        extended: Hex(sys::extended(tid)?),
         mask: thread.mask(),
-        pending,
-        alternate_stack: scratch.alternate_stack(thread)?,
+        pending: hex(sys::pending(tid, false)?),
+        alternate_stack: answers.alternate_stack,
         robust_list: sys::robust_list(tid)?,
-        clear_tid: scratch.clear_tid(thread)?,
+        clear_tid: answers.clear_tid,
         rseq: (rseq.address, rseq.length, rseq.signature),
         nice: sys::nice(tid)?,
         policy: sys::policy(tid)?,
@@ -448,9 +425,17 @@ fn describe_thread(
 
 impl Held {
     /// Stores what the clone has not inherited, and notes those mappings.
-    fn store_not_inherited(&mut self, options: &Options) -> Result<(), EngineError> {
+    fn store_not_inherited(
+        &mut self,
+        status: &Status,
+        options: &Options,
+    ) -> Result<(), EngineError> {
         let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
         let pid = self.state.ids.pid;
+        // Whoever has mappings of the same size in all has inherited every one.
+        if proc::mapped_kib(clone.pid()) == Some(status.kib("VmSize")) {
+            return Ok(());
+        }
         let inherited: BTreeMap<u64, u64> =
             maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
         let mut chunks = Vec::new();

@@ -1,8 +1,8 @@
-//! What only the process itself can ask the kernel. Of a live thread as little as possible: each
-//! question costs it two stops. The rest is asked of the clone, which has inherited the answers.
+//! What only the process itself can ask the kernel. Of a live thread as little as possible, and all
+//! at once: each stop costs. The rest is asked of the clone, which has inherited the answers.
 
 use crate::freeze::FrozenClone;
-use crate::home::Ways;
+use crate::home::{Question, Ways};
 use crate::inject::{self, Parasite, checked};
 use crate::maps::{self, Mapping};
 use crate::state::{Action, ProcessState, SIGNALS};
@@ -10,27 +10,88 @@ use crate::sys;
 use crate::{EngineError, Thread};
 use libc::pid_t;
 
-const PR_GET_TID_ADDRESS: u64 = 40;
 /// Bytes of a process's memory that answers are put into for a moment.
-const ROOM: usize = 64;
+const ROOM: usize = 160;
+
+/// Signals that do nothing by default: one that the program neither catches nor blocks can be sent to
+/// a thread, and nobody sees it.
+const QUIET: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
+
+/// What is asked, and how many bytes the answer has.
+struct Asked {
+    what: &'static str,
+    call: i64,
+    number: i32,
+    bytes: usize,
+}
+
+const fn prctl(what: &'static str, option: i32) -> Asked {
+    Asked { what, call: libc::SYS_prctl, number: option, bytes: 8 }
+}
+
+const fn timer(which: i32) -> Asked {
+    Asked { what: "read its interval timers", call: libc::SYS_getitimer, number: which, bytes: 32 }
+}
+
+const ALTERNATE_STACK: Asked =
+    Asked { what: "read its alternate stack", call: libc::SYS_sigaltstack, number: 0, bytes: 24 };
+const TID_ADDRESS: Asked = prctl("read its tid address", 40);
+
+/// What every thread is asked.
+const OF_THREAD: [Asked; 2] = [ALTERNATE_STACK, TID_ADDRESS];
+/// What the first thread is asked: the same, then what is its process's.
+const OF_LEADER: [Asked; 7] = [
+    ALTERNATE_STACK,
+    TID_ADDRESS,
+    prctl("read its parent death signal", libc::PR_GET_PDEATHSIG),
+    prctl("read whether it is a subreaper", libc::PR_GET_CHILD_SUBREAPER),
+    timer(libc::ITIMER_REAL),
+    timer(libc::ITIMER_VIRTUAL),
+    timer(libc::ITIMER_PROF),
+];
+/// POSIX timers whose answers fit into the room together.
+const TIMERS: usize = ROOM / 32;
+
+/// What a thread has told of itself.
+#[derive(Debug)]
+pub(super) struct ThreadAnswers {
+    /// Address, flags and length.
+    pub(super) alternate_stack: (u64, i32, u64),
+    pub(super) clear_tid: u64,
+}
+
+/// What the first thread has told of its process.
+#[derive(Debug)]
+pub(super) struct ProcessAnswers {
+    pub(super) parent_death_signal: i32,
+    pub(super) subreaper: bool,
+    /// Interval and rest of each interval timer, in microseconds.
+    pub(super) timers: Vec<(u64, u64)>,
+}
+
+/// Returns a signal that nobody would notice, of those of [`QUIET`]: `caught` are those that the
+/// program catches, `blocked` those that some thread of it blocks, a bit each.
+pub(super) fn quiet(caught: u64, blocked: u64) -> Option<i32> {
+    QUIET.into_iter().find(|signal| (caught | blocked) & (1 << (signal - 1)) == 0)
+}
 
 /// A place in a stopped process where answers are put, and what lay there before.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(super) struct Scratch<'a> {
     pid: pid_t,
-    entry: u64,
+    ways: &'a Ways,
     address: u64,
     before: [u8; ROOM],
 }
 
-impl Scratch {
-    /// At the end of the stack lie the program's name and zeros; all threads are stopped, so nobody
-    /// sees them change.
-    pub(super) fn of(
+impl Scratch<'_> {
+    /// At the end of the stack lie the program's name, its environment and zeros; all threads are
+    /// stopped, so nobody sees them change.
+    pub(super) fn of<'a>(
         pid: pid_t,
         mappings: &[Mapping],
-        ways: &Ways,
-    ) -> Result<Scratch, EngineError> {
+        ways: &'a Ways,
+    ) -> Result<Scratch<'a>, EngineError> {
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         let fits = |m: &&Mapping| m.protection & writable == writable && !m.shared;
         let stack = mappings.iter().filter(fits).find(|m| m.name == "[stack]");
@@ -40,93 +101,125 @@ impl Scratch {
         let address = place.end - ROOM as u64;
         let mut before = [0; ROOM];
         inject::read_exact(pid, address, &mut before)?;
-        Ok(Scratch { pid, entry: ways.home(), address, before })
-    }
-
-    /// Makes a call that answers at the address that `arguments` is given: the answer's bytes.
-    fn ask<const N: usize, const M: usize>(
-        &self,
-        thread: &mut Thread,
-        what: &'static str,
-        number: i64,
-        arguments: impl Fn(u64) -> [u64; M],
-    ) -> Result<[u8; N], EngineError> {
-        sys::write(self.pid, self.address, &[0; ROOM])?;
-        let result = thread.call(self.entry, number, &arguments(self.address))?;
-        checked(self.pid, what, result)?;
-        let mut answer = [0; N];
-        inject::read_exact(self.pid, self.address, &mut answer)?;
-        Ok(answer)
-    }
-
-    fn prctl(
-        &self,
-        thread: &mut Thread,
-        what: &'static str,
-        option: u64,
-    ) -> Result<u64, EngineError> {
-        let answer = self.ask::<8, _>(thread, what, libc::SYS_prctl, |at| [option, at, 0])?;
-        Ok(u64::from_le_bytes(answer))
-    }
-
-    /// Address, flags and length of the alternate stack.
-    pub(super) fn alternate_stack(
-        &self,
-        thread: &mut Thread,
-    ) -> Result<(u64, i32, u64), EngineError> {
-        let what = "read its alternate stack";
-        let answer = self.ask::<24, _>(thread, what, libc::SYS_sigaltstack, |at| [0, at, 0])?;
-        Ok((word(&answer, 0), word(&answer, 8) as i32, word(&answer, 16)))
-    }
-
-    pub(super) fn clear_tid(&self, thread: &mut Thread) -> Result<u64, EngineError> {
-        self.prctl(thread, "read its tid address", PR_GET_TID_ADDRESS)
-    }
-
-    pub(super) fn parent_death_signal(&self, leader: &mut Thread) -> Result<i32, EngineError> {
-        let option = libc::PR_GET_PDEATHSIG as u64;
-        Ok(self.prctl(leader, "read its parent death signal", option)? as i32)
-    }
-
-    pub(super) fn subreaper(&self, leader: &mut Thread) -> Result<bool, EngineError> {
-        let option = libc::PR_GET_CHILD_SUBREAPER as u64;
-        Ok(self.prctl(leader, "read whether it is a subreaper", option)? as i32 != 0)
-    }
-
-    /// What is left of a POSIX timer: interval, then rest, in seconds and nanoseconds.
-    pub(super) fn posix_timer(
-        &self,
-        leader: &mut Thread,
-        id: i32,
-    ) -> Result<[i64; 4], EngineError> {
-        let (what, id) = ("read its timers", id as u64);
-        let answer = self.ask::<32, _>(leader, what, libc::SYS_timer_gettime, |at| [id, at, 0])?;
-        Ok([0, 8, 16, 24].map(|at| word(&answer, at) as i64))
+        Ok(Scratch { pid, ways, address, before })
     }
 
     /// Whether its children end without its waiting for them (SIG_IGN or SA_NOCLDWAIT for SIGCHLD).
+    /// The leader is at home afterwards.
     pub(super) fn forgets_children(&self, leader: &mut Thread) -> Result<bool, EngineError> {
-        let (what, signal) = ("read its signal actions", libc::SIGCHLD as u64);
-        let action =
-            self.ask::<32, 4>(leader, what, libc::SYS_rt_sigaction, |at| [signal, 0, at, 8])?;
+        let mut action = [0; 32];
+        sys::write(self.pid, self.address, &action)?;
+        self.ways.lead(leader)?;
+        let arguments = [libc::SIGCHLD as u64, 0, self.address, 8];
+        let result = leader.call(self.ways.home(), libc::SYS_rt_sigaction, &arguments)?;
+        leader.go_home()?;
+        checked(self.pid, "read its signal actions", result)?;
+        inject::read_exact(self.pid, self.address, &mut action)?;
         let no_wait = word(&action, 8) & libc::SA_NOCLDWAIT as u64 != 0;
         Ok(no_wait || word(&action, 0) == libc::SIG_IGN as u64)
     }
 
-    /// The interval timers: interval and rest, in microseconds.
-    pub(super) fn timers(&self, leader: &mut Thread) -> Result<Vec<(u64, u64)>, EngineError> {
-        let timer = |which: u64| {
-            let what = "read its interval timers";
-            let answer =
-                self.ask::<32, _>(leader, what, libc::SYS_getitimer, |at| [which, at, 0])?;
-            let time = |at| word(&answer, at).wrapping_mul(1_000_000) + word(&answer, at + 8);
-            Ok((time(0), time(16)))
+    /// Asks a thread what only it can tell of itself. It is at home afterwards.
+    pub(super) fn ask_thread(&self, thread: &mut Thread) -> Result<ThreadAnswers, EngineError> {
+        Ok(thread_answers(&self.ask(thread, &OF_THREAD)?))
+    }
+
+    /// Asks the first thread what it can tell of itself and of its process. It is at home afterwards.
+    pub(super) fn ask_leader(
+        &self,
+        leader: &mut Thread,
+    ) -> Result<(ThreadAnswers, ProcessAnswers), EngineError> {
+        let answers = self.ask(leader, &OF_LEADER)?;
+        let timer = |answer: &Vec<u8>| {
+            let time = |at| word(answer, at).wrapping_mul(1_000_000) + word(answer, at + 8);
+            (time(0), time(16))
         };
-        (0..3).map(timer).collect()
+        let process = ProcessAnswers {
+            parent_death_signal: word(&answers[2], 0) as i32,
+            subreaper: word(&answers[3], 0) as i32 != 0,
+            timers: answers[4..].iter().map(timer).collect(),
+        };
+        Ok((thread_answers(&answers), process))
+    }
+
+    /// Asks what is left of POSIX timers: interval, then rest, in seconds and nanoseconds.
+    pub(super) fn ask_timers(
+        &self,
+        leader: &mut Thread,
+        ids: &[i32],
+    ) -> Result<Vec<[i64; 4]>, EngineError> {
+        let mut all = Vec::with_capacity(ids.len());
+        for some in ids.chunks(TIMERS) {
+            let (what, call, bytes) = ("read its timers", libc::SYS_timer_gettime, 32);
+            let asked: Vec<Asked> =
+                some.iter().map(|id| Asked { what, call, number: *id, bytes }).collect();
+            let answers = self.ask(leader, &asked)?;
+            let times = answers.iter().map(|a| [0, 8, 16, 24].map(|at| word(a, at) as i64));
+            all.extend(times);
+        }
+        Ok(all)
+    }
+
+    /// Has the thread ask all of `asked`; the bytes of each answer.
+    fn ask(&self, thread: &mut Thread, asked: &[Asked]) -> Result<Vec<Vec<u8>>, EngineError> {
+        let bytes = asked.iter().map(|asked| asked.bytes).sum();
+        let mut room = [0; ROOM];
+        sys::write(self.pid, self.address, &room[..bytes])?;
+        if !self.ask_at_once(thread, asked)? {
+            self.ask_one_by_one(thread, asked)?;
+        }
+        inject::read_exact(self.pid, self.address, &mut room[..bytes])?;
+        let mut rest = &room[..];
+        let answer = |asked: &Asked| {
+            let (answer, after) = rest.split_at(asked.bytes);
+            rest = after;
+            answer.to_vec()
+        };
+        Ok(asked.iter().map(answer).collect())
+    }
+
+    /// The address of each answer.
+    fn questions(&self, asked: &[Asked]) -> Vec<Question> {
+        let mut answer = self.address;
+        let question = |asked: &Asked| {
+            let question = Question { call: asked.call, number: asked.number, answer };
+            answer += asked.bytes as u64;
+            question
+        };
+        asked.iter().map(question).collect()
+    }
+
+    /// Asks with one stop. `false` if the process cannot make calls in a row, or had no answer.
+    fn ask_at_once(&self, thread: &mut Thread, asked: &[Asked]) -> Result<bool, EngineError> {
+        match self.ways.lead_asking(thread, &self.questions(asked))? {
+            // Nothing that is asked makes anybody.
+            Some(row) => Ok(thread.run(row, |_| Ok(()))? == 0),
+            None => Ok(false),
+        }
+    }
+
+    /// Asks with two stops a question; an error names the one that had no answer.
+    fn ask_one_by_one(&self, thread: &mut Thread, asked: &[Asked]) -> Result<(), EngineError> {
+        self.ways.lead(thread)?;
+        for (Asked { what, call, .. }, question) in asked.iter().zip(self.questions(asked)) {
+            let arguments = [question.number as u64, question.answer, 0];
+            let result = thread.call(self.ways.home(), *call, &arguments)?;
+            checked(self.pid, what, result)?;
+        }
+        // If whoever traces it is killed, a thread that is at home just goes on.
+        thread.go_home()
     }
 }
 
-impl Drop for Scratch {
+fn thread_answers(answers: &[Vec<u8>]) -> ThreadAnswers {
+    let stack = &answers[0];
+    ThreadAnswers {
+        alternate_stack: (word(stack, 0), word(stack, 8) as i32, word(stack, 16)),
+        clear_tid: word(&answers[1], 0),
+    }
+}
+
+impl Drop for Scratch<'_> {
     fn drop(&mut self) {
         // A process that has ended needs nothing back.
         let _ = sys::write(self.pid, self.address, &self.before);

@@ -166,7 +166,7 @@ pub struct Capture<'a> {
     /// The image that this one may build on.
     pub base: Option<&'a Manifest>,
     /// What each process maps; nothing of one that has ended.
-    pub(crate) mappings: Vec<Vec<Mapping>>,
+    pub(crate) mappings: &'a [Vec<Mapping>],
     pub(crate) data: DataWriter,
     /// Names of the files that plugins have put into the image's folder.
     pub(crate) files: Vec<String>,

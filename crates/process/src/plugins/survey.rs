@@ -91,26 +91,27 @@ impl<'a> Survey<'a> {
     /// Saves everything, files into the image's `folder`, which exists. Every process is stopped, and stays
     /// so until this returns; on an error they can go on as if nothing had happened.
     pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {
-        self.save_on(folder, None)
+        // They may have opened and closed since.
+        let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
+        now.save_on(folder, None, &mappings(&now.job)?)
     }
 
-    /// The same, for an image that may build on `base`.
+    /// The same, of processes that stood still already when they were looked at, and map `mappings`
+    /// each, for an image that may build on `base`.
     pub(crate) fn save_on(
         &self,
         folder: &Path,
         base: Option<&Manifest>,
+        mappings: &[Vec<Mapping>],
     ) -> Result<Saved, PluginError> {
-        // They may have opened and closed since.
-        let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());
-        let buffer = Vec::new();
-        let (job, mappings) = (&now.job, mappings(&now.job)?);
+        let (job, buffer) = (&self.job, Vec::new());
         let mut capture = Capture { job, folder, base, mappings, data, files, warnings, buffer };
-        let states = now.checkpoint(&mut capture);
+        let states = self.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
-        for plugin in &now.plugins {
+        for plugin in &self.plugins {
             resumed = resumed.and(plugin.resume(&mut capture));
         }
         let states = states.and_then(|states| resumed.map(|()| states))?;
@@ -131,6 +132,7 @@ impl<'a> Survey<'a> {
     }
 }
 
+/// What each process maps; nothing of one that has ended.
 fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
     let of = |process: &Process| match maps::of(process.at) {
         Err(EngineError::Ended { .. }) => Ok(Vec::new()),

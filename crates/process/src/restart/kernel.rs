@@ -4,12 +4,11 @@
 //! place: jumps lie over the beginning of the functions.
 
 use super::tree::Area;
-use crate::capture::vdso_code;
 use crate::inject::{Batch, Parasite};
 use crate::maps::{self, Mapping};
 use crate::state::{Backing, Hex, KERNEL_MAPPINGS, ProcessState, Saved, ThreadState};
 use crate::sys;
-use crate::vdso::Redirected;
+use crate::vdso::{Redirected, Vdso};
 use crate::{EngineError, Thread};
 use libc::pid_t;
 use std::ops::Range;
@@ -200,7 +199,7 @@ fn places(
         };
         let Some(saved) = state.mappings.iter().find(same) else { return Ok(None) };
         if own.name == VDSO {
-            let code = vdso_code(pid, own)?;
+            let code = Vdso::of(pid, own)?.clean();
             let sum = kedge_image::checksum(&code);
             if !matches!(saved.backing, Backing::Kernel { checksum, .. } if checksum == sum) {
                 return Ok(None);
@@ -237,7 +236,7 @@ fn beside(
     let Hex(old) = vdsos.iter().find(kept).ok_or_else(|| failed("the image has not kept it"))?;
     let own = here.iter().find(|(mapping, _)| mapping.name == VDSO);
     let (own, to) = own.ok_or_else(|| failed("this one has none"))?;
-    let new = vdso_code(pid, own)?;
+    let new = Vdso::of(pid, own)?.clean();
     let redirected = Redirected::new(old, saved.start, &new, *to).map_err(failed)?;
     let vdso = saved.start..saved.end;
     let inside = |thread: &ThreadState| {
