@@ -96,7 +96,7 @@ fn what_was_written_is_found_and_what_came_later_is_moved_aside() {
     let aside = scenario.work().join("base.kedge-aside-1");
     assert_eq!(fs::read_to_string(&aside).unwrap(), "state two");
     assert!(scenario.work().join("base-journal.kedge-aside-1").exists());
-    made.commit();
+    made.commit().unwrap();
     drop(made);
     assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
     // Programs know their files by inode: SQLite does.
@@ -112,7 +112,7 @@ fn a_file_that_somebody_writes_is_left_to_him() {
     let writer = fs::File::options().write(true).open(&base).unwrap();
     writer.write_all_at(b"another", 0).unwrap();
     let mut made = scenario.check(&saved, PathMap::default());
-    made.commit();
+    made.commit().unwrap();
     drop(made);
     writer.write_all_at(b"writes on", 0).unwrap();
     assert_eq!(fs::read_to_string(&base).unwrap(), "state one");
@@ -140,7 +140,7 @@ fn what_is_overwritten_in_a_folder_of_somebody_else_s_is_kept() {
         let kept = std::path::PathBuf::from(kept);
         assert_eq!(fs::read_to_string(&kept).unwrap(), "state two");
         if !fails {
-            made.commit();
+            made.commit().unwrap();
         }
         drop(made);
         let expected = if fails { "state two" } else { "state one" };
@@ -164,7 +164,13 @@ fn a_restart_that_fails_leaves_nothing_behind() {
     let (base, journal) = (scenario.work().join("base"), scenario.work().join("base-journal"));
     fs::write(&base, "state two").unwrap();
     fs::write(&journal, "later").unwrap();
+    let before = fs::metadata(&base).unwrap();
     drop(scenario.check(&saved, PathMap::default()));
+    let after = fs::metadata(&base).unwrap();
+    assert_eq!(
+        (after.ino(), after.mode(), after.modified().unwrap()),
+        (before.ino(), before.mode(), before.modified().unwrap())
+    );
     assert_eq!(fs::read_to_string(&base).unwrap(), "state two");
     assert_eq!(fs::read_to_string(&journal).unwrap(), "later");
     assert_eq!(fs::read_dir(scenario.work()).unwrap().count(), 2);
@@ -184,6 +190,30 @@ fn a_file_that_moved_is_found_by_the_path_map_and_a_missing_one_is_named() {
     scenario.check(&saved, PathMap::new([(old, new)]));
 }
 
+/// Whoever may write in the folder may have put it there after the checkpoint.
+#[test]
+fn a_link_that_another_user_has_planted_is_not_followed() {
+    if !is_root() {
+        // Only root can plant one for a test.
+        return;
+    }
+    for scenario in ["offsets", "database"] {
+        let mut scenario = Scenario::start(SOURCE, scenario);
+        let saved = scenario.save();
+        scenario.kill();
+        let name = if scenario.name == "offsets" { "read" } else { "base" };
+        let (path, secret) = (scenario.work().join(name), scenario.folder.0.join("secret"));
+        fs::rename(&path, &secret).unwrap();
+        let before = fs::read(&secret).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        std::os::unix::fs::lchown(&path, Some(1234), Some(1234)).unwrap();
+        let options = RecreateOptions { folder: scenario.image(), ..RecreateOptions::default() };
+        let error = saved.recreate(&options).unwrap_err().to_string();
+        assert!(error.contains("symbolic link of user 1234"), "{error}");
+        assert_eq!(fs::read(&secret).unwrap(), before);
+    }
+}
+
 /// What compilers hand on by temporary files is gone soon after.
 #[test]
 fn a_temporary_file_that_is_only_read_comes_back_where_it_is_gone() {
@@ -198,7 +228,7 @@ fn a_temporary_file_that_is_only_read_comes_back_where_it_is_gone() {
             fs::write(&path, "abc34fghij, by another").unwrap();
         }
         let mut made = scenario.check(&saved, PathMap::default());
-        made.commit();
+        made.commit().unwrap();
         drop(made);
         let found = fs::read_to_string(&path).unwrap();
         fs::remove_file(&path).unwrap();

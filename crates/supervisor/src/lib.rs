@@ -49,7 +49,7 @@ use program::Program;
 use proxies::{Launch, Proxies};
 use recover::Recovery;
 pub use recover::{End, GoBack};
-pub use restart::{Back, RestartSpec, images_of, restart};
+pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
 pub use shown::Showing;
 pub use signals::die_of;
 use std::ffi::OsString;

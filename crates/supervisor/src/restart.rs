@@ -18,7 +18,7 @@ use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, warm_of};
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
-use kedge_process::plugins::{More, PathMap};
+use kedge_process::plugins::{More, PathMap, settle_all};
 use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
@@ -81,6 +81,8 @@ impl Back {
 /// one thread only.
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let begin = Instant::now();
+    // What a restart has left that was killed with all that belonged to it.
+    settle_all().said.iter().for_each(|said| tell(said));
     if let (None, None) = (&spec.back, &spec.joining) {
         let images = candidates(&spec.path)?;
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
@@ -110,6 +112,17 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     dir.retire();
     jobs.prune();
     Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
+}
+
+/// Undoes what restarts that were killed have left half done, of this user's files: what was done, a
+/// sentence each.
+pub fn settle_restarts() -> Vec<String> {
+    settle_all().said
+}
+
+/// Whoever has closed his end of standard error is not told.
+fn tell(what: &str) {
+    let _ = writeln!(io::stderr(), "kedge: {what}");
 }
 
 /// A restart that a signal has ended is no failure: this process ends by that signal, once nothing is left.
@@ -273,8 +286,6 @@ fn first_that_works<'a>(
         let plugins: More = vec![&GPU, &JOIN, &SHOWN];
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
-        // Whoever has closed his end of standard error is not told.
-        let tell = |what: &str| drop(writeln!(io::stderr(), "kedge: {what}"));
         let options =
             RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, tell, ..usual };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));

@@ -85,6 +85,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     for check in machine::checks() {
         report.add(check)?;
     }
+    for check in restarts() {
+        report.add(check)?;
+    }
     let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
     let (checks, works) = installation::checks(&gpu);
     for check in checks {
@@ -100,6 +103,16 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
         report.add(check)?;
     }
     report.end()
+}
+
+/// What restarts that were killed have left undone: it is undone now, and told.
+fn restarts() -> Vec<Check> {
+    let check = |status, value| Check::new("kedge", "restarts", status, value);
+    let said = kedge_supervisor::settle_restarts();
+    if said.is_empty() {
+        return vec![check(Status::Ok, "none has left anything to be undone".to_owned())];
+    }
+    said.into_iter().map(|said| check(Status::Note, said)).collect()
 }
 
 /// Shows checks as they come, or all at once as JSON.

@@ -1,7 +1,7 @@
 //! Bytes that go with the image: small ones together in one file, whole files as they are.
 
 use crate::plugins::error::{Context, PluginError, damaged};
-use rustix::fs::{SeekFrom, ftruncate, ioctl_ficlone, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ftruncate, ioctl_ficlone, seek};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -79,6 +79,43 @@ pub(crate) fn copy(from: &File, to: &File) -> io::Result<()> {
     while let Some((start, stop)) = data_after(from, at, end)? {
         copy_range(from, to, start, stop, &mut buffer)?;
         at = stop;
+    }
+    Ok(())
+}
+
+/// Makes `to`, which may hold anything, the same as `from`, without ever cutting it shorter than it
+/// is to be: who has mapped it loses nothing. Both offsets are changed.
+pub(crate) fn overwrite(from: &File, to: &File) -> io::Result<()> {
+    let end = from.metadata()?.len();
+    if ioctl_ficlone(to, from).is_err() {
+        let mut buffer = vec![0; CHUNK.min(end as usize)];
+        let mut at = 0;
+        while at < end {
+            let (start, stop) = data_after(from, at, end)?.unwrap_or((end, end));
+            clear(to, at, start)?;
+            copy_range(from, to, start, stop, &mut buffer)?;
+            at = stop;
+        }
+    }
+    Ok(ftruncate(to, end)?)
+}
+
+/// Makes a range zeros, as far as there is any of the file.
+fn clear(file: &File, start: u64, stop: u64) -> io::Result<()> {
+    let stop = stop.min(file.metadata()?.len());
+    if start >= stop {
+        return Ok(());
+    }
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if fallocate(file, hole, start, stop - start).is_ok() {
+        return Ok(());
+    }
+    let zeros = vec![0; CHUNK];
+    let mut at = start;
+    while at < stop {
+        let count = CHUNK.min((stop - at) as usize);
+        file.write_all_at(&zeros[..count], at)?;
+        at += count as u64;
     }
     Ok(())
 }

@@ -4,12 +4,10 @@ use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
-use crate::plugins::{Claim, Plugin};
-use rustix::fs::{Mode, OFlags, open};
+use crate::plugins::{Claim, Plugin, reach};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// Major and minor number (devices.txt): null, zero, full, random, urandom.
 const STATELESS: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
@@ -53,12 +51,14 @@ impl Plugin for Devices {
             let flags = OFlags::from_bits_retain(access) | OFlags::CLOEXEC | OFlags::NOCTTY;
             let what = || format!("open {}", path.display());
             // Opening others may do something.
-            let there = fs::metadata(&path).to(what)?;
-            if !there.file_type().is_char_device() || !is_stateless(there.rdev()) {
+            let found = reach::find(&path, true).to(what)?;
+            let there = rustix::fs::fstat(&found).to(what)?;
+            let is_device = there.st_mode & libc::S_IFMT == libc::S_IFCHR;
+            if !is_device || !is_stateless(there.st_rdev) {
                 let what = format!("{} is another device than it was", path.display());
                 return Err(PluginError::Refused(what));
             }
-            let fd = open(&path, flags, Mode::empty()).to(what)?;
+            let fd = reach::again(&found, flags).to(what)?;
             world.made(device.description, fd)?;
         }
         Ok(())

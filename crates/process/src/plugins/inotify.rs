@@ -4,8 +4,9 @@
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
-use crate::plugins::world::World;
-use crate::plugins::{Claim, Plugin, sys};
+use crate::plugins::world::{Late, World};
+use crate::plugins::{Claim, Plugin, reach, sys};
+use rustix::fd::OwnedFd;
 use rustix::fs::inotify;
 use rustix::io::ioctl_fionread;
 use serde::{Deserialize, Serialize};
@@ -27,8 +28,9 @@ struct Saved {
     watches: Vec<Watch>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Watch {
+/// A watch, with the path of what it watches.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Watch {
     number: i32,
     mask: u32,
     path: SavedPath,
@@ -69,14 +71,29 @@ impl Plugin for Inotify {
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
         for saved in world.parse::<Vec<Saved>>(state)? {
-            let fd = inotify::init(inotify::CreateFlags::CLOEXEC).to(|| "make an inotify")?;
-            for watch in &saved.watches {
-                add(&fd, watch, world)?;
-            }
+            let fd = new()?;
+            let mapped = |watch: Watch| {
+                let path = SavedPath(world.path(&watch.path.0));
+                Watch { path, ..watch }
+            };
+            let watches: Vec<Watch> = saved.watches.into_iter().map(mapped).collect();
+            let own = fd.try_clone().to(|| "duplicate an inotify")?;
             world.made(saved.description, fd)?;
+            // It is not to see how files are put back. What would fail then, is to fail before.
+            world.after(move |world| {
+                let there = |watch: &&Watch| world.changes.home(&watch.path.0).is_none();
+                let there: Vec<Watch> = watches.iter().filter(there).cloned().collect();
+                add(&new()?, &there)?;
+                world.late.push(Late::Watch(own, watches));
+                Ok(())
+            });
         }
         Ok(())
     }
+}
+
+fn new() -> Result<OwnedFd, PluginError> {
+    inotify::init(inotify::CreateFlags::CLOEXEC).to(|| "make an inotify")
 }
 
 /// `wd:1 ino:2 sdev:3 mask:4 …`, all but the first hexadecimal.
@@ -155,19 +172,24 @@ fn roots(job: &Job) -> VecDeque<PathBuf> {
     queue
 }
 
-fn add(fd: &rustix::fd::OwnedFd, watch: &Watch, world: &World) -> Result<(), PluginError> {
+/// Adds the watches, under their numbers.
+pub(crate) fn add(fd: &OwnedFd, watches: &[Watch]) -> Result<(), PluginError> {
+    watches.iter().try_for_each(|watch| add_one(fd, watch))
+}
+
+fn add_one(fd: &OwnedFd, watch: &Watch) -> Result<(), PluginError> {
     /// What a program asks for; the rest is added by the kernel.
     const ASKED: u32 = libc::IN_ALL_EVENTS | libc::IN_EXCL_UNLINK | libc::IN_ONESHOT;
     if watch.number < 1 {
         return Err(damaged(format!("watch {}", watch.number)));
     }
-    let path = world.path(&watch.path.0);
+    let path = &watch.path.0;
     let what = || format!("watch {} again", path.display());
     sys::set_next_watch(fd, watch.number).to(what)?;
     // The path was resolved: its last name is what is watched, be it a link.
-    let flags = watch.mask & ASKED | libc::IN_DONT_FOLLOW;
-    let flags = inotify::WatchFlags::from_bits_retain(flags);
-    let number = inotify::add_watch(fd, &path, flags).to(what)?;
+    let found = reach::find(path, false).to(what)?;
+    let flags = inotify::WatchFlags::from_bits_retain(watch.mask & ASKED);
+    let number = inotify::add_watch(fd, reach::through(&found), flags).to(what)?;
     match number == watch.number {
         true => Ok(()),
         false => Err(damaged(format!("{} is watched twice", path.display()))),

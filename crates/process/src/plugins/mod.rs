@@ -43,6 +43,8 @@ mod timerfd;
 mod unix;
 mod world;
 
+pub use changes::{Moment, Settled, settle, settle_all, settle_in};
+pub(crate) use changes::{new_path, reach};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
 pub(crate) use files::{Passing, Places};
@@ -117,6 +119,12 @@ pub trait Plugin: Sync + std::fmt::Debug {
     /// At a restart, when everything is there again, just before the processes run. The calling process is
     /// the init, which lives as long as they do.
     fn rebuilt(&self) -> Result<(), PluginError> {
+        Ok(())
+    }
+
+    /// At a restart, when the user's files have been put back as well: the last that can fail. What others
+    /// must agree to belongs here.
+    fn agreed(&self) -> Result<(), PluginError> {
         Ok(())
     }
 

@@ -9,6 +9,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SavedPath(pub PathBuf);
 
+impl From<PathBuf> for SavedPath {
+    fn from(path: PathBuf) -> SavedPath {
+        SavedPath(path)
+    }
+}
+
 /// `PATH_MAX`, and some more for a name that the kernel completed.
 const MAX_PATH: usize = 8192;
 

@@ -1,21 +1,21 @@
 //! Pipes and FIFOs, with what is in flight.
 
+use crate::plugins::changes::random_name;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
 use crate::plugins::path::SavedPath;
 use crate::plugins::world::World;
-use crate::plugins::{Blob, Claim, Plugin};
+use crate::plugins::{Blob, Claim, Plugin, reach};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+use rustix::fs::{FileType, Mode, OFlags, open};
 use rustix::io::{Errno, read, retry_on_intr, write};
 use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 /// Largest pipe that is made: what `fs.pipe-max-size` can be set to at most.
 const MAX_SIZE: usize = 1 << 31;
@@ -176,15 +176,18 @@ fn make_anonymous(pipe: &Pipe, data: &[u8], world: &mut World) -> Result<(), Plu
 fn make_fifo(pipe: &Pipe, path: &Path, data: &[u8], world: &mut World) -> Result<(), PluginError> {
     let path = world.path(path);
     let unlinked = pipe.unlinked;
-    let path = if unlinked { temporary_name() } else { path };
+    let path = match unlinked {
+        true => random_name(&std::env::temp_dir().join("fifo"), "").to(|| "name a FIFO")?,
+        false => path,
+    };
     world.make_folders(&path)?;
-    match mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
-        Ok(()) if unlinked => {}
-        Ok(()) => world.temporary(&path),
-        Err(Errno::EXIST) if !unlinked => {}
-        Err(e) => return Err(e).to(|| format!("make the FIFO {}", path.display())),
+    if path.symlink_metadata().is_err() {
+        world.changes.make(&path, FileType::Fifo)?;
     }
-    let both = reopen(&path, libc::O_RDWR as u32);
+    let fifo = |access: u32| {
+        reach::open_at(&path, access_flags(access)).to(|| format!("open {}", path.display()))
+    };
+    let both = fifo(libc::O_RDWR as u32);
     let made = both.and_then(|both| {
         expect_fifo(&both, &path)?;
         if peek(&both, MIN_SIZE, &mut Vec::new()).to(|| "look into a FIFO")?.is_empty() {
@@ -192,7 +195,7 @@ fn make_fifo(pipe: &Pipe, path: &Path, data: &[u8], world: &mut World) -> Result
         }
         for &end in &pipe.ends {
             let access = world.flags(end)? & libc::O_ACCMODE as u32;
-            world.made(end, reopen(&path, access)?)?;
+            world.made(end, fifo(access)?)?;
         }
         Ok(())
     });
@@ -200,13 +203,6 @@ fn make_fifo(pipe: &Pipe, path: &Path, data: &[u8], world: &mut World) -> Result
         std::fs::remove_file(&path).to(|| format!("remove {}", path.display()))?;
     }
     made
-}
-
-/// For something that has no name: it gets one for a moment.
-fn temporary_name() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("kedge-{}-{number}", std::process::id()))
 }
 
 /// One page: the smallest pipe.
@@ -223,8 +219,11 @@ fn expect_fifo(fd: &OwnedFd, path: &Path) -> Result<(), PluginError> {
 
 /// Does not wait for the other end; the flag is set right with all others.
 fn reopen(path: &Path, access: u32) -> Result<OwnedFd, PluginError> {
-    let flags = OFlags::from_bits_retain(access) | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).to(|| format!("open {}", path.display()))
+    open(path, access_flags(access), Mode::empty()).to(|| format!("open {}", path.display()))
+}
+
+fn access_flags(access: u32) -> OFlags {
+    OFlags::from_bits_retain(access) | OFlags::NONBLOCK | OFlags::CLOEXEC
 }
 
 /// Sets the size and puts the data in.

@@ -1,17 +1,19 @@
 //! Makes the descriptors again, in the init of a restart.
 
+use crate::plugins::changes::{Changes, Moment};
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
-use crate::plugins::world::{Argument, InjectedCall, Late, Undo, World};
-use crate::plugins::{More, layers, sys, sysv};
+use crate::plugins::world::{Argument, InjectedCall, Late, World};
+use crate::plugins::{More, inotify, layers, sys, sysv};
 use kedge_image::Folder;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_setfl};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Default)]
 pub struct RecreateOptions<'a> {
@@ -28,6 +30,13 @@ pub struct RecreateOptions<'a> {
     pub more: More,
     /// Told at once what takes long.
     pub tell: Option<fn(&str)>,
+    /// Where the journal of what is changed of the user's files is to lie: whoever has the path undoes
+    /// ([`settle`](crate::plugins::settle)). Without, dropping what was made undoes.
+    pub journal: Option<PathBuf>,
+    /// The files that the job maps: none of them is cut shorter.
+    pub mapped: BTreeSet<PathBuf>,
+    /// Told of each moment of the changes.
+    pub at: Option<fn(Moment)>,
 }
 
 impl RecreateOptions<'_> {
@@ -38,8 +47,8 @@ impl RecreateOptions<'_> {
     }
 }
 
-/// The descriptors of a job, in the process that restarts it. Until [`Recreated::commit`],
-/// dropping it undoes what was done to the file system.
+/// The descriptors of a job, in the process that restarts it. What there was in the file system is
+/// changed by [`Recreated::change_files`]; until [`Recreated::commit`], all is undone at the end.
 #[derive(Debug)]
 pub struct Recreated {
     /// One for each open file description, close-on-exec, with numbers of [`Recreated::above`] and more.
@@ -52,7 +61,7 @@ pub struct Recreated {
     pub notes: Vec<String>,
     slots: Vec<Slot>,
     late: Vec<Late>,
-    undo: Undo,
+    changes: Changes,
 }
 
 impl Recreated {
@@ -81,6 +90,7 @@ impl Recreated {
 
     /// What must wait until the processes' memory is there. Call it before they run.
     pub fn settle(&mut self) -> Result<(), PluginError> {
+        let mut watches = Vec::new();
         for late in self.late.drain(..) {
             match late {
                 Late::Seal(fd, seals) => {
@@ -88,14 +98,36 @@ impl Recreated {
                         .to(|| "seal a memfd")?;
                 }
                 Late::Doom(id) => sysv::doom(id)?,
+                late @ Late::Watch(..) => watches.push(late),
+            }
+        }
+        self.late = watches;
+        Ok(())
+    }
+
+    /// Puts the user's files back: the last that can fail, when all else of the job is there.
+    pub fn change_files(&mut self) -> Result<(), PluginError> {
+        self.changes.apply(&mut self.notes)?;
+        for late in self.late.drain(..) {
+            if let Late::Watch(fd, watches) = late {
+                inotify::add(&fd, &watches)?;
             }
         }
         Ok(())
     }
 
+    /// What will be at `path`, where that is not what is there now, or has other contents.
+    pub fn home(&self, path: &Path) -> Option<&File> {
+        self.changes.home(path)
+    }
+
     /// The restart has succeeded: what was done to the file system stays.
-    pub fn commit(&mut self) {
-        self.undo.commit();
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be written down: then the restart has failed.
+    pub fn commit(&mut self) -> Result<(), PluginError> {
+        self.changes.commit()
     }
 }
 
@@ -139,9 +171,9 @@ impl Saved {
             );
             own(index as u32, common, &mut world);
         }
-        let World { calls, late, notes, undo, .. } = world;
+        let World { calls, late, notes, changes, .. } = world;
         let slots = self.slots.clone();
-        Ok(Recreated { descriptors, above, calls, notes, slots, late, undo })
+        Ok(Recreated { descriptors, above, calls, notes, slots, late, changes })
     }
 }
 

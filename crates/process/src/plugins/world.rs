@@ -1,16 +1,18 @@
 //! A restart in the making: what plugins put their descriptions into.
 
+use crate::plugins::changes::Changes;
 use crate::plugins::contents::{self, Blob, DATA_FILE};
-use crate::plugins::error::{Context, PluginError, damaged};
+use crate::plugins::error::{PluginError, damaged};
+use crate::plugins::inotify::Watch;
 use crate::plugins::recreate::RecreateOptions;
 use crate::plugins::{Saved, Slot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// An argument of an [`InjectedCall`].
@@ -42,58 +44,8 @@ pub(crate) enum Late {
     Seal(OwnedFd, u32),
     /// A System V segment that is removed with its last user, once all of them have it.
     Doom(i32),
-}
-
-/// What has been done to the file system, undone in reverse order if the restart fails.
-#[derive(Debug, Default)]
-pub(crate) struct Undo {
-    steps: Vec<Undone>,
-    /// What has no use any more once the restart has succeeded.
-    useless: Vec<PathBuf>,
-}
-
-#[derive(Debug)]
-enum Undone {
-    Rename {
-        from: PathBuf,
-        to: PathBuf,
-    },
-    Remove(PathBuf),
-    RemoveFolder(PathBuf),
-    /// What `path` held is in `aside`.
-    Overwrite {
-        path: PathBuf,
-        aside: PathBuf,
-    },
-}
-
-impl Undo {
-    pub(crate) fn commit(&mut self) {
-        self.steps.clear();
-        for path in self.useless.drain(..) {
-            // One that cannot be removed stays, which harms nobody.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        for step in self.steps.drain(..).rev() {
-            // Nothing is left to do about an error; the original's name was told.
-            let _ = match step {
-                Undone::Rename { from, to } => fs::rename(to, from),
-                Undone::Remove(path) => fs::remove_file(path),
-                Undone::RemoveFolder(path) => fs::remove_dir(path),
-                Undone::Overwrite { path, aside } => put_back(&path, &aside),
-            };
-        }
-    }
-}
-
-fn put_back(path: &Path, aside: &Path) -> io::Result<()> {
-    let (from, to) = (File::open(aside)?, File::options().write(true).truncate(true).open(path)?);
-    contents::copy(&from, &to)
+    /// Watches of an inotify, which must not see how files are put back.
+    Watch(OwnedFd, Vec<Watch>),
 }
 
 /// What is done when all descriptions are there.
@@ -110,7 +62,7 @@ pub struct World<'a> {
     /// Descriptions that mean the process which makes or registers them.
     personal: BTreeSet<u32>,
     pub(crate) notes: Vec<String>,
-    pub(crate) undo: Undo,
+    pub(crate) changes: Changes,
 }
 
 impl<'a> World<'a> {
@@ -122,8 +74,20 @@ impl<'a> World<'a> {
         let mut descriptions = Vec::new();
         descriptions.resize_with(saved.descriptions(), || None);
         let (calls, late, after, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (personal, undo) = (BTreeSet::new(), Undo::default());
-        Ok(World { options, saved, data, descriptions, calls, late, after, personal, notes, undo })
+        let personal = BTreeSet::new();
+        let changes = Changes::new(options.journal.clone(), options.at);
+        Ok(World {
+            options,
+            saved,
+            data,
+            descriptions,
+            calls,
+            late,
+            after,
+            personal,
+            notes,
+            changes,
+        })
     }
 
     /// Parses a plugin's state.
@@ -245,15 +209,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Renames, until the restart fails. Never over something else.
-    pub fn rename(&mut self, from: &Path, to: &Path) -> Result<(), PluginError> {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
-            .to(|| format!("rename {} to {}", from.display(), to.display()))?;
-        self.undo.steps.push(Undone::Rename { from: from.to_owned(), to: to.to_owned() });
-        Ok(())
-    }
-
     /// Makes the folders that `path` is to lie in: temporary ones go with a job that is killed.
     pub(crate) fn make_folders(&mut self, path: &Path) -> Result<(), PluginError> {
         let missing = |folder: &&Path| {
@@ -263,38 +218,9 @@ impl<'a> World<'a> {
         };
         let missing: Vec<&Path> = path.ancestors().skip(1).take_while(missing).collect();
         for folder in missing.into_iter().rev() {
-            let what = || format!("make {}, which was not there any more", folder.display());
-            fs::DirBuilder::new().mode(0o700).create(folder).to(what)?;
-            self.made_folder(folder);
+            self.changes.make(folder, FileType::Directory)?;
             self.note(format!("{} was not there any more: it was made anew", folder.display()));
         }
         Ok(())
-    }
-
-    /// Removes the folder that was just made, if the restart fails.
-    pub(crate) fn made_folder(&mut self, folder: &Path) {
-        self.undo.steps.push(Undone::RemoveFolder(folder.to_owned()));
-    }
-
-    /// Whether this restart has made the folder.
-    pub(crate) fn has_made_folder(&self, folder: &Path) -> bool {
-        let is = |step: &Undone| matches!(step, Undone::RemoveFolder(made) if made == folder);
-        self.undo.steps.iter().any(is)
-    }
-
-    /// Removes what is there, if the restart succeeds.
-    pub(crate) fn useless(&mut self, path: &Path) {
-        self.undo.useless.push(path.to_owned());
-    }
-
-    /// Gives `path` its contents back from `aside`, if the restart fails.
-    pub(crate) fn overwritten(&mut self, path: &Path, aside: &Path) {
-        let (path, aside) = (path.to_owned(), aside.to_owned());
-        self.undo.steps.push(Undone::Overwrite { path, aside });
-    }
-
-    /// Removes what was just made there, if the restart fails.
-    pub fn temporary(&mut self, path: &Path) {
-        self.undo.steps.push(Undone::Remove(path.to_owned()));
     }
 }

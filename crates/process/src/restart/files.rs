@@ -2,14 +2,15 @@
 
 use super::Plan;
 use crate::EngineError;
-use crate::plugins::{PathMap, RecreateOptions, Recreated};
+use crate::plugins::{RecreateOptions, Recreated, reach};
 use crate::state::{Backing, MappedFile};
+use rustix::fs::OFlags;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Descriptors under which they lie; the processes close them when they have used them.
@@ -37,7 +38,13 @@ impl Inherited {
             for file in process.files.iter().chain(&process.exe) {
                 let key = (file.path.clone(), file.writable);
                 if let Entry::Vacant(place) = files.entry(key) {
-                    place.insert(open(file, written.contains(file.path.as_path()), &plan.paths)?);
+                    let path = plan.paths.apply(&file.path);
+                    let opened = match descriptors.home(&path) {
+                        // What is there now is not what the job had.
+                        Some(home) => open_home(home, file, &path)?,
+                        None => open(file, written.contains(file.path.as_path()), &path)?,
+                    };
+                    place.insert(opened);
                 }
             }
             if let Entry::Vacant(place) = folders.entry(process.cwd.clone()) {
@@ -86,6 +93,9 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
         streams: [stream(0), stream(1), stream(2)],
         processes: plan.job.processes.clone(),
         tell: Some(plan.tell),
+        journal: Some(plan.journal.clone()),
+        mapped: mapped(plan),
+        at: plan.at,
     };
     Ok(plan.descriptors.recreate(&options)?)
 }
@@ -134,15 +144,11 @@ fn written(plan: &Plan) -> BTreeSet<&Path> {
 }
 
 /// Opens a file and compares it with what it was, unless the job itself writes it.
-fn open(file: &MappedFile, written: bool, paths: &PathMap) -> Result<File, EngineError> {
-    let path = &paths.apply(&file.path);
-    let mut options = OpenOptions::new();
-    // A FIFO that has taken the name must not block this.
-    options.read(true).write(file.writable).custom_flags(libc::O_NONBLOCK);
-    let what = "open it, which the program had mapped (--path-map names where it lies now)";
-    let opened = options.open(path).map_err(failed(path, what))?;
+fn open(file: &MappedFile, written: bool, path: &Path) -> Result<File, EngineError> {
+    let opened = reach::open_at(path, flags(file)).map_err(failed(path, OPEN_MAPPED))?;
+    let opened = File::from(opened);
     let found = opened.metadata().map_err(failed(path, "look at it"))?;
-    let changed = |what| Err(EngineError::FileChanged { path: path.clone(), what });
+    let changed = |what| Err(EngineError::FileChanged { path: path.to_owned(), what });
     match file.written {
         None if found.is_file() => changed("kind"),
         // Its contents come with the image, or are kept as they are found.
@@ -155,11 +161,34 @@ fn open(file: &MappedFile, written: bool, paths: &PathMap) -> Result<File, Engin
     }
 }
 
+const OPEN_MAPPED: &str =
+    "open it, which the program had mapped (--path-map names where it lies now)";
+
+/// A FIFO that has taken the name must not block this.
+fn flags(file: &MappedFile) -> OFlags {
+    let access = if file.writable { OFlags::RDWR } else { OFlags::RDONLY };
+    access | OFlags::NONBLOCK | OFlags::NOCTTY
+}
+
+/// Opens what will be at `path`.
+fn open_home(home: &File, file: &MappedFile, path: &Path) -> Result<File, EngineError> {
+    reach::again(home, flags(file)).map(File::from).map_err(failed(path, OPEN_MAPPED))
+}
+
+/// The files that somebody of the job maps, by the paths that they have now.
+fn mapped(plan: &Plan) -> BTreeSet<PathBuf> {
+    let files = plan.processes.iter().flat_map(|process| &process.files);
+    files.map(|file| plan.paths.apply(&file.path)).collect()
+}
+
 fn open_folder(path: &Path) -> Result<File, EngineError> {
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
     let what = "open it, the program's working folder (--path-map names where it lies now)";
-    options.open(path).map_err(failed(path, what))
+    let opened = reach::find(path, true).map_err(failed(path, what))?;
+    let opened = File::from(opened);
+    match opened.metadata().map_err(failed(path, what))?.is_dir() {
+        true => Ok(opened),
+        false => Err(failed(path, what)(io::ErrorKind::NotADirectory.into())),
+    }
 }
 
 /// A memory file of `bytes` zeros.

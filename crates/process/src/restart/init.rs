@@ -59,11 +59,18 @@ pub(super) fn run(
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
     let (threads, mut descriptors) = rebuild(plan).map_err(why)?;
-    crate::plugins::all(&plan.plugins).into_iter().try_for_each(|plugin| plugin.rebuilt())?;
+    let plugins = crate::plugins::all(&plan.plugins);
+    plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
     let pidfd = pidfd(root)?;
+    let what = "report that the job runs";
+    let kept = report.try_clone().map_err(|source| EngineError::System { pid: 0, what, source })?;
+    // Until here no file of the user's has been changed; from here on, little can fail.
+    descriptors.change_files()?;
+    plugins.iter().try_for_each(|plugin| plugin.agreed())?;
+    is_waited_for(report)?;
     // From here on nothing fails any more.
-    descriptors.commit();
+    descriptors.commit()?;
     let notes = descriptors.notes.join("\n");
     // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
     drop(descriptors);
@@ -74,17 +81,17 @@ pub(super) fn run(
         // SAFETY: a plain call; it is a process that this one has made.
         unsafe { libc::kill(process.ids.pid, libc::SIGSTOP) };
     }
-    let mut told = || {
+    let told = || {
+        let mut report = &kept;
         report.write_all(&[RUNS])?;
         send(report, &pidfd)?;
         let notes = &notes.as_bytes()[..notes.len().min(MAX_REPORT as usize)];
         report.write_all(&(notes.len() as u32).to_le_bytes())?;
-        report.write_all(notes)?;
-        report.try_clone()
+        report.write_all(notes)
     };
-    let what = "report that the job runs";
-    let report = told().map_err(|source| EngineError::System { pid: 0, what, source })?;
-    serve(&mut Rebuilt { root, report, reported: false });
+    // Whoever has been killed a moment ago leaves the job running, as one that is killed later.
+    let _ = told();
+    serve(&mut Rebuilt { root, report: kept, reported: false });
     Ok(())
 }
 
@@ -144,6 +151,15 @@ fn inject(calls: &[InjectedCall], plan: &Plan, made: &mut [Made]) -> Result<(), 
         earlier.push(parasite.call_with(thread, &call.what, call.number, &arguments, &data)?);
     }
     Ok(())
+}
+
+/// Whoever has asked for the restart may have been killed: then nobody wants it.
+fn is_waited_for(report: &UnixStream) -> Result<(), EngineError> {
+    let mut asked = libc::pollfd { fd: report.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one structure, which lives as long as the call.
+    let ended =
+        unsafe { libc::poll(&raw mut asked, 1, 0) } == 1 && asked.revents & libc::POLLHUP != 0;
+    if ended { Err(EngineError::GivenUp) } else { Ok(()) }
 }
 
 fn pidfd(pid: pid_t) -> Result<OwnedFd, EngineError> {

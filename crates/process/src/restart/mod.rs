@@ -17,7 +17,7 @@ mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{More, PathMap, Saved};
+use crate::plugins::{self, Moment, More, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{Folder, ImageFile, Layers, Manifest};
@@ -48,8 +48,13 @@ pub struct RestartOptions {
     pub inherits: Vec<RawFd>,
     /// Asked again and again until the job runs: whether it is to be given up.
     pub give_up: fn() -> bool,
-    /// Told at once what takes long.
+    /// Told at once what takes long, and what was undone of a restart that failed.
     pub tell: fn(&str),
+    /// Where it is written what is changed of the user's files, until the job runs; `None`: where
+    /// [`settle_all`](crate::plugins::settle_all) finds it.
+    pub journal: Option<PathBuf>,
+    /// Told of each moment of the changes of files: for tests, which end it there.
+    pub at: Option<fn(Moment)>,
 }
 
 /// So often, in milliseconds.
@@ -61,7 +66,19 @@ impl RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
         let (lazy, give_up, tell) = (false, || false, |_: &str| {});
-        RestartOptions { folder, streams, paths, plugins, lazy, inherits, give_up, tell }
+        let (journal, at) = (None, None);
+        RestartOptions {
+            folder,
+            streams,
+            paths,
+            plugins,
+            lazy,
+            inherits,
+            give_up,
+            tell,
+            journal,
+            at,
+        }
     }
 }
 
@@ -77,6 +94,9 @@ struct Plan {
     lazy: bool,
     inherits: Vec<RawFd>,
     tell: fn(&str),
+    /// Where it is to be written what is changed of the user's files.
+    journal: PathBuf,
+    at: Option<fn(Moment)>,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -111,6 +131,8 @@ impl Plan {
             lazy,
             inherits,
             tell: options.tell,
+            journal: options.journal.clone().map_or_else(plugins::new_path, Ok)?,
+            at: options.at,
             job,
             descriptors,
             processes: Vec::new(),
@@ -207,14 +229,30 @@ pub fn restart(
         // SAFETY: a plain call; it is a child of this process that nobody has waited for.
         unsafe { libc::kill(keeper, libc::SIGKILL) };
         wait(keeper, 0);
+        undo(&plan);
         return Err(EngineError::GivenUp);
     }
     match init::outcome(&mut report) {
-        Ok((root, notes)) => Ok(Restarted { keeper, root, report, notes }),
+        Ok((root, notes)) => {
+            // They are told: nobody else has to.
+            let _ = std::fs::remove_file(&plan.journal);
+            Ok(Restarted { keeper, root, report, notes })
+        }
         Err(error) => {
             wait(keeper, 0);
+            undo(&plan);
             Err(error)
         }
+    }
+}
+
+/// Undoes what the init, which has ended, has changed of the user's files, and says so.
+fn undo(plan: &Plan) {
+    match plugins::settle(&plan.journal) {
+        Ok(settled) => settled.said.iter().for_each(|said| (plan.tell)(said)),
+        Err(why) => (plan.tell)(&format!(
+            "what the restart has changed of your files is not undone ({why}): `kedge doctor` does it"
+        )),
     }
 }
 

@@ -158,6 +158,7 @@ impl Scenario {
         let options = RecreateOptions { folder, paths, streams, ..RecreateOptions::default() };
         let mut made = saved.recreate(&options).unwrap();
         made.settle().unwrap();
+        made.change_files().unwrap();
         // The first process comes last: it may know the others, whose ids are new here.
         let mut ids = BTreeMap::new();
         let mut children = Vec::new();

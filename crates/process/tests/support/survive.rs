@@ -96,7 +96,11 @@ pub fn as_an_ordinary_user() {
     let _alone = alone_for(Duration::from_secs(900));
     let mut tests = Command::new("setpriv");
     tests.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+    let state = Folder::new("state");
+    std::fs::set_permissions(state.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
     tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
+    tests.env("XDG_STATE_HOME", state.path("own"));
     let output = tests.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);

@@ -81,7 +81,7 @@ impl Plugin for Join {
         Claim::No
     }
 
-    fn rebuilt(&self) -> Result<(), PluginError> {
+    fn agreed(&self) -> Result<(), PluginError> {
         let waits = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((joint, joining)) = waits else { return Ok(()) };
         let refused = |error| PluginError::Refused(format!("{}: {error}", joint.job));

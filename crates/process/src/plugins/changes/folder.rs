@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 
 /// Returns `$XDG_STATE_HOME/kedge/NAME`, or `~/.local/state/kedge/NAME`, which need not exist.
 pub(crate) fn of(name: &str) -> Result<PathBuf, PluginError> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let state = variable("XDG_STATE_HOME")
-        .or_else(|| variable("HOME").map(|home| home.join(".local/state")));
+    let told = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let state = told
+        .filter(|state| state.is_absolute())
+        .or_else(|| std::env::home_dir().map(|home| home.join(".local/state")))
+        .filter(|state| state.is_absolute());
     let state = state.ok_or_else(|| {
         let what = "a restart keeps what it must in a folder of yours: set HOME or XDG_STATE_HOME \
                     to an absolute path";
@@ -19,17 +21,16 @@ pub(crate) fn of(name: &str) -> Result<PathBuf, PluginError> {
     Ok(state.join("kedge").join(name))
 }
 
-/// Returns the same folder, made where it was not there, for its owner alone.
+/// Makes such a folder where it is not there, for its owner alone.
 ///
 /// # Errors
 ///
 /// If it cannot be made, or is not this user's alone.
-pub(crate) fn make(name: &str) -> Result<PathBuf, PluginError> {
-    let folder = of(name)?;
+pub(crate) fn make_at(folder: &Path) -> Result<(), PluginError> {
     let what = || format!("make {}", folder.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder).to(what)?;
-    match is_private(&folder) {
-        true => Ok(folder),
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).to(what)?;
+    match is_private(folder) {
+        true => Ok(()),
         false => Err(PluginError::Refused(format!(
             "{} is not a folder of this user's alone: make it so (chmod 700)",
             folder.display()
@@ -38,7 +39,7 @@ pub(crate) fn make(name: &str) -> Result<PathBuf, PluginError> {
 }
 
 /// Whether it is a folder that belongs to this user, and that nobody else may look into.
-fn is_private(folder: &Path) -> bool {
+pub(crate) fn is_private(folder: &Path) -> bool {
     let own = geteuid().as_raw();
     let is = |found: fs::Metadata| found.is_dir() && found.uid() == own && found.mode() & 0o77 == 0;
     folder.symlink_metadata().is_ok_and(is)

@@ -287,18 +287,19 @@ fn reopen(
 ) -> Result<(), PluginError> {
     let flags = world.flags(opened.description)?;
     let path = world.path(&opened.path.0);
-    let fd = match home {
-        Some(home) if inode.unlinked => open::through(home, flags)?,
-        _ => open::by_path(&path, flags, inode.mode)?,
+    let home = match home {
+        Some(home) => Some(home.try_clone().to(|| "duplicate a descriptor")?),
+        None => world.changes.home(&path).map(File::try_clone).transpose().to(|| "duplicate it")?,
+    };
+    let changes = &mut world.changes;
+    let lends = |stamp| changes.lends(&path, stamp);
+    let fd = match &home {
+        Some(home) => open::through_lent(home, flags, lends)?,
+        None => open::by_path(&path, flags, inode.mode, lends)?,
     };
     if flags & libc::O_PATH as u32 == 0 && opened.offset != 0 {
         seek(&fd, SeekFrom::Start(opened.offset))
             .map_err(|e| damaged(format!("offset {} of {}: {e}", opened.offset, path.display())))?;
     }
     world.made(opened.description, fd)
-}
-
-/// The directory and the name of `path`.
-fn split(path: &Path) -> Option<(&Path, &OsStr)> {
-    Some((path.parent()?, path.file_name()?))
 }

@@ -1,10 +1,12 @@
 //! Opening as the program did.
 
+use crate::plugins::changes::{Stamp, reach};
 use crate::plugins::error::{Context, PluginError};
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -23,63 +25,93 @@ const TMPFILE: u32 = libc::O_TMPFILE as u32;
 
 /// Nothing is waited for, whatever lies at the path now; that flag is set right with all others.
 fn flags(saved: u32) -> OFlags {
-    OFlags::from_bits_retain(saved & KEPT as u32)
+    // O_TMPFILE, which stays with a file, contains O_DIRECTORY.
+    let made = if saved & TMPFILE == TMPFILE { OFlags::DIRECTORY } else { OFlags::empty() };
+    (OFlags::from_bits_retain(saved & KEPT as u32) - made)
         | OFlags::CLOEXEC
         | OFlags::NOCTTY
         | OFlags::NONBLOCK
 }
 
-/// Opens what is there now, which must be of the same kind as in `mode`.
-pub(super) fn by_path(path: &Path, saved: u32, mode: u32) -> Result<OwnedFd, PluginError> {
-    let fd = attempt(path, flags(saved)).map_err(|e| match e {
-        Errno::NOENT => PluginError::Refused(format!(
-            "{} is not there: put it back, or name its new place with --path-map",
-            path.display()
-        )),
-        e => PluginError::System { what: format!("open {}", path.display()), source: e.into() },
-    })?;
-    let now = rustix::fs::fstat(&fd).to(|| format!("look at {}", path.display()))?.st_mode;
+/// Opens what is there now, which must be of the same kind as in `mode`. `lends` is told before the
+/// mode of the file is changed for a moment.
+pub(super) fn by_path(
+    path: &Path,
+    saved: u32,
+    mode: u32,
+    lends: impl FnOnce(Stamp) -> Result<(), PluginError>,
+) -> Result<OwnedFd, PluginError> {
+    let what = || format!("open {}", path.display());
+    let found = match reach::find(path, saved & libc::O_NOFOLLOW as u32 == 0) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(PluginError::Refused(format!(
+                "{} is not there: put it back, or name its new place with --path-map",
+                path.display()
+            )));
+        }
+        other => other.to(what)?,
+    };
+    let now = rustix::fs::fstat(&found).to(|| format!("look at {}", path.display()))?.st_mode;
     if now & libc::S_IFMT != mode & libc::S_IFMT {
         let what = format!("{} is another kind of file than it was", path.display());
         return Err(PluginError::Refused(what));
     }
-    Ok(fd)
+    if saved & libc::O_PATH as u32 != 0 {
+        return Ok(found);
+    }
+    attempt(&found, flags(saved), lends)?.to(what)
 }
 
 /// Opens the file that `home` is.
-pub(crate) fn through(home: &File, saved: u32) -> Result<OwnedFd, PluginError> {
-    let path = format!("/proc/self/fd/{}", home.as_raw_fd());
-    // What it leads to is a link that must be followed; and O_TMPFILE contains O_DIRECTORY.
-    let mut flags = flags(saved) - OFlags::NOFOLLOW;
-    if saved & TMPFILE == TMPFILE {
-        flags -= OFlags::DIRECTORY;
-    }
-    attempt(Path::new(&path), flags).to(|| "open a file that has no name")
+pub(crate) fn through(home: impl AsFd, saved: u32) -> Result<OwnedFd, PluginError> {
+    through_lent(home, saved, |_| Ok(()))
 }
 
-fn attempt(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let attempt = |flags| open(path, flags, Mode::empty());
-    match attempt(flags) {
+/// The same, of one that others know: `lends` as above.
+pub(super) fn through_lent(
+    home: impl AsFd,
+    saved: u32,
+    lends: impl FnOnce(Stamp) -> Result<(), PluginError>,
+) -> Result<OwnedFd, PluginError> {
+    attempt(home.as_fd(), flags(saved), lends)?.to(|| "open a file again")
+}
+
+fn attempt(
+    found: impl AsFd,
+    flags: OFlags,
+    lends: impl FnOnce(Stamp) -> Result<(), PluginError>,
+) -> Result<io::Result<OwnedFd>, PluginError> {
+    let attempt = |flags| reach::again(&found, flags);
+    let errno = |error: &io::Error| error.raw_os_error().map(Errno::from_raw_os_error);
+    Ok(match attempt(flags) {
         // O_NOATIME is the owner's alone; the file may have another one here.
-        Err(Errno::PERM) => attempt(flags - OFlags::NOATIME),
+        Err(e) if errno(&e) == Some(Errno::PERM) => attempt(flags - OFlags::NOATIME),
         // Its permissions were changed after it was opened.
-        Err(Errno::ACCESS) => {
-            with_permission(path, || attempt(flags)).unwrap_or(Err(Errno::ACCESS))
+        Err(e) if errno(&e) == Some(Errno::ACCESS) => {
+            with_permission(&reach::through(&found), || attempt(flags), lends)?.unwrap_or(Err(e))
         }
         other => other,
-    }
+    })
 }
 
 /// Does `what` while the owner, if that is us, may do anything to the file.
-fn with_permission<T>(path: &Path, what: impl FnOnce() -> T) -> Option<T> {
-    let metadata = fs::metadata(path).ok()?;
+fn with_permission<T>(
+    path: &Path,
+    what: impl FnOnce() -> T,
+    lends: impl FnOnce(Stamp) -> Result<(), PluginError>,
+) -> Result<Option<T>, PluginError> {
+    let Ok(metadata) = fs::metadata(path) else { return Ok(None) };
     let mine = metadata.uid() == rustix::process::geteuid().as_raw();
     let mode = metadata.mode() & 0o7777;
     if !mine || !metadata.is_file() {
-        return None;
+        return Ok(None);
     }
-    fs::set_permissions(path, Permissions::from_mode(mode | 0o600)).ok()?;
+    lends(Stamp::of(&metadata))?;
+    let set = |mode| fs::set_permissions(path, Permissions::from_mode(mode));
+    if set(mode | 0o600).is_err() {
+        return Ok(None);
+    }
     let done = what();
-    fs::set_permissions(path, Permissions::from_mode(mode)).ok()?;
-    Some(done)
+    set(mode).to(|| "set a file's mode")?;
+    Ok(Some(done))
 }

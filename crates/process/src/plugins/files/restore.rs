@@ -1,26 +1,24 @@
 //! Contents that come back: what the job had written is found again, and what was written since
 //! the checkpoint is moved aside, not lost.
 
-use super::{Inode, split};
-use crate::plugins::changes::folder;
+use super::Inode;
+use crate::plugins::changes::{Dress, InPlace, Later, New, Old, Stamp, random_name, reach, split};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sys;
 use crate::plugins::world::World;
-use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, fchmod, futimens, open, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, open, openat};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What databases put beside a file, and would replay into it: SQLite's, by the end of their name.
 pub(super) const COMPANIONS: [&str; 3] = ["-journal", "-wal", "-shm"];
 /// Where shared memory has its names (shm_overview(7)).
 const MEMORY: &str = "/dev/shm";
-/// Most names that are tried for something moved aside.
-const MAX_ASIDE: u32 = 10_000;
 
 /// The companions of `path` that are there.
 pub(super) fn companions(path: &Path) -> Vec<String> {
@@ -44,7 +42,8 @@ pub(super) fn names(inodes: &[Inode], world: &World) -> BTreeSet<PathBuf> {
     named.flat_map(paths).map(|path| world.path(&path)).collect()
 }
 
-/// Puts the contents of `inode` back, if the image has them. The file, if it has no name.
+/// Sees to it that the contents of `inode` come back, if the image has them. The file, if it has no name or is not, or
+/// not as yet, what has its name.
 pub(super) fn restore(
     inode: &Inode,
     names: &BTreeSet<PathBuf>,
@@ -63,12 +62,15 @@ pub(super) fn restore(
             if inode.unlinked {
                 return nameless(inode, &path, &saved).map(Some);
             }
-            let put_back = named(inode, &path, &saved, world);
+            let saved = (saved, world.options.folder.join(name));
+            let put_back = named(inode, &path, saved, world);
             if inode.if_gone {
-                return without_it(inode, &path, put_back, world).map(|()| None);
+                without_it(inode, &path, put_back, world)?;
+            } else {
+                put_back?;
+                lead_aside(inode, &path, names, world);
             }
-            put_back?;
-            lead_aside(inode, &path, names, world).map(|()| None)
+            world.changes.home(&path).map(File::try_clone).transpose().to(|| "duplicate it")
         }
         Some(_) => Err(damaged("contents of what is not a file")),
         None if inode.unlinked => nameless_directory(inode, &path).map(Some),
@@ -110,8 +112,8 @@ pub(super) fn make_folders(inodes: &[Inode], world: &mut World) {
     // Each before what it holds.
     folders.sort();
     for folder in folders.iter().filter(|folder| is_gone(folder)) {
-        if fs::DirBuilder::new().mode(0o700).create(folder).is_ok() {
-            world.made_folder(folder);
+        if let Err(why) = world.changes.make(folder, FileType::Directory) {
+            world.note(format!("{}, a temporary folder, is not there: {why}", folder.display()));
         }
     }
 }
@@ -120,13 +122,10 @@ pub(super) fn make_folders(inodes: &[Inode], world: &mut World) {
 pub(super) fn dress_folders(inodes: &[Inode], world: &mut World) {
     let mut folders: Vec<(PathBuf, &Inode)> =
         passing_folders(inodes).map(|inode| (world.path(&inode.path.0), inode)).collect();
-    folders.retain(|(path, _)| world.has_made_folder(path));
+    folders.retain(|(path, _)| world.changes.has_made(path));
     for (path, inode) in folders {
-        let opened = open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let dressed = opened.to(|| "open it").and_then(|folder| dress(inode, &File::from(folder)));
-        if let Err(why) = dressed {
-            world.note(format!("{}, a temporary folder, is not as it was: {why}", path.display()));
-        }
+        let dress = dress(inode);
+        world.changes.later(Later::Folder { path, dress });
     }
 }
 
@@ -139,7 +138,7 @@ fn nameless(inode: &Inode, path: &Path, saved: &File) -> Result<File, PluginErro
     let file =
         File::from(made.to(|| format!("make a file without a name in {}", parent.display()))?);
     contents::copy(saved, &file).to(|| "copy a file out of the image")?;
-    dress(inode, &file)?;
+    dress(inode).put_on(&file, true)?;
     Ok(file)
 }
 
@@ -149,7 +148,7 @@ fn nameless_directory(inode: &Inode, path: &Path) -> Result<File, PluginError> {
         return Err(damaged("a file without name and contents"));
     }
     let make = |folder: &Path| -> io::Result<File> {
-        let name = folder.join(format!(".kedge-{}-{}", std::process::id(), inode.size));
+        let name = random_name(&folder.join("folder"), "")?;
         fs::create_dir(&name)?;
         let opened = openat(CWD, &name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         fs::remove_dir(&name)?;
@@ -159,25 +158,44 @@ fn nameless_directory(inode: &Inode, path: &Path) -> Result<File, PluginError> {
     make(parent).or_else(|_| make(&std::env::temp_dir())).to(|| "make a directory without a name")
 }
 
-/// Makes the file at `path` what it was.
-fn named(inode: &Inode, path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
-    let now = match File::open(path) {
-        Ok(now) if is_unchanged(&now, saved, path)? => return Ok(()),
+/// Contents in the image: the file, and its path.
+type Contents = (File, PathBuf);
+
+/// Sees to it that the file at `path` will be what it was.
+fn named(
+    inode: &Inode,
+    path: &Path,
+    saved: Contents,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let now = match reach::open_at(path, flags).map(File::from) {
+        Ok(now) if is_unchanged(&now, &saved.0, path)? => return Ok(()),
         Ok(now) if !now.metadata().is_ok_and(|metadata| metadata.is_file()) => {
             let what = format!("{} is another kind of file than it was", path.display());
             return Err(PluginError::Refused(what));
         }
         Ok(now) => Some(now),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => None,
+        // Its mode may be so; a link that is not followed is told.
+        Err(e) if e.raw_os_error() == Some(libc::EACCES) => None,
         Err(e) => return Err(e).to(|| format!("open {}", path.display())),
     };
+    let old = if inode.if_gone { Old::Stays } else { Old::Aside };
     match now.filter(|now| is_itself(inode, now)) {
         // As it went on after the checkpoint, shared memory is of no more use than the rest that died.
-        Some(_) if path.starts_with(MEMORY) => replace(inode, path, saved, true, world),
+        Some(_) if path.starts_with(MEMORY) => replace(inode, path, saved, Old::Useless, world),
         // Programs know their files by inode: SQLite does.
-        Some(now) if sys::nobody_writes(&now) => set_back(inode, path, &now, saved, world),
-        _ => replace(inode, path, saved, false, world),
+        Some(now) if sys::nobody_writes(&now) && !cuts_mapped(inode, path, &now, world) => {
+            match reach::again(&now, OFlags::RDWR).map(File::from) {
+                Ok(file) => in_place(inode, path, file, saved, world),
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    replace(inode, path, saved, old, world)
+                }
+                Err(e) => Err(e).to(|| format!("write {}", path.display())),
+            }
+        }
+        _ => replace(inode, path, saved, old, world),
     }
 }
 
@@ -186,71 +204,90 @@ fn is_itself(inode: &Inode, now: &File) -> bool {
     found.is_ok_and(|found| found == inode.identity)
 }
 
-/// Gives the file its old contents, and a new one those that it has now.
-fn set_back(
+/// Whether the job maps the file and it is shorter now: until it has its old contents, there would be
+/// no memory where the job has some.
+fn cuts_mapped(inode: &Inode, path: &Path, now: &File, world: &World) -> bool {
+    let shorter = now.metadata().is_ok_and(|now| now.len() < inode.size);
+    shorter && world.options.mapped.contains(path)
+}
+
+/// Keeps what the file, which is open for writing, holds now; leaves it to the end to give it its old
+/// contents.
+fn in_place(
     inode: &Inode,
     path: &Path,
-    now: &File,
-    saved: &File,
+    file: File,
+    saved: Contents,
     world: &mut World,
 ) -> Result<(), PluginError> {
-    let file = match File::options().write(true).open(path) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return replace(inode, path, saved, false, world);
-        }
-        other => other.to(|| format!("write {}", path.display()))?,
+    let look = || format!("look at {}", path.display());
+    let before = Stamp::of(&file.metadata().to(look)?);
+    has_room(&file, &saved.0, path)?;
+    let aside = match beside(path, world)? {
+        Some(new) => (new, path.to_owned()),
+        // The folder is somebody else's.
+        None => elsewhere(path, world)?,
     };
-    let to = free_name(path, "kedge-aside")?;
-    let mut options = File::options();
-    let aside = options.read(true).write(true).create_new(true).mode(inode.mode & 0o777).open(&to);
-    let aside = match aside {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return overwrite(path, saved, world);
-        }
-        other => other.to(|| format!("create {}", to.display()))?,
-    };
-    world.temporary(&to);
-    contents::copy(now, &aside).to(|| format!("copy {} aside", path.display()))?;
-    world.overwritten(path, &to);
-    rustix::fs::ftruncate(&file, 0)
-        .map_err(io::Error::from)
-        .and_then(|()| contents::copy(saved, &file))
-        .to(|| format!("restore {}", path.display()))?;
-    dress(inode, &file)?;
-    let (path, to) = (path.display(), to.display());
-    world.note(format!("{path} had changed since the checkpoint: what it held is in {to} now"));
+    let (new, aside) = aside;
+    new.keep(&file).to(|| format!("copy {} aside", path.display()))?;
+    let mode = Mode::from_raw_mode(before.mode & 0o777);
+    fchmod(&new.file, mode).to(|| format!("set the mode of {}", new.path.display()))?;
+    world.changes.will_be(path, &file)?;
+    let (path, kept, dress) = (path.to_owned(), new.path, dress(inode));
+    let change = InPlace { path, file, before, kept, aside, saved, dress };
+    world.changes.later(Later::InPlace(change));
     Ok(())
 }
 
-/// Puts a new file in the place of whatever has the name, if anything has: that is moved aside, unless it is `useless`.
+/// Whether there is room for what the file is to hold.
+fn has_room(file: &File, saved: &File, path: &Path) -> Result<(), PluginError> {
+    let what = || format!("look at {}", path.display());
+    let taken = |file: &File| Ok::<_, PluginError>(file.metadata().to(what)?.blocks() * 512);
+    let more = taken(saved)?.saturating_sub(taken(file)?);
+    let room = rustix::fs::fstatvfs(file).to(what)?;
+    match more > room.f_bavail.saturating_mul(room.f_frsize) {
+        true => Err(io::Error::from(io::ErrorKind::StorageFull))
+            .to(|| format!("restore {}, which takes {more} bytes more than now", path.display())),
+        false => Ok(()),
+    }
+}
+
+/// Makes a new file beside `path`; `None` where this user may not.
+fn beside(path: &Path, world: &mut World) -> Result<Option<New>, PluginError> {
+    match world.changes.make_file(path) {
+        Ok(made) => made.map(Some),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(e) => Err(e).to(|| format!("make a file beside {}", path.display())),
+    }
+}
+
+/// Makes one in a folder of the user's own: the file, and the path that it is to be named after.
+fn elsewhere(path: &Path, world: &mut World) -> Result<(New, PathBuf), PluginError> {
+    let name = split(path).ok_or_else(|| damaged(format!("{}", path.display())))?.1;
+    let to = world.changes.kept_folder()?.join(name);
+    let made = world.changes.make_file(&to);
+    Ok((made.to(|| format!("make a file in {}", to.display()))??, to))
+}
+
+/// Makes a new file that is to take the place of whatever has the name, if anything has.
 fn replace(
     inode: &Inode,
     path: &Path,
-    saved: &File,
-    useless: bool,
+    saved: Contents,
+    old: Old,
     world: &mut World,
 ) -> Result<(), PluginError> {
     world.make_folders(path)?;
-    let new = free_name(path, "kedge-new")?;
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true).mode(0o600);
-    let file = match options.open(&new) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return overwrite(path, saved, world);
-        }
-        other => other.to(|| format!("create {}", new.display()))?,
+    let Some(new) = beside(path, world)? else {
+        let file = reach::open_at(path, OFlags::RDWR | OFlags::NONBLOCK).map(File::from);
+        let file = file.to(|| format!("write {}", path.display()))?;
+        return in_place(inode, path, file, saved, world);
     };
-    world.temporary(&new);
-    contents::copy(saved, &file).to(|| format!("restore {}", path.display()))?;
-    dress(inode, &file)?;
-    if useless {
-        let old = free_name(path, "kedge-old")?;
-        world.rename(path, &old)?;
-        world.useless(&old);
-    } else {
-        aside(path, world)?;
-    }
-    world.rename(&new, path)
+    contents::copy(&saved.0, &new.file).to(|| format!("restore {}", path.display()))?;
+    dress(inode).put_on(&new.file, true)?;
+    world.changes.will_be(path, &new.file)?;
+    world.changes.later(Later::Place { new, path: path.to_owned(), old });
+    Ok(())
 }
 
 fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginError> {
@@ -260,93 +297,20 @@ fn is_unchanged(now: &File, saved: &File, path: &Path) -> Result<bool, PluginErr
     contents::same(now, saved).to(|| format!("compare {} with the image", path.display()))
 }
 
-/// Gives a file its old contents whose folder is not ours: those that it has now are kept in a
-/// folder of the user's own.
-fn overwrite(path: &Path, saved: &File, world: &mut World) -> Result<(), PluginError> {
-    let file = File::options().read(true).write(true).open(path);
-    let file = file.to(|| format!("write {}", path.display()))?;
-    let name = split(path).ok_or_else(|| damaged(format!("{}", path.display())))?.1;
-    let to = free_name(&folder::make("kept")?.join(name), "kedge-aside")?;
-    let mut options = File::options();
-    let aside = options.read(true).write(true).create_new(true).mode(0o600).open(&to);
-    let aside = aside.to(|| format!("create {}", to.display()))?;
-    world.temporary(&to);
-    contents::copy(&file, &aside).to(|| format!("copy {} to {}", path.display(), to.display()))?;
-    world.overwritten(path, &to);
-    rustix::fs::ftruncate(&file, 0)
-        .map_err(io::Error::from)
-        .and_then(|()| contents::copy(saved, &file))
-        .to(|| format!("restore {}", path.display()))?;
-    let (path, to) = (path.display(), to.display());
-    world.note(format!("{path} had changed since the checkpoint: what it held is in {to} now"));
-    Ok(())
-}
-
-/// Gives the file its owner, then its mode and the time of its last change.
-///
-/// Set-user-ID and set-group-ID bits lend the rights of the owner: they are set only on a file that
-/// has the owner that it had, and after it got that owner, because a change of owner clears them.
-fn dress(inode: &Inode, file: &File) -> Result<(), PluginError> {
-    let owned = inode.owner.is_some_and(|owner| give_to(owner, file));
+fn dress(inode: &Inode) -> Dress {
     // A temporary file that nobody holds open has no need to lend anybody's rights.
-    let kept = if inode.if_gone || !owned { 0o1777 } else { 0o7777 };
-    let mode = Mode::from_raw_mode(inode.mode & kept);
-    fchmod(file, mode).to(|| "set a file's mode")?;
-    let (tv_sec, nanoseconds) = inode.modified;
-    if nanoseconds >= 1_000_000_000 {
-        return Err(damaged("a file's time"));
-    }
-    let time = Timespec { tv_sec, tv_nsec: i64::from(nanoseconds) };
-    let times = Timestamps { last_access: time, last_modification: time };
-    futimens(file, &times).to(|| "set a file's time")
+    let kept = if inode.if_gone { 0o1777 } else { 0o7777 };
+    Dress { owner: inode.owner, mode: inode.mode & kept, modified: inode.modified }
 }
 
-/// Makes user and group the file's owner; whether they are. An ordinary user may not give files
-/// away, and has no need to: its files are its own.
-fn give_to((user, group): (u32, u32), file: &File) -> bool {
-    let _ = std::os::unix::fs::fchown(file, Some(user), Some(group));
-    let now = file.metadata().map(|now| (now.uid(), now.gid()));
-    now.is_ok_and(|now| now == (user, group))
-}
-
-/// Companions that came after the checkpoint would be replayed into the file as it is now.
-fn lead_aside(
-    inode: &Inode,
-    path: &Path,
-    names: &BTreeSet<PathBuf>,
-    world: &mut World,
-) -> Result<(), PluginError> {
+/// Companions that came after the checkpoint would be replayed into the file as it was.
+fn lead_aside(inode: &Inode, path: &Path, names: &BTreeSet<PathBuf>, world: &mut World) {
     for end in COMPANIONS {
-        let companion = companion(path, end);
-        if !names.contains(&companion) && !inode.companions.iter().any(|known| known == end) {
-            aside(&companion, world)?;
+        let path = companion(path, end);
+        if !names.contains(&path) && !inode.companions.iter().any(|known| known == end) {
+            world.changes.later(Later::Aside { path });
         }
     }
-    Ok(())
-}
-
-/// Moves what is at `path`, if anything, to a name that is told to the user.
-fn aside(path: &Path, world: &mut World) -> Result<(), PluginError> {
-    if path.symlink_metadata().is_err() {
-        return Ok(());
-    }
-    let to = free_name(path, "kedge-aside")?;
-    world.rename(path, &to)?;
-    let (path, to) = (path.display(), to.display());
-    world.note(format!("{path} had changed since the checkpoint: it is {to} now"));
-    Ok(())
-}
-
-/// PATH.WORD-N that does not exist.
-fn free_name(path: &Path, word: &str) -> Result<PathBuf, PluginError> {
-    let (folder, name) = split(path).ok_or_else(|| damaged(format!("{}", path.display())))?;
-    let named = |number: u32| {
-        let mut name = name.to_owned();
-        name.push(format!(".{word}-{number}"));
-        folder.join(name)
-    };
-    let free = (1..MAX_ASIDE).map(named).find(|path| path.symlink_metadata().is_err());
-    free.ok_or_else(|| PluginError::Refused(format!("too many files {}.{word}-*", path.display())))
 }
 
 #[cfg(test)]
@@ -373,7 +337,7 @@ mod tests {
     fn dressed(owner: Option<(u32, u32)>) -> fs::Metadata {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap());
-        dress(&inode(owner), &file).unwrap();
+        dress(&inode(owner)).put_on(&file, true).unwrap();
         file.metadata().unwrap()
     }
 

@@ -2,6 +2,7 @@
 
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::path::SavedPath;
+use crate::plugins::reach;
 use crate::plugins::sys::{There, there};
 use crate::plugins::world::World;
 use rustix::fd::{AsFd, OwnedFd};
@@ -127,21 +128,24 @@ impl Name {
         let file = self.file(&world.path(folder)).map(|file| world.path(&file));
         if let Some(file) = &file {
             world.make_folders(file)?;
+            let folder_of = file.parent().unwrap_or(Path::new("/"));
+            reach::find(folder_of, true).to(|| format!("give a socket the name {self}"))?;
             self.give_way(file, folder, world)?;
+            world.changes.binds(file)?;
         }
         let what = || format!("give a socket the name {self}");
         // The file gets the mode that the socket itself has.
-        let mode = fchmod(fd, Mode::from_raw_mode(permissions & 0o7777));
+        let mode = fchmod(fd, Mode::from_raw_mode(permissions & 0o777));
         mode.to(what)?;
         let owner = owner.or_else(|| Some((geteuid().as_raw(), getegid().as_raw())));
         self.address_as(owner, folder, world, |address| Ok(bind(fd, address)?)).to(what)?;
         if let Some(file) = file {
-            world.temporary(&file);
+            world.changes.bound(&file)?;
         }
         Ok(())
     }
 
-    fn give_way(&self, file: &Path, folder: &Path, world: &World) -> Result<(), PluginError> {
+    fn give_way(&self, file: &Path, folder: &Path, world: &mut World) -> Result<(), PluginError> {
         let Ok(metadata) = fs::symlink_metadata(file) else { return Ok(()) };
         let refused = |what: &str| {
             Err(PluginError::Refused(format!("{}: {what}; move it away", file.display())))
@@ -156,7 +160,7 @@ impl Name {
             match self.connect(&probe, folder, world) {
                 Err(e) if e.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()) => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    return fs::remove_file(file).to(|| format!("remove {}", file.display()));
+                    return world.changes.put_away(file);
                 }
                 _ => return refused("somebody listens there"),
             }
