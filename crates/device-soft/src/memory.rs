@@ -3,8 +3,9 @@
 //! A global address is an address of this process: the arenas are mapped where
 //! [`kedge_cuda_types::arena`] says. [`Spans`] knows which parts of them programs may touch.
 
-use std::sync::RwLock;
+use kedge_device::Ranges;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{RwLock, RwLockReadGuard};
 
 /// Generic addresses of shared memory: the block's own from here; of the cluster's block with rank
 /// `r` at `(r + 1) * SHARED_STRIDE` further.
@@ -46,8 +47,8 @@ pub struct Span {
 /// The valid address ranges of one client: its allocations, module globals, shared-arena ranges.
 #[derive(Debug, Default)]
 pub struct Spans {
-    /// Sorted, disjoint; adjacent ranges stay apart, so that an overrun is found.
-    table: RwLock<Vec<Span>>,
+    /// Ranges that touch stay apart, so that an overrun is found.
+    table: RwLock<Ranges>,
     version: AtomicU64,
 }
 
@@ -58,64 +59,43 @@ impl Spans {
 
     /// Makes [addr, addr+size) valid, replacing what overlaps it.
     pub fn insert(&self, addr: u64, size: u64) {
-        self.remove(addr, size);
-        if size == 0 {
-            return;
-        }
-        let mut table = self.table.write().unwrap_or_else(|e| e.into_inner());
-        let at = table.partition_point(|span| span.lo < addr);
-        table.insert(at, Span { lo: addr, hi: addr.saturating_add(size) });
-        self.version.fetch_add(1, Ordering::Release);
+        self.change(|table| table.add(addr, bounded(addr, size)));
     }
 
     /// Makes [addr, addr+size) invalid; what sticks out of a removed range stays valid.
     pub fn remove(&self, addr: u64, size: u64) {
-        let end = addr.saturating_add(size);
-        let mut table = self.table.write().unwrap_or_else(|e| e.into_inner());
-        let first = table.partition_point(|span| span.hi <= addr);
-        let last = table.partition_point(|span| span.lo < end);
-        if first >= last {
-            return;
-        }
-        let (head, tail) = (table[first], table[last - 1]);
-        let mut keep = Vec::with_capacity(2);
-        if head.lo < addr {
-            keep.push(Span { lo: head.lo, hi: addr });
-        }
-        if tail.hi > end {
-            keep.push(Span { lo: end, hi: tail.hi });
-        }
-        table.splice(first..last, keep);
+        self.change(|table| table.cut(addr, bounded(addr, size)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Ranges)) {
+        change(&mut self.table.write().unwrap_or_else(|e| e.into_inner()));
         self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn table(&self) -> RwLockReadGuard<'_, Ranges> {
+        self.table.read().unwrap_or_else(|e| e.into_inner())
     }
 
     /// The span that holds `addr`.
     pub fn find(&self, addr: u64) -> Option<Span> {
-        let table = self.table.read().unwrap_or_else(|e| e.into_inner());
-        let at = table.partition_point(|span| span.hi <= addr);
-        table.get(at).copied().filter(|span| span.lo <= addr)
+        let (lo, size) = self.table().holding(addr)?;
+        Some(Span { lo, hi: lo + size })
     }
 
     /// Whether all of [addr, addr+size) lies in one span or in touching ones.
     pub fn covers(&self, addr: u64, size: u64) -> bool {
-        let Some(end) = addr.checked_add(size) else { return false };
-        let table = self.table.read().unwrap_or_else(|e| e.into_inner());
-        let mut at = table.partition_point(|span| span.hi <= addr);
-        let mut covered = addr;
-        while covered < end {
-            match table.get(at) {
-                Some(span) if span.lo <= covered => covered = span.hi,
-                _ => return false,
-            }
-            at += 1;
-        }
-        true
+        self.table().cover(addr, size)
     }
 
     /// Changes with every insert and remove.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
+}
+
+/// Cuts a range that would reach past the last address.
+fn bounded(addr: u64, size: u64) -> u64 {
+    size.min(u64::MAX - addr)
 }
 
 #[cfg(test)]
@@ -134,5 +114,16 @@ mod tests {
         assert_eq!(spans.find(120), None);
         assert_eq!(spans.find(130), Some(Span { lo: 130, hi: 200 }));
         assert!(!spans.covers(110, 20) && !spans.covers(99, 2) && !spans.covers(u64::MAX, 2));
+    }
+
+    /// The table is asked in the order of addresses, which is the worst one for a list.
+    #[test]
+    fn a_million_spans_come_and_go() {
+        let spans = Spans::new();
+        let all = (0..1_000_000).map(|index| 0x1000 + 512 * index);
+        all.clone().for_each(|addr| spans.insert(addr, 1));
+        assert_eq!(spans.find(0x1000 + 512), Some(Span { lo: 0x1200, hi: 0x1201 }));
+        all.for_each(|addr| spans.remove(addr, 1));
+        assert_eq!(spans.find(0x1000), None);
     }
 }
