@@ -108,6 +108,9 @@ pub(crate) struct Credentials {
     pub(crate) groups: Vec<u32>,
     /// Inheritable, permitted, effective, bounding, ambient.
     pub(crate) capabilities: [u64; 5],
+    /// As PR_GET_SECUREBITS tells; 0 in older images.
+    #[serde(default)]
+    pub(crate) securebits: u32,
 }
 
 /// What rt_sigaction tells of a signal.

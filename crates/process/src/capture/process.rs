@@ -219,6 +219,7 @@ fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> 
         gids: four("Gid")?,
         groups: status.numbers("Groups"),
         capabilities: sets.map(|set| status.hex(set)),
+        securebits: 0,
     })
 }
 

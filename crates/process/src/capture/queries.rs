@@ -232,7 +232,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Asks the clone for what it has inherited: signal actions, the heap's end, dumpability.
+/// Asks the clone for what it has inherited: signal actions, the heap's end, dumpability, securebits.
 pub(super) fn ask_clone(
     clone: &FrozenClone,
     mappings: &[Mapping],
@@ -271,10 +271,13 @@ fn ask_inherited(
     batch.call("read its heap's end", libc::SYS_brk, &[0])?;
     let dumpable = libc::PR_GET_DUMPABLE as u64;
     batch.call("read whether it is dumpable", libc::SYS_prctl, &[dumpable])?;
+    let securebits = libc::PR_GET_SECUREBITS as u64;
+    batch.call("read its securebits", libc::SYS_prctl, &[securebits])?;
     let results = batch.run()?;
-    if let [.., brk, dumpable] = results[..] {
+    if let [.., brk, dumpable, securebits] = results[..] {
         state.mm.brk.1 = brk as u64;
         state.dumpable = dumpable;
+        state.credentials.securebits = securebits as u32;
     }
     for (signal, at) in places {
         let mut bytes = [0; 32];

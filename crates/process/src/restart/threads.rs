@@ -149,22 +149,35 @@ fn set_credentials(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), En
         set_ids(batch, state)?;
     }
     let [inheritable, permitted, effective, _, ambient] = credentials.capabilities;
-    let header = batch.put(&CAPABILITY_VERSION.to_le_bytes())?;
-    let halves =
-        [0, 32].map(|shift| [effective, permitted, inheritable].map(|set| (set >> shift) as u32));
-    let bytes: Vec<u8> = halves.iter().flatten().flat_map(|half| half.to_le_bytes()).collect();
-    let data = batch.put(&bytes)?;
-    batch.call("set its capabilities", libc::SYS_capset, &[header, data])?;
+    // capabilities(7): to set securebits takes one that it may not have for good, and they may
+    // forbid to raise ambient ones.
+    const SETPCAP: u64 = 1 << 8;
+    let needed = if credentials.securebits == 0 { 0 } else { SETPCAP };
+    set_capabilities(batch, [effective | needed, permitted | needed, inheritable])?;
     for capability in (0..=LAST_CAPABILITY).filter(|bit| ambient >> bit & 1 != 0) {
         let raise = libc::PR_CAP_AMBIENT_RAISE as u64;
         let arguments = [libc::PR_CAP_AMBIENT as u64, raise, capability, 0, 0];
         batch.attempt("raise its ambient capabilities", libc::SYS_prctl, &arguments)?;
+    }
+    if credentials.securebits != 0 {
+        let arguments = [libc::PR_SET_SECUREBITS as u64, u64::from(credentials.securebits)];
+        batch.call("set its securebits", libc::SYS_prctl, &arguments)?;
+        set_capabilities(batch, [effective, permitted, inheritable])?;
     }
     if state.no_new_privs {
         let arguments = [libc::PR_SET_NO_NEW_PRIVS as u64, 1, 0, 0, 0];
         batch.call("forbid it new privileges", libc::SYS_prctl, &arguments)?;
     }
     Ok(())
+}
+
+/// Sets the effective, permitted and inheritable capabilities.
+fn set_capabilities(batch: &mut Batch<'_>, sets: [u64; 3]) -> Result<(), EngineError> {
+    let header = batch.put(&CAPABILITY_VERSION.to_le_bytes())?;
+    let halves = [0, 32].map(|shift| sets.map(|set| (set >> shift) as u32));
+    let bytes: Vec<u8> = halves.iter().flatten().flat_map(|half| half.to_le_bytes()).collect();
+    let data = batch.put(&bytes)?;
+    batch.call("set its capabilities", libc::SYS_capset, &[header, data])
 }
 
 fn set_ids(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
