@@ -24,6 +24,12 @@ pub enum EngineError {
         "thread {tid} of process {pid} did not stop in time (it is in state {state}): try again later"
     )]
     WouldNotStop { pid: i32, tid: i32, state: char },
+    /// The clone that held its memory for an image is gone.
+    #[error(
+        "process {pid}: the copy of its memory was killed before it was written, most likely because memory ran out; \
+         the job goes on: leave room for what the program changes meanwhile, at most as much as it has"
+    )]
+    CopyKilled { pid: i32 },
     #[error("no process of the job is left")]
     NoProcess,
     /// What the engine cannot save or bring back yet, by name.

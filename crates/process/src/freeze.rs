@@ -2,7 +2,7 @@
 
 use crate::home::Ways;
 use crate::sys::{self, Stop};
-use crate::{EngineError, Thread, reap};
+use crate::{EngineError, Thread, oom, proc, reap};
 use libc::pid_t;
 use std::io;
 
@@ -39,6 +39,12 @@ impl FrozenClone {
 
     pub fn pid(&self) -> pid_t {
         self.0
+    }
+
+    /// Returns why its memory cannot be read, which is that of the program `pid`: `error`, unless
+    /// somebody has killed it.
+    pub(crate) fn why(&self, pid: pid_t, error: EngineError) -> EngineError {
+        if proc::has_ended(self.0) { EngineError::CopyKilled { pid } } else { error }
     }
 
     /// Its only thread, to make calls that answer for the process that it was cloned from.
@@ -104,6 +110,7 @@ fn next_made(pid: pid_t) -> Result<pid_t, EngineError> {
 fn held(clone: pid_t) -> Result<FrozenClone, EngineError> {
     let clone = FrozenClone(clone);
     sys::wait(clone.0)?;
+    oom::goes_first(clone.0);
     sys::request(libc::PTRACE_SETOPTIONS, clone.0, libc::PTRACE_O_EXITKILL as usize, "hold it")?;
     Ok(clone)
 }

@@ -10,6 +10,7 @@ mod home;
 mod inject;
 mod machine;
 mod maps;
+mod oom;
 mod pagemap;
 pub mod plugins;
 mod proc;

@@ -97,3 +97,43 @@ fn one_that_is_killed_before_it_stops_is_collected() {
 fn one_that_is_killed_where_it_stands_is_collected() {
     is_collected("killed-traced", Moment::WhenItStands);
 }
+
+/// The copies of memory that this process traces.
+fn copies() -> Vec<i32> {
+    let traced = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let tracer =
+            status.lines().find_map(|line| line.strip_prefix("TracerPid:\t")).map(str::to_owned);
+        tracer
+            .is_some_and(|tid| tid != "0" && Path::new(&format!("/proc/self/task/{tid}")).exists())
+    };
+    let names = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.to_str()?.parse().ok()).filter(traced).collect()
+}
+
+/// As the kernel does where memory runs out: the copy goes first.
+#[test]
+fn a_copy_that_is_killed_fails_the_image_and_not_the_job() {
+    let _alone = alone();
+    let folder = Folder::new("killed-copy");
+    let program = build(&folder, "bereft.c", &["-pthread"]);
+    let mut running = Running::start(Command::new(&program).arg("100000"));
+    running.lines(3);
+    let image = folder.path("image");
+    std::fs::create_dir(&image).unwrap();
+    let captured = checkpoint(&roots(), Options::new(image.clone())).unwrap();
+    let copies = copies();
+    assert!(!copies.is_empty());
+    for pid in &copies {
+        let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        assert_eq!(score.trim(), "1000", "the copy goes before the program");
+        // SAFETY: a plain call; it is a copy that this test has made.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    let processes = captured.processes().to_vec();
+    let error = captured.finish(Manifest::new("test".into(), vec![], 1)).unwrap_err();
+    assert!(matches!(error, EngineError::CopyKilled { .. }), "{error}");
+    assert!(Manifest::read(&image).is_err(), "there is no image");
+    running.lines(50);
+    kill(running, &processes);
+}

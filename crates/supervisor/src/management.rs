@@ -58,6 +58,8 @@ impl Management {
         // descriptors outlive the spawn.
         unsafe { command.pre_exec(move || hand_over(fds)) };
         let pid = command.spawn()?.id();
+        // Where memory runs out, it goes before the program.
+        let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), "1000");
         Ok(Management { connection: Some(connection), pid })
     }
 

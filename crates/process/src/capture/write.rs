@@ -60,20 +60,23 @@ impl Held {
         let writer = writer.map_or_else(create, Ok)?;
         match memory {
             Memory::Clone(clone, changes) => {
-                queries::ask_clone(&clone, &mappings, &mut state)?;
-                state.guards = guards::of(clone.pid(), &mappings)?;
-                let flags = flags_of(clone.pid());
-                let Some(changes) = changes else {
-                    let chunks = memory::chunks(&clone, &mappings, &written)?;
-                    writer.expect(chunks.iter().map(memory::Chunk::length).sum());
-                    memory::write(&clone, &chunks, &writer, codec, search)?;
+                let write = || {
+                    queries::ask_clone(&clone, &mappings, &mut state)?;
+                    state.guards = guards::of(clone.pid(), &mappings)?;
+                    let flags = flags_of(clone.pid());
+                    let Some(changes) = changes else {
+                        let chunks = memory::chunks(&clone, &mappings, &written)?;
+                        writer.expect(chunks.iter().map(memory::Chunk::length).sum());
+                        memory::write(&clone, &chunks, &writer, codec, search)?;
+                        process::add_flags(told(flags, pid)?, &mut state);
+                        return Ok(());
+                    };
+                    // Which mappings are wiped has to be known first.
                     process::add_flags(told(flags, pid)?, &mut state);
-                    return Ok((state, writer));
+                    let chunks = refer(changes, &state, &written, &writer)?;
+                    memory::write(&clone, &chunks, &writer, codec, search)
                 };
-                // Which mappings are wiped has to be known first.
-                process::add_flags(told(flags, pid)?, &mut state);
-                let chunks = refer(changes, &state, &written, &writer)?;
-                memory::write(&clone, &chunks, &writer, codec, search)?;
+                write().map_err(|error| clone.why(pid, error))?;
             }
             Memory::Copied { mut changes, flags } => {
                 // While the flags are being told, which takes as long.
