@@ -25,7 +25,12 @@ pub struct Reaped {
 pub fn reap(wanted: &[pid_t]) -> Reaped {
     let own = std::process::id() as pid_t;
     let mut reaped = Reaped { ended: Vec::new(), more: false };
-    for pid in proc::children(own) {
+    let children = proc::children(own);
+    // /proc tells of none where this process has no descriptor left to look with.
+    for pid in wanted.iter().filter(|pid| !children.contains(pid) && has_exited(**pid)) {
+        reaped.ended.extend(wait_for(*pid));
+    }
+    for pid in children {
         let ready = is_zombie(pid) && (wanted.contains(&pid) || !is_traced(pid));
         // One whose first thread has ended before the others shows as ended, and cannot be collected yet.
         match ready.then(|| collect(pid)).flatten() {
@@ -34,6 +39,18 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
         }
     }
     reaped
+}
+
+/// Whether a child has ended and not been collected: asked without a look into /proc. Stops of one
+/// that is traced are left to its tracer.
+fn has_exited(pid: pid_t) -> bool {
+    // SAFETY: zero is a value of this structure, which is plain data; the kernel fills it.
+    unsafe {
+        let mut found: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+        libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut found, flags) == 0
+            && found.si_pid() == pid
+    }
 }
 
 fn is_traced(pid: pid_t) -> bool {
