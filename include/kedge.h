@@ -19,6 +19,7 @@
 #define KEDGE_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,21 +100,38 @@ static KEDGE_UNUSED_ int kedge_read_(int fd, char *bytes, size_t left) {
 /* Connects to the job and asks: a descriptor, or -1. */
 static KEDGE_UNUSED_ int kedge_ask_(const char *request) {
     struct sockaddr_un address;
-    const char *path = getenv("KEDGE_CONTROL");
+    char by_folder[64];
+    const char *path = getenv("KEDGE_CONTROL"), *name = path == NULL ? NULL : strrchr(path, '/');
     size_t length = strlen(request);
     unsigned char head[4];
-    int fd;
-    if (path == NULL || strlen(path) >= sizeof(address.sun_path)) return -1;
+    int fd, folder = -1;
+    if (name == NULL) return -1;
+    /* A path that is too long for an address is reached by its folder's descriptor. */
+    if (strlen(path) >= sizeof(address.sun_path)) {
+        char *where = (char *)calloc(1, (size_t)(name - path) + 1);
+        if (where == NULL) return -1;
+        memcpy(where, path, (size_t)(name - path));
+        folder = open(where, O_RDONLY);
+        free(where);
+        if (folder < 0) return -1;
+        fcntl(folder, F_SETFD, FD_CLOEXEC);
+        snprintf(by_folder, sizeof(by_folder), "/proc/self/fd/%d%.32s", folder, name);
+        path = by_folder;
+    }
     memset(&address, 0, sizeof(address));
     address.sun_family = AF_UNIX;
     memcpy(address.sun_path, path, strlen(path));
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    if (folder >= 0) close(folder);
     if (fd < 0) return -1;
     head[0] = (unsigned char)length;
     head[1] = (unsigned char)(length >> 8);
     head[2] = head[3] = 0;
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-        kedge_write_(fd, (const char *)head, 4) != 0 || kedge_write_(fd, request, length) != 0) {
+    if (kedge_write_(fd, (const char *)head, 4) != 0 || kedge_write_(fd, request, length) != 0) {
         close(fd);
         return -1;
     }

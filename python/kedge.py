@@ -21,6 +21,8 @@ import time
 
 __all__ = ["CAPTURED", "DURABLE", "GOES_ON", "RESTARTED", "Error", "checkpoint", "present"]
 
+# Bytes of the longest path in a socket's address.
+_LONGEST = 107
 _VERSION = 1
 # Longest message that the job sends.
 _MOST = 64 << 10
@@ -111,13 +113,25 @@ def _ask(what):
     """Connects to the job and asks."""
     job = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        job.connect(os.environ["KEDGE_CONTROL"])
+        _connect(job, os.environ["KEDGE_CONTROL"])
         body = json.dumps({"version": _VERSION, "ask": what}).encode()
         job.sendall(struct.pack("<I", len(body)) + body)
     except BaseException:
         job.close()
         raise
     return job
+
+
+def _connect(job, path):
+    """Connects; a path that is too long for an address is reached by its folder's descriptor."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        return job.connect(path)
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return job.connect(f"/proc/self/fd/{descriptor}/{name}")
+    finally:
+        os.close(descriptor)
 
 
 def _receive(job):

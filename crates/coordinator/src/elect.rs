@@ -7,6 +7,7 @@ use crate::server::Server;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -30,11 +31,25 @@ pub fn connect(folder: &Path) -> io::Result<Link> {
     // A queue that is full is no reason to wait for ever: the caller tries again.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let address = rustix::net::SocketAddrUnix::new(folder.join(SOCKET))?;
+    let (_held, path) = socket_in(folder)?;
+    let address = rustix::net::SocketAddrUnix::new(path)?;
     rustix::net::connect(&socket, &address)?;
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream.into())
+}
+
+/// The socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads by way of the
+/// folder's descriptor, which comes with it.
+fn socket_in(folder: &Path) -> io::Result<(Option<File>, PathBuf)> {
+    const LONGEST: usize = 107;
+    let path = folder.join(SOCKET);
+    if path.as_os_str().len() <= LONGEST {
+        return Ok((None, path));
+    }
+    let held = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(SOCKET);
+    Ok((Some(held), path))
 }
 
 /// As [`connect`]; where there is no coordinator, this process becomes it.
@@ -102,7 +117,8 @@ impl Place {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(&path)?;
+        let (_held, short) = socket_in(&self.folder)?;
+        let listener = UnixListener::bind(short)?;
         // The folder is private already.
         fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
         // As many as may come at once after an election.

@@ -5,7 +5,6 @@ use crate::status::Status;
 use kedge_protocol::management::{Answer, INIT, Question};
 use kedge_transport::{Channel, SocketError};
 use kedge_wire::{List, Text};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -80,7 +79,8 @@ impl State {
         if self.connection.as_ref().is_none_or(|(_, owner)| *owner != pid) {
             self.connection = None;
             let socket = std::env::var_os("KEDGE_SOCKET")?;
-            let stream = UnixStream::connect(Path::new(&socket).with_file_name("nvml")).ok()?;
+            let path = Path::new(&socket).with_file_name("nvml");
+            let stream = kedge_transport::address::connect(&path).ok()?;
             self.connection = Some((Channel::new(stream.into()), pid));
         }
         self.connection.as_ref().map(|(channel, _)| channel)

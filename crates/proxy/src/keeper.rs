@@ -9,7 +9,6 @@ use kedge_transport::{Channel, SocketError};
 use kedge_wire::{Text, wire};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
@@ -84,7 +83,7 @@ fn ask(path: &Path, ask: &Ask) -> Result<Reply, KeeperError> {
 }
 
 fn connect(path: &Path) -> io::Result<Channel> {
-    Ok(Channel::new(UnixStream::connect(path)?.into()))
+    Ok(Channel::new(kedge_transport::address::connect(path)?.into()))
 }
 
 fn agreed(reply: Reply) -> Result<(), KeeperError> {

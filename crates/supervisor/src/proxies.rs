@@ -184,7 +184,7 @@ pub(crate) fn has_ended(pid: u32) -> bool {
 
 /// Listens on a socket in the job's folder.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(socket)?;
+    let listener = kedge_transport::address::listen(socket)?;
     // The folder is private already.
     fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
     Ok(listener)

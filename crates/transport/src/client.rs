@@ -1,5 +1,6 @@
 //! The client's side of a connection.
 
+use crate::address;
 use crate::descriptors;
 use crate::error::{ConnectError, Dead, SocketError};
 use crate::futex;
@@ -15,7 +16,6 @@ use kedge_protocol::{
 };
 use kedge_wire::{Text, Wire, Writer};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +51,7 @@ impl Client {
         program: &str,
         choice: DeviceChoice,
     ) -> Result<(Client, Welcome), ConnectError> {
-        let stream = UnixStream::connect(socket)
+        let stream = address::connect(socket)
             .map_err(|source| ConnectError::Socket { path: socket.to_owned(), source })?;
         let shared = memory::create_shared_arena()
             .map_err(|source| ConnectError::System { what: "make the shared arena", source })?;

@@ -14,7 +14,7 @@ pub struct Dead;
 pub enum ConnectError {
     #[error("cannot connect to {path}: {source}; is the program running under `kedge run`?")]
     Socket { path: PathBuf, source: io::Error },
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {source}{}", crate::limits::hint(source))]
     System { what: &'static str, source: io::Error },
     #[error("cannot {what}: the address range {start:#x}..{end:#x} is taken in this process")]
     AddressTaken { what: &'static str, start: u64, end: u64 },

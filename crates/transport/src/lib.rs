@@ -6,6 +6,7 @@
 //! tells each side when the other has gone, the proxy which host functions have returned, and carries
 //! descriptors of shared device memory.
 
+pub mod address;
 pub mod bench;
 mod channel;
 mod client;
@@ -15,6 +16,7 @@ mod futex;
 #[cfg(test)]
 mod handshake_tests;
 mod layout;
+mod limits;
 mod memory;
 mod outbox;
 mod peer;

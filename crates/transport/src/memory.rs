@@ -1,7 +1,7 @@
 //! Sealed memfds and where they are mapped.
 
 use crate::layout::{FILE_BYTES, HEADER_BYTES, Header, MAGIC, RING_BYTES, RING_WORDS};
-use crate::{ConnectError, error::SegmentError};
+use crate::{ConnectError, error::SegmentError, limits};
 use kedge_cuda_types::arena;
 use std::ffi::CStr;
 use std::io;
@@ -15,6 +15,7 @@ const MAPPED_BYTES: usize = HEADER_BYTES + RING_BYTES;
 
 /// A sparse memfd of `len` bytes that can never change its size.
 pub(crate) fn sealed_memfd(name: &CStr, len: u64) -> io::Result<OwnedFd> {
+    limits::check_file(len)?;
     // SAFETY: `name` is a NUL-terminated string.
     let fd =
         unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };

@@ -22,6 +22,7 @@ use kedge_process::plugins::{
 };
 use kedge_proxy::aliases;
 use kedge_proxy::control::{Answer, ControlError, Order};
+use kedge_transport::address;
 use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -157,7 +158,8 @@ fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
 
 /// Whether it is connected to whoever listens at `socket`.
 pub(crate) fn leads_to(end: &UnixStream, socket: &Path) -> bool {
-    end.peer_addr().is_ok_and(|peer| peer.as_pathname() == Some(socket))
+    end.peer_addr()
+        .is_ok_and(|peer| peer.as_pathname().is_some_and(|at| address::is_of(at, socket)))
 }
 
 /// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it had, but is not.

@@ -5,7 +5,6 @@ use kedge_wire::{Text, wire};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,7 +54,7 @@ pub(super) fn ask(
     ask: &Ask,
     limit: Duration,
 ) -> Result<(Reply, Vec<OwnedFd>), SocketError> {
-    let stream = UnixStream::connect(socket)?;
+    let stream = kedge_transport::address::connect(socket)?;
     if !is_own(stream.as_fd())? {
         return Err(io::Error::from(io::ErrorKind::PermissionDenied).into());
     }

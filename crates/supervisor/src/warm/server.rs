@@ -115,7 +115,7 @@ fn listen_for_node() -> Result<(UnixListener, File), WarmError> {
     let socket = folder.join("socket");
     // What one that was killed has left.
     let _ = fs::remove_file(&socket);
-    let listener = UnixListener::bind(&socket).map_err(system("listen"))?;
+    let listener = kedge_transport::address::listen(&socket).map_err(system("listen"))?;
     fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).map_err(system("listen"))?;
     Ok((listener, lock))
 }
