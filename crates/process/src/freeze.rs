@@ -44,7 +44,9 @@ impl FrozenClone {
     /// Returns why its memory cannot be read, which is that of the program `pid`: `error`, unless
     /// somebody has killed it.
     pub(crate) fn why(&self, pid: pid_t, error: EngineError) -> EngineError {
-        if proc::has_ended(self.0) { EngineError::CopyKilled { pid } } else { error }
+        // Its end may take a while, in which its memory cannot be read.
+        let ends = matches!(&error, EngineError::Ended { pid } if *pid == self.0);
+        if ends || proc::has_ended(self.0) { EngineError::CopyKilled { pid } } else { error }
     }
 
     /// Its only thread, to make calls that answer for the process that it was cloned from.
