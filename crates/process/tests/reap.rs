@@ -81,3 +81,27 @@ fn a_thread_that_ends_under_trace_keeps_no_process() {
         drop(traced);
     }
 }
+
+/// Its end is seen by who cannot look into /proc.
+#[test]
+fn a_wanted_child_is_collected_without_a_free_descriptor() {
+    let _alone = alone();
+    #[expect(clippy::zombie_processes, reason = "reap() collects it")]
+    let child = Command::new("true").spawn().unwrap();
+    let pid = child.id() as i32;
+    until("it ends", || is_zombie(pid).then_some(()));
+    let limit = |most: u64| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel fills the structure, and reads it.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            let before = std::mem::replace(&mut limit.rlim_cur, most);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            before
+        }
+    };
+    let before = limit(0);
+    let found = reap(&[pid]);
+    limit(before);
+    assert_eq!(found.ended, [(pid, 0)]);
+}
