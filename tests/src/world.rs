@@ -3,7 +3,7 @@
 use crate::{job, kedge};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -34,6 +34,12 @@ impl Limit {
     }
 }
 
+/// Where the jobs of this host lie if the state folder is this one.
+pub fn jobs_in(state: &Path) -> PathBuf {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    state.join("kedge/hosts").join(host).join("jobs")
+}
+
 impl World {
     pub fn new(name: &str) -> World {
         // Short, because socket paths are.
@@ -50,14 +56,15 @@ impl World {
     }
 
     pub fn job(&self, name: &str) -> PathBuf {
-        self.runtime().join("kedge/jobs").join(name)
+        jobs_in(&self.runtime()).join(name)
     }
 
     pub fn kedge(&self, arguments: &[&str]) -> Command {
         // A runner in the background or under nohup ignores signals, and children inherit that.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT,QUIT").arg(kedge());
-        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime()).env_remove("NO_COLOR");
+        command.args(arguments).env_remove("NO_COLOR");
+        command.env("XDG_RUNTIME_DIR", self.runtime()).env("XDG_STATE_HOME", self.runtime());
         command
     }
 

@@ -5,6 +5,7 @@
 
 use kedge_tests::job::{AHEAD, Job, User, family, kedge_as};
 use kedge_tests::place::Place;
+use kedge_tests::world::jobs_in;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -177,7 +178,7 @@ fn ctrl_c_reaches_a_restarted_program_and_loses_nothing() {
     job.wait();
     let rows = place.json(&["ps", "--all", "--json"]);
     assert_eq!((&rows[0]["state"], &rows[0]["status"]), (&"exited".into(), &9.into()));
-    let names = fs::read_dir(place.world.home().join("kedge/jobs/j")).expect("the job's folder");
+    let names = fs::read_dir(jobs_in(&place.world.home()).join("j")).expect("the job's folder");
     let mut left: Vec<_> = names.map(|name| name.expect("a name").file_name()).collect();
     left.sort();
     assert_eq!(left, ["lock", "log", "meta.json"]);
@@ -281,7 +282,7 @@ fn nonsense_on_the_control_socket_harms_nobody() {
     use std::os::unix::net::UnixStream;
     let place = Place::mine("ckctl");
     let mut job = place.steps([STEPS, 3, 0, 1]);
-    let socket = place.world.home().join("kedge/jobs/j/control");
+    let socket = jobs_in(&place.world.home()).join("j/control");
     let mut silent = Vec::new();
     for bytes in [&b""[..], b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"GET / HTTP/1.1\r\n\r\n"] {
         let mut stream = UnixStream::connect(&socket).expect("connected");

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::kedge;
-use kedge_tests::world::{World, failure, has_fields, is_root, stderr};
+use kedge_tests::world::{World, failure, has_fields, is_root, jobs_in, stderr};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -237,18 +237,18 @@ fn an_ordinary_user_needs_no_more() {
         let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
         let mut command = Command::new("setpriv");
         command.args(user).arg(&kedge).args(arguments).current_dir("/");
-        command.env("HOME", &home).env("XDG_RUNTIME_DIR", &home).output().expect("setpriv")
+        command.env("HOME", &home).env("XDG_STATE_HOME", &home).output().expect("setpriv")
     };
     let kernel = [&kedge.display().to_string(), "probe", "kernel"];
     let output = as_user(&[&["run", "--job", "mine", "--"], &kernel[..]].concat());
     assert!(output.status.success(), "{output:?}");
-    assert!(home.join("kedge/jobs/mine/log").exists());
+    assert!(jobs_in(&home).join("mine/log").exists());
 
     // A folder that it cannot write to is named, with the remedy.
     let status = Command::new("chmod").arg("555").arg(&home).status().expect("chmod");
     assert!(status.success() && std::fs::remove_dir_all(home.join("kedge")).is_ok());
     let said = failure(&as_user(&["run", "true"]));
-    assert!(said.contains("XDG_RUNTIME_DIR") && said.contains("home/kedge"), "{said}");
+    assert!(said.contains("XDG_STATE_HOME") && said.contains("home/kedge"), "{said}");
 }
 
 /// Runs `script` in a mount namespace of its own where the runtime folder is a disk of 256 KiB; `$K` is
@@ -260,6 +260,7 @@ fn on_a_small_disk(world: &World, script: &str) -> Output {
         .env("K", kedge())
         .env("D", world.runtime())
         .env("XDG_RUNTIME_DIR", world.runtime())
+        .env("XDG_STATE_HOME", world.runtime())
         .output()
         .expect("unshare")
 }

@@ -111,7 +111,11 @@ fn restart_on_a_full_disk(place: &Place, image: &Path, pages: u32) -> Output {
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", &script, "sh"]).arg(kedge.get_program()).args(kedge.get_args());
     command.envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.env("D", &disk).env("XDG_RUNTIME_DIR", &disk).current_dir(place.world.home());
+    command
+        .env("D", &disk)
+        .env("XDG_RUNTIME_DIR", &disk)
+        .env("XDG_STATE_HOME", &disk)
+        .current_dir(place.world.home());
     command.output().expect("unshare")
 }
 

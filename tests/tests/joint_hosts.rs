@@ -137,6 +137,7 @@ impl Job {
         command.arg(kedge.get_program()).args(kedge.get_args()).current_dir(self.world.home());
         let set = kedge.get_envs().filter_map(|(name, value)| Some((name, value?)));
         command.envs(set).env("XDG_RUNTIME_DIR", &self.hosts[host].runtime);
+        command.env("XDG_STATE_HOME", &self.hosts[host].runtime);
         command.env("KEDGE_JOIN_KEY", KEY).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command

@@ -40,8 +40,10 @@ Exit status:
   127  there is no such program
 
 Environment:
-  XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ [default: /tmp/kedge-UID]
-  XDG_STATE_HOME   images are kept in its folder kedge/images/ [default: ~/.local/state]
+  XDG_STATE_HOME   images are kept in its folder kedge/images/, jobs in kedge/hosts/HOST/
+       [default: ~/.local/state]
+  XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ where there is no home
+       [default: a folder of the user's in /tmp]
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 

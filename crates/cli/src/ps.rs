@@ -13,7 +13,8 @@ pub(crate) struct PsArgs {
     /// Ended jobs too: the latest 50 are kept
     #[arg(long, short)]
     all: bool,
-    /// Print a JSON list of objects: name, state ("running", "exited", "killed"), status, signal, pid,
+    /// Print a JSON list of objects: name, state ("running", "exited", "killed", or "unsupervised": its processes run,
+    /// and its supervisor was killed), status, signal, pid,
     /// supervisor, gpu, command, started and ended (seconds since 1970), log, image (null, or the latest that is
     /// durable: image, captured, bytes, stall_seconds), held (null, or what of an image is in memory too: image,
     /// on_devices and in_memory in bytes, until)
@@ -43,7 +44,8 @@ struct Row {
 
 pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
     let jobs = Jobs::open()?;
-    let metas = jobs.list()?.into_iter().filter(|m| args.all || m.state == State::Running);
+    let goes_on = [State::Running, State::Unsupervised];
+    let metas = jobs.list()?.into_iter().filter(|meta| args.all || goes_on.contains(&meta.state));
     if args.json {
         let rows: Vec<Row> = metas.map(|meta| row(&jobs, meta)).collect();
         return Ok(output::json(&rows)?);
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
     for meta in metas {
         let (style, state) = match meta.state {
             State::Running => (GOOD, "running".to_owned()),
+            State::Unsupervised => (BAD, "unsupervised".to_owned()),
             State::Exited(0) => (DIM, "exited 0".to_owned()),
             State::Exited(status) => (BAD, format!("exited {status}")),
             State::Killed(signal) => (BAD, format!("killed {signal}")),
@@ -73,6 +76,7 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
 fn row(jobs: &Jobs, meta: Meta) -> Row {
     let (state, status, signal) = match meta.state {
         State::Running => ("running", None, None),
+        State::Unsupervised => ("unsupervised", None, None),
         State::Exited(status) => ("exited", Some(status), None),
         State::Killed(signal) => ("killed", None, Some(signal)),
     };

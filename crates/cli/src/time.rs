@@ -23,6 +23,10 @@ impl FromStr for Time {
     type Err = BadTime;
     fn from_str(text: &str) -> Result<Time, BadTime> {
         let bad = || BadTime(text.to_owned());
+        // Nothing is nothing in every unit.
+        if text == "0" {
+            return Ok(Time(Duration::ZERO));
+        }
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
         let (number, unit) = text.split_at(split);
         let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
@@ -50,9 +54,14 @@ mod tests {
 
     #[test]
     fn times_read_as_people_write_them() {
-        for (text, seconds) in
-            [("0s", 0.0), ("500ms", 0.5), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)]
-        {
+        for (text, seconds) in [
+            ("0", 0.0),
+            ("0s", 0.0),
+            ("500ms", 0.5),
+            ("90s", 90.0),
+            ("10m", 600.0),
+            ("1.5h", 5400.0),
+        ] {
             assert_eq!(text.parse(), Ok(Time(Duration::from_secs_f64(seconds))), "{text}");
         }
         for bad in ["", "5", "m", "-1s", "1.2.3s", "10x", "99999999d", "1e3s", "1 s"] {

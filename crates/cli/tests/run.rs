@@ -30,6 +30,7 @@ impl World {
             .args(args)
             .env("KEDGE_LIB_DIR", self.0.join("parts"))
             .env("XDG_RUNTIME_DIR", self.0.join("run"))
+            .env("XDG_STATE_HOME", self.0.join("run"))
             .env_remove("LD_LIBRARY_PATH");
         command
     }
@@ -39,8 +40,13 @@ impl World {
         self.kedge(&["run", "--job", name, "--", "sh", "-c", script]).output().unwrap()
     }
 
+    fn jobs(&self) -> PathBuf {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        self.0.join("run/kedge/hosts").join(host.trim()).join("jobs")
+    }
+
     fn job(&self, name: &str) -> PathBuf {
-        self.0.join("run/kedge/jobs").join(name)
+        self.jobs().join(name)
     }
 
     fn meta(&self, name: &str) -> serde_json::Value {
@@ -203,7 +209,7 @@ fn a_killed_supervisor_blocks_nothing() {
 #[test]
 fn only_the_latest_ended_jobs_are_kept() {
     let world = World::new("prune");
-    let jobs = || std::fs::read_dir(world.0.join("run/kedge/jobs")).unwrap().count();
+    let jobs = || std::fs::read_dir(world.jobs()).unwrap().count();
     for n in 0..67 {
         assert!(world.sh(&format!("j{n}"), "true").status.success());
         assert_eq!(jobs(), if n < 66 { n + 1 } else { 50 });
@@ -223,9 +229,240 @@ fn kedge_s_own_failures_say_what_to_do() {
     let said = fail(world.kedge(&["run", "true"]).env("KEDGE_LIB_DIR", "/nonexistent"));
     assert!(said.contains("libkedge_cuda.so") && said.contains("KEDGE_LIB_DIR"), "{said}");
 
-    let base = world.0.join("run/kedge");
+    let base = world.0.join("run/kedge/hosts");
     std::fs::create_dir_all(&base).unwrap();
     std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
     let said = fail(&mut world.kedge(&["run", "true"]));
     assert!(said.contains("others cannot enter"), "{said}");
+}
+
+/// The user's session ends, and what it had in its runtime folder goes.
+#[test]
+fn a_job_outlives_the_runtime_folder() {
+    let world = World::new("logout");
+    let (runtime, state) = (world.0.join("session"), world.0.join("state"));
+    let kedge = |args: &[&str]| {
+        let mut command = world.kedge(args);
+        command.env("XDG_RUNTIME_DIR", &runtime).env("XDG_STATE_HOME", &state);
+        command
+    };
+    let said = |args: &[&str]| {
+        let output = kedge(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        text(&output.stdout)
+    };
+    std::fs::create_dir(&runtime).unwrap();
+    let script = "while :; do echo on; sleep 0.05; done";
+    let run = ["run", "--gpu", "none", "--job", "j", "--interval", "1s", "--keep", "2", "--"];
+    let mut child =
+        kedge(&[&run[..], &["sh", "-c", script]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    for round in 1..3 {
+        std::fs::remove_dir_all(&runtime).unwrap();
+        assert!(said(&["ps"]).contains("running"), "round {round}");
+        said(&["logs", "j"]);
+        said(&["checkpoint", "j"]);
+        // One that nobody asked for.
+        let log = || said(&["logs", "j"]).lines().filter(|line| line.contains("durable")).count();
+        let (before, begin) = (log(), std::time::Instant::now());
+        while log() == before {
+            assert!(begin.elapsed().as_secs() < 60, "no checkpoint by itself: round {round}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        // The next session.
+        std::fs::create_dir(&runtime).unwrap();
+    }
+    said(&["kill", "j", "--grace", "0"]);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    drop(lines);
+    let mut back = kedge(&["restart", state.join("kedge/images").to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(back.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    std::fs::remove_dir_all(&runtime).unwrap();
+    said(&["checkpoint", "j"]);
+    said(&["kill", "j", "--grace", "0s"]);
+    back.wait().unwrap();
+}
+
+#[test]
+fn a_job_may_lie_in_a_folder_with_a_long_path() {
+    let world = World::new("long");
+    let state = world.0.join("x".repeat(100)).join("y".repeat(100));
+    let kedge = |args: &[&str]| {
+        let mut command = world.kedge(args);
+        command.env("XDG_STATE_HOME", &state);
+        command
+    };
+    let mut child = kedge(&["run", "--job", "j", "--", "sh", "-c", "echo on; exec sleep 1000"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    let output = kedge(&["checkpoint", "j"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let output = kedge(&["kill", "j"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+}
+
+/// The processes with this in their environment, but for those that ask.
+fn processes_with(variable: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let environments = entries.filter_map(|entry| std::fs::read(entry.path().join("environ")).ok());
+    environments.filter(|all| text(all).split('\0').any(|entry| entry == variable)).count()
+}
+
+#[test]
+fn what_a_killed_supervisor_leaves_is_told_and_can_be_ended() {
+    let world = World::new("left");
+    let mark = format!("KEDGE_TEST_LEFT={}", world.0.display());
+    let (key, value) = mark.split_once('=').unwrap();
+    // Children with another environment, and one that ignores SIGTERM.
+    let script =
+        "env -i sleep 1000 & sh -c 'trap \"\" TERM; echo on; while :; do sleep 0.05; done' & wait";
+    let mut child = world
+        .kedge(&["run", "--gpu", "none", "--job", "j", "--", "sh", "-c", script])
+        .env(key, value)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(processes_with(&mark) >= 2);
+    let said = |args: &[&str]| text(&world.kedge(args).output().unwrap().stdout);
+    assert!(said(&["ps"]).contains("unsupervised"), "{}", said(&["ps", "-a"]));
+    assert!(said(&["ps", "--json"]).contains("\"unsupervised\""));
+    let output = world.kedge(&["checkpoint", "j"]).output().unwrap();
+    assert!(text(&output.stderr).contains("kedge kill j"), "{output:?}");
+    let output = world.kedge(&["kill", "j", "--grace", "200ms"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(processes_with(&mark), 0);
+    // Nothing holds the pipe any more: also not what had another environment.
+    assert!(lines.all(|line| line.unwrap() == "on"));
+    assert!(said(&["ps", "-a"]).contains("killed 9"));
+}
+
+/// A process that has been given a job's first process id is no process of the job.
+#[test]
+fn a_used_up_id_is_nobody_of_the_job() {
+    let world = World::new("reused");
+    let mut child = world
+        .kedge(&[
+            "run",
+            "--gpu",
+            "none",
+            "--job",
+            "j",
+            "--",
+            "sh",
+            "-c",
+            "echo on; exec sleep 1000",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    let program = soon("the program is noted", || world.meta("j")["pid"].as_i64());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut meta = world.meta("j");
+    meta["pid"] = other.id().into();
+    std::fs::write(world.job("j").join("meta.json"), meta.to_string()).unwrap();
+    let output = world.kedge(&["kill", "j", "--grace", "0"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(other.try_wait().unwrap().is_none(), "another's process was killed");
+    assert!(!Path::new(&format!("/proc/{program}")).exists(), "by its environment it is the job's");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+fn children(pid: u32) -> Vec<i32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children"));
+    let lists: Vec<String> = threads.filter_map(|thread| of(thread).ok()).collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).map(|id| id.parse().unwrap()).collect()
+}
+
+/// Asks until there is an answer.
+fn soon<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begin = std::time::Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begin.elapsed().as_secs() < 60, "{what}: not within a minute");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// A restart by which a job goes back is killed, and so is a job that has come back, its init included.
+#[test]
+fn a_try_that_was_killed_counts_and_the_job_goes_on() {
+    let world = World::new("again");
+    let script = "while :; do sleep 0.02; done";
+    let run = ["run", "--gpu", "none", "--job", "j", "--recover=99", "--", "sh", "-c", script];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().unwrap();
+    let supervisor = child.id();
+    let checkpoint = || world.kedge(&["checkpoint", "j"]).output().unwrap().status.success();
+    soon("a first image", || checkpoint().then_some(()));
+    let kill_all = || {
+        let mut found = children(supervisor);
+        while let Some(pid) = found.pop() {
+            found.extend(children(pid as u32));
+            // SAFETY: a plain call; it is a process of this test's own job.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    };
+    let log = || std::fs::read_to_string(world.job("j").join("log")).unwrap();
+    let times = || log().matches("the job goes back to").count();
+    for _ in 0..3 {
+        // Wherever they are on their way back.
+        let before = times();
+        soon("it goes back three times", || {
+            kill_all();
+            (times() >= before + 3).then_some(())
+        });
+        soon("it is back", || checkpoint().then_some(()));
+    }
+    assert!(world.kedge(&["kill", "j", "--grace", "0"]).output().unwrap().status.success());
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL), "{}", log());
+}
+
+/// What kedge writes for the job is too long for its limit: the checkpoint fails, by the limit's name.
+#[test]
+fn a_limit_on_files_ends_a_checkpoint_and_no_job() {
+    let world = World::new("limit");
+    let script =
+        "a=$(head -c 3000000 /dev/urandom | base64); echo on; while :; do sleep 0.02; done";
+    let kedge = world.kedge(&["run", "--gpu", "none", "--job", "j", "--", "sh", "-c", script]);
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -f 1000; exec \"$@\"", "bash"]);
+    command.arg(kedge.get_program()).args(kedge.get_args());
+    kedge.get_envs().for_each(|(name, value)| {
+        value.map(|value| command.env(name, value));
+    });
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "on");
+    let output = world.kedge(&["checkpoint", "j"]).output().unwrap();
+    assert!(text(&output.stderr).contains("ulimit -f"), "{output:?}");
+    assert!(world.kedge(&["kill", "j"]).output().unwrap().status.success(), "it runs on");
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+    // Also the job's own files.
+    let output = Command::new("bash")
+        .args(["-c", "ulimit -f 0; exec \"$@\" true", "bash", env!("CARGO_BIN_EXE_kedge"), "run"])
+        .envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(text(&output.stderr).contains("ulimit -f"), "{output:?}");
 }

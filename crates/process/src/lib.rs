@@ -29,6 +29,7 @@ mod vdso;
 pub use capture::{Begun, Captured, Options, Together, checkpoint};
 pub use error::EngineError;
 pub use freeze::FrozenClone;
+pub use proc::running_since;
 pub use reap::{Reaped, reap};
 pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, restart};
 pub use signal::{running, signal};

@@ -197,6 +197,12 @@ impl Status {
     }
 }
 
+/// Returns when a process was started, in ticks since the machine's boot; `None` if it has ended.
+pub fn running_since(pid: pid_t) -> Option<u64> {
+    let stat = Stat::of(pid).ok()?;
+    (!has_ended(pid)).then(|| stat.get(Field::StartTime) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@ use kedge_process::plugins::{FileContents, Plugin, PluginError};
 use kedge_process::{Begun, EngineError, Options, Roots, Together, Tracker};
 use kedge_proxy::control as proxy;
 use kedge_proxy::joblog::JobLog;
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -64,6 +65,9 @@ pub(crate) enum CheckpointError {
     Part(String),
     #[error("cannot start a thread for it")]
     Thread,
+    /// A file of the image would have been too long.
+    #[error("{why}; files are limited to {most} bytes: start the job under `ulimit -f unlimited`")]
+    FileLimit { why: String, most: u64 },
 }
 
 impl CheckpointError {
@@ -73,6 +77,18 @@ impl CheckpointError {
         let CheckpointError::Engine(error) = self else { return false };
         let refused = matches!(error, EngineError::Descriptors(PluginError::Survey(_)));
         gpu::was_connecting(error) || refused && tries < ENDING
+    }
+
+    /// The same, by the name of the limit that is its cause, whoever has told it.
+    fn by_limit(self) -> CheckpointError {
+        let limit = getrlimit(Resource::Fsize).current;
+        let (why, too_long) = (self.to_string(), io::Error::from_raw_os_error(libc::EFBIG));
+        match limit {
+            Some(most) if why.contains(&too_long.to_string()) => {
+                CheckpointError::FileLimit { why, most }
+            }
+            _ => self,
+        }
     }
 }
 
@@ -158,6 +174,7 @@ impl Checkpointer {
                 .join()
                 .unwrap_or(Err(CheckpointError::Thread))
         });
+        let taken = taken.map_err(CheckpointError::by_limit);
         // What ended while it was traced can be collected now.
         crate::signals::look_at_children();
         if let Err(error) = &taken {

@@ -1,12 +1,17 @@
 //! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, log, socket, control, lib/}` in a folder
-//! private to the user.
+//! private to the user, which [`places`] finds.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+mod places;
+
 use crate::keeper::HeldImage;
+use crate::left::{self, Marks};
 use crate::parts::Parts;
 use crate::policy::Policy;
+use places::Surroundings;
+pub(crate) use places::{HOSTS, JOBS, variable};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -30,10 +35,10 @@ pub(crate) const NVML_SOCKET: &str = "nvml";
 
 #[derive(Debug, Error)]
 pub enum JobError {
-    #[error("{path}: {source}; set XDG_RUNTIME_DIR to a folder that you can write to")]
+    #[error("{path}: {source}; {}", remedy(source))]
     Io { path: PathBuf, source: io::Error },
     #[error(
-        "{path} is not a folder of yours that others cannot enter: remove it, or set XDG_RUNTIME_DIR"
+        "{path} is not a folder of yours that others cannot enter: remove it, or set XDG_STATE_HOME"
     )]
     NotPrivate { path: PathBuf },
     #[error("a job named {name} is running: choose another name, or end it first")]
@@ -44,6 +49,14 @@ pub enum JobError {
     BadName(String),
     #[error("{job}: cannot join it: {why}")]
     Join { job: JobName, why: String },
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "raise the limit on open files (`ulimit -n`)",
+        Some(libc::EFBIG) => "raise the limit on the size of files (`ulimit -f`)",
+        _ => "set XDG_STATE_HOME to a folder that you can write to",
+    }
 }
 
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> JobError {
@@ -92,6 +105,8 @@ pub enum State {
     Exited(i32),
     /// By this signal.
     Killed(i32),
+    /// Its processes run, and its supervisor was killed.
+    Unsupervised,
 }
 
 /// What `meta.json` says.
@@ -113,6 +128,9 @@ pub struct Meta {
     /// The job that this one is a part of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joint: Option<String>,
+    /// How its processes are known if its supervisor is killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marks: Option<Marks>,
 }
 
 /// The job's latest image that is durable: `last.json`.
@@ -139,32 +157,36 @@ pub fn now() -> u64 {
 /// The user's jobs.
 #[derive(Debug, Clone)]
 pub struct Jobs {
+    /// Of new jobs.
     dir: PathBuf,
+    /// Where there may be others.
+    others: Vec<PathBuf>,
 }
 
 impl Jobs {
-    /// Opens, or makes, the user's folder: `$XDG_RUNTIME_DIR/kedge`, else `/tmp/kedge-UID`.
+    /// Opens the user's folder for this host, or makes it: `$XDG_STATE_HOME/kedge/hosts/HOST`, else
+    /// `~/.local/state/kedge/hosts/HOST`; where there is no home, `$XDG_RUNTIME_DIR/kedge`, else
+    /// `/tmp/kedge-UID-…`.
     pub fn open() -> Result<Jobs, JobError> {
-        // SAFETY: a plain call.
-        let uid = unsafe { libc::geteuid() };
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let base = match runtime.filter(|dir| dir.is_absolute() && dir.is_dir()) {
-            Some(dir) => dir.join("kedge"),
-            None => PathBuf::from(format!("/tmp/kedge-{uid}")),
-        };
-        private_dir(&base, uid)?;
-        let dir = base.join("jobs");
-        private_dir(&dir, uid)?;
-        Ok(Jobs { dir })
+        let surroundings = Surroundings::here();
+        let dir = surroundings.jobs()?;
+        let others = surroundings.others(&dir);
+        Ok(Jobs { dir, others })
     }
 
+    /// The job's folder: where it is, or is to be.
     fn job_dir(&self, name: &JobName) -> PathBuf {
-        self.dir.join(&name.0)
+        let new = self.dir.join(&name.0);
+        let mut old = self.others.iter().map(|dir| dir.join(&name.0));
+        if new.exists() { new } else { old.find(|dir| dir.exists()).unwrap_or(new) }
     }
 
     /// Takes `name` for a job of this process. What an ended job of that name has left goes.
     pub(crate) fn create(&self, name: &JobName) -> Result<JobDir, JobError> {
-        let dir = self.job_dir(name);
+        if self.others.iter().any(|other| stays_locked(&other.join(&name.0))) {
+            return Err(JobError::InUse { name: name.clone() });
+        }
+        let dir = self.dir.join(&name.0);
         loop {
             match DirBuilder::new().mode(0o700).create(&dir) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
@@ -219,7 +241,17 @@ impl Jobs {
     /// without a word counts as killed.
     pub fn list(&self) -> Result<Vec<Meta>, JobError> {
         let entries = fs::read_dir(&self.dir).map_err(io_error(&self.dir))?;
-        let mut metas: Vec<Meta> = entries.flatten().filter_map(|e| current(&e.path())).collect();
+        let others = self.others.iter().filter_map(|other| fs::read_dir(other).ok()).flatten();
+        let mut metas: Vec<Meta> = entries
+            .chain(others)
+            .flatten()
+            // Of two jobs of one name, the one that the name leads to.
+            .filter(|entry| {
+                let name = entry.file_name().to_str().and_then(|name| name.parse().ok());
+                name.is_some_and(|name| self.job_dir(&name) == entry.path())
+            })
+            .filter_map(|entry| current(&entry.path()))
+            .collect();
         metas.sort_by_key(|meta| std::cmp::Reverse((meta.started, meta.supervisor)));
         Ok(metas)
     }
@@ -269,6 +301,11 @@ impl Jobs {
         &self.dir
     }
 
+    /// Where the job `name` lies.
+    pub(crate) fn folder(&self, name: &JobName) -> PathBuf {
+        self.job_dir(name)
+    }
+
     /// Where the log of job `name` lies.
     pub fn log_path(&self, name: &JobName) -> PathBuf {
         self.job_dir(name).join("log")
@@ -306,8 +343,9 @@ impl Jobs {
         if fs::read_dir(&self.dir).map_or(0, Iterator::count) <= KEPT + MORE {
             return;
         }
-        let ended =
-            self.list().unwrap_or_default().into_iter().filter(|m| m.state != State::Running);
+        let goes_on = [State::Running, State::Unsupervised];
+        let ended = self.list().unwrap_or_default().into_iter();
+        let ended = ended.filter(|meta| !goes_on.contains(&meta.state));
         for meta in ended.skip(KEPT) {
             if let Ok(name) = meta.name.parse() {
                 self.remove(&name);
@@ -584,11 +622,12 @@ fn lock_soon(file: &File) -> bool {
     true
 }
 
-/// What the job in `dir` says of itself, and whether its supervisor still lives.
+/// What the job in `dir` says of itself, and whether its supervisor still lives, or what it left.
 fn current(dir: &Path) -> Option<Meta> {
     let mut meta = read_meta(dir)?;
     if meta.state == State::Running && !is_locked(dir) {
-        meta.state = State::Killed(libc::SIGKILL);
+        let left = left::any(&meta, dir);
+        meta.state = if left { State::Unsupervised } else { State::Killed(libc::SIGKILL) };
     }
     Some(meta)
 }

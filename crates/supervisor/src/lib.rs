@@ -11,6 +11,7 @@ pub mod jobs;
 mod joint;
 mod keeper;
 mod launcher;
+mod left;
 mod management;
 mod owner;
 mod parts;
@@ -40,6 +41,7 @@ use kedge_proxy::backend::GpuSpec;
 use kedge_proxy::joblog::JobLog;
 use keeper::{At, Keeper};
 pub use keeper::{HeldImage, release};
+use left::Marks;
 use management::Management;
 pub use owner::{other_owner, start_as};
 pub use parts::{Parts, PartsError};
@@ -89,7 +91,9 @@ pub enum RunError {
     Job(#[from] JobError),
     #[error(transparent)]
     Parts(#[from] PartsError),
-    #[error("cannot listen on {path}: {source}; a shorter XDG_RUNTIME_DIR may help")]
+    #[error(
+        "cannot listen on {path}: {source}; XDG_STATE_HOME may name a folder where there can be sockets"
+    )]
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
@@ -139,6 +143,7 @@ impl JobSpec {
 
 /// Runs the job to its end. Takes this process's signals and children over.
 pub fn run(spec: &JobSpec) -> Result<End, RunError> {
+    signals::block_file_limit();
     let devices = match &spec.gpu {
         JobGpu::None => None,
         JobGpu::Devices(gpu) => Some((gpu, Parts::find()?)),
@@ -256,7 +261,7 @@ fn supervise(
         }
     };
     drop(starting);
-    meta.pid = Some(program.pid);
+    (meta.pid, meta.marks) = (Some(program.pid), Some(Marks::here(Some(program.pid))));
     let _ = dir.write_meta(&meta);
     let signalled = program.clone();
     let watch = Watch {
@@ -361,5 +366,6 @@ fn first_meta(spec: &JobSpec, name: &JobName) -> Meta {
         state: State::Running,
         policy: Some(spec.policy.clone()),
         joint: spec.join.as_ref().map(JobName::to_string),
+        marks: Some(Marks::here(None)),
     }
 }

@@ -1,10 +1,9 @@
 //! What a job is run on, and how it is checkpointed.
 
-use crate::jobs::JobName;
+use crate::jobs::{HOSTS, JOBS, JobName, variable};
 use kedge_image::{ImageError, Manifest};
 use kedge_proxy::backend::{BadGpuSpec, GpuSpec};
 use serde::{Deserialize, Serialize};
-use std::ffi::OsStr;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Component, Path, PathBuf};
@@ -140,21 +139,27 @@ pub(crate) fn former_folder(manifest: &Manifest) -> Result<Option<PathBuf>, Imag
     }
 }
 
-/// Whether `path` is where kedge puts a job: `…/kedge/jobs/NAME`, or `…/kedge-UID/jobs/NAME`.
+/// Whether `path` is where kedge puts a job: `…/kedge/hosts/HOST/jobs/NAME`, `…/kedge/jobs/NAME`, or
+/// `…/kedge-UID/jobs/NAME` with six letters behind the UID or none.
 fn is_of_a_job(path: &Path) -> bool {
     let plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
-    let mut parts = path.iter().rev().map(OsStr::to_str);
-    let (name, jobs, kedge) = (parts.next(), parts.next(), parts.next());
-    let name = name.flatten().is_some_and(|name| name.parse::<JobName>().is_ok());
-    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let kedge = kedge
-        .flatten()
-        .is_some_and(|name| name == "kedge" || name.strip_prefix("kedge-").is_some_and(number));
-    path.is_absolute()
-        && path.components().all(plain)
-        && name
-        && kedge
-        && jobs == Some(Some("jobs"))
+    let parts: Vec<&str> =
+        path.iter().rev().take(5).map(|part| part.to_str().unwrap_or_default()).collect();
+    let is_name = |text: &str| text.parse::<JobName>().is_ok();
+    let is_known = match parts[..] {
+        [name, JOBS, host, HOSTS, "kedge"] => is_name(name) && is_name(host),
+        [name, JOBS, base, ..] => is_name(name) && is_base(base),
+        _ => false,
+    };
+    path.is_absolute() && path.components().all(plain) && is_known
+}
+
+/// Whether a folder of jobs may lie in one of that name.
+fn is_base(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("kedge-") else { return name == "kedge" };
+    let (user, unique) = rest.split_once('-').unwrap_or((rest, "XXXXXX"));
+    let digits = !user.is_empty() && user.bytes().all(|byte| byte.is_ascii_digit());
+    digits && unique.len() == 6 && unique.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 #[derive(Debug, Error)]
@@ -165,7 +170,6 @@ pub struct NoStateFolder;
 
 /// Where images go by default: `$XDG_STATE_HOME/kedge/images`, else `~/.local/state/kedge/images`.
 pub fn default_dir() -> Result<PathBuf, NoStateFolder> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = variable("XDG_STATE_HOME")
         .or_else(|| variable("HOME").map(|home| home.join(".local/state")));
     Ok(state.ok_or(NoStateFolder)?.join("kedge/images"))
@@ -197,7 +201,13 @@ mod tests {
 
     #[test]
     fn a_folder_out_of_an_image_is_a_job_s() {
-        for good in ["/run/user/7/kedge/jobs/j", "/tmp/kedge-7/jobs/a.0", "/kedge/jobs/x_1"] {
+        for good in [
+            "/run/user/7/kedge/jobs/j",
+            "/tmp/kedge-7/jobs/a.0",
+            "/tmp/kedge-7-aB3xYz/jobs/a",
+            "/kedge/jobs/x_1",
+            "/home/a/.local/state/kedge/hosts/node-7.b/jobs/j",
+        ] {
             assert!(is_of_a_job(Path::new(good)), "{good}");
         }
         for bad in [
@@ -210,6 +220,10 @@ mod tests {
             "/tmp/kedge-x/jobs/j",
             "/tmp/kedge-/jobs/j",
             "/home/a/jobs/j",
+            "/tmp/kedge-7-aB3/jobs/j",
+            "/kedge/hosts/jobs/j",
+            "/hosts/a/jobs/j",
+            "/kedge/hosts/../jobs/j",
             "/run/kedge/jobs/a b",
         ] {
             assert!(!is_of_a_job(Path::new(bad)), "{bad}");

@@ -62,6 +62,10 @@ pub(crate) enum Loss {
     /// The program's first process, by SIGKILL: nothing that a program does ends it so, but the kernel
     /// where memory runs out.
     Program,
+    /// Its init, and with it all processes.
+    Init,
+    /// The restart by which it was to go back.
+    Restart,
 }
 
 impl fmt::Display for Loss {
@@ -71,6 +75,8 @@ impl fmt::Display for Loss {
                 write!(f, "the devices of proxy {proxy} are lost ({how:?})")
             }
             Loss::Program => f.write_str("the program was killed (SIGKILL)"),
+            Loss::Init => f.write_str("the restarted job was killed as a whole (SIGKILL)"),
+            Loss::Restart => f.write_str("the job has not come back"),
         }
     }
 }
@@ -105,7 +111,7 @@ impl Recovery {
         }
     }
 
-    fn lose(&self, loss: Loss) {
+    pub(crate) fn lose(&self, loss: Loss) {
         let mut fate = self.fate();
         if *fate == Fate::Whole {
             *fate = Fate::Lost(loss);

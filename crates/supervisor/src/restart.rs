@@ -6,11 +6,12 @@ use crate::gpu::{GPU, Restart};
 use crate::jobs::{self, JobDir, JobName, Jobs, Meta, StandIn, State};
 use crate::joint::{self, JOIN, Joining, Joint};
 use crate::keeper::{At, Held, Keeper};
+use crate::left::Marks;
 use crate::management::Management;
 use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
 use crate::proxies::{Launch, Proxies};
-use crate::recover::{self, End, GoBack, Images, Init, Recovery};
+use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
@@ -81,6 +82,7 @@ impl Back {
 /// one thread only.
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let begin = Instant::now();
+    signals::block_file_limit();
     // What a restart has left that was killed with all that belonged to it.
     settle_all().said.iter().for_each(|said| tell(said));
     if let (None, None) = (&spec.back, &spec.joining) {
@@ -107,6 +109,11 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
         return GoBack::new(&name, dir, spec.clone(), used, &keeper, warm).map(End::GoBack);
     }
     if let (Err(error), Some(_)) = (&outcome, &spec.back) {
+        if spec.goes_back(&dir, &images, Loss::Restart) {
+            recover::end_all()?;
+            return GoBack::new(&name, dir, spec.clone(), spec.used(), &keeper, warm)
+                .map(End::GoBack);
+        }
         dir.note_failure(error.exit_code());
     }
     dir.retire();
@@ -206,18 +213,21 @@ fn restart_one(
         log.line(&format!("{}: {error}: nothing is held in memory", dir.keeper().display()));
     }
     let policy = spec.policy.or(Policy::of_image(manifest));
-    let meta = Meta { pid: restarted.root(), ..meta_of(spec, place, manifest) };
+    let pid = restarted.root();
+    let meta = Meta { pid, marks: Some(Marks::here(pid)), ..meta_of(spec, place, manifest) };
     // It runs: a disk that has become full does not change that.
     if let Err(error) = dir.write_meta(&meta) {
         log.line(&error.to_string());
     }
     let restarted = Arc::new(restarted);
     let outcome = watch(policy, dir, &log, &signals, &restarted);
-    if dir.lost().exists() {
+    if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
         drop(restarted);
         recover::end_all()?;
         return Ok(None);
     }
+    // An init that was killed takes the job with it.
+    let outcome = outcome.unwrap_or(Outcome::Killed(libc::SIGKILL));
     finish(dir, meta, outcome, &log);
     Ok(Some(outcome))
 }
@@ -235,6 +245,7 @@ fn meta_of(spec: &RestartSpec, place: &Place<'_>, manifest: &Manifest) -> Meta {
         state: State::Running,
         policy: Some(spec.policy.or(Policy::of_image(manifest))),
         joint: place.joint.map(|joint| joint.job.to_string()),
+        marks: Some(Marks::here(None)),
     }
 }
 
@@ -324,19 +335,18 @@ fn first_that_works<'a>(
     }
 }
 
+/// Waits for the job's end: how that was; `None` where its init was killed, and nobody knows.
 fn watch(
     policy: Policy,
     dir: &JobDir,
     log: &Arc<JobLog>,
     signals: &Signals,
     restarted: &Arc<Restarted>,
-) -> Outcome {
+) -> Option<Outcome> {
     let status = Arc::new(OnceLock::new());
     let (waiting, told) = (restarted.clone(), status.clone());
     let wait = move || {
-        // An init that was killed takes the job with it.
-        let outcome = waiting.wait().map_or(Outcome::Killed(libc::SIGKILL), Outcome::of);
-        let _ = told.set(outcome);
+        let _ = told.set(waiting.wait().ok().map(Outcome::of));
         signals::look_at_children();
     };
     if thread::Builder::new().name("wait".into()).spawn(wait).is_err() {
@@ -356,6 +366,16 @@ fn watch(
 }
 
 impl RestartSpec {
+    /// Whether the job goes back after such a loss, which its init cannot tell of; the log tells, also
+    /// why not.
+    fn goes_back(&self, dir: &JobDir, images: &[(PathBuf, Manifest)], loss: Loss) -> bool {
+        let (Some((_, first)), Ok(log)) = (images.first(), open_log(dir)) else { return false };
+        let policy = self.policy.or(Policy::of_image(first));
+        let recovery = Recovery::new(&policy, self.used(), dir, &log);
+        recovery.lose(loss);
+        recovery.is_due()
+    }
+
     /// How often the job has gone back.
     fn used(&self) -> u32 {
         self.back.as_ref().map_or(0, |back| back.used)

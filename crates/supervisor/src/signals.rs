@@ -1,7 +1,11 @@
 //! Signals: the program's are its own; the supervisor only passes on what was sent to it.
 
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 use std::time::Duration;
+
+/// Whether SIGXFSZ was blocked before [`block_file_limit`].
+static FILE_LIMIT_WAS_BLOCKED: OnceLock<bool> = OnceLock::new();
 
 /// What the supervisor passes on. Stop and continue signals are left alone: the terminal sends
 /// them to the whole foreground group, and a stopped program should have a stopped supervisor.
@@ -47,6 +51,9 @@ impl Signals {
                 libc::sigaddset(taken.as_mut_ptr(), signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, taken.as_ptr(), original.as_mut_ptr());
+            if FILE_LIMIT_WAS_BLOCKED.get() == Some(&false) {
+                libc::sigdelset(original.as_mut_ptr(), libc::SIGXFSZ);
+            }
             Signals { taken: taken.assume_init(), original: original.assume_init() }
         }
     }
@@ -95,6 +102,20 @@ impl Signals {
     pub(crate) fn original(&self) -> libc::sigset_t {
         self.original
     }
+}
+
+/// Has a limit on files (`ulimit -f`) make what this process writes fail, and not end it. The program is
+/// started with the mask that there was before; no other thread runs yet.
+pub(crate) fn block_file_limit() {
+    let (mut limit, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: sigemptyset initialises the set, and pthread_sigmask fills the other.
+    let blocked = unsafe {
+        libc::sigemptyset(limit.as_mut_ptr());
+        libc::sigaddset(limit.as_mut_ptr(), libc::SIGXFSZ);
+        libc::pthread_sigmask(libc::SIG_BLOCK, limit.as_ptr(), before.as_mut_ptr());
+        libc::sigismember(before.as_ptr(), libc::SIGXFSZ) == 1
+    };
+    let _ = FILE_LIMIT_WAS_BLOCKED.set(blocked);
 }
 
 /// Which of the signals that are to end this process has been sent to it while they are blocked; none that it was

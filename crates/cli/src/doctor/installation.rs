@@ -52,7 +52,7 @@ fn folder() -> Check {
     let jobs = match Jobs::open() {
         Ok(jobs) => jobs,
         Err(error) => {
-            let mend = "export XDG_RUNTIME_DIR=$(mktemp -d)";
+            let mend = "export XDG_STATE_HOME=$(mktemp -d)";
             return check("jobs", Status::Missing, error.to_string()).mend(mend);
         }
     };

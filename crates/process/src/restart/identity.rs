@@ -190,7 +190,13 @@ mod tests {
 
     fn credentials(uid: u32) -> Credentials {
         let (uids, gids) = ([uid; 4], [uid; 4]);
-        Credentials { uids, gids, groups: vec![uid], capabilities: [0, 0, 0, u64::MAX, 0] }
+        Credentials {
+            uids,
+            gids,
+            groups: vec![uid],
+            capabilities: [0, 0, 0, u64::MAX, 0],
+            securebits: 0,
+        }
     }
 
     #[test]

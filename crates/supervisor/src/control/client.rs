@@ -4,6 +4,7 @@ use super::message::{
     Ask, FailureKind, Kill, Order, Progress, Reply, Request, VERSION, receive, send,
 };
 use crate::jobs::{JobError, JobName, Jobs, State};
+use crate::left;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,11 @@ pub enum AskError {
     Unknown(JobName),
     #[error("the job {0} has ended: `kedge ps` lists those that run")]
     Ended(JobName),
+    #[error(
+        "the supervisor of the job {0} was killed: `kedge kill {0}` ends what is left of it, and `kedge restart` brings \
+         it back from an image"
+    )]
+    Unsupervised(JobName),
     #[error("the job {job} does not answer ({source}): `kedge logs {job}` may say why")]
     Silent { job: JobName, source: io::Error },
     /// In the job's own words.
@@ -65,7 +71,10 @@ pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
 }
 
 fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
-    let control = reach(jobs, name)?;
+    let control = match reach(jobs, name) {
+        Err(AskError::Unsupervised(name)) => return kill_left(jobs, &name, kill),
+        other => other?,
+    };
     let asked = ask(&control, Ask::Kill(kill)).and_then(|stream| receive(&stream));
     let begin = Instant::now();
     let runs = || runs(jobs, name);
@@ -85,6 +94,22 @@ fn kill_one(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     }
 }
 
+/// The same of a job without a supervisor, and without anybody else who answers for it.
+fn kill_left(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
+    let meta = jobs.find(name).ok_or_else(|| AskError::Unknown(name.clone()))?;
+    let folder = jobs.folder(name);
+    match kill {
+        Kill::Signal(signal) => left::signal(&meta, &folder, signal),
+        Kill::End { grace_ms } => {
+            if !left::end(&meta, &folder, Duration::from_millis(grace_ms)) {
+                let message = "some of its processes do not end, or are not yours to end";
+                return Err(AskError::Failed(message.to_owned()));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Takes the memory of the job `name` off its devices, or brings it back: how many bytes are off them now.
 pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
     let control = reach(jobs, name)?;
@@ -100,13 +125,20 @@ pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
 }
 
 fn runs(jobs: &Jobs, name: &JobName) -> bool {
-    jobs.find(name).is_some_and(|meta| meta.state == State::Running)
+    let goes_on = [State::Running, State::Unsupervised];
+    jobs.find(name).is_some_and(|meta| goes_on.contains(&meta.state))
 }
 
 /// Where the running job `name` answers.
 fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
     match jobs.find(name) {
         None => return Err(AskError::Unknown(name.clone())),
+        Some(meta) if meta.state == State::Unsupervised => {
+            // A restarted job's init answers without it.
+            let control = jobs.control_path(name);
+            let answers = kedge_transport::address::connect(&control).is_ok();
+            return answers.then_some(control).ok_or_else(|| AskError::Unsupervised(name.clone()));
+        }
         Some(meta) if meta.state != State::Running => return Err(AskError::Ended(name.clone())),
         Some(_) => {}
     }
@@ -172,7 +204,7 @@ pub(crate) fn settle(control: &Path, deadline: Option<Instant>) {
 }
 
 fn ask(control: &Path, ask: Ask) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect(control)?;
+    let stream = kedge_transport::address::connect(control)?;
     send(&stream, &Request { version: VERSION, ask })?;
     Ok(stream)
 }

@@ -11,7 +11,7 @@ impl World {
         let own = std::env::temp_dir().join(format!("kedge-jobs-{test}-{}", std::process::id()));
         let dir = own.join("kedge/jobs");
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).unwrap();
-        World(Jobs { dir })
+        World(Jobs { dir, others: Vec::new() })
     }
 }
 
@@ -34,6 +34,7 @@ fn meta(name: &JobName, state: State) -> Meta {
         state,
         policy: None,
         joint: None,
+        marks: None,
     }
 }
 
@@ -164,4 +165,87 @@ fn a_former_folder_is_a_private_one_and_keeps_its_files() {
     let link = world.0.dir.join("link");
     std::os::unix::fs::symlink(&former, &link).unwrap();
     assert!(own.stand_in_for(&link, false).is_none());
+}
+
+/// Folders of a user, and what his environment says of them.
+fn surroundings(test: &str) -> (PathBuf, Surroundings) {
+    let root = std::env::temp_dir().join(format!("kedge-places-{test}-{}", std::process::id()));
+    let (home, runtime, temporary) = (root.join("home"), root.join("run"), root.join("tmp"));
+    for folder in [&home, &runtime, &temporary] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    // SAFETY: a plain call.
+    let uid = unsafe { libc::geteuid() };
+    let host = "node7".to_owned();
+    let (home, runtime) = (Some(home), Some(runtime));
+    (root, Surroundings { uid, host, state: None, home, runtime, temporary })
+}
+
+#[test]
+fn jobs_are_kept_where_a_logout_removes_nothing() {
+    let (root, mut all) = surroundings("order");
+    let in_home = root.join("home/.local/state/kedge/hosts/node7/jobs");
+    assert_eq!(all.jobs().unwrap(), in_home);
+    assert_eq!(fs::metadata(&in_home).unwrap().permissions().mode() & 0o777, 0o700);
+    all.state = Some(root.join("state"));
+    assert_eq!(all.jobs().unwrap(), root.join("state/kedge/hosts/node7/jobs"));
+    // Said, and of no use: that is an error.
+    fs::write(root.join("file"), "").unwrap();
+    all.state = Some(root.join("file"));
+    assert!(matches!(all.jobs(), Err(JobError::Io { .. })));
+    // No home, another user's, or none that can be used.
+    all.state = None;
+    for home in [
+        None,
+        Some(root.join("nothing")),
+        Some(PathBuf::from("/proc/sys")),
+        Some(root.join("file")),
+    ] {
+        all.home = home;
+        assert_eq!(all.jobs().unwrap(), root.join("run/kedge/jobs"));
+    }
+    all.runtime = None;
+    let first = all.jobs().unwrap();
+    assert!(first.starts_with(root.join("tmp")) && all.jobs().unwrap() == first);
+    fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn a_name_that_another_took_in_a_folder_of_all_does_no_harm() {
+    let (root, mut all) = surroundings("taken");
+    (all.home, all.runtime) = (None, None);
+    let taken = root.join("tmp").join(format!("kedge-{}", all.uid));
+    fs::create_dir(&taken).unwrap();
+    fs::set_permissions(&taken, PermissionsExt::from_mode(0o777)).unwrap();
+    let jobs = all.jobs().unwrap();
+    assert!(!jobs.starts_with(&taken), "{jobs:?}");
+    // One that older ones have made is his.
+    fs::set_permissions(&taken, PermissionsExt::from_mode(0o700)).unwrap();
+    assert_eq!(all.jobs().unwrap(), taken.join("jobs"));
+    fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn jobs_of_an_older_kedge_are_found() {
+    let (root, all) = surroundings("older");
+    let old = root.join("run/kedge/jobs");
+    private_dir(&root.join("run/kedge"), all.uid).unwrap();
+    private_dir(&old, all.uid).unwrap();
+    let name: JobName = "j".parse().unwrap();
+    let former = Jobs { dir: old, others: Vec::new() };
+    let running = former.create(&name).unwrap();
+    running.write_meta(&meta(&name, State::Running)).unwrap();
+    let dir = all.jobs().unwrap();
+    let others = all.others(&dir);
+    let jobs = Jobs { dir, others };
+    assert_eq!(jobs.find(&name).unwrap().state, State::Running);
+    assert_eq!(jobs.list().unwrap().len(), 1);
+    assert_eq!(jobs.log_path(&name), running.log());
+    assert!(matches!(jobs.create(&name), Err(JobError::InUse { .. })));
+    drop(running);
+    let new = jobs.create(&name).unwrap();
+    new.write_meta(&meta(&name, State::Exited(3))).unwrap();
+    assert_eq!(jobs.find(&name).unwrap().state, State::Exited(3));
+    assert_eq!(jobs.list().unwrap().len(), 1, "of one name, the new one");
+    fs::remove_dir_all(&root).unwrap();
 }
