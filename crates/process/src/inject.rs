@@ -5,6 +5,7 @@ use crate::vdso::Vdso;
 use crate::{EngineError, Thread, maps};
 use kedge_parasite::{self as parasite, CALL_SIZE, Call};
 use libc::pid_t;
+use std::ffi::CStr;
 use std::io;
 
 const PAGE: u64 = 4096;
@@ -71,6 +72,27 @@ impl Parasite {
             return Err(EngineError::unsupported(pid, format!("cannot {what}: {source}")));
         }
         Ok(result)
+    }
+
+    /// Has the process write `bytes` into the file at `path`, unless it may not.
+    pub(crate) fn attempt_to_write(
+        self,
+        thread: &mut Thread,
+        path: &CStr,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let data = [path.to_bytes_with_nul(), bytes].concat();
+        sys::write(thread.pid(), self.data(), &data)?;
+        let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as u64;
+        let arguments = [libc::AT_FDCWD as u64, self.data(), flags];
+        let fd = thread.call(self.entry(), libc::SYS_openat, &arguments)?;
+        if fd >= 0 {
+            let at = self.data() + path.count_bytes() as u64 + 1;
+            let arguments = [fd as u64, at, bytes.len() as u64];
+            thread.call(self.entry(), libc::SYS_write, &arguments)?;
+            thread.call(self.entry(), libc::SYS_close, &[fd as u64])?;
+        }
+        Ok(())
     }
 
     pub(crate) fn batch(self, thread: &mut Thread) -> Batch<'_> {

@@ -1,6 +1,7 @@
 //! The process engine: stops the processes of a job from outside, captures them into an image while
 //! they go on, and brings them back from it.
 
+mod attributes;
 mod capture;
 mod clocks;
 mod error;
@@ -8,6 +9,7 @@ mod filters;
 mod freeze;
 mod home;
 mod inject;
+mod lineage;
 mod machine;
 mod maps;
 mod oom;
@@ -33,6 +35,6 @@ pub use proc::running_since;
 pub use reap::{Reaped, reap};
 pub use restart::{Identity, Owner, Rebuilt, RestartOptions, Restarted, check, restart};
 pub use signal::{running, signal};
-pub use stop::Roots;
+pub use stop::{Roots, Standing};
 pub use thread::Thread;
 pub use track::Tracker;

@@ -1,6 +1,7 @@
 //! What an image holds of a process besides its memory, and the checks on reading it back.
 
 use crate::EngineError;
+use crate::attributes::Attributes;
 use crate::maps::{MAX_MAPPINGS, TOP};
 use crate::timers::{MAX_TIMERS, Timer};
 use kedge_image::PAGE;
@@ -66,11 +67,19 @@ pub(crate) struct ProcessState {
     pub(crate) exit_signal: i32,
     /// A signal had stopped it.
     pub(crate) stopped: bool,
+    /// Which one; 0 in older images.
+    #[serde(default)]
+    pub(crate) stop_signal: i32,
     pub(crate) exe: Option<MappedFile>,
     pub(crate) cwd: PathBuf,
+    /// Its working folder was removed while it was in there.
+    #[serde(default)]
+    pub(crate) cwd_removed: Option<RemovedFolder>,
     pub(crate) umask: u32,
     pub(crate) personality: u32,
     pub(crate) dumpable: i64,
+    #[serde(default)]
+    pub(crate) attributes: Attributes,
     pub(crate) no_new_privs: bool,
     pub(crate) credentials: Credentials,
     pub(crate) limits: Vec<(u64, u64)>,
@@ -89,6 +98,15 @@ pub(crate) struct ProcessState {
     pub(crate) guards: Vec<(u64, u64)>,
     /// The leader first.
     pub(crate) threads: Vec<ThreadState>,
+}
+
+/// A folder that no name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RemovedFolder {
+    /// Permissions.
+    pub(crate) mode: u32,
+    /// An open file description of it, if the job has one.
+    pub(crate) description: Option<u32>,
 }
 
 /// What the end of a process does to a System V semaphore, for its operations with SEM_UNDO.
@@ -198,6 +216,9 @@ pub(crate) struct ThreadState {
     pub(crate) nice: i32,
     /// Scheduling policy and priority.
     pub(crate) policy: (i32, i32),
+    /// As ioprio_get(2) tells it; 0 for none of its own.
+    #[serde(default)]
+    pub(crate) io_priority: i32,
     /// The processors that it may run on, a bit each.
     pub(crate) affinity: Vec<u64>,
 }
@@ -270,6 +291,7 @@ impl ProcessState {
         require((0..=SIGNALS).contains(&self.exit_signal), "an impossible exit signal")?;
         require(self.umask <= 0o777, "an impossible umask")?;
         require(self.actions.iter().all(|a| (1..=SIGNALS).contains(&a.signal)), "no such signal")?;
+        require(self.attributes.are_possible(), "impossible attributes")?;
         require(self.limits.len() <= 32 && self.timers.len() <= 3, "too many limits or timers")?;
         let ids = self.posix_timers.windows(2).all(|pair| pair[0].id < pair[1].id);
         require(ids && self.posix_timers.len() <= MAX_TIMERS, "timers out of order")?;
@@ -281,7 +303,15 @@ impl ProcessState {
         self.mappings.iter().try_for_each(|mapping| mapping.check(self.files.len()))?;
         let apart = self.mappings.windows(2).all(|pair| pair[0].end <= pair[1].start);
         require(apart, "mappings that overlap or are out of order")?;
+        let stops = [0, libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+        require(stops.contains(&self.stop_signal), "a signal that stops nobody")?;
         self.guards.iter().try_for_each(|guard| self.check_guard(*guard))
+    }
+
+    /// The signal that had stopped it, if one had.
+    pub(crate) fn stopped_by(&self) -> Option<i32> {
+        let signal = if self.stop_signal == 0 { libc::SIGSTOP } else { self.stop_signal };
+        self.stopped.then_some(signal)
     }
 
     fn check_guard(&self, (start, end): (u64, u64)) -> Result<(), EngineError> {

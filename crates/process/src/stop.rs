@@ -2,9 +2,10 @@
 
 use crate::proc::{self, Field, Stat, Status};
 use crate::thread::Interrupted;
-use crate::{EngineError, Thread, filters, reap};
+use crate::{EngineError, Thread, filters, reap, sys};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Which processes a job has: these and all that descend from them.
@@ -50,8 +51,8 @@ impl Roots {
 #[derive(Debug)]
 pub(crate) struct StoppedProcess {
     pub(crate) pid: pid_t,
-    /// What it was doing before: `T` if a signal had stopped it.
-    pub(crate) state: char,
+    /// The signal that had stopped it before; 0 if none had.
+    pub(crate) stop_signal: i32,
     /// The thread that answers for it: its first, or, where that has ended, another one.
     pub(crate) main: Thread,
     pub(crate) others: Vec<Thread>,
@@ -68,21 +69,49 @@ pub(crate) struct StoppedJob {
     pub(crate) zombies: Vec<pid_t>,
 }
 
-impl StoppedJob {
-    /// Leaves every process with a SIGSTOP, which it takes before it does anything else.
-    pub(crate) fn hold(&self) {
-        for process in &self.processes {
-            // SAFETY: a plain call; the process is traced, so its id is its own.
-            unsafe { libc::kill(process.pid, libc::SIGSTOP) };
+impl Drop for StoppedJob {
+    fn drop(&mut self) {
+        // Children first: one that a signal had stopped has stopped again before its parent looks.
+        while self.processes.pop().is_some() {}
+        // Some may have been killed meanwhile. The others run.
+        reap::settle(Instant::now() + reap::PATIENCE, reap::is_own_child);
+    }
+}
+
+/// A captured job that stands still: no signal is involved, so none of its processes can tell.
+///
+/// It goes on when this is dropped, and when the thread that captured it ends.
+#[derive(Debug)]
+pub struct Standing(StoppedJob);
+
+/// The processes of every [`Standing`]: this process traces them, yet they are no clones.
+static STANDING: Mutex<BTreeSet<pid_t>> = Mutex::new(BTreeSet::new());
+
+fn standing() -> MutexGuard<'static, BTreeSet<pid_t>> {
+    STANDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Standing {
+    pub(crate) fn new(job: StoppedJob) -> Standing {
+        standing().extend(job.processes.iter().map(|process| process.pid));
+        Standing(job)
+    }
+
+    /// Kills every process of the job.
+    pub fn kill(self) {
+        for process in &self.0.processes {
+            // SAFETY: the process is traced and not yet waited for, so its id is its own.
+            unsafe { libc::kill(process.pid, libc::SIGKILL) };
         }
     }
 }
 
-impl Drop for StoppedJob {
+impl Drop for Standing {
     fn drop(&mut self) {
-        self.processes.clear();
-        // Some may have been killed meanwhile. The others run.
-        reap::settle(Instant::now() + reap::PATIENCE, reap::is_own_child);
+        let mut all = standing();
+        for process in &self.0.processes {
+            all.remove(&process.pid);
+        }
     }
 }
 
@@ -135,13 +164,16 @@ pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
 }
 
 /// The processes that there are now, parents before their children. Those that this process traces
-/// are clones that hold memory, but for the ones in `stopped`, whose children are the job's.
+/// are clones that hold memory, but for the ones in `stopped` and those of a [`Standing`] job, whose
+/// children are the job's.
 fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
+    let standing = standing().clone();
+    let own = |pid: &pid_t| stopped.contains(pid) || standing.contains(pid) || !is_ours(*pid);
     let mut found = Vec::new();
     let mut known = BTreeSet::new();
     let mut next = roots.now();
     while !next.is_empty() {
-        next.retain(|pid| known.insert(*pid) && (stopped.contains(pid) || !is_ours(*pid)));
+        next.retain(|pid| known.insert(*pid) && own(pid));
         found.extend(&next);
         next = next.iter().flat_map(|pid| proc::children(*pid)).collect();
     }
@@ -180,7 +212,9 @@ fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineE
     };
     let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
     let main = main.ok_or(EngineError::Ended { pid })?;
-    Ok(StoppedProcess { pid, state, main, others: others.into_values().collect(), first_ended })
+    let stop_signal = if state == 'T' { sys::reported(main.pid())? } else { 0 };
+    let others = others.into_values().collect();
+    Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
 }
 
 fn stop_others(

@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use crate::reap;
+use crate::state::ThreadState;
 use libc::{c_long, c_void, pid_t};
 use std::fs::File;
 use std::io;
@@ -266,6 +267,15 @@ pub(crate) fn set_extended(pid: pid_t, bytes: &[u8]) -> Result<(), EngineError> 
 /// A siginfo_t, which is copied and never looked into.
 pub(crate) type SigInfo = [u8; SIGINFO];
 
+/// The signal that a stopped thread reports: of one that stands still with its whole process, the
+/// signal that has stopped that.
+pub(crate) fn reported(pid: pid_t) -> Result<i32, EngineError> {
+    let mut info = [0u64; SIGINFO / 8];
+    // SAFETY: the kernel stores a siginfo_t, which is 128 bytes long.
+    let result = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, pid, 0usize, info.as_mut_ptr()) };
+    checked(pid, "read what has stopped it", result).map(|()| info[0] as u32 as i32)
+}
+
 /// The signals pending for the thread, or, if `shared`, for its whole process.
 pub(crate) fn pending(pid: pid_t, shared: bool) -> Result<Vec<SigInfo>, EngineError> {
     #[repr(C)]
@@ -355,6 +365,15 @@ pub(crate) fn policy(tid: pid_t) -> Result<(i32, i32), EngineError> {
     Ok((policy, param.sched_priority))
 }
 
+const IOPRIO_WHO_PROCESS: i32 = 1;
+
+/// A thread's I/O priority; 0 where it has none or the kernel does not tell.
+pub(crate) fn io_priority(tid: pid_t) -> i32 {
+    // SAFETY: the call takes numbers only.
+    let result = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, tid) };
+    result.max(0) as i32
+}
+
 /// The processors that it may run on, a bit each.
 pub(crate) fn affinity(tid: pid_t) -> Result<Vec<u64>, EngineError> {
     let mut mask = vec![0u64; 1024];
@@ -369,7 +388,8 @@ pub(crate) fn affinity(tid: pid_t) -> Result<Vec<u64>, EngineError> {
 
 /// Schedules a thread as it was. What this machine or user does not allow is left as it is: it
 /// changes how fast the program runs, and not what it does.
-pub(crate) fn schedule(tid: pid_t, policy: (i32, i32), nice: i32, processors: &[u64]) {
+pub(crate) fn schedule(tid: pid_t, saved: &ThreadState) {
+    let (policy, processors) = (saved.policy, &saved.affinity[..]);
     let param = libc::sched_param { sched_priority: policy.1 };
     // SAFETY: the kernel reads the structure and as many bytes of the mask as it is told.
     unsafe {
@@ -380,7 +400,10 @@ pub(crate) fn schedule(tid: pid_t, policy: (i32, i32), nice: i32, processors: &[
         if policy != (libc::SCHED_OTHER, 0) {
             libc::sched_setscheduler(tid, policy.0, &raw const param);
         }
-        libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, tid, nice);
+        libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, tid, saved.nice);
+        if saved.io_priority != io_priority(tid) {
+            libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, tid, saved.io_priority);
+        }
     }
 }
 

@@ -279,21 +279,21 @@ impl Checkpointer {
         let (image, codec) = (options.folder.clone(), options.codec);
         let folder = image.clone();
         let (track, full) = (options.tracker.is_some(), options.full || self.tracker.length() == 0);
-        let (hold, patience) = (options.hold, options.patience);
+        let patience = options.patience;
         options.plugins.extend([&LAUNCHER as &dyn Plugin, &GPU]);
         let mut begun = self.begin_while_it_runs(options, track)?;
         meeting.map(|meeting| meeting.prepared()).transpose().map_err(EngineError::Together)?;
         let preparing = proxy::Order::Prepare { track, full };
         let quiet = self.proxies.quiesce_after(patience, &preparing, || begun.catch_up())?;
         let roots = self.roots.without(&quiet.proxies);
-        // Whatever fails from here on, a held job goes on.
-        let hold = hold.then_some(Hold { roots: &roots, ends: false });
         let lent = sharing::bind(&quiet.clients)?;
         let captures = GPU.checkpoint_of(&quiet.clients, lent, &self.socket, track);
         let captures = captures.map_err(CheckpointError::Connections)?;
         let captured = begun.capture(&roots);
         GPU.idle();
-        let (captured, at) = (captured?, jobs::now());
+        let (mut captured, at) = (captured?, jobs::now());
+        // What the job did while its image is written would be done twice. Whatever fails, it goes on.
+        let standing = captured.stand();
         let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
         // The devices have stood still until here.
         drop(quiet);
@@ -320,9 +320,10 @@ impl Checkpointer {
         if let Some(meeting) = meeting {
             meeting.durable(&folder).map_err(CheckpointError::Part)?;
         }
-        if let Some(hold) = hold {
+        if let Some(standing) = standing {
             self.recovery.give_up();
-            hold.end();
+            standing.kill();
+            kedge_process::signal(&roots, libc::SIGKILL);
         }
         Ok(Written { manifest, stall_seconds, held, verified })
     }
@@ -423,25 +424,5 @@ fn codec(order: &Order) -> Result<Choice, CheckpointError> {
     match &order.codec {
         None => Ok(Choice::Auto),
         Some(name) => name.parse().map_err(|_| CheckpointError::Codec(name.clone())),
-    }
-}
-
-/// A job that stands still from its capture until its image is durable, and then ends: what it did
-/// meanwhile would be done twice. It goes on if this is dropped.
-struct Hold<'a> {
-    roots: &'a Roots,
-    ends: bool,
-}
-
-impl Hold<'_> {
-    fn end(mut self) {
-        self.ends = true;
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        let signal = if self.ends { libc::SIGKILL } else { libc::SIGCONT };
-        kedge_process::signal(self.roots, signal);
     }
 }

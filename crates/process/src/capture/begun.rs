@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::JobState;
-use crate::stop::{self, Roots, StoppedJob, StoppedProcess};
+use crate::stop::{self, Roots, Standing, StoppedJob, StoppedProcess};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, filters};
 use kedge_image::ImageWriter;
@@ -125,10 +125,12 @@ impl Begun {
         plugins::all(&options.plugins).into_iter().try_for_each(|plugin| plugin.captured())?;
         let captured = together.map(|others| others.captured(pids.len()));
         captured.transpose().map_err(EngineError::Together)?;
-        if options.hold {
-            stopped.hold();
-        }
-        drop(stopped);
+        let standing = if options.hold {
+            Some(Standing::new(stopped))
+        } else {
+            drop(stopped);
+            None
+        };
         let stall = begin.elapsed() + session.stall;
         let unwatching = once.map(|tracker| std::thread::spawn(move || tracker.end()));
         let (vdsos, processes) = (objects.vdsos(), pids);
@@ -145,6 +147,7 @@ impl Begun {
             passing,
             held,
             shared,
+            standing,
             session,
             unwatching,
             stall,

@@ -12,6 +12,7 @@ mod names;
 mod objects;
 mod process;
 mod queries;
+mod refuse;
 mod together;
 mod undo;
 mod write;
@@ -24,13 +25,14 @@ pub(crate) use objects::{copy as copy_object, shown};
 pub use together::Together;
 
 use crate::freeze::FrozenClone;
+use crate::lineage::{self, Misplaced};
 
 use crate::plugins::{
     FileContents, More, Passing, PluginError, Refusal, Saved, Survey, SurveyOptions,
 };
 use crate::proc::{self, Field, Stat};
 use crate::state::{self, Ids, JobState, ProcessState, Zombie};
-use crate::stop::{self, Roots, StoppedJob};
+use crate::stop::{self, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
@@ -64,7 +66,7 @@ pub struct Options {
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes.
     pub file_limit: u64,
-    /// The processes stay stopped when they are captured, as by SIGSTOP.
+    /// The processes stay stopped when they are captured: see [`Captured::stand`].
     pub hold: bool,
     /// Plugins of others, asked before kedge's own.
     pub plugins: More,
@@ -120,6 +122,7 @@ pub struct Captured {
     passing: Passing,
     held: Vec<Held>,
     shared: Vec<HeldObject>,
+    standing: Option<Standing>,
     session: Session,
     /// Ends the watch over memory that no other image needs.
     unwatching: Option<JoinHandle<()>>,
@@ -180,6 +183,7 @@ fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineErro
 /// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
 /// stopped job is looked at again.
 fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+    refuse::ahead(roots)?;
     match survey(&stop::alive(roots), options) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
             let remain = stop::alive(roots);
@@ -231,7 +235,13 @@ fn identify(stopped: &StoppedJob) -> Result<(Vec<Zombie>, Vec<Ids>), EngineError
     // A zombie whose parent is outside is somebody else's to wait for.
     let zombies = zombies?.into_iter().filter(|zombie| zombie.ids.parent != 0).collect();
     let ids: Result<Vec<Ids>, EngineError> = alive.map(|pid| Ok(ids(pid)?.0)).collect();
-    Ok((zombies, ids?))
+    let (zombies, ids): (Vec<Zombie>, Vec<Ids>) = (zombies, ids?);
+    let members: Vec<Ids> = ids.iter().copied().chain(zombies.iter().map(|z| z.ids)).collect();
+    lineage::steps(&members, []).map_err(|Misplaced(pid)| {
+        let what = "its place among the job's sessions and process groups cannot be had again";
+        EngineError::unsupported(pid, what)
+    })?;
+    Ok((zombies, ids))
 }
 
 /// The end of a first thread is the death of a parent to the children that it has made itself
@@ -252,6 +262,12 @@ impl Captured {
     /// The processes, parents before their children.
     pub fn processes(&self) -> &[i32] {
         &self.job.processes
+    }
+
+    /// The job that is to stand still until it is let go or killed; `None` if [`Options::hold`] did
+    /// not ask for it. If nobody takes it, the job goes on when its image is written.
+    pub fn stand(&mut self) -> Option<Standing> {
+        self.standing.take()
     }
 
     /// Writes the memory and makes `manifest` durable: the folder is an image when this returns.

@@ -6,7 +6,8 @@ pub(super) use super::lookup::Lookup;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
-use super::{Held, Memory, Options, guards, process_file, undo, write};
+use super::{Held, Memory, Options, guards, process_file, refuse, undo, write};
+use crate::attributes::Attributes;
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::maps::{self, Mapping};
@@ -23,7 +24,9 @@ use crate::{EngineError, Thread};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
 const NOT_INHERITED: &str = "dc";
@@ -69,10 +72,11 @@ pub(super) fn hold(
 ) -> Result<Held, EngineError> {
     let pid = process.main.pid();
     let status = Status::of(pid)?;
-    refuse(pid)?;
+    refuse::process(pid)?;
     let mappings = with_locks(pid, &status, mappings)?;
     let vdso = Vdso::among(pid, &mappings)?;
     let mut state = describe(process, ids, &status, &common.lookup)?;
+    state.cwd_removed = removed_folder(pid, common.descriptors);
     (state.files, state.mappings) =
         describe_mappings(pid, &mappings, common, objects, &mut session.shared, &vdso)?;
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
@@ -142,22 +146,6 @@ fn hold_memory(
     Ok(Memory::Copied { changes, flags })
 }
 
-/// What kedge cannot bring back yet.
-fn refuse(pid: pid_t) -> Result<(), EngineError> {
-    let unsupported = |what: &str| {
-        Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
-    };
-    for name in ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc"] {
-        if proc::link(pid, name)? != proc::link(std::process::id() as pid_t, name)? {
-            return unsupported("it has namespaces of its own");
-        }
-    }
-    if proc::link(pid, "root")? != Path::new("/") {
-        return unsupported("it has changed its root folder");
-    }
-    Ok(())
-}
-
 fn describe(
     process: &StoppedProcess,
     ids: Ids,
@@ -171,12 +159,15 @@ fn describe(
         ids,
         // Another thread than the first has none.
         exit_signal: Stat::of(process.pid)?.get(Field::ExitSignal) as i32,
-        stopped: process.state == 'T',
+        stopped: process.stop_signal != 0,
+        stop_signal: process.stop_signal,
         exe: lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
         cwd: proc::link(pid, "cwd")?,
+        cwd_removed: None,
         umask: status.octal("Umask"),
         personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
         dumpable: 1,
+        attributes: Attributes::of(pid),
         no_new_privs: status.decimal("NoNewPrivs") != 0,
         credentials: credentials(pid, status)?,
         limits: limits(pid)?,
@@ -201,6 +192,22 @@ fn describe(
         guards: Vec::new(),
         threads: Vec::new(),
     })
+}
+
+/// The working folder of `pid`, if no name leads to it.
+fn removed_folder(pid: pid_t, descriptors: &plugins::Saved) -> Option<RemovedFolder> {
+    const REMOVED: &[u8] = b" (deleted)";
+    let link = proc::link(pid, "cwd").ok()?;
+    let folder = fs::metadata(format!("/proc/{pid}/cwd"));
+    // One of /proc cannot even be looked at when its process has ended.
+    let gone = folder.as_ref().map_or(true, |folder| folder.nlink() == 0);
+    if !(gone && link.as_os_str().as_bytes().ends_with(REMOVED)) {
+        return None;
+    }
+    let description =
+        folder.as_ref().ok().and_then(|f| descriptors.description_of(f.dev(), f.ino()));
+    let mode = folder.map_or(0o555, |folder| folder.mode() & 0o7777);
+    Some(RemovedFolder { mode, description })
 }
 
 fn hex(signals: Vec<sys::SigInfo>) -> Vec<Hex> {
@@ -420,6 +427,7 @@ fn describe_thread(
         rseq: (rseq.address, rseq.length, rseq.signature),
         nice: sys::nice(tid)?,
         policy: sys::policy(tid)?,
+        io_priority: sys::io_priority(tid),
         affinity: sys::affinity(tid)?,
     })
 }

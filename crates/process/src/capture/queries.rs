@@ -1,6 +1,7 @@
 //! What only the process itself can ask the kernel. Of a live thread as little as possible, and all
 //! at once: each stop costs. The rest is asked of the clone, which has inherited the answers.
 
+use crate::attributes;
 use crate::freeze::FrozenClone;
 use crate::home::{Question, Ways};
 use crate::inject::{self, Parasite, checked};
@@ -273,11 +274,13 @@ fn ask_inherited(
     batch.call("read whether it is dumpable", libc::SYS_prctl, &[dumpable])?;
     let securebits = libc::PR_GET_SECUREBITS as u64;
     batch.call("read its securebits", libc::SYS_prctl, &[securebits])?;
+    let asked = attributes::ask(&mut batch)?;
     let results = batch.run()?;
-    if let [.., brk, dumpable, securebits] = results[..] {
+    if let [.., brk, dumpable, securebits, thp, membarrier, slack, policy] = results[..] {
         state.mm.brk.1 = brk as u64;
         state.dumpable = dumpable;
         state.credentials.securebits = securebits as u32;
+        state.attributes.answered(pid, &asked, [thp, membarrier, slack, policy])?;
     }
     for (signal, at) in places {
         let mut bytes = [0; 32];

@@ -2,6 +2,7 @@
 
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
+use crate::plugins::saved::Slot;
 use crate::plugins::world::{Argument, InjectedCall, World};
 use crate::plugins::{Claim, Plugin, sys};
 use rustix::fs::{FlockOperation, flock};
@@ -27,6 +28,9 @@ struct Lock {
     start: i64,
     /// 0: to the end, however far that is.
     length: i64,
+    /// The process that is named as its owner, of a lock by flock; 0 if nobody is left.
+    #[serde(default)]
+    owner: i32,
 }
 
 impl Plugin for Locks {
@@ -61,7 +65,10 @@ impl Plugin for Locks {
         for (index, file) in job.files.iter().enumerate().filter(|(_, f)| f.stream.is_none()) {
             for (process, line) in &file.locks {
                 let inner = job.processes[*process].inner;
-                let Some(lock) = parse(line, inner) else { continue };
+                let Some(mut lock) = parse(line, inner) else { continue };
+                if lock.kind == Kind::Flock {
+                    lock.owner = named(line).and_then(|pid| job.inner(pid)).unwrap_or(0);
+                }
                 let which = match lock.kind {
                     Kind::Posix(_) => (file.stat.device, file.stat.inode),
                     _ => (0, index as u64),
@@ -97,18 +104,34 @@ fn parse(line: &str, pid: i32) -> Option<Lock> {
         "EOF" => 0,
         end => end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)?,
     };
-    Some(Lock { kind, write: access == "WRITE", start, length })
+    Some(Lock { kind, write: access == "WRITE", start, length, owner: 0 })
+}
+
+/// The process that the line names.
+fn named(line: &str) -> Option<i32> {
+    line.split_whitespace().nth(4)?.parse().ok()
 }
 
 fn lock_again(description: u32, lock: &Lock, world: &mut World) -> Result<(), PluginError> {
     let held = || "lock a file again that somebody else has locked".to_owned();
     match lock.kind {
         Kind::Flock => {
-            let operation = match lock.write {
-                true => FlockOperation::NonBlockingLockExclusive,
-                false => FlockOperation::NonBlockingLockShared,
+            // The kernel names whoever makes the call.
+            let owner = world.holders(description).find(|slot| slot.pid == lock.owner);
+            let slot = owner.or_else(|| world.holders(description).next());
+            let Some(Slot { pid, fd, .. }) = slot.cloned() else {
+                let operation = match lock.write {
+                    true => FlockOperation::NonBlockingLockExclusive,
+                    false => FlockOperation::NonBlockingLockShared,
+                };
+                return flock(world.get(description)?, operation).to(held);
             };
-            flock(world.get(description)?, operation).to(held)
+            let operation = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH } | libc::LOCK_NB;
+            let arguments = vec![Argument::Number(fd as u64), Argument::Number(operation as u64)];
+            let what =
+                format!("lock the file of descriptor {fd} again, which somebody else has locked");
+            world.inject(InjectedCall { pid, number: libc::SYS_flock, arguments, what });
+            Ok(())
         }
         Kind::Description => sys::lock_description(world.get(description)?, &lock.bytes()).to(held),
         Kind::Posix(pid) => {
@@ -145,9 +168,12 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_prints() {
         let posix = parse("1: POSIX  ADVISORY  READ  77 fe:00:131 10 19", 5).unwrap();
-        assert_eq!(posix, Lock { kind: Kind::Posix(5), write: false, start: 10, length: 10 });
+        assert_eq!(
+            posix,
+            Lock { kind: Kind::Posix(5), write: false, start: 10, length: 10, owner: 0 }
+        );
         let flock = parse("2: FLOCK  ADVISORY  WRITE 77 fe:00:131 0 EOF", 5).unwrap();
-        assert_eq!(flock, Lock { kind: Kind::Flock, write: true, start: 0, length: 0 });
+        assert_eq!(flock, Lock { kind: Kind::Flock, write: true, start: 0, length: 0, owner: 0 });
         assert_eq!(parse("1: LEASE  ACTIVE    WRITE 77 fe:00:131 0 EOF", 5), None);
         assert_eq!(parse("1: POSIX  ADVISORY  READ  77 fe:00:131 19 10 1", 5), None);
         assert_eq!(

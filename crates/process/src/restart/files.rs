@@ -3,13 +3,15 @@
 use super::Plan;
 use crate::EngineError;
 use crate::plugins::{RecreateOptions, Recreated, reach};
-use crate::state::{Backing, MappedFile};
-use rustix::fs::OFlags;
+use crate::state::{Backing, MappedFile, RemovedFolder};
+use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -48,7 +50,11 @@ impl Inherited {
                 }
             }
             if let Entry::Vacant(place) = folders.entry(process.cwd.clone()) {
-                place.insert(open_folder(&plan.paths.apply(&process.cwd))?);
+                let path = plan.paths.apply(&process.cwd);
+                place.insert(match process.cwd_removed {
+                    Some(removed) => removed_folder(&path, removed, &descriptors)?,
+                    None => open_folder(&path)?,
+                });
             }
         }
         let mut objects = BTreeMap::new();
@@ -189,6 +195,43 @@ fn open_folder(path: &Path) -> Result<File, EngineError> {
         true => Ok(opened),
         false => Err(failed(path, what)(io::ErrorKind::NotADirectory.into())),
     }
+}
+
+/// A folder that was removed while somebody worked in it: the one that comes back with a descriptor,
+/// or a new one, best under the name that it had.
+fn removed_folder(
+    path: &Path,
+    removed: RemovedFolder,
+    descriptors: &Recreated,
+) -> Result<File, EngineError> {
+    if let Some(index) = removed.description {
+        let made = descriptors.descriptors.get(index as usize);
+        let made = made.ok_or(EngineError::Nonsense("a folder of no description"))?;
+        let made =
+            made.try_clone().map_err(failed(path, "open it, the program's working folder"))?;
+        return Ok(made.into());
+    }
+    let bytes = path.as_os_str().as_bytes();
+    let name = Path::new(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes)));
+    let own = format!(".kedge-{}", std::process::id());
+    let elsewhere = [name.with_file_name(&own), std::env::temp_dir().join(&own)];
+    let places = std::iter::once(name.to_owned()).chain(elsewhere);
+    let made = places.map(|place| passing_folder(&place, removed.mode)).find(Result::is_ok);
+    let made = made.unwrap_or(Err(io::ErrorKind::PermissionDenied.into()));
+    made.map_err(failed(path, "make a folder without a name in its place"))
+}
+
+/// Makes a folder, opens it, and removes it.
+fn passing_folder(place: &Path, mode: u32) -> io::Result<File> {
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let parent = reach::find(parent, true)?;
+    mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(&parent, name, flags, Mode::empty());
+    unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
+    Ok(opened?.into())
 }
 
 /// A memory file of `bytes` zeros.

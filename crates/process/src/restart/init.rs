@@ -5,13 +5,15 @@ use super::files::Inherited;
 use super::tree::{Made, Tree};
 use super::{Plan, lazy, memory, process, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
+use crate::proc::{self, Stat};
 use crate::{EngineError, Thread, reap};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Longest report of a failure that is read.
 const MAX_REPORT: u64 = 64 << 10;
@@ -74,13 +76,12 @@ pub(super) fn run(
     let notes = descriptors.notes.join("\n");
     // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
     drop(descriptors);
+    // They take it before anything else.
+    stop_again(plan);
     drop(threads);
     // Those that others of the job have killed before they were let go: their parents would never hear of them.
     reap::settle(Instant::now() + reap::PATIENCE, |tid| tid == root);
-    for process in plan.processes.iter().filter(|process| process.stopped) {
-        // SAFETY: a plain call; it is a process that this one has made.
-        unsafe { libc::kill(process.ids.pid, libc::SIGSTOP) };
-    }
+    see_that_they_stop(plan);
     let told = || {
         let mut report = &kept;
         report.write_all(&[RUNS])?;
@@ -93,6 +94,34 @@ pub(super) fn run(
     let _ = told();
     serve(&mut Rebuilt { root, report: kept, reported: false });
     Ok(())
+}
+
+/// Sends each process the signal that had stopped it.
+fn stop_again(plan: &Plan) {
+    for process in &plan.processes {
+        if let Some(signal) = process.stopped_by() {
+            // SAFETY: it is a process that this one has made and not waited for.
+            unsafe { libc::kill(process.ids.pid, signal) };
+        }
+    }
+}
+
+/// Stops those by SIGSTOP that do not stop by the signal that had stopped them: in a process group
+/// that is orphaned here none other does.
+fn see_that_they_stop(plan: &Plan) {
+    const PATIENCE: Duration = Duration::from_millis(200);
+    let begin = Instant::now();
+    for process in plan.processes.iter().filter(|process| process.stopped) {
+        let pid = process.ids.pid;
+        while Stat::of(proc::reach(pid)).is_ok_and(|stat| stat.state != 'T') {
+            if begin.elapsed() > PATIENCE {
+                // SAFETY: as in stop_again().
+                unsafe { libc::kill(pid, libc::SIGSTOP) };
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// All processes with all of their state, stopped; and what has come back with their descriptors.

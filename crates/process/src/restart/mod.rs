@@ -2,7 +2,6 @@
 //! anew, and all of them go on at once. If anything fails, the namespace ends and nothing is left.
 
 mod files;
-mod ghosts;
 mod identity;
 mod init;
 mod kernel;

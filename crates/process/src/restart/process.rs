@@ -68,7 +68,10 @@ impl Rebuilding<'_> {
         self.set_bounds(&mut batch)?;
         self.set_context(&mut batch)?;
         set_actions(&mut batch, self.state)?;
+        self.state.attributes.set(&mut batch)?;
         batch.run()?;
+        let of_root = self.state.credentials.uids == [0; 4];
+        self.state.attributes.write(thread, parasite, of_root)?;
         Ok(kernel.detour())
     }
 

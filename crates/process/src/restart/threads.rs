@@ -44,6 +44,8 @@ pub(super) fn rebuild(
     batch.run()?;
     timers::make(&state.posix_timers, &mut leader, parasite)?;
     set_trap(&mut leader, parasite, state)?;
+    queue_traps(&mut leader, parasite, state)?;
+    set_dumpable(&mut leader, parasite, state)?;
     parasite.remove(&mut leader)?;
     let mut threads = vec![leader];
     threads.extend(others);
@@ -89,11 +91,6 @@ fn set_process(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), Engine
     }
     set_limits(batch, state)?;
     set_credentials(batch, state)?;
-    if state.dumpable != 1 {
-        // 2, which only the kernel gives, cannot be given.
-        let arguments = [libc::PR_SET_DUMPABLE as u64, state.dumpable as u64];
-        batch.attempt("set whether it is dumpable", libc::SYS_prctl, &arguments)?;
-    }
     if state.parent_death_signal != 0 {
         let arguments = [libc::PR_SET_PDEATHSIG as u64, state.parent_death_signal as u64];
         batch.call("set its parent death signal", libc::SYS_prctl, &arguments)?;
@@ -123,19 +120,54 @@ fn queue(
     tid: Option<pid_t>,
     signals: &[Hex],
 ) -> Result<(), EngineError> {
-    let what = "queue its pending signals";
     for Hex(bytes) in signals {
-        if bytes.len() != SIGINFO {
-            return Err(EngineError::Nonsense("a pending signal that is none"));
+        let signal = number(bytes)?;
+        if signal != libc::SIGTRAP {
+            let at = batch.put(bytes)?;
+            let (call, arguments) = queueing(pid, tid, signal, at);
+            batch.call(QUEUE, call, &arguments)?;
         }
-        let signal = u64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-        let at = batch.put(bytes)?;
-        match tid {
-            None => batch.call(what, libc::SYS_rt_sigqueueinfo, &[pid as u64, signal, at])?,
-            Some(tid) => {
-                let arguments = [pid as u64, tid as u64, signal, at];
-                batch.call(what, libc::SYS_rt_tgsigqueueinfo, &arguments)?;
-            }
+    }
+    Ok(())
+}
+
+const QUEUE: &str = "queue its pending signals";
+
+/// The signal of a siginfo_t.
+fn number(info: &[u8]) -> Result<i32, EngineError> {
+    match info.first_chunk() {
+        Some(first) if info.len() == SIGINFO => Ok(i32::from_le_bytes(*first)),
+        _ => Err(EngineError::Nonsense("a pending signal that is none")),
+    }
+}
+
+/// The call that queues a signal whose siginfo_t lies at `at`, and its arguments.
+fn queueing(pid: pid_t, tid: Option<pid_t>, signal: i32, at: u64) -> (i64, [u64; 4]) {
+    let (pid, signal) = (pid as u64, signal as u64);
+    match tid {
+        None => (libc::SYS_rt_sigqueueinfo, [pid, signal, at, 0]),
+        Some(tid) => (libc::SYS_rt_tgsigqueueinfo, [pid, tid as u64, signal, at]),
+    }
+}
+
+/// Those of the trap's signal, after the last batch, which would take one for its end.
+fn queue_traps(
+    leader: &mut Thread,
+    parasite: Parasite,
+    state: &ProcessState,
+) -> Result<(), EngineError> {
+    let of_threads = state
+        .threads
+        .iter()
+        .flat_map(|thread| thread.pending.iter().map(move |signal| (Some(thread.tid), signal)));
+    for (tid, Hex(bytes)) in state.pending.iter().map(|signal| (None, signal)).chain(of_threads) {
+        if number(bytes)? == libc::SIGTRAP {
+            let pid = state.ids.pid;
+            // Batches let it through.
+            sys::set_signal_mask(pid, u64::MAX)?;
+            sys::write(pid, parasite.data(), bytes)?;
+            let (call, arguments) = queueing(pid, tid, libc::SIGTRAP, parasite.data());
+            parasite.call(leader, QUEUE, call, &arguments)?;
         }
     }
     Ok(())
@@ -213,6 +245,18 @@ fn set_trap(
     parasite.call(leader, "set its signal actions", libc::SYS_rt_sigaction, &arguments).map(drop)
 }
 
+/// Its new ids have changed it. From here on an ordinary user cannot reach its memory.
+fn set_dumpable(
+    leader: &mut Thread,
+    parasite: Parasite,
+    state: &ProcessState,
+) -> Result<(), EngineError> {
+    // Only the kernel gives 2, of which 0 forbids as much.
+    let arguments = [libc::PR_SET_DUMPABLE as u64, u64::from(state.dumpable == 1)];
+    let what = "set whether it is dumpable";
+    parasite.call(leader, what, libc::SYS_prctl, &arguments).map(drop)
+}
+
 /// What rt_sigaction reads for `signal`.
 pub(super) fn action(state: &ProcessState, signal: i32) -> [u8; 32] {
     let mut bytes = [0; 32];
@@ -239,7 +283,7 @@ fn set_outside(
     // The kernel takes all that it has; what it has more than the old one is in its first state.
     extended.resize(sys::extended(tid)?.len(), 0);
     sys::set_extended(tid, &extended)?;
-    sys::schedule(tid, saved.policy, saved.nice, &saved.affinity);
+    sys::schedule(tid, saved);
     let mut home = sys::from_words(words);
     home.rip = detour.map_or(home.rip, |detour| detour.instead_of(home.rip));
     thread.set_home(home, saved.mask);

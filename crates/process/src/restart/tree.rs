@@ -2,14 +2,14 @@
 //! are so far is copies of the init.
 
 use super::Plan;
-use super::ghosts::Ghosts;
 use super::kernel;
 use crate::inject::{self, Parasite, checked};
+use crate::lineage::{self, Misplaced, Step};
 use crate::state::{Ids, Zombie};
 use crate::sys;
 use crate::{EngineError, Thread, maps};
 use libc::pid_t;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Where the injected code and, after it, the kernel's own mappings lie meanwhile; free in all
 /// processes.
@@ -70,16 +70,13 @@ impl Tree {
         let area = Area::find(plan)?;
         let living = plan.processes.iter().map(|process| process.ids);
         let members: Vec<Ids> = living.chain(plan.job.zombies.iter().map(|z| z.ids)).collect();
-        let mut maker = Maker { plan, area, members: &members, made: BTreeMap::new() };
-        let mut ghosts = Ghosts::default();
-        ghosts.lead_sessions(&mut maker)?;
-        maker.make_roots(&ghosts)?;
-        if maker.made.len() != members.len() + ghosts.count() {
-            return Err(EngineError::Nonsense("processes that descend from none"));
-        }
-        ghosts.lead_groups(&mut maker)?;
-        maker.set_groups()?;
-        ghosts.end(&mut maker)?;
+        let threads = plan.processes.iter().flat_map(|process| &process.threads);
+        let steps = lineage::steps(&members, threads.map(|thread| thread.tid));
+        let steps = steps.map_err(|Misplaced(pid)| {
+            EngineError::unsupported(pid, "no tree of processes has one in its place")
+        })?;
+        let mut maker = Maker { plan, area, made: BTreeMap::new() };
+        steps.into_iter().try_for_each(|step| maker.take(step))?;
         for zombie in &plan.job.zombies {
             maker.end(zombie)?;
         }
@@ -93,50 +90,35 @@ impl Tree {
     }
 }
 
-pub(super) struct Maker<'a> {
+struct Maker<'a> {
     plan: &'a Plan,
     area: Area,
-    pub(super) members: &'a [Ids],
-    pub(super) made: BTreeMap<pid_t, Made>,
+    made: BTreeMap<pid_t, Made>,
 }
 
 impl Maker<'_> {
-    /// The init's children, and all that descends from them. An orphan in another's session is made
-    /// in that session, and given to the init by its maker's end.
-    fn make_roots(&mut self, ghosts: &Ghosts) -> Result<(), EngineError> {
-        let roots = self.members.iter().filter(|ids| ids.parent == 0);
-        let (mut orphans, children): (Vec<Ids>, Vec<Ids>) =
-            roots.partition(|ids| ids.session != 0 && ids.session != ids.pid);
-        for child in children {
-            self.make_child(0, &child)?;
-            self.make_descendants(child.pid)?;
-        }
-        // The leader of one's session may descend from another.
-        while !orphans.is_empty() {
-            let ready = orphans.iter().position(|orphan| self.made.contains_key(&orphan.session));
-            let ready = ready.ok_or(EngineError::Nonsense("a session that nobody leads"))?;
-            let orphan = orphans.remove(ready);
-            if ghosts.leads(orphan.session) {
-                self.make_child(orphan.session, &orphan)?;
-            } else {
-                self.make_orphan(&orphan)?;
+    fn take(&mut self, step: Step) -> Result<(), EngineError> {
+        let prctl = libc::PR_SET_CHILD_SUBREAPER as u64;
+        match step {
+            Step::Make { parent, pid } => return self.make(parent, pid),
+            Step::End { pid, parent } => return self.end_helper(pid, parent),
+            Step::Lead { pid } => {
+                self.call(pid, "make it lead a session", libc::SYS_setsid, &[])?;
             }
-            self.make_descendants(orphan.pid)?;
+            Step::Adopt { pid, on } => {
+                let arguments = [prctl, u64::from(on)];
+                self.call(pid, "give it its orphans", libc::SYS_prctl, &arguments)?;
+            }
+            Step::Join { pid, group } => {
+                let what = "put it into its process group";
+                self.call(pid, what, libc::SYS_setpgid, &[0, group as u64])?;
+            }
         }
         Ok(())
     }
 
-    /// By a process in between, which ends.
-    fn make_orphan(&mut self, orphan: &Ids) -> Result<(), EngineError> {
-        let between = self.unused_id()?;
-        let leader = orphan.session;
-        self.make(leader, between, 0)?;
-        self.make_child(between, orphan)?;
-        self.end_helper(between, leader)
-    }
-
     /// Ends a process that only helped, and has its maker collect it.
-    pub(super) fn end_helper(&mut self, pid: pid_t, maker: pid_t) -> Result<(), EngineError> {
+    fn end_helper(&mut self, pid: pid_t, maker: pid_t) -> Result<(), EngineError> {
         let Made { thread, parasite } = self.made.remove(&pid).ok_or(EngineError::Ended { pid })?;
         thread.end(parasite.entry(), 0);
         if maker != 0 {
@@ -149,50 +131,9 @@ impl Maker<'_> {
         Ok(())
     }
 
-    fn unused_id(&self) -> Result<pid_t, EngineError> {
-        let threads = self.plan.processes.iter().flat_map(|process| &process.threads);
-        let members = self.members.iter().flat_map(|ids| [ids.pid, ids.group, ids.session]);
-        let used: BTreeSet<pid_t> = threads.map(|thread| thread.tid).chain(members).collect();
-        let unused = (2..32768).find(|id| !used.contains(id) && !self.made.contains_key(id));
-        unused.ok_or(EngineError::Nonsense("more processes than there are ids"))
-    }
-
-    fn make_descendants(&mut self, root: pid_t) -> Result<(), EngineError> {
-        // Without recursion, so that no tree is too deep for a stack.
-        let mut next: Vec<pid_t> = vec![root];
-        while let Some(parent) = next.pop() {
-            let children: Vec<Ids> =
-                self.members.iter().filter(|ids| ids.parent == parent).copied().collect();
-            let session = self.members.iter().find(|ids| ids.pid == parent);
-            let session = session.map_or(0, |parent| parent.session);
-            // Those that stayed in the session that their parent has left were made before it left.
-            let early = |child: &&Ids| child.session != session && child.session != child.pid;
-            for child in children.iter().filter(early) {
-                self.make_child(parent, child)?;
-            }
-            if session == parent {
-                self.call(parent, "make it lead a session", libc::SYS_setsid, &[])?;
-            }
-            for child in children.iter().filter(|child| !early(child)) {
-                self.make_child(parent, child)?;
-            }
-            next.extend(children.iter().map(|child| child.pid));
-        }
-        Ok(())
-    }
-
-    fn make_child(&mut self, parent: pid_t, child: &Ids) -> Result<(), EngineError> {
-        let process = self.plan.processes.iter().find(|process| process.ids.pid == child.pid);
-        self.make(parent, child.pid, process.map_or(libc::SIGCHLD, |process| process.exit_signal))
-    }
-
     /// Has `parent`, or for 0 this process, make a child.
-    pub(super) fn make(
-        &mut self,
-        parent: pid_t,
-        pid: pid_t,
-        signal: i32,
-    ) -> Result<(), EngineError> {
+    fn make(&mut self, parent: pid_t, pid: pid_t) -> Result<(), EngineError> {
+        let signal = self.signal_of(pid);
         let made = match self.made.get_mut(&parent) {
             None if parent != 0 => return Err(EngineError::Ended { pid: parent }),
             None => first(pid, signal, self.area)?,
@@ -206,7 +147,14 @@ impl Maker<'_> {
         Ok(())
     }
 
-    pub(super) fn call(
+    /// The signal that its parent gets at its end; none from a helper.
+    fn signal_of(&self, pid: pid_t) -> i32 {
+        let process = self.plan.processes.iter().find(|process| process.ids.pid == pid);
+        let ended = self.plan.job.zombies.iter().any(|zombie| zombie.ids.pid == pid);
+        process.map_or(if ended { libc::SIGCHLD } else { 0 }, |process| process.exit_signal)
+    }
+
+    fn call(
         &mut self,
         pid: pid_t,
         what: &'static str,
@@ -215,19 +163,6 @@ impl Maker<'_> {
     ) -> Result<i64, EngineError> {
         let made = self.made.get_mut(&pid).ok_or(EngineError::Ended { pid })?;
         made.parasite.call(&mut made.thread, what, number, arguments)
-    }
-
-    /// Leaders first: a group must exist before anybody can join it.
-    fn set_groups(&mut self) -> Result<(), EngineError> {
-        let members = self.members;
-        let what = "put it into its process group";
-        for ids in members.iter().filter(|ids| ids.group == ids.pid && ids.session != ids.pid) {
-            self.call(ids.pid, what, libc::SYS_setpgid, &[0, 0])?;
-        }
-        for ids in members.iter().filter(|ids| ids.group != 0 && ids.group != ids.pid) {
-            self.call(ids.pid, what, libc::SYS_setpgid, &[0, ids.group as u64])?;
-        }
-        Ok(())
     }
 
     /// Ends a process as the old one ended; its parent is still to wait for it.

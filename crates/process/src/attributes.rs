@@ -1,0 +1,165 @@
+//! Attributes of a process that change how the kernel treats it, and nothing that it computes.
+
+use crate::inject::{Batch, Parasite};
+use crate::{EngineError, Thread};
+use libc::pid_t;
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+const MEMBARRIER_REGISTRATIONS: u64 = 1 << 9;
+/// Registrations of membarrier(2): global, private, of cores, of restartable sequences.
+const REGISTRATIONS: [u64; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
+/// Bits of a mask of NUMA nodes.
+const NODES: usize = 1024;
+const PR_GET_THP_DISABLE: u64 = 42;
+const PR_SET_THP_DISABLE: u64 = 41;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Attributes {
+    /// What the kernel's out-of-memory killer adds.
+    #[serde(default)]
+    pub(crate) oom_score_adj: Option<i32>,
+    #[serde(default)]
+    pub(crate) login: Option<u32>,
+    #[serde(default)]
+    pub(crate) coredump_filter: Option<u32>,
+    /// PR_GET_THP_DISABLE.
+    #[serde(default)]
+    pub(crate) thp_disable: u64,
+    /// MEMBARRIER_CMD_GET_REGISTRATIONS, a bit each.
+    #[serde(default)]
+    pub(crate) membarrier: u64,
+    /// In nanoseconds; 0 if it is not known.
+    #[serde(default)]
+    pub(crate) timer_slack: u64,
+    /// The mode of set_mempolicy(2), and its nodes, a bit each.
+    #[serde(default)]
+    pub(crate) policy: (i32, Vec<u64>),
+}
+
+/// Where the answers to [`ask`] come.
+pub(crate) struct Asked {
+    mode: u64,
+    nodes: u64,
+}
+
+impl Attributes {
+    /// What /proc tells of the process `pid`.
+    pub(crate) fn of(pid: pid_t) -> Attributes {
+        Attributes {
+            oom_score_adj: read(pid, "oom_score_adj").and_then(|text| text.parse().ok()),
+            login: read(pid, "loginuid").and_then(|text| text.parse().ok()),
+            coredump_filter: read(pid, "coredump_filter")
+                .and_then(|text| u32::from_str_radix(&text, 16).ok()),
+            ..Attributes::default()
+        }
+    }
+
+    /// Takes the results of the calls of [`ask`].
+    pub(crate) fn answered(
+        &mut self,
+        pid: pid_t,
+        asked: &Asked,
+        results: [i64; 4],
+    ) -> Result<(), EngineError> {
+        let [thp, membarrier, slack, policy] = results;
+        self.thp_disable = thp.max(0) as u64;
+        self.membarrier = membarrier.max(0) as u64;
+        self.timer_slack = slack.max(0) as u64;
+        if policy == 0 {
+            let (mut mode, mut nodes) = ([0; 4], [0; NODES / 8]);
+            crate::inject::read_exact(pid, asked.mode, &mut mode)?;
+            crate::inject::read_exact(pid, asked.nodes, &mut nodes)?;
+            let words = nodes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            let mut nodes: Vec<u64> = words.collect();
+            nodes.truncate(nodes.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
+            self.policy = (i32::from_le_bytes(mode), nodes);
+        }
+        Ok(())
+    }
+
+    /// Checks what an image says.
+    pub(crate) fn are_possible(&self) -> bool {
+        self.policy.1.len() <= NODES / 64
+            && self.oom_score_adj.is_none_or(|adjust| (-1000..=1000).contains(&adjust))
+    }
+
+    /// Gives a process that has one thread its attributes back. What this machine or user does not
+    /// allow stays as it is.
+    pub(crate) fn set(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
+        if self.thp_disable != 0 {
+            let arguments = [PR_SET_THP_DISABLE, 1, self.thp_disable & !1, 0, 0];
+            batch.attempt("disable huge pages", libc::SYS_prctl, &arguments)?;
+        }
+        for registration in REGISTRATIONS.iter().filter(|bit| self.membarrier & **bit != 0) {
+            let arguments = [*registration, 0, 0];
+            batch.attempt("register for membarrier", libc::SYS_membarrier, &arguments)?;
+        }
+        if self.timer_slack != 0 {
+            let arguments = [libc::PR_SET_TIMERSLACK as u64, self.timer_slack];
+            batch.attempt("set its timer slack", libc::SYS_prctl, &arguments)?;
+        }
+        let (mode, nodes) = &self.policy;
+        if *mode != 0 {
+            let mut mask = nodes.clone();
+            mask.resize(NODES / 64, 0);
+            let bytes: Vec<u8> = mask.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let arguments = [*mode as u64, batch.put(&bytes)?, NODES as u64];
+            batch.attempt("set its memory policy", libc::SYS_set_mempolicy, &arguments)?;
+        }
+        Ok(())
+    }
+
+    /// The same of those that are files in /proc. The process sets its login itself: nobody else can.
+    /// One that is not root's gets by a forged image what its user may have: no login of another's, and
+    /// no more protection from the out-of-memory killer than there is.
+    pub(crate) fn write(
+        &self,
+        thread: &mut Thread,
+        parasite: Parasite,
+        of_root: bool,
+    ) -> Result<(), EngineError> {
+        let pid = thread.pid();
+        let now = Attributes::of(pid);
+        let least = if of_root { None } else { now.oom_score_adj };
+        let adjust = self.oom_score_adj.max(least.filter(|_| self.oom_score_adj.is_some()));
+        if let Some(adjust) = adjust.filter(|_| adjust != now.oom_score_adj) {
+            let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), adjust.to_string());
+        }
+        if let Some(filter) =
+            self.coredump_filter.filter(|_| now.coredump_filter != self.coredump_filter)
+        {
+            let _ = fs::write(format!("/proc/{pid}/coredump_filter"), format!("{filter:#x}"));
+        }
+        if let Some(login) = self.login.filter(|_| of_root && now.login != self.login) {
+            parasite.attempt_to_write(
+                thread,
+                c"/proc/self/loginuid",
+                login.to_string().as_bytes(),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Asks a process, or one that has inherited the answers, by four calls, the last of `batch`.
+pub(crate) fn ask(batch: &mut Batch<'_>) -> Result<Asked, EngineError> {
+    batch.attempt(
+        "read its use of huge pages",
+        libc::SYS_prctl,
+        &[PR_GET_THP_DISABLE, 0, 0, 0, 0],
+    )?;
+    let arguments = [MEMBARRIER_REGISTRATIONS, 0, 0];
+    batch.attempt("read its membarriers", libc::SYS_membarrier, &arguments)?;
+    let slack = libc::PR_GET_TIMERSLACK as u64;
+    batch.attempt("read its timer slack", libc::SYS_prctl, &[slack, 0, 0, 0, 0])?;
+    let asked = Asked { mode: batch.put(&[0; 8])?, nodes: batch.put(&[0; NODES / 8])? };
+    let arguments = [asked.mode, asked.nodes, NODES as u64, 0, 0];
+    batch.attempt("read its memory policy", libc::SYS_get_mempolicy, &arguments)?;
+    Ok(asked)
+}
+
+fn read(pid: pid_t, file: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
+    Some(text.trim().to_owned())
+}

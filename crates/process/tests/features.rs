@@ -1,0 +1,36 @@
+//! Programs with one feature each, which they watch: captured at some moment, killed, and brought
+//! back. Each says `wrong` when its feature is not what it was.
+
+mod support;
+
+use support::survive::{as_an_ordinary_user, command_survives_for};
+use support::{Folder, alone, build};
+
+fn survives(feature: &str) {
+    let _alone = alone();
+    let folder = Folder::new(&format!("feature-{feature}"));
+    let program = build(&folder, "features.c", &["-pthread"]);
+    command_survives_for(&folder, &[program.to_str().unwrap(), feature], 60);
+}
+
+macro_rules! features {
+    ($($feature:ident)*) => {$(
+        #[test]
+        fn $feature() {
+            survives(stringify!($feature));
+        }
+    )*};
+}
+
+features! {
+    attributes dumpable undumpable
+    sessions ended_leader subreaper
+    stopped trap
+    removed_folder removed_folder_that_is_open folder_of_ended removed_device
+    lock_owner
+}
+
+#[test]
+fn ordinary_users_have_them_too() {
+    as_an_ordinary_user();
+}
