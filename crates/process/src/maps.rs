@@ -26,6 +26,8 @@ pub(crate) struct Mapping {
     pub(crate) name: String,
     /// The two-letter flags of smaps, if that was what was read.
     pub(crate) flags: Vec<String>,
+    /// Its file comes back, though no name leads to it.
+    pub(crate) comes_back: bool,
 }
 
 impl Mapping {
@@ -72,6 +74,7 @@ impl Mapping {
             inode: inode.parse().ok()?,
             name: unescaped(rest.trim_start()),
             flags: Vec::new(),
+            comes_back: false,
         })
     }
 }

@@ -142,6 +142,23 @@ impl Scanner {
 
     /// Returns as many regions as there is room for; if there are fewer, there are no more.
     fn ask(&mut self, (start, end): Run, wanted: &Wanted) -> io::Result<&[Region]> {
+        self.ask_for((start, end), wanted, 0)
+    }
+
+    /// Returns whether one page of `range` is wanted; `false`, too, where the kernel cannot tell.
+    ///
+    /// # Errors
+    ///
+    /// As [`Scanner::runs`].
+    pub(crate) fn has(&mut self, range: Run, wanted: &Wanted) -> io::Result<bool> {
+        match self.ask_for(range, wanted, 1) {
+            Err(error) if cannot_tell(&error) => Ok(false),
+            told => told.map(|regions| !regions.is_empty()),
+        }
+    }
+
+    /// Returns what is found until there are `most` pages, if that is not 0.
+    fn ask_for(&mut self, (start, end): Run, wanted: &Wanted, most: u64) -> io::Result<&[Region]> {
         let mut request = Request {
             size: size_of::<Request>() as u64,
             flags: wanted.flags,
@@ -149,6 +166,7 @@ impl Scanner {
             end,
             regions: self.regions.as_mut_ptr() as u64,
             regions_len: self.regions.len() as u64,
+            max_pages: most,
             inverted: wanted.inverted,
             all_of: wanted.all,
             any_of: wanted.any,

@@ -342,7 +342,7 @@ impl Saved {
         match &self.backing {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
             Backing::Object(number) => require(*number != 0, "a mapping of no object"),
-            Backing::Description(_) => require(self.shared, "a private mapping by description"),
+            Backing::Description(_) => Ok(()),
             Backing::Segment(id) => require(self.shared && *id >= 0, "an impossible segment"),
             Backing::Anonymous => require(!self.shared, "shared memory without its object"),
             Backing::Kernel { name, .. } => {

@@ -204,6 +204,22 @@ static void subreaper(void) {
     await(5);
 }
 
+// The terminal's owner and permissions, which root may have given away.
+static void terminal_owner(void) {
+    static int slave;
+    struct stat found;
+    if (!begun) {
+        int master = posix_openpt(O_RDWR | O_NOCTTY);
+        REQUIRE(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+        REQUIRE((slave = open(ptsname(master), O_RDWR | O_NOCTTY)) >= 0);
+        REQUIRE(fchmod(slave, 0604) == 0 && (geteuid() || fchown(slave, 1234, 1235) == 0));
+    }
+    REQUIRE(fstat(slave, &found) == 0);
+    SAME(found.st_mode & 0777, 0604);
+    KEEP(0, found.st_uid);
+    if (geteuid() == 0) KEEP(1, found.st_gid);
+}
+
 // Stopped, and its parent has not been told.
 static void stopped(void) {
     static pid_t child;
@@ -433,6 +449,21 @@ static void lock_owner(void) {
     REQUIRE(strstr(text, mine));
 }
 
+// A file whose first name was removed, and which has another one.
+static void other_name(void) {
+    static int fd;
+    struct stat found;
+    if (!begun) {
+        char name[] = "/tmp/kedge-features-XXXXXX", other[64];
+        fd = mkstemp(name);
+        snprintf(other, sizeof other, "%s-other", name);
+        REQUIRE(fd >= 0 && write(fd, "x", 1) == 1 && link(name, other) == 0 && unlink(name) == 0);
+    }
+    REQUIRE(fstat(fd, &found) == 0);
+    KEEP(0, found.st_ino);
+    SAME(found.st_nlink, 1);
+}
+
 // Descriptors of one process that has ended are descriptors of one process.
 static void ended_pidfds(void) {
     static int fds[4];
@@ -455,11 +486,11 @@ static void ended_pidfds(void) {
 
 static const struct { const char *name; void (*look)(void); } FEATURES[] = {
     {"attributes", attributes}, {"dumpable", dumpable}, {"undumpable", undumpable}, {"sessions", sessions},
-    {"ended_leader", ended_leader}, {"subreaper", subreaper}, {"stopped", stopped}, {"trap", trap},
+    {"ended_leader", ended_leader}, {"subreaper", subreaper}, {"terminal_owner", terminal_owner}, {"stopped", stopped}, {"trap", trap},
     {"removed_folder", removed_folder}, {"removed_folder_that_is_open", removed_folder_that_is_open},
     {"folder_of_ended", folder_of_ended}, {"removed_device", removed_device}, {"advice", advice},
     {"droppable", droppable}, {"private_views", private_views}, {"program_in_memory", program_in_memory},
-    {"lock_owner", lock_owner}, {"ended_pidfds", ended_pidfds},
+    {"lock_owner", lock_owner}, {"other_name", other_name}, {"ended_pidfds", ended_pidfds},
 };
 
 int main(int argc, char **argv) {

@@ -86,7 +86,7 @@ pub(super) fn runs(
     mapping: &Mapping,
 ) -> Result<Vec<Run>, EngineError> {
     // What no name leads to is saved whole: nobody could map it again.
-    if mapping.deleted() {
+    if mapping.deleted() && !mapping.comes_back {
         return Ok(vec![(mapping.start, mapping.end)]);
     }
     touched(pid, pages, mapping)

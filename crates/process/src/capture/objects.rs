@@ -239,6 +239,7 @@ mod tests {
                 inode: 5,
                 name: String::new(),
                 flags: Vec::new(),
+                comes_back: false,
             },
         };
         let views = [view(1, 0x10000, 0, 4), view(2, 0x80000, 0x2000, 8)];

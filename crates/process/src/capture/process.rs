@@ -11,6 +11,7 @@ use crate::attributes::Attributes;
 use crate::freeze::{FrozenClone, beside};
 use crate::home::Ways;
 use crate::maps::{self, Mapping};
+use crate::pagemap::{Scanner, Wanted};
 use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
 use crate::state::*;
@@ -31,8 +32,9 @@ use std::os::unix::fs::MetadataExt;
 /// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
 const NOT_INHERITED: &str = "dc";
 
-/// The flag of those whose pages a clone has as zeros.
-const WIPED: &str = "wf";
+/// The flag of those whose pages the kernel may drop: what random numbers are made of must not come
+/// twice, so none of it is stored.
+const DROPPABLE: &str = "dp";
 
 /// Resource limits by number, as /proc/PID/limits names them.
 const LIMITS: [&str; 16] = [
@@ -73,12 +75,15 @@ pub(super) fn hold(
     let pid = process.main.pid();
     let status = Status::of(pid)?;
     refuse::process(pid)?;
-    let mappings = with_locks(pid, &status, mappings)?;
+    let mut mappings = with_locks(pid, &status, mappings)?;
     let vdso = Vdso::among(pid, &mappings)?;
     let mut state = describe(process, ids, &status, &common.lookup)?;
     state.cwd_removed = removed_folder(pid, common.descriptors);
     (state.files, state.mappings) =
         describe_mappings(pid, &mappings, common, objects, &mut session.shared, &vdso)?;
+    for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
+        mapping.comes_back = matches!(saved.backing, Backing::Description(_));
+    }
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
     guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
     let ways = Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status));
@@ -200,8 +205,7 @@ fn removed_folder(pid: pid_t, descriptors: &plugins::Saved) -> Option<RemovedFol
     let link = proc::link(pid, "cwd").ok()?;
     let folder = fs::metadata(format!("/proc/{pid}/cwd"));
     // One of /proc cannot even be looked at when its process has ended.
-    let gone = folder.as_ref().map_or(true, |folder| folder.nlink() == 0);
-    if !(gone && link.as_os_str().as_bytes().ends_with(REMOVED)) {
+    if !link.as_os_str().as_bytes().ends_with(REMOVED) || link.symlink_metadata().is_ok() {
         return None;
     }
     let description =
@@ -286,13 +290,14 @@ fn describe_mappings(
     Ok((files.list, saved))
 }
 
-/// The open file description that a shared mapping is a mapping of. One that the process has closed
-/// is another matter.
+/// The open file description that a mapping is a mapping of: one of shared memory, or of a file without
+/// a name. One that the process has closed is another matter.
 fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
     let (major, minor) = mapping.device.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     let device = libc::makedev(number(major)?, number(minor)?);
-    let kind = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
+    let shared = mapping.shared && mapping.inode != 0 && mapping.path() != Some("/dev/zero");
+    let kind = shared || mapping.deleted();
     kind.then(|| descriptors.description_of(device, mapping.inode))?
 }
 
@@ -433,7 +438,8 @@ fn describe_thread(
 }
 
 impl Held {
-    /// Stores what the clone has not inherited, and notes those mappings.
+    /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and notes
+    /// those mappings.
     fn store_not_inherited(
         &mut self,
         status: &Status,
@@ -442,23 +448,31 @@ impl Held {
         let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
         let pid = self.state.ids.pid;
         // Whoever has mappings of the same size in all has inherited every one.
-        if proc::mapped_kib(clone.pid()) == Some(status.kib("VmSize")) {
-            return Ok(());
-        }
-        let inherited: BTreeMap<u64, u64> =
-            maps::of(clone.pid())?.into_iter().map(|m| (m.start, m.end)).collect();
+        let all = proc::mapped_kib(clone.pid()) == Some(status.kib("VmSize"));
+        let there = if all { Vec::new() } else { maps::of(clone.pid())? };
+        let there: BTreeMap<u64, u64> = there.into_iter().map(|m| (m.start, m.end)).collect();
+        let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
+        let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
+        let mut pages = Pages::of(proc::reach(pid), clone.pid()).map_err(failed)?;
         let mut chunks = Vec::new();
         for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
-            if inherited.get(&mapping.start) == Some(&mapping.end) || !memory::own(mapping) {
+            if !memory::own(mapping) {
+                continue;
+            }
+            if !inherited(mapping) {
+                saved.flags.push(NOT_INHERITED.to_owned());
+            } else if !pages.are_wiped(mapping).map_err(failed)? {
                 continue;
             }
             self.written.push(mapping.start);
-            saved.flags.push(NOT_INHERITED.to_owned());
             memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
         }
         if chunks.is_empty() {
             return Ok(());
         }
+        let written = self.mappings.iter().filter(|m| self.written.contains(&m.start));
+        let written: Vec<_> = written.map(|mapping| (mapping.start, mapping.end)).collect();
+        self.state.guards = guards::among(proc::reach(pid), &written)?;
         // Otherwise the file is made when the job goes on again: a disk may be slow.
         let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
         let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
@@ -474,11 +488,34 @@ impl Held {
     }
 }
 
-/// The mappings of which nothing is to be stored: those that are stored already, and those that come
-/// back wiped.
+/// Which pages a process and its clone have.
+struct Pages {
+    own: Scanner,
+    clone: Scanner,
+}
+
+impl Pages {
+    fn of(pid: pid_t, clone: pid_t) -> std::io::Result<Pages> {
+        Ok(Pages { own: Scanner::of(pid)?, clone: Scanner::of(clone)? })
+    }
+
+    /// Whether the clone has none of the pages of a mapping that has some.
+    fn are_wiped(&mut self, mapping: &Mapping) -> std::io::Result<bool> {
+        // Nobody can ask for it in a mapping of a file.
+        if mapping.inode != 0 {
+            return Ok(false);
+        }
+        let range = (mapping.start, mapping.end);
+        Ok(!self.clone.has(range, &Wanted::OWN)? && self.own.has(range, &Wanted::OWN)?)
+    }
+}
+
+/// The mappings of which nothing is to be stored: those that are stored already, and those that the
+/// kernel may drop.
 pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
-    let wiped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == WIPED);
-    let all = state.mappings.iter().filter(|saved| wiped(saved) || written.contains(&saved.start));
+    let dropped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == DROPPABLE);
+    let all =
+        state.mappings.iter().filter(|saved| dropped(saved) || written.contains(&saved.start));
     all.map(|saved| (saved.start, saved.end)).collect()
 }
 

@@ -62,17 +62,20 @@ impl Held {
             Memory::Clone(clone, changes) => {
                 let write = || {
                     queries::ask_clone(&clone, &mappings, &mut state)?;
-                    state.guards = guards::of(clone.pid(), &mappings)?;
+                    // It has not inherited those of the mappings that are written already.
+                    state.guards.extend(guards::of(clone.pid(), &mappings)?);
+                    state.guards.sort_unstable();
                     let flags = flags_of(clone.pid());
                     let Some(changes) = changes else {
                         let chunks = memory::chunks(&clone, &mappings, &written)?;
                         writer.expect(chunks.iter().map(memory::Chunk::length).sum());
                         memory::write(&clone, &chunks, &writer, codec, search)?;
                         process::add_flags(told(flags, pid)?, &mut state);
-                        return Ok(());
+                        return forget(&state, &writer);
                     };
                     // Which mappings are wiped has to be known first.
                     process::add_flags(told(flags, pid)?, &mut state);
+                    forget(&state, &writer)?;
                     let chunks = refer(changes, &state, &written, &writer)?;
                     memory::write(&clone, &chunks, &writer, codec, search)
                 };
@@ -82,13 +85,18 @@ impl Held {
                 // While the flags are being told, which takes as long.
                 changes.store(0, &writer, codec, |at, bytes| search.look(at, bytes))?;
                 process::add_flags(told(flags, pid)?, &mut state);
-                let except = process::except(&state, &[]);
-                except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?;
-                changes.refer(0, &except, &writer)?;
+                forget(&state, &writer)?;
+                changes.refer(0, &process::except(&state, &[]), &writer)?;
             }
         }
         Ok((state, writer))
     }
+}
+
+/// Takes out what was stored and is not to be in the image.
+fn forget(state: &ProcessState, writer: &ImageWriter) -> Result<(), EngineError> {
+    let except = process::except(state, &[]);
+    Ok(except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?)
 }
 
 /// The last of a process's file: its state.

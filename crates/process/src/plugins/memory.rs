@@ -106,8 +106,15 @@ fn make(memfd: &Memfd, world: &mut World) -> Result<(), PluginError> {
     let file = File::from(file);
     contents::copy(&saved, &file).to(|| "fill a memfd")?;
     fchmod(&file, Mode::from_raw_mode(memfd.mode & 0o7777)).to(|| "set a memfd's mode")?;
+    // Whoever opens it once more for writing keeps others from running it.
+    let mut original = Some(file.try_clone().to(|| "make a memfd")?);
     for &(description, offset) in &memfd.opened {
-        let fd = open::through(&file, world.flags(description)?)?;
+        let flags = world.flags(description)?;
+        let same = flags & (libc::O_ACCMODE | libc::O_PATH) as u32 == libc::O_RDWR as u32;
+        let fd = match original.take_if(|_| same) {
+            Some(original) => original.into(),
+            None => open::through(&file, flags)?,
+        };
         if world.flags(description)? & libc::O_PATH as u32 == 0 {
             seek(&fd, SeekFrom::Start(offset))
                 .map_err(|e| damaged(format!("offset {offset}: {e}")))?;

@@ -7,6 +7,7 @@ use crate::plugins::world::{Argument, World};
 use crate::plugins::{Claim, Plugin, procfs, sys};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 
 #[derive(Debug)]
@@ -17,6 +18,9 @@ struct Saved {
     description: u32,
     /// As the job knows it; `None`: it has ended.
     target: Option<i32>,
+    /// The number of the file, by which those of one ended process are known.
+    #[serde(default)]
+    file: u64,
 }
 
 pub(crate) fn is_one(file: &Found) -> bool {
@@ -44,18 +48,25 @@ impl Plugin for Pidfd {
         mine: &[usize],
     ) -> Result<Option<Value>, PluginError> {
         let saved = |index: &usize| {
-            Ok(Saved { description: *index as u32, target: target(capture, *index) })
+            let file = capture.file(*index).stat.inode;
+            Ok(Saved { description: *index as u32, target: target(capture, *index), file })
         };
         state(mine.iter().map(saved))
     }
 
     fn restart(&self, state: Value, world: &mut World) -> Result<(), PluginError> {
+        let mut files: BTreeMap<u64, Vec<Saved>> = BTreeMap::new();
         for saved in world.parse::<Vec<Saved>>(state)? {
-            let fd = sys::ended_process().to(|| "make a pidfd")?;
-            world.made(saved.description, fd)?;
-            if let Some(target) = saved.target {
-                world.personal(saved.description);
-                open_late(saved.description, target, world)?;
+            files.entry(saved.file).or_default().push(saved);
+        }
+        for of_one in files.into_values() {
+            let fds = sys::ended_process(of_one.len()).to(|| "make a pidfd")?;
+            for (saved, fd) in of_one.into_iter().zip(fds) {
+                world.made(saved.description, fd)?;
+                if let Some(target) = saved.target {
+                    world.personal(saved.description);
+                    open_late(saved.description, target, world)?;
+                }
             }
         }
         Ok(())

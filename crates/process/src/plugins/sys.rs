@@ -103,8 +103,8 @@ pub(crate) fn signalfd(mask: u64) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_signalfd4, -1, mask, 8, libc::SFD_CLOEXEC) })
 }
 
-/// The pidfd of a process that has ended.
-pub(crate) fn ended_process() -> io::Result<OwnedFd> {
+/// Several pidfds of one process that has ended.
+pub(crate) fn ended_process(count: usize) -> io::Result<Vec<OwnedFd>> {
     // SAFETY: the child does nothing but end.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -116,11 +116,12 @@ pub(crate) fn ended_process() -> io::Result<OwnedFd> {
     }
     // SAFETY: plain calls with this process's own child, which nobody else waits for.
     unsafe {
-        let pidfd = owned(libc::syscall(libc::SYS_pidfd_open, child, 0));
+        let open = |_| owned(libc::syscall(libc::SYS_pidfd_open, child, 0));
+        let pidfds: io::Result<Vec<OwnedFd>> = (0..count).map(open).collect();
         while libc::waitpid(child, std::ptr::null_mut(), 0) == -1
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
         {}
-        pidfd
+        pidfds
     }
 }
 

@@ -116,9 +116,14 @@ fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, Fil
         let made = descriptors.descriptors.get(index as usize);
         let made = made.ok_or(EngineError::Nonsense("a mapping of no description"))?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", made.as_raw_fd()));
-        let writable = OpenOptions::new().read(true).write(true).open(&path);
         let what = "open it, which the program had mapped";
-        let mut file = writable.or_else(|_| File::open(&path)).map_err(failed(&path, what))?;
+        let mut file = if allows_all(made) {
+            // Nobody could run a file that is open for writing once more.
+            File::from(made.try_clone().map_err(failed(&path, what))?)
+        } else {
+            let writable = OpenOptions::new().read(true).write(true).open(&path);
+            writable.or_else(|_| File::open(&path)).map_err(failed(&path, what))?
+        };
         if file.metadata().is_ok_and(|found| found.file_type().is_char_device()) {
             // What a driver showed there (NVIDIA's shows its management library a page of readings) it shows to nobody
             // who has not asked this open file for it: zeros tell that there is nothing.
@@ -129,6 +134,13 @@ fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, Fil
         mapped.insert(index, file);
     }
     Ok(mapped)
+}
+
+/// Whether it was opened for reading and writing.
+fn allows_all(made: &OwnedFd) -> bool {
+    let allowed = OFlags::RDWR | OFlags::PATH;
+    rustix::fs::fcntl_getfl(made)
+        .is_ok_and(|flags| flags & (OFlags::ACCMODE | OFlags::PATH) == allowed - OFlags::PATH)
 }
 
 /// As many descriptors as may be: each mapped file needs one for a moment.

@@ -14,6 +14,7 @@ use crate::plugins::Argument;
 use crate::state::{Backing, Hex, ProcessState, SIGNALS, Saved};
 use kedge_image::Layers;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 pub(super) struct Rebuilding<'a> {
     pub(super) state: &'a ProcessState,
@@ -23,6 +24,8 @@ pub(super) struct Rebuilding<'a> {
     pub(super) lazy: bool,
 }
 
+/// Since Linux 6.11.
+const MAP_DROPPABLE: i32 = 8;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_SET_VMA_ANON_NAME: u64 = 0;
 /// Since Linux 6.13.
@@ -90,6 +93,9 @@ impl Rebuilding<'_> {
                 Backing::Description(index) => self.inherited.description(*index)? as u64,
                 Backing::Object(number) => self.inherited.object(*number)? as u64,
             };
+            if has("dp") && is_droppable_known() {
+                flags = libc::MAP_FIXED | libc::MAP_ANONYMOUS | MAP_DROPPABLE;
+            }
             for (flag, bit) in [("gd", libc::MAP_GROWSDOWN), ("nr", libc::MAP_NORESERVE)] {
                 if has(flag) {
                     flags |= bit;
@@ -203,6 +209,20 @@ impl Rebuilding<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether this kernel has memory that it may drop. Where it has none, such a mapping is wiped by a
+/// fork, and otherwise as any other.
+fn is_droppable_known() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let flags = libc::MAP_ANONYMOUS | MAP_DROPPABLE;
+        // SAFETY: a new page, which nobody uses, is mapped and unmapped again.
+        unsafe {
+            let page = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0);
+            page != libc::MAP_FAILED && libc::munmap(page, 4096) == 0
+        }
+    })
 }
 
 /// What a mapping must allow while it is being filled.

@@ -44,7 +44,8 @@ pub(super) fn rebuild(
     batch.run()?;
     timers::make(&state.posix_timers, &mut leader, parasite)?;
     set_trap(&mut leader, parasite, state)?;
-    queue_traps(&mut leader, parasite, state)?;
+    let all = std::iter::once(&mut leader).chain(&mut others).zip(&state.threads);
+    queue_traps(all, parasite, state)?;
     set_dumpable(&mut leader, parasite, state)?;
     parasite.remove(&mut leader)?;
     let mut threads = vec![leader];
@@ -150,24 +151,26 @@ fn queueing(pid: pid_t, tid: Option<pid_t>, signal: i32, at: u64) -> (i64, [u64;
     }
 }
 
-/// Those of the trap's signal, after the last batch, which would take one for its end.
-fn queue_traps(
-    leader: &mut Thread,
+/// Those of the trap's signal, after the last batch, which would take one for its end. Each thread
+/// queues its own: the kernel lets no other do that.
+fn queue_traps<'a>(
+    threads: impl Iterator<Item = (&'a mut Thread, &'a ThreadState)>,
     parasite: Parasite,
     state: &ProcessState,
 ) -> Result<(), EngineError> {
-    let of_threads = state
-        .threads
-        .iter()
-        .flat_map(|thread| thread.pending.iter().map(move |signal| (Some(thread.tid), signal)));
-    for (tid, Hex(bytes)) in state.pending.iter().map(|signal| (None, signal)).chain(of_threads) {
-        if number(bytes)? == libc::SIGTRAP {
-            let pid = state.ids.pid;
-            // Batches let it through.
-            sys::set_signal_mask(pid, u64::MAX)?;
-            sys::write(pid, parasite.data(), bytes)?;
-            let (call, arguments) = queueing(pid, tid, libc::SIGTRAP, parasite.data());
-            parasite.call(leader, QUEUE, call, &arguments)?;
+    let pid = state.ids.pid;
+    for (thread, saved) in threads {
+        let shared = state.pending.iter().filter(|_| saved.tid == pid).map(|signal| (None, signal));
+        let own = saved.pending.iter().map(|signal| (Some(saved.tid), signal));
+        for (tid, Hex(bytes)) in shared.chain(own) {
+            if number(bytes)? == libc::SIGTRAP {
+                // Batches let it through.
+                thread.leave_home()?;
+                sys::set_signal_mask(saved.tid, u64::MAX)?;
+                sys::write(pid, parasite.data(), bytes)?;
+                let (call, arguments) = queueing(pid, tid, libc::SIGTRAP, parasite.data());
+                parasite.call(thread, QUEUE, call, &arguments)?;
+            }
         }
     }
     Ok(())

@@ -403,8 +403,19 @@ mod tests {
         let (device, name) = ("00:01".to_owned(), "/dev/zero (deleted)".to_owned());
         let (inode, protection, flags) = (7, libc::PROT_READ, Vec::new());
         let end = start + length;
-        let mapping =
-            Mapping { start, end, protection, shared: true, offset, device, inode, name, flags };
+        let (shared, comes_back) = (true, false);
+        let mapping = Mapping {
+            start,
+            end,
+            protection,
+            shared,
+            offset,
+            device,
+            inode,
+            name,
+            flags,
+            comes_back,
+        };
         View { pid, mapping }
     }
 

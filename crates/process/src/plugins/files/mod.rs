@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -160,6 +161,22 @@ fn unlinked(file: &Found) -> bool {
     file.stat.links == 0 || found.ok() != Some((file.stat.device, file.stat.inode))
 }
 
+/// Another name of a file whose own was removed, in the same folder: of temporary files that were
+/// given their names by links.
+fn other_name(file: &Found) -> Option<PathBuf> {
+    const MOST: usize = 10_000;
+    if file.stat.links == 0 || file.stat.kind() != libc::S_IFREG {
+        return None;
+    }
+    let path = path(file);
+    let names = fs::read_dir(path.parent()?).ok()?.flatten().take(MOST);
+    let same = |name: &fs::DirEntry| {
+        let found = || Some(Stat::of(&fs::symlink_metadata(name.path()).ok()?));
+        name.ino() == file.stat.inode && found().is_some_and(|found| found.is(&file.stat))
+    };
+    names.into_iter().find(same).map(|name| name.path())
+}
+
 /// Whether its contents go with the image.
 fn has_contents(file: &Found, job: &Job) -> bool {
     if file.stat.kind() != libc::S_IFREG {
@@ -187,9 +204,11 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     let best = opened.iter().find(|index| !job.files[**index].is_path_only());
     let file = &job.files[*best.unwrap_or(&opened[0])];
     let unlinked = unlinked(file);
+    let elsewhere = unlinked.then(|| other_name(file)).flatten();
+    let unlinked = unlinked && elsewhere.is_none();
     let (mut contents, mut size, mut companions) = (None, file.stat.size, Vec::new());
     let wanted = opened.iter().any(|index| has_contents(&job.files[*index], job));
-    let path = path(file);
+    let path = elsewhere.clone().unwrap_or_else(|| path(file));
     let if_gone = !wanted && is_passing(file, job);
     if (wanted || if_gone) && !is_made_by_kernel(capture, *best.unwrap_or(&opened[0]))? {
         // Somebody outside of the job may be writing, too: its size is that of the copy.
@@ -206,7 +225,7 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Inode, PluginError> {
     }
     let opened = opened.iter().map(|index| {
         let file = &job.files[*index];
-        let path = SavedPath(self::path(file));
+        let path = SavedPath(elsewhere.clone().unwrap_or_else(|| self::path(file)));
         Opened { description: *index as u32, path, offset: file.info.position }
     });
     let (mode, modified, identity) =
