@@ -111,19 +111,11 @@ impl Attributes {
     }
 
     /// The same of those that are files in /proc. The process sets its login itself: nobody else can.
-    /// One that is not root's gets by a forged image what its user may have: no login of another's, and
-    /// no more protection from the out-of-memory killer than there is.
-    pub(crate) fn write(
-        &self,
-        thread: &mut Thread,
-        parasite: Parasite,
-        of_root: bool,
-    ) -> Result<(), EngineError> {
+    pub(crate) fn write(&self, thread: &mut Thread, parasite: Parasite) -> Result<(), EngineError> {
         let pid = thread.pid();
         let now = Attributes::of(pid);
-        let least = if of_root { None } else { now.oom_score_adj };
-        let adjust = self.oom_score_adj.max(least.filter(|_| self.oom_score_adj.is_some()));
-        if let Some(adjust) = adjust.filter(|_| adjust != now.oom_score_adj) {
+        if let Some(adjust) = self.oom_score_adj.filter(|_| now.oom_score_adj != self.oom_score_adj)
+        {
             let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), adjust.to_string());
         }
         if let Some(filter) =
@@ -131,7 +123,7 @@ impl Attributes {
         {
             let _ = fs::write(format!("/proc/{pid}/coredump_filter"), format!("{filter:#x}"));
         }
-        if let Some(login) = self.login.filter(|_| of_root && now.login != self.login) {
+        if let Some(login) = self.login.filter(|_| now.login != self.login) {
             parasite.attempt_to_write(
                 thread,
                 c"/proc/self/loginuid",

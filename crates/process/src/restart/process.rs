@@ -73,8 +73,7 @@ impl Rebuilding<'_> {
         set_actions(&mut batch, self.state)?;
         self.state.attributes.set(&mut batch)?;
         batch.run()?;
-        let of_root = self.state.credentials.uids == [0; 4];
-        self.state.attributes.write(thread, parasite, of_root)?;
+        self.state.attributes.write(thread, parasite)?;
         Ok(kernel.detour())
     }
 
