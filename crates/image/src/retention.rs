@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -177,9 +178,11 @@ fn is_pinned(folder: &Path) -> bool {
 
 /// Removes all but the newest `keep` images of `job` in `parent`, and what its dead writers left; what
 /// was removed. An image on which a kept one builds is kept; so is one that is damaged, which is
-/// for its owner to judge.
+/// for its owner to judge. Another user's images neither count nor go: where several write to one
+/// folder, root could remove them all.
 pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, ImageError> {
     let all = catalogue(parent)?;
+    let mine = |folder: &Path, manifest: &Manifest| manifest.job == job && is_own(folder);
     let images: Vec<(&Path, &Manifest)> = all
         .iter()
         .filter_map(|found| match &found.state {
@@ -187,14 +190,14 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
             _ => None,
         })
         .collect();
-    let kept = images.iter().filter(|(_, m)| m.job == job).take(keep.max(1));
-    let others = images.iter().filter(|(_, m)| m.job != job);
+    let kept = images.iter().filter(|(path, m)| mine(path, m)).take(keep.max(1));
+    let others = images.iter().filter(|(path, m)| !mine(path, m));
     let needed = with_parents(&images, kept.chain(others).map(|(path, _)| *path));
     let old = images
         .iter()
-        .filter(|(path, m)| m.job == job && !needed.contains(path) && !is_pinned(path));
+        .filter(|(path, m)| mine(path, m) && !needed.contains(path) && !is_pinned(path));
     let left = all.iter().filter(|found| {
-        let of_job = manifest::number(&found.folder, job).is_some();
+        let of_job = manifest::number(&found.folder, job).is_some() && is_own(&found.folder);
         of_job && matches!(found.state, State::Unfinished) && is_settled(&found.folder)
     });
     // The newest first: what is left over by a crash has its parents still.
@@ -204,6 +207,12 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
         erase(folder)?;
     }
     Ok(go.into_iter().map(Path::to_owned).collect())
+}
+
+/// Whether `folder` is the caller's.
+fn is_own(folder: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    folder.symlink_metadata().is_ok_and(|metadata| metadata.uid() == own)
 }
 
 /// `kept` and all that they build on.
@@ -349,6 +358,24 @@ mod tests {
         // Never the last one.
         retain(&folder.0, "a", 0).unwrap();
         assert_eq!(folder.names()[0], "a-0004");
+    }
+
+    #[test]
+    fn another_users_images_neither_count_nor_go() {
+        assert!(rustix::process::geteuid().is_root(), "only root can make another user's images");
+        let folder = Folder::new("owners");
+        for number in 1..=6 {
+            let image = folder.image("a", number, None);
+            let owner = if number % 2 == 0 { 65534 } else { 0 };
+            std::os::unix::fs::chown(&image, Some(owner), None).unwrap();
+        }
+        let dead = Claim::new(&folder.0, "a").unwrap();
+        std::os::unix::fs::chown(dead.folder(), Some(65534), None).unwrap();
+        age(dead.folder());
+        drop(dead);
+        assert_eq!(retain(&folder.0, "a", 2).unwrap(), [folder.0.join("a-0001")]);
+        let left = ["a-0002", "a-0003", "a-0004", "a-0005", "a-0006", "a-0007"];
+        assert_eq!(folder.names(), left);
     }
 
     #[test]
