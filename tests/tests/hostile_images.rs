@@ -257,7 +257,8 @@ fn what_a_user_could_not_have_had_is_refused_by_name() {
 fn files_and_folders_of_others_are_refused() {
     let captured = Captured::by(User::Nobody, "hiowner");
     let file = |image: &Path| image.join("job.kimg");
-    let cases: [(&str, &dyn Fn(&Path)); 5] = [
+    type Change<'a> = &'a dyn Fn(&Path);
+    let cases: [(&str, Change<'_>); 5] = [
         ("mixed", &|image| chown(file(image), Some(0), Some(0)).unwrap()),
         ("mixed", &|image| chown(image, Some(0), Some(0)).unwrap()),
         ("group", &|image| fs::set_permissions(image, Permissions::from_mode(0o770)).unwrap()),

@@ -275,7 +275,8 @@ mod tests {
         let socket = |path: &Path| drop(std::os::unix::net::UnixListener::bind(path).unwrap());
         let zero = |path: &Path| symlink("/dev/zero", path).unwrap();
         let copy = |path: &Path| symlink(path.with_extension("kept"), path).unwrap();
-        let kinds: [(&str, &dyn Fn(&Path)); 5] = [
+        type Make<'a> = &'a dyn Fn(&Path);
+        let kinds: [(&str, Make<'_>); 5] = [
             ("a FIFO", &fifo),
             ("a socket", &socket),
             ("a link to a device", &zero),

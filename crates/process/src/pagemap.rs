@@ -120,7 +120,7 @@ impl Scanner {
         let mut at = start;
         while at < end {
             let told = self.ask((at, end), wanted)?;
-            for region in &told[..] {
+            for region in told {
                 if region.start < at || region.start >= region.end || region.end > end {
                     let what = format!("the kernel told pages {region:x?} out of order at {at:#x}");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));

@@ -159,7 +159,7 @@ impl Full {
     }
 
     /// It reads all, and finds all of it.
-    fn is_well(mut self, fate: Fate) {
+    fn ends_well(mut self, fate: Fate) {
         self.wait_until_alone();
         std::fs::write(self.folder.path("go"), "").unwrap();
         assert_eq!(self.running.lines(1), ["well"], "{fate:?}");
@@ -183,7 +183,7 @@ fn a_checkpoint_that_fails_takes_nothing() {
     for fate in failed.into_iter().chain(full) {
         let full = Full::start(&program, "flight-job");
         capture(full.pid(), &full.image, fate);
-        full.is_well(fate);
+        full.ends_well(fate);
     }
 }
 
@@ -196,7 +196,7 @@ fn a_supervisor_that_is_killed_in_any_phase_takes_nothing() {
         let fate = Fate::Killed(phase);
         let full = Full::start(&program, "flight-job");
         assert!(capture(full.pid(), &full.image, fate));
-        full.is_well(fate);
+        full.ends_well(fate);
     }
 }
 
@@ -209,7 +209,7 @@ fn a_supervisor_that_is_killed_at_any_moment_takes_nothing() {
     let begin = Instant::now();
     capture(full.pid(), &full.image, Fate::Whole);
     let mut whole = begin.elapsed();
-    full.is_well(Fate::Whole);
+    full.ends_well(Fate::Whole);
     const ROUNDS: u32 = 20;
     let mut killed = 0;
     while killed < ROUNDS {
@@ -220,7 +220,7 @@ fn a_supervisor_that_is_killed_at_any_moment_takes_nothing() {
             // The machine is less busy than it was.
             false => whole = whole * 3 / 4,
         }
-        full.is_well(fate);
+        full.ends_well(fate);
     }
 }
 
