@@ -14,7 +14,7 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The folder of journals, in the user's state folder.
 pub(super) const FOLDER: &str = "restarts";
@@ -145,16 +145,37 @@ pub(super) fn is_ours(path: &Path) -> bool {
     ends && name.is_some_and(|name| name.starts_with(&host()))
 }
 
+/// Creates the file at `path` and locks it to the end of this process, and of none that it makes: as
+/// long as it is locked, nobody undoes. Who settles others' journals may take the new one for an empty
+/// one before it is locked, and remove it.
+fn create_locked(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let mut error = io::Error::from(io::ErrorKind::AlreadyExists);
+    for _ in 0..TRIES {
+        let locked = options.open(path).and_then(|file| {
+            fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            Ok((file.metadata()?.nlink() > 0, file))
+        });
+        match locked {
+            Ok((true, file)) => return Ok(file),
+            Ok((false, _)) => {}
+            Err(why) => error = why,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(error)
+}
+
+/// How often a journal is tried to be made.
+const TRIES: usize = 50;
+
 impl Journal {
     pub(super) fn create(path: &Path) -> Result<Journal, PluginError> {
         let what = || format!("make {}, which tells how to undo a restart", path.display());
         let folder = path.parent().ok_or_else(|| damaged("a journal without a folder"))?;
         folder::make_at(folder)?;
-        let mut options = File::options();
-        let file =
-            options.read(true).write(true).create_new(true).mode(0o600).open(path).to(what)?;
-        // Held to the end of this process, and by none that it makes: as long as it is, nobody undoes.
-        fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).to(what)?;
+        let file = create_locked(path).to(what)?;
         file.write_all_at(PENDING, 0).to(what)?;
         File::open(folder).and_then(|folder| folder.sync_all()).to(what)?;
         Ok(Journal { file, length: PENDING.len() as u64 })

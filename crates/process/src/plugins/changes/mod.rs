@@ -17,11 +17,13 @@ pub(crate) use journal::Stamp;
 pub(crate) use journal::new_path;
 use journal::{Journal, Record};
 use rustix::fd::OwnedFd;
-use rustix::fs::{FileType, Mode, OFlags, RenameFlags, mkdirat, mknodat, openat, renameat_with};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat};
+use rustix::fs::{renameat, renameat_with, statat, unlinkat};
+use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 pub(crate) use steps::{Dress, InPlace, Later, Old};
@@ -251,9 +253,29 @@ fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
 fn rename(from: &Path, to: &Path) -> Result<(), PluginError> {
     let renamed = || -> io::Result<()> {
         let ((old, from), (new, to)) = (parent(from)?, parent(to)?);
-        Ok(renameat_with(old, from, new, to, RenameFlags::NOREPLACE)?)
+        match renameat_with(&old, from, &new, to, RenameFlags::NOREPLACE) {
+            // File systems such as NFS know no such flag.
+            Err(Errno::INVAL | Errno::NOSYS) => rename_plainly(&old, from, &new, to),
+            other => Ok(other?),
+        }
     };
     renamed().to(|| format!("rename {} to {}", from.display(), to.display()))
+}
+
+/// The same where the file system cannot be told not to replace: what has no other name gets a second
+/// one first, and a folder is only moved to a name that is free when it is looked at.
+fn rename_plainly(old: &OwnedFd, from: &OsStr, new: &OwnedFd, to: &OsStr) -> io::Result<()> {
+    match linkat(old, from, new, to, AtFlags::empty()) {
+        Ok(()) => return Ok(unlinkat(old, from, AtFlags::empty())?),
+        Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+        // Folders have one name, and some file systems give none a second one.
+        Err(_) => {}
+    }
+    match statat(new, to, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Err(Errno::EXIST.into()),
+        Err(Errno::NOENT) => Ok(renameat(old, from, new, to)?),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// PATH, `word` and a number that nobody has guessed.
@@ -287,9 +309,50 @@ fn aside_of(path: &Path) -> Result<PathBuf, PluginError> {
 }
 
 /// Removes what `path` is, be it a file or a folder, without following a link.
+/// Removes what is at `path`, in the folder that no planted link leads to.
 fn remove(path: &Path) -> io::Result<()> {
-    match path.symlink_metadata()?.is_dir() {
-        true => fs::remove_dir(path),
-        false => fs::remove_file(path),
+    let (folder, name) = parent(path)?;
+    let found = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let flags = match found.st_mode & libc::S_IFMT {
+        libc::S_IFDIR => AtFlags::REMOVEDIR,
+        _ => AtFlags::empty(),
+    };
+    Ok(unlinkat(&folder, name, flags)?)
+}
+
+/// Removes the file of a socket at `path`, and nothing else.
+fn remove_socket(path: &Path) -> io::Result<()> {
+    let (folder, name) = parent(path)?;
+    let found = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    match found.st_mode & libc::S_IFMT {
+        libc::S_IFSOCK => Ok(unlinkat(&folder, name, AtFlags::empty())?),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_plain_rename_replaces_nothing() {
+        let folder = std::env::temp_dir().join(format!("kedge-plain-{}", std::process::id()));
+        fs::create_dir_all(folder.join("folder")).unwrap();
+        fs::write(folder.join("one"), "1").unwrap();
+        fs::write(folder.join("two"), "2").unwrap();
+        let at = reach::find(&folder, true).unwrap();
+        let rename = |from: &str, to: &str| {
+            rename_plainly(&at, OsStr::new(from), &at, OsStr::new(to)).map_err(|e| e.kind())
+        };
+        assert_eq!(rename("one", "two"), Err(io::ErrorKind::AlreadyExists));
+        assert_eq!(rename("folder", "two"), Err(io::ErrorKind::AlreadyExists));
+        assert_eq!(rename("one", "three"), Ok(()));
+        assert_eq!(rename("folder", "other"), Ok(()));
+        assert_eq!(fs::read(folder.join("three")).unwrap(), b"1");
+        assert_eq!(fs::read(folder.join("two")).unwrap(), b"2");
+        assert!(folder.join("other").is_dir() && !folder.join("one").exists());
+        assert!(remove_socket(&folder.join("two")).is_err());
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,12 +1,14 @@
 //! What is left for the moment when all else of the job is there.
 
 use super::journal::Record;
-use super::{New, OLD, Stamp, aside_of, random_name, remove, rename};
+use super::{New, OLD, Stamp, aside_of, random_name, reach, remove, rename};
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::SavedPath;
-use rustix::fs::{Mode, Timespec, Timestamps, fchmod, futimens};
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps, fchmod, futimens};
+use rustix::process::geteuid;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -201,7 +203,13 @@ impl Step {
                 change.dress.put_on(&change.file, false)
             }
             Step::Dress { path, dress } => {
-                let opened = File::open(&path).to(|| "open it");
+                // The one that this restart has made, which is still its own.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+                let opened = reach::open_at(&path, flags).map(File::from).and_then(|folder| {
+                    let own = folder.metadata()?.uid() == geteuid().as_raw();
+                    own.then_some(folder).ok_or(io::ErrorKind::PermissionDenied.into())
+                });
+                let opened = opened.to(|| "open it");
                 if let Err(why) = opened.and_then(|folder| dress.put_on(&folder, true)) {
                     let path = path.display();
                     notes.push(format!("{path}, a temporary folder, is not as it was: {why}"));

@@ -3,15 +3,15 @@
 //! What somebody has changed since is kept, and told.
 
 use super::journal::{self, FOLDER, Record, Stamp, Told};
-use super::{NEW, OLD, aside_of, folder, reach, remove, rename, split, steps};
+use super::{NEW, OLD, aside_of, folder, reach, remove, remove_socket, rename, split, steps};
 use crate::plugins::contents;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -108,7 +108,12 @@ fn is_named(path: &Path, word: &str) -> bool {
 
 /// Undoes what was done, the last first. What the user should know.
 pub(super) fn undo(records: &[Record]) -> Vec<String> {
-    let mut undoing = Undoing::default();
+    let renamed = |record: &Record| match record {
+        Record::Rename { from, what, .. } => Some((from.0.clone(), *what)),
+        _ => None,
+    };
+    let mut undoing =
+        Undoing { kept: records.iter().filter_map(renamed).collect(), ..Undoing::default() };
     records.iter().rev().for_each(|record| undoing.one(record));
     if undoing.files > 0 {
         let files = undoing.files;
@@ -123,6 +128,8 @@ struct Undoing {
     said: Vec<String>,
     /// How many files of the user's are again what they were.
     files: usize,
+    /// What copies are that were to be moved aside, by their first path.
+    kept: BTreeMap<PathBuf, Stamp>,
     /// What is not removed, though it is kedge's own.
     spared: BTreeSet<PathBuf>,
 }
@@ -131,10 +138,10 @@ impl Undoing {
     fn one(&mut self, record: &Record) {
         match record {
             Record::Make { path } => self.unmake(&path.0),
-            Record::Bind { path } if is_dead_socket(&path.0) => drop(fs::remove_file(&path.0)),
+            Record::Bind { path } if is_dead_socket(&path.0) => drop(remove_socket(&path.0)),
             Record::Bound { path, what } if Stamp::at(&path.0).is_ok_and(|now| now.is(what)) => {
                 // It may have been removed meanwhile.
-                let _ = fs::remove_file(&path.0);
+                let _ = remove_socket(&path.0);
             }
             Record::Bind { .. } | Record::Bound { .. } | Record::Note { .. } => {}
             Record::Mode { path, what } => drop(put_mode_back(&path.0, what)),
@@ -199,16 +206,17 @@ impl Undoing {
         match (now, stamp) {
             (_, Some(stamp)) if stamp == *before => {}
             (Ok(now), Some(stamp)) if stamp.is(before) => {
-                let done = match whose(&now, &stamp, after, kept, saved) {
+                let copy = open_kept(kept, self.kept.get(kept));
+                let done = match whose(&now, &stamp, after, copy.as_ref().ok(), saved) {
                     Whose::Theirs => return self.spare(path, kept),
-                    Whose::Ours => put_back(&now, before, kept),
-                    Whose::Unknown => copy_aside(path, &now).and_then(|copy| {
+                    Whose::Ours => copy.and_then(|copy| put_back(&now, before, &copy)),
+                    Whose::Unknown => copy_aside(path, &now).and_then(|beside| {
                         self.said.push(format!(
                             "what {} held in the midst of a restart is {}",
                             path.display(),
-                            copy.display()
+                            beside.display()
                         ));
-                        put_back(&now, before, kept)
+                        copy.and_then(|copy| put_back(&now, before, &copy))
                     }),
                 };
                 match done {
@@ -241,12 +249,34 @@ enum Whose {
     Unknown,
 }
 
-fn whose(now: &File, stamp: &Stamp, after: &Stamp, kept: &Path, saved: &Path) -> Whose {
+/// Opens the copy of what a file held: a plain file with one name, where no planted link leads to,
+/// and the one that was made, if that is known.
+fn open_kept(path: &Path, known: Option<&Stamp>) -> io::Result<File> {
+    let file = open_plain(path)?;
+    let found = file.metadata()?;
+    let is_it = found.nlink() == 1 && known.is_none_or(|known| Stamp::of(&found).is(known));
+    is_it.then_some(file).ok_or_else(|| {
+        let what = format!("{} is not the copy that was made of it", path.display());
+        io::Error::new(io::ErrorKind::PermissionDenied, what)
+    })
+}
+
+/// Opens a regular file, without waiting for anybody.
+fn open_plain(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(reach::open_at(path, flags)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+fn whose(now: &File, stamp: &Stamp, after: &Stamp, kept: Option<&File>, saved: &Path) -> Whose {
     if stamp.is_untouched(after) {
         return Whose::Ours;
     }
-    let (Ok(old), Ok(new)) = (File::open(kept), File::open(saved)) else { return Whose::Unknown };
-    match is_between(now, &old, &new) {
+    let (Some(old), Ok(new)) = (kept, open_plain(saved)) else { return Whose::Unknown };
+    match is_between(now, old, &new) {
         Ok(true) => Whose::Ours,
         Ok(false) => Whose::Theirs,
         Err(_) => Whose::Unknown,
@@ -302,12 +332,12 @@ fn copy_aside(path: &Path, now: &File) -> io::Result<PathBuf> {
 }
 
 /// Gives the file the contents, the mode and the time that it had.
-fn put_back(now: &File, before: &Stamp, kept: &Path) -> io::Result<()> {
+fn put_back(now: &File, before: &Stamp, kept: &File) -> io::Result<()> {
     let mode = Permissions::from_mode(before.mode & 0o7777);
     // It was open for writing by this mode.
     fs::set_permissions(reach::through(now), mode)?;
     let file = File::from(reach::again(now, OFlags::RDWR)?);
-    contents::overwrite(&File::open(kept)?, &file)?;
+    contents::overwrite(kept, &file)?;
     // A change of contents has cleared set-user-ID bits.
     fs::set_permissions(reach::through(now), Permissions::from_mode(before.mode & 0o7777))?;
     steps::set_time(&file, before.modified)?;
