@@ -69,7 +69,7 @@ fn kernel_memory() -> &'static Option<String> {
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
         };
         let device = fs::metadata(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?.dev();
-        Some(format!("{:02x}:{:02x}", libc::major(device), libc::minor(device)))
+        Some(device_name(device))
     });
     &DEVICE
 }
@@ -93,6 +93,24 @@ pub(super) fn who_share(pids: &[pid_t], least: u64) -> BTreeSet<pid_t> {
     let large = |views: &&Vec<View>| views.iter().any(|view| view.mapping.len() >= least);
     let objects = objects(pids);
     objects.values().filter(large).flatten().map(|view| view.pid).collect()
+}
+
+/// The files that processes hold open, as far as they can be looked at.
+fn open_files() -> BTreeSet<Key> {
+    let folder = |path: String| fs::read_dir(path).into_iter().flatten().flatten();
+    let processes = folder("/proc".to_owned())
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
+    let descriptors = processes.flat_map(|entry| folder(format!("{}/fd", entry.path().display())));
+    let key = |entry: fs::DirEntry| {
+        let found = fs::metadata(entry.path()).ok()?;
+        Some((device_name(found.dev()), found.ino()))
+    };
+    descriptors.filter_map(key).collect()
+}
+
+/// A device as /proc/PID/maps names it.
+fn device_name(device: u64) -> String {
+    format!("{:02x}:{:02x}", libc::major(device), libc::minor(device))
 }
 
 /// Takes out what a process outside of `pids` maps too: what that writes nobody tells. Processes of other users cannot be
@@ -291,6 +309,12 @@ impl Shared {
         self.seen = Seen::of(std::mem::take(&mut self.seen.everybody), objects.clone());
         // From here on it is told what is written through any of them.
         objects.retain(|_, views| changed(views, true).is_ok_and(|told| told.is_some()));
+        // Who has a descriptor can write without a mapping, or by one that comes and goes. Those that
+        // are closed by now cannot be had again.
+        if !objects.is_empty() {
+            let open = open_files();
+            objects.retain(|key, _| !open.contains(key));
+        }
         let numbered: Vec<(u64, Vec<View>)> =
             objects.iter().map(|(key, views)| (self.number(key), views.clone())).collect();
         if numbered.is_empty() {
