@@ -17,6 +17,7 @@ const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
+const ZERO: u64 = 1 << 5;
 /// Since Linux 6.16.
 const GUARD: u64 = 1 << 8;
 
@@ -71,6 +72,15 @@ impl Wanted {
     /// Pages that are the process's own: there or swapped out, and not a file's.
     pub(crate) const OWN: Wanted =
         Wanted { inverted: FILE, all: FILE, any: PRESENT | SWAPPED, told: 0, flags: 0 };
+
+    /// The same without those that are the kernel's page of zeros.
+    pub(crate) const WRITTEN_TO: Wanted = Wanted {
+        inverted: FILE | ZERO,
+        all: FILE | ZERO,
+        any: PRESENT | SWAPPED,
+        told: 0,
+        flags: 0,
+    };
 
     /// Pages that are not there.
     pub(crate) const ABSENT: Wanted = Wanted {

@@ -24,7 +24,7 @@ use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
 use libc::pid_t;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -35,6 +35,8 @@ const NOT_INHERITED: &str = "dc";
 /// The flag of those whose pages the kernel may drop: what random numbers are made of must not come
 /// twice, so none of it is stored.
 const DROPPABLE: &str = "dp";
+/// The flag of those of which a clone has no pages (MADV_WIPEONFORK).
+const WIPED: &str = "wf";
 
 /// Resource limits by number, as /proc/PID/limits names them.
 const LIMITS: [&str; 16] = [
@@ -454,6 +456,7 @@ impl Held {
         let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
         let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
         let mut pages = Pages::of(proc::reach(pid), clone.pid()).map_err(failed)?;
+        let mut marked = None;
         let mut chunks = Vec::new();
         for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
             if !memory::own(mapping) {
@@ -461,7 +464,9 @@ impl Held {
             }
             if !inherited(mapping) {
                 saved.flags.push(NOT_INHERITED.to_owned());
-            } else if !pages.are_wiped(mapping).map_err(failed)? {
+            } else if !pages.are_wiped(mapping).map_err(failed)?
+                || !is_marked(mapping, proc::reach(pid), &mut marked)?
+            {
                 continue;
             }
             self.written.push(mapping.start);
@@ -488,6 +493,24 @@ impl Held {
     }
 }
 
+/// Whether the mapping is one of those of which a clone has no pages, or may lose them. The kernel
+/// tells by walking all page tables, so it is asked once, and only where a clone lacks pages.
+fn is_marked(
+    mapping: &Mapping,
+    pid: pid_t,
+    marked: &mut Option<BTreeSet<u64>>,
+) -> Result<bool, EngineError> {
+    let marked = match marked {
+        Some(marked) => marked,
+        None => {
+            let is = |m: &Mapping| m.flags.iter().any(|flag| [WIPED, DROPPABLE].contains(&&**flag));
+            let all = maps::with_flags(pid)?.into_iter().filter(is);
+            marked.insert(all.map(|mapping| mapping.start).collect())
+        }
+    };
+    Ok(marked.contains(&mapping.start))
+}
+
 /// Which pages a process and its clone have.
 struct Pages {
     own: Scanner,
@@ -506,7 +529,8 @@ impl Pages {
             return Ok(false);
         }
         let range = (mapping.start, mapping.end);
-        Ok(!self.clone.has(range, &Wanted::OWN)? && self.own.has(range, &Wanted::OWN)?)
+        // A clone has no page that was only read: the kernel's page of zeros.
+        Ok(!self.clone.has(range, &Wanted::OWN)? && self.own.has(range, &Wanted::WRITTEN_TO)?)
     }
 }
 
