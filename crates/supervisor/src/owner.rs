@@ -61,6 +61,8 @@ fn is_kept(name: &str) -> bool {
 
 /// Header of capset(2) for its third version, and of this process.
 const CAPABILITY_HEADER: [u32; 2] = [0x2008_0522, 0];
+/// `KEYCTL_JOIN_SESSION_KEYRING` of keyctl(2).
+const JOIN_SESSION_KEYRING: libc::c_long = 1;
 /// Inheritable, permitted and effective, in two halves.
 const NO_CAPABILITIES: [u32; 6] = [0; 6];
 
@@ -75,6 +77,14 @@ fn become_owner(owner: &Owner) -> io::Result<()> {
         done(libc::setgroups(groups.len(), groups.as_ptr()).into())?;
         done(libc::setresgid(*gid, *gid, *gid).into())?;
         done(libc::setresuid(*uid, *uid, *uid).into())?;
+        // Whoever has a session's keyring has its keys, whosever they are. A kernel or container
+        // without keyrings has none to give away.
+        let none = std::ptr::null::<libc::c_char>();
+        let joined = libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, none);
+        let absent = [Some(libc::ENOSYS), Some(libc::EPERM)];
+        if joined < 0 && !absent.contains(&io::Error::last_os_error().raw_os_error()) {
+            return Err(io::Error::last_os_error());
+        }
         // They are gone already, unless the process's securebits say otherwise.
         let (header, none) = (CAPABILITY_HEADER.as_ptr(), NO_CAPABILITIES.as_ptr());
         done(libc::syscall(libc::SYS_capset, header, none))?;
