@@ -341,6 +341,12 @@ fn what_a_killed_supervisor_leaves_is_told_and_can_be_ended() {
     assert!(said(&["ps", "--json"]).contains("\"unsupervised\""));
     let output = world.kedge(&["checkpoint", "j"]).output().unwrap();
     assert!(text(&output.stderr).contains("kedge kill j"), "{output:?}");
+    // Nobody takes its name, and starts it a second time.
+    let again = ["run", "--gpu", "none", "--job", "j", "--", "true"];
+    let output = world.kedge(&again).output().unwrap();
+    assert!(text(&output.stderr).contains("kedge kill j"), "{output:?}");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(processes_with(&mark) >= 2);
     let output = world.kedge(&["kill", "j", "--grace", "200ms"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(processes_with(&mark), 0);
@@ -373,6 +379,8 @@ fn a_used_up_id_is_nobody_of_the_job() {
     let program = soon("the program is noted", || world.meta("j")["pid"].as_i64());
     child.kill().unwrap();
     child.wait().unwrap();
+    // The kernel tells starts in hundredths of a second; an id is not used up that soon.
+    std::thread::sleep(std::time::Duration::from_millis(30));
     let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
     let mut meta = world.meta("j");
     meta["pid"] = other.id().into();

@@ -30,6 +30,9 @@ const KEPT: usize = 50;
 const MORE: usize = 16;
 /// A supervisor that was killed needs no longer for its end.
 const DYING: Duration = Duration::from_millis(300);
+/// How long processes that were killed with their supervisor may take to end: they may have much
+/// memory to give back.
+const ENDING: Duration = Duration::from_secs(3);
 /// Beside the job's socket, where NVML is answered.
 pub(crate) const NVML_SOCKET: &str = "nvml";
 
@@ -43,6 +46,11 @@ pub enum JobError {
     NotPrivate { path: PathBuf },
     #[error("a job named {name} is running: choose another name, or end it first")]
     InUse { name: JobName },
+    #[error(
+        "processes of the job {name}, whose supervisor was killed, still run: end them first \
+         (kedge kill {name}), or choose another name"
+    )]
+    LeftRunning { name: JobName },
     #[error(
         "`{0}` is no job name: use up to 64 letters, digits, '.', '_', '-', the first one a letter or digit"
     )]
@@ -210,6 +218,9 @@ impl Jobs {
                 .is_ok_and(|now| lock.metadata().is_ok_and(|ours| ours.ino() == now.ino()));
             if !same {
                 continue;
+            }
+            if has_left(&dir) {
+                return Err(JobError::LeftRunning { name: name.clone() });
             }
             for left in ["log", "meta.json", "last.json", "images.json"] {
                 let _ = fs::remove_file(dir.join(left));
@@ -589,7 +600,9 @@ fn is_left_over(path: &Path) -> bool {
 /// Opens the lock of the job in `dir`: a regular file, so nothing is waited for.
 fn open_lock(dir: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("lock"))?;
+    // NFS locks what is open for writing alone (flock(2)).
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).custom_flags(flags).open(dir.join("lock"))?;
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::ErrorKind::InvalidInput.into()),
@@ -620,6 +633,22 @@ fn lock_soon(file: &File) -> bool {
         thread::sleep(Duration::from_millis(5));
     }
     true
+}
+
+/// Whether the job that had `dir`, whose lock is held here, has left processes that go on. Those that
+/// were killed with their supervisor may need a moment to end.
+fn has_left(dir: &Path) -> bool {
+    let Some(meta) = read_meta(dir).filter(|meta| meta.state == State::Running) else {
+        return false;
+    };
+    let end = Instant::now() + ENDING;
+    while left::any(&meta, dir) {
+        if Instant::now() > end {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    false
 }
 
 /// What the job in `dir` says of itself, and whether its supervisor still lives, or what it left.
