@@ -1,6 +1,6 @@
-//! Images that somebody has forged, exchanged or filled with what is no file: root gives away no right by
-//! restarting them, and nothing of a third user's is touched. Two users' images and root are needed, so these
-//! tests fail for anybody but root.
+//! Images that somebody has forged, exchanged or filled with what is no file: root gives away no
+//! right by restarting them, and nothing of a third user's is touched. Two users' images and root
+//! are needed, so these tests fail for anybody but root.
 
 use kedge_image::layout::Kind;
 use kedge_image::{Choice, Codec, Devices, Encoded, ImageFile, ImageWriter, Manifest, encode};

@@ -1,4 +1,5 @@
-//! Images that are read back before anything relies on them: a job is not ended for one that is damaged.
+//! Images that are read back before anything relies on them: a job is not ended for one that is
+//! damaged.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{AHEAD, User, build};

@@ -36,11 +36,12 @@ pub(crate) struct CheckpointArgs {
     /// Return when the job runs again, or when the image is on the disk
     #[arg(long, value_enum, default_value_t = Wait::Durable)]
     wait: Wait,
-    /// End the job when the image is durable and has been verified; it stands still until then, so that
-    /// nothing that it does is done twice
+    /// End the job when the image is durable and has been verified; it stands still until then, so
+    /// that nothing that it does is done twice
     #[arg(long, conflicts_with = "wait")]
     stop: bool,
-    /// Read the image back from its device, past the page cache, and check all of it [default with --stop]
+    /// Read the image back from its device, past the page cache, and check all of it [default with
+    /// --stop]
     #[arg(long)]
     verify: bool,
     /// Do not: with --stop the job ends as soon as the image is durable

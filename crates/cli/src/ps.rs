@@ -13,11 +13,11 @@ pub(crate) struct PsArgs {
     /// Ended jobs too: the latest 50 are kept
     #[arg(long, short)]
     all: bool,
-    /// Print a JSON list of objects: name, state ("running", "exited", "killed", or "unsupervised": its processes run,
-    /// and its supervisor was killed), status, signal, pid,
-    /// supervisor, gpu, command, started and ended (seconds since 1970), log, image (null, or the latest that is
-    /// durable: image, captured, bytes, stall_seconds), held (null, or what of an image is in memory too: image,
-    /// on_devices and in_memory in bytes, until)
+    /// Print a JSON list of objects: name, state ("running", "exited", "killed", or "unsupervised":
+    /// its processes run, and its supervisor was killed), status, signal, pid, supervisor, gpu,
+    /// command, started and ended (seconds since 1970), log, image (null, or the latest that is
+    /// durable: image, captured, bytes, stall_seconds), held (null, or what of an image is in
+    /// memory too: image, on_devices and in_memory in bytes, until)
     #[arg(long)]
     json: bool,
 }

@@ -89,8 +89,8 @@ fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
         .ok_or_else(|| format!("`{text}` maps no path: give OLD=NEW, two absolute paths"))
 }
 
-/// The image's path without links and dots. Does not return where root restarts another user's image: kedge is started
-/// anew as that user.
+/// The image's path without links and dots. Does not return where root restarts another user's
+/// image: kedge is started anew as that user.
 fn resolve(given: &Path) -> Result<PathBuf, Failure> {
     let path = real(given)?;
     // The way to it is looked at as it was named; a bare name is one of the folder where images go.

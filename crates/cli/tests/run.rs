@@ -414,7 +414,8 @@ fn soon<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A restart by which a job goes back is killed, and so is a job that has come back, its init included.
+/// A restart by which a job goes back is killed, and so is a job that has come back, its init
+/// included.
 #[test]
 fn a_try_that_was_killed_counts_and_the_job_goes_on() {
     let world = World::new("again");
@@ -447,7 +448,8 @@ fn a_try_that_was_killed_counts_and_the_job_goes_on() {
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL), "{}", log());
 }
 
-/// What kedge writes for the job is too long for its limit: the checkpoint fails, by the limit's name.
+/// What kedge writes for the job is too long for its limit: the checkpoint fails, by the limit's
+/// name.
 #[test]
 fn a_limit_on_files_ends_a_checkpoint_and_no_job() {
     let world = World::new("limit");

@@ -39,8 +39,8 @@ pub fn connect(folder: &Path) -> io::Result<Link> {
     Ok(stream.into())
 }
 
-/// The socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads by way of the
-/// folder's descriptor, which comes with it.
+/// The socket's path, as an address may have it: one of more than 107 bytes (unix(7)) leads by way
+/// of the folder's descriptor, which comes with it.
 fn socket_in(folder: &Path) -> io::Result<(Option<File>, PathBuf)> {
     const LONGEST: usize = 107;
     let path = folder.join(SOCKET);

@@ -4,7 +4,8 @@ use kedge_device::Drained;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Counts the copies of all threads that read one snapshot; copies at the same time count their time once.
+/// Counts the copies of all threads that read one snapshot; copies at the same time count their
+/// time once.
 #[derive(Default)]
 pub(crate) struct Meter(Mutex<State>);
 

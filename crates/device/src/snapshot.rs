@@ -100,7 +100,8 @@ pub trait Snapshot: Send + Sync {
     /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
     /// know (which ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
-    /// Returns what has left the devices' memory since the snapshot was taken; by default nothing does.
+    /// Returns what has left the devices' memory since the snapshot was taken; by default nothing
+    /// does.
     fn drained(&self) -> Drained {
         Drained::default()
     }
@@ -110,8 +111,8 @@ pub trait Snapshot: Send + Sync {
     }
 }
 
-/// Bytes that were in memory of the devices when the pause ended and have left it since, and for how long any of
-/// them were under way.
+/// Bytes that were in memory of the devices when the pause ended and have left it since, and for
+/// how long any of them were under way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Drained {
     pub bytes: u64,

@@ -1,4 +1,5 @@
-//! A file of an image as it is read: through the page cache, or from the device, past what the cache still has of it.
+//! A file of an image as it is read: through the page cache, or from the device, past what the
+//! cache still has of it.
 
 use crate::PAGE;
 use crate::direct::PageBuffer;
@@ -20,7 +21,8 @@ pub enum ReadFrom {
     /// The device itself (O_DIRECT).
     #[default]
     Device,
-    /// The file system has no direct reads: the page cache was told to let go of the file, which it may not have done.
+    /// The file system has no direct reads: the page cache was told to let go of the file, which it
+    /// may not have done.
     DroppedCache,
     /// Memory: the page cache, or a file system that has nothing else (tmpfs).
     Memory,
@@ -98,7 +100,8 @@ impl Bytes {
     }
 
     fn drop_cache(&self) {
-        // It stays where the kernel says no; what is read is called dropped, not read from the device.
+        // It stays where the kernel says no; what is read is called dropped, not read from the
+        // device.
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
     }
 }

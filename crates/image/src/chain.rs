@@ -122,7 +122,8 @@ impl Layers {
         }
     }
 
-    /// The file behind a descriptor of this process, which `entry` describes and which builds on no other.
+    /// The file behind a descriptor of this process, which `entry` describes and which builds on no
+    /// other.
     pub fn of_descriptor(fd: BorrowedFd<'_>, entry: &FileEntry) -> Result<Layers, ImageError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let file = ImageFile::open(&path, Some(entry))?;

@@ -1,5 +1,5 @@
-//! An image's folder, opened once: what is read of the image is read through its descriptor, and only out
-//! of regular files whose owner is known.
+//! An image's folder, opened once: what is read of the image is read through its descriptor, and
+//! only out of regular files whose owner is known.
 
 use crate::error::ImageError;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,8 +27,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder `path`. Root follows no link of another user than the folder's owner: such a link
-    /// leads him to an image that he was not shown.
+    /// Opens the folder `path`. Root follows no link of another user than the folder's owner: such
+    /// a link leads him to an image that he was not shown.
     pub fn open(path: &Path) -> Result<Folder, ImageError> {
         Folder::open_at(rustix::fs::CWD, path, path.to_owned())
     }
@@ -76,7 +76,8 @@ impl Folder {
         self.owner
     }
 
-    /// Whether the caller may do with his own rights what is in it: anybody may, but root only where it is his.
+    /// Whether the caller may do with his own rights what is in it: anybody may, but root only
+    /// where it is his.
     pub fn is_believed(&self) -> Result<(), ImageError> {
         if !is_root() || self.owner == 0 {
             return Ok(());
@@ -86,7 +87,8 @@ impl Folder {
         Err(ImageError::Untrusted { path: self.path.clone(), why })
     }
 
-    /// Whether it is the user's who has `whole`; asked by root only, who is to believe what is in both.
+    /// Whether it is the user's who has `whole`; asked by root only, who is to believe what is in
+    /// both.
     pub(crate) fn is_of(&self, whole: &Folder) -> Result<(), ImageError> {
         let (own, other) = (self.now()?.st_uid, whole.now()?.st_uid);
         if !is_root() || own == other {
@@ -105,8 +107,9 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`ImageError::Untrusted`] where others can write to the folder or the file, or where the file is
-    /// another user's than the folder; an ordinary user is asked for the first of these of others' images only.
+    /// [`ImageError::Untrusted`] where others can write to the folder or the file, or where the
+    /// file is another user's than the folder; an ordinary user is asked for the first of these of
+    /// others' images only.
     pub fn file(&self, name: &str) -> Result<File, ImageError> {
         let path = self.path.join(name);
         let (file, found) = regular(self.fd.as_fd(), Path::new(name), &path)?;
@@ -158,7 +161,8 @@ fn regular(from: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<(File, Stat
 
 const NOT_REGULAR: &str = "it is no regular file";
 
-/// Whether this process is root, and not an ordinary user who sees himself as root in a user namespace.
+/// Whether this process is root, and not an ordinary user who sees himself as root in a user
+/// namespace.
 fn is_root() -> bool {
     let denied =
         || std::fs::read("/proc/self/setgroups").is_ok_and(|text| text.starts_with(b"deny"));

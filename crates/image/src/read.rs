@@ -109,7 +109,8 @@ impl ImageFile {
         self.check_stored(extent, scratch, decoded)
     }
 
-    /// Checks the stored bytes of `extent`, and decodes them into `decoded`, which is as long as what they are of.
+    /// Checks the stored bytes of `extent`, and decodes them into `decoded`, which is as long as
+    /// what they are of.
     pub(crate) fn check_stored(
         &self,
         extent: &Extent,

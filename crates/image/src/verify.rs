@@ -65,9 +65,9 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     conclude(found, errors)
 }
 
-/// Reads back the image in `folder`, which was just written, from its device: every stored byte of it. Of those that it
-/// builds on it is looked whether they are there and have what it needs. `tell` is told from time to time how many
-/// bytes have been read.
+/// Reads back the image in `folder`, which was just written, from its device: every stored byte of
+/// it. Of those that it builds on it is looked whether they are there and have what it needs.
+/// `tell` is told from time to time how many bytes have been read.
 pub fn verify_written(
     folder: &Path,
     threads: usize,
@@ -228,7 +228,8 @@ fn end_of(extent: &Extent) -> u64 {
     extent.offset.saturating_add(u64::from(extent.stored))
 }
 
-/// Reads `extents`, which are in order and lie close to each other, by one call; what is wrong with them.
+/// Reads `extents`, which are in order and lie close to each other, by one call; what is wrong with
+/// them.
 fn read_together(
     file: &ImageFile,
     extents: &[&Extent],

@@ -354,7 +354,8 @@ mod tests {
             let bytes = vec![7; (pages * PAGE) as usize];
             writer.memory(object, at * PAGE, pages * PAGE, &encode(&bytes, Choice::Auto)).unwrap();
         };
-        // Twice the same page, one that reaches into another, one that is no page; the last two are fine.
+        // Twice the same page, one that reaches into another, one that is no page; the last two are
+        // fine.
         for (name, second) in [("same", 8), ("inside", 9), ("before", 6)] {
             let (path, writer) = scratch(name);
             store(&writer, 0, 8, 3);

@@ -110,7 +110,8 @@ impl Attributes {
         Ok(())
     }
 
-    /// The same of those that are files in /proc. The process sets its login itself: nobody else can.
+    /// The same of those that are files in /proc. The process sets its login itself: nobody else
+    /// can.
     pub(crate) fn write(&self, thread: &mut Thread, parasite: Parasite) -> Result<(), EngineError> {
         let pid = thread.pid();
         let now = Attributes::of(pid);

@@ -1,5 +1,6 @@
-//! Filters of system calls (seccomp), which threads have each for themselves: a call that is injected
-//! into a thread is filtered like its own, and the answer may be the end of the whole process.
+//! Filters of system calls (seccomp), which threads have each for themselves: a call that is
+//! injected into a thread is filtered like its own, and the answer may be the end of the whole
+//! process.
 
 use crate::{EngineError, proc};
 use libc::pid_t;
@@ -37,7 +38,8 @@ fn is_filtered(pid: pid_t, tid: pid_t, buffer: &mut Vec<u8>) -> bool {
         && mode(buffer).is_some_and(|m| m != b"0")
 }
 
-/// Returns what the text of a status file says of seccomp: `0` is no filter. A kernel without seccomp says nothing.
+/// Returns what the text of a status file says of seccomp: `0` is no filter. A kernel without
+/// seccomp says nothing.
 fn mode(status: &[u8]) -> Option<&[u8]> {
     // The name, which comes first, may hold anything but a line's end.
     let line =

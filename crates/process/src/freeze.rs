@@ -66,8 +66,8 @@ impl Drop for FrozenClone {
     }
 }
 
-/// The same with few stops: all that has to be called is called in a row. `None` if that cannot be, or
-/// failed: the longer way tells why.
+/// The same with few stops: all that has to be called is called in a row. `None` if that cannot be,
+/// or failed: the longer way tells why.
 fn in_a_row(leader: &mut Thread, ways: &Ways) -> Result<Option<FrozenClone>, EngineError> {
     let Some(row) = ways.lead_splitting(leader)? else { return Ok(None) };
     leader.trace_clones()?;

@@ -7,8 +7,8 @@
 //! has to be mapped first, and only one thread of a process is away at a time. Clones that nobody
 //! stops end there.
 //!
-//! Before it lies, where there is room, code that makes several calls in a row, without a stop after
-//! each: it ends with a signal to itself that does nothing, and that its tracer is told of.
+//! Before it lies, where there is room, code that makes several calls in a row, without a stop
+//! after each: it ends with a signal to itself that does nothing, and that its tracer is told of.
 
 use crate::sys::{self, Registers};
 use crate::thread::begun_anew;
@@ -187,8 +187,8 @@ pub(crate) fn clear_leftovers(vdso: &mut [u8]) {
     }
 }
 
-/// Bytes at the end of `page` that nobody needs: there are zeros, or what a tracer that was killed has
-/// left. `None` if they are too few.
+/// Bytes at the end of `page` that nobody needs: there are zeros, or what a tracer that was killed
+/// has left. `None` if they are too few.
 fn room_in(page: &[u8]) -> Option<usize> {
     let (before, way) = page.split_at(page.len() - LENGTH);
     let ours = code(&sys::from_words([0; sys::REGISTERS]), 0);

@@ -95,8 +95,8 @@ impl<'a> Planner<'a> {
         self.children.get(&pid).cloned().unwrap_or_default()
     }
 
-    /// Children before their parents: a leader is made in the session that its children have whom it
-    /// made before it led.
+    /// Children before their parents: a leader is made in the session that its children have whom
+    /// it made before it led.
     fn find_births(&mut self) {
         let (mut next, mut order) = (vec![0], Vec::with_capacity(self.members.len()));
         while let Some(pid) = next.pop() {
@@ -110,8 +110,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The session that the leader `pid` has left behind with children in it. If there are several, it
-    /// is one that is found elsewhere as well: in the others it has been given orphans.
+    /// The session that the leader `pid` has left behind with children in it. If there are several,
+    /// it is one that is found elsewhere as well: in the others it has been given orphans.
     fn left_by(&self, pid: pid_t) -> Option<pid_t> {
         let births = self.children_of(pid).into_iter().filter_map(|child| self.births.get(&child));
         let left = births.copied().filter(|birth| *birth != pid && !self.descends(*birth, pid));

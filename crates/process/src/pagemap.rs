@@ -1,5 +1,6 @@
-//! PAGEMAP_SCAN (Linux 6.7): the kernel tells runs of pages of some kind, so that a reservation of terabytes costs
-//! nothing, where an entry a page would take minutes. This is the only place that walks its answers.
+//! PAGEMAP_SCAN (Linux 6.7): the kernel tells runs of pages of some kind, so that a reservation of
+//! terabytes costs nothing, where an entry a page would take minutes. This is the only place that
+//! walks its answers.
 
 use libc::pid_t;
 use std::fs::File;
@@ -98,8 +99,8 @@ impl Wanted {
     /// Guards (MADV_GUARD_INSTALL).
     pub(crate) const GUARDS: Wanted = Wanted { inverted: 0, all: GUARD, any: 0, told: 0, flags: 0 };
 
-    /// Pages that were written since they were protected, in mappings that are watched; they are protected again if
-    /// `protect`. The kernel answers exactly this question quickly.
+    /// Pages that were written since they were protected, in mappings that are watched; they are
+    /// protected again if `protect`. The kernel answers exactly this question quickly.
     pub(crate) const fn written(protect: bool) -> Wanted {
         let flags = CHECK_WPASYNC | if protect { WP_MATCHING } else { 0 };
         Wanted { inverted: 0, all: WRITTEN, any: 0, told: WRITTEN, flags }
@@ -123,8 +124,8 @@ impl Scanner {
     ///
     /// # Errors
     ///
-    /// EPERM if memory is asked for that must be watched and is not; what [`cannot_tell`] knows, on kernels without the
-    /// request; InvalidData for an answer that is not in order.
+    /// EPERM if memory is asked for that must be watched and is not; what [`cannot_tell`] knows, on
+    /// kernels without the request; InvalidData for an answer that is not in order.
     pub(crate) fn runs(&mut self, (start, end): Run, wanted: &Wanted) -> io::Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         let mut at = start;
@@ -141,8 +142,9 @@ impl Scanner {
                 }
                 at = region.end;
             }
-            // The kernel fills its own buffer of 512 several times for one answer, and `walk_end` says where it stopped
-            // at the first of them: it tells nothing. Where there was room for more, that was all.
+            // The kernel fills its own buffer of 512 several times for one answer, and `walk_end`
+            // says where it stopped at the first of them: it tells nothing. Where there was room
+            // for more, that was all.
             if told.len() < self.regions.len() {
                 break;
             }
@@ -183,8 +185,8 @@ impl Scanner {
             told: wanted.told,
             ..Request::default()
         };
-        // SAFETY: the structure is the kernel's struct pm_scan_arg, whose size it is told, and its vector is `regions`,
-        // which outlives the call and has room for `regions_len`.
+        // SAFETY: the structure is the kernel's struct pm_scan_arg, whose size it is told, and its
+        // vector is `regions`, which outlives the call and has room for `regions_len`.
         let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         Ok(&self.regions[..count.min(self.regions.len())])

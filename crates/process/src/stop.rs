@@ -115,7 +115,8 @@ impl Drop for Standing {
     }
 }
 
-/// Stops every process of the job within `patience`, or none; calls can be made in all of their threads.
+/// Stops every process of the job within `patience`, or none; calls can be made in all of their
+/// threads.
 pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
     // Whoever had stopped already goes on before a late one is waited for.
     let job = stop_all(roots, patience).inspect_err(|_| crate::thread::release_late())?;
@@ -164,8 +165,8 @@ pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
 }
 
 /// The processes that there are now, parents before their children. Those that this process traces
-/// are clones that hold memory, but for the ones in `stopped` and those of a [`Standing`] job, whose
-/// children are the job's.
+/// are clones that hold memory, but for the ones in `stopped` and those of a [`Standing`] job,
+/// whose children are the job's.
 fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
     let standing = standing().clone();
     let own = |pid: &pid_t| stopped.contains(pid) || standing.contains(pid) || !is_ours(*pid);

@@ -186,8 +186,8 @@ impl Thread {
     /// Has it make the calls of `row`, and brings it home: what the code has left in r9. Whoever it
     /// makes meanwhile is handed to `made`, stopped, while it stands still itself.
     ///
-    /// A real signal of the quiet one's number that comes meanwhile is lost as it would be without a
-    /// tracer: it does nothing.
+    /// A real signal of the quiet one's number that comes meanwhile is lost as it would be without
+    /// a tracer: it does nothing.
     pub(crate) fn run(
         &mut self,
         row: Row,

@@ -1,5 +1,6 @@
-//! Memory that processes share is written ahead and incremental: what they change of it, by whatever mapping, is in the image
-//! as it was when they stood still, and what they do not change is not copied in the pause.
+//! Memory that processes share is written ahead and incremental: what they change of it, by
+//! whatever mapping, is in the image as it was when they stood still, and what they do not change
+//! is not copied in the pause.
 
 mod support;
 

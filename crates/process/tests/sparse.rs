@@ -1,5 +1,5 @@
-//! Programs whose pages lie apart from each other: more runs than the kernel tells at a time come back, each once and
-//! each as it was.
+//! Programs whose pages lie apart from each other: more runs than the kernel tells at a time come
+//! back, each once and each as it was.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! A restart that fails, or is ended at whatever moment, leaves the user's files as they were before it.
+//! A restart that fails, or is ended at whatever moment, leaves the user's files as they were
+//! before it.
 
 mod support;
 
@@ -130,7 +131,8 @@ fn journal(folder: &Path) -> PathBuf {
     folder.join(format!("{}-1.journal", host.trim().replace(['-', '_'], "_")))
 }
 
-/// The moment that is waited for, by its number, and the pipe that is told of it; set before a fork.
+/// The moment that is waited for, by its number, and the pipe that is told of it; set before a
+/// fork.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 

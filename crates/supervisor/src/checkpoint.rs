@@ -292,7 +292,8 @@ impl Checkpointer {
         let captured = begun.capture(&roots);
         GPU.idle();
         let (mut captured, at) = (captured?, jobs::now());
-        // What the job did while its image is written would be done twice. Whatever fails, it goes on.
+        // What the job did while its image is written would be done twice. Whatever fails, it goes
+        // on.
         let standing = captured.stand();
         let (clients, ms, tries) = (quiet.clients.len(), quiet.seconds * 1e3, quiet.tries);
         // The devices have stood still until here.

@@ -567,8 +567,8 @@ pub(crate) fn private_dir(path: &Path, uid: u32) -> Result<(), JobError> {
     Ok(())
 }
 
-/// Makes the folder of a job of this user's that kedge has made before, and those that it lies in; refuses what others
-/// can enter or have made.
+/// Makes the folder of a job of this user's that kedge has made before, and those that it lies in;
+/// refuses what others can enter or have made.
 fn private_job(path: &Path) -> Result<(), JobError> {
     let uid = rustix::process::geteuid().as_raw();
     let above = |path: &Path| path.parent().map(Path::to_owned).unwrap_or_default();
@@ -582,7 +582,8 @@ fn private_job(path: &Path) -> Result<(), JobError> {
     [&base, &jobs, path].into_iter().try_for_each(|folder| private_dir(folder, uid))
 }
 
-/// Whether nobody but root can put another folder into the place of `path`; where there is none, root makes it.
+/// Whether nobody but root can put another folder into the place of `path`; where there is none,
+/// root makes it.
 fn only_root_changes(path: &Path) -> bool {
     const STICKY: u32 = 0o1000;
     let Ok(found) = fs::symlink_metadata(path) else { return true };
@@ -635,8 +636,8 @@ fn lock_soon(file: &File) -> bool {
     true
 }
 
-/// Whether the job that had `dir`, whose lock is held here, has left processes that go on. Those that
-/// were killed with their supervisor may need a moment to end.
+/// Whether the job that had `dir`, whose lock is held here, has left processes that go on. Those
+/// that were killed with their supervisor may need a moment to end.
 fn has_left(dir: &Path) -> bool {
     let Some(meta) = read_meta(dir).filter(|meta| meta.state == State::Running) else {
         return false;

@@ -1,10 +1,10 @@
 //! What a supervisor that was killed has left behind: the job's processes, which run on without it.
 //!
-//! A process is the job's if it is the program's first one, as the job's folder tells (by its id and
-//! the moment of its start, in this boot of the machine), or if it was started with the job's control
-//! socket in its environment and is in the supervisor's control group still; and whatever descends
-//! from such a one. So nobody is taken for it who has only been given its id since, or its environment
-//! by a batch system. Signals go to what a descriptor holds, not to an id.
+//! A process is the job's if it is the program's first one, as the job's folder tells (by its id
+//! and the moment of its start, in this boot of the machine), or if it was started with the job's
+//! control socket in its environment and is in the supervisor's control group still; and whatever
+//! descends from such a one. So nobody is taken for it who has only been given its id since, or its
+//! environment by a batch system. Signals go to what a descriptor holds, not to an id.
 
 use crate::ending;
 use crate::jobs::Meta;
@@ -102,7 +102,8 @@ pub(crate) fn signal(meta: &Meta, folder: &Path, signal: i32) {
     }
 }
 
-/// Ends all of them: by SIGTERM, and what is left after `grace` by SIGKILL. Whether nothing is left.
+/// Ends all of them: by SIGTERM, and what is left after `grace` by SIGKILL. Whether nothing is
+/// left.
 pub(crate) fn end(meta: &Meta, folder: &Path, grace: Duration) -> bool {
     let ended = !grace.is_zero() && end_by(meta, folder, libc::SIGTERM, grace);
     ended || end_by(meta, folder, libc::SIGKILL, LAST)

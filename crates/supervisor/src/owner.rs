@@ -1,5 +1,5 @@
-//! Root restarts the image of another user as that user: kedge is started anew with that user's rights alone, before
-//! anything but the image has been looked at.
+//! Root restarts the image of another user as that user: kedge is started anew with that user's
+//! rights alone, before anything but the image has been looked at.
 
 use crate::RunError;
 use crate::restart::candidates;
@@ -17,8 +17,9 @@ const KEPT: [&str; 7] = ["PATH", "TERM", "COLORTERM", "NO_COLOR", "LANG", "TZ", 
 const KEPT_PREFIXES: [&str; 2] = ["LC_", "KEDGE_"];
 const RUNTIME: &str = "XDG_RUNTIME_DIR";
 
-/// The image or the folder of images `named`, which was found at `path`, and whose it is: where it is in truth and, if
-/// this process is root and the image (the newest one) is another user's, that user.
+/// The image or the folder of images `named`, which was found at `path`, and whose it is: where it
+/// is in truth and, if this process is root and the image (the newest one) is another user's, that
+/// user.
 ///
 /// # Errors
 ///
@@ -37,8 +38,8 @@ pub fn other_owner(named: &Path, path: PathBuf) -> Result<(PathBuf, Option<Owner
     }
 }
 
-/// Replaces this process by kedge with those arguments, as `owner` and with no right that this user has not. Returns
-/// why it could not.
+/// Replaces this process by kedge with those arguments, as `owner` and with no right that this user
+/// has not. Returns why it could not.
 pub fn start_as(owner: &Owner, arguments: &[OsString]) -> RunError {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut command = Command::new(own);
@@ -72,7 +73,8 @@ fn become_owner(owner: &Owner) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     };
     let Owner { uid, gid, groups } = owner;
-    // SAFETY: each takes numbers, or arrays that live through the call and are as long as it is told.
+    // SAFETY: each takes numbers, or arrays that live through the call and are as long as it is
+    // told.
     unsafe {
         done(libc::setgroups(groups.len(), groups.as_ptr()).into())?;
         done(libc::setresgid(*gid, *gid, *gid).into())?;

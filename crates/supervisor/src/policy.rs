@@ -125,8 +125,8 @@ pub struct OnTerm {
 ///
 /// # Errors
 ///
-/// [`ImageError::Damaged`] where that is none that kedge gives to a job: links are made in it, and what has their names
-/// is removed.
+/// [`ImageError::Damaged`] where that is none that kedge gives to a job: links are made in it, and
+/// what has their names is removed.
 pub(crate) fn former_folder(manifest: &Manifest) -> Result<Option<PathBuf>, ImageError> {
     let noted = || manifest.settings.as_ref()?.get(FOLDER)?.as_str().map(PathBuf::from);
     let of_devices = manifest.devices.as_ref().map(|devices| devices.folder.clone());
@@ -139,8 +139,8 @@ pub(crate) fn former_folder(manifest: &Manifest) -> Result<Option<PathBuf>, Imag
     }
 }
 
-/// Whether `path` is where kedge puts a job: `…/kedge/hosts/HOST/jobs/NAME`, `…/kedge/jobs/NAME`, or
-/// `…/kedge-UID/jobs/NAME` with six letters behind the UID or none.
+/// Whether `path` is where kedge puts a job: `…/kedge/hosts/HOST/jobs/NAME`, `…/kedge/jobs/NAME`,
+/// or `…/kedge-UID/jobs/NAME` with six letters behind the UID or none.
 fn is_of_a_job(path: &Path) -> bool {
     let plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
     let parts: Vec<&str> =

@@ -121,8 +121,8 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
 }
 
-/// Undoes what restarts that were killed have left half done, of this user's files: what was done, a
-/// sentence each.
+/// Undoes what restarts that were killed have left half done, of this user's files: what was done,
+/// a sentence each.
 pub fn settle_restarts() -> Vec<String> {
     settle_all().said
 }
@@ -366,8 +366,8 @@ fn watch(
 }
 
 impl RestartSpec {
-    /// Whether the job goes back after such a loss, which its init cannot tell of; the log tells, also
-    /// why not.
+    /// Whether the job goes back after such a loss, which its init cannot tell of; the log tells,
+    /// also why not.
     fn goes_back(&self, dir: &JobDir, images: &[(PathBuf, Manifest)], loss: Loss) -> bool {
         let (Some((_, first)), Ok(log)) = (images.first(), open_log(dir)) else { return false };
         let policy = self.policy.or(Policy::of_image(first));

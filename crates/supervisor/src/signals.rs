@@ -104,8 +104,8 @@ impl Signals {
     }
 }
 
-/// Has a limit on files (`ulimit -f`) make what this process writes fail, and not end it. The program is
-/// started with the mask that there was before; no other thread runs yet.
+/// Has a limit on files (`ulimit -f`) make what this process writes fail, and not end it. The
+/// program is started with the mask that there was before; no other thread runs yet.
 pub(crate) fn block_file_limit() {
     let (mut limit, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: sigemptyset initialises the set, and pthread_sigmask fills the other.

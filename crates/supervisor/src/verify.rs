@@ -22,7 +22,8 @@ fn others(more: usize) -> String {
     }
 }
 
-/// Reads the image in `folder`, of about so many bytes, from its device, and as a restart would: where it was read from.
+/// Reads the image in `folder`, of about so many bytes, from its device, and as a restart would:
+/// where it was read from.
 ///
 /// # Errors
 ///

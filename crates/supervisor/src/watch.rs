@@ -102,7 +102,8 @@ impl Watch {
 /// A checkpoint as the job's policy has it, after the one that may be under way.
 fn take_one(control: &Path, until: Until, deadline: Option<Instant>) -> Result<(), TakeError> {
     loop {
-        // What is captured before the program ends is the last of it: whoever restarts it later wants to know.
+        // What is captured before the program ends is the last of it: whoever restarts it later
+        // wants to know.
         let (ahead, verify) = (matches!(until, Until::Durable), matches!(until, Until::Captured));
         let order = Order { ahead, verify, ..Order::default() };
         match control::take(control, &order, until, |_| {}) {

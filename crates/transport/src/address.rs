@@ -1,5 +1,5 @@
-//! Sockets at paths of any length: an address takes 107 bytes, and a longer one is reached by way of
-//! its folder's descriptor.
+//! Sockets at paths of any length: an address takes 107 bytes, and a longer one is reached by way
+//! of its folder's descriptor.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -23,8 +23,8 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     by_short_path(path, |path| UnixListener::bind(path))
 }
 
-/// Whether `address`, as a socket tells it, is that of the socket at `path`. Of one that was reached
-/// by its folder's descriptor only its name is known.
+/// Whether `address`, as a socket tells it, is that of the socket at `path`. Of one that was
+/// reached by its folder's descriptor only its name is known.
 pub fn is_of(address: &Path, path: &Path) -> bool {
     let short = || address.starts_with(DESCRIPTORS) && address.file_name() == path.file_name();
     address == path || is_long(path) && short()

@@ -41,8 +41,8 @@ impl Ahead {
         Ok(Ahead { writer: Some(ImageWriter::create(&path)?), path })
     }
 
-    /// Writes shared objects, all of whose mappings are protected: each number and views. What was not written, by
-    /// number.
+    /// Writes shared objects, all of whose mappings are protected: each number and views. What was
+    /// not written, by number.
     pub(crate) fn of_objects(
         objects: &[(u64, Vec<View>)],
         folder: &Path,

@@ -68,8 +68,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Those of a shared object, by offsets in it: mappings show `shown` of it, and `written` has been written since
-    /// `early`; both in order.
+    /// Those of a shared object, by offsets in it: mappings show `shown` of it, and `written` has
+    /// been written since `early`; both in order.
     pub(super) fn of_object(shown: &[Run], written: &[Run], early: Early) -> Changes {
         let unchanged = without(shown, written);
         let mut changes = Changes { early, ..Changes::default() };

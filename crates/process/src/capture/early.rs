@@ -77,7 +77,8 @@ impl Early {
         Ok(early)
     }
 
-    /// The same of a shared object, by offsets in it: `changed` has been written, in order, and is copied by `copy`.
+    /// The same of a shared object, by offsets in it: `changed` has been written, in order, and is
+    /// copied by `copy`.
     pub(crate) fn of_object(
         changed: Vec<Run>,
         most: u64,

@@ -1,5 +1,5 @@
-//! Memory that several mappings share. What can be told of it is written before the pause, and what has changed since is
-//! copied in it, once; all else is stored while all is stopped.
+//! Memory that several mappings share. What can be told of it is written before the pause, and what
+//! has changed since is copied in it, once; all else is stored while all is stopped.
 
 use super::changes::{self, Changes};
 use super::memory::{self, Chunk, Reader};
@@ -93,8 +93,8 @@ impl Objects {
         object.number
     }
 
-    /// Copies what has changed of the objects that are known, and stores all of the others. Their processes must be
-    /// stopped: a clone shares them.
+    /// Copies what has changed of the objects that are known, and stores all of the others. Their
+    /// processes must be stopped: a clone shares them.
     pub(super) fn hold(
         &self,
         shared: &mut Shared,
@@ -196,7 +196,8 @@ pub(crate) fn copy(
     if into.is_empty() { Ok(()) } else { Err(EngineError::Ended { pid: 0 }) }
 }
 
-/// Stores pieces of objects, by number, with several threads. `fails` says whether one that cannot be read is an error.
+/// Stores pieces of objects, by number, with several threads. `fails` says whether one that cannot
+/// be read is an error.
 pub(super) fn write(
     pieces: &[(u64, Piece)],
     writer: &ImageWriter,

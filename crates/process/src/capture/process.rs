@@ -292,8 +292,8 @@ fn describe_mappings(
     Ok((files.list, saved))
 }
 
-/// The open file description that a mapping is a mapping of: one of shared memory, or of a file without
-/// a name. One that the process has closed is another matter.
+/// The open file description that a mapping is a mapping of: one of shared memory, or of a file
+/// without a name. One that the process has closed is another matter.
 fn held(mapping: &Mapping, descriptors: &plugins::Saved) -> Option<u32> {
     let (major, minor) = mapping.device.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
@@ -440,8 +440,8 @@ fn describe_thread(
 }
 
 impl Held {
-    /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and notes
-    /// those mappings.
+    /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and
+    /// notes those mappings.
     fn store_not_inherited(
         &mut self,
         status: &Status,

@@ -14,8 +14,8 @@ use libc::pid_t;
 /// Bytes of a process's memory that answers are put into for a moment.
 const ROOM: usize = 160;
 
-/// Signals that do nothing by default: one that the program neither catches nor blocks can be sent to
-/// a thread, and nobody sees it.
+/// Signals that do nothing by default: one that the program neither catches nor blocks can be sent
+/// to a thread, and nobody sees it.
 const QUIET: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
 
 /// What is asked, and how many bytes the answer has.
@@ -125,7 +125,8 @@ impl Scratch<'_> {
         Ok(thread_answers(&self.ask(thread, &OF_THREAD)?))
     }
 
-    /// Asks the first thread what it can tell of itself and of its process. It is at home afterwards.
+    /// Asks the first thread what it can tell of itself and of its process. It is at home
+    /// afterwards.
     pub(super) fn ask_leader(
         &self,
         leader: &mut Thread,
@@ -233,7 +234,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Asks the clone for what it has inherited: signal actions, the heap's end, dumpability, securebits.
+/// Asks the clone for what it has inherited: signal actions, the heap's end, dumpability,
+/// securebits.
 pub(super) fn ask_clone(
     clone: &FrozenClone,
     mappings: &[Mapping],

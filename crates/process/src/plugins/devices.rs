@@ -102,8 +102,8 @@ fn open_node(path: &Path, number: u64, flags: OFlags) -> Result<OwnedFd, PluginE
     reach::again(&found, flags).to(what)
 }
 
-/// A device whose node has no name any more: by a new node, where this user may make one; else by the
-/// usual one.
+/// A device whose node has no name any more: by a new node, where this user may make one; else by
+/// the usual one.
 fn nameless(device: &Device, flags: OFlags) -> Result<OwnedFd, PluginError> {
     if !is_stateless(device.number) {
         return Err(damaged("a device that has a state"));

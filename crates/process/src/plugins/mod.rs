@@ -122,8 +122,8 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// At a restart, when the user's files have been put back as well: the last that can fail. What others
-    /// must agree to belongs here.
+    /// At a restart, when the user's files have been put back as well: the last that can fail. What
+    /// others must agree to belongs here.
     fn agreed(&self) -> Result<(), PluginError> {
         Ok(())
     }

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 pub struct RecreateOptions<'a> {
     /// The image's folder.
     pub folder: PathBuf,
-    /// The same, where it is open: then its files are read through that, whatever has its name by now.
+    /// The same, where it is open: then its files are read through that, whatever has its name by
+    /// now.
     pub opened: Option<Folder>,
     pub paths: PathMap,
     /// What the job's standard streams are bound to; /dev/null where there is none.
@@ -30,8 +31,8 @@ pub struct RecreateOptions<'a> {
     pub more: More,
     /// Told at once what takes long.
     pub tell: Option<fn(&str)>,
-    /// Where the journal of what is changed of the user's files is to lie: whoever has the path undoes
-    /// ([`settle`](crate::plugins::settle)). Without, dropping what was made undoes.
+    /// Where the journal of what is changed of the user's files is to lie: whoever has the path
+    /// undoes ([`settle`](crate::plugins::settle)). Without, dropping what was made undoes.
     pub journal: Option<PathBuf>,
     /// The files that the job maps: none of them is cut shorter.
     pub mapped: BTreeSet<PathBuf>,

@@ -209,8 +209,8 @@ fn open_folder(path: &Path) -> Result<File, EngineError> {
     }
 }
 
-/// A folder that was removed while somebody worked in it: the one that comes back with a descriptor,
-/// or a new one, best under the name that it had.
+/// A folder that was removed while somebody worked in it: the one that comes back with a
+/// descriptor, or a new one, best under the name that it had.
 fn removed_folder(
     path: &Path,
     removed: RemovedFolder,

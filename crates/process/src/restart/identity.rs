@@ -1,7 +1,8 @@
 //! With whose rights a job is restarted.
 //!
-//! What an image says is done as the image's owner could do it himself. So root, who could do anything, restarts
-//! his own images only; for another user's he first becomes that user, as a whole and for good.
+//! What an image says is done as the image's owner could do it himself. So root, who could do
+//! anything, restarts his own images only; for another user's he first becomes that user, as a
+//! whole and for good.
 
 use super::{open, processes};
 use crate::EngineError;
@@ -23,20 +24,22 @@ pub struct Owner {
 
 /// With whose rights an image is restarted.
 ///
-/// Whatever is done inside of a restart, up to and in the job's init, is done as the *caller*: [`restart`]
-/// refuses every image for which [`Identity::of`] says [`Identity::User`]. So there is nothing to be dropped for
-/// such an image while files are put back: whoever restarts it is its owner by then and has no other rights.
+/// Whatever is done inside of a restart, up to and in the job's init, is done as the *caller*:
+/// [`restart`] refuses every image for which [`Identity::of`] says [`Identity::User`]. So there is
+/// nothing to be dropped for such an image while files are put back: whoever restarts it is its
+/// owner by then and has no other rights.
 ///
-/// What remains is root's own image of a job whose processes had dropped theirs: there `Owner::from` the
-/// [`Credentials`] of the processes that hold a file tells with whose rights it is to be opened.
+/// What remains is root's own image of a job whose processes had dropped theirs: there
+/// `Owner::from` the [`Credentials`] of the processes that hold a file tells with whose rights it
+/// is to be opened.
 ///
 /// [`restart`]: super::restart
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// The caller's own: he is no root, or the image is root's.
     Caller,
-    /// The caller is root and the image is this user's, who has had all of its processes: he must become
-    /// that user before he restarts it.
+    /// The caller is root and the image is this user's, who has had all of its processes: he must
+    /// become that user before he restarts it.
     User(Owner),
 }
 
@@ -54,8 +57,8 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// [`EngineError::Claims`] where the caller is root and the image says of a process what its owner could not
-    /// have had.
+    /// [`EngineError::Claims`] where the caller is root and the image says of a process what its
+    /// owner could not have had.
     pub fn of_image(path: &Path) -> Result<Identity, EngineError> {
         let folder = Folder::open(path)?;
         if folder.is_believed().is_ok() {
@@ -103,7 +106,8 @@ struct User {
 }
 
 impl User {
-    /// One whom the database does not know has the group of his own number, if it does not know that either.
+    /// One whom the database does not know has the group of his own number, if it does not know
+    /// that either.
     fn of(uid: u32) -> User {
         let groups = match entry(uid) {
             Some((name, gid)) => groups_of(&name, gid),
@@ -142,7 +146,8 @@ fn entry(uid: u32) -> Option<(CString, u32)> {
     let mut found = std::ptr::null_mut();
     // SAFETY: all zeros is a passwd: pointers, which may be null, and numbers.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer has the length that is given, and lives as long as what points into it is used.
+    // SAFETY: the buffer has the length that is given, and lives as long as what points into it is
+    // used.
     unsafe {
         let (at, length) = (buffer.as_mut_ptr(), buffer.len());
         let error = libc::getpwuid_r(uid, &raw mut entry, at, length, &raw mut found);
@@ -170,7 +175,8 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
     let mut count = 64;
     loop {
         let mut groups = vec![0; count as usize];
-        // SAFETY: the list has room for as many as `count` says, which the call sets to how many there are.
+        // SAFETY: the list has room for as many as `count` says, which the call sets to how many
+        // there are.
         let found =
             unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
         if found >= 0 {

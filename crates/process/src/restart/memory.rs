@@ -74,7 +74,8 @@ pub(super) fn fill(
     })
 }
 
-/// Has `write` write those `parts` that lie in `piece`, which belongs at `address`; the ones that are left.
+/// Has `write` write those `parts` that lie in `piece`, which belongs at `address`; the ones that
+/// are left.
 fn write_parts<'a>(
     address: u64,
     piece: &[u8],

@@ -191,7 +191,8 @@ fn processes(
     job.processes.iter().map(read).collect()
 }
 
-/// Reads the image in `folder` as a restart on this machine would: its tables and states, not its memory.
+/// Reads the image in `folder` as a restart on this machine would: its tables and states, not its
+/// memory.
 pub fn check(folder: &std::path::Path) -> Result<(), EngineError> {
     let plan = Plan::read(&RestartOptions::new(folder.to_owned()))?;
     for process in &plan.processes {

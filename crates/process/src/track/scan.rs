@@ -1,4 +1,5 @@
-//! Which pages of a mapping were written since they were write-protected, and protecting them in the same step.
+//! Which pages of a mapping were written since they were write-protected, and protecting them in
+//! the same step.
 
 use crate::pagemap::{Run, Scanner, Wanted};
 use libc::pid_t;

@@ -1,5 +1,5 @@
-//! Memory that processes share (shmem: MAP_SHARED without a file, memfd, System V segments): which objects there are,
-//! who maps them, and what has been written through any of these mappings.
+//! Memory that processes share (shmem: MAP_SHARED without a file, memfd, System V segments): which
+//! objects there are, who maps them, and what has been written through any of these mappings.
 
 use crate::EngineError;
 use crate::capture::{Ahead, Early, Gaps, Options, copy_object, shown};
@@ -49,8 +49,8 @@ impl View {
     }
 }
 
-/// The key of the object that the mapping shows, if it is one whose pages can be watched: it is the kernel's own shared
-/// memory, and no file's name leads to it.
+/// The key of the object that the mapping shows, if it is one whose pages can be watched: it is the
+/// kernel's own shared memory, and no file's name leads to it.
 pub(crate) fn key_of(mapping: &Mapping) -> Option<Key> {
     let watchable = mapping.shared
         && mapping.deleted()
@@ -63,7 +63,8 @@ pub(crate) fn key_of(mapping: &Mapping) -> Option<Key> {
 /// The device of the kernel's own tmpfs, which has no place among files.
 fn kernel_memory() -> &'static Option<String> {
     static DEVICE: std::sync::LazyLock<Option<String>> = std::sync::LazyLock::new(|| {
-        // SAFETY: the name is a string; what the call returns is a new descriptor, which is nobody else's.
+        // SAFETY: the name is a string; what the call returns is a new descriptor, which is nobody
+        // else's.
         let file = unsafe {
             let fd = libc::memfd_create(c"kedge".as_ptr(), libc::MFD_CLOEXEC);
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
@@ -113,8 +114,8 @@ fn device_name(device: u64) -> String {
     format!("{:02x}:{:02x}", libc::major(device), libc::minor(device))
 }
 
-/// Takes out what a process outside of `pids` maps too: what that writes nobody tells. Processes of other users cannot be
-/// looked at by an ordinary user.
+/// Takes out what a process outside of `pids` maps too: what that writes nobody tells. Processes of
+/// other users cannot be looked at by an ordinary user.
 pub(crate) fn without_strangers<T>(objects: &mut BTreeMap<Key, T>, pids: &[pid_t]) {
     let ours: BTreeSet<pid_t> =
         pids.iter().map(|pid| proc::reach(*pid)).chain(pids.iter().copied()).collect();
@@ -132,7 +133,8 @@ pub(crate) fn without_strangers<T>(objects: &mut BTreeMap<Key, T>, pids: &[pid_t
     }
 }
 
-/// What mappings show of an object, each part by one of them: in order, disjoint. The same for the same views.
+/// What mappings show of an object, each part by one of them: in order, disjoint. The same for the
+/// same views.
 pub(crate) fn cover(views: &[View]) -> Vec<(Run, &View)> {
     let mut views: Vec<&View> = views.iter().collect();
     views.sort_by_key(|view| {
@@ -150,8 +152,8 @@ pub(crate) fn cover(views: &[View]) -> Vec<(Run, &View)> {
     cover
 }
 
-/// What of an object may have changed since `views` were protected, in order, joined; they are protected again if
-/// `protect`. `None` if one of them is not watched.
+/// What of an object may have changed since `views` were protected, in order, joined; they are
+/// protected again if `protect`. `None` if one of them is not watched.
 pub(crate) fn changed(views: &[View], protect: bool) -> io::Result<Option<Vec<Run>>> {
     let mut asked = Asked::default();
     let mut runs = Vec::new();
@@ -164,8 +166,8 @@ pub(crate) fn changed(views: &[View], protect: bool) -> io::Result<Option<Vec<Ru
             told => runs.extend(told?.into_iter().map(|run| view.shown(run))),
         }
     }
-    // Of a hole that was made (MADV_REMOVE) nobody tells but that its pages are mapped no more. All were when they were read
-    // by the mapping that covers them.
+    // Of a hole that was made (MADV_REMOVE) nobody tells but that its pages are mapped no more. All
+    // were when they were read by the mapping that covers them.
     for ((start, end), view) in cover(views) {
         let there = (view.address(start), view.address(end - 1) + 1);
         let unmapped = asked.of(view)?.runs(there, &Wanted::UNMAPPED)?;
@@ -209,8 +211,9 @@ pub(super) struct Known {
     seen: Seen,
 }
 
-/// The job when its mappings were protected. What is written through a mapping that has gone since, with its process or
-/// without, is told by nobody: so those that there were must still be there, and no process may have come and gone.
+/// The job when its mappings were protected. What is written through a mapping that has gone since,
+/// with its process or without, is told by nobody: so those that there were must still be there,
+/// and no process may have come and gone.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     everybody: BTreeSet<pid_t>,
@@ -229,7 +232,8 @@ impl Seen {
         Seen { everybody, lives, views }
     }
 
-    /// Whether `everybody` was there before, and nobody who maps an object has had other children since.
+    /// Whether `everybody` was there before, and nobody who maps an object has had other children
+    /// since.
     fn is_all_of(&self, everybody: &BTreeSet<pid_t>) -> bool {
         let same = |(pid, life): (&pid_t, &Life)| life_of(*pid) == Some(*life);
         everybody.is_subset(&self.everybody) && self.lives.iter().all(same)
@@ -309,8 +313,8 @@ impl Shared {
         self.seen = Seen::of(std::mem::take(&mut self.seen.everybody), objects.clone());
         // From here on it is told what is written through any of them.
         objects.retain(|_, views| changed(views, true).is_ok_and(|told| told.is_some()));
-        // Who has a descriptor can write without a mapping, or by one that comes and goes. Those that
-        // are closed by now cannot be had again.
+        // Who has a descriptor can write without a mapping, or by one that comes and goes. Those
+        // that are closed by now cannot be had again.
         if !objects.is_empty() {
             let open = open_files();
             objects.retain(|key, _| !open.contains(key));
@@ -354,7 +358,8 @@ impl Shared {
         });
     }
 
-    /// The job stands still: these are its processes, zombies included. What nobody can vouch for is not known any more.
+    /// The job stands still: these are its processes, zombies included. What nobody can vouch for
+    /// is not known any more.
     pub(crate) fn stand_still(&mut self, everybody: impl IntoIterator<Item = pid_t>) {
         self.still = everybody.into_iter().collect();
         if !self.known.is_empty() && !self.seen.is_all_of(&self.still) {
@@ -372,8 +377,8 @@ impl Shared {
         (self.persists, self.known) = (false, BTreeMap::new());
     }
 
-    /// What has changed of the stopped object since it was last looked at, and before; `None` if nobody knows, and all
-    /// of it is to be stored.
+    /// What has changed of the stopped object since it was last looked at, and before; `None` if
+    /// nobody knows, and all of it is to be stored.
     pub(crate) fn changes(
         &mut self,
         key: &Key,
@@ -405,7 +410,8 @@ impl Shared {
         self.ahead.take()
     }
 
-    /// All that is to be seen of the stopped job is seen: what its processes write from here on is told to the next one.
+    /// All that is to be seen of the stopped job is seen: what its processes write from here on is
+    /// told to the next one.
     pub(crate) fn goes_on(&mut self) {
         let captured = std::mem::take(&mut self.captured);
         self.seen = Seen::of(std::mem::take(&mut self.still), captured);

@@ -91,7 +91,8 @@ pub enum Progress {
     Captured { image: PathBuf, processes: usize, stall_seconds: f64, warnings: Vec<String> },
     /// The image is on the disk, and so much of it has been read back.
     Verifying { image: PathBuf, done: u64, bytes: u64 },
-    /// The image counts. Where it was read back from, if it was: `device`, `dropped cache` or `memory`.
+    /// The image counts. Where it was read back from, if it was: `device`, `dropped cache` or
+    /// `memory`.
     Durable {
         image: PathBuf,
         bytes: u64,

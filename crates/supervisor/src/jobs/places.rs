@@ -1,5 +1,5 @@
-//! Where jobs are kept: in the user's state folder, which stays when he logs out, apart for each host,
-//! because several may share his home (docs/design/0019-where-jobs-live.md).
+//! Where jobs are kept: in the user's state folder, which stays when he logs out, apart for each
+//! host, because several may share his home (docs/design/0019-where-jobs-live.md).
 
 use super::{JobError, io_error, private_dir};
 use std::ffi::CString;

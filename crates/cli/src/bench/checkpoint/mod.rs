@@ -18,8 +18,8 @@ use std::time::SystemTime;
 const ROUNDS: usize = 3;
 const LARGE: u64 = 8 << 30;
 const CHANGES: usize = 3;
-/// Seconds that a rate is measured for, and such times of one drain at most: then the program rests, and the drain
-/// goes on much faster.
+/// Seconds that a rate is measured for, and such times of one drain at most: then the program
+/// rests, and the drain goes on much faster.
 const SECONDS: &str = "rate 1";
 const LONGEST: usize = 60;
 /// Of the blocks.

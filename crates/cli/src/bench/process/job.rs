@@ -99,7 +99,8 @@ impl Job {
         Ok(self.log()?.lines().filter_map(time).collect())
     }
 
-    /// Returns the GiB a second in which what was in the devices' memory at the end of each pause has left it.
+    /// Returns the GiB a second in which what was in the devices' memory at the end of each pause
+    /// has left it.
     pub(in crate::bench) fn drains(&self) -> Result<Vec<f64>, String> {
         let rate = |line: &str| {
             let (mib, rest) = line.split_once(" drained ")?.1.split_once(" MiB of the devices'")?;
@@ -114,7 +115,8 @@ impl Job {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap between two beats.
+    /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap
+    /// between two beats.
     pub(in crate::bench) fn gap_beside(&mut self, codec: &str) -> Result<f64, String> {
         let (name, before) = (self.name.clone(), self.rests()?.len());
         std::thread::scope(|scope| {

@@ -70,8 +70,8 @@ fn hold_child(tell: &Sender<io::Result<libc::pid_t>>, held: &Receiver<()>) {
     block_signals();
     let made = make_child();
     let pid = *made.as_ref().unwrap_or(&0);
-    // Where memory runs out it goes before this process, whose devices nobody else has: the most that
-    // proc_pid_oom_score_adj(5) knows.
+    // Where memory runs out it goes before this process, whose devices nobody else has: the most
+    // that proc_pid_oom_score_adj(5) knows.
     let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000");
     if tell.send(made).is_err() || pid == 0 {
         return;

@@ -7,8 +7,8 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Returns `$XDG_STATE_HOME/kedge/NAME`, or `~/.local/state/kedge/NAME`, which need not exist; where
-/// neither can be written to, `kedge-state-UID/NAME` in the folder for temporary files.
+/// Returns `$XDG_STATE_HOME/kedge/NAME`, or `~/.local/state/kedge/NAME`, which need not exist;
+/// where neither can be written to, `kedge-state-UID/NAME` in the folder for temporary files.
 pub(crate) fn of(name: &str) -> Result<PathBuf, PluginError> {
     let told = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
     let home = std::env::home_dir().map(|home| home.join(".local/state"));

@@ -145,9 +145,9 @@ pub(super) fn is_ours(path: &Path) -> bool {
     ends && name.is_some_and(|name| name.starts_with(&host()))
 }
 
-/// Creates the file at `path` and locks it to the end of this process, and of none that it makes: as
-/// long as it is locked, nobody undoes. Who settles others' journals may take the new one for an empty
-/// one before it is locked, and remove it.
+/// Creates the file at `path` and locks it to the end of this process, and of none that it makes:
+/// as long as it is locked, nobody undoes. Who settles others' journals may take the new one for an
+/// empty one before it is locked, and remove it.
 fn create_locked(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true).mode(0o600);

@@ -1,9 +1,9 @@
 //! What a restart changes of the user's files, and how that is undone
 //! (docs/design/0015-files-at-a-restart.md).
 //!
-//! Until [`Changes::apply`], names are only added: files, folders, sockets. What there was before is
-//! changed by `apply` alone, when all else of the job is there. Each change is recorded before it
-//! is made.
+//! Until [`Changes::apply`], names are only added: files, folders, sockets. What there was before
+//! is changed by `apply` alone, when all else of the job is there. Each change is recorded before
+//! it is made.
 
 pub(crate) mod folder;
 mod journal;
@@ -262,8 +262,8 @@ fn rename(from: &Path, to: &Path) -> Result<(), PluginError> {
     renamed().to(|| format!("rename {} to {}", from.display(), to.display()))
 }
 
-/// The same where the file system cannot be told not to replace: what has no other name gets a second
-/// one first, and a folder is only moved to a name that is free when it is looked at.
+/// The same where the file system cannot be told not to replace: what has no other name gets a
+/// second one first, and a folder is only moved to a name that is free when it is looked at.
 fn rename_plainly(old: &OwnedFd, from: &OsStr, new: &OwnedFd, to: &OsStr) -> io::Result<()> {
     match linkat(old, from, new, to, AtFlags::empty()) {
         Ok(()) => return Ok(unlinkat(old, from, AtFlags::empty())?),

@@ -1,7 +1,7 @@
 //! Where a path leads, without following a link that somebody else may have put there.
 //!
-//! Saved paths were resolved by the kernel: there was no link in them. One that is there now has come
-//! since, or is part of a path that the user has given (`--path-map`).
+//! Saved paths were resolved by the kernel: there was no link in them. One that is there now has
+//! come since, or is part of a path that the user has given (`--path-map`).
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat, readlinkat};
@@ -17,8 +17,8 @@ const MAX_LINKS: u32 = 40;
 /// What a user is shown as who has no number in a namespace (user_namespaces(7)).
 const NOBODY_KNOWN: u32 = 65534;
 
-/// Opens what is at `path`, of whatever kind, for its place alone (O_PATH). If `follow`, what a link
-/// there leads to.
+/// Opens what is at `path`, of whatever kind, for its place alone (O_PATH). If `follow`, what a
+/// link there leads to.
 pub(crate) fn find(path: &Path, follow: bool) -> io::Result<OwnedFd> {
     let here = OFlags::PATH | OFlags::CLOEXEC;
     let root = || open("/", here | OFlags::DIRECTORY, Mode::empty());
@@ -106,7 +106,8 @@ fn is_anybodys(folder: impl AsFd) -> io::Result<bool> {
 
 /// Whether a link is one that nobody has planted: the user's own, or one in a place where only its
 /// administrator, or whoever the folder belongs to, could put it. Root follows root's alone.
-/// `foreign`: it lies in a folder where everybody may put things, or below what another has put there.
+/// `foreign`: it lies in a folder where everybody may put things, or below what another has put
+/// there.
 fn may_be_followed(link: &Stat, foreign: bool) -> bool {
     let own = geteuid().as_raw();
     if link.st_uid == own {

@@ -63,12 +63,13 @@ impl Dress {
     /// Gives the file its mode and time and, if `give`, first its owner.
     ///
     /// Set-user-ID and set-group-ID bits lend the rights of the owner: they are set only on a file
-    /// that has the owner that it had, and after it got that owner, because a change of owner clears
-    /// them.
+    /// that has the owner that it had, and after it got that owner, because a change of owner
+    /// clears them.
     pub(crate) fn put_on(&self, file: &File, give: bool) -> Result<(), PluginError> {
         let owned = self.owner.is_some_and(|(user, group)| {
             if give {
-                // An ordinary user may not give files away, and has no need to: its files are its own.
+                // An ordinary user may not give files away, and has no need to: its files are its
+                // own.
                 let _ = fchown(file, Some(user), Some(group));
             }
             let now = file.metadata().map(|now| (now.uid(), now.gid()));

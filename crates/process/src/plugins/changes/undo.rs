@@ -46,8 +46,8 @@ pub fn settle(path: &Path) -> io::Result<Settled> {
     Ok(Settled::default())
 }
 
-/// Does the same with all journals of this user whose restarts have ended, on this host. Never fails: what cannot
-/// be undone is told.
+/// Does the same with all journals of this user whose restarts have ended, on this host. Never
+/// fails: what cannot be undone is told.
 pub fn settle_all() -> Settled {
     folder::of(FOLDER).map(|folder| settle_in(&folder)).unwrap_or_default()
 }

@@ -42,8 +42,8 @@ pub(super) fn names(inodes: &[Inode], world: &World) -> BTreeSet<PathBuf> {
     named.flat_map(paths).map(|path| world.path(&path)).collect()
 }
 
-/// Sees to it that the contents of `inode` come back, if the image has them. The file, if it has no name or is not, or
-/// not as yet, what has its name.
+/// Sees to it that the contents of `inode` come back, if the image has them. The file, if it has no
+/// name or is not, or not as yet, what has its name.
 pub(super) fn restore(
     inode: &Inode,
     names: &BTreeSet<PathBuf>,
@@ -204,15 +204,15 @@ fn is_itself(inode: &Inode, now: &File) -> bool {
     found.is_ok_and(|found| found == inode.identity)
 }
 
-/// Whether the job maps the file and it is shorter now: until it has its old contents, there would be
-/// no memory where the job has some.
+/// Whether the job maps the file and it is shorter now: until it has its old contents, there would
+/// be no memory where the job has some.
 fn cuts_mapped(inode: &Inode, path: &Path, now: &File, world: &World) -> bool {
     let shorter = now.metadata().is_ok_and(|now| now.len() < inode.size);
     shorter && world.options.mapped.contains(path)
 }
 
-/// Keeps what the file, which is open for writing, holds now; leaves it to the end to give it its old
-/// contents.
+/// Keeps what the file, which is open for writing, holds now; leaves it to the end to give it its
+/// old contents.
 fn in_place(
     inode: &Inode,
     path: &Path,
