@@ -7,6 +7,7 @@ use crate::layout::Extent;
 use crate::manifest::{FileEntry, Manifest};
 use crate::read::ImageFile;
 use rustix::fd::{AsRawFd, BorrowedFd};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Longest chain of images that is followed.
@@ -56,6 +57,11 @@ pub fn ahead_of(name: &str) -> String {
     format!("{}{AHEAD}", name.strip_suffix(KIMG).unwrap_or(name))
 }
 
+/// The name of the file that has the memory of the process `pid`.
+pub fn process_file(pid: i32) -> String {
+    format!("{pid}{KIMG}")
+}
+
 /// Whether that is such a file's name.
 pub(crate) fn is_ahead(name: &str) -> bool {
     name.ends_with(AHEAD)
@@ -67,8 +73,12 @@ const AHEAD: &str = "-ahead.kimg";
 /// A file of an image, and those of its name in the images that it builds on.
 #[derive(Debug)]
 pub struct Layers {
-    /// The newest first.
+    /// The newest first; then those of other processes.
     files: Vec<ImageFile>,
+    /// How many of them are its own.
+    own: usize,
+    /// Which of them has what another process stores, by layer and number of the process.
+    others: BTreeMap<(usize, i32), usize>,
 }
 
 /// Memory that one extent has.
@@ -85,8 +95,8 @@ impl Layers {
     /// Opens the file `name` of the first image of `chain`, the one of the same image that it builds on, and of as many
     /// others as they build on.
     pub fn open(chain: &[(Folder, Manifest)], name: &str) -> Result<Layers, ImageError> {
-        let mut layers = Layers { files: Vec::new() };
-        for (folder, manifest) in chain {
+        let (mut layers, mut images) = (Layers::of(Vec::new()), Vec::new());
+        'all: for (folder, manifest) in chain {
             let path = folder.path().join(name);
             let missing = || ImageError::Damaged {
                 path: path.clone(),
@@ -97,13 +107,71 @@ impl Layers {
             let ahead = manifest.file(&ahead_of(name));
             for entry in std::iter::once(entry).chain(ahead) {
                 layers.files.push(ImageFile::of(folder, entry)?);
+                images.push((folder, manifest));
                 if !layers.files.last().is_some_and(builds_on_another) {
-                    return Ok(layers);
+                    break 'all;
                 }
             }
         }
         let last = layers.files.last().ok_or(ImageError::NoImage { path: PathBuf::new() })?;
-        Err(last.damaged(0, "it builds on another image, which its manifest does not name"))
+        if builds_on_another(last) {
+            let what = "it builds on another image, which its manifest does not name";
+            return Err(last.damaged(0, what));
+        }
+        layers.own = layers.files.len();
+        layers.open_others(&images)?;
+        Ok(layers)
+    }
+
+    fn of(files: Vec<ImageFile>) -> Layers {
+        Layers { own: files.len(), files, others: BTreeMap::new() }
+    }
+
+    /// Opens the files of other processes that its own refer to; `images` has the image of each of
+    /// its own. They must store what is looked for there: they refer to nobody.
+    fn open_others(&mut self, images: &[(&Folder, &Manifest)]) -> Result<(), ImageError> {
+        for (layer, (folder, manifest)) in images.iter().enumerate() {
+            let ahead = is_ahead_of(self.files[layer].path());
+            let named = |pid| if ahead { ahead_of(&process_file(pid)) } else { process_file(pid) };
+            let pids: BTreeSet<i32> =
+                self.files[layer].memory_of(0).iter().filter_map(Extent::process).collect();
+            for pid in pids {
+                let lacks = "the image lacks the file of a process that has memory of this one";
+                let entry = manifest.file(&named(pid));
+                let entry = entry.ok_or_else(|| self.files[layer].damaged(0, lacks))?;
+                self.others.insert((layer, pid), self.files.len());
+                self.files.push(ImageFile::of(folder, entry)?);
+            }
+            let extents = self.files[layer].memory_of(0);
+            for extent in extents.iter().filter(|extent| extent.codec == Codec::Process) {
+                let range = (extent.address, extent.address + extent.decoded);
+                let stored: u64 =
+                    self.stored(layer, extent, &[range]).iter().map(Source::len).sum();
+                if stored != extent.decoded {
+                    let what = "the process that is to store some of its memory does not";
+                    return Err(self.files[layer].damaged(0, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What another process stores of `parts`, which `extent` refers to.
+    fn stored(&self, layer: usize, extent: &Extent, parts: &[(u64, u64)]) -> Vec<Source> {
+        let other = extent.process().and_then(|pid| self.others.get(&(layer, pid)));
+        let Some(other) = other.copied() else { return Vec::new() };
+        let all = self.files[other].memory_of(0);
+        let mut sources = Vec::new();
+        for (start, end) in parts {
+            let from = all.partition_point(|extent| extent.address + extent.decoded <= *start);
+            let inside = all[from..].iter().take_while(|extent| extent.address < *end);
+            for extent in inside.filter(|e| !matches!(e.codec, Codec::Parent | Codec::Process)) {
+                let part =
+                    (extent.address.max(*start), (extent.address + extent.decoded).min(*end));
+                sources.push(Source { layer: other, extent: *extent, parts: vec![part] });
+            }
+        }
+        sources
     }
 
     /// Opens the file at `path`, which `entry` describes, and as many others as it builds on. The manifest of its
@@ -112,8 +180,8 @@ impl Layers {
         let folder = Folder::open(path.parent().unwrap_or(Path::new(".")))?;
         folder.is_believed()?;
         let file = ImageFile::of(&folder, entry)?;
-        if !builds_on_another(&file) {
-            return Ok(Layers { files: vec![file] });
+        if !needs_another(&file) {
+            return Ok(Layers::of(vec![file]));
         }
         let chain = chain(folder.path())?;
         match chain[0].1.file(&entry.name) {
@@ -127,15 +195,15 @@ impl Layers {
     pub fn of_descriptor(fd: BorrowedFd<'_>, entry: &FileEntry) -> Result<Layers, ImageError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let file = ImageFile::open(&path, Some(entry))?;
-        if builds_on_another(&file) {
+        if needs_another(&file) {
             return Err(file.damaged(0, "it builds on another image, which nothing names"));
         }
-        Ok(Layers { files: vec![file] })
+        Ok(Layers::of(vec![file]))
     }
 
-    /// Has the kernel read all of them ahead.
+    /// Has the kernel read its own files ahead.
     pub fn read_ahead(&self) {
-        self.files.iter().for_each(ImageFile::read_ahead);
+        self.files[..self.own].iter().for_each(ImageFile::read_ahead);
     }
 
     pub fn file(&self, layer: usize) -> &ImageFile {
@@ -144,15 +212,20 @@ impl Layers {
 
     /// All that there is of the memory of `object`: of each page the newest, and each once.
     pub fn sources(&self, object: u64) -> Vec<Source> {
-        let mut sources = Vec::new();
+        let (mut sources, mut others) = (Vec::new(), BTreeMap::new());
         let mut wanted = vec![(0, u64::MAX)];
-        for (layer, file) in self.files.iter().enumerate() {
+        for (layer, file) in self.files[..self.own].iter().enumerate() {
             let mut older = Vec::new();
             let mut rest = wanted.iter().copied().peekable();
             for extent in file.memory_of(object) {
                 let parts = overlap(&mut rest, extent);
                 match extent.codec {
                     Codec::Parent => older.extend(parts),
+                    Codec::Process => {
+                        for source in self.stored(layer, extent, &parts) {
+                            join(&mut sources, &mut others, source);
+                        }
+                    }
                     _ if parts.is_empty() => {}
                     _ => sources.push(Source { layer, extent: *extent, parts }),
                 }
@@ -163,8 +236,41 @@ impl Layers {
     }
 }
 
+impl Source {
+    /// Bytes that count.
+    fn len(&self) -> u64 {
+        self.parts.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+/// Adds `source` to `sources`, as one with what is of the same extent: it is to be read once. `places`
+/// has those that were added so, by layer and offset in the file.
+fn join(
+    sources: &mut Vec<Source>,
+    places: &mut BTreeMap<(usize, u64, u64), usize>,
+    source: Source,
+) {
+    let key = (source.layer, source.extent.offset, source.extent.address);
+    match places.get(&key) {
+        Some(place) => sources[*place].parts.extend(source.parts),
+        None => {
+            places.insert(key, sources.len());
+            sources.push(source);
+        }
+    }
+}
+
 fn builds_on_another(file: &ImageFile) -> bool {
     file.memory().any(|extent| extent.codec == Codec::Parent)
+}
+
+/// Whether some of its memory is in another file, of this or of another image.
+fn needs_another(file: &ImageFile) -> bool {
+    file.memory().any(|extent| matches!(extent.codec, Codec::Parent | Codec::Process))
+}
+
+fn is_ahead_of(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_ahead)
 }
 
 /// What `extent` has of the ranges in `wanted`, which are in order; those that end before it are taken out.
@@ -293,6 +399,70 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let error = crate::verify(&folder.0.join("j-2"), 2).unwrap_err()[0].to_string();
         assert!(error.contains("9-ahead.kimg"), "{error}");
+    }
+
+    /// An image of process 5, which stores pages 1 to 8 but 3, and of 9, which has 2 and 3 itself
+    /// and refers to 5 for pages `of`.
+    fn forked(folder: &Folder, name: &str, ahead: bool, of: &[(u64, u64, i32)]) {
+        let image = folder.0.join(name);
+        fs::create_dir(&image).unwrap();
+        let mut manifest = Manifest::new("j".into(), vec![], 7);
+        let named = |name: &str| if ahead { ahead_of(name) } else { name.to_owned() };
+        let stored = [(1, 2, Some(1)), (4, 1, Some(4)), (5, 4, Some(5))];
+        manifest.files.push(folder.file(name, &named("5.kimg"), &stored));
+        let writer = ImageWriter::create(&image.join(named("9.kimg"))).unwrap();
+        let page = encode(&[9; 8192], Choice::Auto);
+        writer.memory(0, 2 << 12, 8192, &page).unwrap();
+        of.iter().for_each(|(at, count, pid)| writer.of_process(at << 12, count << 12, *pid));
+        manifest.files.push(writer.finish().unwrap());
+        if ahead {
+            // Page 6 was written later.
+            let own = [(1, 5, None), (6, 1, Some(6)), (7, 2, None)];
+            manifest.files.push(folder.file(name, "9.kimg", &own));
+        }
+        manifest.forked = true;
+        manifest.write(&image).unwrap();
+        assert_eq!(Manifest::read(&image).unwrap().version, 3);
+    }
+
+    #[test]
+    fn what_another_process_stores_is_found_there() {
+        let folder = Folder::new("forked");
+        let of = [(1, 1, 5), (4, 3, 5), (7, 2, 5)];
+        forked(&folder, "j-1", false, &of);
+        let all = [(1, 1), (2, 9), (3, 9), (4, 4), (5, 5), (6, 5), (7, 5), (8, 5)];
+        assert_eq!(folder.restored("j-1"), all);
+        // Each extent is read once, though it is referred to in pieces.
+        let layers = Layers::open(&chain(&folder.0.join("j-1")).unwrap(), "9.kimg").unwrap();
+        assert_eq!(layers.sources(0).len(), 4);
+        folder.image("j-2", Some("j-1"), &[(1, 4, None), (5, 1, Some(7)), (8, 1, None)]);
+        let next = [(1, 1), (2, 9), (3, 9), (4, 4), (5, 7), (8, 5)];
+        assert_eq!(folder.restored("j-2"), next);
+        forked(&folder, "j-3", true, &of);
+        let all = all.map(|(page, fill)| if page == 6 { (6, 6) } else { (page, fill) });
+        assert_eq!(folder.restored("j-3"), all);
+        ["j-1", "j-2", "j-3"]
+            .iter()
+            .for_each(|name| assert!(crate::verify(&folder.0.join(name), 2).is_ok(), "{name}"));
+    }
+
+    #[test]
+    fn a_process_that_stores_nothing_there_is_told() {
+        let folder = Folder::new("unstored");
+        // No such process, pages that it lacks, itself, and nobody.
+        let bad = [[(1, 1, 6)], [(8, 2, 5)], [(1, 1, 9)], [(1, 1, -5)], [(1, 1, 0)]];
+        for (number, bad) in bad.iter().enumerate() {
+            let name = format!("j-{number}");
+            let made = std::panic::catch_unwind(|| forked(&folder, &name, false, bad));
+            if made.is_err() {
+                // A writer finds what no reader would take.
+                assert!(bad[0].2 < 1, "{bad:?}");
+                continue;
+            }
+            let opened = Layers::open(&chain(&folder.0.join(&name)).unwrap(), "9.kimg");
+            assert!(matches!(opened, Err(ImageError::Damaged { .. })), "{bad:?}: {opened:?}");
+            assert!(crate::verify(&folder.0.join(&name), 2).is_err());
+        }
     }
 
     #[test]

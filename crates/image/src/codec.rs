@@ -22,11 +22,13 @@ pub enum Codec {
     Gzip,
     /// As in the image that this one builds on, which is not stored again.
     Parent,
+    /// As the file of another process of the same image stores it, at the same address.
+    Process,
 }
 
 /// By number.
-const CODECS: [Codec; 6] =
-    [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::Gzip, Codec::Parent];
+const CODECS: [Codec; 7] =
+    [Codec::Zero, Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::Gzip, Codec::Parent, Codec::Process];
 
 impl Codec {
     pub(crate) fn number(self) -> u8 {
@@ -35,7 +37,7 @@ impl Codec {
 
     /// Whether nothing is stored of such an extent.
     pub fn is_empty(self) -> bool {
-        matches!(self, Codec::Zero | Codec::Parent)
+        matches!(self, Codec::Zero | Codec::Parent | Codec::Process)
     }
 
     pub(crate) fn from_number(number: u8) -> Option<Codec> {
@@ -166,7 +168,7 @@ pub(crate) fn decode(codec: Codec, stored: &[u8], decoded: &mut [u8]) -> Result<
             decoded.len()
         }
         Codec::Raw => 0,
-        Codec::Parent => return Err("an extent's bytes are in another image"),
+        Codec::Parent | Codec::Process => return Err("an extent's bytes are in another file"),
         Codec::Lz4 => lz4_flex::block::decompress_into(stored, decoded)
             .map_err(|_| "an extent's LZ4 block is invalid")?,
         Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, decoded)

@@ -31,6 +31,11 @@ pub enum ImageError {
     Circle { path: PathBuf, parent: String },
     #[error("{path}: the image {by} builds on it: remove that one too")]
     Needed { path: PathBuf, by: String },
+    #[error(
+        "{path} is another user's, as are all images of the job there: none is removed (NFS may take \
+         root for nobody, root_squash): remove old ones as their owner"
+    )]
+    NotOwn { path: PathBuf },
     #[error("{path}: {why}; it is not trusted")]
     Untrusted { path: PathBuf, why: String },
     #[error("{path}: a checkpoint is being written there: wait until it has ended")]

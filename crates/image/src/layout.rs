@@ -13,13 +13,14 @@
 //! ```text
 //!  0  kind u8            0 memory, 1 section
 //!  1  codec u8           0 zero, 1 raw, 2 LZ4 (block), 3 Zstd, 4 gzip; 5: as in the image that this one
-//!                       builds on (what that leaves out is left out here too)
+//!                       builds on (what that leaves out is left out here too); 6: as the file of
+//!                       another process of the same image stores it
 //!  2  zero u16
 //!  4  stored u32         bytes in the file
 //!  8  decoded u64        bytes in memory
 //! 16  address u64        in memory; of a section: its number
 //! 24  offset u64         in the file
-//! 32  checksum u64       of the stored bytes
+//! 32  checksum u64       of the stored bytes; of codec 6: the number of the process
 //! 40  object u64         0: the process's own memory; else the number of a shared object
 //! ```
 
@@ -76,6 +77,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Extent {
+    /// The address behind it.
+    pub(crate) fn end(&self) -> u64 {
+        self.address.saturating_add(self.decoded)
+    }
+
     pub(crate) fn encode(&self) -> [u8; RECORD] {
         let mut bytes = [0; RECORD];
         bytes[0] = match self.kind {
@@ -124,6 +130,7 @@ impl Extent {
         let fits = match self.codec {
             Codec::Zero => stored == 0,
             Codec::Parent => stored == 0 && self.kind == Kind::Memory,
+            Codec::Process => stored == 0 && self.is_of_process(),
             Codec::Raw => stored == self.decoded,
             Codec::Lz4 | Codec::Zstd | Codec::Gzip => stored > 0,
         };
@@ -135,6 +142,18 @@ impl Extent {
             Kind::Section => Ok(()),
             Kind::Memory => self.check_memory(),
         }
+    }
+
+    /// Whether it can be a process's memory that another process has as well.
+    fn is_of_process(&self) -> bool {
+        let number = i32::try_from(self.checksum).is_ok_and(|number| number > 0);
+        self.kind == Kind::Memory && self.object == 0 && number
+    }
+
+    /// Returns the number of the process whose file stores the bytes, if another's does.
+    pub fn process(&self) -> Option<i32> {
+        let number = i32::try_from(self.checksum).ok();
+        number.filter(|_| self.codec == Codec::Process)
     }
 
     fn check_memory(&self) -> Result<(), &'static str> {

@@ -29,7 +29,7 @@ mod verify;
 mod write;
 
 pub use bytes::ReadFrom;
-pub use chain::{Layers, Source, ahead_of, chain};
+pub use chain::{Layers, Source, ahead_of, chain, process_file};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
 pub use error::ImageError;
@@ -47,4 +47,10 @@ pub use write::{ImageWriter, Packer};
 /// authenticate: an image is as trustworthy as the folder that it lies in.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// What the page `bytes` at `address` is known by: XXH3, 128 bits. Two pages at one address that
+/// have the same are taken for equal.
+pub fn page_sum(address: u64, bytes: &[u8]) -> u128 {
+    xxhash_rust::xxh3::xxh3_128_with_seed(bytes, address)
 }

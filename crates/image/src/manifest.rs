@@ -17,6 +17,8 @@ const VERSION: u32 = 1;
 /// Of images with files that build on others of the same image, which whoever knows the first version alone would
 /// take for damaged.
 const AHEAD: u32 = 2;
+/// Of images of which processes have memory in the files of others.
+const FORKED: u32 = 3;
 /// Longest manifest that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// Most images of one job in a folder.
@@ -77,6 +79,9 @@ pub struct Manifest {
     /// The image that this one builds on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
+    /// Files of processes refer to memory that the files of others store.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forked: bool,
     /// How the job was run, in words that are its supervisor's affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<serde_json::Value>,
@@ -143,6 +148,7 @@ impl Manifest {
             parts: Vec::new(),
             devices: None,
             parent: None,
+            forked: false,
             settings: None,
             identity: 0,
         }
@@ -152,7 +158,11 @@ impl Manifest {
     pub fn write(&mut self, folder: &Path) -> Result<(), ImageError> {
         let (path, new) = (folder.join(NAME), folder.join(NEW));
         let ahead = self.files.iter().any(|file| crate::chain::is_ahead(&file.name));
-        self.version = if ahead { AHEAD } else { VERSION };
+        self.version = match (self.forked, ahead) {
+            (true, _) => FORKED,
+            (false, true) => AHEAD,
+            (false, false) => VERSION,
+        };
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|e| ImageError::io(&path)(e.into()))?;
         text.push(b'\n');
@@ -219,8 +229,8 @@ impl Manifest {
         }
         let mut manifest: Manifest =
             serde_json::from_slice(body).map_err(|_| damaged("not a manifest's JSON"))?;
-        if !(VERSION..=AHEAD).contains(&manifest.version) {
-            let (found, known) = (manifest.version, AHEAD);
+        if !(VERSION..=FORKED).contains(&manifest.version) {
+            let (found, known) = (manifest.version, FORKED);
             return Err(ImageError::Newer { path: path.to_owned(), found, known });
         }
         let plain = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');

@@ -64,6 +64,11 @@ impl ImageFile {
         Ok(ImageFile { path: path.to_owned(), file, extents })
     }
 
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// All extents, by kind, object and address; memory extents do not overlap.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
@@ -297,7 +302,7 @@ mod tests {
         #[test]
         fn no_record_passes_that_reaches_past_its_file(
             record in prop::array::uniform32(any::<u8>()), rest in prop::array::uniform16(any::<u8>()),
-            kind in 0u8..3, codec in 0u8..6, limit in any::<u64>(),
+            kind in 0u8..3, codec in 0u8..8, limit in any::<u64>(),
         ) {
             let mut bytes = [0; RECORD];
             bytes[..32].copy_from_slice(&record);

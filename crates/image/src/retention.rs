@@ -180,6 +180,11 @@ fn is_pinned(folder: &Path) -> bool {
 /// was removed. An image on which a kept one builds is kept; so is one that is damaged, which is
 /// for its owner to judge. Another user's images neither count nor go: where several write to one
 /// folder, root could remove them all.
+///
+/// # Errors
+///
+/// [`ImageError::NotOwn`] where none of the job's images is the caller's, who has just made one: the
+/// file system takes root for another user.
 pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, ImageError> {
     let all = catalogue(parent)?;
     let mine = |folder: &Path, manifest: &Manifest| manifest.job == job && is_own(folder);
@@ -190,6 +195,10 @@ pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, Ima
             _ => None,
         })
         .collect();
+    let of_job = images.iter().find(|(_, manifest)| manifest.job == job);
+    if let Some((newest, _)) = of_job.filter(|_| !images.iter().any(|(path, m)| mine(path, m))) {
+        return Err(ImageError::NotOwn { path: newest.to_path_buf() });
+    }
     let kept = images.iter().filter(|(path, m)| mine(path, m)).take(keep.max(1));
     let others = images.iter().filter(|(path, m)| !mine(path, m));
     let needed = with_parents(&images, kept.chain(others).map(|(path, _)| *path));
@@ -342,6 +351,24 @@ mod tests {
     fn age(folder: &Path) {
         let then = std::time::SystemTime::now() - 2 * UNCLAIMED;
         File::open(folder).unwrap().set_modified(then).unwrap();
+    }
+
+    /// As NFS does it, where root's files are nobody's. Root alone can make such ones.
+    #[test]
+    fn images_that_the_file_system_gives_to_another_are_named() {
+        let folder = Folder::new("squashed");
+        let images: Vec<PathBuf> = (1..=3).map(|number| folder.image("a", number, None)).collect();
+        if rustix::process::geteuid().is_root() {
+            for image in &images {
+                for path in [image.join(NAME), image.clone()] {
+                    std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+                }
+            }
+            let error = retain(&folder.0, "a", 1).unwrap_err();
+            assert!(matches!(&error, ImageError::NotOwn { path } if *path == images[2]), "{error}");
+            assert_eq!(folder.names().len(), 3);
+        }
+        assert!(retain(&folder.0, "b", 1).unwrap().is_empty());
     }
 
     #[test]

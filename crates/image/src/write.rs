@@ -1,6 +1,6 @@
 //! Writing a `.kimg` file.
 
-use crate::codec::{Codec, Encoded};
+use crate::codec::{Choice, Codec, Encoded, decode, encode};
 use crate::direct::{Direct, PageBuffer, Spare};
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
@@ -112,16 +112,65 @@ impl ImageWriter {
         self.store(Kind::Memory, object, address, decoded, encoded)
     }
 
-    /// Memory of object 0 that was stored in this range of addresses is not in the image after all: its place is
-    /// zero again.
-    pub fn forget(&self, range: Range<u64>) -> Result<(), ImageError> {
+    /// Notes memory of object 0 that the file of another process of the same image stores at the
+    /// same addresses, with the same bytes.
+    pub fn of_process(&self, address: u64, decoded: u64, process: i32) {
+        let extent = Extent {
+            kind: Kind::Memory,
+            codec: Codec::Process,
+            stored: 0,
+            decoded,
+            address,
+            offset: 0,
+            checksum: process as u64,
+            object: 0,
+        };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes =
-            |e: &Extent| e.kind == Kind::Memory && e.object == 0 && range.contains(&e.address);
-        for extent in state.extents.extract_if(.., |extent| goes(extent)) {
-            let zeros = vec![0; extent.stored as usize];
-            let wiped = self.file.write_all_at(&zeros, extent.offset);
+        state.extents.push(extent);
+    }
+
+    /// Memory of object 0 that was stored in this range of addresses is not in the image after all: its place is
+    /// zero again. What was stored together with it stays.
+    pub fn forget(&self, range: Range<u64>) -> Result<(), ImageError> {
+        let goes = |extent: &Extent| {
+            let meets = extent.address < range.end && range.start < extent.end();
+            extent.kind == Kind::Memory && extent.object == 0 && meets
+        };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<Extent> = state.extents.extract_if(.., |extent| goes(extent)).collect();
+        drop(state);
+        gone.iter().try_for_each(|extent| self.forget_in(extent, &range))
+    }
+
+    /// Wipes an extent that meets `range`, and stores what of it lies elsewhere once more.
+    fn forget_in(&self, extent: &Extent, range: &Range<u64>) -> Result<(), ImageError> {
+        let parts = [(extent.address, range.start), (range.end, extent.end())];
+        let parts: Vec<(u64, u64)> = parts.into_iter().filter(|(from, to)| from < to).collect();
+        if extent.stored == 0 {
+            let part = |(from, to)| Extent { address: from, decoded: to - from, ..*extent };
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.extents.extend(parts.into_iter().map(part));
+            return Ok(());
+        }
+        let mut bytes = vec![0; if parts.is_empty() { 0 } else { extent.decoded as usize }];
+        let mut stored = vec![0; extent.stored as usize];
+        if !parts.is_empty() && !self.discards {
+            let read = self.file.read_exact_at(&mut stored, extent.offset);
+            read.map_err(ImageError::io(&self.path))?;
+            decode(extent.codec, &stored, &mut bytes).map_err(|what| {
+                let (path, address) = (self.path.clone(), extent.address);
+                ImageError::Unwritable { path, address, what }
+            })?;
+            stored.fill(0);
+        }
+        if !self.discards {
+            let wiped = self.file.write_all_at(&stored, extent.offset);
             wiped.map_err(ImageError::io(&self.path))?;
+        }
+        for (from, to) in parts {
+            let inside = (from - extent.address) as usize..(to - extent.address) as usize;
+            let choice = if extent.codec == Codec::Raw { Choice::Raw } else { Choice::Lz4 };
+            self.memory(0, from, to - from, &encode(&bytes[inside], choice))?;
         }
         Ok(())
     }
@@ -200,7 +249,7 @@ impl ImageWriter {
         let State { next, mut extents } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
-        join_parents(&mut extents);
+        join_references(&mut extents);
         if !self.discards {
             check_table(&extents, next, &self.path)?;
         }
@@ -236,10 +285,11 @@ fn check_table(extents: &[Extent], limit: u64, path: &Path) -> Result<(), ImageE
     }
 }
 
-/// Makes one of neighbours that are all as in the parent: they are noted by several threads, bit by bit.
-fn join_parents(extents: &mut Vec<Extent>) {
+/// Makes one of neighbours that are all in the same other file: they are noted by several threads, bit by bit.
+fn join_references(extents: &mut Vec<Extent>) {
     extents.dedup_by(|next, last| {
-        let both = last.codec == Codec::Parent && next.codec == Codec::Parent;
+        let same = last.codec == next.codec && last.process() == next.process();
+        let both = same && matches!(last.codec, Codec::Parent | Codec::Process);
         let joined =
             both && last.object == next.object && last.address + last.decoded == next.address;
         if joined {
@@ -419,6 +469,13 @@ mod tests {
         packer.flush().unwrap();
         drop(packer);
         writer.forget(5 << 40..6 << 40).unwrap();
+        // The middle of one, and of what is elsewhere.
+        let middle = (99 << 24) + PAGE..(99 << 24) + 3 * PAGE;
+        writer.forget(middle).unwrap();
+        writer.forget((700 << 24) + PAGE..(700 << 24) + 2 * PAGE).unwrap();
+        let whole = expected.remove(99);
+        let (first, rest) = (&whole[..PAGE as usize], &whole[3 * PAGE as usize..]);
+        expected.splice(99..99, [first.to_vec(), rest.to_vec()]);
         let entry = writer.finish().unwrap();
         let file = ImageFile::open(&path, Some(&entry)).unwrap();
         for (extent, expected) in file.memory().zip(&expected) {
@@ -427,7 +484,9 @@ mod tests {
             assert!(bytes == *expected, "{extent:?}");
         }
         file.check_padding().unwrap();
-        assert_eq!(file.memory().last().unwrap().codec, Codec::Parent);
+        let last: Vec<&Extent> = file.memory().skip(expected.len()).collect();
+        let places: Vec<(Codec, u64)> = last.iter().map(|e| (e.codec, e.decoded)).collect();
+        assert_eq!(places, [(Codec::Parent, PAGE), (Codec::Parent, (1 << 40) - 2 * PAGE)]);
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -89,7 +89,7 @@ impl MemoryContents {
     fn add(&mut self, extent: &Extent) {
         let (place, bytes) = match extent.codec {
             Codec::Zero => (&mut self.zero, extent.decoded),
-            Codec::Parent => (&mut self.parent, extent.decoded),
+            Codec::Parent | Codec::Process => (&mut self.parent, extent.decoded),
             Codec::Raw => (&mut self.raw, extent.stored.into()),
             Codec::Lz4 | Codec::Zstd | Codec::Gzip => (&mut self.packed, extent.stored.into()),
         };

@@ -31,6 +31,8 @@ pub(super) struct Contents {
     gzip: u64,
     /// Bytes of memory that are in the image that this one builds on.
     parent: u64,
+    /// Bytes of memory that the files of other processes of this image store.
+    forked: u64,
     /// Contents of files and pipes, kept as they are.
     plain: u64,
 }
@@ -116,6 +118,7 @@ impl Contents {
                 Codec::Zstd => (&mut self.zstd, stored),
                 Codec::Gzip => (&mut self.gzip, stored),
                 Codec::Parent => (&mut self.parent, extent.decoded),
+                Codec::Process => (&mut self.forked, extent.decoded),
             };
             *place = place.saturating_add(bytes);
         }
@@ -133,6 +136,7 @@ impl Contents {
             (&mut self.zstd, other.zstd),
             (&mut self.gzip, other.gzip),
             (&mut self.parent, other.parent),
+            (&mut self.forked, other.forked),
             (&mut self.plain, other.plain),
         ];
         for (sum, number) in numbers {
@@ -143,11 +147,12 @@ impl Contents {
 
 fn table<'a>(files: impl IntoIterator<Item = &'a Contents>) -> String {
     let headings = [
-        "FILE", "SIZE", "MEMORY", "ZERO", "PARENT", "STATE", "RAW", "LZ4", "ZSTD", "GZIP", "PLAIN",
+        "FILE", "SIZE", "MEMORY", "ZERO", "PARENT", "FORKED", "STATE", "RAW", "LZ4", "ZSTD",
+        "GZIP", "PLAIN",
     ];
-    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    let mut table = Table::new(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     for file in files {
-        let memory = [file.bytes, file.memory, file.zero, file.parent, file.sections];
+        let memory = [file.bytes, file.memory, file.zero, file.parent, file.forked, file.sections];
         let stored = [file.raw, file.lz4, file.zstd, file.gzip, file.plain];
         let numbers = memory.into_iter().chain(stored);
         let name = (PLAIN, output::harmless(&name(file.name.as_ref())));

@@ -13,7 +13,8 @@ use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
 MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, the
-part that is as in the image that this one builds on. The other columns are bytes in the file, by
+part that is as in the image that this one builds on; FORKED, the part that the file of another
+process stores, with which it is shared since a fork. The other columns are bytes in the file, by
 how they are stored; PLAIN, the contents of open files and pipes. Below, for each process that had
 devices: what it had on them, and what a restart makes anew there. Of a job of several parts, all of
 that for each part, and the sums.
