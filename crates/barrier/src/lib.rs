@@ -1,4 +1,5 @@
-//! A barrier in memory that processes of one node share: whoever comes last lets all others go by one call.
+//! A barrier in memory that processes of one node share: whoever comes last lets all others go by
+//! one call.
 //!
 //! It is a page of a memory file that cannot be resized, with one word in use:
 //!
@@ -8,9 +9,9 @@
 //! | 32–62 | the last step that all have passed |
 //! | 0–31 | how many have come to the one after it |
 //!
-//! Members sleep on the upper half. Whoever has the page can write what it likes there: others then pass too
-//! early or too late, but nobody waits for longer than it was told to, and nothing is read as an address or a
-//! length.
+//! Members sleep on the upper half. Whoever has the page can write what it likes there: others then
+//! pass too early or too late, but nobody waits for longer than it was told to, and nothing is read
+//! as an address or a length.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -96,8 +97,8 @@ impl Page {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: mapped until this is dropped, aligned to a page, and as long as the seals say; whatever bits are
-        // there make an integer.
+        // SAFETY: mapped until this is dropped, aligned to a page, and as long as the seals say;
+        // whatever bits are there make an integer.
         unsafe { self.word.as_ref() }
     }
 
@@ -112,8 +113,8 @@ impl Page {
         let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Waits at `step` for `members` to come, until that moment. `stay` is asked now and then; if it says no, all
-    /// who meet here leave.
+    /// Waits at `step` for `members` to come, until that moment. `stay` is asked now and then; if
+    /// it says no, all who meet here leave.
     pub fn arrive(
         &self,
         step: u32,

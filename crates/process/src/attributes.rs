@@ -9,6 +9,11 @@ use std::fs;
 const MEMBARRIER_REGISTRATIONS: u64 = 1 << 9;
 /// Registrations of membarrier(2): global, private, of cores, of restartable sequences.
 const REGISTRATIONS: [u64; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
+/// Barriers that only a process can have that has registered for them: its own, of cores, of restartable
+/// sequences. The registration for each is the next bit.
+const BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
+/// Calls that [`ask`] makes.
+pub(crate) const QUESTIONS: usize = 4 + BARRIERS.len();
 /// Bits of a mask of NUMA nodes.
 const NODES: usize = 1024;
 const PR_GET_THP_DISABLE: u64 = 42;
@@ -60,11 +65,11 @@ impl Attributes {
         &mut self,
         pid: pid_t,
         asked: &Asked,
-        results: [i64; 4],
+        results: [i64; QUESTIONS],
     ) -> Result<(), EngineError> {
-        let [thp, membarrier, slack, policy] = results;
+        let [thp, membarrier, slack, policy, barriers @ ..] = results;
         self.thp_disable = thp.max(0) as u64;
-        self.membarrier = membarrier.max(0) as u64;
+        self.membarrier = u64::try_from(membarrier).unwrap_or_else(|_| registered(barriers));
         self.timer_slack = slack.max(0) as u64;
         if policy == 0 {
             let (mut mode, mut nodes) = ([0; 4], [0; NODES / 8]);
@@ -135,7 +140,14 @@ impl Attributes {
     }
 }
 
-/// Asks a process, or one that has inherited the answers, by four calls, the last of `batch`.
+/// What a process has registered for on a kernel before 6.3, which does not tell: what it may have. Nobody
+/// tells whether it takes part in others' barriers; it does then, which costs an interrupt each.
+fn registered(barriers: [i64; BARRIERS.len()]) -> u64 {
+    let own = BARRIERS.iter().zip(barriers).filter(|(_, result)| *result == 0);
+    own.fold(REGISTRATIONS[0], |all, (barrier, _)| all | barrier << 1)
+}
+
+/// Asks a process, or one that has inherited the answers, by [`QUESTIONS`] calls, the last of `batch`.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Result<Asked, EngineError> {
     batch.attempt(
         "read its use of huge pages",
@@ -149,10 +161,27 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Result<Asked, EngineError> {
     let asked = Asked { mode: batch.put(&[0; 8])?, nodes: batch.put(&[0; NODES / 8])? };
     let arguments = [asked.mode, asked.nodes, NODES as u64, 0, 0];
     batch.attempt("read its memory policy", libc::SYS_get_mempolicy, &arguments)?;
+    for barrier in BARRIERS {
+        batch.attempt("read its membarriers", libc::SYS_membarrier, &[barrier, 0, 0])?;
+    }
     Ok(asked)
 }
 
 fn read(pid: pid_t, file: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
     Some(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barrier_that_can_be_had_is_registered_for() {
+        let denied = -i64::from(libc::EPERM);
+        assert_eq!(registered([denied; 3]), 1 << 2);
+        assert_eq!(registered([0, denied, denied]), 1 << 2 | 1 << 4);
+        assert_eq!(registered([denied, 0, -i64::from(libc::EINVAL)]), 1 << 2 | 1 << 6);
+        assert_eq!(registered([0; 3]), REGISTRATIONS.iter().sum::<u64>());
+    }
 }

@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use crate::kernel::Feature;
 use crate::plugins::PluginError;
 use kedge_image::ImageError;
 use std::io;
@@ -43,6 +44,8 @@ pub enum EngineError {
         "{path}: it is not the file that the program had mapped (its {what} differs): put the old one back"
     )]
     FileChanged { path: PathBuf, what: &'static str },
+    #[error("this kernel has {0}; use a newer one (`kedge doctor` tells what it lacks)")]
+    Kernel(Feature),
     #[error("this machine differs from the one that the image is from: {0}")]
     Machine(String),
     #[error(

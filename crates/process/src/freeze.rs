@@ -2,7 +2,7 @@
 
 use crate::home::Ways;
 use crate::sys::{self, Stop};
-use crate::{EngineError, Thread, oom, proc, reap};
+use crate::{EngineError, Thread, oom, proc};
 use libc::pid_t;
 use std::io;
 
@@ -12,21 +12,29 @@ pub struct FrozenClone(pid_t);
 
 impl FrozenClone {
     /// Clones the process whose leader `leader` is, all of whose threads are stopped. Its wait()
-    /// never sees the clone, and the clone holds none of its descriptors.
+    /// never sees the clone, unless it is a subreaper, and the clone holds none of its descriptors.
     pub fn of(leader: &mut Thread) -> Result<FrozenClone, EngineError> {
         let ways = Ways::of(leader.pid())?;
-        let made = FrozenClone::on(&ways, leader);
+        let made = FrozenClone::on(&ways, leader, false);
         let closed = ways.close(std::iter::once(leader));
         let made = made?;
         closed.map(|()| made)
     }
 
-    /// The same on these ways, which are nobody else's meanwhile.
-    pub(crate) fn on(ways: &Ways, leader: &mut Thread) -> Result<FrozenClone, EngineError> {
-        if let Some(clone) = in_a_row(leader, ways)? {
+    /// The same on these ways, which are nobody else's meanwhile. A process that is a `subreaper`
+    /// is none until the clone is an orphan of others.
+    pub(crate) fn on(
+        ways: &Ways,
+        leader: &mut Thread,
+        subreaper: bool,
+    ) -> Result<FrozenClone, EngineError> {
+        if let Some(clone) = in_a_row(leader, ways, subreaper)? {
             return Ok(clone);
         }
         ways.lead(leader)?;
+        if subreaper {
+            leader.resign(ways.home())?;
+        }
         let made = between(leader, ways);
         leader.go_home()?;
         made
@@ -68,15 +76,33 @@ impl Drop for FrozenClone {
 
 /// The same with few stops: all that has to be called is called in a row. `None` if that cannot be,
 /// or failed: the longer way tells why.
-fn in_a_row(leader: &mut Thread, ways: &Ways) -> Result<Option<FrozenClone>, EngineError> {
-    let Some(row) = ways.lead_splitting(leader)? else { return Ok(None) };
+fn in_a_row(
+    leader: &mut Thread,
+    ways: &Ways,
+    subreaper: bool,
+) -> Result<Option<FrozenClone>, EngineError> {
+    let Some(row) = ways.lead_splitting(leader, subreaper)? else { return Ok(None) };
     leader.trace_clones()?;
-    let mut clone = None;
+    let mut clone = Ok(None);
+    // Whatever becomes of the one between, the leader is to come to where it collects it.
     leader.run(row, |between| {
-        clone = of_between(Thread::adopt(between)?.never_alone())?;
+        clone = match Thread::adopt(between) {
+            Ok(between) => of_between(between.never_alone()),
+            Err(error) => {
+                end_traced(between);
+                Err(error)
+            }
+        };
         Ok(())
     })?;
-    Ok(clone)
+    clone
+}
+
+/// Kills a process that this thread traces, and sees its end, which its parent can collect then.
+fn end_traced(pid: pid_t) {
+    // SAFETY: it is traced by this thread and not waited for, so the id is its own.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    while sys::wait(pid).is_ok() {}
 }
 
 /// Takes the clone of a process that makes it and then ends; `None` if it made none.
@@ -90,9 +116,7 @@ fn of_between(between: Thread) -> Result<Option<FrozenClone>, EngineError> {
     match ended {
         (Err(EngineError::Ended { .. }), clone) => Ok(clone),
         (other, _) => {
-            // SAFETY: it is traced by this thread and not waited for, so the id is its own.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-            reap::is_ending(pid);
+            end_traced(pid);
             other.map(|()| None)
         }
     }
@@ -133,9 +157,18 @@ pub(crate) fn beside<T>(
 ) -> Result<T, EngineError> {
     let shares = leader.call(ways.split(), libc::SYS_clone, &[libc::CLONE_VM as u64])?;
     let beside = made(leader, shares, "clone it")?;
-    let mut beside = Thread::adopt(beside)?.never_alone();
-    let done = detach(&mut beside, ways.out()).and_then(|()| work(&mut beside));
-    beside.end(ways.out(), 0);
+    let done = match Thread::adopt(beside) {
+        Ok(beside) => {
+            let mut beside = beside.never_alone();
+            let done = detach(&mut beside, ways.out()).and_then(|()| work(&mut beside));
+            beside.end(ways.out(), 0);
+            done
+        }
+        Err(error) => {
+            end_traced(beside);
+            Err(error)
+        }
+    };
     // Its remains are the leader's to collect; nobody else there can see them.
     leader.call(ways.home(), libc::SYS_wait4, &[shares as u64, 0, libc::__WALL as u64, 0])?;
     done

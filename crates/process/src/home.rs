@@ -44,6 +44,30 @@ pub(crate) struct Question {
     pub(crate) answer: u64,
 }
 
+/// Addresses, from one up to another by steps, that a thread asks rseq(2) for until one is answered with
+/// another error than EINVAL. Each is that of an area as long as the step, with that signature.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seek {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) step: u64,
+    pub(crate) signature: u32,
+}
+
+/// What the code leaves if all addresses were answered with EINVAL: no address of a [`Seek`] plus an
+/// error, because those are multiples of the step.
+pub(crate) const SEEKING_NOWHERE: i64 = 0;
+
+/// Signals that do nothing by default: one that the program neither catches nor blocks can be sent
+/// to a thread, and nobody sees it.
+const QUIET: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
+
+/// Returns a signal that nobody would notice, of those of [`QUIET`]: `caught` are those that the
+/// program catches, `blocked` those that some thread of it blocks, a bit each.
+pub(crate) fn quiet(caught: u64, blocked: u64) -> Option<i32> {
+    QUIET.into_iter().find(|signal| (caught | blocked) & (1 << (signal - 1)) == 0)
+}
+
 /// Calls in a row that lie ready in a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
@@ -111,10 +135,42 @@ impl Ways {
         self.lead_row(thread, |quiet| few.then(|| asking(questions, quiet)))
     }
 
+    /// The same for a thread that is to seek its registration: it leaves the address that was
+    /// answered differently, plus that answer, or [`SEEKING_NOWHERE`].
+    pub(crate) fn lead_seeking(
+        &self,
+        thread: &Thread,
+        seek: &Seek,
+    ) -> Result<Option<Row>, EngineError> {
+        self.lead_row(thread, |quiet| Some(seeking(seek, quiet)))
+    }
+
     /// The same for a thread that is to make a process that shares its memory, has no descriptors,
-    /// makes a clone and ends.
-    pub(crate) fn lead_splitting(&self, thread: &Thread) -> Result<Option<Row>, EngineError> {
-        self.lead_row(thread, |quiet| Some(splitting(quiet)))
+    /// makes a clone and ends; the thread's process is no subreaper meanwhile.
+    pub(crate) fn lead_splitting(
+        &self,
+        thread: &Thread,
+        subreaper: bool,
+    ) -> Result<Option<Row>, EngineError> {
+        self.lead_row(thread, |quiet| Some(splitting(quiet, subreaper)))
+    }
+
+    /// The same for a thread whose process is to be no subreaper until it makes the second row of
+    /// calls.
+    pub(crate) fn lead_resigning(
+        &self,
+        thread: &Thread,
+    ) -> Result<Option<(Row, Row)>, EngineError> {
+        let mut first = 0;
+        let row = self.lead_row(thread, |quiet| {
+            let (code, pause, end) = resigning(quiet);
+            first = pause as u64;
+            Some((code, end))
+        })?;
+        Ok(row.map(|row| {
+            let pause = row.entry + first;
+            (Row { end: pause, ..row }, Row { entry: pause, ..row })
+        }))
     }
 
     fn lead_row(
@@ -224,15 +280,45 @@ fn asking(questions: &[Question], quiet: i32) -> ([u8; ROW], usize) {
     (whole(code), end)
 }
 
+/// Code that asks rseq(2) for one address after the other, with what it has found in r9; the offset is
+/// that of what follows the signal.
+fn seeking(seek: &Seek, quiet: i32) -> ([u8; ROW], usize) {
+    let mut code = ROW_START.to_vec();
+    code.extend(load(ESI, seek.step as i32));
+    code.extend([0x31, 0xd2]); // xor edx, edx
+    code.extend([0x41, 0xba]); // mov r10d, signature
+    code.extend(seek.signature.to_le_bytes());
+    code.extend([0x48, 0xbf]); // mov rdi, from
+    code.extend(seek.from.to_le_bytes());
+    code.extend([0x49, 0xb8]); // mov r8, to
+    code.extend(seek.to.to_le_bytes());
+    let next = code.len();
+    code.extend(call(libc::SYS_rseq));
+    code.extend([0x83, 0xf8, -libc::EINVAL as u8]); // cmp eax, -EINVAL
+    code.extend([0x75, 10]); // jne to what is found
+    code.extend([0x48, 0x01, 0xf7]); // add rdi, rsi
+    code.extend([0x4c, 0x39, 0xc7]); // cmp rdi, r8
+    let behind = code.len() + 2;
+    code.extend([0x72, (next as i32 - behind as i32) as u8]); // jb to the next
+    code.extend([0xeb, 4]); // jmp to the signal
+    code.extend([0x4c, 0x8d, 0x0c, 0x07]); // lea r9, [rdi + rax]
+    let end = signal_itself(&mut code, quiet);
+    (whole(code), end)
+}
+
 /// Code that makes a process with the same memory, which closes its descriptors, leaves its process
 /// group, makes a clone and ends; the first collects it by wait4(). What the clone is to do is end,
 /// too, if nobody stops it. In r9 is 0, or why there is no such process; the offset is that of what
-/// follows the signal.
-fn splitting(quiet: i32) -> ([u8; ROW], usize) {
+/// follows the signal. A subreaper is none until the first has been collected: who is one gets the
+/// clone for a child.
+fn splitting(quiet: i32, subreaper: bool) -> ([u8; ROW], usize) {
     // xor esi, esi; xor edx, edx; xor r10d, r10d; xor r8d, r8d
     const NO_MORE_ARGUMENTS: [u8; 10] =
         [0x31, 0xf6, 0x31, 0xd2, 0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0];
     let mut code = ROW_START.to_vec();
+    if subreaper {
+        code.extend(be_subreaper(false));
+    }
     code.extend(load(EDI, libc::CLONE_VM));
     code.extend(NO_MORE_ARGUMENTS);
     code.extend(call(libc::SYS_clone));
@@ -247,6 +333,9 @@ fn splitting(quiet: i32) -> ([u8; ROW], usize) {
     code.extend(call(libc::SYS_wait4));
     code.extend([0x45, 0x31, 0xc9]); // xor r9d, r9d
     code[failed - 1] = (code.len() - failed) as u8;
+    if subreaper {
+        code.extend(be_subreaper(true));
+    }
     let end = signal_itself(&mut code, quiet);
     let distance = (code.len() - other) as i32;
     code[other - 4..other].copy_from_slice(&distance.to_le_bytes());
@@ -263,7 +352,29 @@ fn splitting(quiet: i32) -> ([u8; ROW], usize) {
     (whole(code), end)
 }
 
+/// Code that has its process be no subreaper, sends the signal, and makes it one again; the offsets
+/// of what follows the signal, and of what follows the second one.
+fn resigning(quiet: i32) -> ([u8; ROW], usize, usize) {
+    let mut code = ROW_START.to_vec();
+    code.extend(be_subreaper(false));
+    signal(&mut code, quiet);
+    let pause = code.len();
+    code.extend(be_subreaper(true));
+    let end = signal_itself(&mut code, quiet);
+    (whole(code), pause, end)
+}
+
+/// prctl(PR_SET_CHILD_SUBREAPER, on)
+fn be_subreaper(on: bool) -> [u8; 17] {
+    let mut code = [0; 17];
+    code[..5].copy_from_slice(&load(EDI, libc::PR_SET_CHILD_SUBREAPER));
+    code[5..10].copy_from_slice(&load(ESI, i32::from(on)));
+    code[10..].copy_from_slice(&call(libc::SYS_prctl));
+    code
+}
+
 const EDI: u8 = 0xbf;
+const ESI: u8 = 0xbe;
 const EDX: u8 = 0xba;
 const EAX: u8 = 0xb8;
 
@@ -281,16 +392,21 @@ fn call(number: i64) -> [u8; 7] {
 
 /// Adds tgkill(getpid(), gettid(), quiet), and the way home after it; the offset of that.
 fn signal_itself(code: &mut Vec<u8>, quiet: i32) -> usize {
+    signal(code, quiet);
+    let end = code.len();
+    // Untraced, it goes on to where the way home brings its mask back.
+    code.extend(load(0xe9, (ROW + AFTER_CALL - (end + 5)) as i32)); // jmp
+    end
+}
+
+/// Adds tgkill(getpid(), gettid(), quiet).
+fn signal(code: &mut Vec<u8>, quiet: i32) {
     code.extend(call(libc::SYS_getpid));
     code.extend([0x89, 0xc7]); // mov edi, eax
     code.extend(call(libc::SYS_gettid));
     code.extend([0x89, 0xc6]); // mov esi, eax
     code.extend(load(EDX, quiet));
     code.extend(call(libc::SYS_tgkill));
-    let end = code.len();
-    // Untraced, it goes on to where the way home brings its mask back.
-    code.extend(load(0xe9, (ROW + AFTER_CALL - (end + 5)) as i32)); // jmp
-    end
 }
 
 fn whole(code: Vec<u8>) -> [u8; ROW] {
@@ -385,8 +501,17 @@ mod tests {
             assert_eq!(code[end], 0xe9);
             assert_eq!(end + 5 + distance as usize, ROW + AFTER_CALL);
         }
-        let (code, end) = splitting(libc::SIGURG);
-        assert_eq!((code[end], code[..8].to_vec()), (0xe9, ROW_START.to_vec()));
+        let seek = Seek { from: 0, to: 64, step: 32, signature: 1 };
+        let rows = [
+            splitting(libc::SIGURG, false),
+            splitting(libc::SIGURG, true),
+            seeking(&seek, libc::SIGURG),
+        ];
+        for (code, end) in rows {
+            assert_eq!((code[end], code[..8].to_vec()), (0xe9, ROW_START.to_vec()));
+        }
+        let (code, pause, end) = resigning(libc::SIGURG);
+        assert_eq!((&code[pause..pause + 17], code[end]), (&be_subreaper(true)[..], 0xe9));
     }
 
     #[test]

@@ -118,6 +118,13 @@ const DELETED: &str = " (deleted)";
 /// Most names that are looked at.
 const MAX_NAMES: usize = 50_000;
 
+/// The mappings of `pid` as [`of`] finds them, and as [`find_names`] names them.
+pub(crate) fn named(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
+    let mut mappings = of(pid)?;
+    find_names(&mut mappings);
+    Ok(mappings)
+}
+
 /// Gives shared memory its name where it was mapped under one that is gone: sem_open(3) links what it makes to its
 /// name afterwards.
 pub(crate) fn find_names(mappings: &mut [Mapping]) {

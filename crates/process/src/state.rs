@@ -3,6 +3,7 @@
 use crate::EngineError;
 use crate::attributes::Attributes;
 use crate::maps::{MAX_MAPPINGS, TOP};
+use crate::stop::STOPPING;
 use crate::timers::{MAX_TIMERS, Timer};
 use kedge_image::PAGE;
 use serde::{Deserialize, Serialize};
@@ -303,8 +304,8 @@ impl ProcessState {
         self.mappings.iter().try_for_each(|mapping| mapping.check(self.files.len()))?;
         let apart = self.mappings.windows(2).all(|pair| pair[0].end <= pair[1].start);
         require(apart, "mappings that overlap or are out of order")?;
-        let stops = [0, libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-        require(stops.contains(&self.stop_signal), "a signal that stops nobody")?;
+        let stops = self.stop_signal == 0 || STOPPING.contains(&self.stop_signal);
+        require(stops, "a signal that stops nobody")?;
         self.guards.iter().try_for_each(|guard| self.check_guard(*guard))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::proc::{self, Field, Stat, Status};
 use crate::thread::Interrupted;
-use crate::{EngineError, Thread, filters, reap, sys};
+use crate::{EngineError, Thread, filters, plugins, reap, sys};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -46,6 +46,9 @@ impl Roots {
         }
     }
 }
+
+/// The signals that stop a process.
+pub(crate) const STOPPING: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// A process all of whose threads are stopped.
 #[derive(Debug)]
@@ -97,8 +100,11 @@ impl Standing {
         Standing(job)
     }
 
-    /// Kills every process of the job.
+    /// Kills every process of the job, whose TCP ports a restart can have at once.
     pub fn kill(self) {
+        for process in &self.0.processes {
+            plugins::release_ports(process.pid);
+        }
         for process in &self.0.processes {
             // SAFETY: the process is traced and not yet waited for, so its id is its own.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
@@ -198,7 +204,6 @@ fn started(pid: pid_t) -> i64 {
 /// The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are queued
 /// all the same, and would end other threads' calls.
 fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineError> {
-    let state = Stat::of(proc::reach(pid))?.state;
     let mut others = BTreeMap::new();
     stop_others(pid, &mut others, deadline)?;
     let leader = match ask(pid, pid).and_then(|asked| arrive(pid, asked, deadline)) {
@@ -213,7 +218,9 @@ fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineE
     };
     let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
     let main = main.ok_or(EngineError::Ended { pid })?;
-    let stop_signal = if state == 'T' { sys::reported(main.pid())? } else { 0 };
+    // Of the moment at which this thread stopped. What comes later is pending.
+    let stop_signal = Some(sys::reported(main.pid())?).filter(|signal| STOPPING.contains(signal));
+    let stop_signal = stop_signal.unwrap_or(0);
     let others = others.into_values().collect();
     Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
 }
@@ -273,4 +280,97 @@ fn arrive(pid: pid_t, asked: Interrupted, deadline: Instant) -> Result<Thread, E
         }
         other => other,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new() -> Sleeper {
+            // In a process group that is orphaned none but SIGSTOP stops anybody: this one is not.
+            Sleeper(Command::new("sleep").arg("60").process_group(0).spawn().unwrap())
+        }
+
+        fn pid(&self) -> pid_t {
+            self.0.id() as pid_t
+        }
+
+        fn send(&self, signal: i32) {
+            // SAFETY: the child is this test's own and not collected.
+            unsafe { libc::kill(self.pid(), signal) };
+        }
+
+        /// Stops it, and tells by which signal it had been stopped, and which signals wait.
+        fn stopped_by(&self) -> (i32, Vec<i32>) {
+            let job = stop(&Roots::These(vec![self.pid()]), Duration::from_secs(10)).unwrap();
+            let number = |info: sys::SigInfo| i32::from_ne_bytes(*info.first_chunk().unwrap());
+            let pending = sys::pending(self.pid(), true).unwrap().into_iter().map(number);
+            (job.processes[0].stop_signal, pending.collect())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn wait_for(pid: pid_t, state: char) {
+        let begin = Instant::now();
+        while Stat::of(pid).unwrap().state != state {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it does not get to {state}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_signal_that_had_stopped_a_process_is_known() {
+        let sleeper = Sleeper::new();
+        assert_eq!(sleeper.stopped_by().0, 0);
+        for signal in STOPPING {
+            sleeper.send(signal);
+            wait_for(sleeper.pid(), 'T');
+            assert_eq!(sleeper.stopped_by().0, signal);
+            // It stands still as before.
+            wait_for(sleeper.pid(), 'T');
+            sleeper.send(libc::SIGCONT);
+            wait_for(sleeper.pid(), 'S');
+        }
+    }
+
+    #[test]
+    fn what_was_sent_before_the_stop_is_seen_or_waits() {
+        let sleeper = Sleeper::new();
+        for _ in 0..200 {
+            sleeper.send(libc::SIGSTOP);
+            let (by, pending) = sleeper.stopped_by();
+            assert!(by == libc::SIGSTOP || pending.contains(&libc::SIGSTOP), "{by}, {pending:?}");
+            wait_for(sleeper.pid(), 'T');
+            sleeper.send(libc::SIGCONT);
+            assert_eq!(sleeper.stopped_by().0, 0);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_and_continued_meanwhile_is_one_or_the_other() {
+        let (sleeper, done) = (Sleeper::new(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    sleeper.send(libc::SIGSTOP);
+                    sleeper.send(libc::SIGCONT);
+                }
+            });
+            let seen: BTreeSet<i32> = (0..2000).map(|_| sleeper.stopped_by().0).collect();
+            done.store(true, Ordering::Relaxed);
+            assert!(seen.iter().all(|by| [0, libc::SIGSTOP].contains(by)), "{seen:?}");
+        });
+    }
 }

@@ -304,25 +304,25 @@ pub(crate) fn pending(pid: pid_t, shared: bool) -> Result<Vec<SigInfo>, EngineEr
     Ok(all)
 }
 
-/// Where a thread told the kernel to keep its rseq area: address, length, signature; the address
-/// is 0 if nowhere.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Rseq {
-    pub(crate) address: u64,
-    pub(crate) length: u32,
-    pub(crate) signature: u32,
-    flags: u32,
-    zero: u32,
-}
-
-pub(crate) fn rseq(pid: pid_t) -> Result<Rseq, EngineError> {
+/// Returns where a thread told the kernel to keep its rseq area: address, length, signature; the
+/// address is 0 if nowhere. Kernels before 5.13 know no such request (EIO).
+pub(crate) fn rseq_configuration(pid: pid_t) -> Result<(u64, u32, u32), EngineError> {
+    /// struct ptrace_rseq_configuration.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Rseq {
+        address: u64,
+        length: u32,
+        signature: u32,
+        flags: u32,
+        zero: u32,
+    }
     let mut rseq = Rseq::default();
     // SAFETY: the kernel stores at most as many bytes as the address argument says.
     let result =
         unsafe { libc::ptrace(GET_RSEQ_CONFIGURATION, pid, size_of::<Rseq>(), &raw mut rseq) };
     checked(pid, "read its rseq registration", result)?;
-    Ok(rseq)
+    Ok((rseq.address, rseq.length, rseq.signature))
 }
 
 /// The robust list that a thread has registered: head and length.

@@ -98,6 +98,13 @@ fn state(pid: pid_t) -> char {
     crate::proc::Stat::of(pid).map_or('?', |stat| stat.state)
 }
 
+/// What makes a process a subreaper again: a row of calls, or the call at an address.
+#[derive(Debug)]
+enum Owed {
+    Row(Row),
+    Call(u64),
+}
+
 /// A stopped thread. It goes on from where it was when this is dropped.
 #[derive(Debug)]
 pub struct Thread {
@@ -106,8 +113,10 @@ pub struct Thread {
     mask: u64,
     /// Between [`Thread::call`] and [`Thread::go_home`] the registers are not its own.
     away: bool,
-    /// A SIGSTOP that arrived meanwhile, which cannot be blocked.
+    /// A SIGSTOP that arrived while it was away, which cannot be blocked.
     stopped: bool,
+    /// What has its process be a subreaper again, which it is to make before it is home.
+    owed: Option<Owed>,
     /// What the last call has made.
     made: Option<pid_t>,
     ended: bool,
@@ -125,13 +134,11 @@ impl Thread {
     }
 
     fn arrive(pid: pid_t, deadline: Instant) -> Result<Thread, EngineError> {
-        let mut stopped = false;
         loop {
             let would_not = || EngineError::WouldNotStop { pid, tid: pid, state: state(pid) };
             match sys::wait_until(pid, deadline)?.ok_or_else(would_not)? {
                 Stop::Event(libc::PTRACE_EVENT_STOP) => break,
-                Stop::Signal(libc::SIGSTOP) => stopped = true,
-                // Any other signal goes to the program first; the stop follows. One that does
+                // A signal goes to the program first; the stop follows. One that does
                 // nothing is here only because the thread is traced, and must end no call.
                 Stop::Signal(signal) => {
                     let mut registers = sys::registers(pid)?;
@@ -147,13 +154,19 @@ impl Thread {
             sys::request(libc::PTRACE_CONT, pid, 0, "let it go on")?;
         }
         let mut home = sys::registers(pid)?;
+        let abort = crate::rseq::abort_of(pid, &home);
         begin_again(pid, &mut home);
-        if let Some(abort) = crate::sequence::abort_of(pid, home.rip) {
+        if let Some(abort) = abort {
             home.rip = abort;
         }
         let mask = sys::signal_mask(pid)?;
         sys::set_registers(pid, &home)?;
-        Ok(Thread { pid, home, mask, away: false, stopped, made: None, ended: false })
+        Ok(Thread::at_home(pid, home, mask))
+    }
+
+    fn at_home(pid: pid_t, home: Registers, mask: u64) -> Thread {
+        let (away, stopped, ended) = (false, false, false);
+        Thread { pid, home, mask, away, stopped, owed: None, made: None, ended }
     }
 
     pub fn pid(&self) -> pid_t {
@@ -191,6 +204,41 @@ impl Thread {
     pub(crate) fn run(
         &mut self,
         row: Row,
+        made: impl FnMut(pid_t) -> Result<(), EngineError>,
+    ) -> Result<i64, EngineError> {
+        let result = self.run_to_end(row, made)?;
+        // This is where the kernel delivers signals, and where interrupted calls begin again.
+        self.arrive_home()?;
+        Ok(result)
+    }
+
+    /// Has its process be no subreaper until it is home: by the call at `entry`.
+    pub(crate) fn resign(&mut self, entry: u64) -> Result<(), EngineError> {
+        self.owed = Some(Owed::Call(entry));
+        self.call(entry, libc::SYS_prctl, &[libc::PR_SET_CHILD_SUBREAPER as u64, 0]).map(drop)
+    }
+
+    /// The same by the first of two rows; untraced, it makes the second by itself.
+    pub(crate) fn resign_in_a_row(&mut self, rows: (Row, Row)) -> Result<(), EngineError> {
+        self.owed = Some(Owed::Row(rows.1));
+        self.run_to_end(rows.0, |_| Ok(())).map(drop)
+    }
+
+    /// Makes what it owes.
+    fn pay(&mut self) -> Result<(), EngineError> {
+        match self.owed.take() {
+            None => Ok(()),
+            Some(Owed::Row(row)) => self.run(row, |_| Ok(())).map(drop),
+            Some(Owed::Call(entry)) => {
+                let arguments = [libc::PR_SET_CHILD_SUBREAPER as u64, 1];
+                self.call(entry, libc::SYS_prctl, &arguments).map(drop)
+            }
+        }
+    }
+
+    fn run_to_end(
+        &mut self,
+        row: Row,
         mut made: impl FnMut(pid_t) -> Result<(), EngineError>,
     ) -> Result<i64, EngineError> {
         let mut registers = self.home;
@@ -199,13 +247,13 @@ impl Thread {
         // The mask last: the way home brings it back, but home itself does not.
         sys::set_signal_mask(self.pid, !(1 << (row.quiet - 1)))?;
         self.away = true;
-        let result = loop {
+        loop {
             sys::request(libc::PTRACE_CONT, self.pid, 0, "let it call")?;
             match sys::wait(self.pid)? {
                 Stop::Signal(signal) if signal == row.quiet => {
                     let registers = sys::registers(self.pid)?;
                     if registers.rip == row.end {
-                        break registers.r9 as i64;
+                        return Ok(registers.r9 as i64);
                     }
                 }
                 Stop::Event(libc::PTRACE_EVENT_CLONE) => made(sys::event_message(self.pid)?)?,
@@ -216,10 +264,7 @@ impl Thread {
                 }
                 Stop::Signal(_) | Stop::Syscall | Stop::Event(_) => {}
             }
-        };
-        // This is where the kernel delivers signals, and where interrupted calls begin again.
-        self.arrive_home()?;
-        Ok(result)
+        }
     }
 
     /// Has whoever it makes from here on traced.
@@ -263,7 +308,7 @@ impl Thread {
     /// A thread that is stopped already, and that is never to go on by itself.
     pub(crate) fn frozen(pid: pid_t) -> Result<Thread, EngineError> {
         let (home, mask) = (sys::registers(pid)?, sys::signal_mask(pid)?);
-        Ok(Thread { pid, home, mask, away: false, stopped: false, made: None, ended: true })
+        Ok(Thread::at_home(pid, home, mask).never_alone())
     }
 
     /// What the last call has made: a process or thread, traced and not yet run.
@@ -288,6 +333,7 @@ impl Thread {
     /// Gives the thread its own registers back, inside the kernel's signal delivery, where an
     /// interrupted call is restarted with what is left of its time.
     pub(crate) fn go_home(&mut self) -> Result<(), EngineError> {
+        self.pay()?;
         if !self.away {
             return Ok(());
         }

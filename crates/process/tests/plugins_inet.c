@@ -149,6 +149,32 @@ static void check_closed_first(int role) {
     connect_to(31, 20);
 }
 
+static int option_of(int fd, int level, int name) {
+    int value = -1;
+    socklen_t length = sizeof value;
+    EXPECT(getsockopt(fd, level, name, &value, &length) == 0);
+    return value;
+}
+
+/* Of sockets 10 to 12, while they are the same. */
+static int options[3][5];
+
+static void read_options(int into[3][5]) {
+    for (int i = 0; i < 3; i++) {
+        into[i][0] = option_of(10 + i, SOL_SOCKET, SO_REUSEADDR);
+        into[i][1] = option_of(10 + i, SOL_SOCKET, SO_RCVLOWAT);
+        into[i][2] = option_of(10 + i, IPPROTO_TCP, TCP_WINDOW_CLAMP);
+        into[i][3] = option_of(10 + i, IPPROTO_TCP, TCP_QUICKACK);
+        into[i][4] = option_of(10 + i, SOL_SOCKET, SO_RCVBUF);
+    }
+}
+
+static void expect_options(void) {
+    int now[3][5];
+    read_options(now);
+    EXPECT(!options[0][1] || memcmp(now, options, sizeof now) == 0);
+}
+
 /* As much as the connection takes: the receiver's window is closed. */
 static void make_full(void) {
     listen_at(10, AF_INET);
@@ -172,10 +198,12 @@ static void make_full(void) {
         word += count / 4;
     }
     EXPECT(pwrite(13, &word, 4, 0) == 4);
+    read_options(options);
 }
 
 static void check_full(int role) {
     uint32_t words, word;
+    expect_options();
     EXPECT(pread(13, &words, 4, 0) == 4 && words > 20000);
     FILE *stream = fdopen(dup(12), "r");
     for (uint32_t i = 0; i < words; i++)
@@ -244,13 +272,6 @@ static void check_outside(int role) {
 
 static int error_of(ssize_t result) {
     return result == -1 ? errno : 0;
-}
-
-static int option_of(int fd, int level, int name) {
-    int value = -1;
-    socklen_t length = sizeof value;
-    EXPECT(getsockopt(fd, level, name, &value, &length) == 0);
-    return value;
 }
 
 static void pair_at(int client, int server) {

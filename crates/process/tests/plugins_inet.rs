@@ -2,7 +2,7 @@
 
 mod plugins_support;
 
-use kedge_process::plugins::{PathMap, Survey};
+use kedge_process::plugins::PathMap;
 use plugins_support::{Scenario, as_an_ordinary_user};
 
 const SOURCE: &str = "plugins_inet.c";
@@ -75,12 +75,13 @@ fn filters_locks_and_addresses_that_are_nobodys_come_back() {
 #[test]
 fn what_nobody_has_accepted_yet_is_refused_by_name() {
     for name in ["unaccepted", "unaccepted-gone"] {
-        let scenario = Scenario::start(SOURCE, name);
-        let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
-        assert!(refusals[0].to_string().contains("descriptor 10:"), "{}", refusals[0]);
-        assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
-        scenario.goes_on();
+        Scenario::refused_unaccepted(SOURCE, name);
     }
+}
+
+#[test]
+fn what_nobody_has_accepted_yet_is_not_waited_for_in_a_pause() {
+    Scenario::refused_at_once(SOURCE, "unaccepted");
 }
 
 #[test]

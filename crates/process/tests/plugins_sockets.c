@@ -133,6 +133,52 @@ static void check_pairs(int role) {
     bind_to(20, "fresh");
 }
 
+static void nothing(int fd) {
+    EXPECT(send(fd, "", 0, 0) == 0);
+}
+
+/* Messages without data, which wait among others. */
+static void make_empty(void) {
+    pair(SOCK_DGRAM, 10, 11);
+    say(10, "one");
+    nothing(10);
+    nothing(10);
+    say(10, "two");
+    nothing(10);
+    pair(SOCK_DGRAM, 12, 13);
+    nothing(12);
+    say(12, "behind it");
+    pair(SOCK_SEQPACKET, 14, 15);
+    say(14, "one");
+    nothing(14);
+    say(14, "two");
+    nothing(14);
+    pair(SOCK_SEQPACKET, 16, 17);
+    nothing(16);
+    say(16, "behind it");
+    EXPECT(shutdown(16, SHUT_WR) == 0);
+}
+
+static void check_empty(int role) {
+    expect_packet(11, "one");
+    expect_packet(11, "");
+    expect_packet(11, "");
+    expect_packet(11, "two");
+    expect_packet(11, "");
+    expect_packet(13, "");
+    expect_packet(13, "behind it");
+    expect_packet(15, "one");
+    expect_packet(15, "");
+    expect_packet(15, "two");
+    expect_packet(15, "");
+    expect_packet(17, "");
+    expect_packet(17, "behind it");
+    expect_end(17);
+    char byte;
+    for (int fd = 11; fd < 17; fd += 2)
+        EXPECT(recv(fd, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+}
+
 static void make_server(void) {
     put(socket(AF_UNIX, SOCK_STREAM, 0), 10);
     bind_to(10, "server");
@@ -312,6 +358,7 @@ const struct scenario scenarios[] = {
     {"pairs", make_pairs, check_pairs},
     {"server", make_server, check_server},
     {"datagrams", make_datagrams, check_datagrams},
+    {"empty", make_empty, check_empty},
     {"outside", make_outside, check_outside},
     {"netlink", make_netlink, check_netlink},
     {0},

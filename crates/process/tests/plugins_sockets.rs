@@ -2,7 +2,7 @@
 
 mod plugins_support;
 
-use kedge_process::plugins::{PathMap, Survey};
+use kedge_process::plugins::PathMap;
 use plugins_support::{Scenario, as_an_ordinary_user};
 
 const SOURCE: &str = "plugins_sockets.c";
@@ -20,6 +20,11 @@ fn servers_come_back_with_their_clients() {
 #[test]
 fn datagrams_come_back_with_their_senders() {
     Scenario::round_trip(SOURCE, "datagrams");
+}
+
+#[test]
+fn messages_without_data_come_back_among_others() {
+    Scenario::round_trip(SOURCE, "empty");
 }
 
 #[test]
@@ -47,21 +52,22 @@ fn files_of_names_keep_their_owners() {
 #[test]
 fn what_nobody_has_accepted_yet_is_refused_by_name() {
     for name in ["unaccepted", "unaccepted-gone"] {
-        let scenario = Scenario::start(SOURCE, name);
-        let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
-        assert!(refusals[0].to_string().contains("descriptor 10:"), "{}", refusals[0]);
-        assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
-        scenario.goes_on();
+        Scenario::refused_unaccepted(SOURCE, name);
     }
 }
 
 #[test]
 fn sockets_of_a_saved_job_are_not_disturbed() {
-    for name in ["pairs", "datagrams", "ghosts", "owned"] {
+    for name in ["pairs", "datagrams", "empty", "ghosts", "owned"] {
         let scenario = Scenario::start(SOURCE, name);
         scenario.save();
         scenario.goes_on();
     }
+}
+
+#[test]
+fn what_nobody_has_accepted_yet_is_not_waited_for_in_a_pause() {
+    Scenario::refused_at_once(SOURCE, "unaccepted");
 }
 
 #[test]

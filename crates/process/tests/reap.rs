@@ -2,10 +2,10 @@
 
 mod support;
 
-use kedge_process::{Thread, reap};
+use kedge_process::{Options, Thread, checkpoint, reap};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Folder, alone, build};
+use support::{Folder, Running, alone, build, roots};
 
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -104,4 +104,33 @@ fn a_wanted_child_is_collected_without_a_free_descriptor() {
     let found = reap(&[pid]);
     limit(before);
     assert_eq!(found.ended, [(pid, 0)]);
+}
+
+/// The clones that hold a job's memory are orphans; those of a subreaper's descendants, and its own,
+/// must not become its children.
+#[test]
+fn a_program_that_is_a_subreaper_gets_no_clone_for_a_child() {
+    let _alone = alone();
+    let folder = Folder::new("subreaper");
+    let program = build(&folder, "subreaper.c", &[]);
+    for arguments in [&[][..], &["catches all"]] {
+        let mut running = Running::start(Command::new(&program).args(arguments));
+        running.lines(1);
+        for round in 0..10 {
+            let image = folder.path(&format!("{}-{round}", arguments.len()));
+            std::fs::create_dir(&image).unwrap();
+            let captured = checkpoint(&roots(), Options::new(image)).unwrap();
+            assert_eq!(captured.processes().len(), 3);
+            // It looks while its memory is held.
+            std::thread::sleep(Duration::from_millis(20));
+            if round == 9 {
+                // SAFETY: the child has not been waited for.
+                unsafe { libc::kill(running.child.id() as i32, libc::SIGTERM) };
+                assert_eq!(running.lines(1), ["well"]);
+            }
+            drop(captured);
+        }
+        assert!(running.child.wait().unwrap().success());
+        support::reap();
+    }
 }

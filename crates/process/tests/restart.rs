@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::alone::Alone;
+use support::kernel::reaches_threads;
 use support::survive::{
     as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
 };
@@ -30,6 +31,9 @@ fn sixty_four_threads_go_on() {
 /// Which has ended by itself before the others: nothing can be asked of it.
 #[test]
 fn a_program_without_its_first_thread_goes_on() {
+    if !reaches_threads() {
+        return;
+    }
     steps_survive("firstless", "firstless.c", &["-pthread"]);
 }
 
@@ -189,6 +193,9 @@ fn a_restarted_job_can_be_captured_again() {
 
 #[test]
 fn a_restarted_program_without_its_first_thread_can_be_captured_again() {
+    if !reaches_threads() {
+        return;
+    }
     captured_again("firstless-again", "firstless.c");
 }
 
@@ -207,6 +214,7 @@ fn captured_again(name: &str, source: &str) {
         assert!(said.iter().all(|line| line[..16] == before[0][..16]), "{said:?}");
     }
     let (after, status) = bring_back(&images[2]);
+    assert!(!after.is_empty(), "status {status:#x} after {:?}", said.last());
     continues(&before, &after, steps);
     assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
 }

@@ -5,7 +5,7 @@
 use super::changes::near;
 use super::memory::{self, Chunk, Reader};
 use super::objects::{self, Piece};
-use super::{JOB_FILE, process_file};
+use super::{JOB_FILE, Once, process_file};
 use crate::EngineError;
 use crate::maps;
 use crate::proc;
@@ -68,11 +68,13 @@ impl Ahead {
         Ok((ahead, gaps.into_inner().unwrap_or_else(|poison| poison.into_inner())))
     }
 
-    /// Protects all watched memory of `pid` and writes it into `folder`; `None` if it changes too fast.
+    /// Protects all watched memory of `pid` and writes it into `folder`, but for what others have
+    /// written `once`; `None` if it changes too fast.
     pub(crate) fn of(
         pid: pid_t,
         folder: &Path,
         codec: Choice,
+        once: &Once,
     ) -> Result<Option<(Ahead, Gaps)>, EngineError> {
         let ahead = Ahead::create(folder, &process_file(pid))?;
         let Some(writer) = &ahead.writer else { return Ok(None) };
@@ -92,9 +94,10 @@ impl Ahead {
         writer.expect(chunks.iter().map(Chunk::length).sum());
         let reader = Reader::of(at)?;
         let gaps = Mutex::new(gaps);
+        let storing = once.storing(pid, writer, codec);
         let share = chunks.len().div_ceil(LOOKS).max(1);
         for (number, some) in chunks.chunks(share).enumerate() {
-            memory::write_what_is_there(&reader, some, writer, codec, &gaps)?;
+            memory::write_what_is_there(&reader, some, writer, &storing, &gaps)?;
             let written = &chunks[..number * share + some.len()];
             if changes_too_fast(&mut pages, written).map_err(failed)? {
                 return Ok(None);
@@ -102,11 +105,12 @@ impl Ahead {
         }
         let mut gaps = gaps.into_inner().unwrap_or_else(|poison| poison.into_inner());
         gaps.sort_unstable();
+        storing.done(&[]);
         Ok(Some((ahead, gaps)))
     }
 
-    /// Takes out what comes back wiped and is not to be in the image, and sees that it is on the disk.
-    pub(super) fn finish(mut self, except: &[Run]) -> Result<Option<FileEntry>, EngineError> {
+    /// Takes out what is not to be in the image, and sees that it is on the disk.
+    pub(crate) fn finish(mut self, except: &[Run]) -> Result<Option<FileEntry>, EngineError> {
         let Some(writer) = self.writer.take() else { return Ok(None) };
         except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?;
         Ok(Some(writer.finish()?))

@@ -5,11 +5,12 @@ use super::{
     survey, survey_ahead,
 };
 use crate::clocks::Clocks;
+use crate::kernel::{self, Stops};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
 use crate::state::JobState;
-use crate::stop::{self, Roots, Standing, StoppedJob, StoppedProcess};
+use crate::stop::{self, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, filters};
 use kedge_image::ImageWriter;
@@ -34,6 +35,7 @@ pub struct Begun {
 
 impl Begun {
     pub fn new(options: Options) -> Result<Begun, EngineError> {
+        kernel::require(Stops::Checkpoints)?;
         let machine = Machine::this()?;
         crate::restart::settle();
         let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
@@ -101,7 +103,7 @@ impl Begun {
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let mappings = mappings(&stopped)?;
-        let survey = survey(&pids, &options)?;
+        let survey = survey(&pids, &options, true)?;
         let descriptors = survey.save_on(&options.folder, session.base(), &mappings)?;
         // What is known of thousands of names is let go of when the job runs again.
         let passing = Passing::look(&mut places, &pids, &descriptors);
@@ -112,12 +114,16 @@ impl Begun {
             options: &options,
             descriptors: &descriptors,
             lookup: process::Lookup::default(),
+            ids: &ids,
         };
-        let mut held = Vec::new();
+        let (mut held, mut resigned) = (Vec::new(), Vec::new());
         for ((process, ids), mappings) in stopped.processes.iter_mut().zip(&ids).zip(mappings) {
             let (objects, session) = (&mut objects, &mut session);
-            held.push(process::hold(process, *ids, mappings, &common, objects, session)?);
+            let one =
+                process::hold(process, *ids, mappings, &common, objects, session, &mut resigned)?;
+            held.push(one);
         }
+        process::reinstate(&mut stopped.processes, resigned)?;
         refuse_deadly_parents(&stopped, &held)?;
         let clocks = Clocks::now();
         let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
@@ -160,10 +166,5 @@ impl Begun {
 
 /// What each process maps.
 fn mappings(stopped: &StoppedJob) -> Result<Vec<Vec<Mapping>>, EngineError> {
-    let of = |process: &StoppedProcess| {
-        let mut mappings = maps::of(process.main.pid())?;
-        maps::find_names(&mut mappings);
-        Ok(mappings)
-    };
-    stopped.processes.iter().map(of).collect()
+    stopped.processes.iter().map(|process| maps::named(process.main.pid())).collect()
 }

@@ -7,7 +7,7 @@ use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
 use crate::track::{Pages, Run, common, watchable, without};
-use kedge_image::{Choice, Encoded, ImageWriter, Packer};
+use kedge_image::{Encoded, ImageWriter, Packer};
 use libc::pid_t;
 use std::thread;
 
@@ -136,21 +136,15 @@ impl Changes {
         std::mem::take(&mut self.chunks)
     }
 
-    /// Stores what was copied, as memory of `object`; `look` looks at it.
+    /// Has `store` store what was copied.
     pub(super) fn store(
         &mut self,
-        object: u64,
         writer: &ImageWriter,
-        codec: Choice,
-        look: impl Fn(u64, &[u8]) + Sync,
+        store: impl Fn(&Chunk, &[u8], &mut Packer<'_>) -> Result<(), EngineError> + Sync,
     ) -> Result<(), EngineError> {
         let places = self.early.bytes(&self.kept, &self.chunks);
         writer.expect(places.iter().map(|(chunk, _)| chunk.length()).sum());
-        memory::share_out(&places, writer, |(chunk, bytes), packer| {
-            look(chunk.address(), bytes);
-            let encoded = kedge_image::encode(bytes, codec);
-            Ok(packer.memory(object, chunk.address(), chunk.length(), &encoded)?)
-        })
+        memory::share_out(&places, writer, |(chunk, bytes), packer| store(chunk, bytes, packer))
     }
 }
 

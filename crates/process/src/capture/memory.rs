@@ -1,6 +1,7 @@
 //! A process's own memory: which pages are its own, and writing them.
 
 use super::names::Search;
+use super::once::Storing;
 use crate::EngineError;
 use crate::freeze::FrozenClone;
 use crate::maps::Mapping;
@@ -147,14 +148,16 @@ pub(super) fn write(
     clone: &FrozenClone,
     chunks: &[Chunk],
     writer: &ImageWriter,
-    codec: Choice,
+    storing: &Storing<'_>,
     search: &Search,
 ) -> Result<(), EngineError> {
     let reader = Reader::of(clone.pid())?;
     share_out(chunks, writer, |chunk, packer| {
         BUFFER.with_borrow_mut(|buffer| {
-            store(&reader, 0, chunk, chunk.address, packer, codec, buffer)?;
-            search.look(chunk.address, buffer.bytes(chunk.length as usize));
+            let bytes = buffer.bytes(chunk.length as usize);
+            reader.read(chunk, bytes)?;
+            storing.store(chunk, bytes, packer)?;
+            search.look(chunk.address, bytes);
             Ok(())
         })
     })
@@ -165,7 +168,7 @@ pub(super) fn write_what_is_there(
     reader: &Reader,
     chunks: &[Chunk],
     writer: &ImageWriter,
-    codec: Choice,
+    storing: &Storing<'_>,
     gone: &Mutex<Vec<(u64, u64)>>,
 ) -> Result<(), EngineError> {
     share_out(chunks, writer, |chunk, packer| {
@@ -176,8 +179,7 @@ pub(super) fn write_what_is_there(
                 gone.push((chunk.address, chunk.address + chunk.length));
                 return Ok(());
             }
-            let encoded = kedge_image::encode(buffer, codec);
-            Ok(packer.memory(0, chunk.address, chunk.length, &encoded)?)
+            storing.store(chunk, buffer, packer)
         })
     })
 }

@@ -10,6 +10,7 @@ mod lookup;
 mod memory;
 mod names;
 mod objects;
+mod once;
 mod process;
 mod queries;
 mod refuse;
@@ -22,6 +23,7 @@ pub use begun::Begun;
 pub(crate) use early::Early;
 pub(crate) use names::Settled;
 pub(crate) use objects::{copy as copy_object, shown};
+pub(crate) use once::Once;
 pub use together::Together;
 
 use crate::freeze::FrozenClone;
@@ -36,6 +38,7 @@ use crate::stop::{self, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
+pub(crate) use kedge_image::process_file;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
 use names::{Names, Search};
 use objects::HeldObject;
@@ -49,11 +52,6 @@ use std::time::Duration;
 
 /// The file of what the processes share.
 pub(crate) const JOB_FILE: &str = "job.kimg";
-
-/// The file of a process.
-pub(crate) fn process_file(pid: i32) -> String {
-    format!("{pid}.kimg")
-}
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -168,15 +166,15 @@ pub fn checkpoint(roots: &Roots, options: Options) -> Result<Captured, EngineErr
     begun.capture(roots)
 }
 
-/// What the processes hold open, and who is to save it.
-fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineError> {
+/// What the processes hold open, and who is to save it; `still`: they are stopped.
+fn survey(pids: &[i32], options: &Options, still: bool) -> Result<Survey<'static>, EngineError> {
     // SAFETY: the standard streams are never closed. One that is not open is no stream.
     let stream =
         |fd| unsafe { (libc::fcntl(fd, libc::F_GETFD) >= 0).then(|| BorrowedFd::borrow_raw(fd)) };
     let streams = [stream(0), stream(1), stream(2)];
     let (contents, limit) = (options.contents, options.file_limit);
     let more = options.plugins.clone();
-    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit, more });
+    let survey = Survey::of(pids, &SurveyOptions { streams, contents, limit, still, more });
     Ok(survey.map_err(PluginError::Survey)?)
 }
 
@@ -184,7 +182,7 @@ fn survey(pids: &[i32], options: &Options) -> Result<Survey<'static>, EngineErro
 /// stopped job is looked at again.
 fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
     refuse::ahead(roots)?;
-    match survey(&stop::alive(roots), options) {
+    match survey(&stop::alive(roots), options, false) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {
             let remain = stop::alive(roots);
             let holds = |refusal: &Refusal| {
@@ -285,7 +283,8 @@ impl Captured {
     ) -> Result<Manifest, EngineError> {
         let builds = self.held.iter().any(Held::builds_on_another)
             || self.shared.iter().any(HeldObject::builds_on_another);
-        let (files, settled) = self.write_memory()?;
+        let (files, settled, forked) = self.write_memory()?;
+        manifest.forked = forked;
         for object in std::mem::take(&mut self.shared) {
             object.finish(&self.objects_file, self.options.codec)?;
         }
@@ -315,21 +314,26 @@ impl Captured {
     }
 
     /// Writes the files of the processes, and adds the temporary files to the descriptors whose names they have in memory.
-    fn write_memory(&mut self) -> Result<(Vec<FileEntry>, Settled), EngineError> {
+    /// Also whether files refer to each other.
+    fn write_memory(&mut self) -> Result<(Vec<FileEntry>, Settled, bool), EngineError> {
         let names = Names::of(&self.passing, self.session.settled());
         let held = std::mem::take(&mut self.held);
         let held: Vec<_> = held.into_iter().map(|held| (held, Search::new(&names))).collect();
         held.iter().for_each(|(held, search)| held.sweep(search));
+        let once = Once::of(held.iter().map(|(held, _)| &held.mappings[..]));
         let mut files = Vec::new();
         for (held, search) in held {
-            files.extend(held.finish(&self.options, &search)?);
+            let once = (&once, &self.session.once);
+            files.extend(held.finish(&self.options, &search, once)?);
         }
+        files.extend(self.session.finish_referred()?);
+        let forked = once.is_of_use() || self.session.once.is_of_use();
         let folder = &self.options.folder;
         let (warning, settled) = names.settle(&self.passing, folder, &mut self.descriptors)?;
         let mut late = self.late_warnings.lock().unwrap_or_else(PoisonError::into_inner);
         late.extend(warning);
         drop(late);
-        Ok((files, settled))
+        Ok((files, settled, forked))
     }
 }
 

@@ -138,7 +138,11 @@ impl HeldObject {
 
     /// Stores what was copied, and notes what is as it was.
     pub(super) fn finish(mut self, writer: &ImageWriter, codec: Choice) -> Result<(), EngineError> {
-        self.changes.store(self.number, writer, codec, |_, _| {})?;
+        let number = self.number;
+        self.changes.store(writer, |chunk, bytes, packer| {
+            let encoded = kedge_image::encode(bytes, codec);
+            Ok(packer.memory(number, chunk.address(), chunk.length(), &encoded)?)
+        })?;
         self.changes.refer(self.number, &[], writer)
     }
 }

@@ -9,11 +9,12 @@ use super::queries::{self, Scratch, ThreadAnswers};
 use super::{Held, Memory, Options, guards, process_file, refuse, undo, write};
 use crate::attributes::Attributes;
 use crate::freeze::{FrozenClone, beside};
-use crate::home::Ways;
+use crate::home::{self, Ways};
 use crate::maps::{self, Mapping};
-use crate::pagemap::{Scanner, Wanted};
+use crate::pagemap::{self, Scanner, Wanted};
 use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
+use crate::rseq::{self, Places, Registration};
 use crate::state::*;
 use crate::stop::StoppedProcess;
 use crate::sys;
@@ -63,6 +64,14 @@ pub(super) struct Common<'a> {
     pub(super) options: &'a Options,
     pub(super) descriptors: &'a plugins::Saved,
     pub(super) lookup: Lookup,
+    /// Of all processes.
+    pub(super) ids: &'a [Ids],
+}
+
+impl Common<'_> {
+    fn is_parent(&self, pid: pid_t) -> bool {
+        self.ids.iter().any(|ids| ids.parent == pid)
+    }
 }
 
 /// Reads what is to be known of a stopped process, which maps `mappings`, and clones its memory.
@@ -73,6 +82,7 @@ pub(super) fn hold(
     common: &Common<'_>,
     objects: &mut Objects,
     session: &mut Session,
+    resigned: &mut Vec<(pid_t, Ways)>,
 ) -> Result<Held, EngineError> {
     let pid = process.main.pid();
     let status = Status::of(pid)?;
@@ -93,20 +103,58 @@ pub(super) fn hold(
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
     let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
-    let closed = ways.close(std::iter::once(&mut process.main).chain(&mut process.others));
+    if state.subreaper && memory.is_ok() && common.is_parent(ids.pid) {
+        resign(process, ways, resigned)?;
+    } else {
+        ways.close(threads_of(process))?;
+    }
     let memory = memory?;
-    closed?;
     let ahead = session.ahead(process.pid);
     let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
     held.store_not_inherited(&status, common.options)?;
     Ok(held)
 }
 
+fn threads_of(process: &mut StoppedProcess) -> impl Iterator<Item = &mut Thread> {
+    std::iter::once(&mut process.main).chain(&mut process.others)
+}
+
+/// Has the process be no subreaper until [`reinstate`]: it would get the clones of its descendants
+/// for children.
+fn resign(
+    process: &mut StoppedProcess,
+    ways: Ways,
+    resigned: &mut Vec<(pid_t, Ways)>,
+) -> Result<(), EngineError> {
+    let main = &mut process.main;
+    match ways.lead_resigning(main)? {
+        Some(rows) => main.resign_in_a_row(rows)?,
+        None => {
+            ways.lead(main)?;
+            main.resign(ways.home())?;
+        }
+    }
+    resigned.push((process.pid, ways));
+    Ok(())
+}
+
+/// Makes those subreapers again that were before. Whoever is let go of is one again as well.
+pub(super) fn reinstate(
+    processes: &mut [StoppedProcess],
+    resigned: Vec<(pid_t, Ways)>,
+) -> Result<(), EngineError> {
+    for (pid, ways) in resigned {
+        let found = processes.iter_mut().find(|process| process.pid == pid);
+        found.map_or(Ok(()), |process| ways.close(threads_of(process)))?;
+    }
+    Ok(())
+}
+
 /// A signal that nobody in the process would notice.
 fn quiet(process: &StoppedProcess, status: &Status) -> Option<i32> {
     let StoppedProcess { main, others, .. } = process;
     let blocked = others.iter().fold(main.mask(), |all, thread| all | thread.mask());
-    queries::quiet(status.hex("SigCgt"), blocked)
+    home::quiet(status.hex("SigCgt"), blocked)
 }
 
 /// The mappings that are the program's. Locked pages are not inherited as locked, so that their
@@ -134,12 +182,12 @@ fn hold_memory(
 ) -> Result<Memory, EngineError> {
     let main = &mut process.main;
     if !session.is_known(process.pid) {
-        return Ok(Memory::Clone(FrozenClone::on(ways, main)?, None));
+        return Ok(Memory::Clone(FrozenClone::on(ways, main, state.subreaper)?, None));
     }
     let pid = main.pid();
     let mut changes = Changes::find(pid, mappings, session.early(process.pid))?;
     if !changes.fit() {
-        let clone = FrozenClone::on(ways, main)?;
+        let clone = FrozenClone::on(ways, main, state.subreaper)?;
         return Ok(Memory::Clone(clone, Some(changes.of_clone())));
     }
     ways.lead(main)?;
@@ -162,12 +210,16 @@ fn describe(
     let pid = process.main.pid();
     let stat = Stat::of(pid)?;
     let at = |field| stat.get(field) as u64;
+    let pending = sys::pending(pid, true)?;
+    // One that was sent SIGCONT since it stopped is to go on.
+    let continued = pending.iter().any(|signal| signal[..4] == libc::SIGCONT.to_ne_bytes());
+    let stop_signal = if continued { 0 } else { process.stop_signal };
     Ok(ProcessState {
         ids,
         // Another thread than the first has none.
         exit_signal: Stat::of(process.pid)?.get(Field::ExitSignal) as i32,
-        stopped: process.stop_signal != 0,
-        stop_signal: process.stop_signal,
+        stopped: stop_signal != 0,
+        stop_signal,
         exe: lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
         cwd: proc::link(pid, "cwd")?,
         cwd_removed: None,
@@ -179,7 +231,7 @@ fn describe(
         credentials: credentials(pid, status)?,
         limits: limits(pid)?,
         actions: Vec::new(),
-        pending: hex(sys::pending(pid, true)?),
+        pending: hex(pending),
         timers: Vec::new(),
         undo: Vec::new(),
         posix_timers: timers::of(pid)?,
@@ -371,10 +423,13 @@ fn ask_live(
     let ids: Vec<i32> = state.posix_timers.iter().map(|timer| timer.id).collect();
     let times = scratch.ask_timers(main, &ids)?;
     state.posix_timers.iter_mut().zip(times).for_each(|(timer, time)| timer.time = time);
-    state.threads.push(describe_thread(*pid, main, answers)?);
+    let mut places = Places::among(*pid, mappings);
+    let rseq = rseq::of(main, ways, &mut places)?;
+    state.threads.push(describe_thread(*pid, main, answers, rseq)?);
     for thread in others {
         let answers = scratch.ask_thread(thread)?;
-        state.threads.push(describe_thread(*pid, thread, answers)?);
+        let rseq = rseq::of(thread, ways, &mut places)?;
+        state.threads.push(describe_thread(*pid, thread, answers, rseq)?);
     }
     if let Some(status) = process.first_ended {
         let first = ended(process.pid, status, ways.outside(), &state.threads[0])?;
@@ -417,9 +472,9 @@ fn describe_thread(
     pid: pid_t,
     thread: &Thread,
     answers: ThreadAnswers,
+    rseq: Registration,
 ) -> Result<ThreadState, EngineError> {
     let tid = thread.pid();
-    let rseq = sys::rseq(tid)?;
     Ok(ThreadState {
         tid,
         name: proc::name(pid, tid),
@@ -530,7 +585,26 @@ impl Pages {
         }
         let range = (mapping.start, mapping.end);
         // A clone has no page that was only read: the kernel's page of zeros.
-        Ok(!self.clone.has(range, &Wanted::OWN)? && self.own.has(range, &Wanted::WRITTEN_TO)?)
+        match self.clone.has(range, &Wanted::OWN) {
+            Err(error) if pagemap::cannot_tell(&error) => self.may_be_wiped(mapping),
+            there => Ok(!there? && self.own.has(range, &Wanted::WRITTEN_TO)?),
+        }
+    }
+
+    /// The same on kernels without PAGEMAP_SCAN, by entries: `true` as well if there are too many to see.
+    fn may_be_wiped(&self, mapping: &Mapping) -> std::io::Result<bool> {
+        const PART: u64 = 64 << 20;
+        const MOST_PARTS: u64 = 16;
+        let mut some = mapping.len() > PART * MOST_PARTS;
+        let parts = (mapping.start..mapping.end).step_by(PART as usize);
+        for start in parts.take(MOST_PARTS as usize) {
+            let part = (start, mapping.end.min(start + PART));
+            if self.clone.has_entry(part)? {
+                return Ok(false);
+            }
+            some |= self.own.has_entry(part)?;
+        }
+        Ok(some)
     }
 }
 

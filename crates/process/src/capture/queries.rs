@@ -14,10 +14,6 @@ use libc::pid_t;
 /// Bytes of a process's memory that answers are put into for a moment.
 const ROOM: usize = 160;
 
-/// Signals that do nothing by default: one that the program neither catches nor blocks can be sent
-/// to a thread, and nobody sees it.
-const QUIET: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
-
 /// What is asked, and how many bytes the answer has.
 struct Asked {
     what: &'static str,
@@ -68,12 +64,6 @@ pub(super) struct ProcessAnswers {
     pub(super) subreaper: bool,
     /// Interval and rest of each interval timer, in microseconds.
     pub(super) timers: Vec<(u64, u64)>,
-}
-
-/// Returns a signal that nobody would notice, of those of [`QUIET`]: `caught` are those that the
-/// program catches, `blocked` those that some thread of it blocks, a bit each.
-pub(super) fn quiet(caught: u64, blocked: u64) -> Option<i32> {
-    QUIET.into_iter().find(|signal| (caught | blocked) & (1 << (signal - 1)) == 0)
 }
 
 /// A place in a stopped process where answers are put, and what lay there before.
@@ -278,11 +268,13 @@ fn ask_inherited(
     batch.call("read its securebits", libc::SYS_prctl, &[securebits])?;
     let asked = attributes::ask(&mut batch)?;
     let results = batch.run()?;
-    if let [.., brk, dumpable, securebits, thp, membarrier, slack, policy] = results[..] {
+    if let Some((before, answers)) = results.split_last_chunk::<{ attributes::QUESTIONS }>()
+        && let [.., brk, dumpable, securebits] = before[..]
+    {
         state.mm.brk.1 = brk as u64;
         state.dumpable = dumpable;
         state.credentials.securebits = securebits as u32;
-        state.attributes.answered(pid, &asked, [thp, membarrier, slack, policy])?;
+        state.attributes.answered(pid, &asked, *answers)?;
     }
     for (signal, at) in places {
         let mut bytes = [0; 32];

@@ -1,8 +1,8 @@
 //! What kedge cannot bring back yet, by name.
 
-use crate::EngineError;
 use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
+use crate::{EngineError, rseq};
 use libc::pid_t;
 use std::path::Path;
 
@@ -27,7 +27,8 @@ fn one(pid: pid_t) -> Result<(), EngineError> {
     if tracer != 0 {
         return Err(EngineError::Traced { pid, tracer });
     }
-    process(at)
+    process(at)?;
+    rseq::refuse_untold(pid)
 }
 
 /// Of a process, reached by its thread `pid`.
@@ -53,6 +54,26 @@ pub(super) fn process(pid: pid_t) -> Result<(), EngineError> {
 /// The control group of `pid` that is not that of `own`, if there is one.
 fn control_group(pid: pid_t, own: pid_t) -> Result<Option<String>, EngineError> {
     let (its, own) = (proc::text(pid, "cgroup")?, proc::text(own, "cgroup")?);
-    let other = its.lines().find(|line| !own.lines().any(|own| own == *line));
-    Ok(other.map(str::to_owned))
+    Ok(other_group(&its, &own).map(str::to_owned))
+}
+
+/// A line of `its` that is not in `own` and names a group. The root of a hierarchy is none: it has no limits that
+/// a restart could lose, and a machine's service may move whomever it no longer watches there at any moment.
+fn other_group<'a>(its: &'a str, own: &str) -> Option<&'a str> {
+    let same = |line: &str| own.lines().any(|own| own == line);
+    its.lines().find(|line| !line.ends_with(":/") && !same(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_of_a_hierarchy_is_no_group() {
+        let own = "4:memory:/watched/7\n3:cpu:/\n0::/\n";
+        assert_eq!(other_group(own, own), None);
+        assert_eq!(other_group("4:memory:/\n3:cpu:/\n0::/\n", own), None);
+        let moved = "4:memory:/watched/7\n3:cpu:/mine\n0::/\n";
+        assert_eq!(other_group(moved, own), Some("3:cpu:/mine"));
+    }
 }

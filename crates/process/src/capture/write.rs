@@ -2,11 +2,12 @@
 
 use super::changes::{self, Changes};
 use super::names::Search;
-use super::{Held, Memory, Options, guards, memory, process, process_file, queries};
+use super::{Held, Memory, Once, Options, guards, memory, process, process_file, queries};
 use crate::EngineError;
 use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::state::{self, ProcessState};
+use crate::track::without;
 use kedge_image::{FileEntry, ImageWriter};
 use libc::pid_t;
 use std::thread::{self, JoinHandle};
@@ -33,16 +34,21 @@ impl Held {
         }
     }
 
-    /// Writes the process's files: they are on the disk when this returns.
+    /// Writes the process's files: they are on the disk when this returns. What several processes have is stored once,
+    /// in what is written now and in what was written ahead.
     pub(super) fn finish(
         mut self,
         options: &Options,
         search: &Search,
+        (once, once_ahead): (&Once, &Once),
     ) -> Result<Vec<FileEntry>, EngineError> {
         let ahead = self.ahead.take();
-        let (state, writer) = self.write(options, search)?;
+        let (state, writer) = self.write(options, search, once)?;
         search.end();
-        let except = process::except(&state, &[]);
+        // What the kernel may drop is in no image. But another process has what was there when this was
+        // written ahead, and keeps it.
+        let referred = ahead.as_ref().map_or(Vec::new(), |_| once_ahead.referred(state.ids.pid));
+        let except = without(&process::except(&state, &[]), &referred);
         let own = seal(&state, writer)?;
         let ahead = ahead.map(|ahead| ahead.finish(&except)).transpose()?.flatten();
         Ok(std::iter::once(own).chain(ahead).collect())
@@ -53,11 +59,13 @@ impl Held {
         self,
         options: &Options,
         search: &Search,
+        once: &Once,
     ) -> Result<(ProcessState, ImageWriter), EngineError> {
         let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
         let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
         let writer = writer.map_or_else(create, Ok)?;
+        let storing = once.storing(pid, &writer, codec);
         match memory {
             Memory::Clone(clone, changes) => {
                 let write = || {
@@ -69,7 +77,7 @@ impl Held {
                     let Some(changes) = changes else {
                         let chunks = memory::chunks(&clone, &mappings, &written)?;
                         writer.expect(chunks.iter().map(memory::Chunk::length).sum());
-                        memory::write(&clone, &chunks, &writer, codec, search)?;
+                        memory::write(&clone, &chunks, &writer, &storing, search)?;
                         process::add_flags(told(flags, pid)?, &mut state);
                         return forget(&state, &writer);
                     };
@@ -77,18 +85,22 @@ impl Held {
                     process::add_flags(told(flags, pid)?, &mut state);
                     forget(&state, &writer)?;
                     let chunks = refer(changes, &state, &written, &writer)?;
-                    memory::write(&clone, &chunks, &writer, codec, search)
+                    memory::write(&clone, &chunks, &writer, &storing, search)
                 };
                 write().map_err(|error| clone.why(pid, error))?;
             }
             Memory::Copied { mut changes, flags } => {
                 // While the flags are being told, which takes as long.
-                changes.store(0, &writer, codec, |at, bytes| search.look(at, bytes))?;
+                changes.store(&writer, |chunk, bytes, packer| {
+                    search.look(chunk.address(), bytes);
+                    storing.store(chunk, bytes, packer)
+                })?;
                 process::add_flags(told(flags, pid)?, &mut state);
                 forget(&state, &writer)?;
                 changes.refer(0, &process::except(&state, &[]), &writer)?;
             }
         }
+        storing.done(&process::except(&state, &[]));
         Ok((state, writer))
     }
 }

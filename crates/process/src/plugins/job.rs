@@ -16,6 +16,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
+use std::time::Duration;
 
 /// A process of the job.
 #[derive(Debug)]
@@ -92,6 +93,9 @@ pub struct Job {
     pub files: Vec<Found>,
     pub contents: FileContents,
     pub limit: u64,
+    /// How long a claim may wait for something that the processes may do; zero where they stand
+    /// still.
+    pub patience: Duration,
     by_descriptor: HashMap<(usize, i32), usize>,
     by_inode: HashMap<(u64, u64), Vec<usize>>,
 }

@@ -43,11 +43,12 @@ mod timerfd;
 mod unix;
 mod world;
 
-pub use changes::{Moment, Settled, settle, settle_all, settle_in};
+pub use changes::{Moment, Settled, home_of, settle, settle_all, settle_in};
 pub(crate) use changes::{new_path, reach};
 pub use contents::{Blob, DATA_FILE};
 pub use error::{PluginError, Refusal};
 pub(crate) use files::{Passing, Places};
+pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
 pub use path::PathMap;
 pub use procfs::FdInfo;

@@ -15,12 +15,16 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 /// Of pidfd_open: a thread that is not its process's first (Linux 6.9).
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 
 /// How often a job that changes while it is looked at is looked at again.
 const TRIES: usize = 5;
+
+/// How long a program that runs may take to accept the connections that wait at one socket.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// What becomes of the contents of files that are open for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,13 +43,15 @@ pub struct SurveyOptions<'a> {
     pub contents: FileContents,
     /// The most that the contents of one file may take, in bytes; a larger one is refused.
     pub limit: u64,
+    /// The processes stand still, so that waiting for something that they may do is in vain.
+    pub still: bool,
     pub more: More,
 }
 
 impl Default for SurveyOptions<'_> {
     fn default() -> Self {
         let (contents, limit) = (FileContents::Save, 4 << 30);
-        SurveyOptions { streams: [None; 3], contents, limit, more: More::new() }
+        SurveyOptions { streams: [None; 3], contents, limit, still: false, more: More::new() }
     }
 }
 
@@ -66,6 +72,7 @@ impl<'a> Survey<'a> {
     pub fn of(pids: &[i32], options: &SurveyOptions<'a>) -> Result<Survey<'a>, Vec<Refusal>> {
         let mut job = look(pids)?;
         (job.contents, job.limit) = (options.contents, options.limit);
+        job.patience = if options.still { Duration::ZERO } else { PATIENCE };
         streams::recognise(&mut job, options);
         sockets::recognise(&mut job);
         let plugins = all(&options.more);
@@ -92,7 +99,8 @@ impl<'a> Survey<'a> {
     /// so until this returns; on an error they can go on as if nothing had happened.
     pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {
         // They may have opened and closed since.
-        let now = Survey::of(&self.pids, &self.options).map_err(PluginError::Survey)?;
+        let options = SurveyOptions { still: true, ..self.options.clone() };
+        let now = Survey::of(&self.pids, &options).map_err(PluginError::Survey)?;
         now.save_on(folder, None, &mappings(&now.job)?)
     }
 
@@ -134,13 +142,11 @@ impl<'a> Survey<'a> {
 
 /// What each process maps; nothing of one that has ended.
 fn mappings(job: &Job) -> Result<Vec<Vec<Mapping>>, PluginError> {
-    let of = |process: &Process| match maps::of(process.at) {
+    let of = |process: &Process| match maps::named(process.at) {
         Err(EngineError::Ended { .. }) => Ok(Vec::new()),
         other => other.map_err(|error| PluginError::Refused(error.to_string())),
     };
-    let mut all = job.processes.iter().map(of).collect::<Result<Vec<_>, _>>()?;
-    all.iter_mut().for_each(|mappings| maps::find_names(mappings));
-    Ok(all)
+    job.processes.iter().map(of).collect()
 }
 
 fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<usize, Refusal> {
@@ -207,7 +213,7 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
     Err(whole(pid)(&"it cannot be compared (kcmp), or changes too fast while it is looked at"))
 }
 
-fn process(pid: i32) -> std::io::Result<Process> {
+pub(super) fn process(pid: i32) -> std::io::Result<Process> {
     let id = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("no process has this id"))?;
     let (at, inner) = (proc::reach(pid), procfs::inner_pid(pid)?);
     if at == pid {

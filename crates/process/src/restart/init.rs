@@ -2,8 +2,10 @@
 //! their orphans.
 
 use super::files::Inherited;
+use super::forked::Kept;
+use super::process::Rebuilding;
 use super::tree::{Made, Tree};
-use super::{Plan, lazy, memory, process, threads, undo};
+use super::{Plan, lazy, memory, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
 use crate::{EngineError, Thread, reap};
@@ -128,15 +130,16 @@ fn see_that_they_stop(plan: &Plan) {
 fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
     let inherited = Inherited::open(plan)?;
     memory::fill_objects(plan, &inherited)?;
-    let mut tree = Tree::make(plan)?;
+    let mut tree = Tree::make(plan, &inherited)?;
     let mut made = tree.take();
     let mut detours = Vec::new();
     for (state, made) in plan.processes.iter().zip(&mut made) {
-        let layers = plan.layers(state)?;
-        let (area, lazy) = (tree.area, plan.lazy);
-        let vdsos = &plan.job.vdsos;
-        let rebuilding = process::Rebuilding { state, area, vdsos, inherited: &inherited, lazy };
-        detours.push(rebuilding.run(made, layers)?);
+        let rebuilding = Rebuilding::of(plan, state, tree.area, &inherited);
+        let filled = match tree.filled.remove(&state.ids.pid) {
+            Some(filled) => filled,
+            None => rebuilding.fill(made, plan.layers(state)?, &Kept::default())?,
+        };
+        detours.push(rebuilding.finish(made, filled)?);
     }
     let mut descriptors = inherited.descriptors;
     for (state, made) in plan.processes.iter().zip(&mut made) {

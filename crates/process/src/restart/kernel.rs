@@ -8,6 +8,7 @@ use crate::inject::{Batch, Parasite};
 use crate::maps::{self, Mapping};
 use crate::state::{Backing, Hex, KERNEL_MAPPINGS, ProcessState, Saved, ThreadState};
 use crate::sys;
+use crate::track::Run;
 use crate::vdso::{Redirected, Vdso};
 use crate::{EngineError, Thread};
 use libc::pid_t;
@@ -69,9 +70,14 @@ impl KernelMappings {
         Ok(KernelMappings { here, fate })
     }
 
-    /// Unmaps all but the area, and what cannot be unmapped.
-    pub(super) fn empty(&self, batch: &mut Batch<'_>, area: Area) -> Result<(), EngineError> {
-        let mut kept = vec![(area.start, area.end())];
+    /// Unmaps all but the area, what is `kept`, and what cannot be unmapped.
+    pub(super) fn empty(
+        &self,
+        batch: &mut Batch<'_>,
+        area: Area,
+        mut kept: Vec<Run>,
+    ) -> Result<(), EngineError> {
+        kept.push((area.start, area.end()));
         for (mapping, to) in &self.here {
             move_mapping(batch, mapping.start, mapping.len(), *to)?;
             kept.push((*to, to + mapping.len()));

@@ -5,6 +5,7 @@ use super::files::Inherited;
 use crate::EngineError;
 use crate::state::{Backing, ProcessState, Saved, SharedObject};
 use crate::sys;
+use crate::track::Run;
 use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -25,15 +26,14 @@ pub(super) fn sources(state: &ProcessState, layers: &Layers) -> Result<Vec<Sourc
     for mut source in layers.sources(0) {
         let extent = &source.extent;
         if source.layer == 0 {
-            mapping_of(state, (extent.address, extent.address + extent.decoded))?;
+            mapping_of(&state.mappings, (extent.address, extent.address + extent.decoded))?;
         }
         let zero = extent.codec == Codec::Zero;
         let mut parts = Vec::with_capacity(source.parts.len());
         for part in source.parts {
-            let fresh = matches!(mapping_of(state, part)?.backing, Backing::Anonymous);
-            if !(zero && fresh) {
-                parts.push(part);
-            }
+            let divided = divide(&state.mappings, part)?.into_iter();
+            let there = divided.filter(|(m, _)| !(zero && m.backing == Backing::Anonymous));
+            parts.extend(there.map(|(_, part)| part));
         }
         source.parts = parts;
         if !source.parts.is_empty() {
@@ -48,8 +48,11 @@ pub(super) fn filled(
     state: &ProcessState,
     sources: &[Source],
 ) -> Result<BTreeSet<u64>, EngineError> {
-    let parts = sources.iter().flat_map(|source| &source.parts);
-    parts.map(|part| Ok(mapping_of(state, *part)?.start)).collect()
+    let mut filled = BTreeSet::new();
+    for part in sources.iter().flat_map(|source| &source.parts) {
+        filled.extend(divide(&state.mappings, *part)?.iter().map(|(mapping, _)| mapping.start));
+    }
+    Ok(filled)
 }
 
 /// Writes the memory of a process, whose mappings are there and writable where something is to be
@@ -97,12 +100,25 @@ fn write_parts<'a>(
     Ok(parts)
 }
 
+/// The mappings that this memory lies in, and what of it lies in each: what is in another file, or
+/// another process's as well, may go on in the mapping behind.
+fn divide(mappings: &[Saved], part: Run) -> Result<Vec<(&Saved, Run)>, EngineError> {
+    let ((mut start, end), mut divided) = (part, Vec::new());
+    while start < end {
+        let mapping = mapping_of(mappings, (start, start))?;
+        let last = end.min(mapping.end);
+        divided.push((mapping, (start, last)));
+        start = last;
+    }
+    Ok(divided)
+}
+
 /// The mapping that this memory lies in: the process's own.
-fn mapping_of(state: &ProcessState, (start, end): (u64, u64)) -> Result<&Saved, EngineError> {
-    let after = state.mappings.partition_point(|saved| saved.start <= start);
-    let saved = after.checked_sub(1).map(|index| &state.mappings[index]);
+fn mapping_of(mappings: &[Saved], (start, end): Run) -> Result<&Saved, EngineError> {
+    let after = mappings.partition_point(|saved| saved.start <= start);
+    let saved = after.checked_sub(1).map(|index| &mappings[index]);
     saved
-        .filter(|saved| end <= saved.end && !saved.shared)
+        .filter(|saved| start < saved.end && end <= saved.end && !saved.shared)
         .ok_or(EngineError::Nonsense("memory outside of the process's own mappings"))
 }
 
@@ -195,4 +211,41 @@ fn each(
         work();
     });
     failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(start: u64, end: u64, shared: bool) -> Saved {
+        Saved {
+            start,
+            end,
+            protection: 3,
+            shared,
+            offset: 0,
+            backing: Backing::Anonymous,
+            flags: Vec::new(),
+            name: None,
+        }
+    }
+
+    #[test]
+    fn memory_goes_on_in_the_mapping_behind() {
+        let mappings = [
+            mapping(10, 20, false),
+            mapping(20, 30, false),
+            mapping(40, 50, false),
+            mapping(50, 60, true),
+        ];
+        let divided = |part| {
+            let divided = divide(&mappings, part).ok()?;
+            Some(divided.iter().map(|(m, part)| (m.start, *part)).collect::<Vec<_>>())
+        };
+        assert_eq!(divided((12, 28)), Some(vec![(10, (12, 20)), (20, (20, 28))]));
+        assert_eq!(divided((40, 50)), Some(vec![(40, (40, 50))]));
+        for outside in [(5, 12), (25, 35), (30, 31), (45, 55), (60, 61)] {
+            assert_eq!(divided(outside), None, "{outside:?}");
+        }
+    }
 }

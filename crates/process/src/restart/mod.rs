@@ -2,6 +2,7 @@
 //! anew, and all of them go on at once. If anything fails, the namespace ends and nothing is left.
 
 mod files;
+mod forked;
 mod identity;
 mod init;
 mod kernel;
@@ -220,6 +221,7 @@ pub fn restart(
     options: &RestartOptions,
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<Restarted, EngineError> {
+    crate::kernel::require(crate::kernel::Stops::Restarts)?;
     let plan = Plan::read(options)?;
     let failed = |what| move |source| EngineError::System { pid: 0, what, source };
     let (mut report, inner) = UnixStream::pair().map_err(failed("make a socket"))?;

@@ -1,6 +1,8 @@
 //! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
 
+use super::Plan;
 use super::files::Inherited;
+use super::forked::{self, Kept};
 use super::kernel::{Detour, KernelMappings};
 use super::lazy::{self, Awaited, Pager};
 use super::memory;
@@ -11,17 +13,18 @@ use crate::EngineError;
 use crate::inject::Batch;
 use crate::maps;
 use crate::plugins::Argument;
-use crate::state::{Backing, Hex, ProcessState, SIGNALS, Saved};
-use kedge_image::Layers;
+use crate::state::{Backing, ProcessState, SIGNALS, Saved};
+use crate::track::{Run, common};
+use kedge_image::{Layers, Source};
+use libc::pid_t;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 pub(super) struct Rebuilding<'a> {
-    pub(super) state: &'a ProcessState,
-    pub(super) area: Area,
-    pub(super) vdsos: &'a [Hex],
-    pub(super) inherited: &'a Inherited,
-    pub(super) lazy: bool,
+    plan: &'a Plan,
+    state: &'a ProcessState,
+    area: Area,
+    inherited: &'a Inherited,
 }
 
 /// Since Linux 6.11.
@@ -43,26 +46,113 @@ const ADVICE: [(&str, i32); 8] = [
     ("rr", libc::MADV_RANDOM),
 ];
 
-impl Rebuilding<'_> {
-    /// Gives the process everything but its threads; where those are to go on that were inside of an old vDSO.
-    pub(super) fn run(
+/// A process that has its memory, but for what comes later, and nothing else so far.
+#[derive(Debug)]
+pub(super) struct Filled {
+    kernel: KernelMappings,
+    /// The mappings that something was written into, by their first addresses.
+    filled: BTreeSet<u64>,
+    /// What it has of others, who are made from it, and what it is to get in its place.
+    late: Vec<Run>,
+    own: Option<(Layers, Vec<Source>)>,
+    later: Option<(Layers, Vec<Source>)>,
+}
+
+impl<'a> Rebuilding<'a> {
+    pub(super) fn of(
+        plan: &'a Plan,
+        state: &'a ProcessState,
+        area: Area,
+        inherited: &'a Inherited,
+    ) -> Rebuilding<'a> {
+        Rebuilding { plan, state, area, inherited }
+    }
+
+    /// Gives the process its memory; it has that of its maker, of which it keeps some.
+    pub(super) fn fill(
         &self,
         made: &mut Made,
         layers: Layers,
+        kept: &Kept,
+    ) -> Result<Filled, EngineError> {
+        let Made { thread, parasite } = made;
+        let pid = self.state.ids.pid;
+        let kernel = KernelMappings::plan(self.state, &self.plan.job.vdsos, pid, self.area)?;
+        let mut sources = memory::sources(self.state, &layers)?;
+        let later = if self.plan.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
+        kept.early(&mut sources);
+        let lent = kept.lent().map(|(pid, runs)| self.lent(pid, &runs));
+        let lent = lent.collect::<Result<Vec<(Layers, Vec<Source>)>, EngineError>>()?;
+        let mut filled = memory::filled(self.state, &sources)?;
+        for (_, sources) in &lent {
+            filled.extend(memory::filled(self.state, sources)?);
+        }
+        // What it gets later is written there, too, also where all that it has until then is its maker's.
+        let late = kept.late();
+        let own = (!late.is_empty()).then(|| self.lent(pid, &late)).transpose()?;
+        if let Some((_, own)) = &own {
+            filled.extend(memory::filled(self.state, own)?);
+        }
+        let keeps = self.state.mappings.iter().filter(|saved| kept.has(saved));
+        let keeps = keeps.map(|saved| (saved.start, saved.end)).collect();
+        kernel.empty(&mut parasite.batch(thread), self.area, keeps)?;
+        let mut batch = parasite.batch(thread);
+        self.map(&mut batch, &filled, kept).map_err(|error| self.of_mapping(error))?;
+        for run in kept.joined() {
+            filled.extend(self.join(&mut batch, run)?);
+        }
+        for (start, end) in kept.gone() {
+            let arguments = [*start, end - start, libc::MADV_DONTNEED as u64];
+            batch.call("let go of its maker's memory", libc::SYS_madvise, &arguments)?;
+        }
+        batch.run()?;
+        memory::fill(self.state, &layers, &sources, !self.plan.lazy)?;
+        for (layers, sources) in lent {
+            memory::fill(self.state, &layers, &sources, false)?;
+        }
+        let later = (!later.is_empty()).then_some((layers, later));
+        Ok(Filled { kernel, filled, late, own, later })
+    }
+
+    /// What the process `pid` has in `runs`.
+    fn lent(&self, pid: pid_t, runs: &[Run]) -> Result<(Layers, Vec<Source>), EngineError> {
+        let state = self.plan.processes.iter().find(|state| state.ids.pid == pid);
+        let state = state.ok_or(EngineError::Nonsense("memory of no process"))?;
+        let layers = self.plan.layers(state)?;
+        let mut sources = memory::sources(state, &layers)?;
+        forked::limit(&mut sources, |parts| common(parts, forked::around(runs, parts)));
+        Ok((layers, sources))
+    }
+
+    /// Gives the process what is its own in the place of what others have, who have been made.
+    fn fill_late(
+        &self,
+        made: &mut Made,
+        late: &[Run],
+        (layers, sources): (Layers, Vec<Source>),
+    ) -> Result<(), EngineError> {
+        let mut batch = made.parasite.batch(&mut made.thread);
+        for (start, end) in late {
+            let arguments = [*start, end - start, libc::MADV_DONTNEED as u64];
+            batch.call("let go of the memory of others", libc::SYS_madvise, &arguments)?;
+        }
+        batch.run()?;
+        memory::fill(self.state, &layers, &sources, false)
+    }
+
+    /// Gives the process everything else but its threads; where those are to go on that were inside of an old vDSO.
+    pub(super) fn finish(
+        &self,
+        made: &mut Made,
+        filled: Filled,
     ) -> Result<Option<Detour>, EngineError> {
+        let Filled { kernel, filled, late, own, later } = filled;
+        own.map_or(Ok(()), |own| self.fill_late(made, &late, own))?;
         let Made { thread, parasite } = made;
         let parasite = *parasite;
-        let pid = self.state.ids.pid;
-        let kernel = KernelMappings::plan(self.state, self.vdsos, pid, self.area)?;
-        let mut sources = memory::sources(self.state, &layers)?;
-        let later = if self.lazy { lazy::later(self.state, &mut sources) } else { Vec::new() };
-        let filled = memory::filled(self.state, &sources)?;
-        kernel.empty(&mut parasite.batch(thread), self.area)?;
-        self.map(&mut parasite.batch(thread), &filled).map_err(|error| self.of_mapping(error))?;
         kernel.replace(self.state, thread, parasite)?;
         segments::attach(self.state, thread, parasite)?;
-        memory::fill(self.state, &layers, &sources, !self.lazy)?;
-        if !later.is_empty() {
+        if let Some((layers, later)) = later {
             Pager::start(Awaited::begin(self.state, thread, parasite, layers, later)?)?;
         }
         let mut batch = parasite.batch(thread);
@@ -77,8 +167,19 @@ impl Rebuilding<'_> {
         Ok(kernel.detour())
     }
 
-    fn map(&self, batch: &mut Batch<'_>, filled: &BTreeSet<u64>) -> Result<(), EngineError> {
+    fn map(
+        &self,
+        batch: &mut Batch<'_>,
+        filled: &BTreeSet<u64>,
+        kept: &Kept,
+    ) -> Result<(), EngineError> {
         for saved in &self.state.mappings {
+            let protection = (saved.protection | for_filling(saved, filled)) as u64;
+            if kept.has(saved) {
+                let arguments = [saved.start, saved.len(), protection];
+                batch.call("protect its memory", libc::SYS_mprotect, &arguments)?;
+                continue;
+            }
             let has = |flag: &str| saved.flags.iter().any(|own| own == flag);
             let mut flags =
                 libc::MAP_FIXED | if saved.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
@@ -101,11 +202,21 @@ impl Rebuilding<'_> {
                 }
             }
             let offset = if fd == u64::MAX { 0 } else { saved.offset };
-            let protection = (saved.protection | for_filling(saved, filled)) as u64;
             let arguments = [saved.start, saved.len(), protection, flags as u64, fd, offset];
             batch.call("map its memory", libc::SYS_mmap, &arguments)?;
         }
         batch.run().map(drop)
+    }
+
+    /// Makes one mapping of several that differ in nothing but what they allow; those have to be
+    /// protected again.
+    fn join(&self, batch: &mut Batch<'_>, (start, end): Run) -> Result<Vec<u64>, EngineError> {
+        let inside = |saved: &&Saved| saved.start < end && start < saved.end;
+        let parts: Vec<&Saved> = self.state.mappings.iter().filter(inside).collect();
+        let code = parts.first().map_or(0, |part| part.protection & libc::PROT_EXEC);
+        let protection = (code | libc::PROT_READ | libc::PROT_WRITE) as u64;
+        batch.call("join its memory", libc::SYS_mprotect, &[start, end - start, protection])?;
+        Ok(parts.iter().map(|part| part.start).collect())
     }
 
     /// An error of [`Rebuilding::map`], with the mapping that is not there: they are made in their order.

@@ -2,9 +2,14 @@
 //! are so far is copies of the init.
 
 use super::Plan;
+use super::files::Inherited;
+use super::forked::Forked;
 use super::kernel;
+use super::process::{Filled, Rebuilding};
+use crate::home::Ways;
 use crate::inject::{self, Parasite, checked};
 use crate::lineage::{self, Misplaced, Step};
+use crate::rseq::{self, Places, Registration};
 use crate::state::{Ids, Zombie};
 use crate::sys;
 use crate::{EngineError, Thread, maps};
@@ -62,11 +67,13 @@ pub(super) struct Made {
 pub(super) struct Tree {
     pub(super) area: Area,
     made: Vec<Made>,
+    /// Those that have their memory already, because others have some of it as well.
+    pub(super) filled: BTreeMap<pid_t, Filled>,
 }
 
 impl Tree {
     /// Makes the processes of the plan, in its order.
-    pub(super) fn make(plan: &Plan) -> Result<Tree, EngineError> {
+    pub(super) fn make(plan: &Plan, inherited: &Inherited) -> Result<Tree, EngineError> {
         let area = Area::find(plan)?;
         let living = plan.processes.iter().map(|process| process.ids);
         let members: Vec<Ids> = living.chain(plan.job.zombies.iter().map(|z| z.ids)).collect();
@@ -75,14 +82,17 @@ impl Tree {
         let steps = steps.map_err(|Misplaced(pid)| {
             EngineError::unsupported(pid, "no tree of processes has one in its place")
         })?;
-        let mut maker = Maker { plan, area, made: BTreeMap::new() };
+        let forked = Forked::of(plan, &steps)?;
+        let (made, filled) = (BTreeMap::new(), BTreeMap::new());
+        let mut maker = Maker { plan, area, inherited, forked, made, filled };
         steps.into_iter().try_for_each(|step| maker.take(step))?;
         for zombie in &plan.job.zombies {
             maker.end(zombie)?;
         }
         let made = plan.processes.iter().map(|process| maker.made.remove(&process.ids.pid));
         let made: Option<Vec<Made>> = made.collect();
-        Ok(Tree { area, made: made.ok_or(EngineError::Nonsense("a process twice"))? })
+        let made = made.ok_or(EngineError::Nonsense("a process twice"))?;
+        Ok(Tree { area, made, filled: maker.filled })
     }
 
     pub(super) fn take(&mut self) -> Vec<Made> {
@@ -93,7 +103,10 @@ impl Tree {
 struct Maker<'a> {
     plan: &'a Plan,
     area: Area,
+    inherited: &'a Inherited,
+    forked: Forked,
     made: BTreeMap<pid_t, Made>,
+    filled: BTreeMap<pid_t, Filled>,
 }
 
 impl Maker<'_> {
@@ -134,16 +147,32 @@ impl Maker<'_> {
     /// Has `parent`, or for 0 this process, make a child.
     fn make(&mut self, parent: pid_t, pid: pid_t) -> Result<(), EngineError> {
         let signal = self.signal_of(pid);
-        let made = match self.made.get_mut(&parent) {
-            None if parent != 0 => return Err(EngineError::Ended { pid: parent }),
+        let sibling = self.forked.sibling(pid);
+        let (maker, flags, signal) = match sibling {
+            Some(sibling) => (sibling, libc::CLONE_PARENT as u64, 0),
+            None => (parent, 0, signal),
+        };
+        let made = match self.made.get_mut(&maker) {
+            None if maker != 0 => return Err(EngineError::Ended { pid: maker }),
             None => first(pid, signal, self.area)?,
-            Some(parent) => {
-                let arguments = clone_arguments(0, signal, pid, parent.parasite.data());
-                let thread = parent.parasite.clone_into(&mut parent.thread, &arguments)?;
-                Made { thread, parasite: parent.parasite }
+            Some(maker) => {
+                let arguments = clone_arguments(flags, signal, pid, maker.parasite.data());
+                let thread = maker.parasite.clone_into(&mut maker.thread, &arguments)?;
+                Made { thread, parasite: maker.parasite }
             }
         };
         self.made.insert(pid, made);
+        if self.forked.is_early(pid) { self.fill(pid) } else { Ok(()) }
+    }
+
+    /// Gives a process its memory: those whom it makes from here on have it, too.
+    fn fill(&mut self, pid: pid_t) -> Result<(), EngineError> {
+        let state = self.plan.processes.iter().find(|process| process.ids.pid == pid);
+        let (Some(state), Some(made)) = (state, self.made.get_mut(&pid)) else { return Ok(()) };
+        let rebuilding = Rebuilding::of(self.plan, state, self.area, self.inherited);
+        let layers = self.plan.layers(state)?;
+        let filled = rebuilding.fill(made, layers, &self.forked.kept(pid))?;
+        self.filled.insert(pid, filled);
         Ok(())
     }
 
@@ -228,11 +257,13 @@ fn first(pid: pid_t, signal: i32, area: Area) -> Result<Made, EngineError> {
     }
     let mut thread = Thread::stop(pid)?;
     // The area that it has inherited is about to be unmapped.
-    let rseq = sys::rseq(pid)?;
-    if rseq.address != 0 {
+    let ways = Ways::of(pid)?;
+    let registration = rseq::of(&mut thread, &ways, &mut Places::among(pid, &maps::of(pid)?));
+    ways.close(std::iter::once(&mut thread))?;
+    let Registration { address, length, signature } = registration?;
+    if address != 0 {
         const UNREGISTER: u64 = 1;
-        let arguments =
-            [rseq.address, u64::from(rseq.length), UNREGISTER, u64::from(rseq.signature)];
+        let arguments = [address, u64::from(length), UNREGISTER, u64::from(signature)];
         let result = thread.call(inject::entry(pid)?, libc::SYS_rseq, &arguments)?;
         checked(pid, "end its rseq registration", result)?;
     }

@@ -9,13 +9,13 @@ mod scan;
 mod shared;
 mod uffd;
 
-use crate::capture::{Ahead, Early, Gaps, Settled};
+use crate::capture::{Ahead, Early, Gaps, Once, Settled};
 use crate::maps::{self, Mapping};
 pub(crate) use crate::pagemap::Run;
 use crate::proc;
 use crate::stop::{self, Roots};
 use crate::{EngineError, capture};
-use kedge_image::{Manifest, Parent, Pin};
+use kedge_image::{FileEntry, Manifest, Parent, Pin};
 use libc::pid_t;
 pub(crate) use scan::{Pages, common, without};
 pub(crate) use shared::{Key, Shared, View, cover};
@@ -76,6 +76,10 @@ pub(crate) struct Session {
     base: Option<(Base, Pin, Manifest)>,
     /// What was written while the processes ran, where the image builds on none.
     ahead: BTreeMap<pid_t, Ahead>,
+    /// Such memory of which nobody knows what has changed since.
+    stale: BTreeMap<pid_t, Ahead>,
+    /// Memory that processes have in common, in what was written while they ran.
+    pub(crate) once: Once,
     /// What counts as changed, beside what the kernel will tell.
     gaps: BTreeMap<pid_t, Gaps>,
     /// What has changed before the pause.
@@ -154,7 +158,12 @@ impl Tracker {
         if options.ahead.is_some() && session.base.is_none() {
             session.shared.write_ahead(options)?;
         }
-        for (pid, watched) in self.state().processes.iter().filter(|(_, watched)| !watched.known) {
+        let state = self.state();
+        let unknown = || state.processes.iter().filter(|(_, watched)| !watched.known);
+        if session.base.is_none() {
+            session.once = in_common(unknown().map(|(pid, _)| *pid), options);
+        }
+        for (pid, watched) in unknown() {
             if session.write_ahead(*pid, options)? {
                 // Its pages are protected by that.
             } else if options.tracker.is_some() {
@@ -241,6 +250,17 @@ impl Session {
         self.ahead.remove(&pid)
     }
 
+    /// Sees that what was written while processes ran is on the disk where other files of the
+    /// image refer to it, though the processes themselves have ended or are stored as a whole.
+    pub(crate) fn finish_referred(&mut self) -> Result<Vec<FileEntry>, EngineError> {
+        let mut left = std::mem::take(&mut self.ahead);
+        left.append(&mut self.stale);
+        let referred = left.into_iter().filter(|(pid, _)| self.once.is_referred(*pid));
+        let files: Result<Vec<Option<FileEntry>>, EngineError> =
+            referred.map(|(_, ahead)| ahead.finish(&[])).collect();
+        Ok(files?.into_iter().flatten().collect())
+    }
+
     /// What it was told is asked for again from here on, and no more to be taken back.
     pub(crate) fn spend(&mut self) {
         self.tracker = None;
@@ -257,7 +277,7 @@ impl Session {
         if !large || self.base.is_some() {
             return Ok(false);
         }
-        match Ahead::of(pid, &options.folder, options.codec) {
+        match Ahead::of(pid, &options.folder, options.codec, &self.once) {
             Ok(Some((ahead, gaps))) => {
                 self.ahead.insert(pid, ahead);
                 self.gaps.insert(pid, gaps);
@@ -285,7 +305,10 @@ impl Session {
                     self.early.insert(pid, early);
                 }
                 // What it has changed was told, and is lost.
-                Err(_) => drop((self.known.remove(&pid), self.ahead.remove(&pid))),
+                Err(_) => {
+                    self.known.remove(&pid);
+                    self.stale.extend(self.ahead.remove(&pid).map(|ahead| (pid, ahead)));
+                }
             }
         }
         self.shared.look_ahead(&mut left);
@@ -387,6 +410,14 @@ fn protect(pid: pid_t) {
         // What is not protected counts as changed.
         let _ = pages.since((mapping.start, mapping.end), true);
     }
+}
+
+/// What those of `pids` have in common whose memory is written while they run.
+fn in_common(pids: impl Iterator<Item = pid_t>, options: &capture::Options) -> Once {
+    let large = pids.filter(|pid| options.ahead.is_some_and(|least| resident(*pid) >= least));
+    let mappings: Vec<Vec<Mapping>> =
+        large.filter_map(|pid| maps::of(proc::reach(pid)).ok()).collect();
+    Once::of(mappings.iter().map(|mappings| &mappings[..]))
 }
 
 fn resident(pid: pid_t) -> u64 {

@@ -5,6 +5,7 @@
 
 use kedge_process::plugins::{
     Argument, InjectedCall, PathMap, RecreateOptions, Recreated, Saved, Survey, SurveyOptions,
+    release_ports,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use std::cell::RefCell;
@@ -119,15 +120,17 @@ impl Scenario {
     /// Surveys it while it runs, stops it, saves it, and reads back what was saved.
     pub(crate) fn save(&self) -> Saved {
         let survey = Survey::of(&self.pids, &self.options()).unwrap();
-        self.signal(libc::SIGSTOP);
-        for pid in &self.pids {
-            wait_for_state(*pid, 'T');
-        }
+        self.stop();
         let saved = survey.save(&self.image()).unwrap();
         let bytes = saved.to_bytes().unwrap();
         let read = Saved::from_bytes(&bytes).unwrap();
         assert_eq!(read, saved);
         read
+    }
+
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        self.pids.iter().for_each(|pid| wait_for_state(*pid, 'T'));
     }
 
     pub(crate) fn signal(&self, signal: i32) {
@@ -137,7 +140,9 @@ impl Scenario {
         }
     }
 
+    /// Ends it as a job is ended that has been saved.
     pub(crate) fn kill(&mut self) {
+        self.pids.iter().for_each(|pid| release_ports(*pid));
         self.signal(libc::SIGKILL);
         if let Some(mut child) = self.child.take() {
             child.wait().unwrap();
@@ -212,6 +217,32 @@ impl Scenario {
         self.output.read_to_string(&mut said).unwrap();
         assert_eq!(said, "well\n");
         assert!(self.child.take().unwrap().wait().unwrap().success());
+    }
+
+    /// A connection that nobody has accepted yet is refused by name, and goes on undisturbed.
+    pub(crate) fn refused_unaccepted(source: &str, name: &'static str) {
+        let scenario = Scenario::start(source, name);
+        let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+        assert!(refusals[0].to_string().contains("descriptor 10:"), "{}", refusals[0]);
+        assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
+        scenario.goes_on();
+    }
+
+    /// The same while the job stands still, where nobody accepts it and nobody may wait for that.
+    pub(crate) fn refused_at_once(source: &str, name: &'static str) {
+        let scenario = Scenario::start(source, name);
+        scenario.stop();
+        let options = SurveyOptions { still: true, ..scenario.options() };
+        // A busy machine may take its time once.
+        let times = (0..5).map(|_| {
+            let begin = Instant::now();
+            let refusals = Survey::of(&scenario.pids, &options).unwrap_err();
+            assert!(refusals[0].remedy.contains("not accepted yet"), "{}", refusals[0]);
+            begin.elapsed()
+        });
+        let fastest = times.min().unwrap();
+        assert!(fastest < Duration::from_millis(150), "{fastest:?}");
+        scenario.goes_on();
     }
 
     /// The whole way.

@@ -2,13 +2,15 @@
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
 pub mod alone;
+pub mod chain;
+pub mod kernel;
 pub mod launchers;
 pub mod survive;
 
 pub use alone::{alone, alone_for, reap};
 use kedge_image::Manifest;
 use kedge_process::{Options, Rebuilt, RestartOptions, Restarted, Roots, checkpoint, restart};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -73,13 +75,14 @@ impl Running {
     }
 
     pub fn lines(&mut self, count: usize) -> Vec<String> {
-        let mut lines = Vec::new();
-        for _ in 0..count {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
-            lines.push(line.trim_end().to_owned());
-        }
+        let lines = self.lines_or_end(count);
+        assert_eq!(lines.len(), count, "it ended early");
         lines
+    }
+
+    /// Its next lines, fewer if it ends.
+    pub fn lines_or_end(&mut self, count: usize) -> Vec<String> {
+        self.output.by_ref().lines().take(count).map(Result::unwrap).collect()
     }
 
     /// The most lines of so many bytes that it has said and nobody has read.

@@ -3,7 +3,7 @@
 //! One line of status, of a fixed length, then a line of JSON for each record. A record is on the
 //! disk before what it tells of is done; a last line that is not whole tells of nothing.
 
-use super::folder;
+use super::folder::{self, Private};
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::SavedPath;
 use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -138,22 +138,25 @@ fn host() -> String {
     format!("{}-", name.trim().chars().map(plain).collect::<String>())
 }
 
-/// Whether it is a journal of this host.
-pub(super) fn is_ours(path: &Path) -> bool {
-    let name = path.file_name().and_then(OsStr::to_str);
-    let ends = path.extension().is_some_and(|end| end == END);
-    ends && name.is_some_and(|name| name.starts_with(&host()))
+/// Whether that is the name of a journal of this host.
+pub(super) fn is_ours(name: &OsStr) -> bool {
+    let ends = Path::new(name).extension().is_some_and(|end| end == END);
+    ends && name.to_str().is_some_and(|name| name.starts_with(&host()))
 }
 
-/// Creates the file at `path` and locks it to the end of this process, and of none that it makes:
+/// The folder that a journal at `path` lies in, and its name there.
+pub(super) fn place(path: &Path) -> Option<(&Path, &OsStr)> {
+    Some((path.parent()?, path.file_name()?))
+}
+
+/// Creates the file `name` in `folder` and locks it to the end of this process, and of none that it makes:
 /// as long as it is locked, nobody undoes. Who settles others' journals may take the new one for an
 /// empty one before it is locked, and remove it.
-fn create_locked(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true).mode(0o600);
+fn create_locked(folder: &Private, name: &OsStr) -> io::Result<File> {
+    let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let mut error = io::Error::from(io::ErrorKind::AlreadyExists);
     for _ in 0..TRIES {
-        let locked = options.open(path).and_then(|file| {
+        let locked = folder.file(name, new).and_then(|file| {
             fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Ok((file.metadata()?.nlink() > 0, file))
         });
@@ -173,11 +176,11 @@ const TRIES: usize = 50;
 impl Journal {
     pub(super) fn create(path: &Path) -> Result<Journal, PluginError> {
         let what = || format!("make {}, which tells how to undo a restart", path.display());
-        let folder = path.parent().ok_or_else(|| damaged("a journal without a folder"))?;
-        folder::make_at(folder)?;
-        let file = create_locked(path).to(what)?;
+        let place = place(path).ok_or_else(|| damaged("a journal without a folder"))?;
+        let folder = Private::make(place.0)?;
+        let file = create_locked(&folder, place.1).to(what)?;
         file.write_all_at(PENDING, 0).to(what)?;
-        File::open(folder).and_then(|folder| folder.sync_all()).to(what)?;
+        folder.sync().to(what)?;
         Ok(Journal { file, length: PENDING.len() as u64 })
     }
 
@@ -211,15 +214,13 @@ pub(super) struct Told {
     _file: File,
 }
 
-/// Reads a journal whose writer has ended; `None` where it has not, or where there is none.
+/// Reads the journal `name`, whose writer has ended; `None` where it has not, or where there is none.
 ///
 /// # Errors
 ///
 /// If it is not this user's own, or not a journal.
-pub(super) fn read(path: &Path) -> io::Result<Option<Told>> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
-    let mut options = File::options();
-    let file = match options.read(true).write(true).custom_flags(flags).open(path) {
+pub(super) fn read(folder: &Private, name: &OsStr) -> io::Result<Option<Told>> {
+    let file = match folder.file(name, OFlags::RDWR) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
@@ -236,7 +237,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Told>> {
         other => other?,
     }
     // Somebody may have settled it meanwhile.
-    if fs::symlink_metadata(path).map_or(true, |now| now.ino() != found.ino()) {
+    if folder.inode(name)? != Some(found.ino()) {
         return Ok(None);
     }
     let mut text = Vec::new();

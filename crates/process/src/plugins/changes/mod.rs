@@ -13,6 +13,7 @@ mod undo;
 
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
+pub use folder::home_of;
 pub(crate) use journal::Stamp;
 pub(crate) use journal::new_path;
 use journal::{Journal, Record};
@@ -148,7 +149,7 @@ impl Changes {
     pub(crate) fn kept_folder(&self) -> Result<PathBuf, PluginError> {
         let state = self.place.as_deref().and_then(Path::parent).and_then(Path::parent);
         let folder = state.map_or_else(|| folder::of("kept"), |state| Ok(state.join("kept")))?;
-        folder::make_at(&folder).map(|()| folder)
+        folder::Private::make(&folder).map(|_| folder)
     }
 
     /// Leaves a change of what there is to [`Changes::apply`].

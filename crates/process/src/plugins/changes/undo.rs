@@ -2,6 +2,7 @@
 //!
 //! What somebody has changed since is kept, and told.
 
+use super::folder::Private;
 use super::journal::{self, FOLDER, Record, Stamp, Told};
 use super::{NEW, OLD, aside_of, folder, reach, remove, remove_socket, rename, split, steps};
 use crate::plugins::contents;
@@ -9,6 +10,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -34,9 +36,14 @@ pub struct Settled {
 /// removes the journal. Nothing, where there is none. Waits until the restart's processes are gone.
 pub fn settle(path: &Path) -> io::Result<Settled> {
     let begin = Instant::now();
-    while path.symlink_metadata().is_ok() {
-        if let Some(told) = journal::read(path)? {
-            return follow(path, &told);
+    let Some((folder, name)) = journal::place(path) else { return Ok(Settled::default()) };
+    let folder = match Private::open(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Settled::default()),
+        other => other?.ok_or_else(|| io::Error::other("its folder is not this user's alone"))?,
+    };
+    while folder.inode(name)?.is_some() {
+        if let Some(told) = journal::read(&folder, name)? {
+            return follow(&folder, name, &told);
         }
         if begin.elapsed() > PATIENCE {
             return Err(io::Error::other("the restart that wrote it does not end"));
@@ -52,29 +59,26 @@ pub fn settle_all() -> Settled {
     folder::of(FOLDER).map(|folder| settle_in(&folder)).unwrap_or_default()
 }
 
-/// The same with all journals in `folder`.
-pub fn settle_in(folder: &Path) -> Settled {
+/// The same with all journals in the folder at `path`.
+pub fn settle_in(path: &Path) -> Settled {
     let mut settled = Settled::default();
-    if !folder::is_private(folder) {
-        return settled;
-    }
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let is = |path: &PathBuf| journal::is_ours(path);
-    for path in entries.map(|entry| entry.path()).filter(is).take(MOST) {
-        let done =
-            journal::read(&path).and_then(|told| told.map(|told| follow(&path, &told)).transpose());
+    let Ok(Some(folder)) = Private::open(path) else { return settled };
+    let names = folder.names().unwrap_or_default();
+    for name in names.iter().filter(|name| journal::is_ours(name)).take(MOST) {
+        let told = journal::read(&folder, name);
+        let done = told.and_then(|told| told.map(|told| follow(&folder, name, &told)).transpose());
         match done {
             Ok(done) => settled.said.extend(done.unwrap_or_default().said),
             Err(why) => settled.said.push(format!(
                 "a restart that was ended early cannot be undone by {}: {why}",
-                path.display()
+                path.join(name).display()
             )),
         }
     }
     settled
 }
 
-fn follow(path: &Path, told: &Told) -> io::Result<Settled> {
+fn follow(folder: &Private, name: &OsStr, told: &Told) -> io::Result<Settled> {
     let said = if told.committed {
         remove_useless(&told.records);
         let notes = told.records.iter().filter_map(|record| match record {
@@ -85,7 +89,7 @@ fn follow(path: &Path, told: &Told) -> io::Result<Settled> {
     } else {
         undo(&told.records)
     };
-    fs::remove_file(path)?;
+    folder.remove(name)?;
     Ok(Settled { said })
 }
 

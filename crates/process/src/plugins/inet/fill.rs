@@ -143,7 +143,7 @@ pub(super) fn refill(
         .or_else(|_| sockopt::set_socket_send_buffer_size(&sender, size));
     let room = Room::for_all(receiver.as_fd(), size);
     let put = put(&sender, data).to(what);
-    drop(room);
+    room.leave();
     // Where the kernel (before 5.14) cannot, the buffer stays as it is.
     let _ = sys::set_socket_option(&sender, libc::SOL_SOCKET, SO_BUF_LOCK, &lock.to_ne_bytes());
     put

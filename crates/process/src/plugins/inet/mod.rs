@@ -5,10 +5,13 @@ mod connect;
 mod fill;
 mod make;
 mod moved;
+mod ports;
 mod room;
 mod save;
 mod tcp;
 mod waiting;
+
+pub use ports::release_ports;
 
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};

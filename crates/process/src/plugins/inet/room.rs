@@ -22,8 +22,9 @@ const RECEIVING: i32 = 2;
 pub(super) struct Room<'a> {
     receiver: BorrowedFd<'a>,
     size: i32,
-    lock: i32,
-    clamp: i32,
+    /// Which sizes the program has chosen; `None`: the kernel (before 5.14) does not tell.
+    lock: Option<i32>,
+    clamp: Option<i32>,
 }
 
 impl Room<'_> {
@@ -31,9 +32,9 @@ impl Room<'_> {
     pub(super) fn for_all(receiver: BorrowedFd<'_>, bytes: usize) -> Room<'_> {
         let socket = |name| sys::socket_number(receiver, libc::SOL_SOCKET, name).unwrap_or(0);
         let size = socket(libc::SO_RCVBUF);
-        let lock = socket(SO_BUF_LOCK);
-        let clamp = sys::socket_number(receiver, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP);
-        let room = Room { receiver, size, lock, clamp: clamp.unwrap_or(0) };
+        let lock = sys::socket_number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK).ok();
+        let clamp = sys::socket_number(receiver, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP).ok();
+        let room = Room { receiver, size, lock, clamp };
         // The kernel doubles it once more, for what a buffer takes beside the bytes themselves.
         let wanted = i32::try_from(bytes.saturating_mul(2)).unwrap_or(i32::MAX / 2);
         if room.set(libc::SO_RCVBUFFORCE, wanted).is_err() {
@@ -46,11 +47,17 @@ impl Room<'_> {
         room
     }
 
+    /// Leaves a fresh connection the room, which the kernel may change from then on.
+    pub(super) fn leave(self) {
+        let _ = self.set(SO_BUF_LOCK, self.lock.unwrap_or(0));
+        std::mem::forget(self);
+    }
+
     /// Has an ordinary user's buffer grow past `net.core.rmem_max`: a reader who asks to be woken
     /// at so many bytes gets room for them.
     fn grow_by_low_water_mark(&self, bytes: usize) {
         let before = sys::socket_number(self.receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-        let _ = self.set(SO_BUF_LOCK, self.lock & !RECEIVING);
+        let _ = self.set(SO_BUF_LOCK, self.lock.unwrap_or(0) & !RECEIVING);
         let _ = self.set(libc::SO_RCVLOWAT, i32::try_from(bytes).unwrap_or(i32::MAX));
         let _ = self.set(libc::SO_RCVLOWAT, before.unwrap_or(1));
     }
@@ -73,18 +80,18 @@ impl Room<'_> {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        // Sizes are read doubled (socket(7)). One that the kernel chooses itself may stay what it
-        // is.
-        if self.lock & RECEIVING != 0 {
+        // Sizes are read doubled (socket(7)). One that the kernel chooses itself goes back as well:
+        // it raises the clamp only when the buffer grows. An ordinary user may get a smaller one,
+        // which grows again. Where the kernel cannot unlock it, the buffer stays as large as it is.
+        if let Some(lock) = self.lock {
             let size = self.size / 2;
             let _ =
                 self.set(libc::SO_RCVBUFFORCE, size).or_else(|_| self.set(libc::SO_RCVBUF, size));
+            let _ = self.set(SO_BUF_LOCK, lock);
         }
-        if self.clamp > 0 {
-            let _ = self.set_tcp(libc::TCP_WINDOW_CLAMP, self.clamp);
+        if let Some(clamp) = self.clamp {
+            let _ = self.set_tcp(libc::TCP_WINDOW_CLAMP, clamp);
         }
-        // Where the kernel (before 5.14) cannot, the buffer stays as large as it is.
-        let _ = self.set(SO_BUF_LOCK, self.lock);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::plugins::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::retry_on_intr;
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::{getpeername, getsockname};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -107,11 +107,6 @@ fn save_one(
         PluginError::Refused(format!("{what} has an eBPF program as its filter (SO_ATTACH_BPF)"))
     })?;
     let shutdown = shut_down(capture, socket)?;
-    if socket.info.is_some() {
-        // The old connections' remains in TIME-WAIT let a restart have the ports at once if, and
-        // only if, they had this option; nothing else comes of it. What is saved is as it was.
-        sockopt::set_socket_reuseaddr(&socket.fd, true).to(|| "prepare a socket")?;
-    }
     Ok(Socket {
         description: socket.index as u32,
         six: socket.kind.domain == libc::AF_INET6,

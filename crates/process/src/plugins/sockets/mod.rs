@@ -19,7 +19,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    fn of(fd: &OwnedFd) -> io::Result<Kind> {
+    pub(crate) fn of(fd: &OwnedFd) -> io::Result<Kind> {
         let option = |name| sys::socket_number(fd, libc::SOL_SOCKET, name);
         let (domain, kind) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?);
         Ok(Kind { domain, kind, protocol: option(libc::SO_PROTOCOL)? })

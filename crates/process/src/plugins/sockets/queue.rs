@@ -18,6 +18,8 @@ const MAX_QUEUE: usize = 64 << 20;
 const PIECE: usize = 8 << 20;
 /// Most messages that are peeked together.
 const TOGETHER: usize = 1024;
+/// Most messages of one socket: more than any buffer holds, as each takes some hundred bytes of it.
+const MAX_MESSAGES: usize = 1 << 20;
 /// Most descriptors with one message (`SCM_MAX_FD`).
 const MAX_PASSED: usize = 253;
 /// `SO_PEEK_OFF`: where the next MSG_PEEK begins; negative: at the beginning, always.
@@ -29,10 +31,14 @@ pub(crate) struct Piece {
     pub passed: Vec<OwnedFd>,
 }
 
-/// All that waits, datagram by datagram, or a stream in pieces.
+/// Reads all that waits, message by message, or a stream in pieces.
 /// `buffer` is grown when it is first needed, and can be used for the next socket.
+///
+/// Messages without data are kept. The kernel shows one that waits behind others once only, so
+/// that the next call misses it.
 pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>> {
-    let stream = sys::socket_number(&fd, libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_STREAM;
+    let kind = sys::socket_number(&fd, libc::SOL_SOCKET, libc::SO_TYPE)?;
+    let stream = kind == libc::SOCK_STREAM;
     // A datagram may be empty, and wait all the same.
     let waiting = ioctl_fionread(&fd)?;
     if stream && waiting == 0 {
@@ -51,31 +57,70 @@ pub(crate) fn peek(fd: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Vec<Piece>
             return Ok(pieces(stream, &buffer[..waiting as usize], None, passed).collect());
         }
     }
-    peek_all(fd.as_fd(), stream, before, buffer)
+    let empty = match kind {
+        libc::SOCK_STREAM => Empty::End,
+        // Its end may be shut down: who reads is told so by nothing, again and again.
+        libc::SOCK_SEQPACKET if shut_down(&fd)? => Empty::Before(waiting as usize),
+        _ => Empty::Message,
+    };
+    peek_all(fd.as_fd(), empty, before, buffer)
+}
+
+/// What it means that nothing has been received.
+#[derive(Debug, Clone, Copy)]
+enum Empty {
+    /// The end of what waits.
+    End,
+    /// A message without data.
+    Message,
+    /// A message without data while less than so many bytes have been seen, then the end: readers
+    /// cannot tell the last messages without data from the end.
+    Before(usize),
+}
+
+impl Empty {
+    fn is_message(self, seen: usize) -> bool {
+        match self {
+            Empty::End => false,
+            Empty::Message => true,
+            Empty::Before(all) => seen < all,
+        }
+    }
 }
 
 fn readable(fd: impl AsFd) -> io::Result<bool> {
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    is(fd, PollFlags::IN)
+}
+
+/// Whether nothing more can arrive.
+fn shut_down(fd: impl AsFd) -> io::Result<bool> {
+    is(fd, PollFlags::RDHUP)
+}
+
+fn is(fd: impl AsFd, state: PollFlags) -> io::Result<bool> {
+    let mut fds = [PollFd::new(&fd, state)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     retry_on_intr(|| poll(&mut fds, Some(&now)))?;
-    Ok(fds[0].revents().contains(PollFlags::IN))
+    Ok(fds[0].revents().contains(state))
 }
 
 /// Peeks one after the other. The program's own peeks begin where they began, whatever happens to
 /// this process.
 fn peek_all(
     fd: BorrowedFd<'_>,
-    stream: bool,
+    empty: Empty,
     before: i32,
     buffer: &mut [u8],
 ) -> io::Result<Vec<Piece>> {
+    let stream = matches!(empty, Empty::End);
     let (mut all, mut total) = (Vec::new(), 0);
     let mut control = control();
     loop {
         let mut some = Vec::with_capacity(TOGETHER);
         let mut passed = Vec::with_capacity(MAX_PASSED);
         survive(|| {
-            let peeked = peek_some(fd, total, buffer, &mut control, &mut some, &mut passed);
+            let from = From { first: all.is_empty(), skip: total, empty };
+            let peeked = peek_some(fd, from, buffer, &mut control, &mut some, &mut passed);
             peeked.and(begin_at(fd, before))
         })??;
         if some.is_empty() {
@@ -89,17 +134,27 @@ fn peek_all(
             at += length;
         }
         total += at;
-        if total > MAX_QUEUE {
+        if total > MAX_QUEUE || all.len() > MAX_MESSAGES {
             return Err(io::Error::other("more waits than any socket holds"));
         }
     }
 }
 
-/// Peeks what follows the first `skip` bytes, as many as fit into `some` and `buffer`, up to one
-/// with descriptors. Allocates nothing.
+/// Where peeking goes on.
+#[derive(Debug, Clone, Copy)]
+struct From {
+    /// Nothing has been seen yet.
+    first: bool,
+    /// So many bytes have been seen.
+    skip: usize,
+    empty: Empty,
+}
+
+/// Peeks what follows, as many as fit into `some` and `buffer`, up to one with descriptors.
+/// Allocates nothing.
 fn peek_some(
     fd: BorrowedFd<'_>,
-    skip: usize,
+    from: From,
     buffer: &mut [u8],
     control: &mut [MaybeUninit<u8>],
     some: &mut Vec<Seen>,
@@ -107,8 +162,14 @@ fn peek_some(
 ) -> io::Result<()> {
     let mut at = 0;
     while some.len() < TOGETHER && passed.is_empty() && at < buffer.len() {
-        begin_at(fd, i32::try_from(skip + at).unwrap_or(i32::MAX))?;
+        // The first one is shown even if it is empty and has been peeked at before.
+        let first = from.first && some.is_empty();
+        let skip = from.skip + at;
+        begin_at(fd, if first { -1 } else { i32::try_from(skip).unwrap_or(i32::MAX) })?;
         let Some(seen) = peek_one(fd, &mut buffer[at..], control, passed)? else { return Ok(()) };
+        if seen.length == 0 && passed.is_empty() && !from.empty.is_message(skip) {
+            return Ok(());
+        }
         match (seen.whole, at) {
             (true, _) => {}
             (false, 0) => return Err(Errno::MSGSIZE.into()),
@@ -181,10 +242,6 @@ fn peek_one(
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
             passed.extend(descriptors);
         }
-    }
-    // A stream's end. Datagrams without data have a sender or are lost.
-    if received.bytes == 0 && passed.is_empty() && received.address.is_none() {
-        return Ok(None);
     }
     let whole = !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     Ok(Some(Seen { length: received.bytes, from: received.address, whole }))

@@ -324,6 +324,7 @@ fn deliver(
             // Cut in other pieces, what was full takes more room.
             Err(Errno::AGAIN) if widened.is_none() => {
                 widened = Some(Widened::by(by.as_fd(), data.len()));
+                continue;
             }
             other => done += other.to(|| "put back what waited in a socket")?,
         }

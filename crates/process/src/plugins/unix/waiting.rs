@@ -6,8 +6,8 @@ use crate::plugins::{Claim, sys};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long a program that runs may take to accept what waits.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Between two looks at what waits.
+const TICK: Duration = Duration::from_millis(10);
 
 /// Takes every Unix socket but one at which bytes wait that cannot be had.
 pub(super) fn claim(file: &Found, job: &Job) -> Claim {
@@ -17,10 +17,10 @@ pub(super) fn claim(file: &Found, job: &Job) -> Claim {
     let begin = Instant::now();
     // What cannot be asked now is asked again when all is stopped.
     while matches!(unheard(file, job), Ok(true)) {
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() >= job.patience {
             return Claim::Refused(unaccepted());
         }
-        std::thread::sleep(PATIENCE / 20);
+        std::thread::sleep(TICK);
     }
     Claim::Yes
 }
