@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-restarts soak-checkpoints soak-interrupts check docs install clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check docs install clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -22,8 +22,12 @@ demo: setup ## compile a CUDA program, see it fail without a GPU, run it under k
 test: ## set up, then run every test (25 minutes at most on 2 cores)
 	@scripts/test
 
-soak: build ## the long tests, resumable in slices of 10 minutes
+soak: build ## the long tests and those under other kernels, each resumable in slices of 10 minutes
 	@scripts/soak
+	@scripts/soak-kernels
+
+soak-kernels: build ## the engine's tests under Linux 5.10 and 6.1 (KERNELS="5.4 6.8") in virtual machines, as root and as a user
+	@scripts/soak-kernels --kernels "$(or $(KERNELS),5.10 6.1)"
 
 soak-restarts: build ## every restart of the process engine 20 times (ROUNDS=20), resumable in slices of 10 minutes
 	@scripts/soak-restarts --rounds $(or $(ROUNDS),20)
