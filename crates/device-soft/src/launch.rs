@@ -6,7 +6,7 @@ use crate::builtin::query::Question;
 use crate::code::{Kernel, Program};
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Spans;
-use crate::spec::{MAX_CLUSTER, WARP};
+use crate::spec::{GLOBAL_UNIT, MAX_CLUSTER, SHARED_UNIT, WARP};
 use kedge_cuda_types::CuError;
 use kedge_protocol::OutputTarget;
 use std::collections::VecDeque;
@@ -88,9 +88,9 @@ pub(crate) struct Grid {
     pub params: Vec<u8>,
     /// Threads of a block.
     pub threads: u32,
-    /// Static, dynamic and reserved shared memory, bytes.
+    /// Static, dynamic and reserved shared memory in whole units, bytes.
     pub shared_len: u64,
-    /// Where the reserved part starts; here it is the last.
+    /// Where the reserved part starts, and the rest ends; here it is the last.
     pub reserved_base: u32,
     /// Where dynamic shared memory starts.
     pub dynamic_base: u32,
@@ -129,14 +129,14 @@ impl Grid {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let kernel = &spec.program.kernels[spec.kernel as usize];
         let mut params = spec.params.clone();
-        params.resize(params.len().max(kernel.param_bytes as usize), 0);
+        // As of memory, whole units can be read: compilers widen loads of parameters, too.
+        let bytes = params.len().max(kernel.param_bytes as usize);
+        params.resize(bytes.next_multiple_of(GLOBAL_UNIT as usize), 0);
         let threads = spec.block.iter().product::<u32>();
         let dynamic_base = kernel.shared_bytes.next_multiple_of(16);
-        let own = u64::from(dynamic_base) + u64::from(spec.shared_bytes);
-        let reserved_base = match kernel.reserved_shared {
-            0 => own,
-            _ => own.next_multiple_of(16),
-        };
+        // Blocks get whole units, as on hardware: a wide load may reach into the last one's rest.
+        let asked = u64::from(dynamic_base) + u64::from(spec.shared_bytes);
+        let reserved_base = asked.next_multiple_of(SHARED_UNIT);
         // A kernel that only calls what is known at load needs no more than its own frames.
         let local = if kernel.unbounded_stack {
             u64::from(kernel.local_bytes) + u64::from(spec.stack_limit.max(1024))

@@ -15,6 +15,11 @@ pub const SHARED_PER_BLOCK: u32 = 48 << 10;
 pub const SHARED_PER_BLOCK_OPTIN: u32 = 227 << 10;
 /// Shared memory of a multiprocessor, bytes.
 pub const SHARED_PER_SM: u32 = 228 << 10;
+/// Shared memory is given to a block in whole units of this size, bytes (PTX ISA, `%total_smem_size`, of sm_8x and later).
+pub const SHARED_UNIT: u64 = 128;
+/// An allocation's memory, and a kernel's parameters, can be accessed in whole units of this size, bytes: as large as the widest access, which
+/// compilers make of narrower ones and mask (`.pragma "used_bytes_mask"`). Hardware's units are larger.
+pub const GLOBAL_UNIT: u64 = 32;
 /// Of each block's shared memory, what the system keeps, bytes.
 pub const SHARED_RESERVED: u32 = 1 << 10;
 pub const REGISTERS_PER_BLOCK: u32 = 65_536;

@@ -13,6 +13,7 @@ use crate::spec::WARP;
 pub(crate) use state::BlockState;
 use state::Cluster;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Why a block stopped running.
 pub(crate) enum BlockPause {
@@ -92,6 +93,9 @@ impl Block {
             if round.done {
                 return BlockPause::Done;
             }
+            if !round.progress && round.asleep {
+                return BlockPause::Share { spinning: true };
+            }
             if !round.progress {
                 let waiting = self.members.iter().find(|member| member.state.live > 0);
                 let fault = waiting.or(self.members.first()).map(|member| member.deadlock(&grid));
@@ -112,6 +116,8 @@ struct Round {
     done: bool,
     /// Some warp ran.
     progress: bool,
+    /// Some warp waits for the time to pass.
+    asleep: bool,
     spinning: bool,
     slices: u32,
 }
@@ -150,6 +156,7 @@ impl Member {
             }
             round.done = false;
             if !warp.wake(&self.state, cluster) {
+                round.asleep |= warp.is_asleep();
                 continue;
             }
             round.progress = true;
@@ -309,7 +316,14 @@ impl Warp {
         }
     }
 
-    /// Lets fragments go on whose barrier has completed. Whether any fragment is ready.
+    /// Whether any fragment waits for the time to pass.
+    fn is_asleep(&self) -> bool {
+        let asleep = |fragment: &Fragment| matches!(fragment.state, State::Asleep { .. });
+        asleep(&self.current) || self.others.iter().any(asleep)
+    }
+
+    /// Lets fragments go on whose barrier has completed, or whose sleep is over. Whether any fragment is
+    /// ready.
     fn wake(&mut self, block: &BlockState, cluster: &Cluster) -> bool {
         let mut ready = false;
         for fragment in self.others.iter_mut().chain([&mut self.current]) {
@@ -318,6 +332,12 @@ impl Warp {
                     block.barriers[id as usize].generation != generation
                 }
                 State::Cluster { generation } => cluster.barrier.generation != generation,
+                State::Asleep { until } => {
+                    if until <= Instant::now() {
+                        fragment.state = State::Ready;
+                    }
+                    false
+                }
                 State::Ready | State::Sync(_) => false,
             };
             if passed {

@@ -5,6 +5,7 @@ use super::outside::Outside;
 use super::shareable::ExportedSlabs;
 use super::tasks::lock;
 use crate::memory::Spans;
+use crate::spec::GLOBAL_UNIT;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{
     self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN,
@@ -183,7 +184,7 @@ impl Memory {
         if !lock(&self.device(device)?.slabs).contain(addr, size) {
             return Err(CuError::INVALID_VALUE);
         }
-        self.spans.insert(addr, size);
+        self.spans.insert(addr, accessible(addr, size));
         Ok(())
     }
 
@@ -197,7 +198,7 @@ impl Memory {
     /// Makes a range valid whose slab is yet to be granted.
     pub(super) fn open_early(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;
-        self.spans.insert(addr, size);
+        self.spans.insert(addr, accessible(addr, size));
         Ok(())
     }
 
@@ -214,7 +215,7 @@ impl Memory {
 
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.devices.len())?;
-        self.spans.remove(addr, size);
+        self.spans.remove(addr, accessible(addr, size));
         // The pages of an exported slab stay until it ends.
         if lock(&self.exported).hold(addr) {
             return Ok(());
@@ -363,6 +364,13 @@ pub(super) fn in_device_arena(addr: u64, size: u64, devices: usize) -> bool {
     let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
     let end = device.map(|index| arena::device_base(index) + DEVICE_STRIDE);
     end.zip(addr.checked_add(size)).is_some_and(|(end, last)| last <= end)
+}
+
+/// Bytes that kernels can access of an allocation of `size` bytes at `addr`: whole units. No other allocation
+/// begins in its last one, for the client gives out larger units.
+fn accessible(addr: u64, size: u64) -> u64 {
+    let end = addr.saturating_add(size).checked_next_multiple_of(GLOBAL_UNIT);
+    end.map_or(size, |end| end - addr)
 }
 
 /// # Errors

@@ -2,14 +2,12 @@
 //! registers are handed out to warps in units of 256, shared memory to blocks in units of 128 bytes.
 
 use crate::code::Kernel;
-use crate::spec;
+use crate::spec::{self, SHARED_UNIT};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Dim3, KernelInfo, Occupancy};
 
 /// Registers are allocated to a warp in this unit.
 const REGISTER_UNIT: u32 = 256;
-/// Shared memory is allocated to a block in this unit, bytes.
-const SHARED_UNIT: u64 = 128;
 const WARP: u32 = spec::WARP as u32;
 
 /// What a multiprocessor has.

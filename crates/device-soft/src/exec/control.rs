@@ -1,12 +1,13 @@
 //! Control flow: branches, calls, exits.
 
-use super::fragment::Frame;
+use super::fragment::{Frame, State};
 use super::warp::Warp;
 use super::{Flow, Isa, Op};
 use crate::builtin::Builtin;
 use crate::code::Inst;
 use crate::fault::FaultKind;
 use crate::spec::WARP;
+use std::time::{Duration, Instant};
 
 /// A call instruction's description; `Inst::imm` is its index in `Program::calls`.
 #[derive(Debug, Clone, Default)]
@@ -304,14 +305,43 @@ impl Op for Nop {
     }
 }
 
-/// `nanosleep`: others may run.
+/// `nanosleep`: op = [nanoseconds]. Others run meanwhile.
 pub(crate) struct Sleep;
 
 impl Op for Sleep {
     unsafe fn run<I: Isa>(_: &mut Warp, _: &Inst, _: u32) -> Flow {
-        Flow::Yield
+        Flow::Sleep
     }
 }
+
+impl Warp {
+    /// Puts the lanes of `mask` to sleep for as long as each asks, behind the `nanosleep` that the
+    /// fragment has come to; `pc` is the next instruction.
+    pub(super) fn fall_asleep(&mut self, inst: &Inst, mask: u32, pc: u32) {
+        // SAFETY: op[0] is a 32-bit source.
+        let wanted = unsafe { *self.row32(inst.op[0]) }.map(|t| t.min(LONGEST_SLEEP));
+        let now = Instant::now();
+        self.current.pc = pc;
+        // The lanes that the guard leaves out go on, and one fragment for each length sleeps.
+        let mut next = self.current.branch_off(self.active & !mask, pc);
+        let mut left = mask;
+        while left != 0 {
+            let time = wanted[left.trailing_zeros() as usize];
+            let same = lanes_where(left, |lane| wanted[lane] == time);
+            left &= !same;
+            let mut asleep = self.current.branch_off(same, pc);
+            let until = now + Duration::from_nanos(time.into());
+            asleep.state = State::Asleep { until };
+            self.others.push(std::mem::replace(&mut next, asleep));
+        }
+        self.current = next;
+        self.others.retain(|fragment| fragment.mask != 0);
+        self.active = self.current.mask;
+    }
+}
+
+/// The longest `nanosleep`, nanoseconds (PTX ISA: one millisecond).
+const LONGEST_SLEEP: u32 = 1_000_000;
 
 /// The lanes of `mask` for which `f` holds.
 #[inline(always)]

@@ -7,6 +7,7 @@
 //! lane makes progress, as on Volta and later.
 
 use super::warp::Warp;
+use std::time::Instant;
 
 /// A call's caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,10 @@ pub(crate) enum State {
     /// At the cluster's barrier.
     Cluster {
         generation: u32,
+    },
+    /// After a `nanosleep`, until that moment.
+    Asleep {
+        until: Instant,
     },
 }
 

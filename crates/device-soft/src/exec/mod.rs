@@ -75,8 +75,9 @@ pub enum Flow {
     Split,
     /// The fragment waits at this instruction until another fragment or warp lets it go on.
     Wait,
-    /// Go on with the next instruction, but let other blocks run soon (`nanosleep`).
-    Yield,
+    /// The lanes of the mask sleep before they go on with the next instruction; other fragments, warps
+    /// and blocks run meanwhile.
+    Sleep,
     /// Go on with the next instruction, after the block's other warps have had a turn.
     Turn,
     /// `Warp::fault` says what went wrong.

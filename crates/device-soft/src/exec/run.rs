@@ -138,8 +138,8 @@ impl Warp {
                 }
                 Next::Schedule
             }
-            Flow::Yield => {
-                self.current.pc = pc;
+            Flow::Sleep => {
+                self.fall_asleep(inst, mask, pc);
                 self.yielded = true;
                 Next::Pause(self.end_slice())
             }

@@ -228,7 +228,7 @@ impl Special {
             Special::GlobalTimerLo => global_timer() as u32,
             Special::GlobalTimerHi => (global_timer() >> 32) as u32,
             Special::DynamicSmemSize => spec.shared_bytes,
-            Special::TotalSmemSize => grid.dynamic_base + spec.shared_bytes,
+            Special::TotalSmemSize => grid.reserved_base,
             Special::AggregateSmemSize => grid.shared_len as u32,
             Special::ReservedBegin => grid.reserved_base,
             Special::ReservedMiddle => grid.reserved_base + RESERVED_SHARED / 2,

@@ -105,6 +105,37 @@ fn shared_memory_and_barriers_reverse_a_block() {
     assert!(out.iter().enumerate().all(|(i, &v)| v as usize == i / 256 * 256 + 255 - i % 256));
 }
 
+/// As on hardware, and as compilers take for granted that read four words where three are meant.
+#[test]
+fn shared_memory_comes_in_whole_units() {
+    let text = |at: u32| {
+        format!(
+            ".extern .shared .align 16 .b8 sm[];
+            .visible .entry k(.param .u64 p) {{
+                .reg .b32 %r<7>; .reg .b64 %rd<2>;
+                ld.param.u64 %rd1, [p];
+                mov.u32 %r1, 5;
+                st.shared.u32 [sm+24], %r1;
+                .pragma \"used_bytes_mask 4095\";
+                ld.shared.v4.u32 {{%r2, %r3, %r4, %r5}}, [sm+{at}];
+                mov.u32 %r6, %total_smem_size;
+                st.global.v2.u32 [%rd1], {{%r4, %r6}};
+                ret;
+            }}"
+        )
+    };
+    for level in [Level::Portable, Level::detect()] {
+        let bench = Bench::new();
+        let mut out = [0u64];
+        let addr = bench.map(&mut out);
+        let shape = Shape { shared: 28, ..Shape::new(1, 1) };
+        bench.run(&bench.program(&text(16), level), &shape, &[addr]).unwrap();
+        assert_eq!(out, [128 << 32 | 5], "{level:?}");
+        let beyond = bench.run(&bench.program(&text(128), level), &shape, &[addr]);
+        assert_eq!(beyond.unwrap_err().kind, FaultKind::IllegalAddress);
+    }
+}
+
 #[test]
 fn globals_have_values_and_addresses() {
     let body = "

@@ -298,3 +298,24 @@ fn what_a_block_has_been_handed_is_read_before_the_next_is_stored() {
     let out = Bench::new().transform(kernel, &Shape::new(1, 256), &[0u32; 256]);
     assert_eq!(out, [509; 256]);
 }
+
+#[test]
+fn sleepers_sleep_and_the_others_go_on() {
+    // Each lane sleeps twice for a time of its own, the first not at all, and then all for the longest.
+    let body = on_each(
+        "mov.u64 %rd3, %globaltimer;
+            setp.eq.u32 %p1, %r1, 0;
+            mul.lo.u32 %r4, %r1, 100000;
+            @!%p1 nanosleep.u32 %r4;
+            @!%p1 nanosleep.u32 %r4;
+            nanosleep.u32 4000000000;
+            mov.u64 %rd4, %globaltimer;
+            sub.u64 %rd4, %rd4, %rd3;
+            mad.lo.u32 %r5, %r4, 2, 1000000;
+            cvt.u64.u32 %rd5, %r5;
+            setp.ge.u64 %p2, %rd4, %rd5;
+            selp.u32 %r2, 1, 0, %p2;",
+    );
+    let data: Vec<u32> = (0..96).map(|lane| lane % 3).collect();
+    assert_eq!(Bench::new().transform(&body, &Shape::new(1, 96), &data), vec![1; 96]);
+}

@@ -113,6 +113,8 @@ impl Op for Tex {
                 }
                 let lod = match fetch.detail {
                     Detail::Base => 0.0,
+                    // Of the coordinates' type.
+                    Detail::Level if fetch.integral => operand(fetch.vector) as i32 as f32,
                     Detail::Level => f32::from_bits(operand(fetch.vector)),
                     Detail::Gradient(elements) => {
                         let derivative = |from: usize| {

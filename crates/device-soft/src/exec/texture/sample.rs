@@ -86,6 +86,10 @@ pub(super) fn sample(view: &TextureView, geometry: Geometry, point: &Point) -> [
     if last == 0.0 {
         return level(0).sample(point);
     }
+    if point.integral {
+        // An element of a level, which nothing of the sampler moves.
+        return level(point.lod.clamp(0.0, last) as usize).sample(point);
+    }
     let lod = (point.lod + sampler.mipmap_bias).max(least).min(most.max(least));
     let lod = if lod.is_nan() { 0.0 } else { lod.clamp(0.0, last) };
     if !sampler.mipmap_linear || !level(0).is_float() {
