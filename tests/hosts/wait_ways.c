@@ -82,7 +82,6 @@ static void by_event(void) { CALL(record, event, stream); CALL(wait_event, event
 static void by_blocking_event(void) { CALL(record, blocking, stream); CALL(wait_event, blocking); }
 static void by_asking_event(void) { CALL(record, event, stream); while (ask_event(event) == NOT_READY) {} }
 static void by_word(void) { CALL(write32, stream, word_there, ++next, 0); while (shared->word != next) {} }
-static void by_word_unordered(void) { CALL(write32, stream, word_there, ++next, 1); while (shared->word != next) {} }
 static void by_wide(void) { CALL(write64, stream, wide_there, ++next, 0); while (shared->wide != next) {} }
 static void done(void *value) { shared->word = (uint32_t)(uintptr_t)value; }
 static void by_host_call(void) { CALL(host_call, stream, done, (void *)(uintptr_t)++next); while (shared->word != next) {} }
@@ -143,7 +142,7 @@ static const struct Way { const char *name; void (*submit)(void), (*wait)(void);
     {"one kernel, stream synchronize", one, by_stream}, {"one kernel, stream query", one, by_asking_stream},
     {"one kernel, event synchronize", one, by_event}, {"one kernel, blocking event synchronize", one, by_blocking_event},
     {"one kernel, event query", one, by_asking_event}, {"one kernel, write 32", one, by_word},
-    {"one kernel, write 32 without barrier", one, by_word_unordered}, {"one kernel, write 64", one, by_wide},
+    {"one kernel, write 64", one, by_wide},
     {"one kernel, host function", one, by_host_call}, {"one kernel that writes the word itself", none, by_kernel},
     {"one kernel, then one that writes the word", one, by_kernel},
     {"100 kernels, stream synchronize", hundred, by_stream}, {"100 kernels, event query", hundred, by_asking_event},

@@ -112,6 +112,42 @@ static void loops(int *left, int *rounds, int *sum)
     CUDA(cudaGraphDestroy(graph));
 }
 
+// An update takes the new graph's condition, its default and what its bodies do.
+static void updated(int *left, int *rounds, int *sum)
+{
+    cudaGraphExec_t exec = nullptr;
+    for (int version = 1; version <= 3; version++) {
+        cudaGraph_t graph;
+        CUDA(cudaGraphCreate(&graph, 0));
+        cudaGraphConditionalHandle again, choice;
+        bool by_default = version != 3;
+        CUDA(cudaGraphConditionalHandleCreate(&again, graph, by_default, by_default ? cudaGraphCondAssignDefault : 0));
+        CUDA(cudaGraphConditionalHandleCreate(&choice, graph));
+        cudaGraphNode_t loop, first, node;
+        // The third one's condition is set by a kernel, so that all three have one.
+        first = kernel<cudaGraphConditionalHandle, const int *>(graph, nullptr, decide, by_default ? choice : again, left);
+        cudaGraph_t body = *conditional(graph, &first, again, cudaGraphCondTypeWhile, 1, &loop);
+        kernel<cudaGraphConditionalHandle, int *, int *>(body, nullptr, count_down, again, left, rounds);
+        cudaGraphNode_t chosen = kernel<cudaGraphConditionalHandle, const int *>(graph, &loop, decide, choice, rounds);
+        cudaGraph_t *bodies = conditional(graph, &chosen, choice, cudaGraphCondTypeIf, 1, &node);
+        kernel<int *, int>(bodies[0], nullptr, add, sum, version);
+        if (exec == nullptr) {
+            exec = exec_of(graph);
+        } else {
+            cudaGraphExecUpdateResultInfo info = {};
+            CUDA(cudaGraphExecUpdate(exec, graph, &info));
+            REQUIRE(info.result == cudaGraphExecUpdateSuccess);
+        }
+        CUDA(cudaGraphDestroy(graph));
+        for (int count : {4, 2}) {
+            write(left, count), write(rounds, 0), write(sum, 0);
+            CUDA(cudaGraphLaunch(exec, 0));
+            REQUIRE(read(rounds) == count && read(left) == 0 && read(sum) == version);
+        }
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+}
+
 // What there may not be.
 static void refused(int *value)
 {
@@ -136,6 +172,7 @@ int main()
     CUDA(cudaMemset(words, 0, 16));
     if_else(words.data, words.data + 1);
     loops(words.data + 1, words.data + 2, words.data + 3);
+    updated(words.data + 1, words.data + 2, words.data + 3);
     refused(words.data);
-    OK("if, else, while and switch");
+    OK("if, else, while and switch, and updates of them");
 }

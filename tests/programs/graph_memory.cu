@@ -127,6 +127,34 @@ int main()
     }
     CUDA(cudaGraphDestroy(graph));
 
+    // What a launch has allocated outlives its graph until it is freed, and is counted until then.
+    uint64_t before, used, high, reserved, left, none = 0;
+    CUDA(cudaDeviceGraphMemTrim(0));
+    CUDA(cudaDeviceSetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &none));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrUsedMemCurrent, &before));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA(cudaMallocAsync(&temporary, 1 << 20, stream));
+    CUDA(cudaMemsetAsync(temporary, 5, 1 << 20, stream));
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrUsedMemCurrent, &used));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrReservedMemCurrent, &reserved));
+    REQUIRE(used >= before + (1 << 20) && reserved >= used);
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaMemcpy(out.data(), temporary, N * sizeof(int), cudaMemcpyDeviceToHost));
+    REQUIRE(out[0] == 0x05050505 && out[N - 1] == 0x05050505);
+    CUDA(cudaFreeAsync(temporary, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrUsedMemCurrent, &left));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &high));
+    REQUIRE(left < used && high >= used);
+    CUDA(cudaDeviceGraphMemTrim(0));
+    CUDA(cudaDeviceGetGraphMemAttribute(0, cudaGraphMemAttrReservedMemCurrent, &left));
+    REQUIRE(left < reserved);
+
     // An executable graph cannot be launched into a capture, and the attempt spoils it.
     Device<int> sum(N);
     CUDA(cudaMemset(sum, 0, N * sizeof(int)));

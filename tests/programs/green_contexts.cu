@@ -55,6 +55,7 @@ int main()
         REQUIRE(owner == green[i]);
         data.push_back(new Device<int>(n));
     }
+    CUcontext sibling = nullptr;
     CUstream plain;
     CUgreenCtx none = green[0];
     DRIVER(cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING));
@@ -62,8 +63,27 @@ int main()
     REQUIRE(none == nullptr);
     DRIVER(cuStreamDestroy(plain));
     for (int i = 0; i < used; i++) {
+        // Another context than the primary one and than its sibling, with the part's multiprocessors.
         DRIVER(cuCtxFromGreenCtx(&current, green[i]));
+        REQUIRE(current != primary && current != sibling);
+        sibling = current;
+        unsigned long long own, other;
+        DRIVER(cuCtxGetId(current, &own));
+        DRIVER(cuCtxGetId(primary, &other));
+        REQUIRE(own != other);
+        DRIVER(cuCtxGetDevResource(current, &seen, CU_DEV_RESOURCE_TYPE_SM));
+        REQUIRE(seen.sm.smCount == parts[i].sm.smCount);
         DRIVER(cuCtxPushCurrent(current));
+        CUcontext now;
+        DRIVER(cuCtxGetCurrent(&now));
+        REQUIRE(now == current);
+        DRIVER(cuStreamGetCtx(stream[i], &now));
+        REQUIRE(now == current);
+        // What is allocated and loaded here is usable in the primary context, and the other way round.
+        int *here;
+        CUDA(cudaMalloc(&here, sizeof(int)));
+        fill<<<1, 1, 0, stream[i]>>>(here, 1, 7);
+        CUDA(cudaFree(here));
         fill<<<8, 128, 0, stream[i]>>>(*data[i], n, 1000 * i);
         CUDA(cudaGetLastError());
         DRIVER(cuStreamSynchronize(stream[i]));

@@ -48,6 +48,13 @@ static int here(int socket)
     CUDA(cudaStreamCreate(&stream));
     CUDA(cudaMemPoolExportToShareableHandle(&fd, pool, cudaMemHandleTypePosixFileDescriptor, 0));
     pass(socket, fd, true);
+    // Another pool, of which nothing is shown.
+    cudaMemPool_t second;
+    int second_fd;
+    CUDA(cudaMemPoolCreate(&second, &props));
+    CUDA(cudaMemPoolExportToShareableHandle(&second_fd, second, cudaMemHandleTypePosixFileDescriptor, 0));
+    pass(socket, second_fd, true);
+    close(second_fd);
     int *p, *q;
     CUDA(cudaMallocFromPoolAsync((void **)&p, n * sizeof(int), pool, stream));
     CUDA(cudaMallocFromPoolAsync((void **)&q, n * sizeof(int), pool, stream));
@@ -70,6 +77,7 @@ static int here(int socket)
     }
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaMemPoolDestroy(pool));
+    CUDA(cudaMemPoolDestroy(second));
     close(fd);
     return 0;
 }
@@ -83,10 +91,18 @@ static int there(int socket)
     CUDA(cudaStreamCreate(&stream));
     CUDA(cudaMemPoolImportFromShareableHandle(&pool, (void *)(uintptr_t)fd, cudaMemHandleTypePosixFileDescriptor, 0));
     close(fd);
+    cudaMemPool_t second;
+    pass(socket, fd, false);
+    CUDA(cudaMemPoolImportFromShareableHandle(&second, (void *)(uintptr_t)fd, cudaMemHandleTypePosixFileDescriptor, 0));
+    close(fd);
     int *p[2];
     for (int i = 0; i < 2; i++) {
         cudaMemPoolPtrExportData data;
         await(socket, &data, sizeof data);
+        // A pointer opens by its own pool alone.
+        void *wrong;
+        REQUIRE(cudaMemPoolImportPointer(&wrong, second, &data) != cudaSuccess);
+        cudaGetLastError();
         CUDA(cudaMemPoolImportPointer((void **)&p[i], pool, &data));
     }
     add<<<64, 256, 0, stream>>>(p[0], n, 2);
@@ -99,6 +115,7 @@ static int there(int socket)
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaFree(p[1]));
     CUDA(cudaMemPoolDestroy(pool));
+    CUDA(cudaMemPoolDestroy(second));
     step(socket, "d", 1);
     return 0;
 }

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Of the program that the tests run.
 pub const STEPS: u64 = 400;
@@ -141,6 +141,17 @@ impl Place {
         self.running().into_iter().filter(|pid| name(*pid) == wanted).collect()
     }
 
+    /// Those of them that have devices: what answers for NVIDIA's management library, and what
+    /// describes the machine, is the same program.
+    pub fn proxies(&self) -> Vec<u32> {
+        let serves = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            !words.any(|word| [&b"--management"[..], b"--describe"].contains(&word))
+        };
+        self.running_as(PROXY).into_iter().filter(serves).collect()
+    }
+
     /// The program's processes of `job`.
     pub fn clients(&self, job: &Job) -> Vec<u32> {
         let program = self.program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -180,12 +191,6 @@ pub fn wait_for(what: &str, mut reached: impl FnMut() -> bool) {
         assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// Numbers that differ from run to run, below `below`.
-pub fn random(below: u32) -> u32 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
-    now.subsec_micros() % below
 }
 
 /// A job whose steps may begin again where an image was taken.

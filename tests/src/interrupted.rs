@@ -1,11 +1,12 @@
 //! A program that is checkpointed at a random moment, killed, and restarted from its image: what it printed
 //! before and after must be what it prints undisturbed.
 
+use crate::random::fraction;
 use crate::run::{judge, run_command};
 use crate::{Outcome, Program, kedge};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How often another moment is tried when the program had ended by then, or not begun.
 const TRIES: u32 = 15;
@@ -28,7 +29,7 @@ pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
         // Earlier with each attempt: the first run may have been the slower one. At last as soon as it is there: on a
         // loaded machine asking takes longer than a short program.
         let (part, patience) = match attempt {
-            0..LATE => (random() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), PATIENCE),
+            0..LATE => (fraction() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), PATIENCE),
             _ => (0.0, case.limit),
         };
         let moment = Duration::from_secs_f64(whole.seconds * part);
@@ -61,7 +62,7 @@ impl Case<'_> {
 
     /// `None` where the program was not met in time.
     fn interrupt(&self, whole: &Outcome, moment: Duration, patience: Duration) -> Option<Outcome> {
-        let name = format!("i{}-{:x}", std::process::id(), (random() * 1e15) as u64);
+        let name = format!("i{}-{:x}", std::process::id(), (fraction() * 1e15) as u64);
         let images = Folder::new(&name);
         let first = std::thread::scope(|scope| {
             let first = scope.spawn(|| self.run(&["--job", &name]));
@@ -149,18 +150,6 @@ fn differs(whole: &str, both: &str) -> Option<String> {
         Some((expected, got)) => format!("undisturbed it prints {expected:?}, restarted {got:?}"),
         None => format!("{} bytes of output, not {}", both.len(), whole.len()),
     })
-}
-
-/// Of [0, 1): not the same twice.
-fn random() -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut x = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-    for _ in 0..3 {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-    }
-    (x >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// For the images of one run.

@@ -10,6 +10,7 @@ mod hosts;
 mod interrupted;
 pub mod job;
 pub mod place;
+pub mod random;
 mod run;
 pub mod world;
 

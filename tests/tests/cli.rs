@@ -115,6 +115,100 @@ fn a_kernel_runs_and_statuses_pass_through() {
 }
 
 #[test]
+fn a_mistyped_option_is_no_program() {
+    let world = World::new("mistyped");
+    for (arguments, meant) in [
+        (&["run", "--gup", "soft", "--", "/bin/true"][..], "did you mean --gpu?"),
+        (&["run", "--gpu", "none", "--intervall=5m", "/bin/true"], "did you mean --interval?"),
+        (&["run", "--gpu", "none", "-x", "/bin/true"], "kedge run --help"),
+    ] {
+        let output = world.output(arguments);
+        let said = stderr(&output);
+        assert!(said.contains(meant) && said.lines().count() == 1, "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+    }
+    let after = world.output(&["run", "--gpu", "none", "sh", "-c", "exit 3"]);
+    assert_eq!(after.status.code(), Some(3), "a program's options are its own");
+}
+
+#[test]
+fn a_missing_image_or_job_is_told_with_its_remedy() {
+    let world = World::new("missing");
+    for arguments in [
+        &["restart", "nobody"][..],
+        &["restart", "/no/such/image"],
+        &["inspect", "nobody-0001"],
+        &["verify", "/no/such/image"],
+        &["rm", "nobody-0001"],
+    ] {
+        let said = failure(&world.output(arguments));
+        assert!(said.contains("`kedge images`") && !said.contains("os error"), "{said}");
+    }
+    world.text(&["run", "--gpu", "none", "--job", "brief", "--", "true"]);
+    let said = failure(&world.output(&["restart", "brief"]));
+    assert!(said.contains("the job brief has no image: `kedge checkpoint brief`"), "{said}");
+}
+
+#[test]
+fn a_job_s_name_restarts_its_newest_image() {
+    let world = World::new("by-name");
+    let go = world.0.join("go");
+    let step = world.0.join("step");
+    // After each step it ends with another code.
+    let wait = |code: u32| {
+        format!(
+            "n={code}; until [ -e {go} ]; do [ -e {step} ] && n=$((n+10)) && rm {step}; sleep 0.02; \
+             done; exit $n",
+            go = go.display(),
+            step = step.display()
+        )
+    };
+    // Two jobs, and the other one's image is the newest of all; a file here has the first one's name.
+    for (job, code, images) in [("first", 41, 2), ("second", 42, 1)] {
+        let script = wait(code);
+        let mut running =
+            world.kedge(&["run", "--gpu", "none", "--job", job, "--", "sh", "-c", &script]);
+        let mut running = running.stdin(Stdio::null()).spawn().expect("kedge");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        for image in 0..images {
+            if image > 0 {
+                std::fs::write(&step, "").expect("a file");
+                while step.exists() {
+                    assert!(Instant::now() < deadline, "{job} takes no step");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            while !world.output(&["checkpoint", job]).status.success() {
+                assert!(Instant::now() < deadline, "{job} cannot be checkpointed");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        world.text(&["kill", job]);
+        running.wait().expect("its end");
+    }
+    std::fs::write(&go, "").expect("a file");
+    std::fs::write(world.0.join("first"), "no image").expect("a file");
+    for (job, code) in [("first", 51), ("second", 42), ("first-0001", 41), ("second-0001", 42)] {
+        let mut kedge = world.kedge(&["restart", job]);
+        let output = kedge.current_dir(&world.0).stdin(Stdio::null()).output().expect("kedge");
+        assert_eq!(output.status.code(), Some(code), "{job}: {}", stderr(&output));
+    }
+    // What another user has put there is not this one's job.
+    if !is_root() {
+        return;
+    }
+    let images = world.text(&["images", "--json"]);
+    let images: Value = serde_json::from_str(&images).expect("JSON");
+    let of_second = |image: &&Value| image["job"] == "second";
+    for image in images.as_array().expect("images").iter().filter(of_second) {
+        let folder = image["image"].as_str().expect("a path");
+        std::os::unix::fs::chown(folder, Some(65534), None).expect("given away");
+    }
+    let output = world.output(&["restart", "second"]);
+    assert!(failure(&output).contains("the job second has no image"), "{}", stderr(&output));
+}
+
+#[test]
 fn stdin_and_stdout_are_the_program_s() {
     let world = World::new("stdio");
     let mut child = world

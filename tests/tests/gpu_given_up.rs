@@ -2,8 +2,9 @@
 //! image is as it was.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{Place, STEPS, random, wait_for};
+use kedge_tests::back::{Place, STEPS, wait_for};
 use kedge_tests::job::{User, family, send};
+use kedge_tests::random;
 use kedge_tests::world::is_root;
 use std::fs;
 use std::io::Read;
@@ -65,7 +66,7 @@ fn a_restart_that_is_interrupted_leaves_nothing_behind() {
         fs::rename(&kept, &proxy).expect("renamed");
         for _ in 0..4 {
             let restart = place.restart(&image, &[]).spawn().expect("kedge");
-            thread::sleep(Duration::from_millis(u64::from(random(120))));
+            thread::sleep(Duration::from_millis(u64::from(random::number(120))));
             interrupt(&restart);
             assert_eq!(signal(restart), INTERRUPTED);
             place.nothing_runs();

@@ -2,8 +2,9 @@
 //! and proxy are gone, and from the image's files when that is gone too.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{Job, Place, STEPS, random, wait_for};
+use kedge_tests::back::{Job, Place, STEPS, wait_for};
 use kedge_tests::job::{User, family, send};
+use kedge_tests::random;
 use kedge_tests::world::stderr;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -198,10 +199,14 @@ fn an_image_that_is_not_durable_yet_does_not_count() {
         job.read_to(job.step + 10);
         let output = place.output(&["checkpoint", "j", "--wait", "captured"]);
         assert!(output.status.success(), "{}", stderr(&output));
-        place.goes_back(&mut job, |job| kill_all(&place, job));
-        assert_eq!(place.count(FROM_MEMORY), time, "{}", place.log());
-        let back = job.back[time - 1];
-        assert!(back > 20, "{back}");
+        kill_all(&place, &job);
+        // An image that has become durable all the same may be of the last step of all.
+        while place.count(FROM_MEMORY) < time {
+            job.read_to(job.step + 1);
+            assert!(job.step < STEPS - 50, "it does not go back; {}", place.log());
+        }
+        job.read_to(job.step + 20);
+        assert!(job.back.len() <= time && job.back.iter().all(|back| *back > 20), "{:?}", job.back);
         only_the_supervisor_holds(&place, &job);
         place.is_good(&first);
     }
@@ -255,7 +260,7 @@ fn a_proxy_killed_while_it_hands_over_leaves_what_was_held_or_its_files() {
     place.checkpoint();
     for _ in 0..6 {
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
-        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));
         place.goes_back(&mut job, Job::kill_the_proxy);
         asked.wait().expect("kedge checkpoint ends");
         only_the_supervisor_holds(&place, &job);

@@ -3,8 +3,9 @@
 #![forbid(unsafe_code)]
 
 use kedge_image::{ImageFile, ImageWriter, Manifest};
-use kedge_tests::back::{Job, Place, STEPS, random};
+use kedge_tests::back::{Job, Place, STEPS};
 use kedge_tests::job::{User, children, family, send};
+use kedge_tests::random;
 use kedge_tests::world::{failure, stderr};
 use std::fs;
 use std::io::Read;
@@ -133,7 +134,7 @@ fn a_proxy_killed_in_any_phase_of_a_checkpoint_loses_no_good_image() {
         job.read_to(job.step + 5);
         let goes_back = job.back.len() + 1;
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
-        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));
         job.kill_the_proxy();
         while job.back.len() < goes_back {
             job.read_to(job.step + 1);
@@ -157,7 +158,7 @@ fn a_supervisor_killed_amid_a_checkpoint_opens_the_gates() {
         job.read_to(5);
         let image = place.checkpoint();
         let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");
-        std::thread::sleep(Duration::from_millis(u64::from(random(90))));
+        std::thread::sleep(Duration::from_millis(u64::from(random::number(90))));
         send("KILL", &[job.supervisor()]);
         // Nobody holds it up.
         let until = job.step + 60;

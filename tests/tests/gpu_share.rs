@@ -1,9 +1,10 @@
 //! Processes that work in each other's device memory are checkpointed and restarted together.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{BETWEEN, Job, Place, STEPS, random, wait_for};
+use kedge_tests::back::{BETWEEN, Job, Place, STEPS, wait_for};
 use kedge_tests::host;
 use kedge_tests::job::{self, User, send};
+use kedge_tests::random;
 use kedge_tests::world::{failure, stderr};
 use serde_json::Value;
 use std::path::Path;
@@ -106,10 +107,10 @@ fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
         let some = 1 + round % 2;
         let mut proxies = Vec::new();
         wait_for("no proxy comes", || {
-            proxies = place.running_as("kedge-proxy");
+            proxies = place.proxies();
             proxies.len() >= some
         });
-        std::thread::sleep(std::time::Duration::from_millis(u64::from(random(30))));
+        std::thread::sleep(std::time::Duration::from_millis(u64::from(random::number(30))));
         send("KILL", &[proxies[some - 1]]);
         let output = child.wait_with_output().expect("it ends");
         match output.status.code() {

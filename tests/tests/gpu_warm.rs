@@ -2,8 +2,9 @@
 //! keeps them may end at any moment; and where none fits, all is as without.
 #![forbid(unsafe_code)]
 
-use kedge_tests::back::{Job, Place, STEPS, random, wait_for};
+use kedge_tests::back::{Job, Place, STEPS, wait_for};
 use kedge_tests::job::{User, children, family, send};
+use kedge_tests::random;
 use kedge_tests::world::{failure, stderr};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -273,11 +274,11 @@ fn whenever_what_keeps_proxies_is_killed_jobs_are_whole() {
     let place = Place::mine("wmphase");
     for _ in 0..6 {
         let mut node = Node::start(&place, &[]);
-        std::thread::sleep(Duration::from_millis(u64::from(random(120))));
+        std::thread::sleep(Duration::from_millis(u64::from(random::number(120))));
         let mut run =
             place.kedge(&["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j", "--"]);
         let job = run.arg(&place.program).args(["60", "5"]).spawn().expect("kedge");
-        std::thread::sleep(Duration::from_millis(u64::from(random(60))));
+        std::thread::sleep(Duration::from_millis(u64::from(random::number(60))));
         node.kill();
         let output = job.wait_with_output().expect("it ends");
         assert_eq!(output.status.code(), Some(7), "{output:?} {}", place.log());

@@ -1,13 +1,28 @@
 //! `cargo xtask layering`: the crates' dependencies against the layers that ARCHITECTURE.md draws,
 //! and the crates that must be free of unsafe code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 8] =
-    ["cli", "coordinator", "device", "image", "protocol", "ptx", "tests", "wire"];
+const WITHOUT_UNSAFE: [&str; 10] = [
+    "cli",
+    "control",
+    "coordinator",
+    "device",
+    "gpu-image",
+    "image",
+    "protocol",
+    "ptx",
+    "tests",
+    "wire",
+];
+
+/// What supervises jobs and the command link no device, directly or through others: a device may be
+/// on another host.
+const WITHOUT_DEVICES: [&str; 2] = ["cli", "supervisor"];
+const DEVICES: [&str; 4] = ["proxy", "device", "device-nvidia", "device-soft"];
 
 /// Fails with every arrow that points up or sideways, and every crate that has no layer.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
@@ -16,12 +31,15 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     };
     let layers = layers(&read("ARCHITECTURE.md")?);
     let mut wrong = String::new();
+    let mut needs = BTreeMap::new();
     for (name, folder) in packages(root)? {
         let Some(own) = layers.get(name.as_str()) else {
             let _ = writeln!(wrong, "{name} has no row in ARCHITECTURE.md's table of layers");
             continue;
         };
-        for needed in dependencies(&read(&format!("{folder}/Cargo.toml"))?) {
+        let needed = dependencies(&read(&format!("{folder}/Cargo.toml"))?);
+        needs.insert(name.clone(), needed.clone());
+        for needed in needed {
             match layers.get(needed.as_str()) {
                 Some(below) if below < own => {}
                 Some(below) => {
@@ -39,6 +57,11 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
         };
         if WITHOUT_UNSAFE.contains(&name.as_str()) && !forbids("lib.rs") && !forbids("main.rs") {
             let _ = writeln!(wrong, "{name} lacks #![forbid(unsafe_code)]");
+        }
+    }
+    for name in WITHOUT_DEVICES {
+        if let Some(chain) = chain(&needs, name, &DEVICES) {
+            let _ = writeln!(wrong, "{name} must link no device: {}", chain.join(" → "));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(format!("layering:\n{wrong}")) }
@@ -89,6 +112,24 @@ fn dependencies(manifest: &str) -> Vec<String> {
     found
 }
 
+/// The shortest way from the crate `from` to one of `ends`, along dependencies.
+fn chain(needs: &BTreeMap<String, Vec<String>>, from: &str, ends: &[&str]) -> Option<Vec<String>> {
+    let mut ways = VecDeque::from([vec![from.to_owned()]]);
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop_front() {
+        let last = way.last()?;
+        if ends.contains(&last.as_str()) {
+            return Some(way);
+        }
+        for next in needs.get(last).into_iter().flatten() {
+            if seen.insert(next.clone()) {
+                ways.push_back(way.iter().chain([next]).cloned().collect());
+            }
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +142,24 @@ mod tests {
         assert_eq!(layers.get("shim"), Some(&4));
         assert_eq!(layers.get("cuda-types"), Some(&0));
         assert_eq!(layers.len(), 3);
+    }
+
+    #[test]
+    fn devices_are_found_behind_other_crates() {
+        let mut needs = BTreeMap::from([
+            ("cli".to_owned(), vec!["control".to_owned(), "supervisor".to_owned()]),
+            ("supervisor".to_owned(), vec!["control".to_owned(), "process".to_owned()]),
+            ("control".to_owned(), vec!["wire".to_owned()]),
+            ("proxy".to_owned(), vec!["control".to_owned(), "device-soft".to_owned()]),
+        ]);
+        assert_eq!(chain(&needs, "cli", &DEVICES), None);
+        needs.insert("process".to_owned(), vec!["device-soft".to_owned()]);
+        let found = chain(&needs, "cli", &DEVICES).unwrap();
+        assert_eq!(found, ["cli", "supervisor", "process", "device-soft"]);
+        assert_eq!(chain(&needs, "supervisor", &DEVICES).unwrap().len(), 3);
+        assert_eq!(chain(&needs, "control", &DEVICES), None);
+        needs.insert("supervisor".to_owned(), vec!["proxy".to_owned()]);
+        assert_eq!(chain(&needs, "supervisor", &DEVICES).unwrap(), ["supervisor", "proxy"]);
     }
 
     #[test]

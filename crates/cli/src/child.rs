@@ -2,8 +2,8 @@
 
 use crate::output::harmless;
 use crate::size::Size;
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::joblog;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog;
 use kedge_supervisor::jobs::{JobName, Jobs};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;

@@ -2,13 +2,13 @@
 
 use crate::Failure;
 use crate::child::{self, Place};
-use crate::gpu;
+use crate::gpu::{self, Gpu};
 use crate::output::{self, DIM, PLAIN, Table, styled};
 use crate::size::Size;
 use clap::Args;
+use kedge_control::gpu::GpuSpec;
 use kedge_cuda_types::{attribute, uuid};
 use kedge_probe::DeviceReport;
-use kedge_proxy::backend::GpuSpec;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,11 +49,15 @@ struct Device {
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
-    let gpu = gpu::resolve(args.gpu.as_ref(), soft_only)?;
-    let place = match args.native {
-        true => Place::Native,
-        false => Place::Job { gpu: gpu.spec.clone(), soft_memory: args.soft_memory },
+    // Without kedge, nobody needs to know what a job would get.
+    let gpu = match args.native {
+        true => None,
+        false => Some(gpu::resolve(args.gpu.as_ref(), soft_only)?),
     };
+    let place = gpu.as_ref().map_or(Place::Native, |gpu| Place::Job {
+        gpu: gpu.spec.clone(),
+        soft_memory: args.soft_memory,
+    });
     let mut reports = Vec::new();
     child::probe(place, &["devices".into()], PATIENCE, |line| {
         reports.extend(serde_json::from_str::<DeviceReport>(line));
@@ -78,8 +82,8 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         ]);
     }
     let mut text = table.render();
-    if let Some(why) = gpu.default.filter(|_| !args.native) {
-        let line = format!("--gpu {} is the default here: {why}", gpu.spec);
+    if let Some(Gpu { spec, default: Some(why) }) = gpu {
+        let line = format!("--gpu {spec} is the default here: {why}");
         text.push_str(&format!("{}\n", styled(DIM, &line)));
     }
     Ok(output::print(&text)?)

@@ -4,6 +4,9 @@ use kedge_supervisor::{EXIT_KEDGE_FAILED, RunError};
 use std::fmt::Display;
 use std::process::ExitCode;
 
+/// As clap ends, which finds most of what is wrong with a command line.
+const EXIT_USAGE: u8 = 2;
+
 /// What went wrong, and the status that says so.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -15,6 +18,11 @@ impl Failure {
     /// kedge itself failed.
     pub(crate) fn new(message: impl Display) -> Failure {
         Failure { message: message.to_string(), code: EXIT_KEDGE_FAILED }
+    }
+
+    /// The command line was not understood.
+    pub(crate) fn of_usage(message: impl Display) -> Failure {
+        Failure { message: message.to_string(), code: EXIT_USAGE }
     }
 
     /// The program could not be run.

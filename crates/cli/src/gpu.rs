@@ -1,7 +1,8 @@
 //! The devices of a job: what `--gpu` says, or what this machine has.
 
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::machine::{self, Machine};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::machine::Machine;
+use kedge_supervisor::Parts;
 use kedge_supervisor::policy::JobGpu;
 
 /// The devices, and why they are the default where nobody named any.
@@ -11,13 +12,22 @@ pub(crate) struct Gpu {
     pub(crate) default: Option<String>,
 }
 
+/// What this machine has, asked of the proxy's program.
+///
+/// # Errors
+/// The program is not there, or does not tell.
+pub(crate) fn look() -> Result<Machine, String> {
+    let parts = Parts::find().map_err(|error| error.to_string())?;
+    Machine::ask(&parts.proxy).map_err(|error| error.to_string())
+}
+
 /// What `--gpu` says; without it, software devices where an option is about them (`soft_only`, in
 /// words), and else the default of this machine.
 ///
 /// # Errors
-/// Such an option beside other devices.
+/// Such an option beside other devices; nobody knows what this machine has.
 pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Result<Gpu, String> {
-    resolve_on(asked, soft_only, Machine::look)
+    resolve_on(asked, soft_only, look)
 }
 
 /// As [`resolve`], for a job, which may have no devices.
@@ -40,7 +50,7 @@ pub(crate) fn of_job(
     };
     // Whoever names GPUs wants them: better no job than one without.
     if let Some(GpuSpec::Local { .. }) = asked
-        && let Some(obstacle) = machine::obstacle()
+        && let Some(obstacle) = look()?.obstacle
     {
         return Err(format!("--gpu local: {obstacle}"));
     }
@@ -57,7 +67,7 @@ fn not_soft(what: &str, gpu: &str) -> String {
 fn resolve_on(
     asked: Option<&GpuSpec>,
     soft_only: Option<&str>,
-    machine: impl FnOnce() -> Machine,
+    machine: impl FnOnce() -> Result<Machine, String>,
 ) -> Result<Gpu, String> {
     Ok(match (asked, soft_only) {
         (Some(spec), Some(what)) if !matches!(spec, GpuSpec::Soft { .. }) => {
@@ -69,7 +79,7 @@ fn resolve_on(
             Gpu { spec, default: Some(format!("{what} is about software devices")) }
         }
         (None, None) => {
-            let (spec, why) = machine().default_gpu();
+            let (spec, why) = machine()?.default_gpu();
             Gpu { spec, default: Some(why) }
         }
     })
@@ -81,7 +91,10 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_counts_most() {
-        let gpus = || Machine { driver: Some("/lib/libcuda.so.1".into()), gpus: 2 };
+        let gpus = || {
+            let driver = Some("/lib/libcuda.so.1".into());
+            Ok(Machine { driver, gpus: 2, obstacle: None })
+        };
         let local: GpuSpec = "local".parse().unwrap();
         let two: GpuSpec = "soft:2".parse().unwrap();
         let found = |asked, what| resolve_on(asked, what, gpus).ok();
@@ -90,9 +103,13 @@ mod tests {
         assert_eq!(found(None, None).map(|gpu| gpu.spec), Some(local.clone()));
         let soft = found(None, Some("--soft-memory"));
         assert_eq!(soft.map(|gpu| gpu.spec.to_string()).as_deref(), Some("soft"));
-        let plain = resolve_on(None, None, Machine::default).unwrap();
+        let plain = resolve_on(None, None, || Ok(Machine::default())).unwrap();
         assert_eq!(plain.spec.to_string(), "soft");
         assert!(plain.default.unwrap().contains("no GPU"));
+        // Devices that are named need nobody who knows the machine.
+        let nobody = || Err("nobody knows".to_owned());
+        assert!(resolve_on(None, None, nobody).is_err());
+        assert!(resolve_on(Some(&local), None, nobody).is_ok());
         // What would mean nothing is refused.
         assert!(found(Some(&local), Some("--soft-memory")).is_none());
         assert!(of_job(Some(&JobGpu::None), Some("--soft-memory")).is_err());

@@ -12,6 +12,7 @@ mod images;
 mod kill;
 mod logs;
 mod manual;
+mod mistyped;
 mod output;
 mod probe;
 mod progress;

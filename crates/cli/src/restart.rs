@@ -1,14 +1,14 @@
 //! `kedge restart`.
 
 use crate::Failure;
-use crate::images::real;
+use crate::images::to_restart;
 use crate::output;
 use crate::progress::Progress;
 use crate::run::{CheckpointArgs, HostArgs, conclude};
 use crate::size::Size;
 use clap::Args;
+use kedge_control::gpu::GpuSpec;
 use kedge_image::Manifest;
-use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::{Joining, RestartSpec, Showing};
 use std::ffi::OsString;
@@ -22,6 +22,7 @@ checksum is compared: of a folder of images, a damaged one is passed over for th
 `kedge logs` tells. Ctrl-C ends a restart that is under way; nothing is left of it, and the image is as it was.
 
 Examples:
+  kedge restart nightly                   the newest image of the job nightly
   kedge restart nightly-0004              an image, from the folder where images go by default
   kedge restart /scratch/images           the newest good one in a folder
   kedge restart nightly-0004 --job again  under another name";
@@ -34,8 +35,8 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RestartArgs {
     /// An image, or a folder of images for the newest good one: a path, or a name in the folder where
-    /// images go by default
-    #[arg(value_name = "IMAGE|DIR")]
+    /// images go by default; or a job's name, for the newest image of that job
+    #[arg(value_name = "IMAGE|DIR|JOB")]
     path: PathBuf,
     /// The job's name [default: the one that it had]
     #[arg(long, value_name = "NAME")]
@@ -91,13 +92,23 @@ fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
 
 /// The image's path without links and dots. Does not return where root restarts another user's
 /// image: kedge is started anew as that user.
-fn resolve(given: &Path) -> Result<PathBuf, Failure> {
-    let path = real(given)?;
+fn resolve(given: &Path, hosts: &HostArgs) -> Result<PathBuf, Failure> {
+    let path = to_restart(given)?;
     // The way to it is looked at as it was named; a bare name is one of the folder where images go.
-    let named = if given.exists() { given } else { &path };
+    let by_path = given.canonicalize().is_ok_and(|found| found == path);
+    let named = if by_path { given } else { &path };
     let found = kedge_supervisor::other_owner(named, path.clone());
     let (path, owner) = found.map_err(|error| Failure::of_run(&error))?;
     let Some(owner) = owner else { return Ok(path) };
+    if hosts.key_is_in_environment() {
+        return Err(Failure::new(format!(
+            "{} is user {}'s, who is not given the key in {}: name a file with the key that this \
+             user may read (--join-key)",
+            path.display(),
+            owner.uid,
+            kedge_supervisor::KEY
+        )));
+    }
     anstream::eprintln!(
         "kedge: {} is user {}'s: it is restarted as that user, with that user's rights",
         path.display(),
@@ -117,7 +128,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     let mut policy = args.checkpoints.policy()?;
     let path = match args.resolved {
         Some(path) => path,
-        None => resolve(&args.path)?,
+        None => resolve(&args.path, &args.hosts)?,
     };
     // Its images stay together.
     if !args.checkpoints.names_a_dir() {

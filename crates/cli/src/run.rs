@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::gpu;
+use crate::mistyped;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
@@ -84,6 +85,11 @@ pub(crate) struct HostArgs {
 }
 
 impl HostArgs {
+    /// Whether the key is the environment's.
+    pub(crate) fn key_is_in_environment(&self) -> bool {
+        self.at.is_some() && self.join_key.is_none()
+    }
+
     pub(crate) fn far(&self) -> Result<Option<Far>, Failure> {
         let far = self.at.as_ref().map(|at| kedge_supervisor::far(at, self.join_key.as_deref()));
         far.transpose().map_err(|error| Failure::new(error.to_string()))
@@ -163,8 +169,28 @@ impl CheckpointArgs {
     }
 }
 
+impl RunArgs {
+    /// The long options, without their dashes.
+    fn options() -> Vec<String> {
+        let command = RunArgs::augment_args(clap::Command::new("run"));
+        command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+    }
+}
+
+/// Whether `--` stands before the program's words, which are the last of all.
+fn follows_the_options(command: &[OsString]) -> bool {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let before = words.len().checked_sub(command.len() + 1).and_then(|at| words.get(at));
+    before.is_some_and(|word| word == "--")
+}
+
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
+    let mistyped =
+        |word: &&OsString| mistyped::is_option(word) && !follows_the_options(&args.command);
+    if let Some(word) = args.command.first().filter(mistyped) {
+        return Err(Failure::of_usage(mistyped::complaint(word, &RunArgs::options())));
+    }
     let policy = args.checkpoints.policy()?;
     let far = args.hosts.far()?;
     if far.is_some() && args.join.is_none() {

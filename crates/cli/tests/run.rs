@@ -37,7 +37,9 @@ impl World {
 
     /// Runs a shell script as the job `name`.
     fn sh(&self, name: &str, script: &str) -> Output {
-        self.kedge(&["run", "--job", name, "--", "sh", "-c", script]).output().unwrap()
+        self.kedge(&["run", "--gpu", "soft", "--job", name, "--", "sh", "-c", script])
+            .output()
+            .unwrap()
     }
 
     fn jobs(&self) -> PathBuf {
@@ -83,7 +85,9 @@ fn it_exits_as_the_program_does() {
 #[test]
 fn a_program_that_does_not_start_is_told_as_shells_do() {
     let world = World::new("start");
-    let run = |program: &str| world.kedge(&["run", "--job", "j", program]).output().unwrap();
+    let run = |program: &str| {
+        world.kedge(&["run", "--gpu", "soft", "--job", "j", program]).output().unwrap()
+    };
     let missing = run("/no/such/program");
     assert_eq!(missing.status.code(), Some(127));
     assert_eq!(text(&missing.stderr), "kedge: /no/such/program: no such program\n");
@@ -97,14 +101,17 @@ fn a_program_that_does_not_start_is_told_as_shells_do() {
 fn stdio_and_arguments_are_the_program_s() {
     let world = World::new("stdio");
     let mut child = world
-        .kedge(&["run", "cat", "-", "--"])
+        .kedge(&["run", "--gpu", "soft", "cat", "-", "--"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(b"through").unwrap();
     assert_eq!(text(&child.wait_with_output().unwrap().stdout), "through");
-    let output = world.kedge(&["run", "--", "echo", "--gpu", "--job", "x"]).output().unwrap();
+    let output = world
+        .kedge(&["run", "--gpu", "soft", "--", "echo", "--gpu", "--job", "x"])
+        .output()
+        .unwrap();
     assert_eq!(text(&output.stdout), "--gpu --job x\n");
 }
 
@@ -113,7 +120,8 @@ fn the_program_finds_the_driver_and_the_job() {
     let world = World::new("env");
     let script = "echo $KEDGE_JOB; echo $KEDGE_SOCKET; echo $LD_LIBRARY_PATH; \
                   readlink ${LD_LIBRARY_PATH%%:*}/libcuda.so.1; stat -c %a $KEDGE_SOCKET";
-    let mut command = world.kedge(&["run", "--job", "env", "--", "sh", "-c", script]);
+    let mut command =
+        world.kedge(&["run", "--gpu", "soft", "--job", "env", "--", "sh", "-c", script]);
     let output = text(&command.env("LD_LIBRARY_PATH", "/x").output().unwrap().stdout);
     let lines: Vec<&str> = output.lines().collect();
     let job = world.job("env");
@@ -163,7 +171,7 @@ fn signals_are_passed_on() {
         let script =
             format!("trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.02; done");
         let mut child = world
-            .kedge(&["run", "--job", "s", "--", "sh", "-c", &script])
+            .kedge(&["run", "--gpu", "soft", "--job", "s", "--", "sh", "-c", &script])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -180,14 +188,14 @@ fn signals_are_passed_on() {
 fn a_running_job_s_name_is_taken_and_an_ended_one_s_is_free() {
     let world = World::new("names");
     let kedge = env!("CARGO_BIN_EXE_kedge");
-    let output = world.sh("same", &format!("{kedge} run --job same true; echo $?"));
+    let output = world.sh("same", &format!("{kedge} run --gpu soft --job same true; echo $?"));
     assert_eq!(text(&output.stdout).trim(), "125");
     assert_eq!(
         text(&output.stderr),
         "kedge: a job named same is running: choose another name, or end it first\n"
     );
     assert!(world.sh("same", "true").status.success());
-    let bad = world.kedge(&["run", "--job", "../x", "true"]).output().unwrap();
+    let bad = world.kedge(&["run", "--gpu", "soft", "--job", "../x", "true"]).output().unwrap();
     assert_eq!(bad.status.code(), Some(2));
 }
 
@@ -195,7 +203,7 @@ fn a_running_job_s_name_is_taken_and_an_ended_one_s_is_free() {
 fn a_killed_supervisor_blocks_nothing() {
     let world = World::new("killed");
     let mut child = world
-        .kedge(&["run", "--job", "k", "--", "sh", "-c", "echo ready; sleep 0.3"])
+        .kedge(&["run", "--gpu", "soft", "--job", "k", "--", "sh", "-c", "echo ready; sleep 0.3"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -229,10 +237,14 @@ fn kedge_s_own_failures_say_what_to_do() {
     let said = fail(world.kedge(&["run", "true"]).env("KEDGE_LIB_DIR", "/nonexistent"));
     assert!(said.contains("libkedge_cuda.so") && said.contains("KEDGE_LIB_DIR"), "{said}");
 
+    // A proxy that does not tell what devices there are.
+    let said = fail(&mut world.kedge(&["run", "true"]));
+    assert!(said.contains("parts/kedge-proxy"), "{said}");
+
     let base = world.0.join("run/kedge/hosts");
     std::fs::create_dir_all(&base).unwrap();
     std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).unwrap();
-    let said = fail(&mut world.kedge(&["run", "true"]));
+    let said = fail(&mut world.kedge(&["run", "--gpu", "soft", "true"]));
     assert!(said.contains("others cannot enter"), "{said}");
 }
 
@@ -297,10 +309,20 @@ fn a_job_may_lie_in_a_folder_with_a_long_path() {
         command.env("XDG_STATE_HOME", &state);
         command
     };
-    let mut child = kedge(&["run", "--job", "j", "--", "sh", "-c", "echo on; exec sleep 1000"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = kedge(&[
+        "run",
+        "--gpu",
+        "soft",
+        "--job",
+        "j",
+        "--",
+        "sh",
+        "-c",
+        "echo on; exec sleep 1000",
+    ])
+    .stdout(Stdio::piped())
+    .spawn()
+    .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "on");
     let output = kedge(&["checkpoint", "j"]).output().unwrap();
@@ -471,7 +493,15 @@ fn a_limit_on_files_ends_a_checkpoint_and_no_job() {
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
     // Also the job's own files.
     let output = Command::new("bash")
-        .args(["-c", "ulimit -f 0; exec \"$@\" true", "bash", env!("CARGO_BIN_EXE_kedge"), "run"])
+        .args([
+            "-c",
+            "ulimit -f 0; exec \"$@\" true",
+            "bash",
+            env!("CARGO_BIN_EXE_kedge"),
+            "run",
+            "--gpu",
+            "soft",
+        ])
         .envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))))
         .output()
         .unwrap();

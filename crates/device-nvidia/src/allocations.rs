@@ -1,5 +1,6 @@
-//! What a client has allocated that began on software devices. These told it that they are exact, so it tells of its
-//! allocations, and must find them valid when it is on such devices again. GPUs have no use for that.
+//! What a client has allocated that began on software devices. These told it that they are exact,
+//! so it tells of its allocations, and must find them valid when it is on such devices again. GPUs
+//! have no use for that.
 
 use kedge_cuda_types::CuError;
 use kedge_device::Ranges;

@@ -86,7 +86,8 @@ pub(crate) fn reserve(driver: &Driver, devices: Range<usize>) -> Result<(), Aren
 }
 
 impl Arena {
-    /// Reserves the address range of each device, but of the first `before` of them, of which that is done.
+    /// Reserves the address range of each device, but of the first `before` of them, of which that
+    /// is done.
     pub(crate) fn reserve(
         driver: &Arc<Driver>,
         devices: &[CUdevice],

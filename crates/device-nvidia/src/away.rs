@@ -1,26 +1,26 @@
-//! Memory that goes off the devices while nothing runs, and comes back where it was: that of slabs, which is
-//! what `cudaMalloc` and its like give, and of the program's handles (`cuMemCreate`).
+//! Memory that goes off the devices while nothing runs, and comes back where it was: that of slabs,
+//! which is what `cudaMalloc` and its like give, and of the program's handles (`cuMemCreate`).
 
 use crate::NvidiaBackend;
 use crate::restore::settle;
 use kedge_device::{Object, SnapshotError};
 
 impl NvidiaBackend {
-    /// See [`kedge_device::Backend::vacate`].
+    /// See [`kedge_device::Swap::vacate`].
     pub(crate) fn vacate_slabs(&self) -> Result<u64, SnapshotError> {
         self.shared.cache.surrender();
         let vacated = self.tables().arena.vacate();
         vacated.map_err(|error| SnapshotError::new(error, "a slab's memory cannot be given back"))
     }
 
-    /// See [`kedge_device::Backend::occupy`].
+    /// See [`kedge_device::Swap::occupy`].
     pub(crate) fn occupy_slabs(&self) -> Result<(), SnapshotError> {
         let occupied = self.or_with_less_cached(|| self.tables().arena.occupy());
         occupied
             .map_err(|error| SnapshotError::new(error, "the devices' memory cannot be had again"))
     }
 
-    /// See [`kedge_device::Backend::refill`].
+    /// See [`kedge_device::Swap::refill`].
     pub(crate) fn refill_memory(
         &self,
         object: &Object,
@@ -36,7 +36,7 @@ impl NvidiaBackend {
         Ok(self.upload(&target, bytes)?)
     }
 
-    /// See [`kedge_device::Backend::refilled`].
+    /// See [`kedge_device::Swap::refilled`].
     pub(crate) fn all_refilled(&self) -> Result<(), SnapshotError> {
         let used = std::mem::take(&mut self.restoring().used);
         let settled = settle(&self.shared.driver, &used).and(self.shared.slots.settle());

@@ -7,21 +7,17 @@ use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
 use crate::stream::{Event, Stream};
-use crate::{occupancy, symbols, tensor_maps};
+use crate::{occupancy, symbols};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::attribute::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR};
 use kedge_cuda_types::handle::{CUevent, CUstream};
-use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Code, Done, EventShare, HeldPart, HeldPlace, Known, Object, Piece, Query, Snapshot,
-    SnapshotError,
+    Backend, Code, Done, Interprocess, Ordered, Placing, Query, Restore, Snapshots, Swap,
 };
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
-    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
+    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -62,6 +58,7 @@ impl Backend for NvidiaBackend {
                 "the GPU will not tell what has changed between checkpoints: its kernel cannot be loaded ({error})"
             ));
         }
+        context.bells.made();
         let stream = Stream::new(CUstream::LEGACY, &context, &self.shared.busy);
         tables.streams.insert(legacy, stream);
         self.shared.live.add(&context);
@@ -148,22 +145,6 @@ impl Backend for NvidiaBackend {
         })
     }
 
-    fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
-        self.tables().arena.export_handle(handle)
-    }
-
-    fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
-        self.tables().arena.import_handle(handle, fd)
-    }
-
-    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
-        self.tables().arena.adopt_handle(handle, device, size)
-    }
-
-    fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
-        self.tables().arena.export_slab(addr)
-    }
-
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
         self.tables().arena.destroy_handle(handle)
     }
@@ -219,29 +200,6 @@ impl Backend for NvidiaBackend {
         let mut tables = self.tables();
         let context = Arc::clone(tables.context(ctx)?);
         tables.textures.destroy_object(&self.shared.driver, &context, handle)
-    }
-
-    fn check_placed(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
-        self.tables().context(ctx)?.enter()?;
-        let (mut base, mut bytes) = (0, 0);
-        // SAFETY: live out pointers; the driver only looks the address up.
-        let found =
-            unsafe { (self.shared.driver.cuMemGetAddressRange_v2)(&mut base, &mut bytes, addr) };
-        let reach = (addr - base.min(addr)).checked_add(size);
-        let inside = found == 0 && reach.is_some_and(|reach| reach <= bytes as u64);
-        if inside { Ok(()) } else { Err(CuError::INVALID_VALUE) }
-    }
-
-    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
-        tensor_maps::encode(&self.shared.driver, map)
-    }
-
-    fn move_tensor_map(
-        &self,
-        map: &[u8; TENSOR_MAP_BYTES],
-        address: u64,
-    ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
-        tensor_maps::relocate(&self.shared.driver, map, address)
     }
 
     fn load_module(
@@ -335,6 +293,7 @@ impl Backend for NvidiaBackend {
         if stream.raw == CUstream::LEGACY {
             return Ok(());
         }
+        stream.goes();
         let driver = Arc::clone(&self.shared.driver);
         let raw = stream.raw;
         let ctx = Arc::clone(&stream.ctx);
@@ -370,28 +329,6 @@ impl Backend for NvidiaBackend {
         // SAFETY: a live out pointer.
         check(unsafe { (self.shared.driver.cuEventCreate)(&mut raw, flags) })?;
         tables.events.insert(event, Event::new(raw, &context, timing, interprocess));
-        Ok(())
-    }
-
-    fn export_event(&self, event: EventId) -> Result<EventShare, CuError> {
-        let tables = self.tables();
-        let event = tables.event(event)?;
-        event.ctx.enter()?;
-        let mut handle = CUipcEventHandle([0; 64]);
-        // SAFETY: a live out pointer, and an event of the driver's.
-        check(unsafe { (self.shared.driver.cuIpcGetEventHandle)(&mut handle, event.raw) })?;
-        Ok(EventShare::Driver(handle.0))
-    }
-
-    fn import_event(&self, event: EventId, ctx: CtxId, share: EventShare) -> Result<(), CuError> {
-        let EventShare::Driver(handle) = share else { return Err(CuError::INVALID_VALUE) };
-        let mut tables = self.tables();
-        let context = Arc::clone(tables.context(ctx)?);
-        context.enter()?;
-        let (mut raw, handle) = (CUevent::NULL, CUipcEventHandle(handle));
-        // SAFETY: a live out pointer; the driver checks the handle.
-        check(unsafe { (self.shared.driver.cuIpcOpenEventHandle)(&mut raw, handle) })?;
-        tables.events.insert(event, Event::new(raw, &context, false, true));
         Ok(())
     }
 
@@ -493,70 +430,24 @@ impl Backend for NvidiaBackend {
         self.rests()
     }
 
-    fn prepare_snapshot(&self) -> Result<(), SnapshotError> {
-        self.prepare(None)
+    fn interprocess(&self) -> Option<&dyn Interprocess> {
+        Some(self)
     }
 
-    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        self.take_snapshot(None)
+    fn placing(&self) -> Option<&dyn Placing> {
+        Some(self)
     }
 
-    fn prepare_changes(&self, known: &Known) -> Result<(), SnapshotError> {
-        self.prepare(Some(known))
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 
-    fn snapshot_changes(&self, known: &Known) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        self.take_snapshot(Some(known))
+    fn restores(&self, _: Ordered) -> Option<&dyn Restore> {
+        Some(self)
     }
 
-    fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        self.expect(notes)
-    }
-
-    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        self.take_notes(notes)
-    }
-
-    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        self.put_back(object, start, bytes)
-    }
-
-    fn restore_filled(
-        &self,
-        object: &Object,
-        start: u64,
-        bytes: usize,
-        fill: &mut dyn FnMut(&mut [u8]) -> bool,
-    ) -> Result<(), SnapshotError> {
-        self.put_filled(object, start, bytes, fill)
-    }
-
-    fn vacate(&self) -> Result<u64, SnapshotError> {
-        self.vacate_slabs()
-    }
-
-    fn occupy(&self) -> Result<(), SnapshotError> {
-        self.occupy_slabs()
-    }
-
-    fn refill(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        self.refill_memory(object, start, bytes)
-    }
-
-    fn refilled(&self) -> Result<(), SnapshotError> {
-        self.all_refilled()
-    }
-
-    fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
-        self.import_held(parts)
-    }
-
-    fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
-        self.copy_held(piece, from)
-    }
-
-    fn restore_end(&self) -> Result<(), SnapshotError> {
-        self.finish_restore()
+    fn swaps(&self, _: Ordered) -> Option<&dyn Swap> {
+        Some(self)
     }
 }
 

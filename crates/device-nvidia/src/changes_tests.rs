@@ -4,7 +4,7 @@ use crate::fake::Turn;
 use crate::snapshot_tests::{MIB, SLAB, backend, limits, pattern, poke, rest};
 use kedge_cuda_types::arena::device_base;
 use kedge_device::digest::{BLOCK, Keys};
-use kedge_device::{Backend, Known, Object, Piece, Snapshot};
+use kedge_device::{Backend, Known, Object, Piece, Snapshot, Snapshots};
 use kedge_protocol::MemHandleId;
 
 /// Takes over what a snapshot has, as one that is stored.
@@ -35,8 +35,8 @@ fn only_what_has_changed_is_copied() {
     backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
     poke(base, &pattern(1, 2 * SLAB));
     rest(&backend);
-    backend.prepare_changes(&known).unwrap();
-    let full = backend.snapshot_changes(&known).unwrap();
+    backend.prepare_snapshot(Some(&known)).unwrap();
+    let full = backend.snapshot(Some(&known)).unwrap();
     let sum = changed(&known, &*full).iter().map(|(_, from, to)| to - from).sum::<u64>();
     assert_eq!(sum, 2 * SLAB + 4 * MIB);
     store(&mut known, &*full);
@@ -44,8 +44,8 @@ fn only_what_has_changed_is_copied() {
     poke(base + 3 * BLOCK + 77, b"x");
     poke(base + SLAB - 1, b"y");
     poke(base + SLAB, b"z");
-    backend.prepare_changes(&known).unwrap();
-    let some = backend.snapshot_changes(&known).unwrap();
+    backend.prepare_snapshot(Some(&known)).unwrap();
+    let some = backend.snapshot(Some(&known)).unwrap();
     // What the program does from now on does not show.
     poke(base + 3 * BLOCK, &pattern(9, BLOCK));
     let runs = changed(&known, &*some);
@@ -79,8 +79,8 @@ fn where_digests_cannot_be_computed_all_is_copied() {
     backend.create_handle(MemHandleId(3), 0, 4 * MIB, false).unwrap();
     poke(device_base(0), &pattern(5, SLAB));
     rest(&backend);
-    backend.prepare_changes(&known).unwrap();
-    let snapshot = backend.snapshot_changes(&known).unwrap();
+    backend.prepare_snapshot(Some(&known)).unwrap();
+    let snapshot = backend.snapshot(Some(&known)).unwrap();
     let piece = snapshot.pieces().iter().find(|piece| piece.object == Object::Memory).unwrap();
     assert!(snapshot.digests(piece).is_none());
     let mut bytes = vec![0; SLAB as usize];
@@ -98,8 +98,8 @@ fn parts_in_host_memory_are_read_as_one() {
     backend.grant(0, device_base(0), SLAB).unwrap();
     poke(device_base(0), &pattern(5, SLAB));
     rest(&backend);
-    backend.prepare_changes(&known).unwrap();
-    let snapshot = backend.snapshot_changes(&known).unwrap();
+    backend.prepare_snapshot(Some(&known)).unwrap();
+    let snapshot = backend.snapshot(Some(&known)).unwrap();
     let piece = snapshot.pieces()[0].clone();
     assert_eq!(piece.bytes, SLAB);
     let mut bytes = vec![0; SLAB as usize];
@@ -107,6 +107,6 @@ fn parts_in_host_memory_are_read_as_one() {
     assert!(bytes == pattern(5, SLAB));
     store(&mut known, &*snapshot);
     drop(snapshot);
-    let nothing = backend.snapshot_changes(&known).unwrap();
+    let nothing = backend.snapshot(Some(&known)).unwrap();
     assert_eq!(changed(&known, &*nothing), []);
 }

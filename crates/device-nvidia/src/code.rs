@@ -1,6 +1,6 @@
-//! Addresses of functions in modules' variables. Nothing makes the driver place code where it was (seen with NCCL's table
-//! of functions on two H200s, driver 580): where it lies elsewhere after a restart, such words become the addresses of
-//! the same functions there.
+//! Addresses of functions in modules' variables. Nothing makes the driver place code where it was
+//! (seen with NCCL's table of functions on two H200s, driver 580): where it lies elsewhere after a
+//! restart, such words become the addresses of the same functions there.
 
 use crate::NvidiaBackend;
 use crate::context::Context;
@@ -35,7 +35,8 @@ wire! {
 /// By variable: where in it which address of a function is to be.
 pub(crate) type Corrections = HashMap<(ModuleId, String), Vec<(u64, u64)>>;
 
-/// What must be known of a module's functions after a restart: these words of its variables, as they are now.
+/// What must be known of a module's functions after a restart: these words of its variables, as
+/// they are now.
 pub(crate) fn tables(
     backend: &NvidiaBackend,
     id: ModuleId,
@@ -71,8 +72,8 @@ impl NvidiaBackend {
                 let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
                 let room = &mut slot.bytes()[..(last - first) as usize + 8];
                 let to = room.as_mut_ptr().cast();
-                // SAFETY: the variable's bytes, as the caller has checked; a pinned buffer of that length, which is
-                // waited for.
+                // SAFETY: the variable's bytes, as the caller has checked; a pinned buffer of that
+                // length, which is waited for.
                 unsafe {
                     check((driver.cuMemcpyDtoHAsync_v2)(to, base + first, room.len(), stream))?;
                     check((driver.cuStreamSynchronize)(stream))?;
@@ -87,8 +88,8 @@ impl NvidiaBackend {
         words
     }
 
-    /// A restart: finds out where the functions of these tables are now, before any bytes are put back. What was a
-    /// function's address and is none any more is added to `moved`.
+    /// A restart: finds out where the functions of these tables are now, before any bytes are put
+    /// back. What was a function's address and is none any more is added to `moved`.
     pub(crate) fn find_code(
         &self,
         tables: &[CodeTable],
@@ -143,8 +144,9 @@ fn unknown(module: ModuleId) -> SnapshotError {
     SnapshotError::new(CuError::INVALID_ADDRESS_SPACE, message)
 }
 
-/// Where each function is now, by where it was, from pairs of a word as it was and as the driver has made it here: the
-/// program may have changed some of the former. `Some(None)` if all are where they were; `None` if that cannot be told.
+/// Where each function is now, by where it was, from pairs of a word as it was and as the driver
+/// has made it here: the program may have changed some of the former. `Some(None)` if all are where
+/// they were; `None` if that cannot be told.
 fn translation(pairs: &[(u64, u64)]) -> Option<Option<BTreeMap<u64, u64>>> {
     let was: BTreeSet<u64> = pairs.iter().map(|pair| pair.0).filter(|was| *was != 0).collect();
     let here: HashSet<u64> = pairs.iter().map(|pair| pair.1).filter(|now| *now != 0).collect();
@@ -176,7 +178,8 @@ fn one_to_one(pairs: impl Iterator<Item = (u64, u64)>) -> Option<BTreeMap<u64, u
     Some(to)
 }
 
-/// An object's bytes from `start` on, with `value` of each address of a function in place of what it was.
+/// An object's bytes from `start` on, with `value` of each address of a function in place of what
+/// it was.
 pub(crate) fn corrected<'a>(
     corrections: &Corrections,
     object: &Object,

@@ -1,5 +1,6 @@
 //! Contexts, and which one each of our threads has made current.
 
+use crate::bells::Bells;
 use crate::driver::{Driver, check};
 use crate::stream::Stream;
 use crate::window::Window;
@@ -21,6 +22,8 @@ pub(crate) struct Context {
     /// Ordinal, as the client counts.
     pub(crate) device: u32,
     driver: Arc<Driver>,
+    /// Through which short waits are heard of.
+    pub(crate) bells: Arc<Bells>,
     streams: Mutex<Vec<Weak<Stream>>>,
     /// Gone as soon as the context is.
     own: RwLock<Option<OwnStreams>>,
@@ -56,7 +59,8 @@ pub(crate) struct Unnamed {
     own: OwnStreams,
 }
 
-/// What contexts take, in which the driver places modules' variables: of the process, as its addresses are.
+/// What contexts take, in which the driver places modules' variables: of the process, as its
+/// addresses are.
 static ADDRESSES: LazyLock<Mutex<Window>> =
     LazyLock::new(|| Mutex::new(Window::new(0x7e80_0000_0000, 2048)));
 
@@ -82,9 +86,10 @@ impl Unnamed {
 
     /// It is the client's from now on.
     pub(crate) fn named(self, driver: &Arc<Driver>, id: CtxId, device: u32) -> Arc<Context> {
-        let (driver, streams) = (Arc::clone(driver), Mutex::default());
+        let (bells, streams) = (Bells::new(driver), Mutex::default());
+        let driver = Arc::clone(driver);
         let Unnamed { raw, own } = self;
-        Arc::new(Context { id, raw, device, driver, streams, own: RwLock::new(Some(own)) })
+        Arc::new(Context { id, raw, device, driver, bells, streams, own: RwLock::new(Some(own)) })
     }
 
     /// Ends it.

@@ -36,8 +36,8 @@ struct Side {
 /// The driver's form of a copy without private memory.
 ///
 /// # Errors
-/// INVALID_VALUE for private memory, and for planes that are not whole rows apart: the driver cannot
-/// say those.
+/// INVALID_VALUE for private memory, and for planes that are not whole rows apart: the driver
+/// cannot say those.
 pub(crate) fn raw(copy: &Copy3d, arrays: &impl Arrays) -> Result<RawCopy, CuError> {
     if let (Place::Mapped { addr: src, .. }, Place::Mapped { addr: dst, .. }) = (copy.src, copy.dst)
         && copy.src.is_packed(copy.shape())

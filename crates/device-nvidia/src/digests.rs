@@ -1,5 +1,6 @@
-//! Digests of the devices' memory, computed by the devices, and copies of the blocks that have changed: kernels
-//! of our own in one of the client's contexts, with memory of our own. The program knows nothing of them.
+//! Digests of the devices' memory, computed by the devices, and copies of the blocks that have
+//! changed: kernels of our own in one of the client's contexts, with memory of our own. The program
+//! knows nothing of them.
 
 use crate::Shared;
 use crate::context::Context;
@@ -110,8 +111,9 @@ impl Digester {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A context was made, and is current: loads the kernels, unless that is done, before anything that the program loads. In every
-    /// context: where the driver places what comes later depends on it, and must be the same in a restarted job.
+    /// A context was made, and is current: loads the kernels, unless that is done, before anything
+    /// that the program loads. In every context: where the driver places what comes later depends
+    /// on it, and must be the same in a restarted job.
     pub(crate) fn made(
         &self,
         driver: &Arc<Driver>,
@@ -136,7 +138,8 @@ impl Digester {
         self.lock().remove(&context);
     }
 
-    /// Computes the digests of all runs that have them, and waits. Whatever they lie in must stay mapped.
+    /// Computes the digests of all runs that have them, and waits. Whatever they lie in must stay
+    /// mapped.
     pub(crate) fn compute(
         &self,
         shared: &Shared,
@@ -179,7 +182,8 @@ impl Digester {
         Ok(Found(found))
     }
 
-    /// Has a device's kernels copy: each from, to and bytes. Starts it; done when the context's own stream is.
+    /// Has a device's kernels copy: each from, to and bytes. Starts it; done when the context's own
+    /// stream is.
     pub(crate) fn gather(
         &self,
         shared: &Shared,
@@ -222,7 +226,8 @@ pub(crate) struct Kernels {
     module: Loaded,
     /// Blocks that there is room for.
     blocks: usize,
-    /// Spans, digests, moves and powers, one behind the other. All its addresses are reserved from the beginning.
+    /// Spans, digests, moves and powers, one behind the other. All its addresses are reserved from
+    /// the beginning.
     lists: Region,
     /// The same in host memory.
     staging: Option<Pinned>,
@@ -250,7 +255,8 @@ impl Loaded {
             // SAFETY: live pointers, and a module that was just loaded.
             check(unsafe { (driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) })?;
             let mut registers = 0;
-            // SAFETY: as above. A driver that loads kernels when they are first used does so for this.
+            // SAFETY: as above. A driver that loads kernels when they are first used does so for
+            // this.
             check(unsafe { (driver.cuFuncGetAttribute)(&mut registers, NUM_REGS, function) })?;
             Ok(function)
         };
@@ -311,8 +317,8 @@ impl Kernels {
         let from = staging.wrapping_add(offset as usize);
         let mut count = 0;
         for word in words.take(room as usize) {
-            // SAFETY: `room` words of our own pinned memory lie there, and no copy uses them: the last has
-            // been waited for.
+            // SAFETY: `room` words of our own pinned memory lie there, and no copy uses them: the
+            // last has been waited for.
             unsafe { from.cast::<u64>().add(count).write_unaligned(word) };
             count += 1;
         }
@@ -361,7 +367,8 @@ impl Kernels {
         let at = self.offsets()[1] + index as u64 * DIGEST;
         let (staging, bytes) = self.staging();
         let from = staging.wrapping_add(at as usize).cast::<Digest>();
-        // SAFETY: it lies in our own pinned memory, to which nothing is copied any more; any bits are numbers.
+        // SAFETY: it lies in our own pinned memory, to which nothing is copied any more; any bits
+        // are numbers.
         (at + DIGEST <= bytes).then(|| unsafe { from.read_unaligned() })
     }
 
@@ -382,8 +389,8 @@ impl Kernels {
     ) -> Result<(), CuError> {
         let grid = u32::try_from(blocks).map_err(|_| CuError::INVALID_VALUE)?;
         let extra = ptr::null_mut();
-        // SAFETY: a kernel of ours with as many parameters as it has, each live and of its size. It reads and
-        // writes what the caller has shown to be mapped.
+        // SAFETY: a kernel of ours with as many parameters as it has, each live and of its size. It
+        // reads and writes what the caller has shown to be mapped.
         check(unsafe {
             (self.driver.cuLaunchKernel)(
                 function,

@@ -1,5 +1,5 @@
-//! How a snapshot leaves a device: through pinned buffers, the next bytes travelling while the last are copied
-//! on, by as many threads as call; as fast as [`Pace`] lets them.
+//! How a snapshot leaves a device: through pinned buffers, the next bytes travelling while the last
+//! are copied on, by as many threads as call; as fast as [`Pace`] lets them.
 
 use crate::Shared;
 use crate::context::{Context, Held};
@@ -55,8 +55,8 @@ pub(crate) fn fetch(
     outcome.and(lane.receive(ahead))
 }
 
-/// Shows `bytes` of a device from `addr` on to `see`, in the pinned buffer where they arrive; `false` where that is
-/// too small.
+/// Shows `bytes` of a device from `addr` on to `see`, in the pinned buffer where they arrive;
+/// `false` where that is too small.
 pub(crate) fn look(
     shared: &Shared,
     pace: &Pace,

@@ -46,8 +46,8 @@ macro_rules! driver {
 
         impl Driver {
             fn resolve(library: Library) -> Result<Driver, DriverError> {
-                // SAFETY: each symbol is read as a function of the type that the reference gives it,
-                // and the library stays open as long as the table lives.
+                // SAFETY: each symbol is read as a function of the type that the reference gives
+                // it, and the library stays open as long as the table lives.
                 unsafe {
                     Ok(Driver {
                         $($name: *library

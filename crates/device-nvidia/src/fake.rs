@@ -1,5 +1,5 @@
-//! A driver for tests: device memory is memory of this process at the device's addresses, copies are
-//! made at once. One test at a time has it.
+//! A driver for tests: device memory is memory of this process at the device's addresses, copies
+//! are made at once. One test at a time has it.
 
 mod graphs;
 mod memory;
@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use kedge_cuda_types::handle::*;
 use kedge_cuda_types::memory::*;
 use kedge_device::digest::{Digest, Keys};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,6 +33,10 @@ pub(crate) struct Fake {
     reserved: HashMap<u64, usize>,
     /// Whether streams have work.
     pub(crate) pending: bool,
+    /// What streams answer that are to write a value.
+    pub(crate) refuses_values: Option<u32>,
+    /// Values that streams with work have not written yet: where to, and what.
+    values: VecDeque<(u64, u64)>,
     /// Milliseconds.
     pub(crate) clock: f64,
     events: HashMap<usize, Option<f64>>,
@@ -116,6 +120,14 @@ impl Fake {
         mapped + self.created.values().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
+    /// The oldest value that was not written yet is; false if there is none.
+    pub(crate) fn write_first(&mut self) -> bool {
+        let Some((to, value)) = self.values.pop_front() else { return false };
+        // SAFETY: as of all that follows.
+        unsafe { ptr::write_volatile(to as *mut u64, value) };
+        true
+    }
+
     fn id(&mut self) -> usize {
         self.next += 1;
         self.next + 0x1000
@@ -136,12 +148,14 @@ pub(crate) fn driver() -> Driver {
         cuMemGetInfo_v2: memory::info,
         cuMemHostRegister_v2: register,
         cuMemHostUnregister: unregister,
+        cuMemHostGetDevicePointer_v2: device_pointer,
         cuCtxCreate_v2: context,
         cuCtxDestroy_v2: destroy_context,
         cuCtxSetCurrent: destroy_context,
         cuStreamCreateWithPriority: stream,
         cuStreamSynchronize: synchronize,
         cuStreamQuery: query,
+        cuStreamWriteValue64_v2: write_value,
         cuMemcpyHtoDAsync_v2: to_device,
         cuMemcpyDtoHAsync_v2: to_host,
         cuMemcpyDtoDAsync_v2: inside,
@@ -174,14 +188,22 @@ pub(crate) fn driver() -> Driver {
     }
 }
 
-// SAFETY of all that follows: called by the code under test as the driver would be, with pointers that
-// are live where the driver's must be; device addresses are this process's own.
+// SAFETY of all that follows: called by the code under test as the driver would be, with pointers
+// that are live where the driver's must be; device addresses are this process's own.
 
 unsafe extern "C" fn register(_: *mut c_void, _: usize, _: c_uint) -> u32 {
     OK
 }
 
+unsafe extern "C" fn device_pointer(out: *mut u64, at: *mut c_void, _: c_uint) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = at as u64 };
+    OK
+}
+
+/// Whose memory goes has nothing more written to it.
 unsafe extern "C" fn unregister(_: *mut c_void) -> u32 {
+    with(|fake| fake.values.clear());
     OK
 }
 
@@ -209,6 +231,17 @@ unsafe extern "C" fn synchronize(_: CUstream) -> u32 {
 
 unsafe extern "C" fn query(_: CUstream) -> u32 {
     if with(|fake| fake.pending) { NOT_READY } else { OK }
+}
+
+unsafe extern "C" fn write_value(_: CUstream, to: u64, value: u64, _: c_uint) -> u32 {
+    with(|fake| {
+        if let Some(refusal) = fake.refuses_values {
+            return refusal;
+        }
+        fake.values.push_back((to, value));
+        while !fake.pending && fake.write_first() {}
+        OK
+    })
 }
 
 unsafe extern "C" fn to_device(to: u64, from: *const c_void, bytes: usize, _: CUstream) -> u32 {

@@ -113,7 +113,8 @@ impl HostStep {
     }
 }
 
-/// Calls `f` with the address and the staged bytes of each row, or of all of them if they are packed.
+/// Calls `f` with the address and the staged bytes of each row, or of all of them if they are
+/// packed.
 fn each_row(
     place: Place,
     shape: Shape,

@@ -7,10 +7,12 @@ use crate::graph_copies::{HostStep, StagedCopy};
 use crate::host_call::{self, HostCall};
 use crate::launch;
 use crate::modules::Kernel;
+use crate::stream::{Event, Stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::*;
-use kedge_cuda_types::handle::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use kedge_cuda_types::handle::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode};
 use kedge_protocol::Launch;
+use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ pub(crate) enum Node<'a> {
     Copy(RawCopy),
     Staged(StagedCopy),
     Fill(CUDA_MEMSET_NODE_PARAMS_v1),
-    Record(CUevent),
+    Record(&'a Arc<Event>),
     Wait(CUevent),
     Host(Box<HostCall>),
     Memory(CUstreamBatchMemOpParams),
@@ -32,6 +34,8 @@ pub(crate) struct Graph {
     driver: Arc<Driver>,
     raw: CUgraph,
     nodes: Vec<Place>,
+    /// What its nodes record, by their numbers.
+    records: BTreeMap<u32, Arc<Event>>,
     exec: CUgraphExec,
     /// What its host nodes point at, for as long as it may run.
     #[expect(clippy::vec_box, reason = "the driver keeps each call's address")]
@@ -72,6 +76,7 @@ impl Graph {
             driver,
             raw,
             nodes: Vec::new(),
+            records: BTreeMap::new(),
             exec: CUgraphExec::NULL,
             calls: Vec::new(),
             steps: Vec::new(),
@@ -118,7 +123,7 @@ impl Graph {
                     check((driver.cuGraphAddMemsetNode)(out, graph, none, 0, fill, ctx))?;
                 }
                 Node::Record(event) => {
-                    check((driver.cuGraphAddEventRecordNode)(out, graph, none, 0, *event))?;
+                    check((driver.cuGraphAddEventRecordNode)(out, graph, none, 0, event.raw))?;
                 }
                 Node::Wait(event) => {
                     check((driver.cuGraphAddEventWaitNode)(out, graph, none, 0, *event))?;
@@ -136,7 +141,7 @@ impl Graph {
         }
         let switched = matches!(node, Node::Kernel(..) | Node::Copy(_) | Node::Fill(_));
         self.nodes.push(Place::one(made, switched));
-        self.keep(node);
+        self.keep(self.nodes.len() as u32 - 1, node);
         Ok(())
     }
 
@@ -167,8 +172,9 @@ impl Graph {
     }
 
     /// A host node's call lives as long as the graph: an earlier launch may still make it.
-    fn keep(&mut self, node: Node<'_>) {
+    fn keep(&mut self, number: u32, node: Node<'_>) {
         match node {
+            Node::Record(event) => drop(self.records.insert(number, Arc::clone(event))),
             Node::Host(call) => self.calls.push(call),
             Node::Staged(copy) => self.steps.push(copy.into_step()),
             _ => {}
@@ -199,9 +205,14 @@ impl Graph {
         check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut self.exec, self.raw, flags) })
     }
 
-    pub(crate) fn launch(&self, stream: CUstream) -> Result<(), CuError> {
+    /// As the next operation of `stream`.
+    pub(crate) fn launch(&self, stream: &Arc<Stream>) -> Result<(), CuError> {
         // SAFETY: instantiated, or NULL, which the driver refuses.
-        check(unsafe { (self.driver.cuGraphLaunch)(self.exec, stream) })
+        check(unsafe { (self.driver.cuGraphLaunch)(self.exec, stream.raw) })?;
+        for event in self.records.values() {
+            event.record(stream, stream.next_number());
+        }
+        Ok(())
     }
 
     /// Replaces one node's operation in later launches.
@@ -211,7 +222,7 @@ impl Graph {
         if matches!(node, Node::Empty) {
             return self.switch(number, false);
         }
-        self.set_operation(place, node)?;
+        self.set_operation(number, place, node)?;
         self.switch(number, true)
     }
 
@@ -236,7 +247,7 @@ impl Graph {
         Ok(())
     }
 
-    fn set_operation(&mut self, place: Place, node: Node<'_>) -> Result<(), CuError> {
+    fn set_operation(&mut self, number: u32, place: Place, node: Node<'_>) -> Result<(), CuError> {
         let Place { first: at, last, .. } = place;
         let (driver, exec, ctx) = (&*self.driver, self.exec, self.ctx.raw);
         // SAFETY: as in `add`.
@@ -258,7 +269,7 @@ impl Graph {
                     check((driver.cuGraphExecMemsetNodeSetParams)(exec, at, fill, ctx))
                 }
                 Node::Record(event) => {
-                    check((driver.cuGraphExecEventRecordNodeSetEvent)(exec, at, *event))
+                    check((driver.cuGraphExecEventRecordNodeSetEvent)(exec, at, event.raw))
                 }
                 Node::Wait(event) => {
                     check((driver.cuGraphExecEventWaitNodeSetEvent)(exec, at, *event))
@@ -274,7 +285,7 @@ impl Graph {
                 }
             }?;
         }
-        self.keep(node);
+        self.keep(number, node);
         Ok(())
     }
 }

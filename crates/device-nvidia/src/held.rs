@@ -1,5 +1,5 @@
-//! Snapshots that outlive their process: the device memory that they lie in goes to somebody else as
-//! descriptors, and a later process copies from there inside of the device.
+//! Snapshots that outlive their process: the device memory that they lie in goes to somebody else
+//! as descriptors, and a later process copies from there inside of the device.
 
 use crate::NvidiaBackend;
 use crate::driver::check;
@@ -26,8 +26,8 @@ impl Exported<'_> {
     }
 }
 
-/// Where a snapshot's pieces lie in `room`, and descriptors of that. `kept`: what was copied, by object and
-/// start; a piece that lies in several places is not told of.
+/// Where a snapshot's pieces lie in `room`, and descriptors of that. `kept`: what was copied, by
+/// object and start; a piece that lies in several places is not told of.
 pub(crate) fn export(
     room: &Room,
     pieces: &[Piece],
@@ -65,8 +65,8 @@ pub(crate) fn export(
 }
 
 impl NvidiaBackend {
-    /// Allocates. What is kept ready for a snapshot, and then what is held of one, is the program's first of
-    /// all.
+    /// Allocates. What is kept ready for a snapshot, and then what is held of one, is the program's
+    /// first of all.
     pub(crate) fn or_with_less_cached(
         &self,
         allocate: impl Fn() -> Result<(), CuError>,
@@ -98,7 +98,7 @@ impl NvidiaBackend {
         bytes > 0 && free().is_ok_and(|free| free.saturating_sub(LEFT) < bytes)
     }
 
-    /// See [`kedge_device::Backend::restore_from`].
+    /// See [`kedge_device::Restore::restore_from`].
     pub(crate) fn import_held(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
         let mut by_device: BTreeMap<u32, Vec<(OwnedFd, u64)>> = BTreeMap::new();
         for HeldPart { device, bytes, fd } in parts {
@@ -114,11 +114,12 @@ impl NvidiaBackend {
         Ok(())
     }
 
-    /// See [`kedge_device::Backend::restore_held`].
+    /// See [`kedge_device::Restore::restore_held`].
     pub(crate) fn copy_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
         let mut restoring = self.restoring();
         if let Some(moved) = restoring.moved.first() {
-            // Whether anything points to it is found out where the bytes pass by, which they do not here.
+            // Whether anything points to it is found out where the bytes pass by, which they do not
+            // here.
             return Err(moved.refuse("what is held of the devices' memory is not looked through"));
         }
         let region = restoring.held.get(&from.device).ok_or(CuError::INVALID_VALUE)?;
@@ -131,8 +132,8 @@ impl NvidiaBackend {
         restoring.uses(&target.ctx);
         let held = target.ctx.hold()?;
         let (driver, stream) = (&self.shared.driver, held.streams().inside);
-        // SAFETY: memory of so many bytes, as was just checked; `target` has found room for them. What is
-        // held stays mapped until finish_restore() has waited for this stream.
+        // SAFETY: memory of so many bytes, as was just checked; `target` has found room for them.
+        // What is held stays mapped until finish_restore() has waited for this stream.
         let started = check(unsafe {
             (driver.cuMemcpyDtoDAsync_v2)(target.addr, source, piece.bytes as usize, stream)
         });

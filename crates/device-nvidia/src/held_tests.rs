@@ -6,7 +6,9 @@ use crate::snapshot_tests::*;
 use crate::spare::CacheLimits;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
-use kedge_device::{Backend, Done, Held, HeldPart, HeldPlace, Host, Object, Piece};
+use kedge_device::{
+    Backend, Done, Held, HeldPart, HeldPlace, Host, Object, Piece, Restore, Snapshots, Swap,
+};
 use kedge_protocol::{CtxId, MemHandleId, OutputTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +26,7 @@ fn lose(turn: &Turn, limits: CacheLimits, at: u64) -> Gone {
     poke(device_base(0), &pattern(1, 2 * SLAB));
     poke(at + 16, &pattern(2, 100));
     rest(&first);
-    let snapshot = first.snapshot().unwrap();
+    let snapshot = first.snapshot(None).unwrap();
     let held = snapshot.export().unwrap();
     poke(device_base(0), &pattern(9, 2 * SLAB));
     let gone = Gone { held, saved: read_all(&*snapshot), notes: snapshot.notes() };
@@ -62,7 +64,7 @@ fn comes_back(limits: CacheLimits, on_device: impl Fn(usize, usize) -> bool) {
     assert_eq!(peek(at + 16, 100), pattern(2, 100));
     rest(&second);
     let used = turn.used();
-    let again = second.snapshot().unwrap();
+    let again = second.snapshot(None).unwrap();
     assert!(read_all(&*again) == saved, "arrays and handles as well");
     drop(again);
     assert_eq!(turn.used(), used, "what was held is nobody's here any longer");
@@ -169,7 +171,7 @@ fn slabs_go_off_the_device_and_come_back() {
     backend.grant(0, device_base(0) + SLAB, SLAB).unwrap();
     poke(device_base(0), &pattern(3, 2 * SLAB));
     rest(&backend);
-    let snapshot = backend.snapshot().unwrap();
+    let snapshot = backend.snapshot(None).unwrap();
     let saved = read_all(&*snapshot);
     drop(snapshot);
     let before = turn.used();
@@ -208,7 +210,7 @@ fn handles_go_off_the_device_and_come_back_where_they_were_mapped() {
     backend.set_access(first, size, 0, 3).unwrap();
     poke(first, &pattern(5, size));
     rest(&backend);
-    let snapshot = backend.snapshot().unwrap();
+    let snapshot = backend.snapshot(None).unwrap();
     let saved = read_all(&*snapshot);
     drop(snapshot);
     let before = turn.used();

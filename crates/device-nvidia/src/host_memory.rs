@@ -12,8 +12,8 @@ const PAGE: u64 = 4096;
 /// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP.
 const FLAGS: u32 = 1 | 2;
 
-/// What is registered. Allocations share pages, and the driver registers a page once, so each run of
-/// pages that was registered together counts the allocations that lie in it.
+/// What is registered. Allocations share pages, and the driver registers a page once, so each run
+/// of pages that was registered together counts the allocations that lie in it.
 pub(crate) struct HostMemory {
     driver: Arc<Driver>,
     registered: Runs,
@@ -89,7 +89,8 @@ impl HostMemory {
 
     fn register(&self, from: u64, to: u64) -> Result<(), CuError> {
         let start = ptr::with_exposed_provenance_mut(from as usize);
-        // SAFETY: pages of the shared arena or of an alias: the host keeps them mapped while shared.
+        // SAFETY: pages of the shared arena or of an alias: the host keeps them mapped while
+        // shared.
         check(unsafe { (self.driver.cuMemHostRegister_v2)(start, (to - from) as usize, FLAGS) })?;
         let mut device = 0;
         // SAFETY: a live out pointer, and the range that was just registered.

@@ -85,8 +85,8 @@ pub(crate) fn run(
     let mut params = Params::new(launch);
     let mut extra = params.extra();
     if needed.is_empty() {
-        // SAFETY: a function of a loaded module; the parameter buffer has the size that is given, and
-        // the driver copies it.
+        // SAFETY: a function of a loaded module; the parameter buffer has the size that is given,
+        // and the driver copies it.
         return check(unsafe {
             (driver.cuLaunchKernel)(
                 kernel.raw,

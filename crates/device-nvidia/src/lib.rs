@@ -1,15 +1,18 @@
 //! CUDA devices driven through the installed driver, as a [`Backend`].
 //!
-//! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is there, why
-//!   it does not start. [`devices`]: what the program is told.
-//! - [`arena`], [`host_memory`]: memory at addresses of the client's choice. [`allocations`]: of it, what has been told.
-//! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`], [`textures`].
-//!   [`window`]: what of it must lie at the same addresses after a restart.
-//! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]: many.
-//! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`], [`notes`]); [`restore`]:
-//!   putting it back; [`held`]: when its process is gone. [`digests`]: what has changed since the last;
-//!   [`drain`], [`pace`]: how bytes leave a device. [`away`]: memory that goes off the devices for a while.
-//!   [`symbols`], [`timeline`], [`texture_handles`]: what the driver does not tell or keep. [`steer`], [`code`]: what it places anew.
+//! - [`driver`]: `libcuda.so.1`, opened at run time; [`presence`], [`diagnosis`]: whether it is
+//!   there, why it does not start. [`devices`]: what the program is told.
+//! - [`arena`], [`host_memory`]: memory at addresses of the client's choice. [`allocations`]: of
+//!   it, what has been told.
+//! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`],
+//!   [`textures`]. [`window`]: what of it must lie at the same addresses after a restart.
+//! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:
+//!   many.
+//! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`],
+//!   [`notes`]); [`restore`]: putting it back; [`held`]: when its process is gone. [`digests`]:
+//!   what has changed since the last; [`drain`], [`pace`]: how bytes leave a device. [`away`]:
+//!   memory that goes off the devices for a while. [`symbols`], [`timeline`], [`texture_handles`]:
+//!   what the driver does not tell or keep. [`steer`], [`code`]: what it places anew.
 //! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`nvml`]: NVIDIA's management library, for the job's questions to it.
 //! - [`waiters`]: threads that wait for the device. [`output`]: what kernels print.
@@ -18,6 +21,7 @@ mod allocations;
 mod arena;
 mod away;
 mod backend;
+mod bells;
 #[cfg(test)]
 mod changes_tests;
 mod code;
@@ -51,6 +55,7 @@ mod portable;
 mod presence;
 mod ready;
 mod restore;
+mod roles;
 mod snapshot;
 #[cfg(test)]
 mod snapshot_tests;
@@ -100,7 +105,7 @@ use staging::Buffers;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use stream::{Busy, Stream};
+use stream::{Busy, Event, Stream};
 use tables::Tables;
 use timeline::Timeline;
 use waiters::Waiters;
@@ -172,6 +177,17 @@ impl Shared {
     fn over(&self, stream: &Stream, number: u64) {
         if stream.completed(number) {
             self.host.idle();
+        }
+    }
+
+    /// An event that was recorded so has come, unless it was recorded anew meanwhile: here, or by
+    /// another process.
+    fn event_over(&self, event: &Event, recorded: Option<(Arc<Stream>, u64)>) {
+        if let Some((stream, number)) = recorded
+            && !event.interprocess
+            && event.is_of(&stream, number)
+        {
+            self.over(&stream, number);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Managed variables, at addresses that a restart can give again.
 //!
-//! The program knows where its managed variables are. The driver takes a range for those of a module when it loads
-//! it, of a multiple of 32 MiB, aligned, by a mapping that is up to 32 MiB longer (seen with driver 580 on H100 and H200).
+//! The program knows where its managed variables are. The driver takes a range for those of a
+//! module when it loads it, of a multiple of 32 MiB, aligned, by a mapping that is up to 32 MiB
+//! longer (seen with driver 580 on H100 and H200).
 
 use crate::window::{CHUNK, Window};
 use kedge_protocol::ModuleId;
@@ -43,7 +44,8 @@ impl Managed {
         self.expected = None;
     }
 
-    /// Loads a module: its managed variables come into the window, and during a restart to where they were.
+    /// Loads a module: its managed variables come into the window, and during a restart to where
+    /// they were.
     pub(crate) fn load<T>(&mut self, module: ModuleId, load: impl FnOnce() -> T) -> T {
         let limit = match &self.expected {
             None => Some(self.window.range().end),
@@ -62,7 +64,8 @@ mod tests {
     use std::process::Command;
     use std::ptr;
 
-    /// As the driver does, which ends up in the higher half of a hole of two chunks: the range's first byte.
+    /// As the driver does, which ends up in the higher half of a hole of two chunks: the range's
+    /// first byte.
     fn take(chunks: u64) -> u64 {
         let bytes = (chunks + 1) * CHUNK - (2 << 20);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -169,7 +169,7 @@ impl Moved {
 }
 
 impl NvidiaBackend {
-    /// See [`kedge_device::Backend::restore_begin`].
+    /// See [`kedge_device::Restore::restore_begin`].
     pub(crate) fn expect(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
         self.exact.store(notes.exact, Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl NvidiaBackend {
         Ok(())
     }
 
-    /// See [`kedge_device::Backend::restore_notes`].
+    /// See [`kedge_device::Restore::restore_notes`].
     pub(crate) fn take_notes(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
         let mut tables = self.tables();

@@ -1,5 +1,5 @@
-//! NVIDIA's management library, `libnvidia-ml.so.1`, opened at run time and asked for jobs that cannot have it open
-//! themselves ([`kedge_protocol::management`]).
+//! NVIDIA's management library, `libnvidia-ml.so.1`, opened at run time and asked for jobs that
+//! cannot have it open themselves ([`kedge_protocol::management`]).
 
 use kedge_protocol::management::status::{
     FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, INVALID_ARGUMENT, LIBRARY_NOT_FOUND, SUCCESS,
@@ -24,8 +24,8 @@ pub struct Nvml {
 }
 
 impl Nvml {
-    /// Opens the library that `KEDGE_NVML` names, else the one that the loader finds, else the one beside the
-    /// driver; and starts it. An error is what nvmlInit is to return.
+    /// Opens the library that `KEDGE_NVML` names, else the one that the loader finds, else the one
+    /// beside the driver; and starts it. An error is what nvmlInit is to return.
     pub fn open() -> Result<Nvml, u32> {
         let named = std::env::var_os("KEDGE_NVML").map(PathBuf::from);
         let beside = crate::driver_path().and_then(|driver| Some(driver.parent()?.join(NAME)));
@@ -42,7 +42,8 @@ impl Nvml {
             (!ours).then_some(library)
         });
         let library = library.ok_or(LIBRARY_NOT_FOUND)?;
-        // SAFETY: functions of nvml.h with the types that it gives them; they are used while the library is open.
+        // SAFETY: functions of nvml.h with the types that it gives them; they are used while the
+        // library is open.
         let found = unsafe {
             let init = library.get::<unsafe extern "C" fn() -> u32>(b"nvmlInit_v2\0").map(|f| *f);
             let by_index = library.get(b"nvmlDeviceGetHandleByIndex_v2\0").map(|f| *f);
@@ -79,8 +80,8 @@ impl Nvml {
             .map(|(kind, argument)| self.place(*kind, argument))
             .collect::<Result<Vec<Place>, u32>>()?;
         let parameters: Vec<usize> = places.iter_mut().flat_map(Place::parameters).collect();
-        // SAFETY: a function of the table, with parameters of its kinds: handles of the library's own, numbers, and
-        // pointers to memory in `places` that is as large as the kind says.
+        // SAFETY: a function of the table, with parameters of its kinds: handles of the library's
+        // own, numbers, and pointers to memory in `places` that is as large as the kind says.
         let status = unsafe { enter(symbol, &parameters) };
         if status != SUCCESS && status != INSUFFICIENT_SIZE {
             return Ok(Answer::of(status));

@@ -1,8 +1,8 @@
 //! What kernels print. The driver writes it to this process's standard output and error when the
 //! program synchronises; both lead to files in memory, from which it goes to the client.
 //!
-//! To look costs two system calls, much of a microsecond in the wait for a kernel that does nothing, so
-//! nobody looks as long as all modules are known not to print.
+//! To look costs two system calls, much of a microsecond in the wait for a kernel that does
+//! nothing, so nobody looks as long as all modules are known not to print.
 
 use kedge_device::Host;
 use kedge_protocol::OutputTarget;
@@ -52,9 +52,14 @@ impl Capture {
         self.printers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Whether a kernel may print.
+    pub(crate) fn may_print(&self) -> bool {
+        self.printers.load(Ordering::SeqCst) > 0
+    }
+
     /// Hands on what has been printed since; `anyway`: even if no module can have.
     pub(crate) fn drain(&self, host: &dyn Host, anyway: bool) {
-        if !anyway && self.printers.load(Ordering::SeqCst) == 0 {
+        if !anyway && !self.may_print() {
             return;
         }
         // SAFETY: flushes the C library's buffers, where the driver's output may be.

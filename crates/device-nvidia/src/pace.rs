@@ -1,10 +1,11 @@
 //! How fast a snapshot leaves a device while the program uses it.
 //!
-//! While bytes travel over the bus, each of the program's rounds of submitting work and waiting for it takes a
-//! little longer, by about the same time whatever the round does; longer queues of work hardly notice. So the drain
-//! looks how many rounds there are a second, and uses the bus for such a part of the time that they lose little. What
-//! has left the device within the pause goes no faster: packing and writing it takes the processors of such a program
-//! (0.87 of its rate beside 100 GiB, of which 60 were packed as fast as they could be).
+//! While bytes travel over the bus, each of the program's rounds of submitting work and waiting for
+//! it takes a little longer, by about the same time whatever the round does; longer queues of work
+//! hardly notice. So the drain looks how many rounds there are a second, and uses the bus for such
+//! a part of the time that they lose little. What has left the device within the pause goes no
+//! faster: packing and writing it takes the processors of such a program (0.87 of its rate beside
+//! 100 GiB, of which 60 were packed as fast as they could be).
 
 use crate::stream::Busy;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -47,10 +48,10 @@ impl Default for DrainWays {
 
 /// What the bus carries, bytes a second.
 const BUS: f64 = 50e9;
-/// Rounds a second that may take as much longer as one does while the bus is busy: each then takes 10 µs
-/// more (measured on an H200: 12.5 µs become 23), so 1,000 of them lose 1 % of the time; what is done to the bytes
-/// on the host takes more than that again, where it runs beside a thread of the program's or the proxy's on one core (2 to 6 % with
-/// 2,500, 0 to 4 % with 1,500).
+/// Rounds a second that may take as much longer as one does while the bus is busy: each then takes
+/// 10 µs more (measured on an H200: 12.5 µs become 23), so 1,000 of them lose 1 % of the time; what
+/// is done to the bytes on the host takes more than that again, where it runs beside a thread of
+/// the program's or the proxy's on one core (2 to 6 % with 2,500, 0 to 4 % with 1,500).
 const HARMLESS: f64 = 1000.0;
 /// Slower than that no drain becomes: half of what a disk takes.
 const SLOWEST: f64 = 6e8;

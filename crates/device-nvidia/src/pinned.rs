@@ -1,8 +1,8 @@
-//! Host memory that the device reaches directly, at full speed: what a snapshot is kept in where the
-//! device has no room, and the small buffers through which bytes travel.
+//! Host memory that the device reaches directly, at full speed: what a snapshot is kept in where
+//! the device has no room, and the small buffers through which bytes travel.
 //!
-//! It is mapped here and registered, not taken from the driver: pages are made by several threads, and
-//! where the driver places its own things does not depend on it.
+//! It is mapped here and registered, not taken from the driver: pages are made by several threads,
+//! and where the driver places its own things does not depend on it.
 
 use crate::context::Context;
 use crate::driver::{Driver, check};
@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING: who waits sleeps, and leaves the driver's locks to
-/// the program.
+/// CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING: who waits sleeps, and leaves the driver's
+/// locks to the program.
 const EVENT_FLAGS: u32 = 1 | 2;
 /// Pages are made in parts of this size, by one thread each.
 const PART: usize = 32 << 20;
@@ -56,8 +56,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Has memory of a mapping of ours, with pages made by `threads` threads, reached by the devices. Some context is
-/// current.
+/// Has memory of a mapping of ours, with pages made by `threads` threads, reached by the devices.
+/// Some context is current.
 fn register(driver: &Driver, at: *mut u8, bytes: usize, threads: usize) -> Result<(), CuError> {
     populate(at, bytes, threads)?;
     // SAFETY: memory that is mapped, says the caller.
@@ -93,13 +93,14 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: registered by `new`; whoever used it has waited for the device. If the context that
-        // it was registered in is gone, so is the registration, and the driver says so.
+        // SAFETY: registered by `new`; whoever used it has waited for the device. If the context
+        // that it was registered in is gone, so is the registration, and the driver says so.
         unsafe { (self.driver.cuMemHostUnregister)(self.mapping.at.cast()) };
     }
 }
 
-/// Makes the pages of a mapping. Fails, instead of killing the process later, where memory is short.
+/// Makes the pages of a mapping. Fails, instead of killing the process later, where memory is
+/// short.
 fn populate(at: *mut u8, bytes: usize, threads: usize) -> Result<(), CuError> {
     let parts: Vec<_> = (0..bytes.div_ceil(PART)).map(|part| part * PART).collect();
     let next = Mutex::new(parts.into_iter());
@@ -131,8 +132,9 @@ pub(crate) const SLOT: usize = 4 << 20;
 /// Slots that there are.
 const SLOTS: usize = 32;
 
-/// Pinned buffers of [`SLOT`] bytes, each made when first needed and kept: pinning all of them takes longer than to fill and
-/// send one, and a restart's first bytes travel while the others are pinned.
+/// Pinned buffers of [`SLOT`] bytes, each made when first needed and kept: pinning all of them
+/// takes longer than to fill and send one, and a restart's first bytes travel while the others are
+/// pinned.
 pub(crate) struct Slots {
     driver: Arc<Driver>,
     state: Mutex<State>,
@@ -284,8 +286,8 @@ impl Slot {
     /// Waits until no transfer uses the buffer.
     pub(crate) fn wait(&mut self, driver: &Driver) -> Result<(), CuError> {
         if let Some(event) = self.travelling.take() {
-            // SAFETY: recorded by `sent`. Its context lives: a snapshot holds it while bytes travel, and
-            // there is no client that could destroy it before a restore has ended.
+            // SAFETY: recorded by `sent`. Its context lives: a snapshot holds it while bytes
+            // travel, and there is no client that could destroy it before a restore has ended.
             check(unsafe { (driver.cuEventSynchronize)(event) })?;
         }
         Ok(())

@@ -34,8 +34,9 @@ pub fn read_notes(bytes: &[u8]) -> Result<Portable, SnapshotError> {
     })
 }
 
-/// Notes from which GPUs go on where another kind of device was. Where variables lie elsewhere then, a restart
-/// finds out whether anything may point to them; and whether the driver gives textures their numbers.
+/// Notes from which GPUs go on where another kind of device was. Where variables lie elsewhere
+/// then, a restart finds out whether anything may point to them; and whether the driver gives
+/// textures their numbers.
 ///
 /// # Errors
 /// Names what they cannot go on with.

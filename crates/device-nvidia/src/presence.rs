@@ -19,8 +19,8 @@ pub(crate) const USUAL_PLACES: &[&str] = &[
     "/usr/lib/wsl/lib/libcuda.so.1",
 ];
 
-/// The library that a proxy would open: `KEDGE_DRIVER`, else what the loader would find, else one in
-/// the usual places. kedge's own library, which jobs find under the same name, does not count.
+/// The library that a proxy would open: `KEDGE_DRIVER`, else what the loader would find, else one
+/// in the usual places. kedge's own library, which jobs find under the same name, does not count.
 pub fn driver_path() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("KEDGE_DRIVER") {
         return Some(PathBuf::from(path)).filter(|path| path.exists());
@@ -34,8 +34,8 @@ pub fn driver_path() -> Option<PathBuf> {
     places.into_iter().find(|path| path.exists() && !is_ours(path))
 }
 
-/// One line: what stands in the way of this machine's GPUs, as far as files tell, and what mends it. Nothing
-/// is opened; a driver that `KEDGE_DRIVER` names is believed to need none of them.
+/// One line: what stands in the way of this machine's GPUs, as far as files tell, and what mends
+/// it. Nothing is opened; a driver that `KEDGE_DRIVER` names is believed to need none of them.
 pub fn obstacle() -> Option<String> {
     if std::env::var_os("KEDGE_DRIVER").is_some() {
         return None;

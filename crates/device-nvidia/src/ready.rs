@@ -1,8 +1,9 @@
-//! GPUs that are ready before there is a client: the driver is started, addresses are reserved, and the
-//! first GPU has a context, with what goes with each. A client that comes finds what it would have waited for.
+//! GPUs that are ready before there is a client: the driver is started, addresses are reserved, and
+//! the first GPU has a context, with what goes with each. A client that comes finds what it would
+//! have waited for.
 //!
-//! The driver sees the same calls in the same order as without: where it places what comes later depends on
-//! that, and a program's pointers to it must be good wherever the job is restarted.
+//! The driver sees the same calls in the same order as without: where it places what comes later
+//! depends on that, and a program's pointers to it must be good wherever the job is restarted.
 
 use crate::arena::{self, Arena};
 use crate::context::{Context, Unnamed};
@@ -104,8 +105,8 @@ impl NvidiaBackend {
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
 
-    /// The context that waits, if it is one on this device and as it would be made now: with its name. What
-    /// goes with it is in place.
+    /// The context that waits, if it is one on this device and as it would be made now: with its
+    /// name. What goes with it is in place.
     pub(crate) fn ready_context(
         &self,
         id: CtxId,

@@ -70,7 +70,7 @@ impl NvidiaBackend {
         self.restoring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`kedge_device::Backend::restore`].
+    /// See [`kedge_device::Restore::restore`].
     pub(crate) fn put_back(
         &self,
         object: &Object,
@@ -85,7 +85,7 @@ impl NvidiaBackend {
         Ok(self.upload(&target, &with(|function| function))?)
     }
 
-    /// See [`kedge_device::Backend::restore_filled`]: the bytes are written into a pinned buffer.
+    /// See [`kedge_device::Restore::restore_filled`]: the bytes are written into a pinned buffer.
     pub(crate) fn put_filled(
         &self,
         object: &Object,
@@ -196,8 +196,8 @@ impl NvidiaBackend {
         let held = target.ctx.hold()?;
         let stream = held.streams().bus;
         if bytes.len() <= SMALL {
-            // SAFETY: the driver copies pageable bytes of this length before it returns; `target` has
-            // found room for them.
+            // SAFETY: the driver copies pageable bytes of this length before it returns; `target`
+            // has found room for them.
             return check(unsafe {
                 (driver.cuMemcpyHtoDAsync_v2)(
                     target.addr,
@@ -229,12 +229,13 @@ impl NvidiaBackend {
         let driver = &*self.shared.driver;
         let stream = held.streams().bus;
         let from = slot.bytes()[..bytes].as_ptr();
-        // SAFETY: `target` has found room for them; the buffer stays as it is until the event behind the copy has passed.
+        // SAFETY: `target` has found room for them; the buffer stays as it is until the event
+        // behind the copy has passed.
         check(unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) })?;
         slot.sent(driver, &target.ctx, stream)
     }
 
-    /// See [`kedge_device::Backend::restore_end`].
+    /// See [`kedge_device::Restore::restore_end`].
     pub(crate) fn finish_restore(&self) -> Result<(), SnapshotError> {
         let restoring = std::mem::take(&mut *self.restoring());
         self.managed().expect_none();
@@ -306,7 +307,8 @@ fn check_words(
     })
 }
 
-/// What has moved and an aligned word of `bytes` is the address of a part of, and where the word is.
+/// What has moved and an aligned word of `bytes` is the address of a part of, and where the word
+/// is.
 fn points_into<'a>(bytes: &[u8], moved: &'a [Moved]) -> Option<(&'a Moved, usize)> {
     let low = moved.iter().map(|one| one.range.start).min()?;
     let high = moved.iter().map(|one| one.range.end).max()?;

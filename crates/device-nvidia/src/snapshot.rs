@@ -1,5 +1,5 @@
-//! A snapshot: what the devices hold is copied inside of each device, where that has room, else over
-//! the bus into pinned host memory; the program goes on, and the copy is read at leisure.
+//! A snapshot: what the devices hold is copied inside of each device, where that has room, else
+//! over the bus into pinned host memory; the program goes on, and the copy is read at leisure.
 
 use crate::NvidiaBackend;
 use crate::Shared;
@@ -58,7 +58,8 @@ impl Place {
 }
 
 impl NvidiaBackend {
-    /// See [`kedge_device::Backend::at_rest`]. Streams of which nobody has asked lately are asked here.
+    /// See [`kedge_device::Backend::at_rest`]. Streams of which nobody has asked lately are asked
+    /// here.
     pub(crate) fn rests(&self) -> bool {
         let settled = |context: &Arc<Context>| {
             context.streams().iter().all(|stream| {
@@ -82,15 +83,15 @@ impl NvidiaBackend {
         self.shared.live.all().iter().all(settled) && self.shared.busy.none() && self.waiters.idle()
     }
 
-    /// See [`kedge_device::Backend::prepare_changes`].
+    /// See [`kedge_device::Snapshots::prepare_snapshot`].
     pub(crate) fn prepare(&self, known: Option<&Known>) -> Result<(), SnapshotError> {
         let mut tables = self.tables();
         let mut sources = self.sources(&mut tables)?;
         if sources.runs.is_empty() {
             return Ok(());
         }
-        // While the tables are held, nothing is unmapped. What the program writes meanwhile makes this an
-        // estimate, and the kernels are ready for the pause.
+        // While the tables are held, nothing is unmapped. What the program writes meanwhile makes
+        // this an estimate, and the kernels are ready for the pause.
         self.leave_out(known, &mut sources);
         drop(tables);
         if self.needs_what_is_held(&sources) {
@@ -131,7 +132,7 @@ impl NvidiaBackend {
         self.shared.cache.prepare(&needs)
     }
 
-    /// See [`kedge_device::Backend::snapshot`].
+    /// See [`kedge_device::Snapshots::snapshot`].
     pub(crate) fn take_snapshot(
         &self,
         known: Option<&Known>,
@@ -229,7 +230,8 @@ fn no_room(missing: u64, room: &Room) -> SnapshotError {
 type Moves = HashMap<u32, Vec<[u64; 3]>>;
 
 impl NvidiaBackend {
-    /// Copies all parts and waits for them, also where one fails. `gathered`: many small ones by kernels.
+    /// Copies all parts and waits for them, also where one fails. `gathered`: many small ones by
+    /// kernels.
     fn copy_all(&self, parts: &[Part<'_>], gathered: bool) -> Result<(), SnapshotError> {
         let driver = &*self.shared.driver;
         let mut held: HashMap<*const Context, HeldContext<'_>> = HashMap::new();
@@ -430,8 +432,8 @@ impl Snapshot for GpuSnapshot {
             Place::Host { at } => {
                 self.pace.wait(bytes as u64);
                 let from = std::ptr::with_exposed_provenance::<u8>(at);
-                // SAFETY: so many bytes of a part lie there, in pinned memory that the snapshot owns and nobody writes
-                // any longer.
+                // SAFETY: so many bytes of a part lie there, in pinned memory that the snapshot
+                // owns and nobody writes any longer.
                 see(unsafe { std::slice::from_raw_parts(from, bytes) });
                 Ok(true)
             }
@@ -468,8 +470,8 @@ impl GpuSnapshot {
             Place::Host { at } => {
                 self.pace.wait(out.len() as u64);
                 let from = std::ptr::with_exposed_provenance::<u8>(at);
-                // SAFETY: the caller has checked that so many bytes of a part lie there, in pinned memory
-                // that the snapshot owns and nobody writes any longer.
+                // SAFETY: the caller has checked that so many bytes of a part lie there, in pinned
+                // memory that the snapshot owns and nobody writes any longer.
                 unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
                 Ok(())
             }
@@ -483,7 +485,8 @@ impl GpuSnapshot {
     }
 }
 
-/// The last of `sorted` that begins at `start` or before it, in the same object, and how far in it `start` is.
+/// The last of `sorted` that begins at `start` or before it, in the same object, and how far in it
+/// `start` is.
 fn last_from<'a, T>(
     sorted: &'a [T],
     piece: impl Fn(&T) -> &Piece,

@@ -12,7 +12,7 @@ use crate::{Gpus, NvidiaBackend};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::portable::Portable;
-use kedge_device::{Backend, Code, Done, Host, Object, Piece, Snapshot};
+use kedge_device::{Backend, Code, Done, Host, Object, Piece, Restore, Snapshot, Snapshots};
 use kedge_protocol::*;
 use kedge_wire::{List, Text};
 use std::sync::Arc;
@@ -193,8 +193,8 @@ fn round_trip(limits: CacheLimits, memory: u64) {
     poke(at + 16, &pattern(2, 100));
     rest(&first);
     let before = turn.used();
-    first.prepare_snapshot().unwrap();
-    let snapshot = first.snapshot().unwrap();
+    first.prepare_snapshot(None).unwrap();
+    let snapshot = first.snapshot(None).unwrap();
     let bytes: u64 = snapshot.pieces().iter().map(|piece| piece.bytes).sum();
     assert_eq!(bytes, 2 * SLAB + 4 * MIB + 33 * 8 * 7 * 5 + 4 + 100);
     // The program goes on.
@@ -218,7 +218,7 @@ fn round_trip(limits: CacheLimits, memory: u64) {
     assert!(peek(device_base(0), 2 * SLAB) == pattern(1, 2 * SLAB));
     assert_eq!((peek(at, 4), peek(at + 16, 100)), (vec![7, 0, 0, 0], pattern(2, 100)));
     rest(&second);
-    assert!(read_all(&*second.snapshot().unwrap()) == saved, "arrays and handles as well");
+    assert!(read_all(&*second.snapshot(None).unwrap()) == saved, "arrays and handles as well");
 }
 
 pub(crate) const fn limits(gpu: u64, host: u64) -> CacheLimits {
@@ -250,14 +250,14 @@ fn without_room_the_remedy_is_named() {
     let limits = limits(4 * MIB, 8 * MIB);
     let backend = backend(&driver, limits);
     backend.grant(0, device_base(0), SLAB).unwrap();
-    let refused = backend.snapshot().err().unwrap();
+    let refused = backend.snapshot(None).err().unwrap();
     assert_eq!(refused.code, CuError::OUT_OF_MEMORY);
     assert!(refused.message.contains("12 MiB more"), "{refused}");
     assert!(refused.message.contains("--cache-gpu"), "{refused}");
     // What was lent for it is there again.
     backend.give_back(0, device_base(0), SLAB).unwrap();
     backend.grant(0, device_base(0), 10 * MIB).unwrap();
-    backend.snapshot().unwrap();
+    backend.snapshot(None).unwrap();
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_program_that_grows_gets_what_was_kept_ready() {
     let (_turn, driver) = Turn::begin(600 * MIB);
     let backend = backend(&driver, NO_LIMITS);
     backend.grant(0, device_base(0), 150 * MIB).unwrap();
-    backend.prepare_snapshot().unwrap();
+    backend.prepare_snapshot(None).unwrap();
     backend.grant(0, device_base(0) + 150 * MIB, 440 * MIB).unwrap();
 }
 
@@ -277,9 +277,9 @@ fn a_moved_variable_is_refused_where_somebody_may_point_to_it() {
     make_objects(&first, 0);
     poke(device_base(0) + 8, &(at + 20).to_le_bytes());
     rest(&first);
-    let unasked = first.snapshot().unwrap().notes();
+    let unasked = first.snapshot(None).unwrap().notes();
     first.global(MODULE, "table").unwrap();
-    let asked = first.snapshot().unwrap();
+    let asked = first.snapshot(None).unwrap();
     let saved = read_all(&*asked);
     let asked = asked.notes();
     drop(first);
@@ -308,7 +308,7 @@ fn textures_get_their_handles_again() {
     }
     assert_eq!(first.create_texture(CTX, &texture()).unwrap(), made[0], "the newest is the first");
     rest(&first);
-    let notes = first.snapshot().unwrap().notes();
+    let notes = first.snapshot(None).unwrap().notes();
     drop(first);
     turn.new_process();
     let second = backend(&driver, NO_LIMITS);
@@ -361,7 +361,7 @@ fn times_of_events_go_on() {
     record(&first, EventId(2));
     turn.set(|fake| fake.clock = 5000.0);
     rest(&first);
-    let notes = first.snapshot().unwrap().notes();
+    let notes = first.snapshot(None).unwrap().notes();
     drop(first);
     turn.new_process();
     turn.set(|fake| fake.clock = 20.0);
@@ -378,7 +378,7 @@ fn times_of_events_go_on() {
     // And once more.
     turn.set(|fake| fake.clock = 30.0);
     rest(&second);
-    let notes = second.snapshot().unwrap().notes();
+    let notes = second.snapshot(None).unwrap().notes();
     drop(second);
     turn.new_process();
     let third = backend(&driver, NO_LIMITS);
@@ -413,9 +413,9 @@ fn kernels_that_allocate_are_refused_by_name() {
         b".version 8.0\n.target sm_90\n.extern .func (.param .b64 r) malloc (.param .b64 n);";
     backend.load_module(CTX, MODULE, Code::Whole(text.to_vec())).unwrap();
     rest(&backend);
-    backend.snapshot().unwrap();
+    backend.snapshot(None).unwrap();
     backend.kernel(MODULE, 0, "grow").unwrap();
-    let refused = backend.snapshot().err().unwrap();
+    let refused = backend.snapshot(None).err().unwrap();
     assert!(refused.message.contains("kernel grow"), "{refused}");
 }
 
@@ -450,7 +450,7 @@ fn bytes_of_no_object_are_refused() {
         assert!(backend.restore(&object, start, &vec![0; bytes]).is_err(), "{object:?} {start:#x}");
     }
     rest(&backend);
-    let snapshot = backend.snapshot().unwrap();
+    let snapshot = backend.snapshot(None).unwrap();
     let memory = snapshot.pieces().iter().find(|piece| piece.object == Object::Memory).unwrap();
     let mut out = [0; 16];
     assert!(snapshot.read(memory, device_base(0) + SLAB - 8, &mut out).is_err(), "two pieces");
@@ -478,7 +478,7 @@ fn words_that_point_to_functions_follow_the_code() {
     let at = room();
     make_table(&turn, &first, at, [0x7e03_0100, 0x7e03_0180]);
     poke(at + 8, &5u64.to_le_bytes());
-    let snapshot = first.snapshot().unwrap();
+    let snapshot = first.snapshot(None).unwrap();
     let (saved, notes) = (read_all(&*snapshot), snapshot.notes());
     assert!(!crate::read_notes(&notes).unwrap().bound.is_empty(), "software devices are refused");
     drop((snapshot, first));

@@ -151,8 +151,8 @@ fn arrays(tables: &Tables, all: &mut Sources) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// A module's variables, each by itself: the driver refuses a copy that leaves one of its allocations, and
-/// does not tell where these end.
+/// A module's variables, each by itself: the driver refuses a copy that leaves one of its
+/// allocations, and does not tell where these end.
 fn separately<'a>(
     module: ModuleId,
     ctx: &'a Arc<Context>,

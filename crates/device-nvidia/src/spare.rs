@@ -1,5 +1,5 @@
-//! Memory that snapshots are kept in: spare memory of the devices, and pinned host memory where that
-//! does not suffice. Limited, made ready before a pause, returned after it.
+//! Memory that snapshots are kept in: spare memory of the devices, and pinned host memory where
+//! that does not suffice. Limited, made ready before a pause, returned after it.
 
 use crate::arena::{self, GRANULE, POSIX_FD};
 use crate::driver::{Driver, check};
@@ -264,7 +264,8 @@ impl Cache {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for a snapshot that needs so much, as far as there is any. Some context is current.
+    /// Makes room for a snapshot that needs so much, as far as there is any. Some context is
+    /// current.
     pub(crate) fn prepare(&self, needs: &[Need]) -> Result<(), CuError> {
         let mut ready = self.lock();
         let mut rest = 0;
@@ -326,7 +327,8 @@ impl Cache {
         room
     }
 
-    /// Ends what `take` gave: device memory is the program's again, host memory is kept for the next.
+    /// Ends what `take` gave: device memory is the program's again, host memory is kept for the
+    /// next.
     pub(crate) fn give_back(&self, room: Room) {
         let mut ready = self.lock();
         for device in room.devices.keys() {

@@ -1,9 +1,10 @@
 //! Variables where they lay, although modules that were loaded before theirs are gone by now.
 //!
-//! A program knows where its variables are, and only the driver places them: each where, in the order in which it looks,
-//! there is room first (seen with driver 580 on H200s: pools of 32 MiB, in them chunks of 2 MiB that small variables share).
-//! A restart loads what is left of the modules. Where others that have been unloaded since had the room before
-//! a variable, it would lie in theirs: so something of ours lies there while its module is loaded.
+//! A program knows where its variables are, and only the driver places them: each where, in the
+//! order in which it looks, there is room first (seen with driver 580 on H200s: pools of 32 MiB, in
+//! them chunks of 2 MiB that small variables share). A restart loads what is left of the modules.
+//! Where others that have been unloaded since had the room before a variable, it would lie in
+//! theirs: so something of ours lies there while its module is loaded.
 
 use crate::NvidiaBackend;
 use crate::context::Context;
@@ -43,7 +44,8 @@ trait Rooms {
     /// Room for a variable of so many bytes, and its address.
     fn take(&mut self, bytes: u64) -> Result<(u64, Self::Room), CuError>;
 
-    /// From now on that of variables of another kind, which the driver places elsewhere. Whether there is one.
+    /// From now on that of variables of another kind, which the driver places elsewhere. Whether
+    /// there is one.
     fn change_kind(&mut self) -> bool;
 }
 
@@ -54,7 +56,8 @@ pub(crate) trait Placed {
 }
 
 impl NvidiaBackend {
-    /// Loads a module; during a restart such that its variables lie where the program knows them to be, if that can be had.
+    /// Loads a module; during a restart such that its variables lie where the program knows them to
+    /// be, if that can be had.
     pub(crate) fn place_module(
         &self,
         context: &Arc<Context>,
@@ -104,7 +107,8 @@ impl Rooms for ContextRooms<'_> {
     }
 }
 
-/// Loads until the variables are where they were, or nothing more can be done about it: then with those elsewhere.
+/// Loads until the variables are where they were, or nothing more can be done about it: then with
+/// those elsewhere.
 fn load_steered<R: Rooms, P: Placed, E>(
     known: &[Known],
     steering: &mut Steering<R>,
@@ -155,7 +159,8 @@ impl<R: Rooms> Steering<R> {
         (self.bytes, self.end) = (0, Instant::now() + PATIENCE);
     }
 
-    /// Whether `wanted`, one of `known`, would lie there if it came next. Room for the others is left.
+    /// Whether `wanted`, one of `known`, would lie there if it came next. Room for the others is
+    /// left.
     fn clear(&mut self, wanted: &Known, known: &[Known]) -> Result<bool, CuError> {
         while self.kept.len() < MAX_ROOMS && self.bytes < MAX_BYTES && Instant::now() < self.end {
             let (at, probe) = self.rooms.take(wanted.bytes)?;
@@ -170,7 +175,8 @@ impl<R: Rooms> Steering<R> {
         Ok(false)
     }
 
-    /// Takes as much of the room at `at`, where so many bytes would come, as none of `known` needs. Whether there was any.
+    /// Takes as much of the room at `at`, where so many bytes would come, as none of `known` needs.
+    /// Whether there was any.
     fn fill(&mut self, at: u64, wanted: u64, known: &[Known]) -> Result<bool, CuError> {
         let behind = known.iter().filter_map(|one| one.addr.checked_sub(at)).min();
         let gap = match behind {
@@ -344,8 +350,9 @@ mod tests {
         module.0.iter().zip(sizes).map(one).collect()
     }
 
-    /// What a module of these variables is loaded as after those before it have been, of which `gone` are not at the restart: whether
-    /// all is where it was, and how often the driver was asked for room.
+    /// What a module of these variables is loaded as after those before it have been, of which
+    /// `gone` are not at the restart: whether all is where it was, and how often the driver was
+    /// asked for room.
     fn comes_back(before: &[&[u64]], gone: &[usize], sizes: &[u64]) -> (bool, usize) {
         let first = Shared::default();
         let _others: Vec<Loaded> = before.iter().map(|sizes| load_module(&first, sizes)).collect();

@@ -3,10 +3,11 @@
 //! The driver is asked as little as possible: a stream counts what is submitted to it, and every
 //! wait that ends tells how far it has come. A stream without unfinished work answers by itself.
 
+use crate::bells::Bell;
 use crate::context::Context;
 use kedge_cuda_types::handle::{CUevent, CUstream};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Streams with unfinished work, of all contexts.
 #[derive(Debug, Default)]
@@ -20,7 +21,13 @@ impl Busy {
         self.now.load(Ordering::Acquire) == 0
     }
 
-    /// How often a stream without work was given some: the program's rounds of submitting and waiting.
+    /// Whether one stream alone has unfinished work.
+    pub(crate) fn one(&self) -> bool {
+        self.now.load(Ordering::Acquire) == 1
+    }
+
+    /// How often a stream without work was given some: the program's rounds of submitting and
+    /// waiting.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
@@ -32,6 +39,9 @@ pub(crate) struct Stream {
     busy: Arc<Busy>,
     progress: Mutex<Progress>,
     copied: Condvar,
+    bell: OnceLock<Option<Bell>>,
+    /// The client has destroyed it: the driver's ends with its last work.
+    gone: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -45,8 +55,9 @@ struct Progress {
 
 impl Progress {
     /// Everything up to operation `number` is over, as the driver sees it. True if nothing is
-    /// unfinished from now on. While private memory is being copied the driver's word does not count:
-    /// it knows of the pieces that it was given so far, and the copy's own waiter will ask again.
+    /// unfinished from now on. While private memory is being copied the driver's word does not
+    /// count: it knows of the pieces that it was given so far, and the copy's own waiter will ask
+    /// again.
     fn complete(&mut self, number: u64) -> bool {
         let number = number.min(self.submitted);
         if self.copies > 0 || number <= self.completed {
@@ -65,6 +76,8 @@ impl Stream {
             busy: Arc::clone(busy),
             progress: Mutex::default(),
             copied: Condvar::new(),
+            bell: OnceLock::new(),
+            gone: AtomicBool::new(false),
         });
         ctx.adopt(&stream);
         stream
@@ -99,6 +112,18 @@ impl Stream {
     /// Everything up to operation `number` is over. True if no stream has unfinished work now.
     pub(crate) fn completed(&self, number: u64) -> bool {
         self.progress().complete(number) && self.busy.now.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Its word, if there is one left for it and the client still has the stream. Its context is
+    /// current.
+    pub(crate) fn bell(&self) -> Option<&Bell> {
+        let there = !self.gone.load(Ordering::Relaxed);
+        there.then(|| self.bell.get_or_init(|| self.ctx.bells.take()).as_ref()).flatten()
+    }
+
+    /// The client has destroyed it. On the dispatcher's thread, as whoever asks for its word.
+    pub(crate) fn goes(&self) {
+        self.gone.store(true, Ordering::Relaxed);
     }
 
     /// A copy of private memory begins.
@@ -175,6 +200,12 @@ impl Event {
 
     pub(crate) fn recorded(&self) -> Option<(Arc<Stream>, u64)> {
         self.last().here.clone()
+    }
+
+    /// Whether its newest record is `number` of `stream`.
+    pub(crate) fn is_of(&self, stream: &Arc<Stream>, number: u64) -> bool {
+        let recorded = self.recorded();
+        recorded.is_some_and(|(at, newest)| newest == number && Arc::ptr_eq(&at, stream))
     }
 
     pub(crate) fn was_recorded(&self, before: f64) {

@@ -55,7 +55,7 @@ impl NvidiaBackend {
                 host_call::enqueue(driver, HostCall::new(&self.shared.host, token), raw)
             }
             StreamOp::GraphLaunch { exec } => {
-                tables.graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.launch(raw)
+                tables.graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.launch(stream)
             }
             // SAFETY: the driver checks the address.
             StreamOp::WriteValue { addr, value, wide } => check(unsafe {
@@ -95,8 +95,8 @@ impl NvidiaBackend {
         self.exact.load(Ordering::Relaxed)
     }
 
-    /// A copy that the driver does by itself: in pieces where it refuses the whole, because it lies across
-    /// registrations of host memory.
+    /// A copy that the driver does by itself: in pieces where it refuses the whole, because it lies
+    /// across registrations of host memory.
     fn mapped_copy(&self, tables: &Tables, copy: &RawCopy, raw: CUstream) -> Result<(), CuError> {
         let driver = &*self.shared.driver;
         let outcome = copies::run(driver, copy, raw);

@@ -103,7 +103,7 @@ impl Tables {
             StreamOp::Memset { dst, pitch, value, element, width, height } => {
                 Node::Fill(fill(*dst, *pitch, *value, *element, *width, *height))
             }
-            StreamOp::EventRecord { event } => Node::Record(self.event(*event)?.raw),
+            StreamOp::EventRecord { event } => Node::Record(self.event(*event)?),
             StreamOp::EventWait { event } => Node::Wait(self.event(*event)?.raw),
             StreamOp::HostFn { token } => Node::Host(HostCall::new(host, *token)),
             StreamOp::WriteValue { addr, value, wide } => {

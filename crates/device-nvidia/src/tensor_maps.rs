@@ -26,7 +26,8 @@ pub(crate) fn encode(driver: &Driver, map: &TensorMap) -> Result<Bytes, CuError>
     let (promotion, fill) = (u32::from(map.promotion), u32::from(map.nan_fill));
     let (address, steps) = (device_address(map.address), map.steps.map(u32::from));
     let (dims, strides) = (map.dims.as_ptr(), map.strides.as_ptr());
-    // SAFETY: the map is aligned, and each array has an element for each of at most five dimensions.
+    // SAFETY: the map is aligned, and each array has an element for each of at most five
+    // dimensions.
     check(unsafe {
         match map.mode {
             Mode::Tiled { extent } => {

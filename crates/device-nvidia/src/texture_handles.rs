@@ -1,7 +1,9 @@
-//! Texture and surface objects with the handles that they had: the program keeps handles in its memory.
+//! Texture and surface objects with the handles that they had: the program keeps handles in its
+//! memory.
 //!
-//! The driver numbers objects as it likes, and says nothing of how. So while a restart makes them again, in
-//! their old order, each is made until its handle comes up, and the others are held back until the end.
+//! The driver numbers objects as it likes, and says nothing of how. So while a restart makes them
+//! again, in their old order, each is made until its handle comes up, and the others are held back
+//! until the end.
 
 use crate::context::Context;
 use crate::driver::Driver;

@@ -75,7 +75,8 @@ impl Textures {
         self.arrays.iter().map(|(id, array)| (*id, &array.ctx, array.raw, &array.desc))
     }
 
-    /// The contexts and handles of all texture and surface objects, in the order in which they were made.
+    /// The contexts and handles of all texture and surface objects, in the order in which they were
+    /// made.
     pub(crate) fn objects(&self) -> Vec<(CtxId, u64)> {
         let mut all: Vec<_> = self.objects.iter().collect();
         all.sort_by_key(|(_, object)| object.number);

@@ -1,8 +1,8 @@
 //! When events were recorded, in the process that a restart took over from and in this one.
 //!
 //! The driver's events live in one process. A snapshot notes how long before it each was recorded;
-//! a restored event has that time until it is recorded again. The time between checkpoint and restart
-//! does not count.
+//! a restored event has that time until it is recorded again. The time between checkpoint and
+//! restart does not count.
 
 use crate::context::Context;
 use crate::driver::{Driver, check};
@@ -84,8 +84,8 @@ impl Timeline {
     }
 }
 
-/// A single-precision number of milliseconds says little after a day: neighbours are measured from each
-/// other, from the newest backwards.
+/// A single-precision number of milliseconds says little after a day: neighbours are measured from
+/// each other, from the newest backwards.
 fn refined(
     driver: &Driver,
     mut found: Vec<(EventId, f64, Option<CUevent>)>,

@@ -1,5 +1,5 @@
-//! Memory of slabs and of the program's handles that is given back for a while: addresses, and who may use what is
-//! mapped there, stay as they are.
+//! Memory of slabs and of the program's handles that is given back for a while: addresses, and who
+//! may use what is mapped there, stay as they are.
 
 use crate::arena::{AWAY, Arena, Mapping};
 use kedge_cuda_types::CuError;
@@ -13,8 +13,8 @@ enum Vacant {
 }
 
 impl Arena {
-    /// Gives the memory of all slabs and handles back, but for other processes' handles: how many bytes. What
-    /// fails leaves the rest as it is.
+    /// Gives the memory of all slabs and handles back, but for other processes' handles: how many
+    /// bytes. What fails leaves the rest as it is.
     pub(crate) fn vacate(&mut self) -> Result<u64, CuError> {
         let mut bytes = 0;
         let there: Vec<(u64, Mapping)> = self.slabs.iter().map(|(at, slab)| (*at, *slab)).collect();

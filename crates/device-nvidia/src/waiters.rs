@@ -1,4 +1,4 @@
-//! Threads that wait for the device, so that the dispatcher never does.
+//! Threads that wait for the device, so that the dispatcher does so for a moment at most.
 //!
 //! There are as many as there are waits at a time. The one that finished last spins for a moment
 //! before it sleeps: a program that launches and synchronises in a loop finds it awake.

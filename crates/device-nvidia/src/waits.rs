@@ -1,8 +1,10 @@
-//! Waits for streams, contexts and events, each on a thread of its own.
+//! Waits for streams, contexts and events: short ones by the thread that is asked, others each on a
+//! thread of its own.
 
-use crate::NvidiaBackend;
+use crate::context::Context;
 use crate::driver::check;
-use crate::stream::Stream;
+use crate::stream::{Event, Stream};
+use crate::{NvidiaBackend, bells};
 use kedge_cuda_types::handle::CUstream;
 use kedge_device::Done;
 use kedge_protocol::{CtxId, EventId, StreamId};
@@ -18,8 +20,40 @@ impl NvidiaBackend {
         // The legacy stream's waits cover the streams that order with it.
         match stream.pending() {
             None if stream.raw != CUstream::LEGACY || self.shared.busy.none() => done(Ok(())),
-            number => self.wait_for(stream, number.unwrap_or(0), done),
+            number => {
+                let number = number.unwrap_or(0);
+                match self.hears(&stream, number) {
+                    true => done(Ok(())),
+                    false => self.wait_for(stream, number, done),
+                }
+            }
         }
+    }
+
+    /// Whether `stream` is soon over with all that it was given, which ends with operation
+    /// `number`. To look for longer than a moment would hold up what else the client wants.
+    ///
+    /// Only where no other stream has work: the device's write orders with the work of those that
+    /// order with this one, and would be behind what nobody waits for.
+    fn hears(&self, stream: &Stream, number: u64) -> bool {
+        let shared = &self.shared;
+        let alone = shared.busy.one() && stream.pending().is_some();
+        if !alone || stream.copies_under_way() || !self.may_look(&stream.ctx) {
+            return false;
+        }
+        let may_spin = || shared.host.may_spin();
+        let heard = stream.bell().is_some_and(|bell| bell.hears(stream.raw, may_spin));
+        if heard {
+            shared.over(stream, number);
+        }
+        heard
+    }
+
+    /// Whether the dispatcher's thread may look for the end of work by itself; `ctx` is current
+    /// then.
+    fn may_look(&self, ctx: &Context) -> bool {
+        // The driver hands on what kernels print when it is asked to wait.
+        !self.shared.capture.may_print() && ctx.enter().is_ok()
     }
 
     /// Waits until operation `number` of `stream` is over.
@@ -49,8 +83,10 @@ impl NvidiaBackend {
             .into_iter()
             .filter_map(|stream| stream.pending().map(|number| (stream, number)))
             .collect();
-        if waited_for.is_empty() {
-            return done(Ok(()));
+        match &waited_for[..] {
+            [] => return done(Ok(())),
+            [(stream, number)] if self.hears(stream, *number) => return done(Ok(())),
+            _ => {}
         }
         let shared = Arc::clone(&self.shared);
         let finish = move || {
@@ -79,18 +115,27 @@ impl NvidiaBackend {
             return done(Ok(()));
         }
         let shared = Arc::clone(&self.shared);
+        if self.is_soon_over(&event) {
+            shared.event_over(&event, recorded);
+            return done(Ok(()));
+        }
         let finish = move || {
             let result = event.ctx.enter().and_then(|()| {
                 // SAFETY: an event that lives as long as its object does.
                 check(unsafe { (shared.driver.cuEventSynchronize)(event.raw) })
             });
             let result = shared.waited(event.ctx.id, result);
-            // Another process may have recorded it since.
-            if let Some((stream, number)) = recorded.filter(|_| !event.interprocess) {
-                shared.over(&stream, number);
-            }
+            shared.event_over(&event, recorded);
             done(result);
         };
         self.waiters.run(Box::new(finish));
+    }
+
+    /// As `hears`, of an event: the driver says it.
+    fn is_soon_over(&self, event: &Event) -> bool {
+        // SAFETY: an event that lives as long as its object does.
+        let over = || check(unsafe { (self.shared.driver.cuEventQuery)(event.raw) }).is_ok();
+        let may_spin = || self.shared.host.may_spin();
+        may_spin() && self.may_look(&event.ctx) && bells::look(over, may_spin)
     }
 }

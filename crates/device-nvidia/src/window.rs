@@ -1,8 +1,10 @@
-//! Addresses that the driver takes from the kernel without naming them, made to be the same in every process.
+//! Addresses that the driver takes from the kernel without naming them, made to be the same in
+//! every process.
 //!
-//! The kernel gives the highest hole that fits, and which one that is depends on all else in the process, down to its
-//! allocator's arenas. So ranges are kept for what a program may know the addresses of, far below all else; while the
-//! driver takes some, one of them is open, and the highest hole of that size: those above are filled for good.
+//! The kernel gives the highest hole that fits, and which one that is depends on all else in the
+//! process, down to its allocator's arenas. So ranges are kept for what a program may know the
+//! addresses of, far below all else; while the driver takes some, one of them is open, and the
+//! highest hole of that size: those above are filled for good.
 
 use std::ops::Range;
 use std::ptr;

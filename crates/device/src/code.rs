@@ -5,7 +5,8 @@
 pub enum Code<T> {
     /// An image that needs nothing else.
     Whole(T),
-    /// Relocatable images to be linked. A single one needs that as well: a GPU's driver does not load it as it is.
+    /// Relocatable images to be linked. A single one needs that as well: a GPU's driver does not
+    /// load it as it is.
     Parts(Vec<T>),
 }
 

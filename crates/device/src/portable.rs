@@ -1,5 +1,6 @@
-//! What of a backend's notes means something to a backend of another kind. A proxy that brings a client
-//! back on devices of another kind reads the former's notes into this, and has the new one's made of it.
+//! What of a backend's notes means something to a backend of another kind. A proxy that brings a
+//! client back on devices of another kind reads the former's notes into this, and has the new one's
+//! made of it.
 
 use kedge_protocol::{CtxId, EventId, ModuleId};
 
@@ -8,14 +9,16 @@ use kedge_protocol::{CtxId, EventId, ModuleId};
 pub struct Portable {
     /// As [`kedge_protocol::DeviceInfo::exact`] told the client.
     pub exact: bool,
-    /// Context, address and size of what a client has allocated that was told so, in the order of their addresses.
+    /// Context, address and size of what a client has allocated that was told so, in the order of
+    /// their addresses.
     pub allocations: Vec<(CtxId, u64, u64)>,
     pub variables: Vec<PlacedVariable>,
     /// Handles of texture and surface objects, in the order in which they were made.
     pub textures: Vec<(CtxId, u64)>,
     /// Milliseconds from the checkpoint to when each event was recorded: negative.
     pub events: Vec<(EventId, f64)>,
-    /// Why the former devices' own forms lie in the client's memory, in words: nothing else can read those.
+    /// Why the former devices' own forms lie in the client's memory, in words: nothing else can
+    /// read those.
     pub bound: Vec<String>,
 }
 

@@ -1,11 +1,11 @@
 //! What a checkpoint takes from a backend, and what a restart gives back.
 //!
 //! The proxy keeps the messages that made the client's objects and hands them to a new backend in
-//! their old order; what those messages do not tell is a snapshot: the bytes of memory, of arrays and
-//! of variables, and the backend's own notes ([`Snapshot::notes`]). A restart calls, in this order,
-//! [`restore_begin`](crate::Backend::restore_begin), what makes the objects,
-//! [`restore_notes`](crate::Backend::restore_notes), [`restore`](crate::Backend::restore) for every
-//! piece and [`restore_end`](crate::Backend::restore_end). The shared arena is the host's to save.
+//! their old order; what those messages do not tell is a snapshot: the bytes of memory, of arrays
+//! and of variables, and the backend's own notes ([`Snapshot::notes`]). A restart goes from a
+//! [`NewBackend`](crate::NewBackend) by [`Restoring`](crate::Restoring), which makes the objects,
+//! and [`Filling`](crate::Filling), which takes the bytes of every piece, to a backend for use. The
+//! shared arena is the host's to save.
 
 use crate::digest::{BLOCK, Digest, Keys};
 use kedge_cuda_types::CuError;
@@ -36,7 +36,8 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// The digests of a piece's blocks, of [`BLOCK`] bytes from its beginning; `None` of one that has none.
+/// The digests of a piece's blocks, of [`BLOCK`] bytes from its beginning; `None` of one that has
+/// none.
 pub type Digests = Arc<[Option<Digest>]>;
 
 /// What an earlier snapshot held, and is stored: of which a new one needs no copy.
@@ -52,8 +53,8 @@ impl Known {
         Known { keys, pieces: HashMap::new() }
     }
 
-    /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and whether
-    /// its bytes are known. Side by side and all of it.
+    /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and
+    /// whether its bytes are known. Side by side and all of it.
     pub fn compare(&self, piece: &Piece, now: &[Option<Digest>]) -> Vec<(u64, u64, bool)> {
         let before = self.pieces.get(piece);
         let known = |index: usize| {
@@ -73,16 +74,17 @@ impl Known {
     }
 }
 
-/// What the devices held at one moment. It lasts until it is dropped, which gives back the memory that
-/// it takes; the devices run on meanwhile.
+/// What the devices held at one moment. It lasts until it is dropped, which gives back the memory
+/// that it takes; the devices run on meanwhile.
 pub trait Snapshot: Send + Sync {
     /// All that there is to store; no byte twice.
     fn pieces(&self) -> &[Piece];
-    /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads. Blocks
-    /// while they travel.
+    /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads.
+    /// Blocks while they travel.
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError>;
-    /// Shows the bytes from `start` on, all of one piece, to `see`, where they are or where they arrive: what need not be
-    /// copied once more. `false` where there is no such way for as many, and `see` was not called; by default there is none.
+    /// Shows the bytes from `start` on, all of one piece, to `see`, where they are or where they
+    /// arrive: what need not be copied once more. `false` where there is no such way for as many,
+    /// and `see` was not called; by default there is none.
     fn look(
         &self,
         _piece: &Piece,
@@ -92,13 +94,14 @@ pub trait Snapshot: Send + Sync {
     ) -> Result<bool, CuError> {
         Ok(false)
     }
-    /// The digests of one of the pieces; `None` where the device has computed none. Of a snapshot that was
-    /// taken with something [`Known`], bytes that this shows to be known cannot be read: there is no copy.
+    /// The digests of one of the pieces; `None` where the device has computed none. Of a snapshot
+    /// that was taken with something [`Known`], bytes that this shows to be known cannot be read:
+    /// there is no copy.
     fn digests(&self, _piece: &Piece) -> Option<Digests> {
         None
     }
-    /// Bytes for [`crate::Backend::restore_begin`] and `restore_notes`: what else a new backend must
-    /// know (which ranges are valid, when events were recorded), 64 MiB at most.
+    /// Bytes for [`crate::NewBackend::begin_restore`]: what else a new backend must know (which
+    /// ranges are valid, when events were recorded), 64 MiB at most.
     fn notes(&self) -> Vec<u8>;
     /// Returns what has left the devices' memory since the snapshot was taken; by default nothing
     /// does.
@@ -124,8 +127,8 @@ pub struct Drained {
 #[derive(Debug, Default)]
 pub struct Held {
     pub parts: Vec<HeldPart>,
-    /// Where each of the snapshot's pieces lies, by its number; `None` where that is not on a device. Empty:
-    /// none does.
+    /// Where each of the snapshot's pieces lies, by its number; `None` where that is not on a
+    /// device. Empty: none does.
     pub places: Vec<Option<HeldPlace>>,
 }
 

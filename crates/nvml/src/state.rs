@@ -3,7 +3,7 @@
 
 use crate::status::Status;
 use kedge_protocol::management::{Answer, INIT, Question};
-use kedge_transport::{Channel, SocketError};
+use kedge_socket::{Channel, SocketError};
 use kedge_wire::{List, Text};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -80,7 +80,7 @@ impl State {
             self.connection = None;
             let socket = std::env::var_os("KEDGE_SOCKET")?;
             let path = Path::new(&socket).with_file_name("nvml");
-            let stream = kedge_transport::address::connect(&path).ok()?;
+            let stream = kedge_socket::address::connect(&path).ok()?;
             self.connection = Some((Channel::new(stream.into()), pid));
         }
         self.connection.as_ref().map(|(channel, _)| channel)

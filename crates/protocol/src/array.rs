@@ -28,8 +28,8 @@ impl ArrayDesc {
         self.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0
     }
 
-    /// The shape of a mipmapped array's level, whose finest this is: extents halve down to 1, layers
-    /// stay.
+    /// The shape of a mipmapped array's level, whose finest this is: extents halve down to 1,
+    /// layers stay.
     #[must_use]
     pub fn level(&self, level: u32) -> ArrayDesc {
         let halved = |extent: u64| match extent {

@@ -21,9 +21,9 @@ wire! {
         pub choice: DeviceChoice,
     }
 
-    /// Which of the job's devices this client wants to see, and in which order: what its environment
-    /// says as it calls cuInit. The proxy applies it, so that device numbers mean the same on both
-    /// sides.
+    /// Which of the job's devices this client wants to see, and in which order: what its
+    /// environment says as it calls cuInit. The proxy applies it, so that device numbers mean the
+    /// same on both sides.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct DeviceChoice {
         /// CUDA_VISIBLE_DEVICES; `None`: all.
@@ -40,8 +40,8 @@ wire! {
         pub pci: [i32; 3],
         /// Bytes of device memory.
         pub total_memory: u64,
-        /// Every allocation is checked: the device is told of each (`Post::MemAlloc`, `MemFree`), and
-        /// its modules' variables lie in its arena. Else memory is valid a slab at a time, and
+        /// Every allocation is checked: the device is told of each (`Post::MemAlloc`, `MemFree`),
+        /// and its modules' variables lie in its arena. Else memory is valid a slab at a time, and
         /// variables lie where the driver puts them.
         pub exact: bool,
         /// (CUdevice_attribute, value).

@@ -23,8 +23,8 @@ wire! {
         EventCreate = 5 { event: EventId, ctx: CtxId, timing: bool, interprocess: bool },
         EventDestroy = 6 { event: EventId },
         Enqueue = 7 { stream: StreamId, op: StreamOp },
-        /// Makes [addr, addr+size), a part of a slab, valid for access. Sent to an exact device only
-        /// (`DeviceInfo::exact`).
+        /// Makes [addr, addr+size), a part of a slab, valid for access. Sent to an exact device
+        /// only (`DeviceInfo::exact`).
         MemAlloc = 8 { ctx: CtxId, addr: u64, size: u64 },
         /// The client has made sure that no earlier work uses the range. To an exact device only.
         MemFree = 9 { addr: u64, size: u64 },
@@ -40,8 +40,8 @@ wire! {
         GraphExecEdges = 16 { exec: GraphExecId, edges: List<(u32, u32), 4096> },
         /// `priorities`: nodes run with their own priorities instead of the stream's.
         GraphExecReady = 17 { exec: GraphExecId, priorities: bool },
-        /// Replaces one node's operation in later launches: by one of its kind, or by an empty one until
-        /// the next.
+        /// Replaces one node's operation in later launches: by one of its kind, or by an empty one
+        /// until the next.
         GraphExecUpdate = 18 { exec: GraphExecId, node: u32, op: StreamOp },
         GraphExecDestroy = 19 { exec: GraphExecId },
         /// Ends what `Call::Share` began for exactly this range.
@@ -52,11 +52,11 @@ wire! {
         HandleUnmap = 26 { addr: u64, size: u64 },
         /// Ends what `Call::Alias` made of [alias, alias+size).
         Unalias = 28 { alias: u64, size: u64 },
-        /// CUfunction_attribute. The client has checked the value; a device to which it means nothing
-        /// ignores it.
+        /// CUfunction_attribute. The client has checked the value; a device to which it means
+        /// nothing ignores it.
         KernelAttribute = 29 { kernel: KernelRef, attribute: u32, value: i32 },
-        /// Puts the shared arena's own pages back where `Call::Adopt` showed a file. No device may use
-        /// them any longer.
+        /// Puts the shared arena's own pages back where `Call::Adopt` showed a file. No device may
+        /// use them any longer.
         Disown = 30 { addr: u64, size: u64 },
     }
 
@@ -68,8 +68,8 @@ wire! {
         Grant = 1 { device: u32, addr: u64, bytes: u64 },
         /// Gives a slab back, whole; no work uses it → `Status`.
         Return = 2 { device: u32, addr: u64, bytes: u64 },
-        /// `legacy` names the context's legacy default stream → `Status`: DEVICE_UNAVAILABLE where another
-        /// process has the device for itself, OUT_OF_MEMORY.
+        /// `legacy` names the context's legacy default stream → `Status`: DEVICE_UNAVAILABLE where
+        /// another process has the device for itself, OUT_OF_MEMORY.
         CtxCreate = 29 { ctx: CtxId, device: u32, legacy: StreamId },
         /// Free bytes that the device could still grant → `Result<u64, u32>`.
         MemFree = 3 { device: u32 },
@@ -78,7 +78,8 @@ wire! {
         /// Several relocatable images linked into one module (prelinked fatbins, cuLink)
         /// → `Result<(), LoadError>`.
         ModuleLink = 5 { ctx: CtxId, module: ModuleId, images: List<ModuleImage, 4096> },
-        /// Answers when everything enqueued before is done → `Status`; the sticky error if one stands.
+        /// Answers when everything enqueued before is done → `Status`; the sticky error if one
+        /// stands.
         StreamSync = 6 { stream: StreamId },
         CtxSync = 7 { ctx: CtxId },
         EventSync = 8 { event: EventId },
@@ -96,9 +97,9 @@ wire! {
         /// Shared-arena pages [addr, addr+size) are wanted at `alias` as well, where the client has
         /// them (registered host memory) → `Status`: MAP_FAILED where the proxy has something else.
         Alias = 15 { alias: u64, addr: u64, size: u64 },
-        /// A kernel by its name → `Result<KernelInfo, u32>`; NOT_FOUND where there is none. Launches
-        /// name it by `index` from now on, a number of the client's choice: the next one of this
-        /// module, or one that it has given this kernel already.
+        /// A kernel by its name → `Result<KernelInfo, u32>`; NOT_FOUND where there is none.
+        /// Launches name it by `index` from now on, a number of the client's choice: the next one
+        /// of this module, or one that it has given this kernel already.
         Kernel = 16 { module: ModuleId, index: u32, name: Text<65536> },
         /// The names of all kernels, from the `first` on → `Result<KernelNames, u32>`.
         KernelNames = 17 { module: ModuleId, first: u32 },
@@ -121,38 +122,41 @@ wire! {
         SetLimit = 24 { ctx: CtxId, limit: u32, value: u64 },
         /// CUlimit → `Result<u64, u32>`.
         Limit = 25 { ctx: CtxId, limit: u32 },
-        /// A tensor map as kedge writes it (`kedge_cuda_types::tensor_map`), to an inexact device only
-        /// → `Result<[u8; 128], u32>`: the map as the device reads it.
+        /// A tensor map as kedge writes it (`kedge_cuda_types::tensor_map`), to an inexact device
+        /// only → `Result<[u8; 128], u32>`: the map as the device reads it.
         TensorMap = 26 { map: Box<[u8; 128]> },
         /// A tensor map as the device reads it → the same with another address.
         TensorMapMove = 27 { map: Box<[u8; 128]>, address: u64 },
-        /// Whether [addr, addr+size), outside of the arenas, is memory that the driver has placed on
-        /// the context's device → `Status`: INVALID_VALUE if not. To an inexact device only.
+        /// Whether [addr, addr+size), outside of the arenas, is memory that the driver has placed
+        /// on the context's device → `Status`: INVALID_VALUE if not. To an inexact device only.
         CheckPlaced = 28 { ctx: CtxId, addr: u64, size: u64 },
-        /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them before
-        /// `HandleAccess` → `Status`.
+        /// [addr, addr+size) shows the handle's bytes from `offset` on. Nobody may touch them
+        /// before `HandleAccess` → `Status`.
         HandleMap = 40 { handle: MemHandleId, addr: u64, size: u64, offset: u64 },
         /// What `device` may do with mapped memory: CUmemAccess_flags (0 none, 1 read, 3 all)
         /// → `Status`.
         HandleAccess = 41 { addr: u64, size: u64, device: u32, access: u32 },
-        /// A descriptor of a shareable handle's memory, for any process → `Status`; the descriptor has
-        /// been sent on the socket when it says that it was made.
+        /// A descriptor of a shareable handle's memory, for any process → `Status`; the descriptor
+        /// has been sent on the socket when it says that it was made.
         HandleExport = 42 { handle: MemHandleId },
-        /// The memory of a descriptor, which the client has sent on the socket as `ticket`, becomes a
-        /// handle of this client → `Result<Imported, u32>`: INVALID_VALUE where it is no such memory.
+        /// The memory of a descriptor, which the client has sent on the socket as `ticket`, becomes
+        /// a handle of this client → `Result<Imported, u32>`: INVALID_VALUE where it is no such
+        /// memory.
         HandleImport = 43 { handle: MemHandleId, ticket: u64 },
-        /// Lets other clients open the slab that holds `addr` → `Result<SharedSlab, u32>`: NOT_READY from
-        /// an exact device that works, which the client then waits for.
+        /// Lets other clients open the slab that holds `addr` → `Result<SharedSlab, u32>`:
+        /// NOT_READY from an exact device that works, which the client then waits for.
         SlabShare = 44 { addr: u64 },
-        /// A slab that another client shares becomes a handle of this one → `Result<Imported, u32>`:
-        /// INVALID_VALUE where nobody shares it, INVALID_CONTEXT where it is this client's own.
+        /// A slab that another client shares becomes a handle of this one → `Result<Imported,
+        /// u32>`: INVALID_VALUE where nobody shares it, INVALID_CONTEXT where it is this client's
+        /// own.
         PeerOpen = 45 { handle: MemHandleId, name: PeerName },
         /// Lets other clients open an interprocess event → `Result<PeerName, u32>`.
         EventShare = 46 { event: EventId },
         /// An event that another client shares → `Status`, as for `PeerOpen`.
         EventOpen = 47 { event: EventId, ctx: CtxId, name: PeerName },
-        /// The shared arena's pages [addr, addr+size) are to show bytes from `offset` on of the file that
-        /// the client has sent as `ticket` → `Status`: INVALID_VALUE where it is no such file.
+        /// The shared arena's pages [addr, addr+size) are to show bytes from `offset` on of the
+        /// file that the client has sent as `ticket` → `Status`: INVALID_VALUE where it is no such
+        /// file.
         Adopt = 48 { addr: u64, size: u64, offset: u64, ticket: u64 },
     }
 

@@ -44,12 +44,13 @@ wire! {
         /// The virtual architecture that the PTX is for: 90 for `compute_90`.
         pub ptx_version: u32,
         pub binary_version: u32,
-        /// Why a launch fails with NOT_SUPPORTED: the instruction that the device lacks, and its line.
-        /// Empty: it runs.
+        /// Why a launch fails with NOT_SUPPORTED: the instruction that the device lacks, and its
+        /// line. Empty: it runs.
         pub unsupported: Text<1024>,
     }
 
-    /// How much of a kernel fits on its device (cuOccupancy*). `shared`: dynamic shared memory, bytes.
+    /// How much of a kernel fits on its device (cuOccupancy*). `shared`: dynamic shared memory,
+    /// bytes.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Occupancy {
         /// Blocks of so many threads that a multiprocessor holds.

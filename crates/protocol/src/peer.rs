@@ -3,8 +3,8 @@
 use kedge_wire::wire;
 
 wire! {
-    /// Where another client's proxy can be asked for what its client shares, and the key that it wants
-    /// to see: 128 random bits each.
+    /// Where another client's proxy can be asked for what its client shares, and the key that it
+    /// wants to see: 128 random bits each.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub struct PeerName { pub proxy: [u8; 16], pub key: [u8; 16] }
 
@@ -15,7 +15,8 @@ wire! {
     /// Memory of another process.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Imported {
-        /// The device on which it lies, as this client counts; `None` if that is not one of its own.
+        /// The device on which it lies, as this client counts; `None` if that is not one of its
+        /// own.
         pub device: Option<u32>,
         /// Bytes; `None` where the driver does not tell, and checks every mapping itself.
         pub size: Option<u64>,

@@ -34,7 +34,8 @@ wire! {
         pub hints: List<LaunchHint, MAX_HINTS>,
     }
 
-    /// A launch attribute that steers a device and that no result depends on: a device may ignore it.
+    /// A launch attribute that steers a device and that no result depends on: a device may ignore
+    /// it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct LaunchHint {
         /// CU_LAUNCH_ATTRIBUTE_*.
@@ -51,7 +52,8 @@ wire! {
         Copy = 2 { copy: Copy3d },
         /// A small copy whose bytes travel with the message.
         CopyInline = 3 { dst: u64, bytes: Bytes<MAX_INLINE_COPY> },
-        /// `width` elements × `height` rows of `element` (1, 2 or 4) bytes each; `value`'s low bytes.
+        /// `width` elements × `height` rows of `element` (1, 2 or 4) bytes each; `value`'s low
+        /// bytes.
         Memset = 4 { dst: u64, pitch: u64, value: u32, element: u32, width: u64, height: u64 },
         EventRecord = 5 { event: EventId },
         EventWait = 6 { event: EventId },
@@ -68,8 +70,9 @@ wire! {
         MemAlloc = 11 { addr: u64, size: u64 },
         /// Makes the range invalid, in stream order (`cuMemFreeAsync`).
         MemFree = 12 { addr: u64, size: u64 },
-        /// A conditional node, of graphs alone: executes those of `bodies`, which are ready, that the
-        /// 32-bit word at `condition` asks for. `kind` is CUgraphConditionalNodeType (0 if, 1 while, 2 switch).
+        /// A conditional node, of graphs alone: executes those of `bodies`, which are ready, that
+        /// the 32-bit word at `condition` asks for. `kind` is CUgraphConditionalNodeType (0 if, 1
+        /// while, 2 switch).
         Conditional = 13 { condition: u64, kind: u32, bodies: List<GraphExecId, MAX_BODIES> },
     }
 
@@ -94,7 +97,8 @@ wire! {
         pub address: [u32; 3],
         /// CUfilter_mode: 0 point, 1 linear.
         pub filter: u32,
-        /// CU_TRSF_*: 1 read as integer, 2 normalised coordinates, 16 sRGB, 32 no trilinear optimisation.
+        /// CU_TRSF_*: 1 read as integer, 2 normalised coordinates, 16 sRGB, 32 no trilinear
+        /// optimisation.
         pub flags: u32,
         pub border: [f32; 4],
         pub mipmap_filter: u32,

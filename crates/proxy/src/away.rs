@@ -5,12 +5,13 @@ use crate::capture::CaptureError;
 use crate::hold::has_room;
 use crate::restore::RestoreError;
 use crate::work;
-use kedge_device::{Backend, Object, Piece, SnapshotError};
+use kedge_device::{Backend, Object, Piece, SnapshotError, Swapped};
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, Extent, ImageFile, ImageWriter, PAGE};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Bytes that are packed together.
 const CHUNK: u64 = 1 << 20;
@@ -24,65 +25,38 @@ pub(crate) struct Away {
     pieces: Vec<Piece>,
     /// What the devices have more for it.
     pub(crate) bytes: u64,
+    devices: Swapped,
 }
 
 /// Why memory did not go; what has gone comes back.
 pub(crate) struct Stayed {
     pub(crate) why: CaptureError,
-    pub(crate) gone: Option<Away>,
+    pub(crate) gone: Option<Box<Away>>,
 }
 
 impl Away {
     /// Packs what the devices' memory holds, and gives that memory back. All is at rest.
-    pub(crate) fn leave(backend: &dyn Backend, limits: CacheLimits) -> Result<Away, Stayed> {
-        let packed = Away::pack(backend, limits).map_err(|why| Stayed { why, gone: None })?;
-        match backend.vacate() {
-            Ok(bytes) => Ok(Away { bytes, ..packed }),
-            Err(why) => Err(Stayed { why: why.into(), gone: Some(packed) }),
+    pub(crate) fn leave(backend: Arc<dyn Backend>, limits: CacheLimits) -> Result<Away, Stayed> {
+        let nothing_gone = |why| Stayed { why, gone: None };
+        let (files, pieces) = pack(&*backend, limits).map_err(nothing_gone)?;
+        let swapped = Swapped::out(backend).map_err(|why| nothing_gone(why.into()))?;
+        let away = |devices, bytes| Away { files, pieces, bytes, devices };
+        match swapped {
+            (devices, Ok(bytes)) => Ok(away(devices, bytes)),
+            (devices, Err(why)) => {
+                Err(Stayed { why: why.into(), gone: Some(Box::new(away(devices, 0))) })
+            }
         }
     }
 
-    fn pack(backend: &dyn Backend, limits: CacheLimits) -> Result<Away, CaptureError> {
-        let snapshot = backend.snapshot()?;
-        let goes = |piece: &&Piece| matches!(piece.object, Object::Memory | Object::Handle(_));
-        let pieces: Vec<Piece> = snapshot.pieces().iter().filter(goes).cloned().collect();
-        has_room(pieces.iter().map(|piece| piece.bytes).sum(), limits)?;
-        let writers = (0..FILES).map(|_| ImageWriter::in_memory("kedge-away"));
-        let writers = writers.collect::<Result<Vec<ImageWriter>, _>>()?;
-        let chunks = |(number, piece): (u64, &Piece)| {
-            let (piece, bytes) = (piece.clone(), piece.bytes);
-            let starts = (0..bytes).step_by(CHUNK as usize);
-            starts.map(move |at| (number, piece.clone(), at..(at + CHUNK).min(bytes)))
-        };
-        let all: Vec<_> = (1..).zip(&pieces).flat_map(chunks).collect();
-        work::each(&all, Vec::new, |(number, piece, range), buffer: &mut Vec<u8>| {
-            let length = (range.end - range.start) as usize;
-            buffer.clear();
-            buffer.resize(length.next_multiple_of(PAGE as usize), 0);
-            let read = snapshot.read(piece, piece.start + range.start, &mut buffer[..length]);
-            read.map_err(SnapshotError::from)?;
-            let encoded = kedge_image::encode(buffer, Choice::Auto);
-            let writer = &writers[(range.start / CHUNK) as usize % FILES];
-            Ok::<(), CaptureError>(writer.memory(
-                *number,
-                range.start,
-                buffer.len() as u64,
-                &encoded,
-            )?)
-        })?;
-        let finished = writers.into_iter().map(|writer| Ok(writer.finish_open()?.0));
-        let files = finished.collect::<Result<Vec<File>, CaptureError>>()?;
-        Ok(Away { files, pieces, bytes: 0 })
-    }
-
     /// Puts everything back; nothing has changed where there is not enough memory.
-    pub(crate) fn come_back(&self, backend: &dyn Backend) -> Result<(), RestoreError> {
+    pub(crate) fn come_back(&self) -> Result<(), RestoreError> {
         let open = |file: &File| {
             let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
             ImageFile::open(&path, None)
         };
         let files = self.files.iter().map(open).collect::<Result<Vec<ImageFile>, _>>()?;
-        backend.occupy()?;
+        let coming = self.devices.take_memory()?;
         let all = files.iter().flat_map(|file| file.memory().map(move |extent| (file, *extent)));
         let all: Vec<(&ImageFile, Extent)> = all.collect();
         work::each(
@@ -95,13 +69,50 @@ impl Away {
                 let length = piece.bytes.saturating_sub(extent.address).min(extent.decoded);
                 bytes.resize(extent.decoded as usize, 0);
                 file.read(extent, scratch, bytes)?;
-                Ok::<(), RestoreError>(backend.refill(
+                Ok::<(), RestoreError>(coming.put(
                     &piece.object,
                     piece.start + extent.address,
                     &bytes[..length as usize],
                 )?)
             },
         )?;
-        Ok(backend.refilled()?)
+        Ok(coming.finish()?)
     }
+}
+
+/// What the devices' memory holds, packed: files, and the pieces that are their objects.
+fn pack(
+    backend: &dyn Backend,
+    limits: CacheLimits,
+) -> Result<(Vec<File>, Vec<Piece>), CaptureError> {
+    let snapshot = kedge_device::snapshots(backend)?.snapshot(None)?;
+    let goes = |piece: &&Piece| matches!(piece.object, Object::Memory | Object::Handle(_));
+    let pieces: Vec<Piece> = snapshot.pieces().iter().filter(goes).cloned().collect();
+    has_room(pieces.iter().map(|piece| piece.bytes).sum(), limits)?;
+    let writers = (0..FILES).map(|_| ImageWriter::in_memory("kedge-away"));
+    let writers = writers.collect::<Result<Vec<ImageWriter>, _>>()?;
+    let chunks = |(number, piece): (u64, &Piece)| {
+        let (piece, bytes) = (piece.clone(), piece.bytes);
+        let starts = (0..bytes).step_by(CHUNK as usize);
+        starts.map(move |at| (number, piece.clone(), at..(at + CHUNK).min(bytes)))
+    };
+    let all: Vec<_> = (1..).zip(&pieces).flat_map(chunks).collect();
+    work::each(&all, Vec::new, |(number, piece, range), buffer: &mut Vec<u8>| {
+        let length = (range.end - range.start) as usize;
+        buffer.clear();
+        buffer.resize(length.next_multiple_of(PAGE as usize), 0);
+        let read = snapshot.read(piece, piece.start + range.start, &mut buffer[..length]);
+        read.map_err(SnapshotError::from)?;
+        let encoded = kedge_image::encode(buffer, Choice::Auto);
+        let writer = &writers[(range.start / CHUNK) as usize % FILES];
+        Ok::<(), CaptureError>(writer.memory(
+            *number,
+            range.start,
+            buffer.len() as u64,
+            &encoded,
+        )?)
+    })?;
+    let finished = writers.into_iter().map(|writer| Ok(writer.finish_open()?.0));
+    let files = finished.collect::<Result<Vec<File>, CaptureError>>()?;
+    Ok((files, pieces))
 }

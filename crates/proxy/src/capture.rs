@@ -3,13 +3,14 @@
 
 use crate::changes::{Key, Tracked, Written, blocks};
 use crate::gate::Parked;
-use crate::options::BENCH_DISCARD;
-use crate::record::{Image, SavedStep, Step};
-use crate::saved::{self, SavedObject, SavedProxy};
+use crate::record::{Image, Step};
+use crate::saved::DevicePiece;
 use crate::work;
+use kedge_control::proxy::BENCH_DISCARD;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
 use kedge_device::{Code, Digests, Drained, Piece, Snapshot, SnapshotError};
+use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Choice, Encoded, FileEntry, ImageError, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
@@ -102,10 +103,8 @@ impl Capture {
         let backend = parked.dispatcher.backend();
         let host = parked.dispatcher.host();
         let sharing = parked.dispatcher.sharing.save()?;
-        let snapshot = match &tracked {
-            Some(tracked) => backend.snapshot_changes(tracked.known())?,
-            None => backend.snapshot()?,
-        };
+        let known = tracked.as_ref().map(|tracked| &**tracked.known());
+        let snapshot = kedge_device::snapshots(backend)?.snapshot(known)?;
         let mut objects = Objects { tracked, objects: Vec::new(), sources: Vec::new() };
         for piece in snapshot.pieces() {
             let key = Key::Piece(piece.clone());

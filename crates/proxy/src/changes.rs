@@ -2,9 +2,10 @@
 //! the digests of their blocks.
 
 use crate::record::Image;
-use crate::saved::SavedObject;
+use crate::saved::DevicePiece;
 use kedge_device::digest::{BLOCK, Keys};
 use kedge_device::{Digests, Known, Piece};
+use kedge_gpu_image::SavedObject;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Weak};

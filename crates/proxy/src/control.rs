@@ -1,22 +1,19 @@
-//! What a supervisor asks of a proxy: to stand still, to take what its devices hold and to write it; and,
-//! of a proxy that takes another's place, to bring that back.
-//!
-//! One order at a time, each with one answer. If the supervisor goes away, the proxy goes on.
+//! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy goes on.
 
-use crate::bonds::{Bond, MAX_SHARES, Share, What};
 use crate::capture::{Capture, CaptureError, Identity, Stored, discards};
 use crate::changes::Tracked;
 use crate::gate::{Closed, Gate};
-use crate::joblog::JobLog;
-use crate::keeper;
-use crate::options::BENCH_DISCARD;
 use crate::sharing::Sharing;
+use kedge_control::joblog::JobLog;
+use kedge_control::keeper::{self, Offer};
+use kedge_control::proxy::{Answer, BENCH_DISCARD, Order, SEND_LIMIT};
+use kedge_control::sharing::MAX_SHARES;
 use kedge_device::{Backend, Drained};
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, FileEntry};
-use kedge_protocol::PeerName;
-use kedge_transport::{Channel, Server, SocketError};
-use kedge_wire::{List, Text, wire};
+use kedge_socket::Channel;
+use kedge_transport::Server;
+use kedge_wire::{List, Text};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +21,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thiserror::Error;
 
 /// A proxy waits for orders as long as it lives.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -34,147 +30,6 @@ const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
 const LEAVE_LIMIT: Duration = Duration::from_secs(1200);
 /// Why a gated dispatcher does not answer.
 const BUSY: &str = "its dispatcher does not come to it";
-/// For an answer to be sent.
-const SEND_LIMIT: Duration = Duration::from_secs(10);
-
-wire! {
-    #[derive(Debug, Clone, PartialEq)]
-    pub enum Order {
-        /// Dispatch nothing from now on → `Gated` once nothing is, `No` after `within_ms`: then it goes on.
-        Gate = 1 { within_ms: u32 },
-        /// → `Yes` once everything that was dispatched is over, `No` after `within_ms`. Gated.
-        Rest = 2 { within_ms: u32 },
-        /// Dispatch one message, for another process may wait for it → `Yes` once one is, `No` if none came
-        /// within `within_ms`. Gated.
-        Step = 9 { within_ms: u32 },
-        /// Take what the devices hold → `Captured`. Gated, at rest, and the client stands still. `track`: find
-        /// out what has changed; what is as in the file with the checksum `parent` need not be taken.
-        Capture = 3 { track: bool, parent: Option<u64> },
-        /// Make room for a capture, while the client goes on → `Yes`, also where there is none: the
-        /// capture will tell. `full`: it will build on none.
-        Prepare = 10 { track: bool, full: bool },
-        /// Go on → `Yes`.
-        Open = 4 {},
-        /// Write what was captured to a new file, and forget it → `Written`.
-        Write = 5 { path: Text<4096>, codec: Text<16> },
-        /// Forget what was captured → `Yes`.
-        Forget = 6 {},
-        /// What other processes may have, too → `Shares`. Gated, as are the next two.
-        Shares = 14 {},
-        /// Something of another process's, which has it no more, becomes this client's → `Adopted`.
-        Adopt = 15 { what: What },
-        /// Where a restart finds what is another's → `Yes`. For the next capture.
-        Bind = 16 { borrows: List<Bond, MAX_SHARES> },
-        /// In another proxy's place: build the devices and all that was on them from this file, with the
-        /// descriptors of the ring and the shared arena → `Yes`.
-        Restore = 7 { path: Text<4096>, bytes: u64, checksum: u64 },
-        /// Before `Restore`: descriptors of the devices' memory that is held for the client. No answer. What
-        /// else is held comes with `Restore`, as the third descriptor: then that is the file.
-        Parts = 11 {},
-        /// The client is there, as process `pid`: go on with it → `Yes`. With its process descriptor, for a
-        /// proxy of another namespace.
-        Begin = 8 { pid: u32 },
-        /// Take the devices' memory off them, until the client goes on → `Captured`, with its bytes. Gated, at
-        /// rest.
-        Leave = 13 {},
-        /// To a proxy that waits for a client: serve the one behind the first descriptor, started as these
-        /// arguments say; the second is to be told how it ends, a byte → `Yes`.
-        Serve = 17 { arguments: List<Text<4096>, 64> },
-        /// Hand over to the keeper what is to be held of what was captured, for this file of this image →
-        /// `Yes`. Before `Write`.
-        Hold = 12 { image: Text<4096>, file: Text<256> },
-    }
-
-    #[derive(Debug, Clone, PartialEq)]
-    pub enum Answer {
-        /// The client's process, and the inodes of the connection: the proxy's socket, the ring, the
-        /// shared arena.
-        Gated = 6 { pid: u32, socket: u64, ring: u64, arena: u64 },
-        Yes = 1 {},
-        No = 2 {},
-        Captured = 3 { bytes: u64 },
-        /// `builds`: the file refers to the one that it could.
-        Written = 4 { bytes: u64, checksum: u64, builds: bool },
-        /// `pid`: the proxy's, whose descriptors some are known by. `released`: files of memory that it had.
-        Shares = 7 { pid: u32, shares: List<Share, MAX_SHARES>, released: List<(u64, u64), 4096> },
-        Adopted = 8 { name: PeerName },
-        Failed = 5 { why: Text<4096> },
-    }
-}
-
-/// Why a proxy did not do what it was asked.
-#[derive(Debug, Error)]
-pub enum ControlError {
-    #[error("its proxy does not answer: {0}")]
-    Channel(#[from] SocketError),
-    #[error("{0}")]
-    Failed(String),
-    #[error("its proxy answers nonsense")]
-    Nonsense,
-}
-
-/// The supervisor's end.
-#[derive(Debug)]
-pub struct Control(Channel);
-
-impl Control {
-    /// It and the proxy's end.
-    pub fn pair() -> io::Result<(Control, OwnedFd)> {
-        let (channel, far) = Channel::pair()?;
-        Ok((Control(channel), far))
-    }
-
-    /// To a proxy that another process has started.
-    pub fn to(socket: OwnedFd) -> Control {
-        Control(Channel::new(socket))
-    }
-
-    /// The socket, for another process.
-    pub fn socket(&self) -> BorrowedFd<'_> {
-        self.0.socket()
-    }
-
-    /// Gives an order and waits for its answer, for `limit` at most.
-    pub fn ask(
-        &self,
-        order: &Order,
-        fds: &[BorrowedFd<'_>],
-        limit: Duration,
-    ) -> Result<Answer, ControlError> {
-        self.give(order, fds)?;
-        self.answer(limit)
-    }
-
-    /// Gives an order.
-    pub fn give(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
-        Ok(self.0.send(order, fds, SEND_LIMIT)?)
-    }
-
-    /// Gives a proxy that takes another's place what is held of the devices' memory.
-    pub fn give_parts(&self, parts: &[OwnedFd]) -> Result<(), ControlError> {
-        parts.chunks(keeper::AT_ONCE).try_for_each(|some| {
-            let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-            self.give(&Order::Parts {}, &fds)
-        })
-    }
-
-    /// The answer to the order that was given last.
-    pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
-        match self.0.receive(limit)?.0 {
-            Answer::Failed { why } => Err(ControlError::Failed(why.into_inner())),
-            answer => Ok(answer),
-        }
-    }
-
-    /// An order that is answered with yes or no.
-    pub fn does(&self, order: &Order, limit: Duration) -> Result<bool, ControlError> {
-        match self.ask(order, &[], limit)? {
-            Answer::Yes {} => Ok(true),
-            Answer::No {} => Ok(false),
-            _ => Err(ControlError::Nonsense),
-        }
-    }
-}
 
 /// What a connection is known by from outside.
 #[derive(Debug, Clone, Copy)]
@@ -336,7 +191,15 @@ impl Serving {
                 let keeper = self.keeper.as_ref().ok_or("nobody holds anything here")?;
                 let holding = capture.hold(self.cache).map_err(|error| error.to_string())?;
                 let image = PathBuf::from(image.into_inner());
-                let handed = keeper::hand_over(keeper, &image, &file, &holding);
+                let parts: Vec<BorrowedFd<'_>> =
+                    holding.parts.iter().map(|part| part.fd.as_fd()).collect();
+                let offer = Offer {
+                    entry: &holding.entry,
+                    on_devices: holding.on_devices,
+                    memory: holding.file.as_fd(),
+                    parts: &parts,
+                };
+                let handed = keeper::hand_over(keeper, &image, &file, &offer);
                 handed.map_err(|error| error.to_string())?;
                 yes(true)
             }
@@ -382,12 +245,13 @@ impl Held {
     }
 
     fn prepare(&mut self, backend: &dyn Backend, track: bool, full: bool) -> Result<(), String> {
-        let Some(tracked) = self.track(track)? else {
-            return backend.prepare_snapshot().map_err(|error| error.to_string());
-        };
-        let known = if full { tracked.nothing_known() } else { Arc::clone(tracked.known()) };
-        self.tracked = Some(tracked);
-        backend.prepare_changes(&known).map_err(|error| error.to_string())
+        let tracked = self.track(track)?;
+        let known = tracked.as_ref().map(|tracked| {
+            if full { tracked.nothing_known() } else { Arc::clone(tracked.known()) }
+        });
+        self.tracked = tracked.or(self.tracked.take());
+        let snapshots = kedge_device::snapshots(backend).map_err(|error| error.to_string())?;
+        snapshots.prepare_snapshot(known.as_deref()).map_err(|error| error.to_string())
     }
 }
 

@@ -2,12 +2,12 @@
 //! or the reverse. The messages that made its objects mean the same to both, and so do the addresses of what it
 //! has allocated. What each kind notes, and where variables of modules lie, is translated here.
 
-use crate::backend::GpuSpec;
-use crate::saved::SavedProxy;
+use kedge_control::gpu::GpuSpec;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base, device_of};
 use kedge_device::portable::{PlacedVariable, Portable};
 use kedge_device::{Object, Ranges, SnapshotError};
+use kedge_gpu_image::SavedProxy;
 use kedge_protocol::{CtxId, ModuleId};
 use std::collections::HashMap;
 use std::ops::Range;

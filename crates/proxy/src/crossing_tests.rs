@@ -3,10 +3,10 @@
 use crate::client_memory::ClientMemory;
 use crate::crossing::Crossing;
 use crate::host::ProxyHost;
-use crate::joblog::JobLog;
+use kedge_control::joblog::JobLog;
 use kedge_cuda_types::arena::device_base;
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_device::{Backend, Code, Object};
+use kedge_device::{Backend, Code, Filling, NewBackend, Object, Restoring, snapshots};
 use kedge_device_soft::device::{SoftBackend, SoftConfig};
 use kedge_protocol::{CtxId, Dim3, EventId, KernelRef, Launch, ModuleId, StreamId, StreamOp};
 use kedge_wire::{Bytes, List};
@@ -46,7 +46,7 @@ fn notes() -> Vec<u8> {
     kedge_device_nvidia::make_notes(&Portable { variables, events, ..Portable::default() }).unwrap()
 }
 
-fn device() -> Arc<dyn Backend> {
+fn device() -> NewBackend {
     let (_client, server) = kedge_transport::pair().unwrap();
     let memory = ClientMemory::new(std::process::id());
     let log = Arc::new(JobLog::none());
@@ -55,23 +55,25 @@ fn device() -> Arc<dyn Backend> {
     let backend: Arc<dyn Backend> =
         SoftBackend::new(config, config.describe(), host.clone()).unwrap();
     host.set_backend(&backend);
-    backend
+    NewBackend::new(backend)
 }
 
 /// Begins a restart: a context, its streams and events, a slab.
-fn begin(backend: &dyn Backend, notes: &[u8]) {
-    backend.restore_begin(notes).unwrap();
+fn begin(notes: &[u8]) -> (Restoring<'_>, Arc<dyn Backend>) {
+    let restoring = device().begin_restore(notes).unwrap();
+    let backend = Arc::clone(restoring.objects());
     backend.create_context(CTX, 0, StreamId(1)).unwrap();
     backend.create_stream(STREAM, CTX, true, 0).unwrap();
     for event in [EventId(1), EventId(2)] {
         backend.create_event(event, CTX, true, false).unwrap();
     }
     backend.grant(0, device_base(0), 2 << 20).unwrap();
+    (restoring, backend)
 }
 
-fn restore(backend: &dyn Backend, crossing: &Crossing, object: &Object, start: u64, bytes: &[u8]) {
+fn restore(filling: &Filling, crossing: &Crossing, object: &Object, start: u64, bytes: &[u8]) {
     for part in crossing.places(object, start, bytes.len()).unwrap() {
-        backend.restore(&part.object, part.start, &bytes[part.bytes]).unwrap();
+        filling.put(&part.object, part.start, &bytes[part.bytes]).unwrap();
     }
 }
 
@@ -99,7 +101,7 @@ fn saved(backend: &dyn Backend, at: u64) -> u32 {
     while !backend.at_rest() && std::time::Instant::now() < limit {
         std::thread::yield_now();
     }
-    let snapshot = backend.snapshot().unwrap();
+    let snapshot = snapshots(backend).unwrap().snapshot(None).unwrap();
     let holds = |piece: &&kedge_device::Piece| {
         piece.object == Object::Memory && (piece.start..piece.start + piece.bytes).contains(&at)
     };
@@ -113,36 +115,35 @@ fn saved(backend: &dyn Backend, at: u64) -> u32 {
 fn a_client_of_a_gpu_goes_on_on_a_software_device() {
     let crossing = Crossing::new(&notes(), true).unwrap();
     let out = device_base(0) + 4096;
-    let backend = device();
-    begin(&*backend, &crossing.notes);
+    let (restoring, backend) = begin(&crossing.notes);
     assert!(backend.devices().iter().all(|device| !device.exact), "as the client was told");
     backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
     backend.kernel(MODULE, 0, "k").unwrap();
-    backend.restore_notes(&crossing.notes).unwrap();
+    let filling = restoring.made().unwrap();
     let counter = Object::Variable { module: MODULE, name: "counter".to_owned() };
-    restore(&*backend, &crossing, &counter, 0, &5_u32.to_le_bytes());
+    restore(&filling, &crossing, &counter, 0, &5_u32.to_le_bytes());
     // Nobody has told of this allocation: slabs are valid as a whole.
-    restore(&*backend, &crossing, &Object::Memory, out, &7_u32.to_le_bytes());
-    backend.restore_end().unwrap();
+    restore(&filling, &crossing, &Object::Memory, out, &7_u32.to_le_bytes());
+    drop(filling.finish().unwrap());
     assert_eq!(backend.global(MODULE, "counter").unwrap().addr, PLACED);
-    assert_eq!(backend.check_placed(CTX, PLACED, 4), Ok(()));
-    assert!(backend.check_placed(CTX, PLACED + (1 << 30), 4).is_err());
+    let placing = backend.placing().unwrap();
+    assert_eq!(placing.check_placed(CTX, PLACED, 4), Ok(()));
+    assert!(placing.check_placed(CTX, PLACED + (1 << 30), 4).is_err());
     assert!((backend.elapsed_ms(EventId(1), EventId(2)).unwrap() - 2.0).abs() < 1e-3);
     run(&*backend, out);
     assert_eq!((saved(&*backend, out), saved(&*backend, PLACED)), (42, 42));
     // From here on it is a software device's: another one takes over.
-    let notes = backend.snapshot().unwrap().notes();
+    let notes = snapshots(&*backend).unwrap().snapshot(None).unwrap().notes();
     drop(backend);
-    let backend = device();
-    begin(&*backend, &notes);
+    let (restoring, backend) = begin(&notes);
     backend.load_module(CTX, MODULE, Code::Whole(TEXT.into())).unwrap();
     backend.kernel(MODULE, 0, "k").unwrap();
-    backend.restore_notes(&notes).unwrap();
-    backend.restore(&Object::Memory, PLACED, &8_u32.to_le_bytes()).unwrap();
-    backend.restore(&Object::Memory, PLACED + 256, &PLACED.to_le_bytes()).unwrap();
+    let filling = restoring.made().unwrap();
+    filling.put(&Object::Memory, PLACED, &8_u32.to_le_bytes()).unwrap();
+    filling.put(&Object::Memory, PLACED + 256, &PLACED.to_le_bytes()).unwrap();
     let number = backend.global(MODULE, "number").unwrap().addr;
-    backend.restore(&Object::Memory, number, &30_u32.to_le_bytes()).unwrap();
-    backend.restore_end().unwrap();
+    filling.put(&Object::Memory, number, &30_u32.to_le_bytes()).unwrap();
+    drop(filling.finish().unwrap());
     run(&*backend, out);
     assert_eq!(saved(&*backend, out), 38);
     drop(backend);
@@ -151,8 +152,7 @@ fn a_client_of_a_gpu_goes_on_on_a_software_device() {
 
 /// In the same test: the address ranges are one backend's at a time.
 fn what_only_a_gpu_reads_is_refused(crossing: &Crossing) {
-    let backend = device();
-    begin(&*backend, &crossing.notes);
+    let (_restoring, backend) = begin(&crossing.notes);
     let refused = backend.load_module(CTX, MODULE, Code::Whole(POINTERS.into())).unwrap_err();
     assert!(refused.message.contains("calls functions by pointers"), "{}", &*refused.message);
 }

@@ -1,14 +1,14 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
 use crate::away::Away;
-use crate::bonds::What;
 use crate::host::ProxyHost;
-use crate::record::{Image, Record, Step};
+use crate::record::{Image, Record, Step, asking};
 use crate::shared::SharedMemory;
 use crate::sharing::{Adopted, Sharing};
+use kedge_control::sharing::What;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::tensor_map::TensorMap;
-use kedge_device::{Backend, Code, Done, SnapshotError};
+use kedge_device::{Backend, Code, Done, Placing, SnapshotError};
 use kedge_protocol::{
     Call, CtxId, Elapsed, GraphExecId, KernelNames, LoadError, Message, ModuleId, ModuleImage,
     PeerName, Post, Status, StreamId,
@@ -25,6 +25,9 @@ const MAX_IMAGE: u64 = 2 << 30;
 /// Kernel names in one reply, in number and in bytes.
 const MAX_NAMES: usize = 4096;
 const MAX_NAME_BYTES: usize = 1 << 20;
+
+/// CU_LIMIT_MALLOC_HEAP_SIZE: it and those before it, of stacks and printf, programs rely on.
+const LAST_OF_MEMORY: u32 = 2;
 
 pub(crate) struct Dispatcher {
     backend: Arc<dyn Backend>,
@@ -75,6 +78,10 @@ impl Dispatcher {
     /// For other threads.
     pub(crate) fn backend_too(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend)
+    }
+
+    fn placing(&self) -> Result<&dyn Placing, CuError> {
+        self.backend.placing().ok_or(CuError::NOT_SUPPORTED)
     }
 
     pub(crate) fn host(&self) -> &ProxyHost {
@@ -345,13 +352,17 @@ impl Dispatcher {
             }
             Call::TensorMap { map } => {
                 let map = TensorMap::decode(&map).ok_or(CuError::INVALID_VALUE);
-                self.answer(to, &map.and_then(|map| backend.tensor_map(&map)).map_err(code));
+                let made = map.and_then(|map| self.placing()?.tensor_map(&map));
+                self.answer(to, &made.map_err(code));
             }
             Call::TensorMapMove { map, address } => {
-                self.answer(to, &backend.move_tensor_map(&map, address).map_err(code));
+                let moved = self.placing().and_then(|role| role.move_tensor_map(&map, address));
+                self.answer(to, &moved.map_err(code));
             }
             Call::CheckPlaced { ctx, addr, size } => {
-                self.answer(to, &status(backend.check_placed(ctx, addr, size)));
+                // Without a driver that places anything, nothing lies outside of the arenas.
+                let role = self.backend.placing().ok_or(CuError::INVALID_VALUE);
+                self.answer(to, &status(role.and_then(|role| role.check_placed(ctx, addr, size))));
             }
             Call::Ping {} => self.answer::<Status>(to, &Ok(())),
         }
@@ -392,7 +403,11 @@ impl Dispatcher {
             }
             Call::Share { addr, size } => plain(self.shared.share(&**backend, *addr, *size))?,
             Call::Alias { alias, addr, size } => plain(self.shared.alias(*alias, *addr, *size))?,
-            _ => return Err(CuError::NOT_SUPPORTED),
+            Call::Kernel { .. }
+            | Call::HandleImport { .. }
+            | Call::PeerOpen { .. }
+            | Call::EventOpen { .. }
+            | asking!() => return Err(CuError::NOT_SUPPORTED),
         };
         self.record.call(call, made);
         Ok(made)
@@ -409,7 +424,7 @@ impl Dispatcher {
     pub(crate) fn adopt(&mut self, what: What) -> Result<PeerName, SnapshotError> {
         let mapped = match what {
             What::Handle { handle } => self.record.mapped_bytes(handle),
-            _ => 0,
+            What::Slab { .. } | What::Event { .. } => 0,
         };
         let (name, adopted) = self.sharing.adopt(what, mapped)?;
         match adopted {
@@ -459,7 +474,27 @@ impl Dispatcher {
                     Call::HandleCreate { handle, .. } => {
                         made = Some(What::Handle { handle: *handle });
                     }
-                    _ => return self.make_again(call, result),
+                    Call::SetLimit { limit, .. } => {
+                        let limit = *limit;
+                        return match self.make_again(call.clone(), result) {
+                            // Other devices once took it, and it says nothing to these.
+                            Err(CuError::UNSUPPORTED_LIMIT) if limit > LAST_OF_MEMORY => {
+                                self.record.call(call, result);
+                                Ok(())
+                            }
+                            other => other,
+                        };
+                    }
+                    Call::CtxCreate { .. }
+                    | Call::Return { .. }
+                    | Call::ArrayCreate { .. }
+                    | Call::MipmapCreate { .. }
+                    | Call::TextureCreate { .. }
+                    | Call::HandleMap { .. }
+                    | Call::HandleAccess { .. }
+                    | Call::Share { .. }
+                    | Call::Alias { .. } => return self.make_again(call, result),
+                    asking!() => return Err(CuError::NOT_SUPPORTED),
                 }
                 match made {
                     None => self.record.call(call, 0),

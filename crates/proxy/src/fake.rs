@@ -1,7 +1,7 @@
 //! A backend without a device, for the dispatcher's tests: one executor thread, one queue.
 
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Code, Done, Host, Query};
+use kedge_device::{Backend, Code, Done, EventShare, Host, Interprocess, Query};
 use kedge_protocol::*;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -118,15 +118,6 @@ impl Backend for Fake {
     }
     fn create_handle(&self, _: MemHandleId, _: u32, _: u64, _: bool) -> Result<(), CuError> {
         Err(NO)
-    }
-    /// The same for all handles.
-    fn export_handle(&self, _: MemHandleId) -> Result<OwnedFd, CuError> {
-        Ok(File::open("/dev/null").map_err(|_| NO)?.into())
-    }
-    /// Its size: that of the file.
-    fn import_handle(&self, _: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
-        let size = File::from(fd).metadata().map_err(|_| NO)?.len();
-        Ok(Imported { device: Some(0), size: Some(size) })
     }
     fn destroy_handle(&self, _: MemHandleId) -> Result<(), CuError> {
         Err(NO)
@@ -250,6 +241,33 @@ impl Backend for Fake {
         Err(NO)
     }
     fn graph_destroy(&self, _: GraphExecId) -> Result<(), CuError> {
+        Err(NO)
+    }
+    fn interprocess(&self) -> Option<&dyn Interprocess> {
+        Some(self)
+    }
+}
+
+impl Interprocess for Fake {
+    /// The same for all handles.
+    fn export_handle(&self, _: MemHandleId) -> Result<OwnedFd, CuError> {
+        Ok(File::open("/dev/null").map_err(|_| NO)?.into())
+    }
+    /// Its size: that of the file.
+    fn import_handle(&self, _: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
+        let size = File::from(fd).metadata().map_err(|_| NO)?.len();
+        Ok(Imported { device: Some(0), size: Some(size) })
+    }
+    fn adopt_handle(&self, _: MemHandleId, _: u32, _: u64) -> Result<(), CuError> {
+        Err(NO)
+    }
+    fn export_slab(&self, _: u64) -> Result<(OwnedFd, u64, u64), CuError> {
+        Err(NO)
+    }
+    fn export_event(&self, _: EventId) -> Result<EventShare, CuError> {
+        Err(NO)
+    }
+    fn import_event(&self, _: EventId, _: CtxId, _: EventShare) -> Result<(), CuError> {
         Err(NO)
     }
 }

@@ -68,10 +68,12 @@ impl Gate {
     #[cold]
     fn park(&self, parked: &mut Parked<'_>) {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        parked.dispatcher.host().parked.store(true, Ordering::Relaxed);
         // They end when the gate is opened.
         while let Some(Ok(job)) = jobs.as_ref().map(Receiver::recv) {
             job(parked);
         }
+        parked.dispatcher.host().parked.store(false, Ordering::Relaxed);
     }
 }
 

@@ -1,21 +1,21 @@
 //! What outlives a capture's proxy: the memory of the devices that it lies in, and a file in memory with all
 //! the rest. A client's devices come back from it as from the image, only sooner.
 
-use crate::backend::read_number;
 use crate::capture::{Capture, CaptureError};
 use crate::restore::RestoreError;
-use crate::saved::{SavedObject, SavedProxy};
+use crate::saved::DevicePiece;
 use crate::work;
-use kedge_device::{Backend, Held, HeldPart, HeldPlace};
+use kedge_control::gpu::read_number;
+use kedge_control::keeper::MAX_PARTS;
+use kedge_device::{Filling, Held, HeldPart, HeldPlace};
 use kedge_device_nvidia::CacheLimits;
+use kedge_gpu_image::{SavedObject, SavedProxy};
 use kedge_image::{Choice, FileEntry, ImageFile, ImageWriter};
 use kedge_wire::{List, wire};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-/// Descriptors of one client, at most.
-pub(crate) const MAX_PARTS: usize = 256;
 /// The number of the section.
 const SECTION: u64 = 17;
 /// Bytes that are copied together.
@@ -125,7 +125,7 @@ pub(crate) fn fill(
     file: &ImageFile,
     saved: &SavedProxy,
     fds: Vec<OwnedFd>,
-    backend: &dyn Backend,
+    filling: &Filling,
 ) -> Result<HashSet<u64>, RestoreError> {
     let nonsense = |_| RestoreError::Damaged("a section is nonsense");
     let held: SavedHeld = kedge_wire::decode(&file.section(SECTION)?).map_err(nonsense)?;
@@ -134,7 +134,7 @@ pub(crate) fn fill(
     }
     let parts = held.parts.iter().zip(fds);
     let parts = parts.map(|(&(device, bytes), fd)| HeldPart { device, bytes, fd });
-    backend.restore_from(parts.collect())?;
+    filling.take_held(parts.collect())?;
     let objects: HashMap<u64, &SavedObject> =
         saved.objects.iter().map(|(number, object)| (*number, object)).collect();
     work::each(
@@ -144,7 +144,7 @@ pub(crate) fn fill(
             let piece = objects.get(&place.number).and_then(|object| object.piece());
             let piece = piece.ok_or(RestoreError::Damaged("a place of no object"))?;
             let from = HeldPlace { device: place.device, offset: place.offset };
-            Ok::<(), RestoreError>(backend.restore_held(&piece, from)?)
+            Ok::<(), RestoreError>(filling.put_held(&piece, from)?)
         },
     )?;
     Ok(held.places.iter().map(|place| place.number).collect())

@@ -3,15 +3,15 @@
 use crate::client_memory::{self, ClientMemory};
 use crate::faults::Faults;
 use crate::host_fns::HostFns;
-use crate::joblog::JobLog;
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
+use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
-use kedge_transport::{Announcement, Outbox};
+use kedge_transport::{Announcement, Outbox, processors_to_spare};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub(crate) struct ProxyHost {
@@ -22,6 +22,8 @@ pub(crate) struct ProxyHost {
     pub(crate) tickets: Tickets,
     /// Calls that are answered when a device says so.
     pub(crate) waiting: AtomicUsize,
+    /// The gate is closed: whatever the dispatcher's thread does, a checkpoint waits for it.
+    pub(crate) parked: AtomicBool,
     memory: ClientMemory,
     output: Mutex<OutputBuffer>,
     /// Sequence number of the newest message whose backend call has returned.
@@ -46,6 +48,7 @@ impl ProxyHost {
             host_fns: HostFns::default(),
             tickets: Tickets::default(),
             waiting: AtomicUsize::new(0),
+            parked: AtomicBool::new(false),
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),
@@ -163,13 +166,17 @@ impl Host for ProxyHost {
         self.publish_progress();
     }
 
+    fn may_spin(&self) -> bool {
+        processors_to_spare() && !self.parked.load(Ordering::Relaxed) && !self.outbox.wants_reader()
+    }
+
     fn log(&self, line: &str) {
         self.log.line(line);
     }
 
     fn release_held(&self) -> bool {
         let Some(keeper) = &self.keeper else { return false };
-        match crate::keeper::release(keeper) {
+        match kedge_control::keeper::release(keeper) {
             Ok((on_devices, _)) => on_devices > 0,
             Err(error) => {
                 self.log.line(&format!("cannot have device memory that is held: {error}"));

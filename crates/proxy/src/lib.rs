@@ -4,15 +4,12 @@
 //! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
 //! time answers later, through a [`kedge_device::Done`].
 
-pub mod aliases;
 mod away;
 pub mod backend;
-pub mod bonds;
 mod capture;
 mod changes;
 mod client_memory;
-pub mod contents;
-pub mod control;
+mod control;
 mod crossing;
 #[cfg(test)]
 mod crossing_tests;
@@ -26,10 +23,7 @@ mod gate;
 mod hold;
 mod host;
 mod host_fns;
-pub mod joblog;
-pub mod keeper;
 mod likeness;
-pub mod machine;
 pub mod management;
 pub mod options;
 mod output;
@@ -49,4 +43,4 @@ pub mod warm;
 mod watch;
 mod work;
 
-pub use serve::{EXIT_BUG, ServeError, serve};
+pub use serve::{ServeError, serve};

@@ -1,16 +1,23 @@
 //! `kedge-proxy`: started by `kedge run` with a client's socket.
 
+use kedge_control::joblog::JobLog;
+use kedge_control::machine::{DESCRIBE, Machine};
+use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
 use kedge_proxy::ServeError;
 use kedge_proxy::backend::Ready;
-use kedge_proxy::joblog::JobLog;
 use kedge_proxy::management;
 use kedge_proxy::options::Options;
 use kedge_proxy::warm::{self, Adopted, WarmError};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use kedge_socket::SocketError;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.len() == 1 && arguments.any(|argument| argument == DESCRIBE) {
+        return describe();
+    }
     let options = match Options::parse(std::env::args_os().skip(1)) {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
@@ -26,6 +33,16 @@ fn main() -> ExitCode {
     match run(socket, control, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
+    }
+}
+
+/// Tells what devices this machine has to whoever reads standard output, a socket.
+fn describe() -> ExitCode {
+    let machine = Machine { driver: driver_path(), gpus: gpu_nodes().len(), obstacle: obstacle() };
+    let told = std::io::stdout().as_fd().try_clone_to_owned().map_err(SocketError::from);
+    match told.and_then(|socket| machine.tell(socket)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string()),
     }
 }
 

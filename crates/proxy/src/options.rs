@@ -1,6 +1,7 @@
 //! The proxy's command line, written by the supervisor and read here.
 
-use crate::backend::{BackendConfig, GpuSpec};
+use crate::backend::BackendConfig;
+use kedge_control::gpu::GpuSpec;
 use kedge_device_nvidia::{CacheLimits, DrainRate};
 use kedge_protocol::DeviceChoice;
 use kedge_wire::Text;
@@ -10,9 +11,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
-
-/// Set in a job's environment by `kedge bench checkpoint`, which measures all but the disk: nobody can restart such an image.
-pub const BENCH_DISCARD: &str = "KEDGE_BENCH_DISCARD";
 
 #[derive(Debug, Clone)]
 pub struct Options {

@@ -1,12 +1,12 @@
 //! What this client shares with other clients, and what it opens of theirs.
 
-use crate::aliases;
-use crate::bonds::What;
-use crate::joblog::JobLog;
+use kedge_control::aliases;
+use kedge_control::joblog::JobLog;
+use kedge_control::peer::{PeerKey, PeerListener, Shared, ask_peer, random};
+use kedge_control::sharing::What;
 use kedge_cuda_types::CuError;
 use kedge_device::EventShare;
 use kedge_protocol::PeerName;
-use kedge_transport::{PeerKey, PeerListener, Shared, ask_peer, random};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;

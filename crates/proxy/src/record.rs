@@ -12,13 +12,42 @@ use kedge_protocol::{
     ArrayId, Call, CtxId, EventId, GraphExecId, KernelRef, MemHandleId, Message, ModuleId, Post,
     StreamId,
 };
-use kedge_wire::List;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
 /// The image of a module, as it was loaded.
 pub(crate) type Image = Arc<Vec<u8>>;
+
+/// The calls that leave nothing behind which a restart has to make: a pattern. What they load is
+/// recorded as a module, if anything. A new call is put here or gets an arm in each match.
+macro_rules! asking {
+    () => {
+        Call::MemFree { .. }
+            | Call::ModuleLoad { .. }
+            | Call::ModuleLink { .. }
+            | Call::StreamSync { .. }
+            | Call::CtxSync { .. }
+            | Call::EventSync { .. }
+            | Call::StreamQuery { .. }
+            | Call::EventQuery { .. }
+            | Call::EventElapsed { .. }
+            | Call::TakeOutput {}
+            | Call::Ping {}
+            | Call::KernelNames { .. }
+            | Call::Global { .. }
+            | Call::Occupancy { .. }
+            | Call::Limit { .. }
+            | Call::TensorMap { .. }
+            | Call::TensorMapMove { .. }
+            | Call::CheckPlaced { .. }
+            | Call::HandleExport { .. }
+            | Call::SlabShare { .. }
+            | Call::EventShare { .. }
+            | Call::Adopt { .. }
+    };
+}
+pub(crate) use asking;
 
 /// What a step of a restart does.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,7 +213,7 @@ impl Record {
             }
             Call::Share { addr, .. } => (Subject::Shared(*addr), None),
             Call::Alias { alias, .. } => (Subject::Alias(*alias), None),
-            _ => return,
+            asking!() => return,
         };
         self.add(subject, owner, What::Message(Message::Call { call }, result));
     }
@@ -383,21 +412,11 @@ impl Record {
     }
 }
 
-kedge_wire::wire! {
-    /// A [`Step`] in an image; modules' images are objects of the file, by number.
-    #[derive(Debug, Clone, PartialEq)]
-    pub enum SavedStep {
-        Message = 1 { message: Message, result: u64 },
-        Module = 2 { ctx: CtxId, module: ModuleId, image: u64 },
-        Linked = 3 { ctx: CtxId, module: ModuleId, images: List<u64, 4096> },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use kedge_protocol::{ModuleImage, StreamOp};
-    use kedge_wire::Text;
+    use kedge_wire::{List, Text};
 
     const CTX: CtxId = CtxId(1);
 

@@ -1,7 +1,7 @@
 //! What helps where an image's objects cannot be made again on the devices that are here.
 
-use crate::saved::{SavedObject, SavedProxy};
 use kedge_cuda_types::CuError;
+use kedge_gpu_image::{SavedObject, SavedProxy};
 
 /// What is another process's, and opened again.
 const OF_OTHERS: [&str; 2] = ["PeerOpen", "EventOpen"];

@@ -1,24 +1,26 @@
 //! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
 //! then serves the client, which notices nothing.
 
-use crate::backend::{self, BuildError, GpuSpec, Ready};
+use crate::backend::{self, BuildError, Ready};
 use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::crossing::{Crossing, CrossingError, Part};
 use crate::dispatch::Dispatcher;
 use crate::hold;
 use crate::host::ProxyHost;
-use crate::joblog::JobLog;
 use crate::likeness;
 use crate::options::Options;
 use crate::phases::Phases;
-use crate::record::{Image, SavedStep, Step};
+use crate::record::{Image, Step};
 use crate::remedy;
-use crate::saved::{self, SavedObject, SavedProxy};
+use crate::saved::DevicePiece;
 use crate::work;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Code, Host, Object, SnapshotError};
-use kedge_image::{ImageError, ImageFile, Layers, Source};
+use kedge_device::{Backend, Code, Filling, Host, Object, SnapshotError};
+use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, StateError};
+use kedge_image::{ImageError, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
 use kedge_transport::{ConnectError, SegmentError, Server};
 use std::collections::{HashMap, HashSet};
@@ -33,8 +35,8 @@ pub(crate) enum RestoreError {
     Image(#[from] ImageError),
     #[error("the image's GPU state is damaged: {0}")]
     Damaged(&'static str),
-    #[error("the image's GPU state is of version {found}; this kedge knows {}", saved::VERSION)]
-    Newer { found: u32 },
+    #[error(transparent)]
+    State(#[from] StateError),
     #[error("the ring or the shared arena of the image is none: {0}")]
     Segment(#[from] SegmentError),
     #[error("cannot use the client's socket: {0}")]
@@ -114,7 +116,7 @@ pub(crate) fn restore(
     let mut phases = Phases::begin();
     let layers = from.open()?;
     let file = layers.file(0);
-    let saved = read_state(file)?;
+    let saved = kedge_gpu_image::read(file)?;
     phases.over("its notes");
     let Connection { socket, ring, shared } = connection;
     kedge_transport::check_shared_arena(shared.as_fd())?;
@@ -123,27 +125,28 @@ pub(crate) fn restore(
     let memory = ClientMemory::new(0);
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
-    let backend = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
+    let built = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
     phases.over("devices");
     let software = matches!(options.backend.gpu, GpuSpec::Soft { .. });
-    alike(&saved.devices, &backend.devices(), software)?;
+    alike(&saved.devices, &built.devices(), software)?;
     let crossing = Crossing::between(&saved, &options.backend.gpu)?;
     let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
+    let restoring = built.begin_restore(notes)?;
+    let backend = Arc::clone(restoring.objects());
     host.set_backend(&backend);
-    backend.restore_begin(notes)?;
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
     let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
     let resumed = dispatcher.sharing.resume(&saved.sharing);
     resumed.map_err(|source| not_made("what it shares", source, &saved, &*backend))?;
     repeat(&layers, &saved, &mut dispatcher)?;
-    backend.restore_notes(notes)?;
+    let filling = restoring.made()?;
     phases.over("objects");
     let mut placed = HashSet::new();
     if let Some(Held { parts, .. }) = from.held {
-        placed = hold::fill(file, &saved, parts, &*backend)?;
+        placed = hold::fill(file, &saved, parts, &filling)?;
     }
-    fill(&layers, &saved, &placed, &Target { backend: &*backend, crossing: crossing.as_ref() })?;
-    backend.restore_end()?;
+    fill(&layers, &saved, &placed, &Target { filling: &filling, crossing: crossing.as_ref() })?;
+    filling.finish()?;
     phases.over("bytes");
     log.note(&format!("brought back in {}", phases.told()));
     for (ctx, error) in saved.faults.iter() {
@@ -154,17 +157,6 @@ pub(crate) fn restore(
     }
     host.set_dispatched(saved.position);
     Ok(Restored { server, dispatcher, host, saved, shared })
-}
-
-pub(crate) fn read_state(file: &ImageFile) -> Result<SavedProxy, RestoreError> {
-    let section = file.section(saved::SECTION)?;
-    let version = section.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    match version {
-        Some(saved::VERSION) => {}
-        Some(found) => return Err(RestoreError::Newer { found }),
-        None => return Err(RestoreError::Damaged("it is empty")),
-    }
-    kedge_wire::decode(&section).map_err(|_| RestoreError::Damaged("a section is nonsense"))
 }
 
 /// What the program has been told of its devices must stay true.
@@ -292,7 +284,7 @@ fn fill(
                     read.is_ok()
                 };
                 let bytes = extent.decoded as usize;
-                target.backend.restore_filled(&piece.object, start, bytes, &mut fill)?;
+                target.filling.put_filled(&piece.object, start, bytes, &mut fill)?;
                 return Ok(read?);
             }
             bytes.resize(extent.decoded as usize, 0);
@@ -327,7 +319,7 @@ fn complete(object: &SavedObject, sources: &[Source]) -> Result<(), RestoreError
 
 /// The new devices.
 struct Target<'a> {
-    backend: &'a dyn Backend,
+    filling: &'a Filling,
     /// If they are of another kind.
     crossing: Option<&'a Crossing>,
 }
@@ -335,11 +327,11 @@ struct Target<'a> {
 impl Target<'_> {
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         let Some(crossing) = self.crossing else {
-            return self.backend.restore(object, start, bytes);
+            return self.filling.put(object, start, bytes);
         };
         let mut parts = crossing.places(object, start, bytes.len())?.into_iter();
         parts.try_for_each(|Part { object, start, bytes: range }| {
-            self.backend.restore(&object, start, &bytes[range])
+            self.filling.put(&object, start, &bytes[range])
         })
     }
 }

@@ -3,20 +3,20 @@
 use crate::backend::{self, BuildError, Ready};
 use crate::capture::Identity;
 use crate::client_memory::ClientMemory;
-use crate::control::{Answer, Inodes, Order, Serving};
+use crate::control::{Inodes, Serving};
 use crate::dispatch::Dispatcher;
 use crate::gate::Gate;
-use crate::hold::MAX_PARTS;
 use crate::host::ProxyHost;
-use crate::joblog::JobLog;
 use crate::options::Options;
 use crate::restore::{self, Restored};
 use crate::{warm, watch};
+use kedge_control::joblog::JobLog;
+use kedge_control::keeper::MAX_PARTS;
+use kedge_control::proxy::{Answer, EXIT_BUG, Order};
 use kedge_protocol::{Refusal, Welcome};
+use kedge_socket::{Channel, SocketError};
 use kedge_transport::processors_to_spare;
-use kedge_transport::{
-    AcceptError, Accepted, Channel, ConnectError, Outbox, RingError, Server, SocketError,
-};
+use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
 use kedge_wire::{List, Text};
 use std::convert::Infallible;
 use std::io;
@@ -31,9 +31,6 @@ use thiserror::Error;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a restart may take, all of it.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(3600);
-
-/// What a proxy exits with that has found a bug in itself.
-pub const EXIT_BUG: i32 = 70;
 
 /// Why a proxy ended before its client.
 #[derive(Debug, Error)]
@@ -108,7 +105,7 @@ fn serve_accepted(
     let keeper = options.keeper.clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let backend = match backend::build(&options.backend, &hello.choice, host.clone(), ready) {
-        Ok(backend) => backend,
+        Ok(backend) => backend.start(),
         Err(error) => {
             let reason = Text::truncated(error.to_string());
             accepted.refuse(Refusal { code: error.code().0, reason })?;

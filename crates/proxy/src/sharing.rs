@@ -1,12 +1,14 @@
 //! Memory and events that this client exports and imports: the dispatcher's part of it.
 
-use crate::bonds::{Bond, Identity, SavedSharing, Share, What};
 use crate::host::ProxyHost;
 use crate::peers::{Peers, pack, unpack};
+use kedge_control::peer::Shared;
+use kedge_control::sharing::{Bond, Identity, Share, What};
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Host, SnapshotError};
+use kedge_device::{Backend, Host, Interprocess, SnapshotError};
+use kedge_gpu_image::SavedSharing;
 use kedge_protocol::{CtxId, EventId, Imported, MemHandleId, PeerName, SharedSlab};
-use kedge_transport::{Shared, offer_descriptor};
+use kedge_transport::offer_descriptor;
 use kedge_wire::{List, TooLong};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -85,9 +87,13 @@ impl Sharing {
         Sharing { backend, host, socket, peers, handles, events, released, borrows, files: false }
     }
 
+    fn role(&self) -> Result<&dyn Interprocess, CuError> {
+        self.backend.interprocess().ok_or(CuError::NOT_SUPPORTED)
+    }
+
     /// Sends a descriptor of a handle's memory, ahead of the reply.
     pub(crate) fn export_handle(&mut self, handle: MemHandleId) -> Result<(), CuError> {
-        let fd = self.backend.export_handle(handle)?;
+        let fd = self.role()?.export_handle(handle)?;
         self.know(handle, true, &fd)?;
         offer_descriptor(self.socket.as_fd(), 0, fd.as_fd()).map_err(|error| {
             self.host.log(&format!("cannot send the client a descriptor: {error}"));
@@ -126,7 +132,7 @@ impl Sharing {
         fd: OwnedFd,
         mut known: Known,
     ) -> Result<Imported, CuError> {
-        let imported = self.backend.import_handle(handle, fd)?;
+        let imported = self.role()?.import_handle(handle, fd)?;
         known.imported = Some(imported);
         self.handles.insert(handle, known);
         Ok(imported)
@@ -142,7 +148,7 @@ impl Sharing {
 
     /// Lets other clients open the slab that holds `addr`.
     pub(crate) fn share_slab(&mut self, addr: u64) -> Result<SharedSlab, CuError> {
-        let (fd, base, size) = self.backend.export_slab(addr)?;
+        let (fd, base, size) = self.role()?.export_slab(addr)?;
         let shared = || Ok(Shared { fd: Some(fd), note: Vec::new() });
         let name = self.peers.share(What::Slab { addr: base }, shared)?;
         Ok(SharedSlab { name, base, size })
@@ -163,7 +169,8 @@ impl Sharing {
     }
 
     pub(crate) fn share_event(&mut self, event: EventId) -> Result<PeerName, CuError> {
-        self.peers.share(What::Event { event }, || self.backend.export_event(event).map(pack))
+        let role = self.backend.interprocess().ok_or(CuError::NOT_SUPPORTED)?;
+        self.peers.share(What::Event { event }, || role.export_event(event).map(pack))
     }
 
     pub(crate) fn open_event(
@@ -172,7 +179,7 @@ impl Sharing {
         ctx: CtxId,
         name: &PeerName,
     ) -> Result<(), CuError> {
-        self.backend.import_event(event, ctx, unpack(self.peers.open(name)?)?)?;
+        self.role()?.import_event(event, ctx, unpack(self.peers.open(name)?)?)?;
         self.events.insert(event, (ctx, Known::opened(name)));
         Ok(())
     }
@@ -261,7 +268,7 @@ impl Sharing {
                 let imported = known.imported.unwrap_or(Imported { device: None, size: None });
                 let (device, size) = (imported.device, imported.size.unwrap_or(mapped));
                 let device = device.filter(|_| size > 0).ok_or_else(nowhere)?;
-                self.backend
+                self.role()?
                     .adopt_handle(handle, device, size)
                     .map_err(|error| no_room(size, error))?;
                 Adopted::Memory { handle, device, size }
@@ -372,20 +379,21 @@ impl Sharing {
     /// Something has been made again: if others had it, they find it from now on.
     pub(crate) fn made(&mut self, what: What) -> Result<(), CuError> {
         let backend = Arc::clone(&self.backend);
+        let role = backend.interprocess().ok_or(CuError::NOT_SUPPORTED)?;
         let memory = |fd| Ok(Shared { fd: Some(fd), note: Vec::new() });
         let (_, keys) = self.peers.names();
         if !keys.contains_key(&what) {
             return Ok(());
         }
         if let What::Handle { handle } = what {
-            let fd = backend.export_handle(handle)?;
+            let fd = role.export_handle(handle)?;
             self.know(handle, true, &fd)?;
             return self.peers.publish(what, || memory(fd));
         }
         self.peers.publish(what, || match what {
-            What::Slab { addr } => memory(backend.export_slab(addr)?.0),
-            What::Event { event } => Ok(pack(backend.export_event(event)?)),
-            What::Handle { handle } => memory(backend.export_handle(handle)?),
+            What::Slab { addr } => memory(role.export_slab(addr)?.0),
+            What::Event { event } => Ok(pack(role.export_event(event)?)),
+            What::Handle { handle } => memory(role.export_handle(handle)?),
         })
     }
 
@@ -404,7 +412,7 @@ impl Sharing {
     /// Opens another's event again.
     pub(crate) fn borrow_event(&mut self, event: EventId, ctx: CtxId) -> Result<(), CuError> {
         let (name, shared) = self.borrow(What::Event { event })?;
-        self.backend.import_event(event, ctx, unpack(shared)?)?;
+        self.role()?.import_event(event, ctx, unpack(shared)?)?;
         self.events.insert(event, (ctx, Known::opened(&name)));
         Ok(())
     }

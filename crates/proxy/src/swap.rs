@@ -18,7 +18,7 @@ impl Dispatcher {
         if let Some(away) = &self.away {
             return Ok(away.bytes);
         }
-        match Away::leave(self.backend(), limits) {
+        match Away::leave(self.backend_too(), limits) {
             Ok(away) => {
                 let bytes = away.bytes;
                 self.host().log.note(&format!("{} MiB are off the devices", bytes >> 20));
@@ -26,7 +26,7 @@ impl Dispatcher {
                 Ok(bytes)
             }
             Err(Stayed { why, gone }) => {
-                self.away = gone;
+                self.away = gone.map(|away| *away);
                 self.come_back();
                 Err(why.to_string())
             }
@@ -37,7 +37,7 @@ impl Dispatcher {
     pub(crate) fn try_come_back(&mut self) -> bool {
         let Some(away) = self.away.take() else { return true };
         let begin = Instant::now();
-        match away.come_back(self.backend()) {
+        match away.come_back() {
             Ok(()) => {
                 let (mib, ms) = (away.bytes >> 20, begin.elapsed().as_millis());
                 self.host().log.note(&format!("{mib} MiB are on the devices again ({ms} ms)"));

@@ -3,10 +3,10 @@
 //! comes after that one.
 
 use crate::backend::{self, BackendConfig, BuildError, Ready};
-use crate::control::{Answer, Order};
-use crate::joblog::JobLog;
 use crate::options::{Options, OptionsError};
-use kedge_transport::{Channel, SocketError};
+use kedge_control::joblog::JobLog;
+use kedge_control::proxy::{Answer, Order};
+use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
 use std::ffi::OsString;
 use std::fs::OpenOptions;

@@ -2,7 +2,7 @@
 //! functions have returned, and takes descriptors. The dispatcher cannot hear it: the driver may hold it
 //! up until then.
 
-use crate::joblog::JobLog;
+use kedge_control::joblog::JobLog;
 use kedge_transport::{Announcement, Announcements};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

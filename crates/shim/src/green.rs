@@ -2,9 +2,10 @@
 //!
 //! Resources are counted and shared out as the program asks. What runs in a green context may use all of the
 //! device all the same: a software device's multiprocessors are threads, which take whatever block is next.
-//! A green context stands in its device's primary context, and is that context as a CUcontext.
+//! A green context stands in its device's primary context; its CUcontext is one of its own, in which all is
+//! done as in the primary one.
 
-use crate::context;
+use crate::context::{self, Context};
 use crate::handle::{Kind, Table};
 use crate::{entry, ffi, session, stream};
 use kedge_cuda_types::CuError;
@@ -12,8 +13,8 @@ use kedge_cuda_types::attribute::MULTIPROCESSOR_COUNT;
 use kedge_cuda_types::graph::CU_STREAM_NON_BLOCKING;
 use kedge_cuda_types::handle::{CUcontext, CUdevice, CUgreenCtx, CUstream};
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// CU_DEV_RESOURCE_TYPE_SM.
 const MULTIPROCESSORS: u32 = 1;
@@ -76,8 +77,15 @@ struct Descriptor(Resource);
 #[derive(Debug)]
 struct GreenContext {
     id: u64,
-    context: Arc<context::Context>,
+    /// It as a CUcontext; set right after its own handle is known.
+    context: OnceLock<Arc<Context>>,
     resource: Resource,
+}
+
+impl GreenContext {
+    fn context(&self) -> Result<&Arc<Context>, CuError> {
+        self.context.get().ok_or(CuError::INVALID_CONTEXT)
+    }
 }
 
 static DESCRIPTORS: Table<Descriptor> = Table::new(Kind::ResourceDescriptor);
@@ -124,8 +132,12 @@ pub(crate) unsafe fn cuCtxGetDevResource(
     kind: u32,
 ) -> Result<(), CuError> {
     let context = context::by_handle(ctx)?;
+    let resource = match context.green() {
+        CUgreenCtx::NULL => whole(context.ordinal() as CUdevice)?,
+        green => find(green)?.resource,
+    };
     // SAFETY: the caller's out pointer.
-    unsafe { give(result, kind, whole(context.ordinal() as CUdevice)?) }
+    unsafe { give(result, kind, resource) }
 }
 
 pub(crate) unsafe fn cuGreenCtxGetDevResource(
@@ -211,15 +223,20 @@ pub(crate) unsafe fn cuGreenCtxCreate(
         return Err(CuError::INVALID_VALUE);
     }
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    let context = context::retain(device)?;
-    let green = GreenContext { id: NEXT.fetch_add(1, Ordering::Relaxed), context, resource };
-    let handle = CONTEXTS.insert(green).ok_or(CuError::OUT_OF_MEMORY)?;
+    let primary = context::retain(device)?;
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let made = GreenContext { id, context: OnceLock::new(), resource };
+    let handle = CUgreenCtx(CONTEXTS.insert(made).ok_or(CuError::OUT_OF_MEMORY)?);
+    let green = find(handle)?;
+    let context = Context::of_green(handle, primary)?;
+    green.context.get_or_init(|| context);
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(out, CUgreenCtx(handle)) }
+    unsafe { ffi::write(out, handle) }
 }
 
 pub(crate) unsafe fn cuGreenCtxDestroy(green: CUgreenCtx) -> Result<(), CuError> {
     let gone = CONTEXTS.remove(green.0).ok_or(CuError::INVALID_CONTEXT)?;
+    gone.context()?.end_green();
     // SAFETY: it asks nothing of its caller.
     unsafe { context::cuDevicePrimaryCtxRelease_v2(gone.resource.device as CUdevice) }
 }
@@ -230,7 +247,7 @@ pub(crate) unsafe fn cuCtxFromGreenCtx(
 ) -> Result<(), CuError> {
     let green = find(green)?;
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(out, green.context.handle()) }
+    unsafe { ffi::write(out, green.context()?.handle()) }
 }
 
 pub(crate) unsafe fn cuGreenCtxGetId(green: CUgreenCtx, id: *mut u64) -> Result<(), CuError> {
@@ -245,11 +262,11 @@ pub(crate) unsafe fn cuGreenCtxStreamCreate(
     flags: u32,
     priority: c_int,
 ) -> Result<(), CuError> {
-    let context = Arc::clone(&find(green)?.context);
+    let green = find(green)?;
     if out.is_null() || flags != CU_STREAM_NON_BLOCKING {
         return Err(CuError::INVALID_VALUE);
     }
-    let made = stream::create_in(&context, flags, priority, green)?;
+    let made = stream::create_in(green.context()?, flags, priority)?;
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(out, made) }
 }

@@ -168,6 +168,7 @@ pub(crate) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
     let function = function::resolve(function)?;
     let (blocks, threads) = (positive(blocks)?, positive(block_size)?);
     let available = ask(&function, Occupancy::DynamicShared { blocks, threads })?;
+    let available = available.min(function.most_dynamic_shared().into());
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(bytes, available as usize) }
 }

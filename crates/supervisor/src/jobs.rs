@@ -4,6 +4,7 @@
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+mod joint;
 mod places;
 
 use crate::keeper::HeldImage;
@@ -44,6 +45,11 @@ pub enum JobError {
         "{path} is not a folder of yours that others cannot enter: remove it, or set XDG_STATE_HOME"
     )]
     NotPrivate { path: PathBuf },
+    #[error(
+        "XDG_STATE_HOME is {path}, where others than root can make changes: root keeps nothing \
+         there; unset it, or name a folder of root's"
+    )]
+    NotRoots { path: PathBuf },
     #[error("a job named {name} is running: choose another name, or end it first")]
     InUse { name: JobName },
     #[error(
@@ -279,21 +285,6 @@ impl Jobs {
         if open_lock(&dir).is_ok_and(|lock| try_lock(&lock)) {
             let _ = fs::remove_dir_all(&dir);
         }
-    }
-
-    /// The parts of the joint job `job` that are known, by their names.
-    pub(crate) fn parts(&self, job: &JobName) -> Result<Vec<Meta>, JobError> {
-        let mut parts = self.list()?;
-        parts.retain(|meta| meta.joint.as_deref() == Some(&job.0));
-        parts.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(parts)
-    }
-
-    /// Those that run.
-    pub fn running_parts(&self, job: &JobName) -> Vec<JobName> {
-        let parts = self.parts(job).unwrap_or_default().into_iter();
-        let running = parts.filter(|meta| meta.state == State::Running);
-        running.filter_map(|meta| meta.name.parse().ok()).collect()
     }
 
     /// The folder where the parts of the joint job `job` meet: private, made if need be.

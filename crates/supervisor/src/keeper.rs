@@ -4,28 +4,26 @@
 
 use crate::jobs::{self, JobDir, JobName, Jobs};
 use crate::proxies;
+use kedge_control::joblog::JobLog;
+use kedge_control::keeper::{self, Ask, Handed, KeeperError, Reply};
+use kedge_control::service::{Asker, Limits, Service};
 use kedge_image::FileEntry;
-use kedge_proxy::joblog::JobLog;
-use kedge_proxy::keeper::{self, Ask, Handed, KeeperError, Reply};
-use kedge_transport::Channel;
 use kedge_wire::Text;
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Who may be answered at a time: each of a job's proxies hands over.
-const MOST_ASKERS: usize = 1024;
 /// Until a question has come, or an answer has gone.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Each of a job's proxies hands over.
+const LIMITS: Limits = Limits { connections: 1024, request: PATIENCE, reply: PATIENCE };
 /// Longest time that anything is held.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -178,8 +176,14 @@ impl Keeper {
     /// Answers, on threads of its own, for as long as the process lives.
     pub(crate) fn serve(&self) -> io::Result<()> {
         let listener = proxies::listen(&self.0.socket)?;
-        let (accepts, watches) = (self.clone(), self.clone());
-        thread::Builder::new().name("keeper".into()).spawn(move || accepts.accept(&listener))?;
+        let (answers, watches) = (self.clone(), self.clone());
+        let accept = move || {
+            Service::new("answer", LIMITS).serve(&listener, move |asker| {
+                // An asker that has gone needs no answer.
+                let _ = answers.answer(asker);
+            })
+        };
+        thread::Builder::new().name("keeper".into()).spawn(accept)?;
         thread::Builder::new().name("held".into()).spawn(move || watches.watch()).map(drop)
     }
 
@@ -234,41 +238,10 @@ impl Keeper {
         }
     }
 
-    fn accept(&self, listener: &UnixListener) {
-        let askers = Arc::new(AtomicUsize::new(0));
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => self.admit(stream, &askers),
-                // Out of descriptors, most likely: does not get better by asking faster.
-                Err(_) => thread::sleep(Duration::from_millis(200)),
-            }
-        }
-    }
-
-    fn admit(&self, stream: UnixStream, askers: &Arc<AtomicUsize>) {
-        // SAFETY: a plain call.
-        let uid = unsafe { libc::geteuid() };
-        let same = kedge_transport::peer_uid(stream.as_fd()).is_ok_and(|peer| peer == uid);
-        // One that is not admitted sees the socket closed.
-        if !same || askers.load(Ordering::SeqCst) >= MOST_ASKERS {
-            return;
-        }
-        askers.fetch_add(1, Ordering::SeqCst);
-        let (keeper, inside) = (self.clone(), askers.clone());
-        let answering = move || {
-            // An asker that has gone needs no answer.
-            let _ = keeper.answer(&Channel::new(stream.into()));
-            inside.fetch_sub(1, Ordering::SeqCst);
-        };
-        if thread::Builder::new().name("answer".into()).spawn(answering).is_err() {
-            askers.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    fn answer(&self, channel: &Channel) -> Result<(), KeeperError> {
-        let (order, fds) = channel.receive::<Ask>(PATIENCE)?;
+    fn answer(&self, asker: &Asker) -> Result<(), KeeperError> {
+        let (order, fds) = asker.request::<Ask>()?;
         let agreed = match order {
-            Ask::Hold { .. } => keeper::take_over(channel, order, fds).and_then(|h| self.add(h)),
+            Ask::Hold { .. } => keeper::take_over(asker, order, fds).and_then(|h| self.add(h)),
             Ask::Commit { image, clients, ttl_ms } => {
                 let ttl = Duration::from_millis(ttl_ms).min(LONGEST);
                 self.commit(&image, clients as usize, ttl)
@@ -281,7 +254,7 @@ impl Keeper {
                 let (on_devices, in_memory) =
                     self.release(&mut self.lock(), "its memory was asked back");
                 let reply = Reply::Released { on_devices, in_memory };
-                return Ok(channel.send(&reply, &[], PATIENCE)?);
+                return Ok(asker.reply(&reply, &[])?);
             }
             Ask::Parts {} => Err(KeeperError::Nonsense),
         };
@@ -289,14 +262,14 @@ impl Keeper {
             Ok(()) => Reply::Yes {},
             Err(error) => Reply::No { why: Text::truncated(error.to_string()) },
         };
-        Ok(channel.send(&reply, &[], PATIENCE)?)
+        Ok(asker.reply(&reply, &[])?)
     }
 
     fn add(&self, handed: Handed) -> Result<(), KeeperError> {
         let mut state = self.lock();
         // One image is made at a time.
         state.pending.retain(|p| p.image == handed.image && p.file.name != handed.file.name);
-        if state.pending.len() >= MOST_ASKERS {
+        if state.pending.len() >= LIMITS.connections {
             return Err(KeeperError::No("it holds too much already".to_owned()));
         }
         state.pending.push(handed);

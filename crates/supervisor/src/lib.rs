@@ -34,11 +34,11 @@ pub use gpu::is_of_client as is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;
 pub use joint::{Joining, KEY, far};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
 pub use kedge_coordinator::{Far, FarError};
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::joblog::JobLog;
 use keeper::{At, Keeper};
 pub use keeper::{HeldImage, release};
 use left::Marks;
@@ -100,7 +100,7 @@ pub enum RunError {
     #[error(transparent)]
     Image(#[from] kedge_image::ImageError),
     #[error("the image's devices: {0}")]
-    Devices(#[from] kedge_proxy::backend::BadGpuSpec),
+    Devices(#[from] kedge_control::gpu::BadGpuSpec),
     #[error(transparent)]
     Restart(#[from] kedge_process::EngineError),
     #[error("the image has no part {part}: it has {all}, from 0")]

@@ -1,8 +1,8 @@
 //! What a job is run on, and how it is checkpointed.
 
 use crate::jobs::{HOSTS, JOBS, JobName, variable};
+use kedge_control::gpu::{BadGpuSpec, GpuSpec};
 use kedge_image::{ImageError, Manifest};
-use kedge_proxy::backend::{BadGpuSpec, GpuSpec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::NonZeroU32;

@@ -6,7 +6,8 @@ use crate::proxies::Proxies;
 use crate::recover::Recovery;
 use crate::signals::Signals;
 use crate::{JobSpec, RunError};
-use kedge_proxy::backend::GpuSpec;
+use kedge_control::gpu::GpuSpec;
+use kedge_process::kernel::{self, Stops};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -76,6 +77,7 @@ impl Program {
                 Ok(())
             });
         }
+        kernel::require(Stops::Jobs)?;
         let child = command.spawn().map_err(|source| RunError::Start {
             program: spec.program.to_string_lossy().into_owned(),
             source,

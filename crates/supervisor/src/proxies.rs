@@ -5,10 +5,10 @@ use crate::parts::Parts;
 use crate::program::Outcome;
 use crate::signals::look_at_children;
 use crate::warm::{Leaving, Sources, WarmProxy};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
+use kedge_control::proxy::Control;
 use kedge_image::DeviceLimits;
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::control::Control;
-use kedge_proxy::joblog::JobLog;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -184,7 +184,7 @@ pub(crate) fn has_ended(pid: u32) -> bool {
 
 /// Listens on a socket in the job's folder.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
-    let listener = kedge_transport::address::listen(socket)?;
+    let listener = kedge_socket::address::listen(socket)?;
     // The folder is private already.
     fs::set_permissions(socket, PermissionsExt::from_mode(0o600))?;
     Ok(listener)
@@ -311,9 +311,7 @@ impl Starter {
 
     /// Starts a proxy that owns `client`; this process's copy of the socket closes on return.
     fn serve(&self, client: UnixStream) -> io::Result<()> {
-        // SAFETY: a plain call.
-        let uid = unsafe { libc::geteuid() };
-        if kedge_transport::peer_uid(client.as_fd())? != uid {
+        if !kedge_socket::is_own_user(client.as_fd())? {
             return Err(io::Error::other("it belongs to another user"));
         }
         let ready = self.launch.warm(1).pop();

@@ -9,7 +9,7 @@
 //! while, and it is tried again.
 
 use crate::proxies::{Known, Proxies, Proxy, has_ended};
-use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use kedge_control::proxy::{Answer, Control, ControlError, Order};
 use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};

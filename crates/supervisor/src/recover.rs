@@ -13,9 +13,9 @@ use crate::restart::{Back, RestartSpec};
 use crate::signals::{Signals, look_at_children};
 use crate::warm::Own;
 use crate::{Outcome, RunError};
+use kedge_control::joblog::JobLog;
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
-use kedge_proxy::joblog::JobLog;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
@@ -159,7 +159,7 @@ impl Recovery {
 fn is_loss(how: Outcome) -> bool {
     match how {
         Outcome::Killed(_) => true,
-        Outcome::Exited(status) => i32::from(status) == kedge_proxy::EXIT_BUG,
+        Outcome::Exited(status) => i32::from(status) == kedge_control::proxy::EXIT_BUG,
     }
 }
 

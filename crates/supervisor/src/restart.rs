@@ -17,14 +17,16 @@ use crate::signals::{self, Signals};
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
 use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, warm_of};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
 use kedge_process::plugins::{More, PathMap, settle_all};
 use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::joblog::JobLog;
+use std::fs;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -164,7 +166,7 @@ pub fn images_of(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The image at `path`, or those in it, the newest first: all of one job.
+/// The image at `path`, or those in it, the newest first: all of one job and of one user.
 pub(crate) fn candidates(path: &Path) -> Result<Candidates, ImageError> {
     match Manifest::read(path) {
         Ok(manifest) => return Ok(vec![(path.to_owned(), manifest)]),
@@ -172,8 +174,12 @@ pub(crate) fn candidates(path: &Path) -> Result<Candidates, ImageError> {
         Err(other) => return Err(other),
     }
     let mut images = kedge_image::list(path)?;
-    let job = images.first().map(|(_, manifest)| manifest.job.clone());
-    images.retain(|(_, manifest)| Some(&manifest.job) == job.as_ref());
+    // An image is a program: who asks for the newest one does not ask for another user's instead.
+    let owner = |folder: &Path| fs::symlink_metadata(folder).map(|found| found.uid()).ok();
+    let first = images.first().map(|(folder, manifest)| (manifest.job.clone(), owner(folder)));
+    images.retain(|(folder, manifest)| {
+        first.as_ref().is_some_and(|(job, user)| *job == manifest.job && *user == owner(folder))
+    });
     Ok(images)
 }
 
@@ -499,5 +505,40 @@ impl Checkpointing<'_> {
         }
         checkpointer.ended();
         checkpointer.settle(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::chown;
+
+    #[test]
+    fn an_image_of_another_user_takes_no_other_s_place() {
+        let all = std::env::temp_dir().join(format!("kedge-candidates-{}", std::process::id()));
+        let image = |number: u64| {
+            let folder = all.join(format!("j-{number:04}"));
+            fs::create_dir_all(&folder).unwrap();
+            Manifest::new("j".into(), vec![], number).write(&folder).unwrap();
+            folder
+        };
+        let [one, two, three] = [1, 2, 3].map(image);
+        let found = || -> Vec<PathBuf> {
+            candidates(&all).unwrap().into_iter().map(|(folder, _)| folder).collect()
+        };
+        assert_eq!(found(), [three.clone(), two.clone(), one.clone()]);
+        let give = |folder: &Path| {
+            let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            let all = files.chain([folder.to_owned()]);
+            all.for_each(|path| chown(path, Some(1234), None).unwrap());
+        };
+        // Root alone can make such ones.
+        if rustix::process::geteuid().is_root() {
+            give(&two);
+            assert_eq!(found(), [three.clone(), one]);
+            give(&three);
+            assert_eq!(found(), [three, two]);
+        }
+        fs::remove_dir_all(&all).unwrap();
     }
 }

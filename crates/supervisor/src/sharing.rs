@@ -3,10 +3,10 @@
 
 use crate::proxies::Proxy;
 use crate::quiesce::{Resting, ask_all};
+use kedge_control::aliases;
+use kedge_control::proxy::{Answer, Control, ControlError, Order};
+use kedge_control::sharing::{Bond, Identity, PeerName, Share, What};
 use kedge_process::plugins::{Capture, Found, Job};
-use kedge_proxy::aliases;
-use kedge_proxy::bonds::{Bond, Identity, PeerName, Share, What};
-use kedge_proxy::control::{Answer, Control, ControlError, Order};
 use kedge_wire::List;
 use std::collections::{HashMap, HashSet};
 use std::io;

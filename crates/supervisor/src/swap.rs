@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::quiesce::{QuiesceError, Resting};
-use kedge_proxy::control::{Answer, ControlError, Order};
+use kedge_control::proxy::{Answer, ControlError, Order};
 use std::thread;
 use std::time::Duration;
 

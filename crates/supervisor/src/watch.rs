@@ -5,7 +5,7 @@
 use crate::control::{self, Order, TakeError, Until};
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
-use kedge_proxy::joblog::JobLog;
+use kedge_control::joblog::JobLog;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;

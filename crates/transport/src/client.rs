@@ -1,19 +1,21 @@
 //! The client's side of a connection.
 
-use crate::address;
 use crate::descriptors;
-use crate::error::{ConnectError, Dead, SocketError};
+use crate::error::{ConnectError, Dead};
 use crate::futex;
+use crate::greeting::{GREETING_MAGIC, Greeting};
 use crate::layout::{HOST_FNS, STICKY, slot_state};
 use crate::memory::{self, Segment};
 use crate::outbox;
 use crate::ring::Producer;
 use crate::slots::{self, LIVENESS_SLICE, SlotMap};
-use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{
     Call, CtxId, DeviceChoice, Hello, Message, PROTOCOL_VERSION, Post, Refusal, Welcome,
 };
+use kedge_socket::SocketError;
+use kedge_socket::address;
+use kedge_socket::frame::{self, Deadline};
 use kedge_wire::{Text, Wire, Writer};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -35,6 +37,8 @@ pub struct Client {
     slots: SlotMap,
     /// Sequence number of the newest post.
     posted: AtomicU64,
+    /// The same of the newest that may use memory: not one that only notes what is allocated.
+    worked: AtomicU64,
     dead: AtomicBool,
     /// How long a caller spins for its reply, in microseconds.
     patience: AtomicU64,
@@ -75,7 +79,7 @@ impl Client {
         choice: DeviceChoice,
     ) -> Result<(Client, Welcome), ConnectError> {
         let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-        let (greeting, _) = socket::receive::<Greeting>(socket.as_fd(), deadline)?;
+        let (greeting, _) = frame::receive::<Greeting>(socket.as_fd(), deadline)?;
         if greeting.magic != GREETING_MAGIC {
             return Err(SocketError::NotKedge.into());
         }
@@ -96,8 +100,8 @@ impl Client {
             program: Text::truncated(program.to_owned()),
             choice,
         };
-        socket::send(socket.as_fd(), &hello, &[segment.fd(), shared.as_fd()], deadline)?;
-        let (answer, _) = socket::receive::<Result<Welcome, Refusal>>(socket.as_fd(), deadline)?;
+        frame::send(socket.as_fd(), &hello, &[segment.fd(), shared.as_fd()], deadline)?;
+        let (answer, _) = frame::receive::<Result<Welcome, Refusal>>(socket.as_fd(), deadline)?;
         let welcome = answer.map_err(|Refusal { code, reason }| ConnectError::Refused {
             code: CuError(code),
             reason: reason.into_inner(),
@@ -113,6 +117,7 @@ impl Client {
             producer: Mutex::new(Producer::new()),
             slots: SlotMap::default(),
             posted: AtomicU64::new(0),
+            worked: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             patience: AtomicU64::new(slots::REPLY_SPIN.as_micros() as u64),
             taking: Mutex::new(()),
@@ -125,7 +130,10 @@ impl Client {
         producer.buffer.clear();
         Message::put_post(post, &mut Writer::new(&mut producer.buffer));
         let seq = producer.push(&self.segment, None, || self.alive()).ok_or(Dead)?;
-        // Under the lock: `posted` never goes back.
+        // Under the lock: neither goes back. Who sees what is posted sees which of it is work.
+        if !matches!(post, Post::MemAlloc { .. } | Post::MemFree { .. }) {
+            self.worked.store(seq, Ordering::Release);
+        }
         self.posted.store(seq, Ordering::Release);
         Ok(())
     }
@@ -219,6 +227,12 @@ impl Client {
         self.completed() >= self.posted()
     }
 
+    /// Whether all work that this process posted is complete, so that no memory is in use: messages that
+    /// only note what is allocated, and what is free, may still be under way.
+    pub fn is_at_rest(&self) -> bool {
+        self.completed() >= self.worked.load(Ordering::Acquire)
+    }
+
     /// Whether device printf or assert output waits to be taken with `Call::TakeOutput`.
     pub fn output_pending(&self) -> bool {
         self.segment.header().output.load(Ordering::Acquire) != 0
@@ -245,7 +259,7 @@ impl Client {
     /// Tells the proxy that host function `token` has returned. For the thread that got the token.
     /// By the socket and not the ring: the driver may hold up the ring's reader until it is told.
     pub fn host_fn_done(&self, token: u64) -> Result<(), Dead> {
-        socket::send_all(self.socket.as_fd(), &token.to_le_bytes()).map_err(|_| Dead)
+        frame::send_all(self.socket.as_fd(), &token.to_le_bytes()).map_err(|_| Dead)
     }
 
     /// Sends a descriptor ahead of the call that names its `ticket` ([`TICKET`](crate::TICKET) is set).
@@ -297,7 +311,7 @@ impl Client {
             return false;
         }
         let closed = self.segment.header().closed.0.load(Ordering::Relaxed) != 0;
-        if closed || socket::hung_up(self.socket.as_fd()) {
+        if closed || frame::hung_up(self.socket.as_fd()) {
             self.dead.store(true, Ordering::Relaxed);
             return false;
         }
@@ -317,5 +331,27 @@ fn allow_reading(proxy: u32) {
     // SAFETY: a plain call; its only effect is the permission that its name says.
     unsafe {
         libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(proxy), 0, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_protocol::StreamId;
+
+    #[test]
+    fn notes_of_what_is_free_are_no_work() {
+        let (client, server) = crate::pair().unwrap();
+        assert!(client.is_at_rest());
+        client.post(&Post::MemAlloc { ctx: CtxId(1), addr: 0x1000, size: 8 }).unwrap();
+        assert!(client.is_at_rest() && !client.is_idle());
+        let work = Post::StreamDestroy { stream: StreamId(1) };
+        client.post(&work).unwrap();
+        client.post(&Post::MemFree { addr: 0x1000, size: 8 }).unwrap();
+        assert!(!client.is_at_rest());
+        server.outbox().set_completed(client.posted() - 1);
+        assert!(client.is_at_rest() && !client.is_idle());
+        client.post(&work).unwrap();
+        assert!(!client.is_at_rest());
     }
 }

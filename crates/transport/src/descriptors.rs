@@ -5,8 +5,8 @@
 //! the ticket and is posted after it. The proxy sends nothing but descriptors, each before the reply
 //! that announces it.
 
-use crate::error::SocketError;
-use crate::socket::{self, Deadline};
+use kedge_socket::SocketError;
+use kedge_socket::frame::{self, Deadline};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, number: u64, fd: BorrowedFd<'_>) -> i
 /// Sends `fd`, announced as `number`, if there is room: the proxy never waits for its client.
 pub fn offer(socket: BorrowedFd<'_>, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
     // So few bytes go into one buffer of the kernel's, all or none.
-    match socket::send_some(socket, &number.to_le_bytes(), &[fd])? {
+    match frame::send_some(socket, &number.to_le_bytes(), &[fd])? {
         FRAME => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }
@@ -47,7 +47,7 @@ pub fn offer(socket: BorrowedFd<'_>, number: u64, fd: BorrowedFd<'_>) -> io::Res
 /// another.
 pub(crate) fn take(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let (mut frame, mut fds) = ([0; FRAME], Vec::new());
-    match socket::receive_some(socket, &mut frame, &mut fds)? {
+    match frame::receive_some(socket, &mut frame, &mut fds)? {
         FRAME if fds.len() <= 1 => Ok(fds.pop()),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
@@ -77,7 +77,7 @@ impl Announcements {
     /// kernel says otherwise shows in the next poll.
     pub fn take(&mut self, socket: BorrowedFd<'_>) -> Option<Announcement> {
         let rest = &mut self.bytes[self.have..];
-        self.have += socket::receive_some(socket, rest, &mut self.fds).unwrap_or(0);
+        self.have += frame::receive_some(socket, rest, &mut self.fds).unwrap_or(0);
         if self.have < FRAME {
             return None;
         }
@@ -138,7 +138,7 @@ mod tests {
         assert!(nonsense());
         let (first, second) = (pipe().0, pipe().0);
         let both = [first.as_fd(), second.as_fd()];
-        socket::send_some(client.as_fd(), &(TICKET | 2).to_le_bytes(), &both).unwrap();
+        frame::send_some(client.as_fd(), &(TICKET | 2).to_le_bytes(), &both).unwrap();
         assert!(nonsense());
     }
 

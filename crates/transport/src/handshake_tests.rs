@@ -1,13 +1,15 @@
 //! Hellos that a proxy must refuse, and welcomes that a client must.
 
-use crate::error::{AcceptError, ConnectError, SegmentError, SocketError};
+use crate::error::{AcceptError, ConnectError, SegmentError};
+use crate::greeting::{GREETING_MAGIC, Greeting};
 use crate::layout::FILE_BYTES;
 use crate::memory::{Segment, create_shared_arena, sealed_memfd};
 use crate::server::Server;
-use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use crate::{Accepted, Client};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{DeviceChoice, Hello, PROTOCOL_VERSION, Refusal, Welcome};
+use kedge_socket::SocketError;
+use kedge_socket::frame::{self, Deadline};
 use kedge_wire::{List, Text};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +34,7 @@ fn soon() -> Deadline {
 /// What a proxy makes of this hello.
 fn accept(hello: &Hello, fds: &[BorrowedFd<'_>]) -> Result<Accepted, AcceptError> {
     let (near, far) = UnixStream::pair().unwrap();
-    socket::send(near.as_fd(), hello, fds, soon()).unwrap();
+    frame::send(near.as_fd(), hello, fds, soon()).unwrap();
     Server::accept(far.into(), Duration::from_secs(5))
 }
 
@@ -100,9 +102,9 @@ fn clients_refuse_what_is_no_proxy_of_theirs() {
     let greet = |magic, version| {
         let (near, far) = UnixStream::pair().unwrap();
         let greeting = Greeting { magic, version, pid: std::process::id() };
-        socket::send(far.as_fd(), &greeting, &[], soon()).unwrap();
+        frame::send(far.as_fd(), &greeting, &[], soon()).unwrap();
         let welcome = Welcome { driver_version: 0, client_memory: false, devices: List::default() };
-        socket::send(far.as_fd(), &Ok::<_, Refusal>(welcome), &[], soon()).unwrap();
+        frame::send(far.as_fd(), &Ok::<_, Refusal>(welcome), &[], soon()).unwrap();
         Client::connect_bare(near.into(), "test").map(|_| far)
     };
     assert!(greet(GREETING_MAGIC, PROTOCOL_VERSION).is_ok());
@@ -117,9 +119,9 @@ fn a_refused_client_learns_why() {
     let (near, far) = UnixStream::pair().unwrap();
     let greeting =
         Greeting { magic: GREETING_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
-    socket::send(far.as_fd(), &greeting, &[], soon()).unwrap();
+    frame::send(far.as_fd(), &greeting, &[], soon()).unwrap();
     let refusal = Refusal { code: 100, reason: Text::truncated("no GPU: buy one".to_owned()) };
-    socket::send(far.as_fd(), &Err::<Welcome, _>(refusal), &[], soon()).unwrap();
+    frame::send(far.as_fd(), &Err::<Welcome, _>(refusal), &[], soon()).unwrap();
     let refused = Client::connect_bare(near.into(), "test").unwrap_err();
     assert_eq!(refused.to_string(), "no GPU: buy one");
     assert!(matches!(refused, ConnectError::Refused { code: CuError::NO_DEVICE, .. }));

@@ -6,39 +6,33 @@
 //! tells each side when the other has gone, the proxy which host functions have returned, and carries
 //! descriptors of shared device memory.
 
-pub mod address;
 pub mod bench;
-mod channel;
 mod client;
 mod descriptors;
 mod error;
 mod futex;
+mod greeting;
 #[cfg(test)]
 mod handshake_tests;
 mod layout;
 mod limits;
 mod memory;
 mod outbox;
-mod peer;
 mod ring;
 #[cfg(test)]
 mod ring_tests;
 mod server;
 mod slots;
-mod socket;
 mod spin;
 
-pub use channel::Channel;
 pub use client::Client;
 pub use descriptors::{Announcement, Announcements, TICKET, offer as offer_descriptor};
-pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError, SocketError};
+pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
 pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
-pub use peer::{PeerKey, PeerListener, Shared, ask_peer, random};
 pub use ring::{Incoming, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
-pub use socket::{peer_pid, peer_uid};
 pub use spin::processors_to_spare;
 
 /// A client and a server in one process, without arenas: for tests and benchmarks.

@@ -3,12 +3,12 @@
 use crate::futex;
 use crate::layout::{HOST_FNS, INLINE_WORDS, MAX_REPLY, SPILL_OFFSET, STICKY, slot_state};
 use crate::memory::Segment;
-use crate::ring::ReplyTo;
+use crate::ring::{Consumer, ReplyTo};
 use kedge_cuda_types::CuError;
 use kedge_protocol::CtxId;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
@@ -30,11 +30,14 @@ pub struct Outbox {
     segment: Arc<Segment>,
     /// Serialises appends to the host-function queue and changes of the sticky table.
     writers: Arc<Mutex<()>>,
+    nudged: Arc<AtomicBool>,
 }
 
 impl Outbox {
-    pub(crate) fn new(segment: Arc<Segment>) -> Outbox {
-        Outbox { segment, writers: Arc::default() }
+    /// Beside the ring's reader.
+    pub(crate) fn new(reader: &Consumer) -> Outbox {
+        let (segment, nudged) = reader.shared();
+        Outbox { segment, nudged, writers: Arc::default() }
     }
 
     /// Answers a call with an encoded reply.
@@ -101,6 +104,14 @@ impl Outbox {
         let faults = header.faults.load(Ordering::Relaxed);
         let faults = faults + u32::from(value != 0) - u32::from(old != 0);
         header.faults.store(faults, Ordering::Release);
+    }
+
+    /// Whether the ring's reader has something to do: a message to take, or a [`Nudge`](crate::Nudge).
+    #[inline]
+    pub fn wants_reader(&self) -> bool {
+        let header = self.segment.header();
+        self.nudged.load(Ordering::Relaxed)
+            || header.tail.0.load(Ordering::Relaxed) != header.head.0.load(Ordering::Relaxed)
     }
 
     /// All posts up to sequence number `seq` are complete.

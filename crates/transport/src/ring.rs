@@ -196,6 +196,11 @@ impl Consumer {
         Consumer { segment, head, seq, buffer: Vec::with_capacity(4096), nudged }
     }
 
+    /// What others tell it through.
+    pub(crate) fn shared(&self) -> (Arc<Segment>, Arc<AtomicBool>) {
+        (self.segment.clone(), self.nudged.clone())
+    }
+
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }

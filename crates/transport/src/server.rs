@@ -1,11 +1,14 @@
 //! The proxy's side of a connection.
 
-use crate::error::{AcceptError, RingError, SegmentError, SocketError};
+use crate::error::{AcceptError, RingError, SegmentError};
+use crate::greeting::{GREETING_MAGIC, Greeting};
 use crate::memory::{Segment, check_shared_arena};
 use crate::outbox::Outbox;
 use crate::ring::{Consumer, Incoming, Nudge};
-use crate::socket::{self, Deadline, GREETING_MAGIC, Greeting};
 use kedge_protocol::{Hello, PROTOCOL_VERSION, Refusal, Welcome};
+use kedge_socket::SocketError;
+use kedge_socket::frame::{self, Deadline};
+use kedge_socket::peer_pid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +37,12 @@ impl Server {
         let deadline = Deadline::after(timeout);
         let greeting =
             Greeting { magic: GREETING_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
-        socket::send(socket.as_fd(), &greeting, &[], deadline)?;
-        let (hello, fds) = socket::receive::<Hello>(socket.as_fd(), deadline)?;
+        frame::send(socket.as_fd(), &greeting, &[], deadline)?;
+        let (hello, fds) = frame::receive::<Hello>(socket.as_fd(), deadline)?;
         if hello.version != PROTOCOL_VERSION {
             return Err(AcceptError::Version { client: hello.version, proxy: PROTOCOL_VERSION });
         }
-        let is = socket::peer_pid(socket.as_fd()).map_err(SocketError::from)?;
+        let is = peer_pid(socket.as_fd()).map_err(SocketError::from)?;
         if hello.pid != is {
             return Err(AcceptError::WrongPid { said: hello.pid, is });
         }
@@ -54,16 +57,18 @@ impl Server {
     }
 
     pub(crate) fn new(socket: OwnedFd, segment: Arc<Segment>) -> Server {
-        let outbox = Outbox::new(segment.clone());
-        Server { socket, consumer: Consumer::new(segment), outbox }
+        Server::of(socket, Consumer::new(segment))
     }
 
     /// Goes on in the place of another, whose last message was `seq`: with a socket whose other end the
     /// client holds, and with the ring that it shared with the other.
     pub fn resume(socket: OwnedFd, ring: OwnedFd, seq: u64) -> Result<Server, SegmentError> {
         let segment = Arc::new(Segment::open(ring)?);
-        let outbox = Outbox::new(segment.clone());
-        Ok(Server { socket, consumer: Consumer::after(segment, seq), outbox })
+        Ok(Server::of(socket, Consumer::after(segment, seq)))
+    }
+
+    fn of(socket: OwnedFd, consumer: Consumer) -> Server {
+        Server { socket, outbox: Outbox::new(&consumer), consumer }
     }
 
     /// Sequence number of the newest message that was taken.
@@ -115,6 +120,6 @@ impl Accepted {
     }
 
     fn answer(&self, answer: &Result<Welcome, Refusal>) -> Result<(), AcceptError> {
-        Ok(socket::send(self.server.socket.as_fd(), answer, &[], self.deadline)?)
+        Ok(frame::send(self.server.socket.as_fd(), answer, &[], self.deadline)?)
     }
 }

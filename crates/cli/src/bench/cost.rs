@@ -2,8 +2,8 @@
 
 use super::process::LIMIT;
 use super::process::job::Job;
+use kedge_control::gpu::GpuSpec;
 use kedge_probe::{Held, Series};
-use kedge_proxy::backend::GpuSpec;
 use std::path::Path;
 
 /// Pairs of each load; the sixth-smallest and sixth-largest of 20 bound the median by 95.9 %.

@@ -3,7 +3,7 @@
 use super::{Check, Status};
 use crate::child::{Place, probe};
 use crate::size::Size;
-use kedge_proxy::backend::GpuSpec;
+use kedge_control::gpu::GpuSpec;
 use kedge_supervisor::Parts;
 use kedge_supervisor::jobs::Jobs;
 use rustix::fs::statvfs;

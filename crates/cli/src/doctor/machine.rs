@@ -2,20 +2,21 @@
 
 use super::{Check, Status};
 use crate::size::Size;
-use kedge_proxy::backend::default_memory;
+use kedge_control::gpu::default_memory;
+use kedge_process::kernel::{self, Feature, Stops};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::path::Path;
 
 const GROUP: &str = "machine";
-/// close_range(2), with which proxies shed inherited descriptors, came with this kernel.
-const OLDEST_KERNEL: (u32, u32) = (5, 9);
 /// Descriptors of a job with many processes: each has a proxy, whose pipes the supervisor opens.
 const DESCRIPTORS: u64 = 1024;
 
 pub(super) fn checks() -> Vec<Check> {
-    let mut checks = vec![processor(), vectors(), kernel(), memory()];
+    let mut checks = vec![processor(), vectors()];
+    checks.extend(kernel(&kernel::lacks()));
+    checks.push(memory());
     checks.extend(overcommit());
     checks.push(shared_memory());
     checks.push(client_memory());
@@ -70,16 +71,19 @@ fn vectors() -> Check {
     check("vectors", Status::Note, "neither AVX2 nor AVX-512: the software device works, slowly")
 }
 
-fn kernel() -> Check {
+/// The running kernel, and what it lacks.
+fn kernel(lacks: &[Feature]) -> Vec<Check> {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let (major, minor) = OLDEST_KERNEL;
-    if version >= OLDEST_KERNEL {
-        return check("kernel", Status::Ok, release);
-    }
-    check("kernel", Status::Missing, format!("{release}: kedge needs {major}.{minor} or newer"))
-        .mend("upgrade the system, such as to Debian 12")
+    let whole = match lacks.len() {
+        0 => check("kernel", Status::Ok, release),
+        lacking => check("kernel", Status::Note, format!("{release}, which lacks {lacking}:")),
+    };
+    let lack = |feature: &Feature| match feature.stops {
+        Stops::Nothing => check("kernel", Status::Note, feature.to_string()),
+        _ => check("kernel", Status::Missing, feature.to_string())
+            .mend("use a newer kernel: docs/kernels.md"),
+    };
+    std::iter::once(whole).chain(lacks.iter().map(lack)).collect()
 }
 
 fn memory() -> Check {
@@ -181,6 +185,18 @@ mod tests {
         assert_eq!(field(text, "Seccomp"), Some("2"));
         assert_eq!(field(text, "MemTotal"), Some("10 kB"));
         assert_eq!(field(text, "nothing"), None);
+    }
+
+    #[test]
+    fn what_a_kernel_lacks_is_told() {
+        let all = kernel(kernel::FEATURES);
+        assert!(all[0].value.contains("which lacks"));
+        assert_eq!(all.len(), kernel::FEATURES.len() + 1);
+        for (feature, told) in kernel::FEATURES.iter().zip(&all[1..]) {
+            assert!(told.value.contains(feature.name) && told.value.contains(feature.without));
+            assert_eq!(told.status == Status::Note, feature.stops == Stops::Nothing);
+        }
+        assert_eq!(kernel(&[])[0].status, Status::Ok);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::gpu;
 use crate::output::{self, BAD, DIM, FAIR, GOOD, HEADING, PLAIN, styled};
 use anstyle::Style;
 use clap::Args;
-use kedge_proxy::backend::GpuSpec;
+use kedge_control::gpu::GpuSpec;
 use serde::Serialize;
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -88,7 +88,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     for check in restarts() {
         report.add(check)?;
     }
-    let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+    let machine = gpu::look();
+    let default = || match &machine {
+        Ok(machine) => machine.default_gpu().0,
+        // A check says that nobody knows this machine's default; software devices are tried.
+        Err(_) => GpuSpec::Soft { devices: 1 },
+    };
+    let gpu = args.gpu.clone().unwrap_or_else(default);
     let (checks, works) = installation::checks(&gpu);
     for check in checks {
         report.add(check)?;
@@ -99,7 +105,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     if !report.checks.iter().any(|check| check.group == runtimes::GROUP) {
         report.add(runtimes::none())?;
     }
-    for check in native::checks() {
+    for check in native::checks(&machine) {
         report.add(check)?;
     }
     report.end()

@@ -1,15 +1,21 @@
 //! NVIDIA's own driver and GPUs, which programs find when they run without kedge.
 
 use super::{Check, Status};
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::machine::Machine;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::machine::Machine;
 use std::fs;
 
 const GROUP: &str = "native";
 
-pub(super) fn checks() -> Vec<Check> {
-    let machine = Machine::look();
-    vec![driver(&machine), gpus(&machine), default(&machine)]
+/// `machine`: what this one has, or why nobody knows.
+pub(super) fn checks(machine: &Result<Machine, String>) -> Vec<Check> {
+    match machine {
+        Ok(machine) => vec![driver(machine), gpus(machine), default(machine)],
+        Err(error) => {
+            let check = Check::new(GROUP, "devices", Status::Missing, error.clone());
+            vec![check.mend("make build, or scripts/install PREFIX")]
+        }
+    }
 }
 
 fn driver(machine: &Machine) -> Check {

@@ -3,8 +3,8 @@
 use super::installation::checkouts;
 use super::{Check, Status};
 use crate::child::{Place, probe};
+use kedge_control::gpu::GpuSpec;
 use kedge_probe::RuntimeReport;
-use kedge_proxy::backend::GpuSpec;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use crate::output::{self, PLAIN, Table};
 use crate::size::Size;
+use kedge_gpu_image::{MemoryContents, contents};
 use kedge_image::ImageFile;
-use kedge_proxy::contents::{MemoryContents, contents};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -11,13 +11,14 @@ use crate::output::{self, BAD, DIM, FAIR, GOOD, PLAIN, Table};
 use crate::size::Size;
 use anstyle::Style;
 use clap::Args;
-use kedge_image::{Found, State, catalogue};
-use kedge_proxy::joblog;
+use kedge_control::joblog;
+use kedge_image::{Found, ImageError, Manifest, State, catalogue};
 use kedge_supervisor::jobs::{self, JobName, Jobs};
 use kedge_supervisor::policy;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -42,8 +43,8 @@ pub(crate) struct ImagesArgs {
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON list of objects: image (its path), state, job, command, captured (seconds since
-    /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until when it is
-    /// in memory too, seconds since 1970)
+    /// 1970), processes (how many), bytes, parent (the image that it builds on), error, held (until
+    /// when it is in memory too, seconds since 1970)
     #[arg(long)]
     json: bool,
     /// List nothing, but have a running job let go of what it holds in memory
@@ -168,15 +169,75 @@ fn date(seconds: u64) -> String {
     format!("{}Z", text.split('.').next().unwrap_or_default())
 }
 
-/// `path` without links and dots; an image that is not there by that name may lie in the folder where
-/// images go by default.
+/// `path` without links and dots; an image that is not there by that name may lie in the folder
+/// where images go by default.
 pub(crate) fn real(path: &Path) -> Result<PathBuf, Failure> {
-    let bad = |error: io::Error| Failure::new(format!("{}: {error}", path.display()));
+    let bad = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(format!(
+            "{}: there is no such image or folder: `kedge images` lists the images that there are",
+            path.display()
+        )),
+        _ => Failure::new(format!("{}: {error}", path.display())),
+    };
     match path.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.components().count() == 1 => {
-            let there = policy::default_dir().ok().and_then(|d| d.join(path).canonicalize().ok());
-            there.ok_or_else(|| bad(error))
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bare(path).and_then(by_default).ok_or_else(|| bad(error))
         }
         other => other.map_err(bad),
     }
+}
+
+/// What `path` says where it is one word, and no way through folders.
+fn bare(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    let word = path.components().count() == 1 && !name.contains('/');
+    (word && name != "." && name != "..").then_some(name)
+}
+
+/// The image of that name in the folder where images go by default.
+fn by_default(name: &str) -> Option<PathBuf> {
+    policy::default_dir().ok()?.join(name).canonicalize().ok()
+}
+
+/// What is to be restarted, without links and dots: an image or a folder of images; for one word
+/// also an image in the folder where images go by default, or the newest image of the job of that
+/// name.
+pub(crate) fn to_restart(given: &Path) -> Result<PathBuf, Failure> {
+    let Some(name) = bare(given) else { return real(given) };
+    // A program or a folder of sources often has the job's name. What is an image, or holds one, is
+    // meant, also where it cannot be used: another would be somebody else's program.
+    if given.is_dir() && !matches!(kedge_image::newest(given), Err(ImageError::NoImage { .. })) {
+        return real(given);
+    }
+    let of_job = || name.parse().ok().and_then(|job| newest_of(&job));
+    if let Some(found) = by_default(name).or_else(of_job) {
+        return Ok(found);
+    }
+    if given.exists() {
+        return real(given);
+    }
+    let known = name.parse().ok().and_then(|job| Jobs::open().ok()?.find(&job));
+    Err(Failure::new(match known {
+        Some(_) => format!(
+            "the job {name} has no image: `kedge checkpoint {name}` makes one while it runs, and \
+             `kedge restart DIR` takes images from another folder"
+        ),
+        None => format!(
+            "there is no image and no job `{name}`: `kedge images` lists images, and `kedge ps --all` jobs"
+        ),
+    }))
+}
+
+/// The newest image of a job, in the folder where the job's images go. It belongs to this user:
+/// others may write to that folder, and put an image of the same job's name there.
+fn newest_of(job: &JobName) -> Option<PathBuf> {
+    let known = Jobs::open().ok().and_then(|jobs| jobs.find(job));
+    let dir = known.and_then(|meta| meta.policy?.dir).or_else(|| policy::default_dir().ok())?;
+    let images = kedge_image::list(&dir).ok()?;
+    let user = rustix::process::geteuid().as_raw();
+    let is_own = |folder: &Path| folder.symlink_metadata().is_ok_and(|it| it.uid() == user);
+    let is_of_job = |(folder, manifest): &(PathBuf, Manifest)| {
+        manifest.job == job.to_string() && is_own(folder)
+    };
+    images.into_iter().find(is_of_job)?.0.canonicalize().ok()
 }

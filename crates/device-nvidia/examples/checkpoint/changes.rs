@@ -1,9 +1,10 @@
-//! Snapshots of what has changed: how fast the devices compute digests, and what a second snapshot takes.
+//! Snapshots of what has changed: how fast the devices compute digests, and what a second snapshot
+//! takes.
 
 use crate::driver::Cuda;
 use crate::rig::*;
 use kedge_device::digest::{BLOCK, Keys};
-use kedge_device::{Backend, Known, Object, Piece, Snapshot};
+use kedge_device::{Backend, Known, Object, Piece, Snapshot, Snapshots};
 use kedge_protocol::StreamOp;
 use std::error::Error;
 use std::time::Instant;
@@ -32,10 +33,10 @@ pub(crate) fn measure(gib: &str) -> Outcome {
         }
         rest(&backend)?;
         let begin = Instant::now();
-        backend.prepare_changes(&known)?;
+        backend.prepare_snapshot(Some(&known))?;
         prepares.push(begin.elapsed().as_secs_f64() * 1e3);
         let begin = Instant::now();
-        let snapshot = backend.snapshot_changes(&known)?;
+        let snapshot = backend.snapshot(Some(&known))?;
         pauses.push(begin.elapsed().as_secs_f64() * 1e3);
         let (parts, read) = drain_changes(&*snapshot, &known)?;
         changed.push(parts);

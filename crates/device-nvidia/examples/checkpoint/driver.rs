@@ -1,5 +1,5 @@
-//! A few of the driver's functions, called directly: what fills memory and looks at it must not be what
-//! is measured.
+//! A few of the driver's functions, called directly: what fills memory and looks at it must not be
+//! what is measured.
 
 use kedge_cuda_types::CuError;
 use libloading::os::unix::Library;

@@ -1,9 +1,9 @@
-//! What a drain costs a program that goes on: a heartbeat of launches, and copies inside the device, with
-//! and without a drain beside them, by turns.
+//! What a drain costs a program that goes on: a heartbeat of launches, and copies inside the
+//! device, with and without a drain beside them, by turns.
 
 use crate::rig::*;
 use crate::sizes::drain;
-use kedge_device::{Backend, Snapshot};
+use kedge_device::{Backend, Snapshot, Snapshots};
 use kedge_device_nvidia::NvidiaBackend;
 use kedge_protocol::{Copy3d, Place, StreamOp};
 use std::error::Error;
@@ -20,8 +20,8 @@ pub(crate) fn measure(gib: &str) -> Outcome {
     let backend = backend()?;
     grant(&backend, bytes)?;
     rest(&backend)?;
-    backend.prepare_snapshot()?;
-    let snapshot = backend.snapshot()?;
+    backend.prepare_snapshot(None)?;
+    let snapshot = backend.snapshot(None)?;
     let mut beats: Vec<(&str, Work)> = vec![("launch and synchronize", beat)];
     if std::env::var_os("KEDGE_BEATS_ALONE").is_none() {
         beats.push(("copies inside the device", copies));

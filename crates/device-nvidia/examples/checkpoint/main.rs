@@ -1,5 +1,5 @@
-//! Measures snapshots and restores of a GPU's memory without the rest of kedge, beside the driver's own
-//! checkpoint of a plain process; one JSON object a line.
+//! Measures snapshots and restores of a GPU's memory without the rest of kedge, beside the driver's
+//! own checkpoint of a plain process; one JSON object a line.
 //!
 //!     checkpoint sizes GIB…            each size in turn
 //!     checkpoint load GIB              what a drain costs the program

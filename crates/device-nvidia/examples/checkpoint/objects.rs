@@ -3,7 +3,7 @@
 use crate::driver::Cuda;
 use crate::rig::*;
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Code, Object, Piece};
+use kedge_device::{Backend, Code, Object, Piece, Restore, Snapshots};
 use kedge_device_nvidia::NvidiaBackend;
 use kedge_protocol::*;
 use kedge_wire::{Bytes, List};
@@ -60,8 +60,8 @@ fn build(
             ArrayDesc { device: 0, width, height, depth, format: 0x20, channels: 1, flags: 2 };
         backend.create_array(CTX, ArrayId(id), &desc)?;
     }
-    // Two are ended before the checkpoint, and one takes the place of one of them: a restart does not
-    // see them.
+    // Two are ended before the checkpoint, and one takes the place of one of them: a restart does
+    // not see them.
     let numbers = if first { &[0, 1, 2, 3, 4, 5][..] } else { &[1, 3, 4, 5, 6] };
     let make = |number: &u32| backend.create_texture(CTX, &texture(*number));
     let mut textures = numbers.iter().map(make).collect::<Result<Vec<_>, _>>()?;
@@ -153,7 +153,7 @@ pub(crate) fn make(image: &str, file: &str) -> Outcome {
     backend.restore_end()?;
     let seen = look(&backend)?;
     rest(&backend)?;
-    let snapshot = backend.snapshot()?;
+    let snapshot = backend.snapshot(None)?;
     let mut out = BufWriter::new(File::create(file)?);
     let elapsed = backend.elapsed_ms(EventId(1), EventId(2))?;
     let head = [&seen[..], &[i64::from(elapsed.to_bits())]].concat();
@@ -198,7 +198,7 @@ pub(crate) fn remake(image: &str, file: &str) -> Outcome {
         saved.push((piece, bytes));
     }
     backend.restore_end()?;
-    let again = backend.snapshot()?;
+    let again = backend.snapshot(None)?;
     for (piece, bytes) in &saved {
         let mut now = vec![0; bytes.len()];
         again.read(piece, piece.start, &mut now)?;

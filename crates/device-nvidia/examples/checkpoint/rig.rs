@@ -58,9 +58,9 @@ impl Host for Alone {
     }
 }
 
-/// What snapshots may take and how they leave, by the environment: `KEDGE_CACHE_GPU`, `KEDGE_CACHE_HOST`,
-/// `KEDGE_DRAIN` (bytes a second; unset: no limit; 0: by the program's activity), and `KEDGE_WAYS`: words of
-/// `piece=BYTES`, `at-once=N`, `apart`, `ask`.
+/// What snapshots may take and how they leave, by the environment: `KEDGE_CACHE_GPU`,
+/// `KEDGE_CACHE_HOST`, `KEDGE_DRAIN` (bytes a second; unset: no limit; 0: by the program's
+/// activity), and `KEDGE_WAYS`: words of `piece=BYTES`, `at-once=N`, `apart`, `ask`.
 pub(crate) fn limits() -> CacheLimits {
     let bytes = |name: &str| std::env::var(name).ok()?.parse().ok();
     let drain = match bytes("KEDGE_DRAIN").unwrap_or(u64::MAX) {

@@ -2,7 +2,7 @@
 
 use crate::driver::Cuda;
 use crate::rig::*;
-use kedge_device::{Backend, Object, Snapshot};
+use kedge_device::{Object, Restore, Snapshot, Snapshots};
 use std::error::Error;
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ pub(crate) fn take(gib: &str) -> Outcome {
     spread(bytes, |at, len, _| cuda.to_device(BASE + at, pattern.at(at, len)))?;
     rest(&backend)?;
     let begin = Instant::now();
-    backend.prepare_snapshot()?;
+    backend.prepare_snapshot(None)?;
     let prepared = begin.elapsed().as_secs_f64();
     let begin = Instant::now();
-    let snapshot = backend.snapshot()?;
+    let snapshot = backend.snapshot(None)?;
     let pause = begin.elapsed().as_secs_f64() * 1e3;
     // What the program does from now on must not show.
     cuda.to_device(BASE, &vec![0; CHUNK])?;
@@ -30,9 +30,9 @@ pub(crate) fn take(gib: &str) -> Outcome {
     let dropped = begin.elapsed().as_secs_f64() * 1e3;
     // Once more, with everything warm.
     rest(&backend)?;
-    backend.prepare_snapshot()?;
+    backend.prepare_snapshot(None)?;
     let begin = Instant::now();
-    let again = backend.snapshot()?;
+    let again = backend.snapshot(None)?;
     let again_pause = begin.elapsed().as_secs_f64() * 1e3;
     drop(again);
     say(&format!(

@@ -5,8 +5,8 @@ use kedge_cuda_types::graph::CUDA_MEMSET_NODE_PARAMS_v1;
 use kedge_cuda_types::handle::*;
 use std::ffi::c_uint;
 
-// SAFETY of all that follows: called by the code under test as the driver would be, with pointers that
-// are live where the driver's must be.
+// SAFETY of all that follows: called by the code under test as the driver would be, with pointers
+// that are live where the driver's must be.
 
 pub(super) unsafe extern "C" fn graph(out: *mut CUgraph, _: c_uint) -> u32 {
     // SAFETY: see above.

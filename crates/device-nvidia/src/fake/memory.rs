@@ -4,9 +4,8 @@ use super::{INVALID, INVALID_HANDLE, OK, OUT_OF_MEMORY, with};
 use kedge_cuda_types::memory::*;
 use std::ffi::{c_int, c_uint, c_void};
 
-// SAFETY of all that follows: called by the code under test as the driver would be, with pointers that
-// are live where the driver's must be;
-// device addresses are this process's own.
+// SAFETY of all that follows: called by the code under test as the driver would be, with pointers
+// that are live where the driver's must be; device addresses are this process's own.
 
 pub(super) unsafe extern "C" fn reserve(
     out: *mut u64,

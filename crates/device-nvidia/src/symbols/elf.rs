@@ -1,7 +1,7 @@
 //! Names in a cubin: an ELF file (64-bit, little-endian) with the program's variables in its symbol
 //! table (in `.nv.global*` and `.nv.constant3*`, but a name too many does no harm), whose
-//! `.nv.callgraph` holds pairs of symbols, caller and callee, and whose `.rela.nv.*` name the words of variables that
-//! begin as addresses of functions.
+//! `.nv.callgraph` holds pairs of symbols, caller and callee, and whose `.rela.nv.*` name the words
+//! of variables that begin as addresses of functions.
 
 use super::{Allocators, CodeWords, MAX_VARIABLES, PRINTERS, Symbols};
 use std::collections::{BTreeSet, HashMap};
@@ -238,7 +238,8 @@ pub(super) mod tests {
         relocated(&symbols, calls, &[])
     }
 
-    /// Symbols with values and sizes too; and relocations in the first section for variables: where, kind, symbol.
+    /// Symbols with values and sizes too; and relocations in the first section for variables:
+    /// where, kind, symbol.
     pub(crate) fn relocated(
         symbols: &[(&str, u8, u8, u16, u64, u64)],
         calls: &[(u32, u32)],

@@ -1,5 +1,6 @@
-//! The names of a module's variables, which the driver finds by name but does not list, which of its
-//! kernels allocate memory on the device, and whether any may print. Read from the images that the module was made of.
+//! The names of a module's variables, which the driver finds by name but does not list, which of
+//! its kernels allocate memory on the device, and whether any may print. Read from the images that
+//! the module was made of.
 
 mod elf;
 mod text;
@@ -114,8 +115,8 @@ fn of_fatbin(container: &[u8], sm: u32) -> Result<Symbols, String> {
     Ok(all)
 }
 
-/// The entries of which the driver takes one (several modules may be joined in a container): machine
-/// code of the nearest architecture, else text.
+/// The entries of which the driver takes one (several modules may be joined in a container):
+/// machine code of the nearest architecture, else text.
 fn choose<'a, 'b>(images: &'a [Image<'b>], sm: u32) -> Vec<&'a Image<'b>> {
     let nearest = |fits: &dyn Fn(&Image<'_>) -> bool| {
         let found: Vec<_> = images.iter().filter(|image| fits(image)).collect();

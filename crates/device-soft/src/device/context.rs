@@ -33,19 +33,38 @@ pub(super) struct Context {
     devices: Arc<[DeviceInfo]>,
 }
 
-/// What cuCtxSetLimit sets: CUlimit values in their order. Stack size, printf buffer and device heap,
-/// bytes; sync depth and pending launches of the device runtime; L2 fetch granularity and persisting
-/// L2, bytes. All but stack and heap are kept and mean nothing: output goes to the host at once, and
-/// there is no L2.
-type Limits = [u64; 7];
+/// What cuCtxGetLimit tells: CUlimit values in their order. Stack size, printf buffer and device
+/// heap, bytes; sync depth and pending launches of the device runtime; L2 fetch granularity and
+/// persisting L2, bytes; shared memory of kernels beside graphics, whether the context runs beside
+/// graphics (CIG), and whether kernels with more shared memory then fall back; memory of a block,
+/// bytes. All but stack and heap are kept and mean nothing: output goes to the host at once, there
+/// is no L2, and no context runs beside graphics.
+type Limits = [u64; 11];
 
 /// An interpreter's frames are not compacted as compiled ones are: a thread gets no less than this
 /// however small the program's limit is.
 const LEAST_STACK: u64 = 64 << 10;
-const DEFAULT_LIMITS: Limits = [spec::DEFAULT_STACK as u64, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+const DEFAULT_LIMITS: Limits = [
+    spec::DEFAULT_STACK as u64,
+    1 << 20,
+    8 << 20,
+    2,
+    2048,
+    64,
+    0,
+    spec::SHARED_PER_BLOCK_OPTIN as u64,
+    0,
+    0,
+    0,
+];
 /// CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.
 const STACK_SIZE: usize = 0;
 const MALLOC_HEAP_SIZE: usize = 2;
+/// CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: devices of compute capability 9.0 do not take it.
+const SYNC_DEPTH: u32 = 3;
+/// CU_LIMIT_SHMEM_SIZE and CU_LIMIT_CIG_ENABLED "can only be queried, cannot be set" (cuda.h).
+const SHMEM_SIZE: u32 = 7;
+const CIG_ENABLED: u32 = 8;
 
 impl Context {
     pub(super) fn new(
@@ -103,8 +122,11 @@ impl Context {
     }
 
     /// # Errors
-    /// UNSUPPORTED_LIMIT for limits that this device does not have.
+    /// UNSUPPORTED_LIMIT for limits that this device does not have, or does not let anybody set.
     pub(super) fn set_limit(&self, limit: u32, value: u64) -> Result<(), CuError> {
+        if matches!(limit, SYNC_DEPTH | SHMEM_SIZE | CIG_ENABLED) {
+            return Err(CuError::UNSUPPORTED_LIMIT);
+        }
         let mut limits = lock(&self.limits);
         *limits.get_mut(limit as usize).ok_or(CuError::UNSUPPORTED_LIMIT)? = value;
         Ok(())

@@ -95,10 +95,15 @@ impl Graph {
         Ok(())
     }
 
+    /// # Errors
+    /// NOT_SUPPORTED for a conditional node that is to have other bodies, or to use them otherwise: only the
+    /// condition can change.
     pub(super) fn update(&mut self, node: u32, op: StreamOp) -> Result<(), CuError> {
         check_node(&op)?;
         let node = self.nodes.get_mut(node as usize).ok_or(CuError::INVALID_VALUE)?;
-        if matches!(op, StreamOp::Conditional { .. }) && op != *node {
+        if let StreamOp::Conditional { kind, bodies, .. } = &op
+            && !matches!(node, StreamOp::Conditional { kind: k, bodies: b, .. } if k == kind && b == bodies)
+        {
             return Err(CuError::NOT_SUPPORTED);
         }
         *node = op;
@@ -153,6 +158,33 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_wire::List;
+
+    #[test]
+    fn a_conditional_node_gets_another_condition_and_nothing_else() {
+        let node = |condition, kind, body: u32| {
+            let bodies = List::new(vec![GraphExecId(body)]).unwrap();
+            StreamOp::Conditional { condition, kind, bodies }
+        };
+        let mut graph = Graph::new(CtxId(1));
+        graph
+            .adopt(GraphExecId(7), {
+                let mut body = Graph::new(CtxId(1));
+                body.ready().unwrap();
+                Arc::new(Mutex::new(body))
+            })
+            .unwrap();
+        graph.add_node(node(0x1000, 0, 7)).unwrap();
+        graph.add_node(StreamOp::Empty {}).unwrap();
+        graph.ready().unwrap();
+        assert_eq!(graph.update(0, node(0x2000, 0, 7)), Ok(()));
+        assert_eq!(graph.nodes[0], node(0x2000, 0, 7));
+        for (place, op) in
+            [(0, node(0x2000, 1, 7)), (0, node(0x2000, 0, 8)), (1, node(0x2000, 0, 7))]
+        {
+            assert_eq!(graph.update(place, op), Err(CuError::NOT_SUPPORTED));
+        }
+    }
 
     #[test]
     fn plans_follow_the_edges() {

@@ -7,7 +7,7 @@
 //! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
 //! - [`start`]: how many devices of what size, before anybody uses them.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
-//! - [`snapshot`]: what a checkpoint takes and a restart gives back.
+//! - [`snapshot`]: what a checkpoint takes and a restart gives back. [`roles`]: what not every backend can do.
 
 mod arena;
 mod arrays;
@@ -22,6 +22,7 @@ mod modules;
 mod nested;
 mod occupancy;
 mod outside;
+mod roles;
 mod runtime;
 mod shareable;
 mod shared_event;
@@ -44,15 +45,12 @@ use context::Context;
 use events::Event;
 use graphs::Graph;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::device_of;
-use kedge_cuda_types::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use kedge_device::{
-    Backend, Code, Done, EventShare, HeldPart, HeldPlace, Object, Piece, Query, Snapshot,
-    SnapshotError,
+    Backend, Code, Done, Interprocess, Ordered, Placing, Query, Restore, Snapshots, Swap,
 };
 use kedge_protocol::{
-    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, Imported, KernelInfo,
-    KernelRef, LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
+    ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
+    LoadError, MemHandleId, ModuleId, Occupancy, StreamId, StreamOp, Texture,
 };
 use kedge_wire::Text;
 use modules::Module;
@@ -62,7 +60,6 @@ use snapshot::Stage;
 pub use snapshot::{make_notes, read_notes};
 pub use start::{SoftConfig, StartError, Started};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tables::Tables;
 use tasks::{Task, lock};
@@ -194,33 +191,6 @@ impl Backend for SoftBackend {
         })
     }
 
-    fn export_handle(&self, handle: MemHandleId) -> Result<OwnedFd, CuError> {
-        self.vmm.export(handle)
-    }
-
-    fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
-        let (size, number) = self.vmm.import(handle, fd)?;
-        let own = (0..self.infos.len() as u32).find(|device| Some(self.number(*device)) == number);
-        Ok(Imported { device: own, size: Some(size) })
-    }
-
-    fn adopt_handle(&self, handle: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
-        let memory = &self.runtime.memory;
-        memory.charge(device, size)?;
-        self.vmm.adopt(handle, device, size).or_else(|error| {
-            memory.refund(device, size)?;
-            Err(error)
-        })
-    }
-
-    fn export_slab(&self, addr: u64) -> Result<(OwnedFd, u64, u64), CuError> {
-        if !self.runtime.is_idle() {
-            return Err(CuError::NOT_READY);
-        }
-        let device = device_of(addr).ok_or(CuError::INVALID_VALUE)?;
-        self.runtime.memory.export_slab(addr, self.number(device))
-    }
-
     fn destroy_handle(&self, handle: MemHandleId) -> Result<(), CuError> {
         match self.vmm.destroy(handle)? {
             Some((device, size)) => self.runtime.memory.refund(device, size),
@@ -338,27 +308,6 @@ impl Backend for SoftBackend {
         self.tables().module(module)?.global(name)
     }
 
-    fn check_placed(&self, _ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
-        let memory = &self.runtime.memory;
-        if memory.is_valid_on_device(addr, size) { Ok(()) } else { Err(CuError::INVALID_VALUE) }
-    }
-
-    /// Kedge's own form is what kernels read here, whatever the client was told of its devices.
-    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
-        Ok(map.encode())
-    }
-
-    fn move_tensor_map(
-        &self,
-        map: &[u8; TENSOR_MAP_BYTES],
-        address: u64,
-    ) -> Result<[u8; TENSOR_MAP_BYTES], CuError> {
-        let held = TensorMap::decode(map).ok_or(CuError::INVALID_VALUE)?;
-        let moved = TensorMap { address, ..held };
-        moved.check()?;
-        Ok(moved.encode())
-    }
-
     /// All are hints here, or limits that the client keeps.
     fn set_kernel_attribute(
         &self,
@@ -406,18 +355,6 @@ impl Backend for SoftBackend {
     ) -> Result<(), CuError> {
         let shared = interprocess.then(SharedEvent::create).transpose()?;
         self.add_event(event, ctx, Event::new(timing, shared))
-    }
-
-    fn export_event(&self, event: EventId) -> Result<EventShare, CuError> {
-        let tables = self.tables();
-        let (_, event) = tables.events.get(&event).ok_or(CuError::INVALID_HANDLE)?;
-        let shared = event.shared.as_ref().ok_or(CuError::INVALID_HANDLE)?;
-        Ok(EventShare::Memory(shared.export()?))
-    }
-
-    fn import_event(&self, event: EventId, ctx: CtxId, share: EventShare) -> Result<(), CuError> {
-        let EventShare::Memory(fd) = share else { return Err(CuError::INVALID_VALUE) };
-        self.add_event(event, ctx, Event::new(false, Some(SharedEvent::open(fd)?)))
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), CuError> {
@@ -530,43 +467,23 @@ impl Backend for SoftBackend {
         self.runtime.is_at_rest()
     }
 
-    fn snapshot(&self) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        snapshot::take(self)
+    fn interprocess(&self) -> Option<&dyn Interprocess> {
+        Some(self)
     }
 
-    fn restore_begin(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        snapshot::begin(self, notes)
+    fn placing(&self) -> Option<&dyn Placing> {
+        Some(self)
     }
 
-    fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError> {
-        snapshot::apply(self, notes)
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 
-    fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        snapshot::put(self, object, start, bytes)
+    fn restores(&self, _: Ordered) -> Option<&dyn Restore> {
+        Some(self)
     }
 
-    fn vacate(&self) -> Result<u64, SnapshotError> {
-        snapshot::vacate(self)
-    }
-
-    fn refill(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
-        Ok(match object {
-            Object::Memory => snapshot::write_memory(self, start, bytes),
-            Object::Handle(id) => self.vmm.write(*id, start, bytes),
-            _ => Err(CuError::INVALID_VALUE),
-        }?)
-    }
-
-    fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError> {
-        snapshot::import(self, parts)
-    }
-
-    fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
-        snapshot::copy(self, piece, from)
-    }
-
-    fn restore_end(&self) -> Result<(), SnapshotError> {
-        snapshot::end(self)
+    fn swaps(&self, _: Ordered) -> Option<&dyn Swap> {
+        Some(self)
     }
 }

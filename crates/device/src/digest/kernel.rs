@@ -1,15 +1,16 @@
 //! The same digests on a GPU, and the copies that follow from them: PTX, which the driver compiles.
 //!
-//! One block of memory a block of threads, one column a thread. What a group of rows holds is loaded at once, so
-//! that enough is under way to keep the memory busy; keys are parameters, which cost no registers.
+//! One block of memory a block of threads, one column a thread. What a group of rows holds is
+//! loaded at once, so that enough is under way to keep the memory busy; keys are parameters, which
+//! cost no registers.
 
 use super::{COLUMNS, DEGREE, GROUP, Keys, LANES, P, ROW, ROWS, WORDS};
 use std::fmt::Write;
 
 /// Threads of a block, of both kernels.
 pub const THREADS: u32 = COLUMNS as u32;
-/// `(spans, digests, powers, keys)`: of each span, an address and a number of bytes (multiples of 16, one
-/// [`super::BLOCK`] at most) of 64 bits each, the digest. As many blocks as spans.
+/// `(spans, digests, powers, keys)`: of each span, an address and a number of bytes (multiples of
+/// 16, one [`super::BLOCK`] at most) of 64 bits each, the digest. As many blocks as spans.
 pub const DIGEST: &str = "kedge_digest";
 /// `(moves)`: copies; each from, to and bytes, as above. As many blocks as moves.
 pub const GATHER: &str = "kedge_gather";

@@ -1,11 +1,11 @@
 //! Digests of blocks of memory: which of them have changed since the last image.
 //!
-//! 64 rows of 256 words of 16 bytes make a block of [`BLOCK`] bytes; a shorter one ends in zeros. Column by
-//! column, 16 rows at a time, four sums of products (NH with Toeplitz keys, as in UMAC) make four 64-bit
-//! numbers of 256 bytes; their halves, of all columns, are the coefficients of four polynomials modulo
-//! 2^61 − 1, whose values are the digest. All keys are drawn at random, once a job. Two different blocks of one
-//! length have the same digest with probability 2^-127.9 at most, whatever they hold
-//! (docs/design/0010-incremental-drains.md).
+//! 64 rows of 256 words of 16 bytes make a block of [`BLOCK`] bytes; a shorter one ends in zeros.
+//! Column by column, 16 rows at a time, four sums of products (NH with Toeplitz keys, as in UMAC)
+//! make four 64-bit numbers of 256 bytes; their halves, of all columns, are the coefficients of
+//! four polynomials modulo 2^61 − 1, whose values are the digest. All keys are drawn at random,
+//! once a job. Two different blocks of one length have the same digest with probability 2^-127.9 at
+//! most, whatever they hold (docs/design/0010-incremental-drains.md).
 //!
 //! [`kernel`] has the same for a GPU, in PTX; here it is for everything else.
 

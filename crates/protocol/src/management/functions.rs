@@ -1,10 +1,10 @@
 //! The functions of NVML that a job is answered, and what their parameters are.
 
-/// Hands the table to the macro `$with`: a row a function, with a [`Kind`](super::Kind) for each parameter, or
-/// for two that belong together; sizes in bytes, from nvml.h of CUDA 13.0.
+/// Hands the table to the macro `$with`: a row a function, with a [`Kind`](super::Kind) for each
+/// parameter, or for two that belong together; sizes in bytes, from nvml.h of CUDA 13.0.
 ///
-/// Not there: what changes anything; events, units, virtual GPUs, accounting, instances of a partitioned GPU;
-/// and the few functions whose structures point to further memory.
+/// Not there: what changes anything; events, units, virtual GPUs, accounting, instances of a
+/// partitioned GPU; and the few functions whose structures point to further memory.
 #[macro_export]
 macro_rules! nvml_functions {
     ($with:ident) => {

@@ -1,6 +1,6 @@
-//! NVML, NVIDIA's management library, as questions: a job's `libnvidia-ml.so.1` asks, and a process outside of the
-//! job answers, which has the real library open, or knows its software devices. So nothing in the job's processes has
-//! a driver's file open for it, and it goes on over a restart.
+//! NVML, NVIDIA's management library, as questions: a job's `libnvidia-ml.so.1` asks, and a process
+//! outside of the job answers, which has the real library open, or knows its software devices. So
+//! nothing in the job's processes has a driver's file open for it, and it goes on over a restart.
 //!
 //! A device is its number on the machine, as nvmlDeviceGetHandleByIndex counts.
 
@@ -9,7 +9,8 @@ pub mod status;
 
 use kedge_wire::{Bytes, List, Text};
 
-/// Longest argument or result, bytes: the room that a program gives for a list may be larger, what is told is not.
+/// Longest argument or result, bytes: the room that a program gives for a list may be larger, what
+/// is told is not.
 pub const MAX_BYTES: usize = 64 << 10;
 /// Parameters of a function, as C counts them: the registers for arguments.
 pub const MAX_PARAMETERS: usize = 6;
@@ -17,8 +18,8 @@ pub const MAX_PARAMETERS: usize = 6;
 /// Bytes of a device's handle.
 pub const HANDLE: u32 = 8;
 
-/// What a parameter is, and what travels for it: one [`Argument`] each, and for what the function writes
-/// one result, in order.
+/// What a parameter is, and what travels for it: one [`Argument`] each, and for what the function
+/// writes one result, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A device. Argument: its number.
@@ -27,22 +28,24 @@ pub enum Kind {
     Number,
     /// Text that ends with NUL. Argument: the text without it.
     Name,
-    /// Where text goes, and how much room there is (two parameters). Argument: the room. Result: the text and its NUL.
+    /// Where text goes, and how much room there is (two parameters). Argument: the room. Result:
+    /// the text and its NUL.
     Room,
     /// Where so many bytes go. Result: the bytes.
     Out(u32),
     /// Where a device goes. Result: its number, 4 bytes.
     Handle,
-    /// A structure that is read and written; its first word has its size in the low 24 bits. Argument, result: its
-    /// bytes.
+    /// A structure that is read and written; its first word has its size in the low 24 bits.
+    /// Argument, result: its bytes.
     Versioned,
-    /// How many elements there is room for, read and written, and where they go, so many bytes each (two parameters).
-    /// Argument: the room, 0 where they are not wanted. Result: how many there are, 4 bytes, and those that fit.
+    /// How many elements there is room for, read and written, and where they go, so many bytes each
+    /// (two parameters). Argument: the room, 0 where they are not wanted. Result: how many there
+    /// are, 4 bytes, and those that fit.
     List(u32),
     /// The same, of devices, 4 bytes each.
     Devices,
-    /// How many elements are wanted, and where they go, so many bytes each (two parameters). Argument: how many. Result:
-    /// the elements.
+    /// How many elements are wanted, and where they go, so many bytes each (two parameters).
+    /// Argument: how many. Result: the elements.
     Array(u32),
     /// The same, read and written. Argument, result: the elements.
     Fields(u32),
@@ -112,7 +115,8 @@ kedge_wire::wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub struct Question { pub function: Text<64>, pub arguments: List<Argument, MAX_PARAMETERS> }
 
-    /// What it gave: nvmlReturn_t, and what the function wrote. A result is empty where nothing was.
+    /// What it gave: nvmlReturn_t, and what the function wrote. A result is empty where nothing
+    /// was.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Answer { pub status: u32, pub results: List<Bytes<MAX_BYTES>, MAX_PARAMETERS> }
 }

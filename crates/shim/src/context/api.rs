@@ -168,7 +168,7 @@ pub(crate) unsafe fn cuCtxSetFlags(flags: u32) -> Result<(), CuError> {
 pub(crate) unsafe fn cuCtxGetId(ctx: CUcontext, id: *mut u64) -> Result<(), CuError> {
     let ctx = by_handle_or_current(ctx)?;
     // SAFETY: the caller's out pointer.
-    unsafe { ffi::write(id, u64::from(ctx.id().0)) }
+    unsafe { ffi::write(id, ctx.unique()) }
 }
 
 pub(crate) unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> Result<(), CuError> {

@@ -15,7 +15,7 @@ pub(crate) use settings::*;
 use crate::handle::{Kind, Table};
 use crate::session::{self, Device, Session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::CUcontext;
+use kedge_cuda_types::handle::{CUcontext, CUgreenCtx};
 use kedge_protocol::{Call, CtxId, Post, StreamId};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,11 +30,21 @@ pub(crate) struct Context {
     id: AtomicU32,
     legacy: AtomicU32,
     active: AtomicBool,
+    /// What a green context's CUcontext stands for.
+    green: Option<Green>,
     /// CUctx_flags.
     flags: AtomicU32,
     settings: Mutex<Settings>,
     #[cfg(feature = "private-tables")]
     pub(crate) storage: crate::private_tables::Storage,
+}
+
+/// A green context as a CUcontext: what is done in it is done in the primary context of its device, and only
+/// who asks for the two can tell them apart.
+#[derive(Debug)]
+struct Green {
+    handle: CUgreenCtx,
+    primary: Arc<Context>,
 }
 
 static CONTEXTS: Table<Context> = Table::new(Kind::Context);
@@ -48,6 +58,7 @@ impl Context {
             id: AtomicU32::new(0),
             legacy: AtomicU32::new(0),
             active: AtomicBool::new(false),
+            green: None,
             flags: AtomicU32::new(flags),
             settings: Mutex::default(),
             #[cfg(feature = "private-tables")]
@@ -70,6 +81,38 @@ impl Context {
         }
     }
 
+    /// The CUcontext of a green context, in the primary context of its device.
+    pub(crate) fn of_green(
+        handle: CUgreenCtx,
+        primary: Arc<Context>,
+    ) -> Result<Arc<Self>, CuError> {
+        let (device, flags) = (primary.device, primary.flags());
+        let green = Some(Green { handle, primary });
+        let made = CONTEXTS.insert_with(|handle| Self {
+            green,
+            active: AtomicBool::new(true),
+            ..Self::new(handle, device, true, flags)
+        });
+        made.ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    /// The green context is gone, and its CUcontext with it.
+    pub(crate) fn end_green(&self) {
+        self.active.store(false, Ordering::Release);
+        CONTEXTS.remove(self.handle);
+        self.clear_storage();
+    }
+
+    /// The green context whose CUcontext it is, or NULL.
+    pub(crate) fn green(&self) -> CUgreenCtx {
+        self.green.as_ref().map_or(CUgreenCtx::NULL, |green| green.handle)
+    }
+
+    fn clear_storage(&self) {
+        #[cfg(feature = "private-tables")]
+        self.storage.clear(self.handle);
+    }
+
     /// Has the proxy make the context, under a new id.
     fn activate(&self, session: &Session) -> Result<(), CuError> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -87,8 +130,12 @@ impl Context {
         if !self.active.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        #[cfg(feature = "private-tables")]
-        self.storage.clear(self.handle);
+        self.clear_storage();
+        for other in CONTEXTS.all() {
+            if other.green.as_ref().is_some_and(|green| std::ptr::eq(&*green.primary, self)) {
+                other.clear_storage();
+            }
+        }
         let ctx = self.id();
         crate::memory::context_destroyed(ctx);
         crate::module::context_destroyed(ctx);
@@ -104,13 +151,28 @@ impl Context {
     /// The proxy's name for it.
     #[inline]
     pub(crate) fn id(&self) -> CtxId {
-        CtxId(self.id.load(Ordering::Relaxed))
+        match &self.green {
+            None => CtxId(self.id.load(Ordering::Relaxed)),
+            Some(green) => green.primary.id(),
+        }
+    }
+
+    /// What tells it from every other context of the process.
+    pub(crate) fn unique(&self) -> u64 {
+        match &self.green {
+            None => self.id().0.into(),
+            // Ids have 32 bits, and handles more.
+            Some(_) => self.handle as u64,
+        }
     }
 
     /// Its legacy default stream.
     #[inline]
     pub(crate) fn legacy(&self) -> StreamId {
-        StreamId(self.legacy.load(Ordering::Relaxed))
+        match &self.green {
+            None => StreamId(self.legacy.load(Ordering::Relaxed)),
+            Some(green) => green.primary.legacy(),
+        }
     }
 
     /// The ordinal of its device.
@@ -127,7 +189,8 @@ impl Context {
     /// Created, or retained, and not destroyed or reset since.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
-        self.active.load(Ordering::Acquire)
+        let of_green = |green: &Green| green.primary.is_active();
+        self.active.load(Ordering::Acquire) && self.green.as_ref().is_none_or(of_green)
     }
 
     pub(crate) fn flags(&self) -> u32 {
@@ -135,7 +198,8 @@ impl Context {
     }
 
     fn settings(&self) -> std::sync::MutexGuard<'_, Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+        let of = self.green.as_ref().map_or(self, |green| &*green.primary);
+        of.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,15 +213,16 @@ pub(crate) fn by_handle_or_current(handle: CUcontext) -> Result<Arc<Context>, Cu
     if handle.is_null() { current() } else { by_handle(handle) }
 }
 
-/// Every active context.
+/// Every active context; green ones are parts of their devices' primary contexts.
 pub(crate) fn active() -> Vec<CtxId> {
     let all = CONTEXTS.all();
-    all.iter().filter(|ctx| ctx.is_active()).map(|ctx| ctx.id()).collect()
+    all.iter().filter(|ctx| ctx.green.is_none() && ctx.is_active()).map(|ctx| ctx.id()).collect()
 }
 
 /// The active context of that id.
 pub(crate) fn by_id(id: CtxId) -> Option<Arc<Context>> {
-    CONTEXTS.all().into_iter().find(|ctx| ctx.is_active() && ctx.id() == id)
+    let mut all = CONTEXTS.all().into_iter();
+    all.find(|ctx| ctx.green.is_none() && ctx.is_active() && ctx.id() == id)
 }
 
 /// The primary context of a device, active or not; its handle never changes.

@@ -70,6 +70,9 @@ pub(crate) unsafe fn cuFuncGetName(
     name: *mut *const c_char,
     function: CUfunction,
 ) -> Result<(), CuError> {
+    if name.is_null() || function.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
     let function = resolve(function)?;
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(name, lasting_name(&function.info().name)) }

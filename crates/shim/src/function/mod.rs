@@ -111,8 +111,21 @@ impl Function {
 
     /// Dynamic shared memory that a launch may ask for, bytes.
     pub(crate) fn max_dynamic_shared(&self) -> u32 {
+        self.settings.max_dynamic_shared().unwrap_or(self.default_dynamic_shared())
+    }
+
+    /// Dynamic shared memory of a launch without the opt-in attribute, bytes.
+    fn default_dynamic_shared(&self) -> u32 {
         let default = self.device.limit(attr::MAX_SHARED_MEMORY_PER_BLOCK, 48 << 10);
-        self.settings.max_dynamic_shared().unwrap_or(default.saturating_sub(self.info.shared_bytes))
+        default.saturating_sub(self.info.shared_bytes)
+    }
+
+    /// Dynamic shared memory that occupancy may promise, bytes: all that the device has for a block
+    /// once the function has opted in, as in NVIDIA's cuda_occupancy.h.
+    pub(crate) fn most_dynamic_shared(&self) -> u32 {
+        let default = self.default_dynamic_shared();
+        let opted_in = self.settings.max_dynamic_shared().is_some_and(|set| set > default);
+        if opted_in { u32::MAX } else { default }
     }
 }
 

@@ -23,10 +23,14 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// What a launch begins with.
-    pub(crate) fn reset(&self) -> Option<StreamOp> {
-        let value = self.default?.into();
-        Some(StreamOp::WriteValue { addr: self.addr, value, wide: false })
+    /// What a launch begins with: nothing, where there is no default.
+    pub(crate) fn reset(&self) -> StreamOp {
+        match self.default {
+            Some(value) => {
+                StreamOp::WriteValue { addr: self.addr, value: value.into(), wide: false }
+            }
+            None => StreamOp::Empty {},
+        }
     }
 }
 
@@ -51,10 +55,14 @@ pub(crate) struct Conditional {
 }
 
 impl Conditional {
-    /// Whether the two differ in their bodies' content at most.
+    /// Whether the two differ in their conditions and in their bodies' content at most.
     pub(crate) fn alike(&self, other: &Self) -> bool {
-        (self.condition, self.kind, self.bodies.len())
-            == (other.condition, other.kind, other.bodies.len())
+        (self.kind, self.bodies.len()) == (other.kind, other.bodies.len())
+    }
+
+    /// The same node, which looks at another condition.
+    pub(crate) fn with_condition(&self, condition: u64) -> Self {
+        Self { condition, ..self.clone() }
     }
 }
 

@@ -1,10 +1,14 @@
-//! `cuDeviceGetGraphMemAttribute` and its kin. A graph's memory is reserved by its nodes, so there
-//! is no pool behind it whose size could be told or trimmed: it is part of what the device uses.
+//! `cuDeviceGetGraphMemAttribute` and its kin.
 
-use crate::{ffi, session};
+use crate::{ffi, memory, session};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::graph::CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
 use kedge_cuda_types::handle::CUdevice;
+
+/// `CUgraphMem_attribute`: used and reserved bytes, and the most since that was reset.
+const USED: u32 = 0;
+const USED_HIGH: u32 = 1;
+const RESERVED: u32 = 2;
+const RESERVED_HIGH: u32 = 3;
 
 pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
     device: CUdevice,
@@ -12,10 +16,14 @@ pub(crate) unsafe fn cuDeviceGetGraphMemAttribute(
     value: *mut u64,
 ) -> Result<(), CuError> {
     session::get()?.device(device)?;
-    if attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH {
-        return Err(CuError::INVALID_VALUE);
-    }
-    let bytes = crate::memory::graph_bytes(device as u32);
+    let counters = memory::graph_counters(device as u32);
+    let bytes = match attribute {
+        USED => counters.used,
+        USED_HIGH => counters.used_high,
+        RESERVED => counters.reserved,
+        RESERVED_HIGH => counters.reserved_high,
+        _ => return Err(CuError::INVALID_VALUE),
+    };
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(value, bytes) }
 }
@@ -29,9 +37,20 @@ pub(crate) unsafe fn cuDeviceSetGraphMemAttribute(
     session::get()?.device(device)?;
     // SAFETY: the caller's value.
     let value = unsafe { ffi::read(value.cast_const()) }?;
-    if matches!(attribute, 1 | 3) && value == 0 { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+    if value != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    match attribute {
+        USED_HIGH => memory::change_graph_counters(device as u32, |c| c.used_high = 0),
+        RESERVED_HIGH => memory::change_graph_counters(device as u32, |c| c.reserved_high = 0),
+        _ => return Err(CuError::INVALID_VALUE),
+    }
+    Ok(())
 }
 
+/// What is not used is the device's again at once: only the counter keeps it.
 pub(crate) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Result<(), CuError> {
-    session::get()?.device(device).map(drop)
+    session::get()?.device(device)?;
+    memory::change_graph_counters(device as u32, |counters| counters.reserved = 0);
+    Ok(())
 }

@@ -1,10 +1,11 @@
 //! Executable graphs: a private copy of a graph, and its operations in the proxy.
 
+use super::conditional::{Condition, Conditional};
 use super::flatten::{Flat, Unfit, flatten};
-use super::update::compare;
+use super::update::{Changes, compare};
 use super::{Payload, world};
 use crate::handle::{Kind, Table};
-use crate::{callback, capture, context, entry, event, session, stream};
+use crate::{callback, capture, context, entry, event, memory, session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CU_GRAPH_EXEC_UPDATE_ERROR, CU_GRAPH_EXEC_UPDATE_SUCCESS,
@@ -13,11 +14,11 @@ use kedge_cuda_types::graph::{
     CUgraphExecUpdateResultInfo,
 };
 use kedge_cuda_types::handle::{CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream};
-use kedge_protocol::{CtxId, GraphExecId, Post, StreamOp};
+use kedge_protocol::{CtxId, GraphExecId, MAX_BODIES, Post, StreamOp};
 use kedge_wire::List;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Edges of one message.
@@ -33,11 +34,26 @@ pub(crate) struct Exec {
     graph: CUgraph,
     /// Which node of the copy stands for which node that the program knows.
     copies: HashMap<CUgraphNode, CUgraphNode>,
+    made: Made,
+    /// Addresses that its nodes allocate and free.
+    allocates: Vec<u64>,
+    frees: Vec<u64>,
+    /// It was launched or uploaded.
+    mapped: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// What the proxy has of an executable graph.
+#[derive(Debug, Default)]
+struct Made {
     /// Which operations each node of the copy has become, and in which of the proxy's graphs.
     places: HashMap<CUgraphNode, Place>,
-    /// The proxy's graphs: bodies of conditional nodes, and this one, which is the last.
-    made: Vec<GraphExecId>,
-    state: Mutex<State>,
+    /// Which operations the copy, and each body in it, begins with: one for each of its conditions.
+    conditions: HashMap<CUgraph, Place>,
+    /// The bodies of each operation that has some.
+    bodies: HashMap<(GraphExecId, u32), List<GraphExecId, MAX_BODIES>>,
+    /// Bodies of conditional nodes, and the graph itself, which is the last.
+    graphs: Vec<GraphExecId>,
 }
 
 #[derive(Debug, Clone)]
@@ -90,41 +106,66 @@ pub(crate) fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec, Unf
 
 fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExec, CuError> {
     let priorities = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY != 0;
-    let (mut places, mut made) = (HashMap::new(), Vec::new());
-    let id = post_graph(ctx, flat, priorities, &mut places, &mut made)?;
+    let mut made = Made::default();
+    let id = post_graph(ctx, flat, priorities, &mut made)?;
     let copies = world::with(|graphs| graphs.copies(graph));
-    let exec = Exec { id, ctx, flags, graph, copies, places, made, state: Mutex::default() };
+    let (allocates, frees) = memory_of(&made);
+    let (mapped, state) = (AtomicBool::new(false), Mutex::default());
+    let exec = Exec { id, ctx, flags, graph, copies, made, allocates, frees, mapped, state };
     exec.state().events = exec.recorded_events();
     EXECS.insert(exec).map(CUgraphExec).ok_or(CuError::OUT_OF_MEMORY)
 }
 
-/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies; adds to the places and to
-/// what was made.
+/// The addresses that the graph's nodes allocate, and those that they free.
+fn memory_of(made: &Made) -> (Vec<u64>, Vec<u64>) {
+    let (mut allocates, mut frees) = (Vec::new(), Vec::new());
+    world::with(|graphs| {
+        for payload in made.places.keys().filter_map(|&node| graphs.payload(node).ok()) {
+            match payload {
+                Payload::MemAlloc(allocation) => allocates.push(allocation.params.dptr),
+                Payload::MemFree { addr, .. } => frees.push(*addr),
+                _ => {}
+            }
+        }
+    });
+    // Nodes that follow each other may have one address.
+    allocates.sort_unstable();
+    allocates.dedup();
+    (allocates, frees)
+}
+
+/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies; adds to what was made.
 fn post_graph(
     ctx: CtxId,
     flat: Flat,
     priorities: bool,
-    places: &mut HashMap<CUgraphNode, Place>,
-    made: &mut Vec<GraphExecId>,
+    made: &mut Made,
 ) -> Result<GraphExecId, CuError> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let mut bodies = Vec::with_capacity(flat.bodies.len());
     for body in flat.bodies {
-        bodies.push(post_graph(ctx, body, priorities, places, made)?);
+        bodies.push(post_graph(ctx, body, priorities, made)?);
     }
     let id = GraphExecId(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     let session = session::get()?;
     session.post(&Post::GraphExecBegin { exec: id, ctx })?;
-    for op in flat.ops {
-        session.post(&Post::GraphExecNode { exec: id, op: named(op, &bodies)? })?;
+    for (number, op) in (0..).zip(flat.ops) {
+        let op = named(op, &bodies)?;
+        if let StreamOp::Conditional { bodies, .. } = &op {
+            made.bodies.insert((id, number), bodies.clone());
+        }
+        session.post(&Post::GraphExecNode { exec: id, op })?;
     }
     for edges in flat.edges.chunks(EDGES_PER_POST) {
         let edges = List::new(edges.to_vec()).map_err(|_| CuError::UNKNOWN)?;
         session.post(&Post::GraphExecEdges { exec: id, edges })?;
     }
     session.post(&Post::GraphExecReady { exec: id, priorities })?;
-    places.extend(flat.places.into_iter().map(|(node, ops)| (node, Place { exec: id, ops })));
-    made.push(id);
+    let place = |ops| Place { exec: id, ops };
+    made.places.extend(flat.places.into_iter().map(|(node, ops)| (node, place(ops))));
+    let (graph, ops) = flat.conditions;
+    made.conditions.insert(graph, place(ops));
+    made.graphs.push(id);
     Ok(id)
 }
 
@@ -144,15 +185,17 @@ fn named(op: StreamOp, made: &[GraphExecId]) -> Result<StreamOp, CuError> {
 /// Launches that run or wait are still carried out.
 pub(crate) fn destroy(exec: CUgraphExec) -> Result<(), CuError> {
     let exec = EXECS.remove(exec.0).ok_or(CuError::INVALID_VALUE)?;
-    for made in exec.made.iter().rev() {
+    for made in exec.made.graphs.iter().rev() {
         session::get()?.post(&Post::GraphExecDestroy { exec: *made })?;
     }
+    exec.unmap();
     super::destroy(exec.graph)
 }
 
 /// The executables of a destroyed context are gone from the proxy too.
 pub(crate) fn context_destroyed(ctx: CtxId) {
     for exec in EXECS.remove_where(|exec| exec.ctx == ctx) {
+        exec.unmap();
         // Fails only if it is no graph any more.
         let _ = super::destroy(exec.graph);
     }
@@ -166,11 +209,34 @@ pub(crate) fn launch(exec: CUgraphExec, handle: CUstream) -> Result<(), CuError>
         return capture::check_wait(&stream).and(Err(CuError::STREAM_CAPTURE_UNSUPPORTED));
     }
     stream.post(StreamOp::GraphLaunch { exec: exec.id })?;
+    exec.map(true);
+    for &addr in &exec.frees {
+        if memory::graph_freed(addr) {
+            callback::after_device(move || {
+                // Fails only where the proxy is gone, and the memory with it.
+                let _ = memory::graph_release(addr);
+            });
+        }
+    }
     exec.state().events.iter().for_each(|&event| event::recorded_by_graph(event));
     Ok(())
 }
 
 impl Exec {
+    /// Counts the memory that its nodes allocate, from now on: a launch makes it `live`.
+    pub(crate) fn map(&self, live: bool) {
+        if !self.allocates.is_empty() {
+            let first = !self.mapped.swap(true, Ordering::Relaxed);
+            memory::graph_begins(&self.allocates, live, first);
+        }
+    }
+
+    fn unmap(&self) {
+        if self.mapped.swap(false, Ordering::Relaxed) {
+            memory::graph_ends(&self.allocates);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,7 +252,7 @@ impl Exec {
             _ => None,
         };
         world::with(|graphs| {
-            let payloads = self.places.keys().filter_map(|&node| graphs.payload(node).ok());
+            let payloads = self.made.places.keys().filter_map(|&node| graphs.payload(node).ok());
             payloads.filter_map(event).collect()
         })
     }
@@ -228,18 +294,44 @@ impl Exec {
         self.apply(changes).map_err(|error| (error, failed()))
     }
 
-    fn apply(&self, changes: Vec<(CUgraphNode, Payload)>) -> Result<(), CuError> {
+    fn apply(&self, changes: Changes) -> Result<(), CuError> {
         let mut state = self.state();
-        for (node, payload) in changes {
+        for (node, payload) in changes.nodes {
             self.replace(&state, node, payload)?;
+        }
+        for (graph, conditions) in changes.conditions {
+            self.set_conditions(graph, conditions)?;
         }
         state.events = self.recorded_events();
         Ok(())
     }
 
+    /// Has `graph`, the copy or a body in it, begin with other conditions, and keeps these.
+    fn set_conditions(
+        &self,
+        graph: CUgraph,
+        conditions: Vec<Arc<Condition>>,
+    ) -> Result<(), CuError> {
+        let place = self.made.conditions.get(&graph).ok_or(CuError::INVALID_VALUE)?;
+        self.post(place, conditions.iter().map(|condition| condition.reset()).collect())?;
+        let old = world::ask(|graphs| {
+            Ok(std::mem::replace(&mut graphs.get_mut(graph)?.conditions, conditions))
+        })?;
+        // Outside of the lock.
+        drop(old);
+        Ok(())
+    }
+
     fn replace(&self, state: &State, node: CUgraphNode, payload: Payload) -> Result<(), CuError> {
-        let place = self.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
-        let ops = payload.ops()?;
+        let place = self.made.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
+        let ops = match &payload {
+            Payload::Conditional(Conditional { condition, kind, .. }) => {
+                let bodies = self.made.bodies.get(&(place.exec, place.ops.start));
+                let bodies = bodies.ok_or(CuError::INVALID_VALUE)?.clone();
+                vec![StreamOp::Conditional { condition: *condition, kind: *kind, bodies }]
+            }
+            payload => payload.ops()?,
+        };
         if ops.len() != place.ops.len() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -266,7 +358,7 @@ impl Exec {
     /// A disabled node does nothing but keep its place. Only kernels, copies and fills can be.
     pub(crate) fn set_enabled(&self, node: CUgraphNode, enabled: bool) -> Result<(), CuError> {
         let node = self.node(node)?;
-        let place = self.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
+        let place = self.made.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
         let mut state = self.state();
         let ops = world::ask(|graphs| match graphs.payload(node)? {
             payload @ (Payload::Kernel(_) | Payload::Memcpy(_) | Payload::Memset { .. }) => {

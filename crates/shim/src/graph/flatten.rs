@@ -20,6 +20,8 @@ pub(crate) struct Flat {
     pub(crate) edges: Vec<(u32, u32)>,
     /// Which operations a node has become; child graphs' nodes included.
     pub(crate) places: HashMap<CUgraphNode, Range<u32>>,
+    /// The graph, and the operations that begin with its conditions, one for each.
+    pub(crate) conditions: (CUgraph, Range<u32>),
     /// Bodies of conditional nodes, whose operations name them by their place in here until they are made.
     pub(crate) bodies: Vec<Flat>,
 }
@@ -141,12 +143,14 @@ impl Flat {
     /// Before anything else, the graph's conditions get their defaults.
     fn begin_with_conditions(&mut self, graphs: &Graphs, graph: CUgraph, inner: &[Inner]) {
         let conditions = graphs.get(graph).map_or(&[][..], |graph| &graph.conditions);
-        for op in conditions.iter().filter_map(|condition| condition.reset()) {
+        let first = self.ops.len() as u32;
+        for condition in conditions {
             let at = self.ops.len() as u32;
-            self.ops.push(op);
+            self.ops.push(condition.reset());
             let roots = inner.iter().filter(|node| node.root);
             self.edges.extend(roots.map(|node| (at, node.ends.first)));
         }
+        self.conditions = (graph, first..self.ops.len() as u32);
     }
 
     fn push_empty(&mut self) -> u32 {

@@ -117,8 +117,10 @@ pub(crate) unsafe fn cuGraphExecGetFlags(
 
 /// An executable graph is in the proxy from the start.
 pub(crate) unsafe fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> Result<(), CuError> {
-    exec::find(exec)?;
-    stream::find(stream).map(drop)
+    let exec = exec::find(exec)?;
+    stream::find(stream)?;
+    exec.map(false);
+    Ok(())
 }
 
 pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Result<(), CuError> {

@@ -2,6 +2,7 @@
 //! creation, and must have the same types and dependencies.
 
 use super::Payload;
+use super::conditional::Condition;
 use super::world::Graphs;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
@@ -10,17 +11,24 @@ use kedge_cuda_types::graph::{
 };
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
-/// A node of the executable graph and what it is to do from now on.
-pub(crate) type Change = (CUgraphNode, Payload);
+/// What changes of an executable graph.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Nodes, and what they are to do from now on.
+    pub(crate) nodes: Vec<(CUgraphNode, Payload)>,
+    /// Graphs, the executable one or bodies in it, and the conditions that they have from now on.
+    pub(crate) conditions: Vec<(CUgraph, Vec<Arc<Condition>>)>,
+}
 
 /// What has to change in `old` so that it does what `new` says; else why it cannot.
 pub(crate) fn compare(
     graphs: &Graphs,
     old: CUgraph,
     new: CUgraph,
-) -> Result<Vec<Change>, CUgraphExecUpdateResultInfo> {
-    let mut changes = Vec::new();
+) -> Result<Changes, CUgraphExecUpdateResultInfo> {
+    let mut changes = Changes::default();
     pair(graphs, old, new, &mut changes)?;
     Ok(changes)
 }
@@ -31,14 +39,22 @@ fn refuse(result: u32, node: CUgraphNode) -> CUgraphExecUpdateResultInfo {
 
 fn pair(
     graphs: &Graphs,
-    old: CUgraph,
+    old_graph: CUgraph,
     new: CUgraph,
-    changes: &mut Vec<Change>,
+    changes: &mut Changes,
 ) -> Result<(), CUgraphExecUpdateResultInfo> {
     let topology = |node| refuse(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, node);
     let gone = |_: CuError| topology(CUgraphNode::NULL);
-    let old = &graphs.get(old).map_err(gone)?.nodes;
-    let new = &graphs.get(new).map_err(gone)?.nodes;
+    let (old, new) = (graphs.get(old_graph).map_err(gone)?, graphs.get(new).map_err(gone)?);
+    // Handles pair in the order of their making; theirs are flags and default values (cuda.h).
+    if old.conditions.len() != new.conditions.len() {
+        let changed = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+        return Err(refuse(changed, CUgraphNode::NULL));
+    }
+    if !new.conditions.is_empty() {
+        changes.conditions.push((old_graph, new.conditions.clone()));
+    }
+    let (old, new) = (&old.nodes, &new.nodes);
     if old.len() != new.len() {
         // The first node without a partner, if it is the new graph that has it.
         return Err(topology(new.iter().nth(old.len()).map_or(CUgraphNode::NULL, |(n, _)| n)));
@@ -61,11 +77,12 @@ fn pair(
                 if !old.alike(new) {
                     return Err(refuse(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, n));
                 }
+                changes.nodes.push((o, Payload::Conditional(old.with_condition(new.condition))));
                 for (old, new) in old.bodies.iter().zip(&new.bodies) {
                     pair(graphs, *old, *new, changes)?;
                 }
             }
-            (_, payload) => changes.push((o, payload.clone())),
+            (_, payload) => changes.nodes.push((o, payload.clone())),
         }
     }
     Ok(())
@@ -96,7 +113,7 @@ mod tests {
         let mut graphs = Graphs::default();
         let old = fork(&mut graphs, 10);
         let new = fork(&mut graphs, 20);
-        let changes = compare(&graphs, old, new).unwrap();
+        let changes = compare(&graphs, old, new).unwrap().nodes;
         let dst = |payload: &Payload| match payload {
             Payload::Memset { params, .. } => params.dst,
             _ => 0,

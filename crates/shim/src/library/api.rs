@@ -219,6 +219,9 @@ pub(crate) unsafe fn cuKernelGetName(
     name: *mut *const c_char,
     handle: CUkernel,
 ) -> Result<(), CuError> {
+    if name.is_null() || handle.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
     let kernel = kernel(handle)?;
     // SAFETY: the caller's out pointer.
     unsafe { ffi::write(name, lasting_name(&kernel.name)) }

@@ -71,7 +71,12 @@ pub(crate) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<(), CuError> {
     if let Some(found) = graphs_own(dptr) {
         // The graph keeps the address for its next launch.
         quiesce()?;
-        return post_free(found.base, found.size);
+        post_free(found.base, found.size)?;
+        return if pool::graph_freed(found.base) {
+            pool::graph_release(found.base)
+        } else {
+            Ok(())
+        };
     }
     let pooled = |found: &Arc<Allocation>| found.kind == Kind::Peer { pooled: true };
     if MEMORY.table().find(dptr).is_some_and(pooled) {
@@ -115,6 +120,9 @@ pub(super) fn call_for_memory(device: u32, wanted: &Call) -> Result<(), CuError>
 pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
     match found.kind {
         Kind::Device | Kind::Graph => {
+            if found.kind == Kind::Graph {
+                pool::graph_gone(found.base);
+            }
             post_free(found.base, found.size)?;
             MEMORY.heap(found.device)?.put(found.base, found.taken, &Proxy)
         }

@@ -66,12 +66,7 @@ pub(super) unsafe fn run(
     let outcome = if src.home == Home::Private {
         // SAFETY: valid, says the caller; the buffer holds the shape.
         unsafe { copy_here(stage, src.place, shape) };
-        let sent = enqueue(dst.place, stage, shape, stream);
-        // The host may look into managed memory as soon as the call returns.
-        match dst.home {
-            Home::Managed => sent.and_then(|()| stream::wait(stream)),
-            _ => sent,
-        }
+        enqueue(dst.place, stage, shape, stream)
     } else {
         let written = enqueue(stage, src.place, shape, stream).and_then(|()| stream::wait(stream));
         if written.is_ok() {

@@ -113,6 +113,20 @@ pub(super) fn handle_of(found: &Allocation) -> Result<CUipcMemHandle, CuError> {
     Ok(Place { name, offset: found.base - base, size: found.size, slab: size }.pack())
 }
 
+/// A handle for those alone who open it by the pool that `tag` names: the tag stands in the place of what
+/// ends every other handle.
+pub(super) fn for_pool(handle: CUipcMemHandle, tag: u64) -> CUipcMemHandle {
+    let mut bytes = handle.0;
+    bytes[56..].copy_from_slice(&tag.to_le_bytes());
+    CUipcMemHandle(bytes)
+}
+
+/// What [`for_pool`] was given; INVALID_VALUE where that was for another pool.
+pub(super) fn of_pool(handle: &CUipcMemHandle, tag: u64) -> Result<CUipcMemHandle, CuError> {
+    let own = handle.0[56..] == tag.to_le_bytes();
+    if own { Ok(for_pool(*handle, MAGIC)) } else { Err(CuError::INVALID_VALUE) }
+}
+
 /// Lets others open the slab that holds `addr`; waits for an exact device to be at rest.
 fn share(addr: u64) -> Result<SharedSlab, CuError> {
     let begin = Instant::now();

@@ -4,7 +4,7 @@
 
 use super::link::current;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, give, host, read};
+use super::{MEMORY, give, host, pool, read};
 use crate::{session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUstream};
@@ -43,8 +43,17 @@ fn advise(found: &Allocation, change: impl FnOnce(&mut Advice)) {
     change(all.entry(found.id).or_default());
 }
 
+/// Notes where the allocation that begins at `addr` is best.
+pub(super) fn prefer(addr: u64, at: CUmemLocation) {
+    let found = MEMORY.table().find(addr).cloned();
+    if let Some(found) = found.filter(|_| at.type_ != CU_MEM_LOCATION_TYPE_INVALID) {
+        advise(&found, |a| a.preferred = Some(at));
+    }
+}
+
 /// The allocation is gone.
 pub(super) fn forget(found: &Allocation) {
+    pool::managed_freed(found);
     ADVICE.lock().unwrap_or_else(PoisonError::into_inner).remove(&found.id);
 }
 
@@ -80,7 +89,7 @@ fn ordinal(location: Option<CUmemLocation>) -> i32 {
     }
 }
 
-fn check_location(location: CUmemLocation) -> Result<(), CuError> {
+pub(super) fn check_location(location: CUmemLocation) -> Result<(), CuError> {
     match location.type_ {
         CU_MEM_LOCATION_TYPE_DEVICE => session::get()?.device(location.id).map(|_| ()),
         CU_MEM_LOCATION_TYPE_HOST
@@ -231,8 +240,11 @@ pub(crate) unsafe fn cuMemRangeGetAttribute(
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE => kind(advice.prefetched) as i32,
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID => id(advice.prefetched),
         CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY => {
+            let mut accessed_by = advice.accessed_by.clone();
+            // As drivers list them: the devices by number, the host (-1) last.
+            accessed_by.sort_unstable_by_key(|&device| device as u32);
             for index in 0..data_size / 4 {
-                let device = advice.accessed_by.get(index).copied().unwrap_or(CU_DEVICE_INVALID);
+                let device = accessed_by.get(index).copied().unwrap_or(CU_DEVICE_INVALID);
                 // SAFETY: inside the `data_size` bytes that the caller promised.
                 unsafe { give(data.cast::<i32>().wrapping_add(index), device)? };
             }

@@ -2,8 +2,11 @@
 //!
 //! As the reference's "API synchronization behavior" says, from the program's point of view:
 //! a source in private memory has been read when the call returns; a destination in private memory
-//! has been written; between pinned memory and a device only the synchronous functions wait;
-//! between devices nobody waits; between host memories everybody does.
+//! has been written; between host memory and a device the synchronous functions wait for what the
+//! stream was given before; between devices nobody waits; between host memories everybody does.
+//!
+//! The reference leaves open whether a synchronous copy's bytes have reached the device when it returns.
+//! Here they have: streams that do not order with this one may use them at once, as programs expect.
 
 use super::link::{call, client, post};
 use super::place::{Home, Shape, Side};
@@ -22,6 +25,13 @@ pub(super) enum Finish {
     Sync,
     /// `cuMemcpy…Async`.
     Async,
+}
+
+impl Finish {
+    /// Waits for the copy if the program expects that.
+    fn wait(self, stream: CUstream) -> Result<(), CuError> {
+        if self == Finish::Sync { stream::wait(stream) } else { Ok(()) }
+    }
 }
 
 /// Above this many bytes, a copy that has nothing to wait for is read in place rather than sent with
@@ -69,9 +79,7 @@ pub(super) unsafe fn run(
         (Home::Private, Home::Device | Home::Managed) if inline && dst.place.is_packed(shape) => {
             // SAFETY: as above.
             unsafe { copy_inline(dst.place, src.place, shape, stream)? };
-            // The host may look into managed memory as soon as the call returns.
-            let seen = finish == Finish::Sync && dst.home == Home::Managed;
-            return if seen { stream::wait(stream) } else { Ok(()) };
+            return finish.wait(stream);
         }
         (Home::Private, _) | (_, Home::Private) if !session::get()?.client_memory => {
             // SAFETY: as above.
@@ -82,7 +90,8 @@ pub(super) unsafe fn run(
             && bounce::takes(bytes)
             && unsafe { bounce::run(dst, src, shape, stream)? } =>
         {
-            return Ok(());
+            // What came from a device has been waited for.
+            return if src.home == Home::Private { finish.wait(stream) } else { Ok(()) };
         }
         _ => enqueue(dst.place, src.place, shape, stream)?,
     }

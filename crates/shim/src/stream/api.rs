@@ -23,18 +23,13 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(
     if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let stream = create_in(&*context::current()?, flags, priority, CUgreenCtx::NULL)?;
+    let stream = create_in(&*context::current()?, flags, priority)?;
     // SAFETY: the caller's promise is passed on.
     unsafe { ffi::write(out, stream) }
 }
 
-/// A new stream of a context, and perhaps of a green one in it.
-pub(crate) fn create_in(
-    context: &Context,
-    flags: u32,
-    priority: i32,
-    green: CUgreenCtx,
-) -> Result<CUstream, CuError> {
+/// A new stream of a context, green or not.
+pub(crate) fn create_in(context: &Context, flags: u32, priority: i32) -> Result<CUstream, CuError> {
     callback::check_not_inside()?;
     let blocking = flags & CU_STREAM_NON_BLOCKING == 0;
     let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
@@ -50,7 +45,7 @@ pub(crate) fn create_in(
         device: context.ordinal(),
         kind: if blocking { StreamKind::Blocking } else { StreamKind::NonBlocking },
         priority,
-        green,
+        green: context.green(),
         attributes: Mutex::default(),
         has_attributes: AtomicBool::new(false),
         gone: AtomicBool::new(false),
@@ -130,12 +125,15 @@ pub(crate) unsafe fn cuStreamGetCtx(
     stream: CUstream,
     context: *mut CUcontext,
 ) -> Result<(), CuError> {
-    let stream = find(stream)?;
+    let of = match stream {
+        // The default streams of a green context are its primary context's, too.
+        CUstream::NULL | CUstream::LEGACY | CUstream::PER_THREAD => context::current()?.handle(),
+        _ => find(stream)?.context,
+    };
     // SAFETY: the caller's promise is passed on.
-    unsafe { ffi::write(context, stream.context) }
+    unsafe { ffi::write(context, of) }
 }
 
-/// No stream belongs to a green context.
 pub(crate) unsafe fn cuStreamGetCtx_v2(
     stream: CUstream,
     context: *mut CUcontext,

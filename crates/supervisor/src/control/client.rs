@@ -1,10 +1,10 @@
 //! The asking side.
 
-use super::message::{
-    Ask, FailureKind, Kill, Order, Progress, Reply, Request, VERSION, receive, send,
-};
 use crate::jobs::{JobError, JobName, Jobs, State};
 use crate::left;
+use kedge_control::job::{
+    Ask, FailureKind, Kill, Order, Progress, Reply, Request, VERSION, receive, send,
+};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -63,9 +63,11 @@ pub fn checkpoint(
 
 /// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they have.
 pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
-    let parts = jobs.running_parts(name);
+    let parts = jobs.living_parts(name);
     if !runs(jobs, name) && !parts.is_empty() {
-        return parts.iter().try_for_each(|part| kill_one(jobs, part, kill));
+        // One that cannot be ended keeps no other from it.
+        let ended: Vec<_> = parts.iter().map(|part| kill_one(jobs, part, kill)).collect();
+        return ended.into_iter().collect();
     }
     kill_one(jobs, name, kill)
 }
@@ -136,7 +138,7 @@ fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
         Some(meta) if meta.state == State::Unsupervised => {
             // A restarted job's init answers without it.
             let control = jobs.control_path(name);
-            let answers = kedge_transport::address::connect(&control).is_ok();
+            let answers = kedge_socket::address::connect(&control).is_ok();
             return answers.then_some(control).ok_or_else(|| AskError::Unsupervised(name.clone()));
         }
         Some(meta) if meta.state != State::Running => return Err(AskError::Ended(name.clone())),
@@ -204,7 +206,7 @@ pub(crate) fn settle(control: &Path, deadline: Option<Instant>) {
 }
 
 fn ask(control: &Path, ask: Ask) -> io::Result<UnixStream> {
-    let stream = kedge_transport::address::connect(control)?;
+    let stream = kedge_socket::address::connect(control)?;
     send(&stream, &Request { version: VERSION, ask })?;
     Ok(stream)
 }

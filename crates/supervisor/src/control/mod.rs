@@ -2,10 +2,9 @@
 //! can trace the job answers. That is the supervisor, or a restarted job's init.
 
 mod client;
-mod message;
 mod server;
 
 pub use client::{AskError, Until, checkpoint, kill, swap};
 pub(crate) use client::{TakeError, settle, take};
-pub use message::{CodecName, Content, Kill, Order, Progress};
+pub use kedge_control::job::{CodecName, Content, Kill, Order, Progress};
 pub(crate) use server::serve;

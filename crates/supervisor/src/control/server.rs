@@ -1,22 +1,19 @@
 //! The answering side.
 
-use super::message::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::proxies;
+use kedge_control::job::{Ask, FailureKind, Kill, Reply, Request, VERSION, receive, send};
+use kedge_control::service::{Asker, Limits, Service};
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Questions that are answered at a time.
-const MOST_CLIENTS: usize = 16;
 /// How long one may take to ask, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+const LIMITS: Limits = Limits { connections: 16, request: PATIENCE, reply: PATIENCE };
 
 /// Answers on the socket `path`, on threads of its own, for as long as the process lives.
 pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<()> {
@@ -24,44 +21,19 @@ pub(crate) fn serve(path: &Path, checkpointer: Arc<Checkpointer>) -> io::Result<
     let _ = fs::remove_file(path);
     let listener = proxies::listen(path)?;
     let accept = move || {
-        let clients = Arc::new(AtomicUsize::new(0));
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => admit(stream, &clients, &checkpointer),
-                // Out of descriptors, most likely: does not get better by asking faster.
-                Err(_) => thread::sleep(Duration::from_millis(200)),
-            }
-        }
+        Service::new("answer", LIMITS).serve(&listener, move |asker| {
+            // The asker may have gone: the job does not care.
+            let _ = answer(asker, &checkpointer);
+        })
     };
     thread::Builder::new().name("control".into()).spawn(accept)?;
     Ok(())
 }
 
-fn admit(stream: UnixStream, clients: &Arc<AtomicUsize>, checkpointer: &Arc<Checkpointer>) {
-    // SAFETY: a plain call.
-    let uid = unsafe { libc::geteuid() };
-    let same = kedge_transport::peer_uid(stream.as_fd()).is_ok_and(|peer| peer == uid);
-    // One that is not admitted sees the socket closed.
-    if !same || clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
-        if same {
-            clients.fetch_sub(1, Ordering::SeqCst);
-        }
-        return;
-    }
-    let (clients_inside, checkpointer) = (clients.clone(), checkpointer.clone());
-    let answering = move || {
-        // The asker may have gone: the job does not care.
-        let _ = answer(&stream, &checkpointer);
-        clients_inside.fetch_sub(1, Ordering::SeqCst);
-    };
-    if thread::Builder::new().name("answer".into()).spawn(answering).is_err() {
-        clients.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn answer(stream: &UnixStream, checkpointer: &Checkpointer) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn answer(asker: &Asker, checkpointer: &Checkpointer) -> io::Result<()> {
+    let stream = asker.stream();
+    stream.set_read_timeout(Some(LIMITS.request))?;
+    stream.set_write_timeout(Some(LIMITS.reply))?;
     let request: Request = receive(stream)?;
     if request.version != VERSION {
         let message = "the job was started by another version of kedge: use that one".to_owned();

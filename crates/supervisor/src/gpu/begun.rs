@@ -3,9 +3,9 @@
 use super::ring::fill_ring;
 use super::{LIMIT, Restart, Saved, failed, refused};
 use crate::proxies::{Proxy, ProxyId};
+use kedge_control::proxy::{Answer, Control, ControlError, Order};
 use kedge_image::FileEntry;
 use kedge_process::plugins::{PluginError, World};
-use kedge_proxy::control::{Answer, Control, ControlError, Order};
 use kedge_wire::Text;
 use std::io;
 use std::os::fd::AsFd;

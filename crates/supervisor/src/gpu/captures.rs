@@ -2,11 +2,11 @@
 
 use super::{LIMIT, refused};
 use crate::quiesce::Resting;
+use kedge_control::joblog::JobLog;
+use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::{Choice, FileEntry, Manifest};
 use kedge_process::plugins::PluginError;
 use kedge_process::{Captured, EngineError};
-use kedge_proxy::control::{Answer, ControlError, Order};
-use kedge_proxy::joblog::JobLog;
 use kedge_wire::Text;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};

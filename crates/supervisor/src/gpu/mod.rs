@@ -15,14 +15,14 @@ use crate::sharing::{self, Lent};
 use crate::warm::WarmProxy;
 use begun::{Begun, begin, go_on, why_not};
 pub(crate) use captures::Captures;
+use kedge_control::aliases;
+use kedge_control::proxy::{Answer, ControlError, Order};
 use kedge_image::{FileEntry, Manifest};
 use kedge_process::EngineError;
 use kedge_process::plugins::{
     Blob, Capture, Claim, Found, Job, Plugin, PluginError, World, unix_peer,
 };
-use kedge_proxy::aliases;
-use kedge_proxy::control::{Answer, ControlError, Order};
-use kedge_transport::address;
+use kedge_socket::address;
 use ring::save_ring;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,7 +1,8 @@
 //! Where jobs are kept: in the user's state folder, which stays when he logs out, apart for each
 //! host, because several may share his home (docs/design/0019-where-jobs-live.md).
 
-use super::{JobError, io_error, private_dir};
+use super::{JobError, io_error, only_root_changes, private_dir};
+use kedge_process::plugins::home_of;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -36,13 +37,17 @@ pub(crate) fn variable(name: &str) -> Option<PathBuf> {
 
 impl Surroundings {
     pub(super) fn here() -> Surroundings {
+        let uid = rustix::process::geteuid().as_raw();
+        // `sudo` may leave root the variables of the user who calls it.
+        let own = |folder: &PathBuf| {
+            fs::metadata(folder).is_ok_and(|found| found.is_dir() && found.uid() == uid)
+        };
         Surroundings {
-            // SAFETY: a plain call.
-            uid: unsafe { libc::geteuid() },
+            uid,
             host: host(),
             state: variable("XDG_STATE_HOME"),
-            home: variable("HOME"),
-            runtime: variable("XDG_RUNTIME_DIR").filter(|folder| folder.is_dir()),
+            home: variable("HOME").filter(own).or_else(|| home_of(uid)),
+            runtime: variable("XDG_RUNTIME_DIR").filter(own),
             temporary: "/tmp".into(),
         }
     }
@@ -51,9 +56,15 @@ impl Surroundings {
     ///
     /// # Errors
     ///
-    /// Where XDG_STATE_HOME names a folder that cannot be used; or nothing else can.
+    /// Where XDG_STATE_HOME names a folder that cannot be used, or to root one that others can
+    /// change; or nothing else can be used.
     pub(super) fn jobs(&self) -> Result<PathBuf, JobError> {
         if let Some(state) = &self.state {
+            // Root keeps nothing where others can put another folder into its place.
+            let safe = |path: &Path| path.is_file() || only_root_changes(path);
+            if self.uid == 0 && !state.ancestors().all(safe) {
+                return Err(JobError::NotRoots { path: state.clone() });
+            }
             return self.in_state(state);
         }
         // A home that is not there, is not to be written to, or is another user's, has no state.

@@ -210,6 +210,21 @@ fn jobs_are_kept_where_a_logout_removes_nothing() {
     fs::remove_dir_all(&root).unwrap();
 }
 
+/// Root alone can make folders of others.
+#[test]
+fn root_keeps_no_jobs_where_others_can_make_changes() {
+    let (root, mut all) = surroundings("roots");
+    if all.uid == 0 {
+        let theirs = root.join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
+        all.state = Some(theirs.join("state"));
+        assert!(matches!(all.jobs(), Err(JobError::NotRoots { .. })));
+        assert!(!theirs.join("state").exists());
+    }
+    fs::remove_dir_all(&root).unwrap();
+}
+
 #[test]
 fn a_name_that_another_took_in_a_folder_of_all_does_no_harm() {
     let (root, mut all) = surroundings("taken");
@@ -248,4 +263,34 @@ fn jobs_of_an_older_kedge_are_found() {
     assert_eq!(jobs.find(&name).unwrap().state, State::Exited(3));
     assert_eq!(jobs.list().unwrap().len(), 1, "of one name, the new one");
     fs::remove_dir_all(&root).unwrap();
+}
+
+/// A process that runs in the name of a part whose supervisor was killed.
+fn part_left(jobs: &Jobs, name: &str) -> std::process::Child {
+    let name: JobName = name.parse().unwrap();
+    let child = Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = Some(child.id());
+    let (joint, marks) = (Some("j".to_owned()), Some(Marks::here(pid)));
+    let meta = Meta { pid, joint, marks, ..meta(&name, State::Running) };
+    // Its lock is let go of.
+    jobs.create(&name).unwrap().write_meta(&meta).unwrap();
+    child
+}
+
+#[test]
+fn parts_of_a_joint_job_that_were_left_running_are_seen_and_ended() {
+    use crate::control::{self, Kill};
+    let World(jobs) = &World::new("parts-left");
+    let job: JobName = "j".parse().unwrap();
+    let mut children = ["j.0", "j.1"].map(|name| part_left(jobs, name));
+    assert_eq!(jobs.living_parts(&job).len(), 2);
+    assert!(jobs.running_parts(&job).is_empty());
+    assert!(matches!(jobs.make_room(&job), Err(JobError::LeftRunning { .. })));
+    assert_eq!(jobs.parts(&job).unwrap().len(), 2);
+    // They can be found as ended when somebody collects them.
+    let ends = thread::spawn(move || children.each_mut().map(|child| child.wait().unwrap()));
+    control::kill(jobs, &job, Kill::End { grace_ms: 0 }).unwrap();
+    assert!(ends.join().unwrap().iter().all(|status| !status.success()));
+    jobs.make_room(&job).unwrap();
+    assert!(jobs.parts(&job).unwrap().is_empty());
 }

@@ -3,7 +3,7 @@
 use super::hosts::{KEY, far};
 use super::meeting::SPACE;
 use super::{Joint, lock, part_name};
-use crate::jobs::{JobError, JobName, Jobs, State};
+use crate::jobs::{JobError, JobName, Jobs};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
 use crate::{Outcome, RunError};
@@ -112,7 +112,7 @@ pub(crate) fn restart_parts(
     let joint = Joint::of(&jobs, &job, job.clone(), spec.far.clone())?;
     let chosen = chosen(spec, manifest)?;
     let starting = lock(&joint.place.folder.join("parts.lock"))?;
-    make_room(&jobs, &job)?;
+    jobs.make_room(&job)?;
     let (server, mut client) = coordinate(&joint)?;
     let series = series(spec, manifest);
     let parts = u32::try_from(manifest.parts.len()).unwrap_or(u32::MAX);
@@ -211,19 +211,6 @@ fn usable(images: &[(PathBuf, Manifest)]) -> Result<&(PathBuf, Manifest), ImageE
         }
     }
     Err(failure.unwrap_or(ImageError::NoImage { path: PathBuf::new() }))
-}
-
-/// What an ended job of that name has left goes.
-fn make_room(jobs: &Jobs, job: &JobName) -> Result<(), JobError> {
-    for meta in jobs.parts(job)? {
-        if meta.state == State::Running {
-            return Err(JobError::InUse { name: job.clone() });
-        }
-        if let Ok(name) = meta.name.parse() {
-            jobs.remove(&name);
-        }
-    }
-    Ok(())
 }
 
 fn coordinate(joint: &Joint) -> Result<(Option<Server>, Client), RunError> {

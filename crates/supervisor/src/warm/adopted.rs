@@ -1,7 +1,7 @@
 //! A proxy that was ready, in the hands of a job: no child of the process that has it.
 
 use crate::program::Outcome;
-use kedge_proxy::control::{Answer, Control, ControlError, Order};
+use kedge_control::proxy::{Answer, Control, ControlError, Order};
 use kedge_wire::{List, Text};
 use std::ffi::OsString;
 use std::fs;

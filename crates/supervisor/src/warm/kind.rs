@@ -1,8 +1,8 @@
 //! What a proxy is made ready for.
 
 use crate::parts::Parts;
+use kedge_control::gpu::GpuSpec;
 use kedge_image::DeviceLimits;
-use kedge_proxy::backend::GpuSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

@@ -8,15 +8,14 @@
 
 mod adopted;
 mod kind;
-mod message;
 mod own;
 mod pool;
 mod server;
 mod source;
 
 pub(crate) use adopted::{Leaving, WarmProxy};
+pub use kedge_control::warm::PoolStatus;
 pub use kind::Kind;
-pub use message::PoolStatus;
 pub(crate) use own::Own;
 pub use server::{Keeping, WarmError, keep, node_socket, status, stop};
 pub(crate) use source::Sources;

@@ -1,10 +1,10 @@
 //! Keeps so many proxies of one kind ready.
 
 use super::kind::Kind;
-use super::message::PoolStatus;
 use crate::program::FAREWELL;
 use crate::proxies::{fix_places, hand_over};
-use kedge_proxy::control::{Answer, Control, ControlError};
+use kedge_control::proxy::{Answer, Control, ControlError};
+use kedge_control::warm::PoolStatus;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

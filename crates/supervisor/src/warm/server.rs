@@ -1,25 +1,25 @@
 //! The process that keeps warm proxies and gives them away.
 
 use super::kind::Kind;
-use super::message::{Ask, PATIENCE, PoolStatus, Reply, ask, is_own};
 use super::pool::{Pool, Say, Waiting};
 use crate::jobs::{JobError, JobName, Jobs, private_dir, try_lock};
-use kedge_transport::{Channel, SocketError};
+use kedge_control::service::{Asker, Limits, Service};
+use kedge_control::warm::{Ask, PATIENCE, PoolStatus, Reply, ask};
+use kedge_socket::SocketError;
 use kedge_wire::Text;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Questions that are answered at a time.
-const MOST_ASKERS: usize = 256;
+/// One question a connection.
+const LIMITS: Limits = Limits { connections: 256, request: PATIENCE, reply: PATIENCE };
 /// The longest time that a job may wait for a proxy that is being made ready.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -92,9 +92,15 @@ pub fn keep(
     };
     let pools = kinds.into_iter().map(|kind| Pool::keep(kind, count, say.clone()));
     let pools = pools.collect::<io::Result<Vec<_>>>().map_err(system("start a thread"))?;
-    let server = Server { pools: pools.into(), askers: Arc::default() };
+    let server = Server { pools: pools.into() };
     let pools = server.pools.clone();
-    let accept = move || server.accept(&listener);
+    // Until it is told to stop.
+    let accept = move || {
+        Service::new("answer", LIMITS).serve(&listener, move |asker| {
+            // An asker that has gone needs no answer.
+            let _ = server.answer(asker);
+        })
+    };
     let accepting = thread::Builder::new().name("accept".into()).spawn(accept);
     let accepting = accepting.map_err(system("start a thread"))?;
     match owner {
@@ -115,7 +121,7 @@ fn listen_for_node() -> Result<(UnixListener, File), WarmError> {
     let socket = folder.join("socket");
     // What one that was killed has left.
     let _ = fs::remove_file(&socket);
-    let listener = kedge_transport::address::listen(&socket).map_err(system("listen"))?;
+    let listener = kedge_socket::address::listen(&socket).map_err(system("listen"))?;
     fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).map_err(system("listen"))?;
     Ok((listener, lock))
 }
@@ -152,42 +158,11 @@ fn until_closed(owner: &OwnedFd) {
 #[derive(Clone)]
 struct Server {
     pools: Arc<[Arc<Pool>]>,
-    askers: Arc<AtomicUsize>,
 }
 
 impl Server {
-    /// Until it is told to stop.
-    fn accept(&self, listener: &UnixListener) {
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
-                // Out of descriptors, most likely: does not get better by asking faster.
-                Err(_) => thread::sleep(Duration::from_millis(200)),
-            }
-        }
-    }
-
-    fn admit(&self, stream: UnixStream) {
-        // One that is not admitted sees the socket closed.
-        if !is_own(stream.as_fd()).unwrap_or(false)
-            || self.askers.load(Ordering::SeqCst) >= MOST_ASKERS
-        {
-            return;
-        }
-        self.askers.fetch_add(1, Ordering::SeqCst);
-        let server = self.clone();
-        let answering = move || {
-            // An asker that has gone needs no answer.
-            let _ = server.answer(&Channel::new(stream.into()));
-            server.askers.fetch_sub(1, Ordering::SeqCst);
-        };
-        if thread::Builder::new().name("answer".into()).spawn(answering).is_err() {
-            self.askers.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    fn answer(&self, channel: &Channel) -> Result<(), SocketError> {
-        let (order, _) = channel.receive::<Ask>(PATIENCE)?;
+    fn answer(&self, asker: &Asker) -> Result<(), SocketError> {
+        let (order, _) = asker.request::<Ask>()?;
         match order {
             Ask::Take { kind, wait_ms } => {
                 let limit = Duration::from_millis(wait_ms.into()).min(LONGEST);
@@ -195,21 +170,19 @@ impl Server {
                     // One that does not arrive ends: nobody else has its socket.
                     Ok(Waiting { pid, control, process }) => {
                         let fds = [control.socket(), process.as_fd()];
-                        channel.send(&Reply::Ready { pid }, &fds, PATIENCE)
+                        asker.reply(&Reply::Ready { pid }, &fds)
                     }
-                    Err(why) => {
-                        channel.send(&Reply::No { why: Text::truncated(why) }, &[], PATIENCE)
-                    }
+                    Err(why) => asker.reply(&Reply::No { why: Text::truncated(why) }, &[]),
                 }
             }
             Ask::Status {} => {
                 let all: Vec<PoolStatus> = self.pools.iter().map(|pool| pool.status()).collect();
                 let text = serde_json::to_string(&all).unwrap_or_default();
-                channel.send(&Reply::Status { pools: Text::truncated(text) }, &[], PATIENCE)
+                asker.reply(&Reply::Status { pools: Text::truncated(text) }, &[])
             }
             Ask::Stop {} => {
                 self.pools.iter().for_each(|pool| pool.end());
-                let _ = channel.send(&Reply::Yes {}, &[], PATIENCE);
+                let _ = asker.reply(&Reply::Yes {}, &[]);
                 std::process::exit(0)
             }
         }

@@ -1,10 +1,10 @@
 //! Where a job gets proxies that are ready.
 
 use super::adopted::{WarmProxy, bring_to_own_group};
-use super::message::{Ask, PATIENCE, Reply, ask};
 use super::{Kind, node_socket};
-use kedge_proxy::joblog::JobLog;
-use kedge_transport::SocketError;
+use kedge_control::joblog::JobLog;
+use kedge_control::warm::{Ask, PATIENCE, Reply, ask};
+use kedge_socket::SocketError;
 use kedge_wire::Text;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;

@@ -8,9 +8,9 @@ pub(super) mod known;
 use super::process::job::{Job, Taken, Warm, kedge};
 use crate::size::Size;
 use image::{durable, empty, room, settle, stored};
+use kedge_control::gpu::GpuSpec;
+use kedge_control::proxy::BENCH_DISCARD;
 use kedge_probe::{DriverTimes, Held, Series};
-use kedge_proxy::backend::GpuSpec;
-use kedge_proxy::options::BENCH_DISCARD;
 use std::path::Path;
 use std::time::SystemTime;
 

@@ -1,8 +1,8 @@
 //! A job that holds memory, as the figures need it: told what to do by its standard input, checkpointed,
 //! killed and restarted by the command that people use.
 
+use kedge_control::gpu::GpuSpec;
 use kedge_probe::Held;
-use kedge_proxy::backend::GpuSpec;
 use kedge_supervisor::warm;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};

@@ -1,6 +1,6 @@
 use crate::device::{SoftBackend, SoftConfig, StartError};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Done, Host, Snapshot};
+use kedge_device::{Backend, Done, Host, Snapshot, Snapshots};
 use kedge_protocol::{Copy3d, CtxId, OutputTarget, Place, StreamId, StreamOp};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -87,7 +87,7 @@ impl Fixture {
     pub(super) fn snapshot(&self) -> Box<dyn Snapshot> {
         for _ in 0..2000 {
             if self.backend.at_rest() {
-                return self.backend.snapshot().unwrap();
+                return self.backend.snapshot(None).unwrap();
             }
             thread::sleep(Duration::from_millis(1));
         }

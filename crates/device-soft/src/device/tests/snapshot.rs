@@ -5,7 +5,9 @@ use super::world::{
     self, BASE, BROKEN, BROKEN_STREAM, EARLIER, FIRST, LATER, NEVER, RESULT, SECOND,
 };
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Code, Object, Piece, Snapshot, SnapshotError};
+use kedge_device::{
+    Backend, Code, Interprocess, Object, Piece, Restore, Snapshot, SnapshotError, Snapshots, Swap,
+};
 use kedge_protocol::{ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -280,7 +282,7 @@ fn a_device_at_work_is_not_at_rest() {
     let word_at = f.alloc(0, 4096);
     f.hold(A, word_at);
     assert!(!f.backend.at_rest());
-    let refused = f.backend.snapshot().err().unwrap();
+    let refused = f.backend.snapshot(None).err().unwrap();
     assert_eq!(refused.code, CuError::NOT_READY);
     f.set(FREE, word_at);
     f.sync(A).unwrap();

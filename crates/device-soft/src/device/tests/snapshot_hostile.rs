@@ -4,7 +4,7 @@ use super::fixture::{CTX, Fixture, map_shared};
 use super::world::{self, BASE, EARLIER, LATER};
 use crate::device::snapshot::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN};
-use kedge_device::{Backend, Code};
+use kedge_device::{Backend, Code, Restore};
 use kedge_protocol::{CtxId, EventId, ModuleId};
 use kedge_wire::Text;
 use proptest::prelude::*;

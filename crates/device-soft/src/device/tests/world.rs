@@ -2,7 +2,7 @@
 
 use super::fixture::{A, CTX, FREE, Fixture, client, copy, mapped};
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Code, Snapshot};
+use kedge_device::{Backend, Code, Restore, Snapshot};
 use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, Dim3, EventId, KernelRef, Launch, MemHandleId, ModuleId, Place,
     StreamId, StreamOp, Texture, TextureSource,

@@ -60,9 +60,14 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(
         _ => {
             let narrow = match attribute {
                 1..=3 => state.reuse[attribute as usize - 1],
+                CU_MEMPOOL_ATTR_ALLOCATION_TYPE if pool.managed.is_some() => {
+                    CU_MEM_ALLOCATION_TYPE_MANAGED
+                }
                 CU_MEMPOOL_ATTR_ALLOCATION_TYPE => CU_MEM_ALLOCATION_TYPE_PINNED,
-                CU_MEMPOOL_ATTR_LOCATION_ID => pool.device,
-                CU_MEMPOOL_ATTR_LOCATION_TYPE => CU_MEM_LOCATION_TYPE_DEVICE,
+                CU_MEMPOOL_ATTR_LOCATION_ID => pool.managed.map_or(pool.device, |at| at.id as u32),
+                CU_MEMPOOL_ATTR_LOCATION_TYPE => {
+                    pool.managed.map_or(CU_MEM_LOCATION_TYPE_DEVICE, |at| at.type_)
+                }
                 CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES | CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED => 0,
                 _ => return Err(CuError::INVALID_VALUE),
             };

@@ -1,5 +1,6 @@
 //! Memory of graphs' allocation nodes.
 
+use super::outlives;
 use crate::memory::MEMORY;
 use crate::memory::alloc::{release, take_device_memory};
 use crate::memory::link::{current, post_alloc};
@@ -35,13 +36,6 @@ pub(crate) fn graph_allocation(addr: u64) -> Result<u64, CuError> {
     found.map(|found| found.size).ok_or(CuError::INVALID_VALUE)
 }
 
-/// Bytes that graphs' allocation nodes hold on a device.
-pub(crate) fn graph_bytes(device: u32) -> u64 {
-    let table = MEMORY.table();
-    let held = table.iter().filter(|found| found.kind == Kind::Graph && found.device == device);
-    held.map(|found| found.taken).sum()
-}
-
 /// One more allocation node takes the memory at `addr`, after another has freed it: it is given back
 /// when the last of them is gone.
 pub(crate) fn graph_share(addr: u64) {
@@ -66,9 +60,10 @@ fn is_shared(addr: u64) -> bool {
     true
 }
 
-/// The graph of an allocation node is gone, and no work uses its memory any longer.
+/// The graph of an allocation node is gone, and no work uses its memory any longer; what a launch has allocated
+/// and nothing has freed stays.
 pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
-    if is_shared(addr) {
+    if is_shared(addr) || outlives(addr) {
         return Ok(());
     }
     let graphs = |found: &Allocation| found.kind == Kind::Graph;

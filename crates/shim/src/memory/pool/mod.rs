@@ -8,12 +8,16 @@ mod attribute;
 mod cache;
 mod choice;
 mod graph;
+mod graph_use;
+mod managed;
 mod ordered;
 mod share;
 
 pub(crate) use attribute::*;
 pub(crate) use choice::*;
 pub(crate) use graph::*;
+pub(crate) use graph_use::*;
+pub(super) use managed::freed as managed_freed;
 pub(crate) use ordered::*;
 pub(crate) use share::*;
 
@@ -39,10 +43,12 @@ pub(super) struct Pool {
     is_default: bool,
     /// Bytes; 0: no limit of its own.
     max_size: u64,
-    /// Other processes may open it.
-    shareable: bool,
+    /// What names it in all processes, where others may open it.
+    shared: Option<u64>,
     /// It is another process's: nothing can be allocated from it.
     imported: bool,
+    /// Its memory is managed, and best at this place.
+    managed: Option<CUmemLocation>,
     state: Mutex<State>,
 }
 
@@ -69,9 +75,9 @@ impl Pool {
     fn new(handle: usize, device: u32, is_default: bool, max_size: u64) -> Self {
         let state = State { reuse: [1; 3], ..State::default() };
         let handle = CUmemoryPool(handle);
-        let (shareable, imported) = (false, false);
+        let (shared, imported, managed) = (None, false, None);
         let state = Mutex::new(state);
-        Self { handle, device, is_default, max_size, shareable, imported, state }
+        Self { handle, device, is_default, max_size, shared, imported, managed, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -192,6 +198,10 @@ pub(crate) unsafe fn cuMemPoolCreate(
 ) -> Result<(), CuError> {
     // SAFETY: as the caller promised.
     let props = unsafe { read(props)? };
+    if !pool.is_null() && props.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED {
+        // SAFETY: as the caller promised.
+        return unsafe { give(pool, managed::create(&props)?) };
+    }
     if pool.is_null() || props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(CuError::INVALID_VALUE);
     }
@@ -201,9 +211,12 @@ pub(crate) unsafe fn cuMemPoolCreate(
     }
     session::get()?.device(props.location.id)?;
     let (device, max_size) = (props.location.id as u32, props.maxSize as u64);
-    let shareable = props.handleTypes != CU_MEM_HANDLE_TYPE_NONE;
-    let made = POOLS
-        .insert_with(|handle| Pool { shareable, ..Pool::new(handle, device, false, max_size) });
+    let shared = match props.handleTypes {
+        CU_MEM_HANDLE_TYPE_NONE => None,
+        _ => Some(share::new_tag()?),
+    };
+    let made =
+        POOLS.insert_with(|handle| Pool { shared, ..Pool::new(handle, device, false, max_size) });
     // SAFETY: as the caller promised.
     unsafe { give(pool, made.ok_or(CuError::OUT_OF_MEMORY)?.handle) }
 }

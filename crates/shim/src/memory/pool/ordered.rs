@@ -1,13 +1,15 @@
 //! Allocating and freeing in a stream's order.
 
 use super::cache::Block;
+use super::managed;
 use super::{POOLS, Pool, by_handle, current_pool, device_pools, end};
+use super::{graph_freed, graph_release};
 use crate::graph::{Payload, reuse};
-use crate::memory::alloc::take_device_memory;
+use crate::memory::alloc::{cuMemFree_v2, take_device_memory};
 use crate::memory::link::{client, current, is_exact_at};
 use crate::memory::table::{Allocation, Kind};
 use crate::memory::{MEMORY, give, ipc};
-use crate::{context, entry, stream};
+use crate::{callback, context, entry, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdeviceptr, CUmemoryPool, CUstream};
 use kedge_protocol::StreamOp;
@@ -21,11 +23,18 @@ fn tell(stream: CUstream, addr: u64, op: &StreamOp) -> Result<(), CuError> {
     stream::submit(stream, post, || Payload::from_op(op.clone()))
 }
 
-/// Allocates from a pool in `stream`'s order.
+/// Allocates from a pool in `stream`'s order; NULL for no bytes.
 fn alloc_from(pool: &Pool, size: u64, stream: CUstream) -> Result<u64, CuError> {
     let current = current()?;
-    if size == 0 || pool.imported {
+    if pool.imported {
         return Err(CuError::INVALID_VALUE);
+    }
+    if size == 0 {
+        // As the driver, which checks the stream all the same.
+        return stream::resolve(stream).map(|_| 0);
+    }
+    if let Some(at) = pool.managed {
+        return managed::alloc(pool, at, size, stream);
     }
     if stream::is_capturing(stream)? {
         let alone = reuse::reusing();
@@ -93,7 +102,17 @@ pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Resu
     let free = StreamOp::MemFree { addr: found.base, size: found.size };
     match found.kind {
         // The graph keeps the address for its next launch.
-        Kind::Graph => tell(stream, found.base, &free),
+        Kind::Graph => {
+            tell(stream, found.base, &free)?;
+            if !in_graph && graph_freed(found.base) {
+                let addr = found.base;
+                callback::after_device(move || {
+                    // Fails only where the proxy is gone, and the memory with it.
+                    let _ = graph_release(addr);
+                });
+            }
+            Ok(())
+        }
         _ if in_graph => {
             Err(entry::not_supported("freeing in a graph what was not allocated in one"))
         }
@@ -106,6 +125,11 @@ pub(crate) unsafe fn cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) -> Resu
             keep(&found, Block { addr, size, stream: Some(id), freed_at })
         }
         // Later than the program asked for, which it cannot tell.
+        Kind::Managed { .. } if managed::is_pooled(dptr) => {
+            stream::wait(stream)?;
+            // SAFETY: it reads nothing.
+            unsafe { cuMemFree_v2(dptr) }
+        }
         Kind::Peer { pooled: true } => {
             stream::wait(stream)?;
             ipc::close(dptr)

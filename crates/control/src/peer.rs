@@ -1,13 +1,13 @@
 //! From proxy to proxy: what a client shares with the other clients of its user on this node.
 //!
-//! A proxy that shares something listens at an abstract address of 128 random bits and answers whoever
-//! shows the key of what was shared, 128 random bits as well. Both are in the IPC handle that its
-//! program passes on, and nowhere else. Either side makes sure that the other belongs to its own user,
-//! for an address outlives its listener and anybody may take it then.
+//! A proxy that shares something listens at an abstract address of 128 random bits and answers
+//! whoever shows the key of what was shared, 128 random bits as well. Both are in the IPC handle
+//! that its program passes on, and nowhere else. Either side makes sure that the other belongs to
+//! its own user, for an address outlives its listener and anybody may take it then.
 
-use crate::error::SocketError;
-use crate::socket::{self, Deadline};
 use kedge_protocol::PROTOCOL_VERSION;
+use kedge_socket::SocketError;
+use kedge_socket::frame::{self, Deadline};
 use kedge_wire::{Bytes, wire};
 use std::fs::File;
 use std::io::{self, Read};
@@ -66,7 +66,7 @@ impl PeerListener {
         let (peer, _) = self.listener.accept()?;
         let deadline = Deadline::after(PATIENCE);
         same_user(peer.as_fd())?;
-        let (question, _) = socket::receive::<Question>(peer.as_fd(), deadline)?;
+        let (question, _) = frame::receive::<Question>(peer.as_fd(), deadline)?;
         let found = if question.version == PROTOCOL_VERSION { find(&question.key)? } else { None };
         let (fd, answer) = match found {
             Some(Shared { fd, note }) => {
@@ -76,18 +76,19 @@ impl PeerListener {
             None => (None, Err(())),
         };
         let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-        socket::send::<Result<Answer, ()>>(peer.as_fd(), &answer, &fds, deadline)
+        frame::send::<Result<Answer, ()>>(peer.as_fd(), &answer, &fds, deadline)
     }
 }
 
-/// Asks the proxy at `name` for what it shares under `key`. `None`: it shares nothing under that key.
+/// Asks the proxy at `name` for what it shares under `key`. `None`: it shares nothing under that
+/// key.
 pub fn ask_peer(name: &PeerKey, key: &PeerKey) -> Result<Option<Shared>, SocketError> {
     let peer = UnixStream::connect_addr(&address(name)?)?;
     let deadline = Deadline::after(PATIENCE);
     same_user(peer.as_fd())?;
     let question = Question { version: PROTOCOL_VERSION, key: *key };
-    socket::send(peer.as_fd(), &question, &[], deadline)?;
-    let (answer, mut fds) = socket::receive::<Result<Answer, ()>>(peer.as_fd(), deadline)?;
+    frame::send(peer.as_fd(), &question, &[], deadline)?;
+    let (answer, mut fds) = frame::receive::<Result<Answer, ()>>(peer.as_fd(), deadline)?;
     Ok(answer.ok().map(|Answer { note }| Shared { fd: fds.pop(), note: note.into_inner() }))
 }
 
@@ -104,11 +105,9 @@ fn address(name: &PeerKey) -> io::Result<SocketAddr> {
 }
 
 fn same_user(peer: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: a plain call.
-    let own = unsafe { libc::geteuid() };
-    match socket::peer_uid(peer)? {
-        uid if uid == own => Ok(()),
-        _ => Err(io::ErrorKind::PermissionDenied.into()),
+    match frame::is_own_user(peer)? {
+        true => Ok(()),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }
 

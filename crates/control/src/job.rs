@@ -8,17 +8,17 @@ use std::path::PathBuf;
 /// Longest message: paths are the long part.
 const MOST: u32 = 64 << 10;
 /// Changes with what messages mean.
-pub(super) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Request {
-    pub(super) version: u32,
-    pub(super) ask: Ask,
+pub struct Request {
+    pub version: u32,
+    pub ask: Ask,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Ask {
+pub enum Ask {
     Checkpoint(Order),
     /// To be told when no checkpoint is under way.
     Settle,
@@ -35,8 +35,8 @@ pub(super) enum Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kill {
-    /// All end: by SIGTERM, and what is left of them by SIGKILL, so many milliseconds later. The answer
-    /// comes when none is left.
+    /// All end: by SIGTERM, and what is left of them by SIGKILL, so many milliseconds later. The
+    /// answer comes when none is left.
     End { grace_ms: u64 },
     /// All get this signal.
     Signal(i32),
@@ -57,7 +57,8 @@ pub struct Order {
     pub content: Content,
     /// Whether the job ends when the image is durable.
     pub stop: bool,
-    /// Whether it may be captured later, for a shorter pause: when most of its memory has been written.
+    /// Whether it may be captured later, for a shorter pause: when most of its memory has been
+    /// written.
     #[serde(default)]
     pub ahead: bool,
     /// Whether the image is read back from its device, which is before the job ends if it is to.
@@ -104,7 +105,7 @@ pub enum Progress {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Reply {
+pub enum Reply {
     Progress(Progress),
     Settled,
     /// So many bytes are off the devices now.
@@ -121,14 +122,14 @@ pub(super) enum Reply {
 /// What a script may want to tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum FailureKind {
+pub enum FailureKind {
     Busy,
     Refused,
     Failed,
     Version,
 }
 
-pub(super) fn send(mut stream: impl Write, message: &impl Serialize) -> io::Result<()> {
+pub fn send(mut stream: impl Write, message: &impl Serialize) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let length = u32::try_from(body.len()).ok().filter(|length| *length <= MOST);
     let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
@@ -137,7 +138,7 @@ pub(super) fn send(mut stream: impl Write, message: &impl Serialize) -> io::Resu
     stream.write_all(&bytes)
 }
 
-pub(super) fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
+pub fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);

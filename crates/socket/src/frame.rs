@@ -1,7 +1,7 @@
 //! Frames and descriptors over the unix socket: a `u32` length, then the message.
 
 use crate::error::SocketError;
-use kedge_wire::{Wire, wire};
+use kedge_wire::Wire;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -9,37 +9,24 @@ use std::time::{Duration, Instant};
 /// Longest frame, bytes: a welcome with sixteen devices' attributes is the largest.
 const MAX_FRAME: u32 = 256 << 10;
 /// Descriptors that one frame may carry.
-const MAX_FDS: usize = 4;
+pub const MAX_FDS: usize = 4;
 /// Room for the control message of `MAX_FDS` descriptors, aligned for its header.
 type Control = [u64; 8];
 
-pub(crate) const GREETING_MAGIC: u64 = u64::from_le_bytes(*b"kedge-px");
-
-wire! {
-    /// The proxy's first word, before the client says anything: so the client knows that a proxy
-    /// is there, which one to let read its memory, and whether they speak the same protocol.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct Greeting { pub magic: u64, pub version: u32, pub pid: u32 }
-}
-
-/// A moment until which a handshake may take.
+/// A moment until which an exchange may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     start: Instant,
     limit: Duration,
 }
 
 impl Deadline {
-    pub(crate) fn after(limit: Duration) -> Deadline {
+    pub fn after(limit: Duration) -> Deadline {
         Deadline { start: Instant::now(), limit }
     }
 
     /// Waits until the socket is ready for `events`, or the deadline.
-    pub(crate) fn poll(
-        &self,
-        fd: BorrowedFd<'_>,
-        events: libc::c_short,
-    ) -> Result<(), SocketError> {
+    pub fn poll(&self, fd: BorrowedFd<'_>, events: libc::c_short) -> Result<(), SocketError> {
         loop {
             let Some(left) = self.limit.checked_sub(self.start.elapsed()) else {
                 return Err(SocketError::TimedOut { seconds: self.limit.as_secs() });
@@ -60,7 +47,7 @@ impl Deadline {
 }
 
 /// Sends `message`; `fds` go with its first byte.
-pub(crate) fn send<T: Wire>(
+pub fn send<T: Wire>(
     socket: BorrowedFd<'_>,
     message: &T,
     fds: &[BorrowedFd<'_>],
@@ -88,7 +75,7 @@ pub(crate) fn send<T: Wire>(
 }
 
 /// Receives one frame and the descriptors that came with it.
-pub(crate) fn receive<T: Wire>(
+pub fn receive<T: Wire>(
     socket: BorrowedFd<'_>,
     deadline: Deadline,
 ) -> Result<(T, Vec<OwnedFd>), SocketError> {
@@ -127,7 +114,7 @@ fn receive_exact(
 }
 
 /// Sends `bytes`, waiting for as long as it takes.
-pub(crate) fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+pub fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let (from, flags) = (bytes.as_ptr().cast(), libc::MSG_NOSIGNAL);
         // SAFETY: a live buffer of that length.
@@ -146,7 +133,10 @@ fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-pub(crate) fn send_some(
+/// Sends as many of `bytes` as fit without waiting, and `fds` with the first of them.
+///
+/// Returns how many bytes went. More than [`MAX_FDS`] descriptors are not sent.
+pub fn send_some(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
@@ -176,7 +166,10 @@ pub(crate) fn send_some(
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
-pub(crate) fn receive_some(
+/// Receives what is there, without waiting; appends the descriptors that came with it to `fds`.
+///
+/// Returns how many bytes came; 0: the peer has closed its end.
+pub fn receive_some(
     socket: BorrowedFd<'_>,
     out: &mut [u8],
     fds: &mut Vec<OwnedFd>,
@@ -222,8 +215,15 @@ pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// The user at the other end.
-pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
+fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(peer_credentials(socket)?.uid)
+}
+
+/// Whether the user at the other end is this process's.
+pub fn is_own_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: geteuid takes no arguments, touches no memory of ours and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    Ok(peer_uid(socket)? == own)
 }
 
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
@@ -243,7 +243,7 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
 }
 
 /// Whether the peer has closed its end (or died). One system call, never blocks.
-pub(crate) fn hung_up(socket: BorrowedFd<'_>) -> bool {
+pub fn hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one pollfd, alive for the call.
     let n = unsafe { libc::poll(&mut poll, 1, 0) };

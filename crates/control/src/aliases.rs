@@ -1,11 +1,12 @@
 //! Where the proxies of a job that was restarted are asked for what they share.
 //!
-//! The program has handles that name the proxy which made them, and keeps them over a restart. The proxy in
-//! its place listens at an address of its own, for the old one may still be there, and leaves a link from
-//! the old name to it in the job's folder. So copies of a job that run side by side find each their own.
+//! The program has handles that name the proxy which made them, and keeps them over a restart. The
+//! proxy in its place listens at an address of its own, for the old one may still be there, and
+//! leaves a link from the old name to it in the job's folder. So copies of a job that run side by
+//! side find each their own.
 
+use crate::peer::{PeerKey, Shared, ask_peer};
 use kedge_protocol::PeerName;
-use kedge_transport::{PeerKey, Shared, ask_peer};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
@@ -47,7 +48,7 @@ fn key_of(text: &str) -> Option<PeerKey> {
 }
 
 /// Whoever asks for `name` finds `address`.
-pub(crate) fn note(folder: &Path, name: &PeerKey, address: &PeerKey) -> io::Result<()> {
+pub fn note(folder: &Path, name: &PeerKey, address: &PeerKey) -> io::Result<()> {
     let fresh = folder.join(format!("{PREFIX}{}.new", hex(name)));
     let _ = std::fs::remove_file(&fresh);
     symlink(hex(address), &fresh)?;
@@ -55,7 +56,7 @@ pub(crate) fn note(folder: &Path, name: &PeerKey, address: &PeerKey) -> io::Resu
 }
 
 /// Where the proxy of that name listens, if it is one in another's place.
-pub(crate) fn find(folder: &Path, name: &PeerKey) -> Option<PeerKey> {
+pub fn find(folder: &Path, name: &PeerKey) -> Option<PeerKey> {
     key_of(std::fs::read_link(path(folder, name)).ok()?.to_str()?)
 }
 
@@ -69,8 +70,8 @@ pub fn clear(folder: &Path) {
     }
 }
 
-/// What a proxy that is being restored has under that name, once it is there, unless `fails` says that it
-/// will never be.
+/// What a proxy that is being restored has under that name, once it is there, unless `fails` says
+/// that it will never be.
 fn wait_for_it(
     folder: &Path,
     name: &PeerName,
@@ -95,12 +96,12 @@ fn wait_for_it(
 }
 
 /// For a proxy that is being restored itself, and is ended if another fails.
-pub(crate) fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<Shared> {
+pub fn wait_for(folder: &Path, name: &PeerName, limit: Duration) -> io::Result<Shared> {
     wait_for_it(folder, name, limit, || false)
 }
 
-/// A descriptor of memory that a proxy which is being restored has under that name, once it is there, unless
-/// `fails` says that it will never be.
+/// A descriptor of memory that a proxy which is being restored has under that name, once it is
+/// there, unless `fails` says that it will never be.
 pub fn descriptor(folder: &Path, name: &PeerName, fails: impl Fn() -> bool) -> io::Result<OwnedFd> {
     let none = || io::Error::other("what is shared under that name is no memory");
     wait_for_it(folder, name, PATIENCE, fails)?.fd.ok_or_else(none)

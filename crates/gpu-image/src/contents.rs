@@ -1,8 +1,7 @@
-//! What an image has of a client's devices, for people to look at: nothing is restored, and contents are not read.
+//! What an image has of a client's devices, for people to look at: nothing is restored, and
+//! contents are not read.
 
-use crate::record::SavedStep;
-use crate::restore::{RestoreError, read_state};
-use crate::saved::{SavedObject, SavedProxy};
+use crate::saved::{self, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Codec, Extent, ImageFile};
 use kedge_protocol::Message;
 use std::collections::BTreeMap;
@@ -59,7 +58,7 @@ const MODULES: &str = "modules";
 /// # Errors
 /// What is wrong with the file.
 pub fn contents(file: &ImageFile) -> Result<DeviceContents, String> {
-    let saved = read_state(file).map_err(|error: RestoreError| error.to_string())?;
+    let saved = saved::read(file).map_err(|error| error.to_string())?;
     let names = saved.devices.iter().map(|device| device.name.to_string());
     Ok(DeviceContents {
         pid: saved.hello.pid,

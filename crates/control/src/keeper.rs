@@ -1,28 +1,29 @@
 //! The keeper holds what brings a client's devices back when its proxy, and the client, are gone:
-//! descriptors, no more. It is a part of the job's supervisor, asked on a socket in the job's folder. What
-//! is held counts once it is there of all clients of an image, and lasts until its time is over, it is asked
-//! back, or the supervisor ends, however that ends.
+//! descriptors, no more. It is a part of the job's supervisor, asked on a socket in the job's
+//! folder. What is held counts once it is there of all clients of an image, and lasts until its
+//! time is over, it is asked back, or the supervisor ends, however that ends.
 
-use crate::hold::{Holding, MAX_PARTS};
+use crate::service::Asker;
 use kedge_image::FileEntry;
-use kedge_transport::{Channel, SocketError};
+use kedge_socket::frame::MAX_FDS;
+use kedge_socket::{Channel, SocketError};
 use kedge_wire::{Text, wire};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
 
 /// For an answer: what is let go of is many GiB.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Descriptors that one message brings.
-pub(crate) const AT_ONCE: usize = 4;
+/// Descriptors of one client's device memory, at most.
+pub const MAX_PARTS: usize = 256;
 
 wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub enum Ask {
-        /// Hold this for a client of an image that is being made; its file's descriptor comes with it, and
-        /// those of `parts` in the messages that follow. → `Yes`, `No`
+        /// Hold this for a client of an image that is being made; its file's descriptor comes with
+        /// it, and those of `parts` in the messages that follow. → `Yes`, `No`
         Hold = 1 {
             image: Text<4096>,
             file: Text<256>,
@@ -32,8 +33,8 @@ wire! {
             parts: u32,
         },
         Parts = 2 {},
-        /// The image is durable, and so many clients have something held for it: in place of what was held
-        /// before. → `Yes`, `No`
+        /// The image is durable, and so many clients have something held for it: in place of what
+        /// was held before. → `Yes`, `No`
         Commit = 3 { image: Text<4096>, clients: u32, ttl_ms: u64 },
         /// There will be no such image. → `Yes`
         Discard = 4 { image: Text<4096> },
@@ -76,6 +77,17 @@ pub struct Handed {
     pub parts: Vec<OwnedFd>,
 }
 
+/// What a proxy hands over for one client.
+#[derive(Debug)]
+pub struct Offer<'a> {
+    /// The file that is held.
+    pub entry: &'a FileEntry,
+    pub memory: BorrowedFd<'a>,
+    pub on_devices: u64,
+    /// Memory of the devices, at most [`MAX_PARTS`].
+    pub parts: &'a [BorrowedFd<'a>],
+}
+
 fn ask(path: &Path, ask: &Ask) -> Result<Reply, KeeperError> {
     let channel = connect(path)?;
     channel.send(ask, &[], PATIENCE)?;
@@ -83,7 +95,7 @@ fn ask(path: &Path, ask: &Ask) -> Result<Reply, KeeperError> {
 }
 
 fn connect(path: &Path) -> io::Result<Channel> {
-    Ok(Channel::new(kedge_transport::address::connect(path)?.into()))
+    Ok(Channel::new(kedge_socket::address::connect(path)?.into()))
 }
 
 fn agreed(reply: Reply) -> Result<(), KeeperError> {
@@ -99,31 +111,33 @@ fn text<const MAX: usize>(path: &Path) -> Text<MAX> {
 }
 
 /// Hands over what a client has that is to be held for `file` of `image`.
-pub(crate) fn hand_over(
+///
+/// # Errors
+/// The keeper does not answer, or refuses.
+pub fn hand_over(
     keeper: &Path,
     image: &Path,
     file: &str,
-    holding: &Holding,
+    offer: &Offer<'_>,
 ) -> Result<(), KeeperError> {
     let channel = connect(keeper)?;
     let order = Ask::Hold {
         image: text(image),
         file: Text::truncated(file.to_owned()),
-        bytes: holding.entry.bytes,
-        checksum: holding.entry.checksum,
-        on_devices: holding.on_devices,
-        parts: holding.parts.len() as u32,
+        bytes: offer.entry.bytes,
+        checksum: offer.entry.checksum,
+        on_devices: offer.on_devices,
+        parts: offer.parts.len() as u32,
     };
-    channel.send(&order, &[holding.file.as_fd()], PATIENCE)?;
-    for parts in holding.parts.chunks(AT_ONCE) {
-        let fds: Vec<BorrowedFd<'_>> = parts.iter().map(|part| part.fd.as_fd()).collect();
-        channel.send(&Ask::Parts {}, &fds, PATIENCE)?;
+    channel.send(&order, &[offer.memory], PATIENCE)?;
+    for parts in offer.parts.chunks(MAX_FDS) {
+        channel.send(&Ask::Parts {}, parts, PATIENCE)?;
     }
     agreed(channel.receive(PATIENCE)?.0)
 }
 
 /// The other side of [`hand_over`]: takes what follows the `order`, which came with `fds`.
-pub fn take_over(channel: &Channel, order: Ask, fds: Vec<OwnedFd>) -> Result<Handed, KeeperError> {
+pub fn take_over(asker: &Asker, order: Ask, fds: Vec<OwnedFd>) -> Result<Handed, KeeperError> {
     let Ask::Hold { image, file, bytes, checksum, on_devices, parts: count } = order else {
         return Err(KeeperError::Nonsense);
     };
@@ -133,10 +147,10 @@ pub fn take_over(channel: &Channel, order: Ask, fds: Vec<OwnedFd>) -> Result<Han
     let memory = fds.into_iter().next().ok_or_else(no_room)?;
     let mut parts = Vec::with_capacity(count);
     while parts.len() < count {
-        let (Ask::Parts {}, fds) = channel.receive(PATIENCE)? else {
+        let (Ask::Parts {}, fds) = asker.request()? else {
             return Err(KeeperError::Nonsense);
         };
-        if fds.len() != AT_ONCE.min(count - parts.len()) {
+        if fds.len() != MAX_FDS.min(count - parts.len()) {
             return Err(no_room());
         }
         parts.extend(fds);

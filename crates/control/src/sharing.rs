@@ -1,12 +1,13 @@
-//! What ties the proxies of a job together, in the words of the orders and the image: device memory and
-//! events of one client that others have opened. One of them owns each: it saves the bytes, and at a
-//! restart the others open it again.
+//! What ties the proxies of a job together, in the words of the orders and the image: device memory
+//! and events of one client that others have opened. One of them owns each: it saves the bytes, and
+//! at a restart the others open it again.
 
 pub use kedge_protocol::PeerName;
 use kedge_protocol::{EventId, MemHandleId};
 use kedge_wire::{List, wire};
 
-/// Shared things of one client that a checkpoint keeps; so few that the orders fit into their frames.
+/// Shared things of one client that a checkpoint keeps; so few that the orders fit into their
+/// frames.
 pub const MAX_SHARES: usize = 1024;
 
 wire! {
@@ -41,14 +42,4 @@ wire! {
     /// Another's thing, and where a restart finds it.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct Bond { pub what: What, pub name: PeerName }
-
-    /// What one client has together with others.
-    #[derive(Debug, Clone, PartialEq, Default)]
-    pub struct SavedSharing {
-        /// What others call its proxy, if they do.
-        pub proxy: Option<[u8; 16]>,
-        /// What it shares, and the keys.
-        pub lends: List<(What, [u8; 16]), 65536>,
-        pub borrows: List<Bond, 65536>,
-    }
 }

@@ -1,7 +1,7 @@
 //! Framed messages with descriptors, between a supervisor and a proxy.
 
 use crate::error::SocketError;
-use crate::socket::{self, Deadline};
+use crate::frame::{self, Deadline};
 use kedge_wire::Wire;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,11 +38,11 @@ impl Channel {
         fds: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<(), SocketError> {
-        socket::send(self.0.as_fd(), message, fds, Deadline::after(limit))
+        frame::send(self.0.as_fd(), message, fds, Deadline::after(limit))
     }
 
     /// The next message and the descriptors that came with it, if it comes within `limit`.
     pub fn receive<T: Wire>(&self, limit: Duration) -> Result<(T, Vec<OwnedFd>), SocketError> {
-        socket::receive(self.0.as_fd(), Deadline::after(limit))
+        frame::receive(self.0.as_fd(), Deadline::after(limit))
     }
 }

@@ -1,21 +1,21 @@
 //! What a job and the keeper of warm proxies say to each other. One question a connection.
 
-use kedge_transport::{Channel, SocketError};
+use kedge_socket::{Channel, SocketError};
 use kedge_wire::{Text, wire};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 /// Until a question has come, or an answer that need not be waited for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub const PATIENCE: Duration = Duration::from_secs(2);
 
 wire! {
     #[derive(Debug, Clone, PartialEq)]
     pub enum Ask {
-        /// A proxy of this kind (JSON); one that is just being made ready is waited for → `Ready`, with its
-        /// socket and its process descriptor; `No`.
+        /// A proxy of this kind (JSON); one that is just being made ready is waited for → `Ready`,
+        /// with its socket and its process descriptor; `No`.
         Take = 1 { kind: Text<65536>, wait_ms: u32 },
         /// → `Status`
         Status = 2 {},
@@ -49,21 +49,16 @@ pub struct PoolStatus {
 }
 
 /// Asks at `socket`, where only this user may answer.
-pub(super) fn ask(
+pub fn ask(
     socket: &Path,
     ask: &Ask,
     limit: Duration,
 ) -> Result<(Reply, Vec<OwnedFd>), SocketError> {
-    let stream = kedge_transport::address::connect(socket)?;
-    if !is_own(stream.as_fd())? {
+    let stream = kedge_socket::address::connect(socket)?;
+    if !kedge_socket::is_own_user(stream.as_fd())? {
         return Err(io::Error::from(io::ErrorKind::PermissionDenied).into());
     }
     let channel = Channel::new(stream.into());
     channel.send(ask, &[], PATIENCE)?;
     channel.receive(limit)
-}
-
-/// Whether the other end is this user's.
-pub(super) fn is_own(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(kedge_transport::peer_uid(socket)? == rustix::process::geteuid().as_raw())
 }

@@ -1,0 +1,22 @@
+//! What a job's supervisor, its proxies and the `kedge` command say to each other, and what all of
+//! them must read alike. Nothing here acts on devices.
+//!
+//! - [`proxy`]: orders to a proxy. [`keeper`]: what brings devices back when their proxy is gone.
+//!   [`warm`]: proxies that are ready. [`job`]: what users ask of a running job.
+//! - [`sharing`], [`peer`], [`aliases`]: what several clients have together, by name.
+//! - [`service`]: answers on a socket.
+//! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
+
+#![forbid(unsafe_code)]
+
+pub mod aliases;
+pub mod gpu;
+pub mod job;
+pub mod joblog;
+pub mod keeper;
+pub mod machine;
+pub mod peer;
+pub mod proxy;
+pub mod service;
+pub mod sharing;
+pub mod warm;

@@ -1,0 +1,12 @@
+//! A client's devices in an image, `gpu-PID.kimg`: the format of what is noted of them, and what of
+//! it is for people to look at. Proxies write and read it.
+
+#![forbid(unsafe_code)]
+
+mod contents;
+mod saved;
+
+pub use contents::{DeviceContents, MemoryContents, contents};
+pub use saved::{
+    SECTION, SavedObject, SavedProxy, SavedSharing, SavedStep, StateError, VERSION, read,
+};

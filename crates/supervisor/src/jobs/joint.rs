@@ -1,0 +1,56 @@
+//! The parts of a joint job: jobs of their own, each with a supervisor.
+
+use super::{ENDING, JobError, JobName, Jobs, Meta, State};
+use std::thread;
+use std::time::{Duration, Instant};
+
+impl Jobs {
+    /// The parts of the joint job `job` that are known, by their names.
+    pub(crate) fn parts(&self, job: &JobName) -> Result<Vec<Meta>, JobError> {
+        let mut parts = self.list()?;
+        parts.retain(|meta| meta.joint.as_deref() == Some(&job.0));
+        parts.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(parts)
+    }
+
+    /// Those that run.
+    pub fn running_parts(&self, job: &JobName) -> Vec<JobName> {
+        self.parts_in(job, &[State::Running])
+    }
+
+    /// Those that run, with a supervisor or without one.
+    pub(crate) fn living_parts(&self, job: &JobName) -> Vec<JobName> {
+        self.parts_in(job, &[State::Running, State::Unsupervised])
+    }
+
+    fn parts_in(&self, job: &JobName, states: &[State]) -> Vec<JobName> {
+        let parts = self.parts(job).unwrap_or_default().into_iter();
+        let found = parts.filter(|meta| states.contains(&meta.state));
+        found.filter_map(|meta| meta.name.parse().ok()).collect()
+    }
+
+    /// Removes what the ended parts of the joint job `job` have left.
+    ///
+    /// # Errors
+    ///
+    /// If a part runs, or processes of one whose supervisor was killed do; those that were killed
+    /// with it may need a moment to end.
+    pub(crate) fn make_room(&self, job: &JobName) -> Result<(), JobError> {
+        let begin = Instant::now();
+        let ended = loop {
+            let parts = self.parts(job)?;
+            let any = |state: State| parts.iter().any(|meta| meta.state == state);
+            match (any(State::Running), any(State::Unsupervised)) {
+                (true, _) => return Err(JobError::InUse { name: job.clone() }),
+                (_, false) => break parts,
+                _ if begin.elapsed() > ENDING => {
+                    return Err(JobError::LeftRunning { name: job.clone() });
+                }
+                _ => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let names = ended.iter().filter_map(|meta| meta.name.parse().ok());
+        names.for_each(|name| self.remove(&name));
+        Ok(())
+    }
+}
