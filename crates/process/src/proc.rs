@@ -36,6 +36,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 fn failed(pid: pid_t, source: io::Error) -> EngineError {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => EngineError::Ended { pid },
+        // A link of a process that is gone while the kernel looks: nobody may follow that.
+        Some(libc::EACCES) if !lives(reach(pid)) => EngineError::Ended { pid },
         _ => EngineError::System { pid, what: "read its files in /proc", source },
     }
 }
@@ -76,7 +78,8 @@ pub(crate) fn has_ended(pid: pid_t) -> bool {
     is_zombie(pid) && !threads(pid).into_iter().any(lives)
 }
 
-fn lives(tid: pid_t) -> bool {
+/// Whether a thread is there and has not ended.
+pub(crate) fn lives(tid: pid_t) -> bool {
     Stat::of(tid).is_ok_and(|stat| !stat.has_ended())
 }
 
