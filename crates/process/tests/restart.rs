@@ -93,6 +93,19 @@ fn mappings_of_all_kinds_come_back() {
 }
 
 #[test]
+fn memory_that_is_forbidden_for_a_moment_is_one_mapping_afterwards() {
+    let _alone = alone();
+    let folder = Folder::new("forbidden");
+    let program = build(&folder, "forbidden.c", &[]);
+    let mut running = Running::start(&mut std::process::Command::new(&program));
+    assert_eq!(running.lines(1), ["forbidden errno 0"]);
+    let image = folder.path("image");
+    running.capture_and_kill(&image);
+    let (said, status) = bring_back(&image);
+    assert_eq!((said, libc::WEXITSTATUS(status)), (vec!["moved errno 0".to_owned()], 7));
+}
+
+#[test]
 fn python_goes_on() {
     script_survives("python", &["/usr/bin/python3", "-c", include_str!("steps.py")]);
 }

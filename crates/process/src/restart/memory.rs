@@ -55,6 +55,45 @@ pub(super) fn filled(
     Ok(filled)
 }
 
+/// Bytes between filled mappings that are made with them at most: they count as the process's own while it is
+/// filled.
+const MOST_BETWEEN: u64 = 16 << 20;
+
+/// Adds to `filled` what lies between such mappings and differs from them in nothing but what it allows. The program
+/// may have forbidden a part of its memory for a moment: all of it becomes one mapping again when that is allowed
+/// again, but only if it was one when it was first written (anon_vma).
+pub(super) fn add_between(mappings: &[Saved], filled: &mut BTreeSet<u64>) {
+    let mut last: Option<usize> = None;
+    for (index, saved) in mappings.iter().enumerate() {
+        if !is_anonymous(saved) {
+            last = None;
+        } else if filled.contains(&saved.start) {
+            let between = last.map_or(&[][..], |last| &mappings[last + 1..index]);
+            if between.iter().map(Saved::len).sum::<u64>() <= MOST_BETWEEN {
+                filled.extend(between.iter().map(|saved| saved.start));
+            }
+            last = Some(index);
+        }
+        let next = mappings.get(index + 1);
+        if next.is_none_or(|next| !adjoin(saved, next)) {
+            last = None;
+        }
+    }
+}
+
+fn is_anonymous(saved: &Saved) -> bool {
+    saved.backing == Backing::Anonymous && !saved.shared
+}
+
+/// Whether the kernel makes one mapping of both if they allow the same.
+fn adjoin(one: &Saved, next: &Saved) -> bool {
+    let made_with = |saved: &Saved| {
+        let flag = |name: &str| saved.flags.iter().any(|flag| flag == name);
+        (saved.protection & libc::PROT_EXEC, [flag("gd"), flag("nr"), flag("dp")])
+    };
+    one.end == next.start && made_with(one) == made_with(next)
+}
+
 /// Writes the memory of a process, whose mappings are there and writable where something is to be
 /// written; whether that is all that there is of it.
 pub(super) fn fill(
@@ -228,6 +267,31 @@ mod tests {
             flags: Vec::new(),
             name: None,
         }
+    }
+
+    #[test]
+    fn what_lies_between_filled_mappings_is_made_with_them() {
+        let of = |start, end, protection| Saved { protection, ..mapping(start, end, false) };
+        let large = 100 + MOST_BETWEEN + 1;
+        let mappings = [
+            of(10, 20, 3),
+            of(20, 30, 0),
+            of(30, 40, 3),
+            of(40, 50, 0),
+            of(60, 70, 3),
+            of(70, 80, 0),
+            mapping(80, 90, true),
+            of(90, 100, 3),
+            of(100, large, 0),
+            of(large, large + 10, 3),
+            of(large + 10, large + 20, 7),
+            of(large + 20, large + 30, 3),
+        ];
+        let full = [10, 30, 60, 90, large, large + 20];
+        let mut filled = BTreeSet::from(full);
+        add_between(&mappings, &mut filled);
+        let added: Vec<u64> = filled.difference(&BTreeSet::from(full)).copied().collect();
+        assert_eq!(added, [20]);
     }
 
     #[test]

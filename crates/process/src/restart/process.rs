@@ -93,6 +93,7 @@ impl<'a> Rebuilding<'a> {
         if let Some((_, own)) = &own {
             filled.extend(memory::filled(self.state, own)?);
         }
+        memory::add_between(&self.state.mappings, &mut filled);
         let keeps = self.state.mappings.iter().filter(|saved| kept.has(saved));
         let keeps = keeps.map(|saved| (saved.start, saved.end)).collect();
         kernel.empty(&mut parasite.batch(thread), self.area, keeps)?;
