@@ -50,7 +50,7 @@ impl Mapping {
         self.inode != 0 && self.name.ends_with(DELETED)
     }
 
-    fn parse(line: &str) -> Option<Mapping> {
+    pub(crate) fn parse(line: &str) -> Option<Mapping> {
         let mut rest = line;
         let mut word = || {
             let (word, tail) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -15,6 +15,7 @@ const WP_MATCHING: u64 = 1;
 const CHECK_WPASYNC: u64 = 2;
 
 /// Categories of pages.
+const WATCHED: u64 = 1;
 const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
@@ -99,6 +100,10 @@ impl Wanted {
 
     /// Guards (MADV_GUARD_INSTALL).
     pub(crate) const GUARDS: Wanted = Wanted { inverted: 0, all: GUARD, any: 0, told: 0, flags: 0 };
+
+    /// Places in mappings that are watched, whatever is there.
+    pub(crate) const WATCHED: Wanted =
+        Wanted { inverted: 0, all: WATCHED, any: 0, told: WATCHED, flags: 0 };
 
     /// Pages that were written since they were protected, in mappings that are watched; they are
     /// protected again if `protect`. The kernel answers exactly this question quickly.
@@ -207,20 +212,20 @@ pub(crate) fn cannot_tell(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::os::fd::{FromRawFd, OwnedFd};
 
-    const PAGE: u64 = 4096;
+    pub(crate) const PAGE: u64 = 4096;
     /// More than the kernel's own buffer of 512 regions has room for, several times over.
-    const PAGES: u64 = 4096;
+    pub(crate) const PAGES: u64 = 4096;
 
     /// Anonymous memory of its own.
-    struct Room(u64);
+    pub(crate) struct Room(u64);
 
     impl Room {
-        fn new() -> Room {
+        pub(crate) fn new() -> Room {
             let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
             let bytes = (PAGES * PAGE) as usize;
             // SAFETY: a new mapping, wherever the kernel puts it.
@@ -234,18 +239,32 @@ mod tests {
             Room(at as u64)
         }
 
-        fn range(&self) -> Run {
+        pub(crate) fn range(&self) -> Run {
             (self.0, self.0 + PAGES * PAGE)
         }
 
-        fn touch(&self, page: u64) {
+        pub(crate) fn touch(&self, page: u64) {
             assert!(page < PAGES);
             // SAFETY: it lies in the mapping, which nobody else knows.
             unsafe { ((self.0 + page * PAGE) as *mut u8).write_volatile(1) };
         }
 
+        /// Puts another mapping in the place of a page.
+        pub(crate) fn map_anew(&self, page: u64) {
+            assert!(page < PAGES);
+            let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+            let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: it lies in the mapping, which nobody else knows.
+            let at = unsafe {
+                let at = (self.0 + page * PAGE) as *mut libc::c_void;
+                libc::mmap(at, PAGE as usize, access, flags, -1, 0)
+            };
+            assert_ne!(at, libc::MAP_FAILED);
+            self.touch(page);
+        }
+
         /// Watches it for writes until this is closed.
-        fn watch(&self) -> OwnedFd {
+        pub(crate) fn watch(&self) -> OwnedFd {
             // SAFETY: the flags ask for faults of user mode alone.
             let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) };
             assert!(fd >= 0, "{}", io::Error::last_os_error());
@@ -270,7 +289,7 @@ mod tests {
     }
 
     /// Whether the kernel has PAGEMAP_SCAN; says what is not tested if not.
-    fn scans() -> bool {
+    pub(crate) fn scans() -> bool {
         let there = scanner(8).runs((0, PAGE), &Wanted::OWN).is_ok();
         if !there {
             let test = std::thread::current().name().unwrap_or("a test").to_owned();

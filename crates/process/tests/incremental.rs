@@ -254,6 +254,36 @@ fn without_the_kernels_help_images_are_full() {
     }
 }
 
+/// Whatever it maps meanwhile stays one mapping: nobody watches a part of it.
+#[test]
+fn a_program_that_maps_without_rest_can_move_its_memory() {
+    if !tells_writes() {
+        return;
+    }
+    let _alone = alone();
+    let folder = Folder::new("changes-remaps");
+    let program = build(&folder, "remaps.c", &[]);
+    let mut running = Running::start(&mut Command::new(&program));
+    running.lines(1);
+    let tracker = Tracker::default();
+    for number in 0..60 * rounds() {
+        let image = folder.path(&format!("image-{number}"));
+        std::fs::create_dir(&image).unwrap();
+        let options = Options { tracker: Some(tracker.clone()), ..Options::new(image.clone()) };
+        let begun = std::thread::spawn(move || {
+            let mut begun = Begun::new(options)?;
+            begun.survey(&roots())?;
+            begun.watch(&roots())
+        });
+        begun.join().unwrap().unwrap();
+    }
+    let pid = running.child.id() as i32;
+    // SAFETY: a plain call; it has not been waited for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(running.lines_or_end(1), [""; 0]);
+    kill(running, &[pid]);
+}
+
 #[test]
 fn a_parent_that_is_damaged_changed_or_gone_is_named() {
     if !tells_writes() {

@@ -83,8 +83,12 @@ impl Ahead {
         let mut pages = Pages::of(at).map_err(failed)?;
         let (mut chunks, mut gaps) = (Vec::new(), Vec::new());
         for mapping in maps::of(at)?.iter().filter(|mapping| watchable(mapping)) {
-            let since = pages.since((mapping.start, mapping.end), true).map_err(failed)?;
-            let Some(since) = since else { continue };
+            let whole = (mapping.start, mapping.end);
+            // Nobody watches it, or only a part: there is another mapping by now.
+            let Ok(Some(since)) = pages.since(whole, true) else {
+                gaps.push(whole);
+                continue;
+            };
             let mut there = [since.written, since.unchanged].concat();
             there.sort_unstable();
             // What came between looking for it and protecting it.

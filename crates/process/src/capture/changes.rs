@@ -33,19 +33,26 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Finds them, and begins to watch for the next.
+    /// Finds them, and begins to watch for the next; `watch` has a mapping watched that was not so far.
     pub(super) fn find(
         pid: pid_t,
         mappings: &[Mapping],
         early: Early,
+        watch: impl Fn(&Mapping) -> bool,
     ) -> Result<Changes, EngineError> {
         let failed = |source| EngineError::System { pid, what: "see what it has changed", source };
         let mut pages = Pages::of(pid).map_err(failed)?;
         let mut changes = Changes { early, ..Changes::default() };
         for mapping in mappings.iter().filter(|mapping| memory::own(mapping)) {
             let whole = (mapping.start, mapping.end);
-            let since = watchable(mapping).then(|| pages.since(whole, true)).transpose();
-            let runs = match since.map_err(failed)?.flatten() {
+            let mut since = None;
+            if watchable(mapping) {
+                since = pages.since(whole, true).map_err(failed)?;
+                if since.is_none() && watch(mapping) {
+                    since = pages.since(whole, true).map_err(failed)?;
+                }
+            }
+            let runs = match since {
                 Some(since) => {
                     let [same, kept, rest] = changes.early.divide(whole, &since.unchanged);
                     changes.unchanged.extend(same);

@@ -5,7 +5,7 @@ use super::changes::copy;
 use super::guards;
 use super::memory::{self, Chunk};
 use crate::EngineError;
-use crate::maps;
+use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::track::{Pages, Run, common, watchable, without};
 use kedge_image::{PageBuffer, Spare};
@@ -29,6 +29,8 @@ pub(crate) struct Early {
     /// That of it whose bytes are in `rooms`, one run after the other.
     copied: Vec<Run>,
     rooms: Option<Rooms>,
+    /// What it mapped, with flags.
+    mappings: Vec<Mapping>,
 }
 
 #[derive(Debug)]
@@ -62,15 +64,32 @@ impl Early {
     pub(crate) fn of(pid: pid_t, most: u64) -> io::Result<Early> {
         let pid = proc::reach(pid);
         let mappings = maps::of(pid).map_err(io::Error::other)?;
+        let mut early = Early::among(pid, &mappings, most)?;
+        early.mappings = maps::with_flags(pid).map_err(io::Error::other)?;
+        Ok(early)
+    }
+
+    /// What the process mapped when this was made, with the flags of all mappings.
+    pub(super) fn take_mappings(&mut self) -> Vec<Mapping> {
+        std::mem::take(&mut self.mappings)
+    }
+
+    /// The same of a process that had those `mappings` a moment ago.
+    fn among(pid: pid_t, mappings: &[Mapping], most: u64) -> io::Result<Early> {
         let mut pages = Pages::of(pid)?;
         let (mut early, mut chunks, mut watched) = (Early::default(), Vec::new(), Vec::new());
         for mapping in mappings.iter().filter(|mapping| watchable(mapping)) {
-            let Some(since) = pages.since((mapping.start, mapping.end), true)? else { continue };
+            let whole = (mapping.start, mapping.end);
+            // Where there is another mapping by now, what was told of the rest is lost.
+            let Ok(Some(since)) = pages.since(whole, true) else {
+                early.changed.push(whole);
+                continue;
+            };
             // A page that was not there when it was looked for may have come before it was protected.
             early.changed.extend(since.marked);
             memory::split(mapping, &since.written, &mut chunks);
             early.copied.extend(since.written);
-            watched.push((mapping.start, mapping.end));
+            watched.push(whole);
         }
         early.guards = guards::among(pid, &watched).map_err(io::Error::other)?;
         early.take(&chunks, most, |chunks, room| copy(pid, chunks, room));
@@ -201,6 +220,7 @@ fn within(runs: &[Run], (start, end): Run) -> &[Run] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pagemap::tests::{PAGE, PAGES, Room, scans};
 
     #[test]
     fn what_was_unchanged_is_divided() {
@@ -216,6 +236,26 @@ mod tests {
         assert_eq!(early.divide((12, 18), &[(13, 14)]), [vec![(13, 14)], vec![], vec![]]);
     }
 
+    /// It runs: what it maps is not what it was when that was looked for.
+    #[test]
+    fn what_was_changed_beside_a_new_mapping_is_told() {
+        if !scans() {
+            return;
+        }
+        let room = Room::new();
+        let _watch = room.watch();
+        let (start, end) = room.range();
+        let own = std::process::id() as pid_t;
+        let mapping = maps::of(own).unwrap().into_iter().find(|m| m.end > start).unwrap();
+        assert_eq!((mapping.start, mapping.end), (start, end));
+        room.touch(3);
+        room.map_anew(PAGES / 2);
+        let early = Early::among(own, &[mapping], 1 << 30).unwrap();
+        let page = (start + 3 * PAGE, start + 4 * PAGE);
+        let [same, kept, rest] = early.divide((start, end), &[page]);
+        assert_eq!((same, kept, rest), (vec![], vec![], vec![page]));
+    }
+
     #[test]
     fn gaps_join_what_has_changed() {
         let mut early = Early { changed: vec![(2, 6), (8, 9)], ..Early::default() };
@@ -225,7 +265,6 @@ mod tests {
 
     #[test]
     fn bytes_are_found_by_their_addresses() {
-        const PAGE: u64 = 4096;
         let (one, two) = ((PAGE, 3 * PAGE), (8 * PAGE, 9 * PAGE));
         let mut rooms = Rooms { early: PageBuffer::default(), late: PageBuffer::default() };
         rooms.early.bytes(3 * 4096).chunks_mut(4096).zip(1..).for_each(|(page, n)| page.fill(n));

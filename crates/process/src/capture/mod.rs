@@ -5,6 +5,7 @@ mod ahead;
 mod begun;
 mod changes;
 mod early;
+mod flags;
 mod guards;
 mod lookup;
 mod memory;
@@ -38,6 +39,7 @@ use crate::stop::{self, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
 use crate::{EngineError, maps};
 use changes::Changes;
+use flags::Flags;
 pub(crate) use kedge_image::process_file;
 use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
 use names::{Names, Search};
@@ -153,7 +155,7 @@ enum Memory {
     /// A clone has all of it; what of it has changed, if that is known.
     Clone(FrozenClone, Option<Changes>),
     /// A copy of what has changed, and the flags of the mappings as they are being read.
-    Copied { changes: Changes, flags: JoinHandle<Result<Vec<maps::Mapping>, EngineError>> },
+    Copied { changes: Changes, flags: Flags },
 }
 
 /// Captures the processes of `roots`, in the steps of [`Begun`] one after the other.

@@ -1,12 +1,13 @@
 //! Holding one process: its state is read, its memory cloned.
 
 use super::changes::{self, Changes};
+use super::flags::Flags;
 use super::lookup::Files;
 pub(super) use super::lookup::Lookup;
 use super::memory;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
-use super::{Held, Memory, Options, guards, process_file, refuse, undo, write};
+use super::{Held, Memory, Options, guards, process_file, refuse, undo};
 use crate::attributes::Attributes;
 use crate::freeze::{FrozenClone, beside};
 use crate::home::{self, Ways};
@@ -20,7 +21,7 @@ use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
 use crate::timers;
-use crate::track::{Session, Shared};
+use crate::track::{Session, Shared, Tracker};
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
 use kedge_image::{ImageWriter, Packer, PageBuffer};
@@ -102,7 +103,9 @@ pub(super) fn hold(
     let asked = ask_live(process, &mappings, &ways, &mut state, &mut session.shared);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
-    let memory = undo.and_then(|()| hold_memory(process, &mappings, &ways, session, &mut state));
+    let tracker = common.options.tracker.as_ref();
+    let memory =
+        undo.and_then(|()| hold_memory(process, &mappings, &ways, (session, tracker), &mut state));
     if state.subreaper && memory.is_ok() && common.is_parent(ids.pid) {
         resign(process, ways, resigned)?;
     } else {
@@ -177,7 +180,7 @@ fn hold_memory(
     process: &mut StoppedProcess,
     mappings: &[Mapping],
     ways: &Ways,
-    session: &mut Session,
+    (session, tracker): (&mut Session, Option<&Tracker>),
     state: &mut ProcessState,
 ) -> Result<Memory, EngineError> {
     let main = &mut process.main;
@@ -185,7 +188,10 @@ fn hold_memory(
         return Ok(Memory::Clone(FrozenClone::on(ways, main, state.subreaper)?, None));
     }
     let pid = main.pid();
-    let mut changes = Changes::find(pid, mappings, session.early(process.pid))?;
+    let mut early = session.early(process.pid);
+    let before = early.take_mappings();
+    let watch = |mapping: &Mapping| tracker.is_some_and(|of| of.watch(process.pid, mapping));
+    let mut changes = Changes::find(pid, mappings, early, watch)?;
     if !changes.fit() {
         let clone = FrozenClone::on(ways, main, state.subreaper)?;
         return Ok(Memory::Clone(clone, Some(changes.of_clone())));
@@ -196,8 +202,7 @@ fn hold_memory(
     asked?;
     state.guards = changes.guards(pid)?;
     changes.copy_by(|chunks, room| changes::copy(pid, chunks, room))?;
-    // The kernel walks all of its memory to tell them: most of that is done when it goes on already.
-    let flags = write::flags_of(process.pid);
+    let flags = Flags::of_stopped(process.pid, mappings, before)?;
     Ok(Memory::Copied { changes, flags })
 }
 
@@ -615,19 +620,6 @@ pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
     let all =
         state.mappings.iter().filter(|saved| dropped(saved) || written.contains(&saved.start));
     all.map(|saved| (saved.start, saved.end)).collect()
-}
-
-/// Adds the flags of the mappings: of the clone's, which has inherited them, or the process's own.
-pub(super) fn add_flags(mappings: Vec<Mapping>, state: &mut ProcessState) {
-    let mut flags: BTreeMap<(u64, u64), Vec<String>> =
-        mappings.into_iter().map(|m| ((m.start, m.end), m.flags)).collect();
-    for saved in &mut state.mappings {
-        if let Some(found) = flags.remove(&(saved.start, saved.end)) {
-            // Some mappings' flags were asked for before.
-            saved.flags.retain(|flag| !found.contains(flag));
-            saved.flags.extend(found);
-        }
-    }
 }
 
 #[cfg(test)]

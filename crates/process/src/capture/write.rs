@@ -1,16 +1,14 @@
 //! Writing what is held of a process, while the process goes on.
 
 use super::changes::{self, Changes};
+use super::flags::Flags;
 use super::names::Search;
 use super::{Held, Memory, Once, Options, guards, memory, process, process_file, queries};
 use crate::EngineError;
-use crate::maps::{self, Mapping};
 use crate::proc;
 use crate::state::{self, ProcessState};
 use crate::track::without;
 use kedge_image::{FileEntry, ImageWriter};
-use libc::pid_t;
-use std::thread::{self, JoinHandle};
 
 impl Held {
     pub(super) fn builds_on_another(&self) -> bool {
@@ -73,16 +71,16 @@ impl Held {
                     // It has not inherited those of the mappings that are written already.
                     state.guards.extend(guards::of(clone.pid(), &mappings)?);
                     state.guards.sort_unstable();
-                    let flags = flags_of(clone.pid());
+                    let flags = Flags::of_clone(clone.pid());
                     let Some(changes) = changes else {
                         let chunks = memory::chunks(&clone, &mappings, &written)?;
                         writer.expect(chunks.iter().map(memory::Chunk::length).sum());
                         memory::write(&clone, &chunks, &writer, &storing, search)?;
-                        process::add_flags(told(flags, pid)?, &mut state);
+                        flags.add_to(&mut state)?;
                         return forget(&state, &writer);
                     };
                     // Which mappings are wiped has to be known first.
-                    process::add_flags(told(flags, pid)?, &mut state);
+                    flags.add_to(&mut state)?;
                     forget(&state, &writer)?;
                     let chunks = refer(changes, &state, &written, &writer)?;
                     memory::write(&clone, &chunks, &writer, &storing, search)
@@ -95,7 +93,7 @@ impl Held {
                     search.look(chunk.address(), bytes);
                     storing.store(chunk, bytes, packer)
                 })?;
-                process::add_flags(told(flags, pid)?, &mut state);
+                flags.add_to(&mut state)?;
                 forget(&state, &writer)?;
                 changes.refer(0, &process::except(&state, &[]), &writer)?;
             }
@@ -118,27 +116,6 @@ fn seal(state: &ProcessState, writer: ImageWriter) -> Result<FileEntry, EngineEr
     writer.check_within(0, &mappings.map(|s| (s.start, s.end)).collect::<Vec<_>>())?;
     writer.section(state::PROCESS_SECTION, &state::format(state)?)?;
     Ok(writer.finish()?)
-}
-
-type Flags = JoinHandle<Result<Vec<Mapping>, EngineError>>;
-
-/// The mappings with their flags. The kernel walks all of the memory to tell them: it does so while that
-/// is written.
-pub(super) fn flags_of(pid: pid_t) -> Flags {
-    thread::spawn(move || {
-        // The thread by which it is reached may end while they are told.
-        let first = proc::reach(pid);
-        match maps::with_flags(first) {
-            Err(EngineError::Ended { .. }) if proc::reach(pid) != first => {
-                maps::with_flags(proc::reach(pid))
-            }
-            told => told,
-        }
-    })
-}
-
-fn told(flags: Flags, pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
-    flags.join().unwrap_or(Err(EngineError::Ended { pid }))
 }
 
 /// Notes what has not changed; what has.

@@ -13,13 +13,14 @@ use crate::capture::{Ahead, Early, Gaps, Once, Settled};
 use crate::maps::{self, Mapping};
 pub(crate) use crate::pagemap::Run;
 use crate::proc;
-use crate::stop::{self, Roots};
+use crate::stop::{self, Roots, StoppedProcess};
 use crate::{EngineError, capture};
 use kedge_image::{FileEntry, Manifest, Parent, Pin};
 use libc::pid_t;
 pub(crate) use scan::{Pages, common, without};
 pub(crate) use shared::{Key, Shared, View, cover};
 use std::cmp::Ordering;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -108,6 +109,11 @@ impl Tracker {
     /// Nothing is watched any more, without standing in anybody's way.
     pub(crate) fn end(&self) {
         self.state().processes.iter().for_each(|(pid, watched)| watched.end(*pid));
+    }
+
+    /// Has a mapping of the stopped process `pid` watched from here on; `false` if it is not.
+    pub(crate) fn watch(&self, pid: pid_t, mapping: &Mapping) -> bool {
+        self.state().processes.get(&pid).is_some_and(|watched| watched.watch.add(mapping))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -305,7 +311,10 @@ impl Session {
                     self.early.insert(pid, early);
                 }
                 // What it has changed was told, and is lost.
-                Err(_) => {
+                Err(error) => {
+                    if proc::lives(proc::reach(pid)) {
+                        self.notes.push(format!("process {pid} is written as a whole: {error}"));
+                    }
                     self.known.remove(&pid);
                     self.stale.extend(self.ahead.remove(&pid).map(|ahead| (pid, ahead)));
                 }
@@ -347,27 +356,48 @@ impl State {
         let sharing = least.map(|least| shared::who_share(&alive, least)).unwrap_or_default();
         let large = |pid: pid_t| least.is_none_or(|least| resident(pid) >= least);
         alive.retain(|pid| large(*pid) || sharing.contains(pid));
-        self.processes.retain(|pid, watched| alive.contains(pid) && watched.add_all(*pid));
-        if alive.iter().all(|pid| self.processes.contains_key(pid)) {
+        // A program that executed another has new memory, of which nothing is watched.
+        let unwatched: BTreeMap<pid_t, Unwatched> =
+            alive.iter().map(|pid| (*pid, Unwatched::of(*pid))).collect();
+        let is_own = |pid: &pid_t| unwatched.get(pid).is_some_and(|of| *of != Unwatched::All);
+        self.processes.retain(|pid, _| is_own(pid));
+        let least = |pid: &pid_t| match self.processes.contains_key(pid) {
+            true => Unwatched::Much,
+            false => Unwatched::Little,
+        };
+        let late: BTreeSet<pid_t> =
+            unwatched.iter().filter(|(pid, of)| **of >= least(pid)).map(|(pid, _)| *pid).collect();
+        if late.is_empty() {
             return Ok(());
         }
         let begin = Instant::now();
         let mut stopped = stop::stop(roots, options.patience)?;
-        for process in &mut stopped.processes {
-            if !alive.contains(&process.pid) || self.processes.contains_key(&process.pid) {
-                continue;
-            }
-            match Watch::of(&mut process.main) {
-                Ok(watch) => {
-                    let watched = Watched { watch, known: false, told: Vec::new() };
-                    drop(self.processes.insert(process.pid, watched));
-                }
-                Err(error) => session.notes.push(format!("written as a whole: {error}")),
+        for process in stopped.processes.iter_mut().filter(|process| late.contains(&process.pid)) {
+            if let Err(error) = self.watch_stopped(process) {
+                session.notes.push(format!("written as a whole: {error}"));
             }
         }
         drop(stopped);
         session.stall = begin.elapsed();
-        self.processes.retain(|pid, watched| watched.known || watched.add_all(*pid));
+        Ok(())
+    }
+
+    /// Has all memory of a stopped process watched. One that runs could map something else meanwhile, of which a
+    /// part would be watched: two mappings, where its mremap(2) needs one.
+    fn watch_stopped(&mut self, process: &mut StoppedProcess) -> Result<(), EngineError> {
+        let watched = match self.processes.entry(process.pid) {
+            Entry::Occupied(watched) => watched.into_mut(),
+            Entry::Vacant(none) => {
+                let watch = Watch::of(&mut process.main)?;
+                none.insert(Watched { watch, known: false, told: Vec::new() })
+            }
+        };
+        let mappings = maps::of(process.main.pid())?;
+        let added = mappings.iter().filter(|m| is_watched(m) && watched.watch.add(m)).count();
+        // Another process has the same memory, and is watched.
+        if added == 0 {
+            self.processes.remove(&process.pid);
+        }
         Ok(())
     }
 }
@@ -375,20 +405,45 @@ impl State {
 impl Watched {
     fn end(&self, pid: pid_t) {
         let mappings = maps::of(proc::reach(pid)).unwrap_or_default();
-        mappings.iter().filter(|m| watched(m)).for_each(|m| self.watch.remove(m));
+        mappings.iter().filter(|m| is_watched(m)).for_each(|m| self.watch.remove(m));
     }
+}
 
-    /// Watches all that it has now; `false` if the process has other memory than it had, or none.
-    fn add_all(&self, pid: pid_t) -> bool {
+/// How much memory of a process nobody watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Unwatched {
+    /// So little that it may be copied in the pause.
+    Little,
+    Much,
+    All,
+}
+
+impl Unwatched {
+    /// Bytes of private memory that are much: stopping the job for them takes less than copying them.
+    const MUCH: u64 = 4 << 20;
+
+    fn of(pid: pid_t) -> Unwatched {
         let pid = proc::reach(pid);
-        let Ok(mappings) = maps::of(pid) else { return false };
-        let mut added = mappings.iter().filter(|m| watched(m) && self.watch.add(m)).peekable();
-        let Some(first) = added.peek().map(|mapping| (mapping.start, mapping.end)) else {
-            return false;
+        let (Ok(mappings), Ok(mut pages)) = (maps::of(pid), Pages::of(pid)) else {
+            return Unwatched::All;
         };
-        added.for_each(drop);
-        // What was watched must be this process's own: a program that executed another has new memory.
-        Pages::of(pid).is_ok_and(|mut pages| pages.is_watched(first))
+        let (mut some, mut bytes) = (false, 0u64);
+        for mapping in mappings.iter().filter(|mapping| is_watched(mapping)) {
+            if pages.is_watched((mapping.start, mapping.start + kedge_image::PAGE)) {
+                some = true;
+            } else if mapping.shared {
+                bytes = u64::MAX;
+            } else {
+                let there = pages.there((mapping.start, mapping.end)).unwrap_or_default();
+                let there = there.iter().map(|(start, end)| end - start).sum();
+                bytes = bytes.saturating_add(there);
+            }
+        }
+        match some {
+            false => Unwatched::All,
+            true if bytes >= Unwatched::MUCH => Unwatched::Much,
+            true => Unwatched::Little,
+        }
     }
 }
 
@@ -398,7 +453,7 @@ pub(crate) fn watchable(mapping: &Mapping) -> bool {
 }
 
 /// Whether the mapping is to be watched: it is private, or shows a shared object.
-fn watched(mapping: &Mapping) -> bool {
+fn is_watched(mapping: &Mapping) -> bool {
     watchable(mapping) || shared::key_of(mapping).is_some()
 }
 
@@ -427,18 +482,37 @@ fn resident(pid: pid_t) -> u64 {
 }
 
 /// Leaves out those that share their memory with another: what one has changed would be told once, and the
-/// other would seem unchanged.
+/// other would seem unchanged. Those that have ended are left out as well.
 fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
-    let mut shared = BTreeSet::new();
-    let mut ordered = pids.clone();
-    ordered.sort_by(|a, b| compare_memory(*a, *b).unwrap_or(Ordering::Equal));
-    for pair in ordered.windows(2) {
-        // One that cannot be compared has ended, or will not be watched.
-        if compare_memory(pair[0], pair[1]).is_none_or(Ordering::is_eq) {
-            shared.extend(pair.iter().copied());
+    let mut ordered = Vec::<pid_t>::with_capacity(pids.len());
+    let mut left_out = BTreeSet::new();
+    for pid in pids.iter().copied() {
+        let (mut from, mut to) = (0, ordered.len());
+        while from < to {
+            let middle = usize::midpoint(from, to);
+            let other = ordered[middle];
+            match compare_memory(pid, other) {
+                Some(Ordering::Less) => to = middle,
+                Some(Ordering::Greater) => from = middle + 1,
+                Some(Ordering::Equal) => {
+                    left_out.extend([pid, other]);
+                    break;
+                }
+                None if !proc::lives(proc::reach(other)) => {
+                    left_out.insert(ordered.remove(middle));
+                    (from, to) = (0, ordered.len());
+                }
+                None => {
+                    left_out.insert(pid);
+                    break;
+                }
+            }
+        }
+        if !left_out.contains(&pid) {
+            ordered.insert(from, pid);
         }
     }
-    pids.retain(|pid| !shared.contains(pid));
+    pids.retain(|pid| !left_out.contains(pid));
 }
 
 /// The kernel's order of their memory.
@@ -451,5 +525,30 @@ fn compare_memory(a: pid_t, b: pid_t) -> Option<Ordering> {
         1 => Some(Ordering::Less),
         2 => Some(Ordering::Greater),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Between being listed and being compared: the others are as they were.
+    #[test]
+    fn one_that_has_ended_is_left_out_and_nobody_else() {
+        let mut others: Vec<_> =
+            (0..8).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        let pids: Vec<pid_t> = others.iter().map(|child| child.id() as pid_t).collect();
+        let own = std::process::id() as pid_t;
+        for (ended, child) in others.iter_mut().enumerate() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let mut alone = [&[own][..], &pids].concat();
+            alone_with_their_memory(&mut alone);
+            assert_eq!(alone, [&[own][..], &pids[ended + 1..]].concat());
+        }
+        let mut same = vec![own, own];
+        alone_with_their_memory(&mut same);
+        assert!(same.is_empty(), "one memory, twice");
     }
 }

@@ -32,8 +32,10 @@ impl Pages {
         &mut self.0
     }
 
-    /// What there is in the mapping `range`; `None` if it is not watched. From here on it is protected
-    /// again if `protect`.
+    /// What there is in the mapping `range`. From here on it is protected again if `protect`.
+    ///
+    /// `None`, or an error, if not all of it is watched: a part may be protected all the same, of
+    /// which nobody knows any more what was written.
     pub(crate) fn since(&mut self, range: Run, protect: bool) -> io::Result<Option<Since>> {
         // First what is not there: protecting leaves marks in its place.
         let absent = self.absent(range)?;
@@ -50,9 +52,14 @@ impl Pages {
         Ok(Some(Since { written, unchanged, absent, marked }))
     }
 
-    /// Whether somebody watches the mapping `range`.
+    /// The pages in `range` that the process has for itself.
+    pub(crate) fn there(&mut self, range: Run) -> io::Result<Vec<Run>> {
+        self.0.runs(range, &Wanted::OWN)
+    }
+
+    /// Whether a mapping that somebody watches lies in `range`.
     pub(crate) fn is_watched(&mut self, range: Run) -> bool {
-        self.written(range, false).is_ok()
+        self.0.has(range, &Wanted::WATCHED).unwrap_or(false)
     }
 
     /// The pages in `range` that were written since they were protected, and places where there is none
@@ -116,6 +123,7 @@ pub(crate) fn common(runs: &[Run], others: &[Run]) -> Vec<Run> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pagemap::tests::Room;
 
     #[test]
     fn only_page_tables_that_are_there_are_protected() {
@@ -155,6 +163,15 @@ mod tests {
             assert!(without(&[touched], &absent) == [touched], "{absent:?}");
             assert!(pages.since(range, true).unwrap().is_none(), "nobody watches it");
             assert!(!pages.is_watched(range));
+            let watched = Room::new();
+            let watch = watched.watch();
+            assert!(pages.is_watched(watched.range()));
+            drop(watch);
+            assert!(!pages.is_watched(watched.range()));
+            // Nothing is there at all.
+            let gone = watched.range();
+            drop(watched);
+            assert!(!pages.is_watched(gone));
         }
         assert_eq!(room[skip + 8 * 4096], 1);
     }

@@ -1,0 +1,152 @@
+//! The flags of a process's mappings, such as those that madvise(2) leaves.
+//!
+//! Only smaps tells them, and the kernel walks all of the process's memory for that. So a stopped process's are told
+//! when it goes on already, and what it maps otherwise by then is looked for in what was told just before the pause.
+
+use crate::EngineError;
+use crate::maps::{self, Mapping};
+use crate::proc;
+use crate::state::ProcessState;
+use crate::track::Run;
+use libc::pid_t;
+use std::thread::{self, JoinHandle};
+
+#[derive(Debug)]
+pub(super) enum Flags {
+    /// Of a stopped process.
+    Told(Vec<Mapping>),
+    /// Of one that has gone on since: as told before the pause, and what is being told.
+    Telling(Vec<Mapping>, JoinHandle<Result<Vec<Mapping>, EngineError>>),
+}
+
+impl Flags {
+    /// Of a clone, which has inherited them: told while its memory is written.
+    pub(super) fn of_clone(pid: pid_t) -> Flags {
+        Flags::Telling(Vec::new(), thread::spawn(move || tell(pid)))
+    }
+
+    /// Of a stopped process that has those `mappings`; `before` was told just before the pause. From here on it may
+    /// go on.
+    pub(super) fn of_stopped(
+        pid: pid_t,
+        mappings: &[Mapping],
+        before: Vec<Mapping>,
+    ) -> Result<Flags, EngineError> {
+        // What is new may be gone by the time that it is told.
+        if mappings.iter().any(|m| find(&before, (m.start, m.end), m.shared).is_none()) {
+            return tell(pid).map(Flags::Told);
+        }
+        Ok(Flags::Telling(before, thread::spawn(move || tell(pid))))
+    }
+
+    /// Adds them to the mappings of `state`.
+    pub(super) fn add_to(self, state: &mut ProcessState) -> Result<(), EngineError> {
+        let known = self.known(state.ids.pid)?;
+        for saved in &mut state.mappings {
+            if let Some(found) = known.of((saved.start, saved.end), saved.shared) {
+                // Some mappings' flags were asked for before.
+                saved.flags.retain(|flag| !found.contains(flag));
+                saved.flags.extend(found.iter().cloned());
+            }
+        }
+        Ok(())
+    }
+
+    fn known(self, pid: pid_t) -> Result<Known, EngineError> {
+        let (before, told) = match self {
+            Flags::Told(told) => (Vec::new(), Ok(told)),
+            Flags::Telling(before, telling) => {
+                (before, telling.join().unwrap_or(Err(EngineError::Ended { pid })))
+            }
+        };
+        Ok(Known { before, told: told? })
+    }
+}
+
+struct Known {
+    before: Vec<Mapping>,
+    told: Vec<Mapping>,
+}
+
+impl Known {
+    fn of(&self, place: Run, shared: bool) -> Option<&[String]> {
+        let exact = find(&self.told, place, shared).filter(|at| (at.start, at.end) == place);
+        exact.or_else(|| find(&self.before, place, shared)).map(|found| &found.flags[..])
+    }
+}
+
+fn tell(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
+    // The thread by which it is reached may end while they are told.
+    let first = proc::reach(pid);
+    match maps::with_flags(first) {
+        Err(EngineError::Ended { .. }) if proc::reach(pid) != first => {
+            maps::with_flags(proc::reach(pid))
+        }
+        told => told,
+    }
+}
+
+/// The mapping at that place, or the one that it was a moment before it was cut, joined or made longer: its flags
+/// stay as they are. `mappings` are in order.
+fn find(mappings: &[Mapping], (start, end): Run, shared: bool) -> Option<&Mapping> {
+    let from = mappings.partition_point(|mapping| mapping.end <= start);
+    let met = mappings[from..].iter().take_while(|mapping| mapping.start < end);
+    let mut alike = met.filter(|mapping| mapping.shared == shared);
+    let same = alike.clone().find(|mapping| (mapping.start, mapping.end) == (start, end));
+    same.or_else(|| alike.next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(line: &str, flags: &str) -> Mapping {
+        let mapping = Mapping::parse(line).unwrap();
+        Mapping { flags: vec![flags.to_owned()], ..mapping }
+    }
+
+    /// Of what the process maps no more when it goes on, and of what it mapped just before it stopped.
+    #[test]
+    fn flags_are_those_that_there_were_in_the_pause() {
+        const LENGTH: u64 = 16 * kedge_image::PAGE;
+        let own = std::process::id() as pid_t;
+        for is_new in [false, true] {
+            let (access, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a new mapping, wherever the kernel puts it, that is wiped by a fork.
+            let start = unsafe {
+                let at = libc::mmap(std::ptr::null_mut(), LENGTH as usize, access, flags, -1, 0);
+                assert_eq!(libc::madvise(at, LENGTH as usize, libc::MADV_WIPEONFORK), 0);
+                at as u64
+            };
+            let place = (start, start + LENGTH);
+            let mappings = maps::of(own).unwrap();
+            let mut before = maps::with_flags(own).unwrap();
+            before.retain(|mapping| !is_new || mapping.start != start);
+            let telling = Flags::of_stopped(own, &mappings, before).unwrap();
+            // SAFETY: nobody else knows of it.
+            unsafe { libc::munmap(start as *mut libc::c_void, LENGTH as usize) };
+            let known = telling.known(own).unwrap();
+            let found = known.of(place, false).expect("its flags");
+            assert!(found.iter().any(|flag| flag == "wf"), "{is_new}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_known_by_its_place_or_a_part_of_it() {
+        let before = [
+            mapping("1000-4000 rw-p 00000000 00:00 0 ", "hg"),
+            mapping("4000-6000 rw-p 00000000 00:00 0 ", "wf"),
+            mapping("9000-a000 rw-s 00000000 00:01 7 /dev/zero (deleted)", "dc"),
+        ];
+        let flags = |run, shared| find(&before, run, shared).map(|found| found.flags[0].as_str());
+        assert_eq!(flags((0x4000, 0x6000), false), Some("wf"));
+        // Cut, and made longer.
+        assert_eq!(flags((0x2000, 0x3000), false), Some("hg"));
+        assert_eq!(flags((0x5000, 0x9000), false), Some("wf"));
+        assert_eq!(flags((0x8000, 0xb000), true), Some("dc"));
+        for new in [((0x7000, 0x9000), false), ((0x9000, 0xa000), false), ((0xb000, 0xc000), true)]
+        {
+            assert_eq!(flags(new.0, new.1), None, "{new:x?}");
+        }
+    }
+}
