@@ -3,7 +3,7 @@
 //! in the process's own file, which builds on this one.
 
 use super::changes::near;
-use super::memory::{self, Chunk, Reader};
+use super::memory::{self, Chunk, Reader, Unmapped};
 use super::objects::{self, Piece};
 use super::{JOB_FILE, Once, process_file};
 use crate::EngineError;
@@ -56,15 +56,20 @@ impl Ahead {
         let pieces: Vec<(u64, Piece)> = pieces.collect();
         writer.expect(pieces.iter().map(|(_, piece)| piece.chunk.length()).sum());
         let gaps = Mutex::new(BTreeMap::<u64, Gaps>::new());
-        objects::write(&pieces, writer, codec, |number, piece, error| match error {
-            EngineError::Image(_) => Err(error),
-            // It has ended, or maps something else by now.
-            _ => {
-                let mut gaps = gaps.lock().unwrap_or_else(|poison| poison.into_inner());
-                gaps.entry(number).or_default().push(piece.place());
-                Ok(())
-            }
-        })?;
+        objects::write(
+            &pieces,
+            writer,
+            (codec, Unmapped::Fails),
+            |number, piece, error| match error {
+                EngineError::Image(_) => Err(error),
+                // It has ended, or maps something else by now.
+                _ => {
+                    let mut gaps = gaps.lock().unwrap_or_else(|poison| poison.into_inner());
+                    gaps.entry(number).or_default().push(piece.place());
+                    Ok(())
+                }
+            },
+        )?;
         Ok((ahead, gaps.into_inner().unwrap_or_else(|poison| poison.into_inner())))
     }
 

@@ -2,7 +2,7 @@
 
 use super::early::Early;
 use super::guards;
-use super::memory::{self, Chunk, Reader};
+use super::memory::{self, Chunk, Reader, Unmapped};
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::sys;
@@ -156,7 +156,12 @@ impl Changes {
 }
 
 /// Copies the bytes of all `chunks` into `rest`, which has room for them and no more, one after the other.
-pub(super) fn copy(pid: pid_t, chunks: &[Chunk], rest: &mut [u8]) -> Result<(), EngineError> {
+pub(super) fn copy(
+    pid: pid_t,
+    chunks: &[Chunk],
+    rest: &mut [u8],
+    unmapped: Unmapped,
+) -> Result<(), EngineError> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(COPIERS);
     let share = rest.len().div_ceil(threads).max(SHARE) as u64;
     let (mut chunks, mut rest) = (chunks, rest);
@@ -168,9 +173,9 @@ pub(super) fn copy(pid: pid_t, chunks: &[Chunk], rest: &mut [u8]) -> Result<(), 
             let (part, left) = rest.split_at_mut(bytes as usize);
             (chunks, rest) = (others, left);
             if chunks.is_empty() {
-                copy_part(pid, some, part)?;
+                copy_part(pid, some, part, unmapped)?;
             } else {
-                copying.push(scope.spawn(move || copy_part(pid, some, part)));
+                copying.push(scope.spawn(move || copy_part(pid, some, part, unmapped)));
             }
         }
         let mut joined = copying.into_iter().map(|one| one.join());
@@ -209,7 +214,12 @@ fn first_share(chunks: &[Chunk], share: u64) -> (usize, u64) {
     (chunks.len(), bytes)
 }
 
-fn copy_part(pid: pid_t, chunks: &[Chunk], mut into: &mut [u8]) -> Result<(), EngineError> {
+fn copy_part(
+    pid: pid_t,
+    chunks: &[Chunk],
+    mut into: &mut [u8],
+    unmapped: Unmapped,
+) -> Result<(), EngineError> {
     for some in chunks.chunks(sys::MOST_RANGES) {
         let bytes: u64 = some.iter().map(Chunk::length).sum();
         let (part, rest) = into.split_at_mut(bytes as usize);
@@ -217,7 +227,7 @@ fn copy_part(pid: pid_t, chunks: &[Chunk], mut into: &mut [u8]) -> Result<(), En
         let ranges: Vec<Run> = some.iter().map(|c| (c.address(), c.length())).collect();
         // All at once where all can be read; what cannot is what makes it slow.
         if some.iter().any(Chunk::hidden) || !sys::gather(pid, &ranges, part) {
-            let (reader, mut part) = (Reader::of(pid)?, part);
+            let (reader, mut part) = (Reader::that(unmapped, pid)?, part);
             for chunk in some {
                 let (one, rest) = part.split_at_mut(chunk.length() as usize);
                 part = rest;

@@ -3,7 +3,7 @@
 
 use super::changes::copy;
 use super::guards;
-use super::memory::{self, Chunk};
+use super::memory::{self, Chunk, Unmapped};
 use crate::EngineError;
 use crate::maps::{self, Mapping};
 use crate::proc;
@@ -92,7 +92,7 @@ impl Early {
             watched.push(whole);
         }
         early.guards = guards::among(pid, &watched).map_err(io::Error::other)?;
-        early.take(&chunks, most, |chunks, room| copy(pid, chunks, room));
+        early.take(&chunks, most, |chunks, room| copy(pid, chunks, room, Unmapped::Zeros));
         Ok(early)
     }
 

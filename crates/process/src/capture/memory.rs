@@ -226,12 +226,27 @@ pub(super) fn share_out<T: Sync>(
 pub(super) struct Reader {
     pid: pid_t,
     file: File,
+    unmapped: Unmapped,
+}
+
+/// What is read where nothing can be: the kernel tells no more about it than that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unmapped {
+    /// The memory stands still, so it is past the end of a mapped file, or a guard. Or it is private, and what was
+    /// unmapped since is not watched any more if it comes back.
+    Zeros,
+    /// An error: it was unmapped a moment ago, and others go on mapping it.
+    Fails,
 }
 
 impl Reader {
     pub(super) fn of(pid: pid_t) -> Result<Reader, EngineError> {
+        Reader::that(Unmapped::Zeros, pid)
+    }
+
+    pub(super) fn that(unmapped: Unmapped, pid: pid_t) -> Result<Reader, EngineError> {
         let file = File::open(format!("/proc/{pid}/mem")).map_err(failed(pid))?;
-        Ok(Reader { pid, file })
+        Ok(Reader { pid, file, unmapped })
     }
 
     pub(super) fn read(&self, chunk: &Chunk, into: &mut [u8]) -> Result<(), EngineError> {
@@ -241,8 +256,7 @@ impl Reader {
             match self.file.read_at(&mut into[done..], at) {
                 Ok(0) => return Err(EngineError::Ended { pid: self.pid }),
                 Ok(count) => done += count,
-                // Past the end of a mapped file there is nothing, as if zero.
-                Err(e) if e.raw_os_error() == Some(libc::EIO) && !chunk.hidden => {
+                Err(e) if e.raw_os_error() == Some(libc::EIO) && self.zeros(chunk) => {
                     let page = (PAGE - at % PAGE) as usize;
                     let end = into.len().min(done + page);
                     into[done..end].fill(0);
@@ -253,6 +267,10 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    fn zeros(&self, chunk: &Chunk) -> bool {
+        self.unmapped == Unmapped::Zeros && !chunk.hidden
     }
 }
 

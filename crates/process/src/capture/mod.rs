@@ -22,6 +22,7 @@ mod write;
 pub(crate) use ahead::{Ahead, Gaps};
 pub use begun::Begun;
 pub(crate) use early::Early;
+pub(crate) use memory::Unmapped;
 pub(crate) use names::Settled;
 pub(crate) use objects::{copy as copy_object, shown};
 pub(crate) use once::Once;

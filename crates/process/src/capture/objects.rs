@@ -2,7 +2,7 @@
 //! has changed since is copied in it, once; all else is stored while all is stopped.
 
 use super::changes::{self, Changes};
-use super::memory::{self, Chunk, Reader};
+use super::memory::{self, Chunk, Reader, Unmapped};
 use crate::EngineError;
 use crate::maps::Mapping;
 use crate::plugins::Ipc;
@@ -110,14 +110,14 @@ impl Objects {
             };
             let mut changes = Changes::of_object(&shown(views), &written, early);
             if changes.fit() {
-                changes.copy_by(|chunks, room| copy(views, chunks, room))?;
+                changes.copy_by(|chunks, room| copy(views, chunks, room, Unmapped::Zeros))?;
             } else {
                 let late: Vec<Run> = changes.take_late().iter().map(Chunk::run).collect();
                 now.extend(store_now(&late));
             }
             held.push(HeldObject { number: *number, changes });
         }
-        write(&now, writer, codec, |_, _, error| Err(error))?;
+        write(&now, writer, (codec, Unmapped::Zeros), |_, _, error| Err(error))?;
         Ok(held)
     }
 
@@ -184,6 +184,7 @@ pub(crate) fn copy(
     views: &[View],
     chunks: &[Chunk],
     mut into: &mut [u8],
+    unmapped: Unmapped,
 ) -> Result<(), EngineError> {
     let runs: Vec<Run> = chunks.iter().map(Chunk::run).collect();
     for some in pieces(views, &runs).chunk_by(|a, b| a.pid == b.pid) {
@@ -195,7 +196,7 @@ pub(crate) fn copy(
             return Err(EngineError::Ended { pid });
         };
         into = rest;
-        changes::copy(pid, &chunks, part)?;
+        changes::copy(pid, &chunks, part, unmapped)?;
     }
     if into.is_empty() { Ok(()) } else { Err(EngineError::Ended { pid: 0 }) }
 }
@@ -205,7 +206,7 @@ pub(crate) fn copy(
 pub(super) fn write(
     pieces: &[(u64, Piece)],
     writer: &ImageWriter,
-    codec: Choice,
+    (codec, unmapped): (Choice, Unmapped),
     fails: impl Fn(u64, &Piece, EngineError) -> Result<(), EngineError> + Sync,
 ) -> Result<(), EngineError> {
     thread_local! {
@@ -213,7 +214,9 @@ pub(super) fn write(
     }
     let mut readers = BTreeMap::new();
     for (_, piece) in pieces {
-        readers.entry(piece.pid).or_insert_with(|| Reader::of(crate::proc::reach(piece.pid)));
+        readers
+            .entry(piece.pid)
+            .or_insert_with(|| Reader::that(unmapped, crate::proc::reach(piece.pid)));
     }
     memory::share_out(pieces, writer, |(number, piece), packer| {
         let stored = BUFFER.with_borrow_mut(|buffer| match readers.get(&piece.pid) {
@@ -257,5 +260,28 @@ mod tests {
             (2, 0x87000, (0x9000, 0xa000)),
         ];
         assert_eq!(found, expected);
+    }
+
+    /// A process that runs may have unmapped what it showed, and others still show it.
+    #[test]
+    fn what_is_mapped_no_more_is_not_read_as_zeros() {
+        let room = crate::pagemap::tests::Room::new();
+        room.touch(3);
+        let (start, end) = room.range();
+        let mapping = crate::maps::of(std::process::id() as pid_t).unwrap();
+        let mapping = mapping.into_iter().find(|mapping| mapping.end > start).unwrap();
+        let mapping = Mapping { offset: 0, start, end, ..mapping };
+        let views = [View { pid: std::process::id() as pid_t, mapping }];
+        let page = 3 * kedge_image::PAGE;
+        let chunks = [Chunk::of(page, kedge_image::PAGE)];
+        let mut bytes = vec![7; 4096];
+        for unmapped in [Unmapped::Fails, Unmapped::Zeros] {
+            copy(&views, &chunks, &mut bytes, unmapped).unwrap();
+            assert_eq!(bytes[..2], [1, 0]);
+        }
+        drop(room);
+        assert!(copy(&views, &chunks, &mut bytes, Unmapped::Fails).is_err());
+        copy(&views, &chunks, &mut bytes, Unmapped::Zeros).unwrap();
+        assert_eq!(bytes, [0; 4096]);
     }
 }

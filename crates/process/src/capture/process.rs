@@ -4,7 +4,7 @@ use super::changes::{self, Changes};
 use super::flags::Flags;
 use super::lookup::Files;
 pub(super) use super::lookup::Lookup;
-use super::memory;
+use super::memory::{self, Unmapped};
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
 use super::{Held, Memory, Options, guards, process_file, refuse, undo};
@@ -201,7 +201,7 @@ fn hold_memory(
     main.go_home()?;
     asked?;
     state.guards = changes.guards(pid)?;
-    changes.copy_by(|chunks, room| changes::copy(pid, chunks, room))?;
+    changes.copy_by(|chunks, room| changes::copy(pid, chunks, room, Unmapped::Zeros))?;
     let flags = Flags::of_stopped(process.pid, mappings, before)?;
     Ok(Memory::Copied { changes, flags })
 }

@@ -2,7 +2,7 @@
 //! objects there are, who maps them, and what has been written through any of these mappings.
 
 use crate::EngineError;
-use crate::capture::{Ahead, Early, Gaps, Options, copy_object, shown};
+use crate::capture::{Ahead, Early, Gaps, Options, Unmapped, copy_object, shown};
 use crate::maps::{self, Mapping};
 use crate::pagemap::{Run, Scanner, Wanted};
 use crate::proc::{self, Field, Stat};
@@ -351,8 +351,9 @@ impl Shared {
             let Some(views) = objects.get(key) else { return false };
             let Ok(Some(told)) = changed(views, true) else { return false };
             let told = joined([told, std::mem::take(&mut tracked.gaps)].concat());
-            tracked.early =
-                Early::of_object(told, *left, |chunks, room| copy_object(views, chunks, room));
+            tracked.early = Early::of_object(told, *left, |chunks, room| {
+                copy_object(views, chunks, room, Unmapped::Fails)
+            });
             *left = left.saturating_sub(tracked.early.room());
             true
         });
