@@ -94,10 +94,6 @@ impl Wanted {
         flags: 0,
     };
 
-    /// Pages that no page table leads to, whether or not there is something.
-    pub(crate) const UNMAPPED: Wanted =
-        Wanted { inverted: PRESENT, all: PRESENT, any: 0, told: PRESENT, flags: 0 };
-
     /// Guards (MADV_GUARD_INSTALL).
     pub(crate) const GUARDS: Wanted = Wanted { inverted: 0, all: GUARD, any: 0, told: 0, flags: 0 };
 

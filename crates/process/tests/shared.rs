@@ -27,13 +27,17 @@ fn shared(image: &Path, manifest: &Manifest) -> (u64, u64) {
 
 /// `images` of them, one after the other; restarted from the last.
 fn survives(name: &str, kind: &str, images: usize, ahead: bool, tracked: bool) {
+    all_survive("shared.c", name, kind, Chain { images, ahead, tracked });
+}
+
+fn all_survive(source: &str, name: &str, kind: &str, chain: Chain) {
+    let Chain { ahead, tracked, .. } = chain;
     if (ahead || tracked) && !tells_writes() {
         return;
     }
     let _alone = alone();
     let folder = Folder::new(name);
-    let program = build(&folder, "shared.c", &[]);
-    let chain = Chain { images, ahead, tracked };
+    let program = build(&folder, source, &[]);
     let steps = 120;
     for round in 0..rounds() {
         let mut command = Command::new(&program);
@@ -62,6 +66,16 @@ fn it_comes_back_from_a_chain() {
 fn it_comes_back_from_a_chain_on_what_was_written_ahead() {
     survives("shared-ahead-chain", "anonymous", 5, true, true);
     survives("shared-ahead-chain-memfd", "memfd", 4, true, true);
+}
+
+/// The kernel says it at once, and at once only.
+#[test]
+fn what_page_tables_do_not_tell_is_heard() {
+    for kind in ["removed", "twice", "dropped"] {
+        let chain = |images, tracked| Chain { images, ahead: true, tracked };
+        all_survive("shared_told.c", &format!("shared-{kind}"), kind, chain(3, true));
+        all_survive("shared_told.c", &format!("shared-{kind}-ahead"), kind, chain(1, false));
+    }
 }
 
 /// What they have written through mappings that went with them is told by nobody.

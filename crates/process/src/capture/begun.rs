@@ -109,7 +109,9 @@ impl Begun {
         let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
         session.spend();
-        session.shared.stand_still(pids.iter().chain(&stopped.zombies).copied());
+        let heard = options.tracker.as_ref().or(once.as_ref()).map(Tracker::heard);
+        let everybody = pids.iter().chain(&stopped.zombies).copied();
+        session.shared.stand_still(everybody, &heard.unwrap_or_default());
         let common = process::Common {
             options: &options,
             descriptors: &descriptors,

@@ -5,6 +5,7 @@
 //! because it is new, was moved, or belongs to a new program, counts as changed as a whole. So does
 //! everything if anything is in doubt: a checkpoint that failed, an image that is gone.
 
+mod heard;
 mod scan;
 mod shared;
 mod uffd;
@@ -15,6 +16,7 @@ pub(crate) use crate::pagemap::Run;
 use crate::proc;
 use crate::stop::{self, Roots, StoppedProcess};
 use crate::{EngineError, capture};
+use heard::{Heard, Listener};
 use kedge_image::{FileEntry, Manifest, Parent, Pin};
 use libc::pid_t;
 pub(crate) use scan::{Pages, common, without};
@@ -44,6 +46,8 @@ pub struct Tracker(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     processes: BTreeMap<pid_t, Watched>,
+    /// Of what they do to shared memory; there is one when there is something to hear.
+    listener: Option<Listener>,
     base: Option<Base>,
     /// Shared objects that the last image has.
     shared: shared::Known,
@@ -109,6 +113,11 @@ impl Tracker {
     /// Nothing is watched any more, without standing in anybody's way.
     pub(crate) fn end(&self) {
         self.state().processes.iter().for_each(|(pid, watched)| watched.end(*pid));
+    }
+
+    /// What the processes of the stopped job have done to shared memory since this was asked last.
+    pub(crate) fn heard(&self) -> BTreeMap<pid_t, Heard> {
+        self.state().listener.as_ref().map(Listener::take).unwrap_or_default()
     }
 
     /// Has a mapping of the stopped process `pid` watched from here on; `false` if it is not.
@@ -388,7 +397,15 @@ impl State {
         let watched = match self.processes.entry(process.pid) {
             Entry::Occupied(watched) => watched.into_mut(),
             Entry::Vacant(none) => {
-                let watch = Watch::of(&mut process.main)?;
+                let listener = match &mut self.listener {
+                    Some(listener) => listener,
+                    none => none.insert(Listener::new().map_err(|source| EngineError::System {
+                        pid: process.pid,
+                        what: "listen to what it does to shared memory",
+                        source,
+                    })?),
+                };
+                let watch = Watch::of(process.pid, &mut process.main, listener)?;
                 none.insert(Watched { watch, known: false, told: Vec::new() })
             }
         };

@@ -1,6 +1,7 @@
 //! Memory that processes share (shmem: MAP_SHARED without a file, memfd, System V segments): which
 //! objects there are, who maps them, and what has been written through any of these mappings.
 
+use super::heard::Heard;
 use crate::EngineError;
 use crate::capture::{Ahead, Early, Gaps, Options, Unmapped, copy_object, shown};
 use crate::maps::{self, Mapping};
@@ -166,13 +167,6 @@ pub(crate) fn changed(views: &[View], protect: bool) -> io::Result<Option<Vec<Ru
             told => runs.extend(told?.into_iter().map(|run| view.shown(run))),
         }
     }
-    // Of a hole that was made (MADV_REMOVE) nobody tells but that its pages are mapped no more. All
-    // were when they were read by the mapping that covers them.
-    for ((start, end), view) in cover(views) {
-        let there = (view.address(start), view.address(end - 1) + 1);
-        let unmapped = asked.of(view)?.runs(there, &Wanted::UNMAPPED)?;
-        runs.extend(unmapped.into_iter().map(|run| view.shown(run)));
-    }
     Ok(Some(joined(runs)))
 }
 
@@ -239,6 +233,22 @@ impl Seen {
         everybody.is_subset(&self.everybody) && self.lives.iter().all(same)
     }
 
+    /// What processes have taken out of the object; `None` if it is, or was, mapped where it was not.
+    fn removed(&self, key: &Key, heard: &BTreeMap<pid_t, Heard>) -> Option<Vec<Run>> {
+        let views = self.views.get(key).map_or(&[][..], Vec::as_slice);
+        let mut removed = Vec::new();
+        for (view, heard) in views.iter().filter_map(|view| Some((view, heard.get(&view.pid)?))) {
+            if heard.remapped {
+                return None;
+            }
+            let of = (view.mapping.start, view.mapping.end);
+            let clipped =
+                heard.removed.iter().map(|(start, end)| (of.0.max(*start), of.1.min(*end)));
+            removed.extend(clipped.filter(|(start, end)| start < end).map(|run| view.shown(run)));
+        }
+        Some(removed)
+    }
+
     /// Whether `views` show all that was shown of the object.
     fn shows(&self, key: &Key, views: &[View]) -> bool {
         let Some(before) = self.views.get(key) else { return false };
@@ -290,6 +300,8 @@ struct Tracked {
     /// Counts as changed.
     gaps: Gaps,
     early: Early,
+    /// Of this pages were taken out.
+    removed: Vec<Run>,
 }
 
 impl Shared {
@@ -359,13 +371,25 @@ impl Shared {
         });
     }
 
-    /// The job stands still: these are its processes, zombies included. What nobody can vouch for
-    /// is not known any more.
-    pub(crate) fn stand_still(&mut self, everybody: impl IntoIterator<Item = pid_t>) {
+    /// The job stands still: these are its processes, zombies included, and that was heard of them. What nobody can
+    /// vouch for is not known any more.
+    pub(crate) fn stand_still(
+        &mut self,
+        everybody: impl IntoIterator<Item = pid_t>,
+        heard: &BTreeMap<pid_t, Heard>,
+    ) {
         self.still = everybody.into_iter().collect();
         if !self.known.is_empty() && !self.seen.is_all_of(&self.still) {
             self.known.clear();
         }
+        let Shared { seen, known, .. } = self;
+        known.retain(|key, tracked| match seen.removed(key, heard) {
+            Some(removed) => {
+                tracked.removed = removed;
+                true
+            }
+            None => false,
+        });
     }
 
     /// Whether the process maps an object that is known, or to be known.
@@ -397,7 +421,7 @@ impl Shared {
         if self.persists {
             self.captured.insert(key.clone(), views.to_vec());
         }
-        Ok(known.map(|tracked| (told, tracked.early)))
+        Ok(known.map(|Tracked { removed, early, .. }| (joined([told, removed].concat()), early)))
     }
 
     /// The number of an object in the image.
@@ -487,6 +511,26 @@ mod tests {
         assert!(!seen.shows(&key, &parts[1..]) && !seen.shows(&key, &parts[..2]));
         let moved = [old[0].clone(), view(own, 0x90000, 0, 0x4000)];
         assert!(!seen.shows(&key, &moved) && !seen.shows(&("00:01".to_owned(), 8), &old));
+    }
+
+    #[test]
+    fn what_was_heard_counts_for_what_it_is_about() {
+        let (key, other) = (("00:01".to_owned(), 7), ("00:01".to_owned(), 8));
+        let views = [view(1, 0x10000, 0x2000, 0x4000), view(2, 0x80000, 0, 0x4000)];
+        let beside = [view(1, 0x90000, 0, 0x4000)];
+        let all = [(key.clone(), views.to_vec()), (other.clone(), beside.to_vec())];
+        let seen = Seen { views: all.into(), ..Seen::default() };
+        let removed = |pid: pid_t, run: Run| {
+            let heard = Heard { remapped: false, removed: vec![run] };
+            seen.removed(&key, &[(pid, heard)].into())
+        };
+        assert_eq!(removed(1, (0xf000, 0x11000)), Some(vec![(0x2000, 0x3000)]));
+        assert_eq!(removed(1, (0x13000, 0x90000)), Some(vec![(0x5000, 0x6000)]));
+        assert_eq!(removed(2, (0x10000, 0x11000)), Some(vec![]));
+        assert_eq!(removed(3, (0x80000, 0x81000)), Some(vec![]));
+        let remapped = [(2, Heard { remapped: true, removed: Vec::new() })].into();
+        assert_eq!(seen.removed(&key, &remapped), None);
+        assert_eq!(seen.removed(&other, &remapped), Some(vec![]));
     }
 
     #[test]

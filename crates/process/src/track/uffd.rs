@@ -1,11 +1,14 @@
-//! A userfaultfd that watches another process's memory for writes. Nobody reads it: the kernel itself
-//! lets a write go on and clears the page's mark (WP_ASYNC, Linux 6.7).
+//! Two userfaultfds that watch another process's memory for writes. The kernel itself lets a write go on and clears the
+//! page's mark (WP_ASYNC, Linux 6.7). Nobody reads the one for private memory; of shared memory more is to be known
+//! ([`heard`](super::heard)).
 
+use super::heard::{Listener, Source};
 use crate::freeze::beside;
 use crate::home::Ways;
 use crate::inject::checked;
 use crate::maps::Mapping;
 use crate::{EngineError, Thread};
+use libc::pid_t;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -21,6 +24,8 @@ const PIECE: u64 = 32 << 20;
 /// Reservations are large, and little of them is there.
 const MOST_PIECES: u64 = 1024;
 const API: u64 = 0xaa;
+const EVENT_REMAP: u64 = 1 << 2;
+const EVENT_REMOVE: u64 = 1 << 3;
 const WP_UNPOPULATED: u64 = 1 << 13;
 const WP_ASYNC: u64 = 1 << 15;
 const MODE_WP: u64 = 2;
@@ -28,25 +33,41 @@ const MODE_WP: u64 = 2;
 /// What watches the memory of one process. If it is closed, nothing is watched any more, and the
 /// program goes on as before.
 #[derive(Debug)]
-pub(super) struct Watch(OwnedFd);
+pub(super) struct Watch {
+    private: OwnedFd,
+    shared: Source,
+}
 
 impl Watch {
-    /// Makes one in the stopped process of `leader`, and takes it out of there. The program never
-    /// has it: the call is made beside it.
-    pub(super) fn of(leader: &mut Thread) -> Result<Watch, EngineError> {
+    /// Makes one in the stopped process of `leader`, which is `pid`, and takes it out of there. The program never
+    /// has it: the calls are made beside it.
+    pub(super) fn of(
+        pid: pid_t,
+        leader: &mut Thread,
+        listener: &Listener,
+    ) -> Result<Watch, EngineError> {
         let ways = Ways::of(leader.pid())?;
         let led = ways.lead(leader);
-        let made = led.and_then(|()| beside(leader, &ways, |beside| make(beside, ways.out())));
+        let both = |beside: &mut Thread| {
+            let private = make(beside, ways.out(), 0)?;
+            Ok((private, make(beside, ways.out(), EVENT_REMAP | EVENT_REMOVE)?))
+        };
+        let made = led.and_then(|()| beside(leader, &ways, both));
         let closed = ways.close(std::iter::once(leader));
-        let watch = made?;
-        closed.map(|()| watch)
+        let (private, shared) = made?;
+        closed?;
+        Ok(Watch { private, shared: listener.add(pid, shared) })
+    }
+
+    fn fd(&self, mapping: &Mapping) -> RawFd {
+        if mapping.shared { self.shared.as_raw_fd() } else { self.private.as_raw_fd() }
     }
 
     /// Watches the mapping from now on; `false` if it cannot be watched or is there no more.
     pub(super) fn add(&self, mapping: &Mapping) -> bool {
         let mut request = [mapping.start, mapping.len(), MODE_WP, 0];
         // SAFETY: the kernel reads and writes four words.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
+        unsafe { libc::ioctl(self.fd(mapping), UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
     }
 
     /// Watches the mapping no more.
@@ -55,20 +76,21 @@ impl Watch {
         for start in (mapping.start..mapping.end).step_by(piece as usize) {
             let mut range = [start, piece.min(mapping.end - start)];
             // SAFETY: the kernel reads two words. What it does not let go of now, it does when this is closed.
-            unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+            unsafe { libc::ioctl(self.fd(mapping), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
         }
     }
 }
 
-fn make(beside: &mut Thread, entry: u64) -> Result<Watch, EngineError> {
+/// One that tells `events`.
+fn make(beside: &mut Thread, entry: u64, events: u64) -> Result<OwnedFd, EngineError> {
     let pid = beside.pid();
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
     let made = beside.call(entry, libc::SYS_userfaultfd, &[flags])?;
     let made = checked(pid, "watch its memory", made)?;
-    let watch = Watch(taken(pid, made as RawFd)?);
-    let mut request = [API, WP_ASYNC | WP_UNPOPULATED, 0];
+    let watch = taken(pid, made as RawFd)?;
+    let mut request = [API, WP_ASYNC | WP_UNPOPULATED | events, 0];
     // SAFETY: the kernel reads and writes three words.
-    let result = unsafe { libc::ioctl(watch.0.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) };
+    let result = unsafe { libc::ioctl(watch.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) };
     if result < 0 { Err(EngineError::last(pid, "watch its memory for writes")) } else { Ok(watch) }
 }
 
