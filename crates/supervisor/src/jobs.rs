@@ -15,6 +15,7 @@ use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -231,6 +232,7 @@ impl Jobs {
             for left in ["log", "meta.json", "last.json", "images.json"] {
                 let _ = fs::remove_file(dir.join(left));
             }
+            lock.set_modified(SystemTime::now()).map_err(io_error(&path))?;
             let dir = JobDir { dir, lock };
             dir.clear();
             let _ = fs::remove_file(dir.warm());
@@ -259,7 +261,7 @@ impl Jobs {
     pub fn list(&self) -> Result<Vec<Meta>, JobError> {
         let entries = fs::read_dir(&self.dir).map_err(io_error(&self.dir))?;
         let others = self.others.iter().filter_map(|other| fs::read_dir(other).ok()).flatten();
-        let mut metas: Vec<Meta> = entries
+        let mut jobs: Vec<(Option<SystemTime>, Meta)> = entries
             .chain(others)
             .flatten()
             // Of two jobs of one name, the one that the name leads to.
@@ -267,10 +269,10 @@ impl Jobs {
                 let name = entry.file_name().to_str().and_then(|name| name.parse().ok());
                 name.is_some_and(|name| self.job_dir(&name) == entry.path())
             })
-            .filter_map(|entry| current(&entry.path()))
+            .filter_map(|entry| Some((taken(&entry.path()), current(&entry.path())?)))
             .collect();
-        metas.sort_by_key(|meta| std::cmp::Reverse((meta.started, meta.supervisor)));
-        Ok(metas)
+        jobs.sort_by_key(|(taken, meta)| Reverse((meta.started, *taken)));
+        Ok(jobs.into_iter().map(|(_, meta)| meta).collect())
     }
 
     /// The job `name`, as [`Jobs::list`] shows it.
@@ -604,6 +606,11 @@ fn open_lock(dir: &Path) -> io::Result<File> {
 pub(crate) fn try_lock(file: &File) -> bool {
     // SAFETY: a plain call on a live descriptor.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// When the name was taken for its latest job: many start in one second, and process ids begin anew.
+fn taken(dir: &Path) -> Option<SystemTime> {
+    fs::symlink_metadata(dir.join("lock")).and_then(|lock| lock.modified()).ok()
 }
 
 fn is_locked(dir: &Path) -> bool {

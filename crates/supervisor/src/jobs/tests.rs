@@ -69,6 +69,22 @@ fn a_running_job_is_one_whose_lock_is_held() {
 }
 
 #[test]
+fn the_latest_is_listed_first() {
+    let world = World::new("latest");
+    // All in one second, and process ids begin anew.
+    let all = [("c", 30), ("a", 31), ("b", 2), ("c", 3)];
+    for (name, supervisor) in all {
+        let name: JobName = name.parse().unwrap();
+        let dir = world.0.create(&name).unwrap();
+        dir.write_meta(&Meta { supervisor, ..meta(&name, State::Exited(0)) }).unwrap();
+        dir.retire();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let listed: Vec<String> = world.0.list().unwrap().into_iter().map(|meta| meta.name).collect();
+    assert_eq!(listed, ["c", "b", "a"]);
+}
+
+#[test]
 fn what_an_ended_job_left_goes_with_its_name() {
     let world = World::new("again");
     let name: JobName = "j".parse().unwrap();
