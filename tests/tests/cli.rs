@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -188,6 +188,23 @@ fn a_job_s_name_restarts_its_newest_image() {
     }
     std::fs::write(&go, "").expect("a file");
     std::fs::write(world.0.join("first"), "no image").expect("a file");
+    // A restart that fails takes the job's name from nobody.
+    let images = world.text(&["images", "--json"]);
+    let images: Value = serde_json::from_str(&images).expect("JSON");
+    let folders: Vec<PathBuf> = images
+        .as_array()
+        .expect("images")
+        .iter()
+        .filter(|image| image["job"] == "first")
+        .map(|image| image["image"].as_str().expect("a path").into())
+        .collect();
+    let job = |folder: &Path, end: &str| folder.join(format!("job.kimg{end}"));
+    folders.iter().for_each(|at| std::fs::rename(job(at, ""), job(at, ".away")).expect("moved"));
+    for _ in 0..2 {
+        let said = failure(&world.output(&["restart", "first"]));
+        assert!(said.contains("job.kimg"), "{said}");
+    }
+    folders.iter().for_each(|at| std::fs::rename(job(at, ".away"), job(at, "")).expect("moved"));
     for (job, code) in [("first", 51), ("second", 42), ("first-0001", 41), ("second-0001", 42)] {
         let mut kedge = world.kedge(&["restart", job]);
         let output = kedge.current_dir(&world.0).stdin(Stdio::null()).output().expect("kedge");

@@ -1,9 +1,10 @@
-//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, log, socket, control, lib/}` in a folder
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, log, former/, socket, control, lib/}` in a folder
 //! private to the user, which [`places`] finds.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
 
+mod former;
 mod joint;
 mod places;
 
@@ -196,7 +197,8 @@ impl Jobs {
         if new.exists() { new } else { old.find(|dir| dir.exists()).unwrap_or(new) }
     }
 
-    /// Takes `name` for a job of this process. What an ended job of that name has left goes.
+    /// Takes `name` for a job of this process. What an ended job of that name has left goes when this
+    /// one has come to be and ended.
     pub(crate) fn create(&self, name: &JobName) -> Result<JobDir, JobError> {
         if self.others.iter().any(|other| stays_locked(&other.join(&name.0))) {
             return Err(JobError::InUse { name: name.clone() });
@@ -229,9 +231,7 @@ impl Jobs {
             if has_left(&dir) {
                 return Err(JobError::LeftRunning { name: name.clone() });
             }
-            for left in ["log", "meta.json", "last.json", "images.json"] {
-                let _ = fs::remove_file(dir.join(left));
-            }
+            former::put_aside(&dir).map_err(io_error(&dir))?;
             lock.set_modified(SystemTime::now()).map_err(io_error(&path))?;
             let dir = JobDir { dir, lock };
             dir.clear();
@@ -510,12 +510,17 @@ impl JobDir {
         let _ = fs::remove_file(self.dir.join("meta.json"));
     }
 
-    /// Removes what only a running job needs; everything, of a job that never came to be.
+    /// Removes what only a running job needs; everything, of a job that never came to be: what an
+    /// older one of its name had left is there again.
     pub(crate) fn retire(&self) {
         if !self.dir.join("meta.json").exists() {
-            let _ = fs::remove_dir_all(&self.dir);
-            return;
+            former::clear(&self.dir);
+            if !former::put_back(&self.dir) {
+                let _ = fs::remove_dir_all(&self.dir);
+                return;
+            }
         }
+        former::forget(&self.dir);
         self.clear();
         let _ = fs::remove_file(self.warm());
         let _ = fs::remove_file(self.images());
@@ -652,7 +657,11 @@ fn has_left(dir: &Path) -> bool {
 
 /// What the job in `dir` says of itself, and whether its supervisor still lives, or what it left.
 fn current(dir: &Path) -> Option<Meta> {
-    let mut meta = read_meta(dir)?;
+    let former = || {
+        let unused = open_lock(dir).is_ok_and(|lock| try_lock(&lock) && former::put_back(dir));
+        unused.then(|| read_meta(dir)).flatten()
+    };
+    let mut meta = read_meta(dir).or_else(former)?;
     if meta.state == State::Running && !is_locked(dir) {
         let left = left::any(&meta, dir);
         meta.state = if left { State::Unsupervised } else { State::Killed(libc::SIGKILL) };

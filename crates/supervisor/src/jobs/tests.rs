@@ -94,6 +94,41 @@ fn what_an_ended_job_left_goes_with_its_name() {
     drop(dir);
     let dir = world.0.create(&name).unwrap();
     assert!(!dir.log().exists() && world.0.find(&name).is_none());
+    dir.write_meta(&meta(&name, State::Exited(1))).unwrap();
+    dir.retire();
+    assert!(!dir.log().exists() && world.0.find(&name).unwrap().state == State::Exited(1));
+}
+
+#[test]
+fn what_an_ended_job_left_stays_if_the_next_one_never_comes_to_be() {
+    let world = World::new("never");
+    let name: JobName = "j".parse().unwrap();
+    let dir = world.0.create(&name).unwrap();
+    dir.write_meta(&meta(&name, State::Exited(3))).unwrap();
+    fs::write(dir.log(), "old").unwrap();
+    fs::write(dir.last_image(), "{}").unwrap();
+    dir.retire();
+    drop(dir);
+    let is_there = |dir: &Path| {
+        assert_eq!(world.0.find(&name).unwrap().state, State::Exited(3));
+        assert_eq!(fs::read_to_string(dir.join("log")).unwrap(), "old");
+        assert!(dir.join("last.json").exists() && !dir.join("former").exists());
+    };
+    // It fails, with or without a word of its own; or it is killed.
+    for (tells, retires) in [(false, true), (true, true), (false, false)] {
+        let dir = world.0.create(&name).unwrap();
+        fs::write(dir.log(), "new").unwrap();
+        if tells {
+            dir.write_meta(&meta(&name, State::Running)).unwrap();
+            dir.remove_meta();
+        }
+        let path = dir.path().to_owned();
+        if retires {
+            dir.retire();
+        }
+        drop(dir);
+        is_there(&path);
+    }
 }
 
 #[test]
