@@ -23,22 +23,33 @@ static CUfunction function(const void *kernel)
 
 static void limits()
 {
+    int major;
+    DRIVER(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
     size_t value;
     for (int limit = CU_LIMIT_STACK_SIZE; limit <= CU_LIMIT_PERSISTING_L2_CACHE_SIZE; limit++)
-        DRIVER(cuCtxGetLimit(&value, (CUlimit)limit));
-    // What cuBLASLt asks of every context: none of these runs beside graphics.
+        // cuda.h: "only applicable to devices of compute capability < 9.0"
+        if (limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH || major < 9) DRIVER(cuCtxGetLimit(&value, (CUlimit)limit));
+    // What cuBLASLt asks of every context (none runs beside graphics here): asked for, and not set.
     DRIVER(cuCtxGetLimit(&value, (CUlimit)8));
     REQUIRE(value == 0);
     DRIVER(cuCtxGetLimit(&value, (CUlimit)7));
-    REQUIRE(cuCtxSetLimit((CUlimit)8, 1) != CUDA_SUCCESS);
-    REQUIRE(cuCtxGetLimit(&value, (CUlimit)1000) != CUDA_SUCCESS);
+    int optin;
+    DRIVER(cuDeviceGetAttribute(&optin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 0));
+    REQUIRE(value == (size_t)optin);
+    for (int limit : {7, 8}) REQUIRE(cuCtxSetLimit((CUlimit)limit, value) == CUDA_ERROR_NOT_PERMITTED);
+    REQUIRE(cuCtxGetLimit(&value, (CUlimit)9) == CUDA_ERROR_UNSUPPORTED_LIMIT);
+    REQUIRE(cuCtxSetLimit((CUlimit)9, 1) == CUDA_ERROR_UNSUPPORTED_LIMIT);
+    for (int limit : {10, 1000}) {
+        REQUIRE(cuCtxGetLimit(&value, (CUlimit)limit) == CUDA_ERROR_INVALID_VALUE);
+        REQUIRE(cuCtxSetLimit((CUlimit)limit, 1) == CUDA_ERROR_INVALID_VALUE);
+    }
     DRIVER(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
     DRIVER(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
     REQUIRE(value >= 4096);
-    int major;
-    DRIVER(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
-    if (major >= 9) // cuda.h: "only applicable to devices of compute capability < 9.0"
+    if (major >= 9) {
+        REQUIRE(cuCtxGetLimit(&value, CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) == CUDA_ERROR_UNSUPPORTED_LIMIT);
         REQUIRE(cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4) == CUDA_ERROR_UNSUPPORTED_LIMIT);
+    }
 }
 
 static void missing_handles(CUfunction known)

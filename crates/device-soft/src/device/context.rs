@@ -35,9 +35,8 @@ pub(super) struct Context {
 
 /// What cuCtxGetLimit tells: CUlimit values in their order. Stack size, printf buffer and device
 /// heap, bytes; sync depth and pending launches of the device runtime; L2 fetch granularity and
-/// persisting L2, bytes; shared memory of kernels beside graphics, whether the context runs beside
-/// graphics (CIG), and whether kernels with more shared memory then fall back; memory of a block,
-/// bytes. All but stack and heap are kept and mean nothing: output goes to the host at once, there
+/// persisting L2, bytes; shared memory of a block, bytes; whether the context runs beside graphics
+/// (CIG); two that nobody can ask for. All but stack and heap are kept and mean nothing: output goes to the host at once, there
 /// is no L2, and no context runs beside graphics.
 type Limits = [u64; 11];
 
@@ -60,11 +59,14 @@ const DEFAULT_LIMITS: Limits = [
 /// CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.
 const STACK_SIZE: usize = 0;
 const MALLOC_HEAP_SIZE: usize = 2;
-/// CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: devices of compute capability 9.0 do not take it.
+/// CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: devices of compute capability 9.0 do not have it.
 const SYNC_DEPTH: u32 = 3;
 /// CU_LIMIT_SHMEM_SIZE and CU_LIMIT_CIG_ENABLED "can only be queried, cannot be set" (cuda.h).
 const SHMEM_SIZE: u32 = 7;
 const CIG_ENABLED: u32 = 8;
+/// CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED: of contexts beside graphics alone. What comes after it is
+/// no limit of the driver's.
+const CIG_FALLBACK: u32 = 9;
 
 impl Context {
     pub(super) fn new(
@@ -122,18 +124,25 @@ impl Context {
     }
 
     /// # Errors
-    /// UNSUPPORTED_LIMIT for limits that this device does not have, or does not let anybody set.
+    /// What an H200's driver answers (580): UNSUPPORTED_LIMIT for limits that the device does not
+    /// have, NOT_PERMITTED for those that nobody may set, INVALID_VALUE for numbers that are none.
     pub(super) fn set_limit(&self, limit: u32, value: u64) -> Result<(), CuError> {
-        if matches!(limit, SYNC_DEPTH | SHMEM_SIZE | CIG_ENABLED) {
-            return Err(CuError::UNSUPPORTED_LIMIT);
+        self.limit(limit)?;
+        if matches!(limit, SHMEM_SIZE | CIG_ENABLED) {
+            return Err(CuError::NOT_PERMITTED);
         }
-        let mut limits = lock(&self.limits);
-        *limits.get_mut(limit as usize).ok_or(CuError::UNSUPPORTED_LIMIT)? = value;
+        *lock(&self.limits).get_mut(limit as usize).ok_or(CuError::INVALID_VALUE)? = value;
         Ok(())
     }
 
+    /// # Errors
+    /// As [`Context::set_limit`].
     pub(super) fn limit(&self, limit: u32) -> Result<u64, CuError> {
-        lock(&self.limits).get(limit as usize).copied().ok_or(CuError::UNSUPPORTED_LIMIT)
+        match limit {
+            SYNC_DEPTH | CIG_FALLBACK => Err(CuError::UNSUPPORTED_LIMIT),
+            0..CIG_FALLBACK => Ok(lock(&self.limits)[limit as usize]),
+            _ => Err(CuError::INVALID_VALUE),
+        }
     }
 
     pub(super) fn spans(&self) -> Arc<Spans> {
