@@ -9,9 +9,9 @@ use kedge_process::Tracker;
 use std::path::Path;
 use std::process::Command;
 use support::chain::{Chain, capture};
-use support::kernel::tells_writes;
+use support::kernel::{reaches_threads, tells_writes};
 use support::survive::{as_an_ordinary_user, rounds};
-use support::{Folder, Running, alone, build, kill};
+use support::{Folder, Running, alone, bring_back, build, kill};
 
 const JOB: &str = "job.kimg";
 
@@ -37,7 +37,7 @@ fn all_survive(source: &str, name: &str, kind: &str, chain: Chain) {
     }
     let _alone = alone();
     let folder = Folder::new(name);
-    let program = build(&folder, source, &[]);
+    let program = build(&folder, source, &["-pthread"]);
     let steps = 120;
     for round in 0..rounds() {
         let mut command = Command::new(&program);
@@ -71,11 +71,35 @@ fn it_comes_back_from_a_chain_on_what_was_written_ahead() {
 /// The kernel says it at once, and at once only.
 #[test]
 fn what_page_tables_do_not_tell_is_heard() {
-    for kind in ["removed", "twice", "dropped"] {
+    let kinds = ["removed", "twice", "firstless", "dropped"];
+    for kind in kinds.into_iter().filter(|kind| *kind != "firstless" || reaches_threads()) {
         let chain = |images, tracked| Chain { images, ahead: true, tracked };
         all_survive("shared_told.c", &format!("shared-{kind}"), kind, chain(3, true));
         all_survive("shared_told.c", &format!("shared-{kind}-ahead"), kind, chain(1, false));
     }
+}
+
+/// The mapping that was written was never watched, and those that are there again are watched anew.
+#[test]
+fn what_was_mapped_in_between_is_not_trusted() {
+    if !tells_writes() {
+        return;
+    }
+    let _alone = alone();
+    let folder = Folder::new("shared-swapped");
+    let program = build(&folder, "shared_swapped.c", &[]);
+    let mut running = Running::start(&mut Command::new(program));
+    running.lines(1);
+    let (tracker, image) = (Tracker::default(), |n| folder.path(&format!("image-{n}")));
+    capture(&image(0), true, Some(&tracker));
+    // SAFETY: a signal to this test's own child.
+    assert_eq!(unsafe { libc::kill(running.child.id() as i32, libc::SIGUSR1) }, 0);
+    running.lines(1);
+    let manifest = capture(&image(1), true, Some(&tracker));
+    assert!(manifest.parent.is_some());
+    kill(running, &manifest.processes);
+    let (_, status) = bring_back(&image(1));
+    assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
 }
 
 /// What they have written through mappings that went with them is told by nobody.

@@ -48,8 +48,9 @@ impl Changes {
             let mut since = None;
             if watchable(mapping) {
                 since = pages.since(whole, true).map_err(failed)?;
+                // Counts as written as a whole: what was moved there keeps its marks (before Linux 6.13).
                 if since.is_none() && watch(mapping) {
-                    since = pages.since(whole, true).map_err(failed)?;
+                    pages.since(whole, true).map_err(failed)?;
                 }
             }
             let runs = match since {

@@ -142,6 +142,12 @@ impl Early {
         });
     }
 
+    /// Has all of it be copied in the pause: devices may write there that no page table tells of.
+    pub(crate) fn drop_copies(&mut self) {
+        self.rooms = None;
+        self.copied.clear();
+    }
+
     /// What had changed, for who asks the kernel another time.
     pub(crate) fn told(self) -> Vec<Run> {
         self.changed

@@ -93,7 +93,7 @@ pub(super) fn hold(
     let mut state = describe(process, ids, &status, &common.lookup)?;
     state.cwd_removed = removed_folder(pid, common.descriptors);
     (state.files, state.mappings) =
-        describe_mappings(pid, &mappings, common, objects, &mut session.shared, &vdso)?;
+        describe_mappings(process.pid, &mappings, common, objects, &mut session.shared, &vdso)?;
     for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
         mapping.comes_back = matches!(saved.backing, Backing::Description(_));
     }

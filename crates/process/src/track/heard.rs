@@ -12,8 +12,8 @@ use rustix::io::{Errno, read};
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::take;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -68,7 +68,9 @@ struct Room {
 
 #[derive(Debug, Default)]
 struct State {
-    sources: BTreeMap<RawFd, (pid_t, Arc<OwnedFd>)>,
+    /// By number. Nobody else keeps them open: what nobody reads must not keep a program waiting.
+    sources: BTreeMap<u64, (pid_t, Arc<OwnedFd>)>,
+    last: u64,
     heard: BTreeMap<pid_t, Heard>,
     over: bool,
 }
@@ -76,7 +78,8 @@ struct State {
 /// A userfaultfd that is listened to, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Source {
-    fd: Arc<OwnedFd>,
+    number: u64,
+    fd: Weak<OwnedFd>,
     room: Arc<Room>,
 }
 
@@ -95,9 +98,14 @@ impl Listener {
     /// Listens to `fd`, which does not block and tells what `pid` does.
     pub(super) fn add(&self, pid: pid_t, fd: OwnedFd) -> Source {
         let fd = Arc::new(fd);
-        self.room.state().sources.insert(fd.as_raw_fd(), (pid, Arc::clone(&fd)));
+        let open = Arc::downgrade(&fd);
+        let mut state = self.room.state();
+        state.last += 1;
+        let number = state.last;
+        state.sources.insert(number, (pid, fd));
+        drop(state);
         self.room.ring();
-        Source { fd, room: Arc::clone(&self.room) }
+        Source { number, fd: open, room: Arc::clone(&self.room) }
     }
 
     /// What the stopped processes have done since this was asked last. Whatever they did is heard: they could not have
@@ -115,15 +123,16 @@ impl Drop for Listener {
     }
 }
 
-impl AsRawFd for Source {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+impl Source {
+    /// The descriptor, unless it cannot be read any more.
+    pub(super) fn fd(&self) -> Option<Arc<OwnedFd>> {
+        self.fd.upgrade()
     }
 }
 
 impl Drop for Source {
     fn drop(&mut self) {
-        self.room.state().sources.remove(&self.fd.as_raw_fd());
+        self.room.state().sources.remove(&self.number);
         self.room.ring();
     }
 }
@@ -140,25 +149,25 @@ impl Room {
 
     fn listen(&self) {
         while let Some(sources) = self.sources() {
-            let fds = std::iter::once(self.bell.as_fd()).chain(sources.iter().map(|fd| fd.as_fd()));
-            let ready = wait(fds);
+            let ready = wait(&self.bell, &sources);
             drop(sources);
             self.read(&ready);
         }
     }
 
-    fn sources(&self) -> Option<Vec<Arc<OwnedFd>>> {
+    fn sources(&self) -> Option<Vec<(u64, Arc<OwnedFd>)>> {
         let state = self.state();
-        let sources = || state.sources.values().map(|(_, fd)| Arc::clone(fd)).collect();
+        let copy = |(number, (_, fd)): (&u64, &(_, _))| (*number, Arc::clone(fd));
+        let sources = || state.sources.iter().map(copy).collect();
         (!state.over).then(sources)
     }
 
     /// Reads what there is; who did it goes on with that, and may have stopped when this gives the state free.
-    fn read(&self, ready: &[RawFd]) {
+    fn read(&self, ready: &[u64]) {
         let State { sources, heard, .. } = &mut *self.state();
         let _ = read(&self.bell, &mut [0u8; 8]);
-        for fd in ready {
-            let Some((pid, source)) = sources.get(fd).cloned() else { continue };
+        for number in ready {
+            let Some((pid, source)) = sources.get(number).cloned() else { continue };
             let heard = heard.entry(pid).or_default();
             let mut message = [0; MESSAGE];
             loop {
@@ -168,7 +177,7 @@ impl Room {
                     Err(Errno::AGAIN) => break,
                     _ => {
                         heard.give_up();
-                        sources.remove(fd);
+                        sources.remove(number);
                         break;
                     }
                 }
@@ -177,24 +186,26 @@ impl Room {
     }
 }
 
-/// Waits until some of `fds` can be read, and returns them: all of them after a moment, if that cannot be told.
-fn wait<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>) -> Vec<RawFd> {
+/// Waits until the bell rings or some of `sources` can be read, and returns these: all of them after a moment, if that
+/// cannot be told.
+fn wait(bell: &OwnedFd, sources: &[(u64, Arc<OwnedFd>)]) -> Vec<u64> {
     const MOMENT: Duration = Duration::from_millis(1);
-    let mut fds: Vec<PollFd<'_>> =
-        fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let fds = std::iter::once(bell).chain(sources.iter().map(|(_, fd)| &**fd));
+    let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let told = poll(&mut fds, None).is_ok();
     if !told {
         std::thread::sleep(MOMENT);
     }
-    let ready = fds.iter().filter(|fd| !told || !fd.revents().is_empty());
-    ready.map(|fd| fd.as_fd().as_raw_fd()).collect()
+    let ready = sources.iter().zip(&fds[1..]);
+    let ready = ready.filter(|(_, fd)| !told || !fd.revents().is_empty());
+    ready.map(|((number, _), _)| *number).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pagemap::tests::scans;
-    use std::os::fd::FromRawFd;
+    use std::os::fd::{AsRawFd, FromRawFd, RawFd};
     use std::ptr::null_mut;
 
     const PAGE: usize = 4096;

@@ -5,6 +5,7 @@
 //! because it is new, was moved, or belongs to a new program, counts as changed as a whole. So does
 //! everything if anything is in doubt: a checkpoint that failed, an image that is gone.
 
+mod direct;
 mod heard;
 mod scan;
 mod shared;
@@ -289,10 +290,11 @@ impl Session {
     /// Writes the memory of a large process while it runs, if nothing else holds it; whether it is written.
     fn write_ahead(&mut self, pid: pid_t, options: &capture::Options) -> Result<bool, EngineError> {
         let large = options.ahead.is_some_and(|least| resident(pid) >= least);
-        if !large || self.base.is_some() {
+        if !large || self.base.is_some() || direct::is_written(pid) {
             return Ok(false);
         }
         match Ahead::of(pid, &options.folder, options.codec, &self.once) {
+            Ok(Some(_)) if direct::is_written(pid) => return Ok(false),
             Ok(Some((ahead, gaps))) => {
                 self.ahead.insert(pid, ahead);
                 self.gaps.insert(pid, gaps);
@@ -312,9 +314,13 @@ impl Session {
         let known: Vec<pid_t> = known.chain(self.ahead.keys().copied()).collect();
         let mut left = MOST_COPIED;
         for pid in known {
-            let most = LITTLE.max(resident(pid) / PART).min(left);
+            let direct = direct::is_written(pid);
+            let most = if direct { 0 } else { LITTLE.max(resident(pid) / PART).min(left) };
             match Early::of(pid, most) {
                 Ok(mut early) => {
+                    if direct::is_written(pid) {
+                        early.drop_copies();
+                    }
                     early.add(&self.gaps.remove(&pid).unwrap_or_default());
                     left = left.saturating_sub(early.room());
                     self.early.insert(pid, early);
@@ -382,7 +388,7 @@ impl State {
         let begin = Instant::now();
         let mut stopped = stop::stop(roots, options.patience)?;
         for process in stopped.processes.iter_mut().filter(|process| late.contains(&process.pid)) {
-            if let Err(error) = self.watch_stopped(process) {
+            if let Err(error) = self.watch_stopped(process, &mut session.shared) {
                 session.notes.push(format!("written as a whole: {error}"));
             }
         }
@@ -393,30 +399,56 @@ impl State {
 
     /// Has all memory of a stopped process watched. One that runs could map something else meanwhile, of which a
     /// part would be watched: two mappings, where its mremap(2) needs one.
-    fn watch_stopped(&mut self, process: &mut StoppedProcess) -> Result<(), EngineError> {
-        let watched = match self.processes.entry(process.pid) {
+    fn watch_stopped(
+        &mut self,
+        process: &mut StoppedProcess,
+        shared: &mut Shared,
+    ) -> Result<(), EngineError> {
+        let State { processes, listener, .. } = self;
+        let (pid, at) = (process.pid, process.main.pid());
+        let watched = match processes.entry(pid) {
             Entry::Occupied(watched) => watched.into_mut(),
             Entry::Vacant(none) => {
-                let listener = match &mut self.listener {
-                    Some(listener) => listener,
-                    none => none.insert(Listener::new().map_err(|source| EngineError::System {
-                        pid: process.pid,
-                        what: "listen to what it does to shared memory",
-                        source,
-                    })?),
-                };
-                let watch = Watch::of(process.pid, &mut process.main, listener)?;
+                let watch = Watch::of(&mut process.main)?;
                 none.insert(Watched { watch, known: false, told: Vec::new() })
             }
         };
-        let mappings = maps::of(process.main.pid())?;
-        let added = mappings.iter().filter(|m| is_watched(m) && watched.watch.add(m)).count();
+        let mappings = maps::of(at)?;
+        if mappings.iter().any(|mapping| shared::key_of(mapping).is_some()) {
+            watched.watch.hear(pid, &mut process.main, started(pid, listener)?)?;
+        }
+        let failed = |source| EngineError::System { pid, what: "see what is watched", source };
+        let mut pages = Pages::of(at).map_err(failed)?;
+        let mut any = false;
+        for mapping in mappings.iter().filter(|mapping| is_watched(mapping)) {
+            let before = pages.is_watched((mapping.start, mapping.start + kedge_image::PAGE));
+            let added = watched.watch.add(mapping);
+            any |= added;
+            if before || !added {
+                continue;
+            }
+            // What was done to it so far was told by nobody.
+            match shared::key_of(mapping) {
+                Some(key) => shared.forget(&key),
+                None => watched.told.push((mapping.start, mapping.end)),
+            }
+        }
         // Another process has the same memory, and is watched.
-        if added == 0 {
-            self.processes.remove(&process.pid);
+        if !any {
+            processes.remove(&pid);
         }
         Ok(())
     }
+}
+
+/// The listener, which begins to listen if there was none.
+fn started(pid: pid_t, listener: &mut Option<Listener>) -> Result<&Listener, EngineError> {
+    let what = "listen to what it does to shared memory";
+    let failed = |source| EngineError::System { pid, what, source };
+    Ok(match listener {
+        Some(listener) => listener,
+        none => none.insert(Listener::new().map_err(failed)?),
+    })
 }
 
 impl Watched {

@@ -1,6 +1,7 @@
 //! Memory that processes share (shmem: MAP_SHARED without a file, memfd, System V segments): which
 //! objects there are, who maps them, and what has been written through any of these mappings.
 
+use super::direct;
 use super::heard::Heard;
 use crate::EngineError;
 use crate::capture::{Ahead, Early, Gaps, Options, Unmapped, copy_object, shown};
@@ -108,6 +109,11 @@ fn open_files() -> BTreeSet<Key> {
         Some((device_name(found.dev()), found.ino()))
     };
     descriptors.filter_map(key).collect()
+}
+
+/// Whether devices may write into memory of one who maps an object.
+fn written_by_devices(views: &[View]) -> bool {
+    views.iter().map(|view| view.pid).collect::<BTreeSet<_>>().into_iter().any(direct::is_written)
 }
 
 /// A device as /proc/PID/maps names it.
@@ -323,6 +329,7 @@ impl Shared {
         objects.retain(|_, views| bytes(views) >= LEAST);
         without_strangers(&mut objects, &self.members);
         self.seen = Seen::of(std::mem::take(&mut self.seen.everybody), objects.clone());
+        objects.retain(|_, views| !written_by_devices(views));
         // From here on it is told what is written through any of them.
         objects.retain(|_, views| changed(views, true).is_ok_and(|told| told.is_some()));
         // Who has a descriptor can write without a mapping, or by one that comes and goes. Those
@@ -339,11 +346,17 @@ impl Shared {
         let (ahead, mut gaps) = Ahead::of_objects(&numbered, &options.folder, options.codec)?;
         self.ahead = Some(ahead);
         self.written = objects.values().flatten().map(|view| view.pid).collect();
-        for (key, (number, _)) in objects.into_keys().zip(&numbered) {
+        let known = objects.into_iter().zip(&numbered);
+        for ((key, _), (number, _)) in known.filter(|((_, views), _)| !written_by_devices(views)) {
             let gaps = gaps.remove(number).unwrap_or_default();
             self.known.insert(key, Tracked { gaps, ..Tracked::default() });
         }
         Ok(())
+    }
+
+    /// Of a mapping of the object nobody knows what was written through it.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.known.remove(key);
     }
 
     /// Whether the process maps what was written while it ran.
@@ -358,14 +371,21 @@ impl Shared {
         }
         let mut objects = objects(&self.members);
         without_strangers(&mut objects, &self.members);
+        let open = open_files();
         // What nobody maps any more is in no image.
         self.known.retain(|key, tracked| {
-            let Some(views) = objects.get(key) else { return false };
+            let Some(views) = objects.get(key).filter(|_| !open.contains(key)) else {
+                return false;
+            };
+            let most = if written_by_devices(views) { 0 } else { *left };
             let Ok(Some(told)) = changed(views, true) else { return false };
             let told = joined([told, std::mem::take(&mut tracked.gaps)].concat());
-            tracked.early = Early::of_object(told, *left, |chunks, room| {
+            tracked.early = Early::of_object(told, most, |chunks, room| {
                 copy_object(views, chunks, room, Unmapped::Fails)
             });
+            if written_by_devices(views) {
+                tracked.early.drop_copies();
+            }
             *left = left.saturating_sub(tracked.early.room());
             true
         });

@@ -35,39 +35,36 @@ const MODE_WP: u64 = 2;
 #[derive(Debug)]
 pub(super) struct Watch {
     private: OwnedFd,
-    shared: Source,
+    /// Of a process that has shared memory.
+    shared: Option<Source>,
 }
 
 impl Watch {
-    /// Makes one in the stopped process of `leader`, which is `pid`, and takes it out of there. The program never
-    /// has it: the calls are made beside it.
-    pub(super) fn of(
+    /// Makes one for the private memory of the stopped process of `leader`.
+    pub(super) fn of(leader: &mut Thread) -> Result<Watch, EngineError> {
+        Ok(Watch { private: made(leader, 0)?, shared: None })
+    }
+
+    /// Has it watch shared memory, too; the stopped process of `leader` is `pid`.
+    pub(super) fn hear(
+        &mut self,
         pid: pid_t,
         leader: &mut Thread,
         listener: &Listener,
-    ) -> Result<Watch, EngineError> {
-        let ways = Ways::of(leader.pid())?;
-        let led = ways.lead(leader);
-        let both = |beside: &mut Thread| {
-            let private = make(beside, ways.out(), 0)?;
-            Ok((private, make(beside, ways.out(), EVENT_REMAP | EVENT_REMOVE)?))
-        };
-        let made = led.and_then(|()| beside(leader, &ways, both));
-        let closed = ways.close(std::iter::once(leader));
-        let (private, shared) = made?;
-        closed?;
-        Ok(Watch { private, shared: listener.add(pid, shared) })
-    }
-
-    fn fd(&self, mapping: &Mapping) -> RawFd {
-        if mapping.shared { self.shared.as_raw_fd() } else { self.private.as_raw_fd() }
+    ) -> Result<(), EngineError> {
+        if self.shared.is_none() {
+            self.shared = Some(listener.add(pid, made(leader, EVENT_REMAP | EVENT_REMOVE)?));
+        }
+        Ok(())
     }
 
     /// Watches the mapping from now on; `false` if it cannot be watched or is there no more.
     pub(super) fn add(&self, mapping: &Mapping) -> bool {
         let mut request = [mapping.start, mapping.len(), MODE_WP, 0];
-        // SAFETY: the kernel reads and writes four words.
-        unsafe { libc::ioctl(self.fd(mapping), UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
+        self.with(mapping, |fd| {
+            // SAFETY: the kernel reads and writes four words.
+            unsafe { libc::ioctl(fd, UFFDIO_REGISTER, request.as_mut_ptr()) == 0 }
+        })
     }
 
     /// Watches the mapping no more.
@@ -75,10 +72,32 @@ impl Watch {
         let piece = PIECE.max((mapping.len() / MOST_PIECES).next_multiple_of(PIECE));
         for start in (mapping.start..mapping.end).step_by(piece as usize) {
             let mut range = [start, piece.min(mapping.end - start)];
-            // SAFETY: the kernel reads two words. What it does not let go of now, it does when this is closed.
-            unsafe { libc::ioctl(self.fd(mapping), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+            self.with(mapping, |fd| {
+                // SAFETY: the kernel reads two words. What it does not let go of now, it does when this is closed.
+                unsafe { libc::ioctl(fd, UFFDIO_UNREGISTER, range.as_mut_ptr()) == 0 }
+            });
         }
     }
+
+    /// Has `ask` ask what watches the mapping; `false` if nothing does.
+    fn with(&self, mapping: &Mapping, ask: impl FnOnce(RawFd) -> bool) -> bool {
+        match &self.shared {
+            _ if !mapping.shared => ask(self.private.as_raw_fd()),
+            Some(shared) => shared.fd().is_some_and(|fd| ask(fd.as_raw_fd())),
+            None => false,
+        }
+    }
+}
+
+/// Makes a userfaultfd in the stopped process of `leader`, and takes it out of there. The program never has it: the call
+/// is made beside it.
+fn made(leader: &mut Thread, events: u64) -> Result<OwnedFd, EngineError> {
+    let ways = Ways::of(leader.pid())?;
+    let led = ways.lead(leader);
+    let made = led.and_then(|()| beside(leader, &ways, |beside| make(beside, ways.out(), events)));
+    let closed = ways.close(std::iter::once(leader));
+    let watch = made?;
+    closed.map(|()| watch)
 }
 
 /// One that tells `events`.
