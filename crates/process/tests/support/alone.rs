@@ -97,17 +97,23 @@ fn kill(pids: &[i32]) {
     }
 }
 
-/// A line for each: its id, name, state and parent, where in the kernel it waits, its command.
+/// A line for each: its id, name, state and parent, where in the kernel it waits, its command; below it, where each of
+/// its threads waits, as far as root can see.
 fn told(pids: &[i32]) -> String {
-    let read = |pid: &i32, file: &str| {
-        std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
-    };
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let line = |pid: &i32| {
-        let command = read(pid, "cmdline").replace('\0', " ");
+        let command = read(format!("/proc/{pid}/cmdline")).replace('\0', " ");
         let command: String = command.chars().take(120).collect();
-        let (stat, place) = (read(pid, "stat"), read(pid, "wchan"));
+        let stat = read(format!("/proc/{pid}/stat"));
         let stat = stat.split(' ').take(4).collect::<Vec<_>>().join(" ");
-        format!("{stat} {place} {command}")
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let threads = tasks.map(|task| {
+            let of = |file| read(format!("{}/{file}", task.path().display()));
+            let stack: Vec<String> = of("stack").lines().take(5).map(str::to_owned).collect();
+            let call = of("syscall");
+            format!("\n    {:?}: {}: {}", task.file_name(), call.trim(), stack.join(" "))
+        });
+        format!("{stat} {command}{}", threads.collect::<String>())
     };
     pids.iter().map(line).collect::<Vec<_>>().join("\n")
 }
