@@ -98,9 +98,14 @@ fn numbers(folder: &str) -> Vec<i32> {
 
 /// The children of all threads of `pid`.
 pub(crate) fn children(pid: pid_t) -> Vec<pid_t> {
-    let of = |tid| bytes(format!("/proc/{pid}/task/{tid}/children")).map(lossy);
-    let lists: Vec<String> = threads(pid).into_iter().filter_map(|tid| of(tid).ok()).collect();
-    lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|id| id.parse().ok()).collect()
+    children_by_thread(pid).into_iter().flatten().collect()
+}
+
+/// The children of each thread of `pid`, in the order in which it got them.
+pub(crate) fn children_by_thread(pid: pid_t) -> Vec<Vec<pid_t>> {
+    let of = |tid| bytes(format!("/proc/{pid}/task/{tid}/children")).map(lossy).ok();
+    let numbers = |list: String| list.split_whitespace().flat_map(str::parse).collect();
+    threads(pid).into_iter().filter_map(of).map(numbers).collect()
 }
 
 /// `/proc/PID/stat`, what the engine needs of it.

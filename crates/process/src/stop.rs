@@ -37,11 +37,10 @@ impl Roots {
         match self {
             Roots::These(pids) => pids.clone(),
             Roots::ChildrenOf { parent, except } => {
-                let mut children = proc::children(*parent);
-                children.retain(|pid| !except.contains(pid));
-                // The program's first process is the oldest; the kernel lists by thread first.
-                children.sort_by_key(|pid| (started(*pid), *pid));
-                children
+                let mut children = proc::children_by_thread(*parent);
+                children.iter_mut().for_each(|list| list.retain(|pid| !except.contains(pid)));
+                // The program's first process is the oldest.
+                by_age(children, started, largest_id())
             }
         }
     }
@@ -201,6 +200,30 @@ fn started(pid: pid_t) -> i64 {
     Stat::of(pid).map_or(i64::MAX, |stat| stat.get(Field::StartTime))
 }
 
+/// The children of a process, given by its threads: the oldest first. A thread's own are in order. Between threads the
+/// kernel tells the time in ticks of 10 ms, and in one tick the ids grow and may begin anew behind `largest`.
+fn by_age(children: Vec<Vec<pid_t>>, started: impl Fn(pid_t) -> i64, largest: pid_t) -> Vec<pid_t> {
+    let in_order = children.iter().filter(|list| !list.is_empty()).count() < 2;
+    let children = children.into_iter().flatten();
+    let mut aged: Vec<(i64, pid_t)> = children.map(|pid| (started(pid), pid)).collect();
+    if in_order {
+        aged.sort_by_key(|(tick, _)| *tick);
+    } else {
+        aged.sort_unstable();
+        for same in aged.chunk_by_mut(|a, b| a.0 == b.0) {
+            let smallest = same[0].1;
+            let begun_anew = same.partition_point(|(_, pid)| pid - smallest <= largest / 2);
+            same.rotate_left(begun_anew);
+        }
+    }
+    aged.into_iter().map(|(_, pid)| pid).collect()
+}
+
+fn largest_id() -> pid_t {
+    let told = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok();
+    told.and_then(|text| text.trim().parse().ok()).unwrap_or(pid_t::MAX)
+}
+
 /// The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are queued
 /// all the same, and would end other threads' calls.
 fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineError> {
@@ -288,6 +311,27 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn the_oldest_comes_first_also_where_ids_begin_anew() {
+        let tick = |pid: pid_t| match pid {
+            500 => 6,
+            _ => 7,
+        };
+        let order = |lists: &[&[pid_t]]| {
+            by_age(lists.iter().map(|list| list.to_vec()).collect(), tick, 32768)
+        };
+        // Orphans, given to the first thread; the program, made by another.
+        assert_eq!(order(&[&[310, 320], &[300]]), [300, 310, 320]);
+        assert_eq!(order(&[&[301, 305], &[32760]]), [32760, 301, 305]);
+        assert_eq!(order(&[&[32767, 305], &[32760]]), [32760, 32767, 305]);
+        assert_eq!(order(&[&[301], &[500]]), [500, 301]);
+        // A restarted job has the ids that it had, and its first process first.
+        assert_eq!(order(&[&[32760, 301, 305]]), [32760, 301, 305]);
+        assert_eq!(order(&[&[400, 32000]]), [400, 32000]);
+        assert_eq!(order(&[&[], &[32760, 301], &[]]), [32760, 301]);
+        assert!(order(&[]).is_empty() && largest_id() >= 301);
+    }
 
     struct Sleeper(Child);
 
