@@ -1,5 +1,5 @@
-//! A program that is checkpointed at a random moment, killed, and restarted from its image: what it printed
-//! before and after must be what it prints undisturbed.
+//! A program that is checkpointed at a random moment, killed, and restarted from its image: what it
+//! printed before and after must be what it prints undisturbed.
 
 use crate::random::fraction;
 use crate::run::{judge, run_command};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How often another moment is tried when the program had ended by then, or not begun.
 const TRIES: u32 = 20;
-/// Of these, so many at a random moment. In the others the program comes last on a loaded machine, and whoever is to
-/// meet it does not.
+/// Of these, so many at a random moment. In the others the program comes last on a loaded machine,
+/// and whoever is to meet it does not.
 const RANDOM: u32 = 10;
 /// What a program is started by that comes last.
 const NICE: [&str; 3] = ["nice", "-n", "19"];
@@ -29,8 +29,8 @@ pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
         return whole;
     }
     for attempt in 0..TRIES {
-        // Earlier with each attempt: the first run may have been the slower one. At last as soon as it is there: on a
-        // loaded machine asking takes longer than a short program.
+        // Earlier with each attempt: the first run may have been the slower one. At last as soon as
+        // it is there: on a loaded machine asking takes longer than a short program.
         let (part, patience, before) = match attempt {
             0..RANDOM => (fraction() * 0.9 / (1.0 + 0.2 * f64::from(attempt)), PATIENCE, &[][..]),
             _ => (0.0, case.limit, &NICE[..]),

@@ -40,7 +40,7 @@ impl Roots {
                 let mut children = proc::children_by_thread(*parent);
                 children.iter_mut().for_each(|list| list.retain(|pid| !except.contains(pid)));
                 // The program's first process is the oldest.
-                by_age(children, started, largest_id())
+                by_age(children, started, largest_id)
             }
         }
     }
@@ -200,9 +200,14 @@ fn started(pid: pid_t) -> i64 {
     Stat::of(pid).map_or(i64::MAX, |stat| stat.get(Field::StartTime))
 }
 
-/// The children of a process, given by its threads: the oldest first. A thread's own are in order. Between threads the
-/// kernel tells the time in ticks of 10 ms, and in one tick the ids grow and may begin anew behind `largest`.
-fn by_age(children: Vec<Vec<pid_t>>, started: impl Fn(pid_t) -> i64, largest: pid_t) -> Vec<pid_t> {
+/// Returns the children of a process, given by its threads: the oldest first. A thread's own are in
+/// order. Between threads the kernel tells the time in ticks of 10 ms, and in one tick the ids grow
+/// and may begin anew behind the `largest`.
+fn by_age(
+    children: Vec<Vec<pid_t>>,
+    started: impl Fn(pid_t) -> i64,
+    largest: impl Fn() -> pid_t,
+) -> Vec<pid_t> {
     let in_order = children.iter().filter(|list| !list.is_empty()).count() < 2;
     let children = children.into_iter().flatten();
     let mut aged: Vec<(i64, pid_t)> = children.map(|pid| (started(pid), pid)).collect();
@@ -210,9 +215,9 @@ fn by_age(children: Vec<Vec<pid_t>>, started: impl Fn(pid_t) -> i64, largest: pi
         aged.sort_by_key(|(tick, _)| *tick);
     } else {
         aged.sort_unstable();
-        for same in aged.chunk_by_mut(|a, b| a.0 == b.0) {
-            let smallest = same[0].1;
-            let begun_anew = same.partition_point(|(_, pid)| pid - smallest <= largest / 2);
+        for same in aged.chunk_by_mut(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
+            let (smallest, half) = (same[0].1, largest() / 2);
+            let begun_anew = same.partition_point(|(_, pid)| pid - smallest <= half);
             same.rotate_left(begun_anew);
         }
     }
@@ -319,7 +324,7 @@ mod tests {
             _ => 7,
         };
         let order = |lists: &[&[pid_t]]| {
-            by_age(lists.iter().map(|list| list.to_vec()).collect(), tick, 32768)
+            by_age(lists.iter().map(|list| list.to_vec()).collect(), tick, || 32768)
         };
         // Orphans, given to the first thread; the program, made by another.
         assert_eq!(order(&[&[310, 320], &[300]]), [300, 310, 320]);

@@ -36,9 +36,9 @@ pub(super) struct Context {
 /// What cuCtxGetLimit tells: CUlimit values in their order. Stack size, printf buffer and device
 /// heap, bytes; sync depth and pending launches of the device runtime; L2 fetch granularity and
 /// persisting L2, bytes; shared memory of a block, bytes; whether the context runs beside graphics
-/// (CIG); two that nobody can ask for. All but stack and heap are kept and mean nothing: output goes to the host at once, there
+/// (CIG). All but stack and heap are kept and mean nothing: output goes to the host at once, there
 /// is no L2, and no context runs beside graphics.
-type Limits = [u64; 11];
+type Limits = [u64; CIG_FALLBACK as usize];
 
 /// An interpreter's frames are not compacted as compiled ones are: a thread gets no less than this
 /// however small the program's limit is.
@@ -52,8 +52,6 @@ const DEFAULT_LIMITS: Limits = [
     64,
     0,
     spec::SHARED_PER_BLOCK_OPTIN as u64,
-    0,
-    0,
     0,
 ];
 /// CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.

@@ -1,6 +1,7 @@
-//! Memory that devices write. A read by O_DIRECT pins its pages and marks them as written when it begins; what arrives
-//! later tells nothing. So such a page may change behind a look that has protected it, and only in the pause, when all
-//! calls have returned, are its bytes those that count.
+//! Memory that devices write. A read by O_DIRECT pins its pages and marks them as written when it
+//! begins; what arrives later tells nothing. So such a page may change behind a look that has
+//! protected it, and only in the pause, when all calls have returned, are its bytes those that
+//! count.
 
 use crate::proc;
 use libc::pid_t;
@@ -8,8 +9,8 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Whether the process has a descriptor by which devices write into its memory. One that is closed while it is being
-/// read by another thread is not found.
+/// Whether the process has a descriptor by which devices write into its memory. One that is closed
+/// while it is being read by another thread is not found.
 pub(super) fn is_written(pid: pid_t) -> bool {
     let at = proc::reach(pid);
     let descriptors = fs::read_dir(format!("/proc/{at}/fdinfo")).into_iter().flatten().flatten();

@@ -1,7 +1,8 @@
-//! What programs do to mappings of shared memory, as the kernel says it at once: they map it a second time or elsewhere
-//! (mremap), and take pages out of it (MADV_REMOVE) or out of their mapping of it (MADV_DONTNEED). Page tables do not
-//! tell it: a second mapping may be gone again when they are looked at, and a page that was taken out comes back at the
-//! next look at it, as unchanged.
+//! What programs do to mappings of shared memory, as the kernel says it at once: they map it a
+//! second time or elsewhere (mremap), and take pages out of it (MADV_REMOVE) or out of their
+//! mapping of it (MADV_DONTNEED). Page tables do not tell it: a second mapping may be gone again
+//! when they are looked at, and a page that was taken out comes back at the next look at it, as
+//! unchanged.
 //!
 //! The program waits until it was heard. So this has a thread of its own, which does nothing else.
 
@@ -108,8 +109,8 @@ impl Listener {
         Source { number, fd: open, room: Arc::clone(&self.room) }
     }
 
-    /// What the stopped processes have done since this was asked last. Whatever they did is heard: they could not have
-    /// stopped before.
+    /// What the stopped processes have done since this was asked last. Whatever they did is heard:
+    /// they could not have stopped before.
     pub(super) fn take(&self) -> BTreeMap<pid_t, Heard> {
         take(&mut self.room.state().heard)
     }
@@ -162,7 +163,8 @@ impl Room {
         (!state.over).then(sources)
     }
 
-    /// Reads what there is; who did it goes on with that, and may have stopped when this gives the state free.
+    /// Reads what there is; who did it goes on with that, and may have stopped when this gives the
+    /// state free.
     fn read(&self, ready: &[u64]) {
         let State { sources, heard, .. } = &mut *self.state();
         let _ = read(&self.bell, &mut [0u8; 8]);
@@ -186,8 +188,8 @@ impl Room {
     }
 }
 
-/// Waits until the bell rings or some of `sources` can be read, and returns these: all of them after a moment, if that
-/// cannot be told.
+/// Waits until the bell rings or some of `sources` can be read, and returns these: all of them
+/// after a moment, if that cannot be told.
 fn wait(bell: &OwnedFd, sources: &[(u64, Arc<OwnedFd>)]) -> Vec<u64> {
     const MOMENT: Duration = Duration::from_millis(1);
     let fds = std::iter::once(bell).chain(sources.iter().map(|(_, fd)| &**fd));
@@ -215,8 +217,8 @@ mod tests {
     fn memory() -> (*mut libc::c_void, OwnedFd) {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, wherever the kernel puts it; the calls read and write three and four words, and make a
-        // descriptor that is nobody else's.
+        // SAFETY: a new mapping, wherever the kernel puts it; the calls read and write three and
+        // four words, and make a descriptor that is nobody else's.
         unsafe {
             let at = libc::mmap(null_mut(), PAGES * PAGE, access, flags, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -253,7 +255,8 @@ mod tests {
         assert_eq!(listener.take(), [(7, Heard { remapped: false, removed })].into());
         assert_eq!(listener.take(), BTreeMap::new());
         advise(3, libc::MADV_REMOVE);
-        // SAFETY: a second mapping of it, wherever the kernel puts it, and both are taken away at the end.
+        // SAFETY: a second mapping of it, wherever the kernel puts it, and both are taken away at
+        // the end.
         unsafe {
             let again = libc::mremap(at, 0, PAGES * PAGE, libc::MREMAP_MAYMOVE);
             assert_ne!(again, libc::MAP_FAILED);

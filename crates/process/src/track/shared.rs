@@ -111,9 +111,15 @@ fn open_files() -> BTreeSet<Key> {
     descriptors.filter_map(key).collect()
 }
 
-/// Whether devices may write into memory of one who maps an object.
-fn written_by_devices(views: &[View]) -> bool {
-    views.iter().map(|view| view.pid).collect::<BTreeSet<_>>().into_iter().any(direct::is_written)
+/// Returns those who map one of the objects and into whose memory devices may write.
+fn written_by_devices(objects: &BTreeMap<Key, Vec<View>>) -> BTreeSet<pid_t> {
+    let pids: BTreeSet<pid_t> = objects.values().flatten().map(|view| view.pid).collect();
+    pids.into_iter().filter(|pid| direct::is_written(*pid)).collect()
+}
+
+/// Whether one of `pids` has one of the views.
+fn shown_to(pids: &BTreeSet<pid_t>, views: &[View]) -> bool {
+    views.iter().any(|view| pids.contains(&view.pid))
 }
 
 /// A device as /proc/PID/maps names it.
@@ -329,9 +335,12 @@ impl Shared {
         objects.retain(|_, views| bytes(views) >= LEAST);
         without_strangers(&mut objects, &self.members);
         self.seen = Seen::of(std::mem::take(&mut self.seen.everybody), objects.clone());
-        objects.retain(|_, views| !written_by_devices(views));
+        let direct = written_by_devices(&objects);
+        objects.retain(|_, views| !shown_to(&direct, views));
         // From here on it is told what is written through any of them.
         objects.retain(|_, views| changed(views, true).is_ok_and(|told| told.is_some()));
+        let direct = written_by_devices(&objects);
+        objects.retain(|_, views| !shown_to(&direct, views));
         // Who has a descriptor can write without a mapping, or by one that comes and goes. Those
         // that are closed by now cannot be had again.
         if !objects.is_empty() {
@@ -346,8 +355,7 @@ impl Shared {
         let (ahead, mut gaps) = Ahead::of_objects(&numbered, &options.folder, options.codec)?;
         self.ahead = Some(ahead);
         self.written = objects.values().flatten().map(|view| view.pid).collect();
-        let known = objects.into_iter().zip(&numbered);
-        for ((key, _), (number, _)) in known.filter(|((_, views), _)| !written_by_devices(views)) {
+        for (key, (number, _)) in objects.into_keys().zip(&numbered) {
             let gaps = gaps.remove(number).unwrap_or_default();
             self.known.insert(key, Tracked { gaps, ..Tracked::default() });
         }
@@ -372,27 +380,30 @@ impl Shared {
         let mut objects = objects(&self.members);
         without_strangers(&mut objects, &self.members);
         let open = open_files();
+        let mut direct = written_by_devices(&objects);
         // What nobody maps any more is in no image.
         self.known.retain(|key, tracked| {
             let Some(views) = objects.get(key).filter(|_| !open.contains(key)) else {
                 return false;
             };
-            let most = if written_by_devices(views) { 0 } else { *left };
             let Ok(Some(told)) = changed(views, true) else { return false };
-            let told = joined([told, std::mem::take(&mut tracked.gaps)].concat());
+            tracked.gaps = joined([told, std::mem::take(&mut tracked.gaps)].concat());
+            true
+        });
+        direct.append(&mut written_by_devices(&objects));
+        for (key, tracked) in &mut self.known {
+            let views = objects.get(key).map_or(&[][..], Vec::as_slice);
+            let most = if shown_to(&direct, views) { 0 } else { *left };
+            let told = std::mem::take(&mut tracked.gaps);
             tracked.early = Early::of_object(told, most, |chunks, room| {
                 copy_object(views, chunks, room, Unmapped::Fails)
             });
-            if written_by_devices(views) {
-                tracked.early.drop_copies();
-            }
             *left = left.saturating_sub(tracked.early.room());
-            true
-        });
+        }
     }
 
-    /// The job stands still: these are its processes, zombies included, and that was heard of them. What nobody can
-    /// vouch for is not known any more.
+    /// The job stands still: these are its processes, zombies included, and that was heard of
+    /// them. What nobody can vouch for is not known any more.
     pub(crate) fn stand_still(
         &mut self,
         everybody: impl IntoIterator<Item = pid_t>,

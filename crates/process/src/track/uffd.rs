@@ -1,6 +1,6 @@
-//! Two userfaultfds that watch another process's memory for writes. The kernel itself lets a write go on and clears the
-//! page's mark (WP_ASYNC, Linux 6.7). Nobody reads the one for private memory; of shared memory more is to be known
-//! ([`heard`](super::heard)).
+//! Two userfaultfds that watch another process's memory for writes. The kernel itself lets a write
+//! go on and clears the page's mark (WP_ASYNC, Linux 6.7). Nobody reads the one for private memory;
+//! of shared memory more is to be known ([`heard`](super::heard)).
 
 use super::heard::{Listener, Source};
 use crate::freeze::beside;
@@ -19,7 +19,8 @@ const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 /// `_IOR(0xaa, 1, struct uffdio_range)`.
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
-/// The kernel walks what is watched no more, with all of the process's mappings locked: a millisecond's worth at a time.
+/// The kernel walks what is watched no more, with all of the process's mappings locked: a
+/// millisecond's worth at a time.
 const PIECE: u64 = 32 << 20;
 /// Reservations are large, and little of them is there.
 const MOST_PIECES: u64 = 1024;
@@ -73,7 +74,8 @@ impl Watch {
         for start in (mapping.start..mapping.end).step_by(piece as usize) {
             let mut range = [start, piece.min(mapping.end - start)];
             self.with(mapping, |fd| {
-                // SAFETY: the kernel reads two words. What it does not let go of now, it does when this is closed.
+                // SAFETY: the kernel reads two words. What it does not let go of now, it does when
+                // this is closed.
                 unsafe { libc::ioctl(fd, UFFDIO_UNREGISTER, range.as_mut_ptr()) == 0 }
             });
         }
@@ -89,8 +91,8 @@ impl Watch {
     }
 }
 
-/// Makes a userfaultfd in the stopped process of `leader`, and takes it out of there. The program never has it: the call
-/// is made beside it.
+/// Makes a userfaultfd in the stopped process of `leader`, and takes it out of there. The program
+/// never has it: the call is made beside it.
 fn made(leader: &mut Thread, events: u64) -> Result<OwnedFd, EngineError> {
     let ways = Ways::of(leader.pid())?;
     let led = ways.lead(leader);

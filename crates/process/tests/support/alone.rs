@@ -1,4 +1,5 @@
-//! One test at a time, none for ever, and nothing left of one that failed: a later test would wait for its processes.
+//! One test at a time, none for ever, and nothing left of one that failed: a later test would wait
+//! for its processes.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
 use super::survive::rounds;
@@ -97,8 +98,8 @@ fn kill(pids: &[i32]) {
     }
 }
 
-/// A line for each: its id, name, state and parent, where in the kernel it waits, its command; below it, where each of
-/// its threads waits, as far as root can see.
+/// A line for each: its id, name, state and parent, where in the kernel it waits, its command;
+/// below it, where each of its threads waits, as far as root can see.
 fn told(pids: &[i32]) -> String {
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let line = |pid: &i32| {

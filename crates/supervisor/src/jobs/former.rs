@@ -1,5 +1,5 @@
-//! What an ended job has left, put aside while another one of its name begins. One that never comes to be gives it back,
-//! also if it is killed.
+//! What an ended job has left, put aside while another one of its name begins. One that never comes
+//! to be gives it back, also if it is killed.
 
 use std::fs;
 use std::io;
