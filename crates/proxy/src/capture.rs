@@ -2,16 +2,18 @@
 //! still, written while both go on.
 
 use crate::changes::{Key, Tracked, Written, blocks};
-use crate::gate::Parked;
+use crate::dispatch::Dispatcher;
+use crate::executor::{NearEnd, Stored};
 use crate::record::{Image, Step};
 use crate::saved::DevicePiece;
 use crate::work;
+use kedge_control::joblog::JobLog;
 use kedge_control::proxy::BENCH_DISCARD;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
-use kedge_device::{Code, Digests, Drained, Piece, Snapshot, SnapshotError};
+use kedge_device::{Code, Digests, Piece, Snapshot, SnapshotError};
 use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
-use kedge_image::{Choice, Encoded, FileEntry, ImageError, ImageWriter, PAGE};
+use kedge_image::{Choice, Encoded, ImageError, ImageWriter, PAGE};
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
 use std::io;
@@ -38,6 +40,8 @@ pub(crate) enum CaptureError {
     TooMuch(#[from] TooLong),
     #[error("this image builds on another: only one that holds all (--full) is held")]
     Part,
+    #[error("cannot draw random keys: {0}")]
+    Keys(io::Error),
     #[error("cannot look at pinned memory: {0}")]
     Arena(io::Error),
     #[error(transparent)]
@@ -61,19 +65,8 @@ pub(crate) struct Capture {
 }
 
 /// Whether what devices held is read and summed, and not written.
-pub(crate) fn discards() -> bool {
+fn discards() -> bool {
     std::env::var_os(BENCH_DISCARD).is_some()
-}
-
-/// What was written.
-pub(crate) struct Stored {
-    pub(crate) entry: FileEntry,
-    /// Whether it refers to the file before it.
-    pub(crate) builds: bool,
-    /// What the next can refer to.
-    pub(crate) tracked: Option<Tracked>,
-    /// What left the devices for it.
-    pub(crate) drained: Drained,
 }
 
 enum Source {
@@ -82,27 +75,16 @@ enum Source {
     Arena(Vec<u8>),
 }
 
-/// What of the client does not change.
-#[derive(Debug, Clone)]
-pub(crate) struct Identity {
-    pub(crate) gpu: String,
-    pub(crate) hello: kedge_protocol::Hello,
-    pub(crate) client_memory: bool,
-    /// As it was told of them, wherever it is by now.
-    pub(crate) devices: Vec<kedge_protocol::DeviceInfo>,
-}
-
 impl Capture {
     /// Takes it. All is at rest.
     pub(crate) fn take(
-        parked: &Parked<'_>,
-        identity: &Identity,
-        shared: BorrowedFd<'_>,
+        dispatcher: &Dispatcher,
+        near: &NearEnd<'_>,
         tracked: Option<Tracked>,
     ) -> Result<Capture, CaptureError> {
-        let backend = parked.dispatcher.backend();
-        let host = parked.dispatcher.host();
-        let sharing = parked.dispatcher.sharing.save()?;
+        let (backend, host) = (dispatcher.backend(), dispatcher.host());
+        let NearEnd { identity, shared, position } = *near;
+        let sharing = dispatcher.sharing.save()?;
         let known = tracked.as_ref().map(|tracked| &**tracked.known());
         let snapshot = kedge_device::snapshots(backend)?.snapshot(known)?;
         let mut objects = Objects { tracked, objects: Vec::new(), sources: Vec::new() };
@@ -115,7 +97,7 @@ impl Capture {
             let object = SavedObject::Arena { start, bytes };
             objects.add(Key::Arena(start, bytes), object, Source::Arena(copy));
         }
-        let steps = save_steps(parked.dispatcher.record.steps(), &mut objects)?;
+        let steps = save_steps(dispatcher.record.steps(), &mut objects)?;
         let Objects { tracked, objects, sources } = objects;
         let saved = SavedProxy {
             version: saved::VERSION,
@@ -124,7 +106,7 @@ impl Capture {
             driver_version: backend.driver_version(),
             client_memory: identity.client_memory,
             devices: List::new(identity.devices.clone())?,
-            position: parked.server.position(),
+            position,
             faults: List::new(host.faults.all())?,
             output: List::new(host.copy_output())?,
             objects: List::new(objects)?,
@@ -140,11 +122,19 @@ impl Capture {
         self.saved.objects.iter().fold(0, |sum, (_, object)| sum.saturating_add(object.bytes()))
     }
 
-    /// Writes it to the new file `path`.
-    pub(crate) fn write(mut self, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+    /// Writes it to the new file `path`: what the next can refer to comes with it.
+    pub(crate) fn write(
+        mut self,
+        path: &Path,
+        codec: Choice,
+        log: &JobLog,
+    ) -> Result<(Stored, Option<Tracked>), CaptureError> {
         // A restart soon after takes a tenth of the time that reading from a disk takes.
         let mut writer = ImageWriter::create(path)?.cached();
         if discards() {
+            log.line(&format!(
+                "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"
+            ));
             writer = writer.discarding();
         }
         self.write_section(&writer)?;
@@ -166,7 +156,7 @@ impl Capture {
         if let Some(tracked) = &mut tracked {
             tracked.succeed(entry.checksum, written);
         }
-        Ok(Stored { entry, builds, tracked, drained: self.snapshot.drained() })
+        Ok((Stored { entry, builds, drained: self.snapshot.drained() }, tracked))
     }
 
     /// What the file has now; the digests that were computed as it was written.

@@ -1,15 +1,12 @@
 //! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy goes on.
 
-use crate::capture::{Capture, CaptureError, Identity, Stored, discards};
-use crate::changes::Tracked;
+use crate::executor::{Build, Captured, Identity, NearEnd, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
-use crate::sharing::Sharing;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
-use kedge_control::proxy::{Answer, BENCH_DISCARD, Order, SEND_LIMIT};
+use kedge_control::proxy::{Answer, Order, SEND_LIMIT};
 use kedge_control::sharing::MAX_SHARES;
-use kedge_device::{Backend, Drained};
-use kedge_device_nvidia::CacheLimits;
+use kedge_device::Drained;
 use kedge_image::{Choice, FileEntry};
 use kedge_socket::Channel;
 use kedge_transport::Server;
@@ -20,14 +17,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A proxy waits for orders as long as it lives.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// A capture may have to move all of a device's memory over its bus.
 const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
 /// Swapping out packs it as well.
-const LEAVE_LIMIT: Duration = Duration::from_secs(1200);
+const SWAP_LIMIT: Duration = Duration::from_secs(1200);
 /// Why a gated dispatcher does not answer.
 const BUSY: &str = "its dispatcher does not come to it";
 
@@ -54,7 +51,7 @@ impl Inodes {
 pub(crate) struct Serving {
     pub(crate) channel: Channel,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) room: Arc<dyn Room>,
     pub(crate) identity: Identity,
     /// The client's process.
     pub(crate) client: u32,
@@ -63,8 +60,6 @@ pub(crate) struct Serving {
     pub(crate) log: Arc<JobLog>,
     /// Where the job's keeper answers.
     pub(crate) keeper: Option<PathBuf>,
-    /// What snapshots may take.
-    pub(crate) cache: CacheLimits,
 }
 
 impl Serving {
@@ -74,9 +69,9 @@ impl Serving {
 
     /// Obeys until the supervisor has gone.
     fn run(&self) {
-        let (mut closed, mut held) = (None, Held::default());
+        let (mut closed, mut captured) = (None, None);
         while let Ok((order, _)) = self.channel.receive::<Order>(FOREVER) {
-            let answer = self.obey(order, &mut closed, &mut held);
+            let answer = self.obey(order, &mut closed, &mut captured);
             let answer = answer.unwrap_or_else(|error| {
                 self.log.line(&format!("checkpoint: {error}"));
                 Answer::Failed { why: Text::truncated(error) }
@@ -91,7 +86,7 @@ impl Serving {
         &'a self,
         order: Order,
         closed: &mut Option<Closed<'a>>,
-        held: &mut Held,
+        captured: &mut Option<Box<dyn Captured>>,
     ) -> Result<Answer, String> {
         let yes = |yes| Ok(if yes { Answer::Yes {} } else { Answer::No {} });
         match (order, &closed) {
@@ -108,58 +103,53 @@ impl Serving {
             }
             (Order::Rest { within_ms }, Some(gate)) => {
                 let limit = milliseconds(within_ms);
-                let rests = gate.ask(2 * limit + CAPTURE_LIMIT, move |parked| {
-                    // What is not on the devices is not at rest there.
-                    parked.dispatcher.try_come_back()
-                        && until(limit, || parked.dispatcher.at_rest())
-                });
+                let rests =
+                    gate.ask(2 * limit + CAPTURE_LIMIT, move |parked| parked.executor.rest(limit));
                 yes(rests == Some(true))
             }
             (Order::Step { within_ms }, Some(gate)) => {
                 let limit = milliseconds(within_ms);
                 let stepped =
-                    gate.ask(limit + CAPTURE_LIMIT, move |parked| until(limit, || parked.step()));
+                    gate.ask(limit + CAPTURE_LIMIT, move |parked| parked.step_within(limit));
                 yes(stepped == Some(true))
             }
             (Order::Capture { track, parent }, Some(gate)) => {
-                let tracked = held.track(track)?.map(|mut tracked| {
-                    tracked.build_on(parent);
-                    tracked
-                });
                 let (identity, shared) = (self.identity.clone(), self.shared.clone());
                 let taken = gate.ask(CAPTURE_LIMIT, move |parked| {
-                    Capture::take(parked, &identity, shared.as_fd(), tracked)
+                    let (shared, position) = (shared.as_fd(), parked.server.position());
+                    let near = NearEnd { identity: &identity, shared, position };
+                    parked.executor.capture(&near, Build { track, parent })
                 });
                 let taken = taken.ok_or("it takes too long to copy its memory")?;
-                let taken = taken.map_err(|error: CaptureError| error.to_string())?;
+                let taken = taken.map_err(|error| error.to_string())?;
                 let bytes = taken.bytes();
-                held.captured = Some(taken);
+                *captured = Some(taken);
                 Ok(Answer::Captured { bytes })
             }
             (Order::Shares {}, Some(gate)) => {
-                let told = gate.ask(CAPTURE_LIMIT, |parked| shares(&mut parked.dispatcher.sharing));
-                told.ok_or(BUSY)?
+                let told = gate.ask(CAPTURE_LIMIT, |parked| parked.executor.shares());
+                shares(told.ok_or(BUSY)?.map_err(|error| error.to_string())?)
             }
             (Order::Adopt { what }, Some(gate)) => {
-                let adopted = gate.ask(CAPTURE_LIMIT, move |parked| parked.dispatcher.adopt(what));
+                let adopted = gate.ask(CAPTURE_LIMIT, move |parked| parked.executor.adopt(what));
                 let name = adopted.ok_or(BUSY)?.map_err(|error| error.to_string())?;
                 Ok(Answer::Adopted { name })
             }
             (Order::Bind { borrows }, Some(gate)) => {
                 let bound = gate.ask(CAPTURE_LIMIT, move |parked| {
-                    parked.dispatcher.sharing.bind(borrows.into_inner());
+                    parked.executor.bind(borrows.into_inner());
                 });
                 bound.ok_or(BUSY)?;
                 yes(true)
             }
             (Order::Leave {}, Some(gate)) => {
-                let cache = self.cache;
-                let left = gate.ask(LEAVE_LIMIT, move |parked| parked.dispatcher.leave(cache));
-                let bytes = left.ok_or("it takes too long to copy its memory")??;
+                let gone = gate.ask(SWAP_LIMIT, |parked| parked.executor.swap_out());
+                let gone = gone.ok_or("it takes too long to copy its memory")?;
+                let bytes = gone.map_err(|error| error.to_string())?;
                 Ok(Answer::Captured { bytes })
             }
             (Order::Prepare { track, full }, _) => {
-                if let Err(error) = held.prepare(&*self.backend, track, full) {
+                if let Err(error) = self.room.prepare(track, full) {
                     self.log.line(&format!("cannot make room for a checkpoint as yet: {error}"));
                 }
                 yes(true)
@@ -169,27 +159,21 @@ impl Serving {
                 yes(true)
             }
             (Order::Write { path, codec }, _) => {
-                let capture = held.captured.take().ok_or("nothing was captured")?;
+                let capture = captured.take().ok_or("nothing was captured")?;
                 let codec: Choice = codec.parse().map_err(|_| "no such codec")?;
                 let path = PathBuf::from(path.into_inner());
-                if discards() {
-                    self.log.line(&format!(
-                        "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"
-                    ));
-                }
                 let stored = capture.write(&path, codec).map_err(|error| error.to_string())?;
-                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, tracked, drained } =
-                    stored;
+                let Stored { entry: FileEntry { bytes, checksum, .. }, builds, drained } = stored;
                 if drained.bytes > 0 {
                     self.log.note(&told(drained));
                 }
-                held.tracked = tracked.or(held.tracked.take());
                 Ok(Answer::Written { bytes, checksum, builds })
             }
             (Order::Hold { image, file }, _) => {
-                let capture = held.captured.as_ref().ok_or("nothing was captured")?;
+                let capture = captured.as_ref().ok_or("nothing was captured")?;
+                let nearby = capture.nearby().ok_or("its devices are on another host")?;
                 let keeper = self.keeper.as_ref().ok_or("nobody holds anything here")?;
-                let holding = capture.hold(self.cache).map_err(|error| error.to_string())?;
+                let holding = nearby.hold().map_err(|error| error.to_string())?;
                 let image = PathBuf::from(image.into_inner());
                 let parts: Vec<BorrowedFd<'_>> =
                     holding.parts.iter().map(|part| part.fd.as_fd()).collect();
@@ -204,7 +188,7 @@ impl Serving {
                 yes(true)
             }
             (Order::Forget {}, _) => {
-                held.captured = None;
+                *captured = None;
                 yes(true)
             }
             (
@@ -225,44 +209,13 @@ impl Serving {
     }
 }
 
-/// What is kept from order to order.
-#[derive(Default)]
-struct Held {
-    captured: Option<Capture>,
-    /// What the next capture can build on. It goes with a capture, and is lost with one that fails: then the
-    /// next is a whole one.
-    tracked: Option<Tracked>,
-}
-
-impl Held {
-    /// What a capture is to follow changes by, if it is to.
-    fn track(&mut self, track: bool) -> Result<Option<Tracked>, String> {
-        if !track {
-            return Ok(None);
-        }
-        let tracked = self.tracked.take().map_or_else(Tracked::new, Ok);
-        tracked.map(Some).map_err(|error| format!("cannot draw random keys: {error}"))
-    }
-
-    fn prepare(&mut self, backend: &dyn Backend, track: bool, full: bool) -> Result<(), String> {
-        let tracked = self.track(track)?;
-        let known = tracked.as_ref().map(|tracked| {
-            if full { tracked.nothing_known() } else { Arc::clone(tracked.known()) }
-        });
-        self.tracked = tracked.or(self.tracked.take());
-        let snapshots = kedge_device::snapshots(backend).map_err(|error| error.to_string())?;
-        snapshots.prepare_snapshot(known.as_deref()).map_err(|error| error.to_string())
-    }
-}
-
 /// What is shared, as an answer.
-fn shares(sharing: &mut Sharing) -> Result<Answer, String> {
-    let shares = sharing.shares().map_err(|error| error.to_string())?;
+fn shares(Shares { shares, released }: Shares) -> Result<Answer, String> {
     let count = shares.len();
     let shares = List::new(shares).map_err(|_| {
         format!("it shares {count} pieces of memory and events with others: {MAX_SHARES} at most are kept")
     })?;
-    let released = List::new(sharing.released()).unwrap_or_default();
+    let released = List::new(released).unwrap_or_default();
     Ok(Answer::Shares { pid: std::process::id(), shares, released })
 }
 
@@ -274,22 +227,6 @@ fn told(drained: Drained) -> String {
 
 fn milliseconds(number: u32) -> Duration {
     Duration::from_millis(number.into())
-}
-
-/// Asks `reached` again and again, less and less often, for `limit` at most.
-fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
-    let begin = Instant::now();
-    let mut pause = Duration::from_micros(20);
-    loop {
-        if reached() {
-            return true;
-        }
-        if begin.elapsed() > limit {
-            return false;
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(1));
-    }
 }
 
 /// The file of an image that an order names.

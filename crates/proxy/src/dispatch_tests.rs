@@ -5,12 +5,14 @@ use crate::dispatch::Dispatcher;
 use crate::fake::Fake;
 use crate::gate::Gate;
 use crate::host::ProxyHost;
-use crate::serve::dispatch_all;
+use crate::local::Local;
+use crate::serve::execute_all;
 use crate::watch;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::SHARED_BASE;
 use kedge_device::Backend;
+use kedge_device_nvidia::CacheLimits;
 use kedge_protocol::*;
 use kedge_transport::Client;
 use kedge_wire::Text;
@@ -43,7 +45,8 @@ fn connected() -> (Client, Arc<AtomicU64>) {
         let socket = server.socket().try_clone_to_owned().unwrap();
         let dispatcher = Dispatcher::new(backend, host.clone(), socket);
         let gate = Gate::new(server.nudge());
-        dispatch_all(server, dispatcher, &host, &gate, Duration::from_micros(20))
+        let executor = Box::new(Local::new(dispatcher, host.clone(), CacheLimits::default()));
+        execute_all(server, executor, &host, &gate, Duration::from_micros(20))
     });
     create(&client, CTX, StreamId(1));
     let stream = Post::StreamCreate { stream: STREAM, ctx: CTX, blocking: true, priority: 0 };

@@ -1,26 +1,34 @@
-//! The gate between the ring and the devices: closed, nothing is dispatched, and the dispatcher's
-//! thread does what it is asked to instead.
+//! The gate between the ring and the devices: closed, no message is carried out, and the thread that
+//! would do what it is asked to instead.
 
-use crate::dispatch::Dispatcher;
+use crate::executor::Executor;
+use crate::host::ProxyHost;
+use crate::wait::until;
 use kedge_transport::{Nudge, Server};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the dispatcher's thread has, while the gate is closed.
+/// What that thread has, while the gate is closed.
 pub(crate) struct Parked<'a> {
-    pub(crate) dispatcher: &'a mut Dispatcher,
+    pub(crate) executor: &'a mut dyn Executor,
     pub(crate) server: &'a mut Server,
 }
 
 impl Parked<'_> {
-    /// Dispatches one message, if there is one: whether there was. A broken ring is found out again when
-    /// the gate is open.
-    pub(crate) fn step(&mut self) -> bool {
+    /// Carries out one message, once there is one, within `limit`: whether there was. A broken ring
+    /// is found out again when the gate is open.
+    pub(crate) fn step_within(&mut self, limit: Duration) -> bool {
+        let stepped = until(limit, || self.step());
+        self.executor.flush();
+        stepped
+    }
+
+    fn step(&mut self) -> bool {
         match self.server.try_next() {
             Ok(Some(incoming)) => {
-                self.dispatcher.dispatch(incoming);
+                self.executor.execute(incoming);
                 true
             }
             _ => false,
@@ -59,21 +67,21 @@ impl Gate {
 
     /// Asked before each message: returns when the gate is open.
     #[inline]
-    pub(crate) fn pass(&self, dispatcher: &mut Dispatcher, server: &mut Server) {
+    pub(crate) fn pass(&self, executor: &mut dyn Executor, server: &mut Server, host: &ProxyHost) {
         if self.closed.load(Ordering::Relaxed) {
-            self.park(&mut Parked { dispatcher, server });
+            self.park(&mut Parked { executor, server }, host);
         }
     }
 
     #[cold]
-    fn park(&self, parked: &mut Parked<'_>) {
+    fn park(&self, parked: &mut Parked<'_>, host: &ProxyHost) {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
-        parked.dispatcher.host().parked.store(true, Ordering::Relaxed);
+        host.parked.store(true, Ordering::Relaxed);
         // They end when the gate is opened.
         while let Some(Ok(job)) = jobs.as_ref().map(Receiver::recv) {
             job(parked);
         }
-        parked.dispatcher.host().parked.store(false, Ordering::Relaxed);
+        host.parked.store(false, Ordering::Relaxed);
     }
 }
 

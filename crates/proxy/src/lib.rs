@@ -16,6 +16,7 @@ mod crossing_tests;
 mod dispatch;
 #[cfg(test)]
 mod dispatch_tests;
+mod executor;
 #[cfg(test)]
 mod fake;
 mod faults;
@@ -24,6 +25,7 @@ mod hold;
 mod host;
 mod host_fns;
 mod likeness;
+mod local;
 pub mod management;
 pub mod options;
 mod output;
@@ -39,6 +41,7 @@ mod sharing;
 mod swap;
 mod tickets;
 mod visible;
+mod wait;
 pub mod warm;
 mod watch;
 mod work;

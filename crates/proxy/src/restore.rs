@@ -6,9 +6,11 @@ use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::crossing::{Crossing, CrossingError, Part};
 use crate::dispatch::Dispatcher;
+use crate::executor::Executor;
 use crate::hold;
 use crate::host::ProxyHost;
 use crate::likeness;
+use crate::local::Local;
 use crate::options::Options;
 use crate::phases::Phases;
 use crate::record::{Image, Step};
@@ -64,7 +66,7 @@ const READERS: usize = 16;
 /// A client's devices, as they were.
 pub(crate) struct Restored {
     pub(crate) server: Server,
-    pub(crate) dispatcher: Dispatcher,
+    pub(crate) executor: Box<dyn Executor>,
     pub(crate) host: Arc<ProxyHost>,
     pub(crate) saved: SavedProxy,
     pub(crate) shared: OwnedFd,
@@ -156,7 +158,8 @@ pub(crate) fn restore(
         host.output(*target, bytes);
     }
     host.set_dispatched(saved.position);
-    Ok(Restored { server, dispatcher, host, saved, shared })
+    let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
+    Ok(Restored { server, executor, host, saved, shared })
 }
 
 /// What the program has been told of its devices must stay true.

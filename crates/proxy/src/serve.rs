@@ -1,12 +1,13 @@
 //! One client, from handshake to end.
 
 use crate::backend::{self, BuildError, Ready};
-use crate::capture::Identity;
 use crate::client_memory::ClientMemory;
 use crate::control::{Inodes, Serving};
 use crate::dispatch::Dispatcher;
+use crate::executor::{Executor, Identity};
 use crate::gate::Gate;
 use crate::host::ProxyHost;
+use crate::local::Local;
 use crate::options::Options;
 use crate::restore::{self, Restored};
 use crate::{warm, watch};
@@ -15,7 +16,6 @@ use kedge_control::keeper::MAX_PARTS;
 use kedge_control::proxy::{Answer, EXIT_BUG, Order};
 use kedge_protocol::{Refusal, Welcome};
 use kedge_socket::{Channel, SocketError};
-use kedge_transport::processors_to_spare;
 use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
 use kedge_wire::{List, Text};
 use std::convert::Infallible;
@@ -124,7 +124,8 @@ fn serve_accepted(
     let pid = identity.hello.pid;
     let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
     let dispatcher = Dispatcher::new(backend, host.clone(), socket);
-    let connected = Connected { server, dispatcher, host, identity, shared, pid };
+    let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
+    let connected = Connected { server, executor, host, identity, shared, pid };
     connected.run(client, control, options, log)
 }
 
@@ -177,7 +178,7 @@ fn replace(
     // Of a client in another namespace, its descriptor alone says which process that is here.
     let client = fds.pop().map_or_else(|| watch::pidfd(pid), Ok).map_err(ServeError::Watch)?;
     let here = if options.warm { watch::process_of(&client) } else { Ok(pid) };
-    let Restored { server, dispatcher, host, saved, shared } = restored;
+    let Restored { server, executor, host, saved, shared } = restored;
     host.client_is(here.map_err(ServeError::Watch)?);
     let (program, path) = (&*saved.hello.program, path.display());
     log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
@@ -187,7 +188,7 @@ fn replace(
     let devices = saved.devices.into_inner();
     let identity = Identity { gpu, hello, client_memory, devices };
     let outbox = server.outbox().clone();
-    let connected = Connected { server, dispatcher, host, identity, shared, pid };
+    let connected = Connected { server, executor, host, identity, shared, pid };
     let result = connected.run(client, Some(control), options, log);
     outbox.close();
     result
@@ -196,7 +197,7 @@ fn replace(
 /// A client with its devices.
 struct Connected {
     server: Server,
-    dispatcher: Dispatcher,
+    executor: Box<dyn Executor>,
     host: Arc<ProxyHost>,
     identity: Identity,
     shared: OwnedFd,
@@ -213,7 +214,7 @@ impl Connected {
         options: &Options,
         log: Arc<JobLog>,
     ) -> Result<Infallible, ServeError> {
-        let Connected { server, dispatcher, host, identity, shared, pid } = self;
+        let Connected { server, executor, host, identity, shared, pid } = self;
         let hears = host.clone();
         watch::start(client, server.socket(), log.clone(), move |said| hears.heard(said))
             .map_err(ServeError::Watch)?;
@@ -221,52 +222,31 @@ impl Connected {
         if let Some(channel) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
-            let backend = dispatcher.backend_too();
-            let (keeper, cache) = (options.keeper.clone(), options.backend.cache);
+            let (room, keeper) = (executor.room(), options.keeper.clone());
             let client = pid;
-            let serving = Serving {
-                channel,
-                gate,
-                backend,
-                identity,
-                client,
-                inodes,
-                shared,
-                log,
-                keeper,
-                cache,
-            };
+            let serving =
+                Serving { channel, gate, room, identity, client, inodes, shared, log, keeper };
             serving.start().map_err(ServeError::Watch)?;
         }
-        Err(dispatch_all(server, dispatcher, &host, &gate, options.spin).into())
+        Err(execute_all(server, executor, &host, &gate, options.spin).into())
     }
 }
 
-/// How long the dispatcher spins while the client waits for a GPU: what comes next follows at once, and to
-/// wake a thread takes longer than many kernels. Where software devices compute it would be in their way.
-fn spin_while_waited(dispatcher: &Dispatcher, spin: Duration) -> Duration {
-    const LONG: Duration = Duration::from_millis(2);
-    let of_gpus = dispatcher.backend().devices().iter().all(|device| !device.exact);
-    if of_gpus && processors_to_spare() { spin.max(LONG) } else { spin }
-}
-
-/// Dispatches messages until the ring is of no more use.
-pub(crate) fn dispatch_all(
+/// Carries out messages until the ring is of no more use.
+pub(crate) fn execute_all(
     mut server: Server,
-    mut dispatcher: Dispatcher,
+    mut executor: Box<dyn Executor>,
     host: &ProxyHost,
     gate: &Gate,
     spin: Duration,
 ) -> RingError {
-    let waits = spin_while_waited(&dispatcher, spin);
     loop {
-        gate.pass(&mut dispatcher, &mut server);
+        gate.pass(&mut *executor, &mut server, host);
         match server.try_next() {
-            Ok(Some(incoming)) => dispatcher.dispatch(incoming),
+            Ok(Some(incoming)) => executor.execute(incoming),
             Ok(None) => {
-                host.publish_progress();
-                let somebody_waits = host.waiting.load(Ordering::Relaxed) > 0;
-                if let Err(error) = server.wait(if somebody_waits { waits } else { spin }) {
+                executor.flush();
+                if let Err(error) = server.wait(executor.spin(spin)) {
                     return error;
                 }
             }

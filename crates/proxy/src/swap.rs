@@ -1,6 +1,7 @@
 //! Swapping a client's device memory out, and in again: asked for, or because the client goes on.
 
 use crate::away::{Away, Stayed};
+use crate::capture::CaptureError;
 use crate::dispatch::Dispatcher;
 use crate::restore::RestoreError;
 use kedge_cuda_types::CuError;
@@ -13,8 +14,8 @@ const LAST: Duration = Duration::from_millis(500);
 
 impl Dispatcher {
     /// Takes the devices' memory off them, at rest: how many bytes.
-    pub(crate) fn leave(&mut self, limits: CacheLimits) -> Result<u64, String> {
-        self.sharing.check_private().map_err(|error| error.to_string())?;
+    pub(crate) fn leave(&mut self, limits: CacheLimits) -> Result<u64, CaptureError> {
+        self.sharing.check_private()?;
         if let Some(away) = &self.away {
             return Ok(away.bytes);
         }
@@ -28,7 +29,7 @@ impl Dispatcher {
             Err(Stayed { why, gone }) => {
                 self.away = gone.map(|away| *away);
                 self.come_back();
-                Err(why.to_string())
+                Err(why)
             }
         }
     }

@@ -1,0 +1,163 @@
+//! The executor whose devices are in this process: a dispatcher and its backend.
+
+use crate::capture::{Capture, CaptureError};
+use crate::changes::Tracked;
+use crate::dispatch::Dispatcher;
+use crate::executor::{Build, Captured, Executor, NearEnd, Nearby, Room, Shares, Stored};
+use crate::hold::Holding;
+use crate::host::ProxyHost;
+use crate::wait::until;
+use kedge_control::sharing::{Bond, What};
+use kedge_device::{Backend, SnapshotError};
+use kedge_device_nvidia::CacheLimits;
+use kedge_image::Choice;
+use kedge_protocol::PeerName;
+use kedge_transport::{Incoming, processors_to_spare};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long to look for messages while the client waits for a GPU: what comes next follows at once,
+/// and to wake a thread takes longer than many kernels.
+const WAITED: Duration = Duration::from_millis(2);
+
+pub(crate) struct Local {
+    dispatcher: Dispatcher,
+    host: Arc<ProxyHost>,
+    tracking: Arc<Tracking>,
+    limits: CacheLimits,
+    /// Software devices would be in the way of a thread that spins for long, and it in theirs.
+    spins: bool,
+}
+
+impl Local {
+    pub(crate) fn new(dispatcher: Dispatcher, host: Arc<ProxyHost>, limits: CacheLimits) -> Local {
+        let backend = dispatcher.backend_too();
+        let of_gpus = backend.devices().iter().all(|device| !device.exact);
+        let tracking = Arc::new(Tracking { backend, tracked: Mutex::default() });
+        Local { dispatcher, host, tracking, limits, spins: of_gpus && processors_to_spare() }
+    }
+}
+
+impl Executor for Local {
+    #[inline]
+    fn execute(&mut self, incoming: Incoming) {
+        self.dispatcher.dispatch(incoming);
+    }
+
+    fn flush(&mut self) {
+        self.host.publish_progress();
+    }
+
+    fn spin(&self, spin: Duration) -> Duration {
+        let waited = self.host.waiting.load(Ordering::Relaxed) > 0;
+        if waited && self.spins { spin.max(WAITED) } else { spin }
+    }
+
+    fn rest(&mut self, limit: Duration) -> bool {
+        // What is not on the devices is not at rest there.
+        self.dispatcher.try_come_back() && until(limit, || self.dispatcher.at_rest())
+    }
+
+    fn room(&self) -> Arc<dyn Room> {
+        self.tracking.clone()
+    }
+
+    fn capture(
+        &mut self,
+        near: &NearEnd<'_>,
+        on: Build,
+    ) -> Result<Box<dyn Captured>, CaptureError> {
+        let tracked = self.tracking.take(on.track)?.map(|mut tracked| {
+            tracked.build_on(on.parent);
+            tracked
+        });
+        let capture = Capture::take(&self.dispatcher, near, tracked)?;
+        let (tracking, host) = (self.tracking.clone(), self.host.clone());
+        Ok(Box::new(Taken { capture, tracking, host, limits: self.limits }))
+    }
+
+    fn shares(&mut self) -> Result<Shares, SnapshotError> {
+        let sharing = &mut self.dispatcher.sharing;
+        Ok(Shares { shares: sharing.shares()?, released: sharing.released() })
+    }
+
+    fn adopt(&mut self, what: What) -> Result<PeerName, SnapshotError> {
+        self.dispatcher.adopt(what)
+    }
+
+    fn bind(&mut self, borrows: Vec<Bond>) {
+        self.dispatcher.sharing.bind(borrows);
+    }
+
+    fn swap_out(&mut self) -> Result<u64, CaptureError> {
+        self.dispatcher.leave(self.limits)
+    }
+}
+
+/// What the next capture can build on. It goes with a capture, and is lost with one that fails: then
+/// the next is a whole one.
+struct Tracking {
+    backend: Arc<dyn Backend>,
+    tracked: Mutex<Option<Tracked>>,
+}
+
+impl Tracking {
+    /// Takes it, for a capture that is to follow changes.
+    fn take(&self, track: bool) -> Result<Option<Tracked>, CaptureError> {
+        if !track {
+            return Ok(None);
+        }
+        let tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        tracked.map_or_else(Tracked::new, Ok).map(Some).map_err(CaptureError::Keys)
+    }
+
+    fn put(&self, tracked: Tracked) {
+        *self.tracked.lock().unwrap_or_else(PoisonError::into_inner) = Some(tracked);
+    }
+}
+
+impl Room for Tracking {
+    fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError> {
+        let known = self.take(track)?.map(|tracked| {
+            let known = if full { tracked.nothing_known() } else { Arc::clone(tracked.known()) };
+            self.put(tracked);
+            known
+        });
+        Ok(kedge_device::snapshots(&*self.backend)?.prepare_snapshot(known.as_deref())?)
+    }
+}
+
+/// A capture of devices in this process.
+struct Taken {
+    capture: Capture,
+    tracking: Arc<Tracking>,
+    host: Arc<ProxyHost>,
+    limits: CacheLimits,
+}
+
+impl Captured for Taken {
+    fn bytes(&self) -> u64 {
+        self.capture.bytes()
+    }
+
+    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+        let Taken { capture, tracking, host, .. } = *self;
+        let (stored, tracked) = capture.write(path, codec, &host.log)?;
+        if let Some(tracked) = tracked {
+            tracking.put(tracked);
+        }
+        Ok(stored)
+    }
+
+    fn nearby(&self) -> Option<&dyn Nearby> {
+        Some(self)
+    }
+}
+
+impl Nearby for Taken {
+    fn hold(&self) -> Result<Holding, CaptureError> {
+        self.capture.hold(self.limits)
+    }
+}
