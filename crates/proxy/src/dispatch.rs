@@ -234,7 +234,7 @@ impl Dispatcher {
         self.streams.retain(|_, owner| *owner != ctx);
         self.graphs.retain(|_, owner| *owner != ctx);
         self.sharing.context_ends(ctx);
-        self.host.faults.clear(&self.host.outbox, ctx);
+        self.host.faults.clear(&*self.host.outlet, ctx);
     }
 
     fn call(&mut self, call: Call, to: ReplyTo) {
@@ -610,9 +610,9 @@ fn load_error(code: CuError, message: String) -> LoadError {
 fn answer<T: Wire>(host: &ProxyHost, to: ReplyTo, value: &T) {
     let mut bytes = Vec::with_capacity(64);
     kedge_wire::encode(value, &mut bytes);
-    if let Err(error) = host.outbox.reply(to, &bytes) {
+    if let Err(error) = host.outlet.reply(to, &bytes) {
         // The caller would wait for ever: better no proxy than a silent one.
         host.log.line(&format!("cannot answer a call: {error}"));
-        host.outbox.close();
+        host.outlet.close();
     }
 }

@@ -1,8 +1,8 @@
 //! Sticky errors: which contexts are broken, for replies and for the client's shared table.
 
+use crate::outlet::Outlet;
 use kedge_cuda_types::CuError;
 use kedge_protocol::CtxId;
-use kedge_transport::Outbox;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,21 +16,21 @@ pub(crate) struct Faults {
 impl Faults {
     /// Sets the context's error unless it has one: the first fault is the one that sticks. Whether
     /// it was the first.
-    pub(crate) fn set(&self, outbox: &Outbox, ctx: CtxId, error: CuError) -> bool {
+    pub(crate) fn set(&self, outlet: &dyn Outlet, ctx: CtxId, error: CuError) -> bool {
         let mut map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
         if map.contains_key(&ctx) {
             return false;
         }
         map.insert(ctx, error);
-        outbox.set_sticky(ctx, error);
+        outlet.set_sticky(ctx, error);
         self.any.store(true, Ordering::Release);
         true
     }
 
-    pub(crate) fn clear(&self, outbox: &Outbox, ctx: CtxId) {
+    pub(crate) fn clear(&self, outlet: &dyn Outlet, ctx: CtxId) {
         let mut map = self.by_context.lock().unwrap_or_else(PoisonError::into_inner);
         if map.remove(&ctx).is_some() {
-            outbox.clear_sticky(ctx);
+            outlet.clear_sticky(ctx);
         }
     }
 

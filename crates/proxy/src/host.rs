@@ -1,21 +1,22 @@
 //! This process, as its backend sees it.
 
-use crate::client_memory::{self, ClientMemory};
+use crate::client_memory;
 use crate::faults::Faults;
 use crate::host_fns::HostFns;
+use crate::outlet::{Outlet, PrivateMemory};
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_device::{Backend, Done, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
-use kedge_transport::{Announcement, Outbox, processors_to_spare};
+use kedge_transport::{Announcement, processors_to_spare};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub(crate) struct ProxyHost {
-    pub(crate) outbox: Outbox,
+    pub(crate) outlet: Box<dyn Outlet>,
     pub(crate) log: Arc<JobLog>,
     pub(crate) faults: Faults,
     pub(crate) host_fns: HostFns,
@@ -24,7 +25,7 @@ pub(crate) struct ProxyHost {
     pub(crate) waiting: AtomicUsize,
     /// The gate is closed: whatever the dispatcher's thread does, a checkpoint waits for it.
     pub(crate) parked: AtomicBool,
-    memory: ClientMemory,
+    memory: Box<dyn PrivateMemory>,
     output: Mutex<OutputBuffer>,
     /// Sequence number of the newest message whose backend call has returned.
     dispatched: AtomicU64,
@@ -35,15 +36,15 @@ pub(crate) struct ProxyHost {
 
 impl ProxyHost {
     pub(crate) fn new(
-        outbox: Outbox,
-        memory: ClientMemory,
+        outlet: impl Outlet + 'static,
+        memory: impl PrivateMemory + 'static,
         log: Arc<JobLog>,
         keeper: Option<PathBuf>,
     ) -> ProxyHost {
         ProxyHost {
-            outbox,
+            outlet: Box::new(outlet),
             log,
-            memory,
+            memory: Box::new(memory),
             faults: Faults::default(),
             host_fns: HostFns::default(),
             tickets: Tickets::default(),
@@ -77,14 +78,14 @@ impl ProxyHost {
     pub(crate) fn publish_progress(&self) {
         let dispatched = self.dispatched.load(Ordering::Acquire);
         if self.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle()) {
-            self.outbox.set_completed(dispatched);
+            self.outlet.set_completed(dispatched);
         }
     }
 
     pub(crate) fn take_output(&self) -> Output {
         let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = output.take();
-        self.outbox.set_output_pending(!output.is_empty());
+        self.outlet.set_output_pending(!output.is_empty());
         taken
     }
 
@@ -130,7 +131,7 @@ impl ProxyHost {
 
     /// The client has run host function `token`; `false` where it was not asked to.
     fn host_function_done(&self, token: u64) -> bool {
-        let done = self.host_fns.done(&self.outbox, token);
+        let done = self.host_fns.done(&*self.outlet, token);
         done.map(|done| done(Ok(()))).is_some()
     }
 }
@@ -145,7 +146,7 @@ impl Host for ProxyHost {
     }
 
     fn host_function(&self, token: u64, done: Done) {
-        self.host_fns.ask(&self.outbox, token, done);
+        self.host_fns.ask(&*self.outlet, token, done);
     }
 
     fn output(&self, target: OutputTarget, bytes: &[u8]) {
@@ -153,11 +154,11 @@ impl Host for ProxyHost {
         if !output.append(target, bytes) {
             self.log.line("device output exceeds its buffer before the program synchronised: cut");
         }
-        self.outbox.set_output_pending(!output.is_empty());
+        self.outlet.set_output_pending(!output.is_empty());
     }
 
     fn fault(&self, ctx: CtxId, error: CuError) {
-        if self.faults.set(&self.outbox, ctx, error) {
+        if self.faults.set(&*self.outlet, ctx, error) {
             self.log.line(&format!("context {} is broken from now on: {error}", ctx.0));
         }
     }
@@ -167,7 +168,7 @@ impl Host for ProxyHost {
     }
 
     fn may_spin(&self) -> bool {
-        processors_to_spare() && !self.parked.load(Ordering::Relaxed) && !self.outbox.wants_reader()
+        processors_to_spare() && !self.parked.load(Ordering::Relaxed) && !self.outlet.wants_reader()
     }
 
     fn log(&self, line: &str) {

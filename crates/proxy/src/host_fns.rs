@@ -1,7 +1,7 @@
 //! Host functions on their way to the client's callback thread and back.
 
+use crate::outlet::Outlet;
 use kedge_device::Done;
-use kedge_transport::Outbox;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
@@ -20,11 +20,11 @@ struct State {
 
 impl HostFns {
     /// Asks the client to run `token`.
-    pub(crate) fn ask(&self, outbox: &Outbox, token: u64, done: Done) {
+    pub(crate) fn ask(&self, outlet: &dyn Outlet, token: u64, done: Done) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.running.entry(token).or_default().push_back(done);
         state.waiting.push_back(token);
-        send_waiting(&mut state, outbox);
+        send_waiting(&mut state, outlet);
     }
 
     /// Whether none is under way.
@@ -33,9 +33,9 @@ impl HostFns {
     }
 
     /// The client has run `token`: what to tell the device, `None` where it was never asked.
-    pub(crate) fn done(&self, outbox: &Outbox, token: u64) -> Option<Done> {
+    pub(crate) fn done(&self, outlet: &dyn Outlet, token: u64) -> Option<Done> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        send_waiting(&mut state, outbox);
+        send_waiting(&mut state, outlet);
         let queue = state.running.get_mut(&token)?;
         let done = queue.pop_front();
         if queue.is_empty() {
@@ -45,9 +45,9 @@ impl HostFns {
     }
 }
 
-fn send_waiting(state: &mut State, outbox: &Outbox) {
+fn send_waiting(state: &mut State, outlet: &dyn Outlet) {
     while let Some(token) = state.waiting.front() {
-        if !outbox.try_host_fn(*token) {
+        if !outlet.try_host_fn(*token) {
             return;
         }
         state.waiting.pop_front();

@@ -28,6 +28,7 @@ mod likeness;
 mod local;
 pub mod management;
 pub mod options;
+mod outlet;
 mod output;
 mod peers;
 mod phases;

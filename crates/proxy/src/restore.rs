@@ -152,7 +152,7 @@ pub(crate) fn restore(
     phases.over("bytes");
     log.note(&format!("brought back in {}", phases.told()));
     for (ctx, error) in saved.faults.iter() {
-        host.faults.set(&host.outbox, *ctx, CuError(*error));
+        host.faults.set(&*host.outlet, *ctx, CuError(*error));
     }
     for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
         host.output(*target, bytes);
