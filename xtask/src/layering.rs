@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 10] = [
+const WITHOUT_UNSAFE: [&str; 12] = [
     "cli",
     "control",
     "coordinator",
@@ -15,6 +15,8 @@ const WITHOUT_UNSAFE: [&str; 10] = [
     "image",
     "protocol",
     "ptx",
+    "remote",
+    "server",
     "tests",
     "wire",
 ];

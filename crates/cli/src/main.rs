@@ -19,6 +19,7 @@ mod progress;
 mod ps;
 mod restart;
 mod run;
+mod serve;
 mod size;
 mod swap;
 mod time;
@@ -54,6 +55,7 @@ Examples:
   kedge run --gpu none --job sim -- ./simulate
   kedge checkpoint sim             save it as an image
   kedge restart sim-0001           bring it back from there, also after a reboot
+  kedge serve                      lend this machine's devices, for --gpu HOST there
   kedge logs                       what kedge had to say about the latest job
   kedge doctor                     what this machine offers, and what is missing";
 
@@ -86,6 +88,7 @@ enum Command {
     Restart(restart::RestartArgs),
     Swap(swap::SwapArgs),
     Warm(warm::WarmArgs),
+    Serve(serve::ServeArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
@@ -117,6 +120,7 @@ fn main() -> ExitCode {
         Command::Restart(args) => restart::run(args),
         Command::Swap(args) => swap::run(&args).map(done),
         Command::Warm(args) => warm::run(&args).map(done),
+        Command::Serve(args) => serve::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),

@@ -33,8 +33,9 @@ Examples:
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
     /// Devices that the program sees: local for this machine's GPUs, local:I,J… for some of them,
-    /// soft, or soft:N for N software devices, or none for a job of the CPU alone [default: local
-    /// where there are a driver and a GPU, else soft]
+    /// soft, or soft:N for N software devices, HOST[:PORT][/I,J…] for those of a machine that runs
+    /// `kedge serve`, or none for a job of the CPU alone [default: local where there are a driver
+    /// and a GPU, else soft]
     #[arg(long, value_name = "SPEC")]
     gpu: Option<JobGpu>,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]

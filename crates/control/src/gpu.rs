@@ -12,11 +12,25 @@ pub enum GpuSpec {
     Soft { devices: u32 },
     /// `local` or `local:I,J…`: this machine's GPUs, all or those that the driver counts so.
     Local { ordinals: Vec<u32> },
+    /// `HOST[:PORT][/I,J…]`: devices of a server (`kedge serve`), all or those of these numbers.
+    Remote { server: Server, devices: Vec<u32> },
+}
+
+/// Where `kedge serve` listens unless it is told otherwise.
+pub const DEFAULT_PORT: u16 = 7531;
+
+/// A server of devices: a name or an address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Without the brackets of an IPv6 address.
+    host: String,
+    port: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "`{0}` names no devices: give soft, soft:N with N from 1 to {MAX_DEVICES}, local, or local:I,J… with the GPUs' numbers"
+    "`{0}` names no devices: give soft, soft:N with N from 1 to {MAX_DEVICES}, local, local:I,J… \
+     with the GPUs' numbers, or HOST[:PORT][/I,J…] of a machine that runs `kedge serve`"
 )]
 pub struct BadGpuSpec(String);
 
@@ -28,7 +42,7 @@ impl FromStr for GpuSpec {
             None if text == "local" => Some(GpuSpec::Local { ordinals: Vec::new() }),
             Some(("soft", count)) => soft(count),
             Some(("local", list)) => local(list),
-            _ => None,
+            _ => remote(text),
         };
         spec.ok_or_else(|| BadGpuSpec(text.to_owned()))
     }
@@ -39,11 +53,60 @@ fn soft(count: &str) -> Option<GpuSpec> {
     Some(GpuSpec::Soft { devices })
 }
 
-/// Numbers between commas, each once.
 fn local(list: &str) -> Option<GpuSpec> {
-    let ordinals: Vec<u32> = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let once = ordinals.iter().enumerate().all(|(at, n)| !ordinals[..at].contains(n));
-    (once && ordinals.len() <= MAX_DEVICES as usize).then_some(GpuSpec::Local { ordinals })
+    Some(GpuSpec::Local { ordinals: numbers(list)? })
+}
+
+fn remote(text: &str) -> Option<GpuSpec> {
+    let (server, devices) = match text.split_once('/') {
+        Some((server, list)) => (server, numbers(list)?),
+        None => (text, Vec::new()),
+    };
+    Some(GpuSpec::Remote { server: server.parse().ok()?, devices })
+}
+
+/// Numbers between commas, each once.
+fn numbers(list: &str) -> Option<Vec<u32>> {
+    let numbers: Vec<u32> = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let once = numbers.iter().enumerate().all(|(at, n)| !numbers[..at].contains(n));
+    (once && numbers.len() <= MAX_DEVICES as usize).then_some(numbers)
+}
+
+impl FromStr for Server {
+    type Err = BadGpuSpec;
+    /// Reads `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+    fn from_str(text: &str) -> Result<Server, BadGpuSpec> {
+        let bad = || BadGpuSpec(text.to_owned());
+        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((address, "")) => (address, None),
+            Some((address, port)) => (address, Some(port.strip_prefix(':').ok_or_else(bad)?)),
+            None => match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            },
+        };
+        let port = port.map_or(Ok(DEFAULT_PORT), str::parse).map_err(|_| bad())?;
+        let valid = match text.starts_with('[') {
+            true => host.parse::<std::net::Ipv6Addr>().is_ok(),
+            false => {
+                host.starts_with(|c: char| c.is_ascii_alphanumeric())
+                    && host.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c))
+            }
+        };
+        if port == 0 || !valid {
+            return Err(bad());
+        }
+        Ok(Server { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
 }
 
 impl fmt::Display for GpuSpec {
@@ -53,13 +116,20 @@ impl fmt::Display for GpuSpec {
             GpuSpec::Soft { devices } => write!(f, "soft:{devices}"),
             GpuSpec::Local { ordinals } => {
                 write!(f, "local")?;
-                for (at, ordinal) in ordinals.iter().enumerate() {
-                    write!(f, "{}{ordinal}", if at == 0 { ':' } else { ',' })?;
-                }
-                Ok(())
+                list(f, ':', ordinals)
+            }
+            GpuSpec::Remote { server, devices } => {
+                write!(f, "{server}")?;
+                list(f, '/', devices)
             }
         }
     }
+}
+
+/// Numbers between commas, behind `begin`; nothing if there are none.
+fn list(f: &mut fmt::Formatter<'_>, begin: char, numbers: &[u32]) -> fmt::Result {
+    let mut numbers = numbers.iter().enumerate();
+    numbers.try_for_each(|(at, number)| write!(f, "{}{number}", if at == 0 { begin } else { ',' }))
 }
 
 /// Half of the machine's memory, or of our cgroup's limit, shared among `devices`; whole 256 MiB,
@@ -92,8 +162,19 @@ mod tests {
         for text in ["soft", "soft:2", "local", "local:1", "local:3,1"] {
             assert_eq!(text.parse::<GpuSpec>().unwrap().to_string(), text);
         }
+        for text in ["gpu7:7531", "10.0.0.1:80/0", "a.b-c:1/3,1", "[::1]:7531/2"] {
+            assert_eq!(text.parse::<GpuSpec>().unwrap().to_string(), text);
+        }
+        for (short, text) in
+            [("gpu7", "gpu7:7531"), ("gpu7/1", "gpu7:7531/1"), ("[::1]", "[::1]:7531")]
+        {
+            assert_eq!(short.parse::<GpuSpec>().unwrap().to_string(), text);
+        }
         let bad = ["", "soft:", "soft:0", "soft:17", "soft:x", "soft:1:2", "soft:-1"];
-        for bad in bad.into_iter().chain(["local:", "local:1,", "local:1,1", "locals", "local:x"]) {
+        let bad = bad.into_iter().chain(["local:", "local:1,", "local:1,1", "local:x"]);
+        let remote =
+            ["a:", "a:0", "a:65536", "a/", "a/x", "a/1,1", "a b", "-a", "::1", "[a]:1", "[::1]1"];
+        for bad in bad.chain(remote) {
             assert!(bad.parse::<GpuSpec>().is_err(), "{bad}");
         }
     }

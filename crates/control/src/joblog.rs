@@ -1,5 +1,6 @@
 //! The job's log: what kedge has to say goes here and never to the program's terminal.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
@@ -17,21 +18,44 @@ const NOTE: &str = "note: ";
 /// A log that several processes append to, one write a line. A full disk loses lines, no more.
 #[derive(Debug)]
 pub struct JobLog {
-    file: Option<File>,
+    kept: Kept,
     who: String,
     written: AtomicU64,
+}
+
+/// Where its lines go.
+enum Kept {
+    Nowhere,
+    In(File),
+    /// Elsewhere, without time and name.
+    By(Box<dyn Fn(&str) + Send + Sync>),
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::Nowhere => f.write_str("Nowhere"),
+            Kept::In(file) => f.debug_tuple("In").field(file).finish(),
+            Kept::By(_) => f.write_str("By"),
+        }
+    }
 }
 
 impl JobLog {
     /// `who` begins each line, such as `proxy[1234]`.
     pub fn open(path: &Path, who: String) -> io::Result<JobLog> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
-        Ok(JobLog { file: Some(file), who, written: AtomicU64::new(0) })
+        Ok(JobLog { kept: Kept::In(file), who, written: AtomicU64::new(0) })
     }
 
     /// Keeps nothing.
     pub fn none() -> JobLog {
-        JobLog { file: None, who: String::new(), written: AtomicU64::new(0) }
+        JobLog { kept: Kept::Nowhere, who: String::new(), written: AtomicU64::new(0) }
+    }
+
+    /// Hands each line to `keep`, which writes it down elsewhere: on another host.
+    pub fn told(keep: impl Fn(&str) + Send + Sync + 'static) -> JobLog {
+        JobLog { kept: Kept::By(Box::new(keep)), who: String::new(), written: AtomicU64::new(0) }
     }
 
     /// Appends a line that tells of nothing amiss.
@@ -41,7 +65,11 @@ impl JobLog {
 
     /// Appends one line. Control characters become spaces: a client's text forges no line.
     pub fn line(&self, text: &str) {
-        let Some(mut file) = self.file.as_ref() else { return };
+        let mut file = match &self.kept {
+            Kept::Nowhere => return,
+            Kept::By(keep) => return keep(text),
+            Kept::In(file) => file,
+        };
         let mut line = format!("{} {}: ", timestamp(SystemTime::now()), self.who);
         line.extend(text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }));
         if line.len() > MAX_LINE {

@@ -30,6 +30,8 @@ pub enum BuildError {
     Soft(#[from] kedge_device_soft::device::StartError),
     #[error(transparent)]
     Nvidia(#[from] kedge_device_nvidia::StartError),
+    #[error("the devices of {0} are not on this machine")]
+    Elsewhere(String),
     #[error(
         "CUDA_VISIBLE_DEVICES={list} hides all {count} of the job's devices{why}; name some of 0 to {}, or unset it",
         count - 1
@@ -42,7 +44,7 @@ impl BuildError {
     pub fn code(&self) -> CuError {
         match self {
             BuildError::Nvidia(error) => error.code(),
-            BuildError::Soft(_) => CuError::NO_DEVICE,
+            BuildError::Soft(_) | BuildError::Elsewhere(_) => CuError::NO_DEVICE,
             BuildError::Hidden { code, .. } => *code,
         }
     }
@@ -77,6 +79,7 @@ pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready
             let ready = ReadyGpus::new(gpus, &chosen)?;
             Ok(Ready::Nvidia(Box::new(ready)))
         }
+        GpuSpec::Remote { server, .. } => Err(BuildError::Elsewhere(server.to_string())),
     }
 }
 
@@ -121,6 +124,9 @@ pub fn build(
             };
             let chosen = choose_aloud(gpus.infos(), choice, &*host)?;
             NvidiaBackend::with_cache(gpus, &chosen, host, config.cache)?
+        }
+        GpuSpec::Remote { server, .. } => {
+            return Err(BuildError::Elsewhere(server.to_string()));
         }
     };
     Ok(NewBackend::new(backend))

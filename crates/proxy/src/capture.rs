@@ -2,6 +2,7 @@
 //! still, written while both go on.
 
 use crate::changes::{Key, Tracked, Written, blocks};
+use crate::client_memory;
 use crate::dispatch::Dispatcher;
 use crate::executor::{NearEnd, Stored};
 use crate::record::{Image, Step};
@@ -406,10 +407,8 @@ fn save_steps(steps: Vec<Step>, objects: &mut Objects) -> Result<Vec<SavedStep>,
 
 /// The parts of the shared arena that hold anything, by offset.
 fn data(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
-    let mut found: Vec<Range<u64>> = Vec::new();
-    let mut at = 0;
-    while let Some(start) = seek(shared, at, libc::SEEK_DATA)? {
-        let end = seek(shared, start, libc::SEEK_HOLE)?.unwrap_or(arena::SHARED_LEN);
+    let mut found = Vec::new();
+    for Range { start, end } in client_memory::extents(shared)? {
         // Cut where the next checkpoint would cut it, too.
         let mut from = start;
         while from < end {
@@ -417,23 +416,8 @@ fn data(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
             found.push(from..to);
             from = to;
         }
-        at = end;
     }
     Ok(found)
-}
-
-/// `None` where there is nothing behind `at`.
-fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
-    use std::os::fd::AsRawFd;
-    // SAFETY: a plain call. The offset that it moves is used by nobody: the arena is only mapped.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
-    match u64::try_from(found) {
-        Ok(found) => Ok(Some(found)),
-        Err(_) => match io::Error::last_os_error() {
-            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            e => Err(e),
-        },
-    }
 }
 
 /// What the shared arena holds, copied by several threads: the client stands still for it.
@@ -446,7 +430,7 @@ fn copy_arena(shared: BorrowedFd<'_>) -> io::Result<Vec<(Range<u64>, Vec<u8>)>> 
         |(range, place), ()| {
             let mut copy = vec![0; (range.end - range.start) as usize];
             // The range lies in the arena: it is the file's own.
-            let _ = crate::client_memory::read_shared(arena::SHARED_BASE + range.start, &mut copy);
+            let _ = client_memory::read_shared(arena::SHARED_BASE + range.start, &mut copy);
             place.set(copy).map_err(|_| ())
         },
     );

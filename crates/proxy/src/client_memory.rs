@@ -2,6 +2,8 @@
 
 use kedge_cuda_types::{CuError, arena};
 use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The client's address space.
@@ -116,6 +118,31 @@ pub(crate) fn write_shared(addr: u64, bytes: &[u8]) -> Result<(), CuError> {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len());
     }
     Ok(())
+}
+
+/// The parts of a shared arena that hold anything, by offset.
+pub(crate) fn extents(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(start) = seek(shared, at, libc::SEEK_DATA)? {
+        let end = seek(shared, start, libc::SEEK_HOLE)?.unwrap_or(arena::SHARED_LEN);
+        found.push(start..end);
+        at = end;
+    }
+    Ok(found)
+}
+
+/// `None` where there is nothing behind `at`.
+fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    // SAFETY: a plain call. The offset that it moves is used by nobody: the arena is only mapped.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            e => Err(e),
+        },
+    }
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ impl ProxyHost {
     }
 
     /// The client has run host function `token`; `false` where it was not asked to.
-    fn host_function_done(&self, token: u64) -> bool {
+    pub(crate) fn host_function_done(&self, token: u64) -> bool {
         let done = self.host_fns.done(&*self.outlet, token);
         done.map(|done| done(Ok(()))).is_some()
     }

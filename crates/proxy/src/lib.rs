@@ -34,6 +34,7 @@ mod peers;
 mod phases;
 mod record;
 mod remedy;
+pub mod remote;
 mod restore;
 mod saved;
 mod serve;

@@ -7,8 +7,10 @@ use kedge_proxy::ServeError;
 use kedge_proxy::backend::Ready;
 use kedge_proxy::management;
 use kedge_proxy::options::Options;
+use kedge_proxy::remote::{self, far::FarError};
 use kedge_proxy::warm::{self, Adopted, WarmError};
-use kedge_socket::SocketError;
+use kedge_socket::{Channel, SocketError};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +24,9 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
     };
+    if options.far {
+        return serve_far(&options);
+    }
     let Some((socket, control)) = only_sockets(options.fd, options.control || options.management)
     else {
         return fail(&format!("descriptor {} or the next is not open", options.fd));
@@ -33,6 +38,26 @@ fn main() -> ExitCode {
     match run(socket, control, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
+    }
+}
+
+/// Serves a session whose near end is on another machine: standard input is its line, standard output a
+/// server's channel.
+fn serve_far(options: &Options) -> ExitCode {
+    let taken = std::io::stdin().as_fd().try_clone_to_owned().and_then(|line| {
+        let control = std::io::stdout().as_fd().try_clone_to_owned()?;
+        Ok((line, control))
+    });
+    let (line, control) = match taken {
+        Ok(taken) => taken,
+        Err(error) => return fail(&error.to_string()),
+    };
+    ignore_signals();
+    one_heap();
+    let _ = std::env::set_current_dir("/");
+    match remote::far::serve(TcpStream::from(line), Channel::new(control), options) {
+        Ok(()) | Err(FarError::NoDevice(_)) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string()),
     }
 }
 
@@ -86,7 +111,7 @@ fn serve(
     let Err(error) = kedge_proxy::serve(client, control, options, log.clone(), ready);
     log.line(&error.to_string());
     match error {
-        ServeError::NoDevice(_) => 0,
+        ServeError::NoDevice(_) | ServeError::NoSession(_) => 0,
         _ => 1,
     }
 }

@@ -24,6 +24,8 @@ pub struct Options {
     pub warm: bool,
     /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor after it one that listens.
     pub management: bool,
+    /// Its client is on another machine: it has a line instead of `fd`.
+    pub far: bool,
     /// The devices that such a client will choose.
     pub choice: DeviceChoice,
     pub backend: BackendConfig,
@@ -48,7 +50,7 @@ pub enum OptionsError {
 
 impl Options {
     /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--warm`,
-    /// `--management` and `--pci-order`.
+    /// `--management`, `--far` and `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
@@ -59,6 +61,7 @@ impl Options {
             restore: false,
             warm: false,
             management: false,
+            far: false,
             choice: DeviceChoice::default(),
             backend: BackendConfig {
                 gpu,
@@ -87,6 +90,10 @@ impl Options {
                 }
                 "--management" => {
                     options.management = true;
+                    continue;
+                }
+                "--far" => {
+                    options.far = true;
                     continue;
                 }
                 "--pci-order" => {
@@ -131,7 +138,10 @@ impl Options {
                 _ => options.log = Some(value.into()),
             }
         }
-        options.fd = fd.ok_or(OptionsError::NoFd)?;
+        options.fd = match fd {
+            None if options.far => -1,
+            fd => fd.ok_or(OptionsError::NoFd)?,
+        };
         Ok(options)
     }
 }

@@ -9,12 +9,15 @@ use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
+use crate::remote::session::Session;
 use crate::restore::{self, Restored};
 use crate::{warm, watch};
+use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
 use kedge_control::proxy::{Answer, EXIT_BUG, Order};
-use kedge_protocol::{Refusal, Welcome};
+use kedge_cuda_types::CuError;
+use kedge_protocol::{Hello, Refusal, Welcome};
 use kedge_socket::{Channel, SocketError};
 use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
 use kedge_wire::{List, Text};
@@ -44,6 +47,9 @@ pub enum ServeError {
     /// The client has been told.
     #[error("no device: {0}")]
     NoDevice(#[from] BuildError),
+    /// The client has been told.
+    #[error("{0}")]
+    NoSession(#[from] SessionError),
     #[error("{count} devices are more than a client can be told of")]
     TooManyDevices { count: usize },
     #[error("the client's ring is broken: {0}")]
@@ -55,6 +61,27 @@ pub enum ServeError {
     /// The supervisor has been told.
     #[error("cannot go on from an image: {0}")]
     Restore(String),
+}
+
+/// Why a client has no devices on another machine.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    #[error(transparent)]
+    Connect(#[from] kedge_remote::ConnectError),
+    #[error("cannot go on with the session: {0}")]
+    System(#[from] io::Error),
+}
+
+impl SessionError {
+    /// What cuInit answers.
+    fn code(&self) -> CuError {
+        match self {
+            SessionError::Connect(kedge_remote::ConnectError::NoDevice { refusal, .. }) => {
+                CuError(refusal.code)
+            }
+            _ => CuError::NO_DEVICE,
+        }
+    }
 }
 
 /// The client's way to hear of a panic.
@@ -104,6 +131,24 @@ fn serve_accepted(
     let outbox = accepted.server.outbox().clone();
     let keeper = options.keeper.clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
+    if let GpuSpec::Remote { server, devices } = &options.backend.gpu {
+        let session = open_session(server, devices, &hello, &host, &shared, &log);
+        let (executor, welcome) = match session {
+            Ok(session) => session,
+            Err(error) => {
+                let reason = Text::truncated(error.to_string());
+                accepted.refuse(Refusal { code: error.code().0, reason })?;
+                return Err(error.into());
+            }
+        };
+        let devices = welcome.devices.to_vec();
+        let server = accepted.welcome(Welcome { client_memory, ..welcome })?;
+        let gpu = options.backend.gpu.to_string();
+        let identity = Identity { gpu, hello, client_memory, devices };
+        let pid = identity.hello.pid;
+        let connected = Connected { server, executor, host, identity, shared, pid };
+        return connected.run(client, control, options, log);
+    }
     let backend = match backend::build(&options.backend, &hello.choice, host.clone(), ready) {
         Ok(backend) => backend.start(),
         Err(error) => {
@@ -127,6 +172,38 @@ fn serve_accepted(
     let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
     let connected = Connected { server, executor, host, identity, shared, pid };
     connected.run(client, control, options, log)
+}
+
+/// Opens a session with a server of devices for a client; the process ends with it.
+fn open_session(
+    server: &kedge_control::gpu::Server,
+    devices: &[u32],
+    hello: &Hello,
+    host: &Arc<ProxyHost>,
+    shared: &OwnedFd,
+    log: &Arc<JobLog>,
+) -> Result<(Box<dyn Executor>, Welcome), SessionError> {
+    let server = server.to_string();
+    let connected = kedge_remote::connect(&server, devices, &hello.program, &hello.choice)?;
+    let welcome = connected.welcome.clone();
+    let log = log.clone();
+    let over = move |why: &str| {
+        log.line(why);
+        end_now(1)
+    };
+    let arena = shared.try_clone()?;
+    let session = Session::new(connected, server, host.clone(), arena, over)?;
+    Ok((Box::new(session), welcome))
+}
+
+/// Tells the client that there are no devices any more, and ends the process.
+fn end_now(status: u8) {
+    if let Some(outbox) = OUTBOX.get() {
+        outbox.close();
+    }
+    warm::farewell(status);
+    // SAFETY: ends the process at once: other threads may be busy with the client's memory.
+    unsafe { libc::_exit(status.into()) }
 }
 
 /// Takes the place of a proxy that is gone, as the supervisor says.

@@ -157,6 +157,18 @@ pub struct Incoming {
 #[must_use = "the caller waits for a reply"]
 pub struct ReplyTo(pub(crate) u32);
 
+impl ReplyTo {
+    /// Returns the slot's number, for a reply that comes from another host.
+    pub fn number(&self) -> u32 {
+        self.0
+    }
+
+    /// Returns the slot of that number, if there is one.
+    pub fn of_number(number: u32) -> Option<ReplyTo> {
+        ((number as usize) < SLOTS).then_some(ReplyTo(number))
+    }
+}
+
 /// Ends the wait of a ring's reader.
 #[derive(Debug, Clone)]
 pub struct Nudge {

@@ -95,6 +95,13 @@ impl Management {
                     Source::Nobody(status)
                 }
             },
+            GpuSpec::Remote { .. } => {
+                self.log.line(
+                    "NVML is not answered for devices on another machine as yet: programs that ask it are told that \
+                     there is no driver",
+                );
+                Source::Nobody(kedge_protocol::management::status::DRIVER_NOT_LOADED)
+            }
         }
     }
 }

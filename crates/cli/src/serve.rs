@@ -1,0 +1,59 @@
+//! `kedge serve`.
+
+use crate::Failure;
+use crate::gpu;
+use crate::size::Size;
+use clap::Args;
+use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
+use kedge_server::{ServeSpec, Server};
+use kedge_supervisor::Parts;
+use std::net::{Ipv4Addr, SocketAddr};
+
+const AFTER_HELP: &str = "\
+Connections are neither encrypted nor checked as yet, so it listens on this machine alone, and
+serves the user who started it. From another machine, come through ssh:
+
+  gpuhost$ kedge serve
+  here$    ssh -N -L 7531:127.0.0.1:7531 gpuhost &
+  here$    kedge run --gpu 127.0.0.1/0 -- ./train
+
+Examples:
+  kedge serve                               this machine's GPUs, or a software device
+  kedge serve --gpu local:0,1               two of them
+  kedge serve --gpu soft:4 --listen 127.0.0.1:9000";
+
+/// Lend this machine's devices to programs on others
+///
+/// Programs are started elsewhere by `kedge run --gpu HOST[:PORT][/I,J…]`. Each gets a proxy of its
+/// own here, which ends with it.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct ServeArgs {
+    /// Devices that are lent: local, local:I,J…, soft or soft:N [default: local where there are a
+    /// driver and a GPU, else soft]
+    #[arg(long, value_name = "SPEC")]
+    gpu: Option<GpuSpec>,
+    /// Memory of each software device, such as 4G, for each program [default: half of this
+    /// machine's, shared out]
+    #[arg(long, value_name = "SIZE")]
+    soft_memory: Option<Size>,
+    /// Where to listen; with port 0, on a free port, which is told
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = default_address())]
+    listen: SocketAddr,
+}
+
+fn default_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()
+}
+
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let soft_memory = args.soft_memory.map(|size| size.0);
+    let gpu = gpu::resolve(args.gpu.as_ref(), soft_memory.map(|_| "--soft-memory"))?.spec;
+    let (listen, proxy) = (args.listen, Parts::find()?.proxy);
+    let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, proxy };
+    let server = Server::bind(spec, |line| eprintln!("kedge: {line}"))
+        .map_err(|error| Failure::new(error.to_string()))?;
+    let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
+    eprintln!("kedge: {gpu} is lent at {address}");
+    server.serve()
+}

@@ -1,0 +1,194 @@
+//! The far end of a session: a proxy whose client is on another machine. It ends with its session.
+
+use super::mirror::Mirror;
+use super::outlet::{self, FarMemory, Line, LineOutlet, Staged};
+use super::{shares, touches_memory};
+use crate::backend;
+use crate::dispatch::Dispatcher;
+use crate::executor::Executor;
+use crate::host::ProxyHost;
+use crate::local::Local;
+use crate::options::Options;
+use kedge_control::joblog::JobLog;
+use kedge_cuda_types::CuError;
+use kedge_protocol::{Message, Refusal, Welcome};
+use kedge_remote::{Answer, Aside, Ask, FrameError, Frames, Start, ToFar, read_one, write_one};
+use kedge_socket::{Channel, SocketError};
+use kedge_transport::{ConnectError, Incoming, ReplyTo};
+use kedge_wire::{List, Text};
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use thiserror::Error;
+
+/// For the near end to say what it wants, and to connect aside.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Longest first message.
+const MAX_START: usize = 64 << 10;
+/// Bytes of modules that may wait for their message.
+const MAX_STAGED: usize = 2 << 30;
+
+#[derive(Debug, Error)]
+pub enum FarError {
+    #[error("the session's line: {0}")]
+    Line(#[from] FrameError),
+    #[error("{0}")]
+    System(#[from] io::Error),
+    #[error("{0}")]
+    Arena(#[from] ConnectError),
+    #[error("the server does not hand over the session's second connection: {0}")]
+    Control(#[from] SocketError),
+    /// The near end has been told.
+    #[error("no device: {0}")]
+    NoDevice(String),
+    #[error("the near end broke the rules: {0}")]
+    Nonsense(&'static str),
+}
+
+/// Serves the session on `line` to its end; the server hands the second connection over on
+/// `control`.
+///
+/// # Errors
+/// The session cannot begin, or its near end is gone.
+pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(), FarError> {
+    let mut reading = line.try_clone()?;
+    reading.set_read_timeout(Some(LIMIT))?;
+    let start: Start = read_one(&mut reading, MAX_START)?;
+    reading.set_read_timeout(None)?;
+    let arena = kedge_transport::create_shared_arena()?;
+    kedge_transport::map_shared_arena(arena.as_fd())?;
+    let mut writing = line.try_clone()?;
+    let line = Line::start(line, Mirror::new(arena))?;
+    let staged = Staged::default();
+    let told = line.clone();
+    let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
+    let memory = FarMemory { line: line.clone(), staged: staged.clone() };
+    let host = Arc::new(ProxyHost::new(LineOutlet(line.clone()), memory, log, None));
+    let built = backend::build(&options.backend, &start.choice, host.clone(), None);
+    let backend = match built {
+        Ok(built) => built.start(),
+        Err(error) => {
+            let reason = Text::truncated(error.to_string());
+            let refusal = Refusal { code: error.code().0, reason };
+            write_one(&mut writing, &Err::<Welcome, _>(refusal))?;
+            return Err(FarError::NoDevice(error.to_string()));
+        }
+    };
+    host.set_backend(&backend);
+    line.set_backend(&backend);
+    let devices = List::new(backend.devices()).unwrap_or_default();
+    let driver_version = backend.driver_version();
+    let welcome = Welcome { driver_version, client_memory: true, devices };
+    write_one(&mut writing, &Ok::<_, Refusal>(welcome))?;
+    hear_aside(control, line.clone(), host.clone())?;
+    // No descriptors go to a client that is not here.
+    let (own, _nobody) = UnixStream::pair()?;
+    let dispatcher = Dispatcher::new(backend, host.clone(), OwnedFd::from(own));
+    let executor = Box::new(Local::new(dispatcher, host, options.backend.cache));
+    let end = FarEnd { executor, line: line.clone(), staged, frames: Frames::new(reading) }.run();
+    line.over();
+    match end {
+        Err(FarError::Line(FrameError::Closed)) => Ok(()),
+        other => other,
+    }
+}
+
+/// Hears the second connection on a thread of its own, once the server hands it over.
+fn hear_aside(control: Channel, line: Arc<Line>, host: Arc<ProxyHost>) -> io::Result<()> {
+    let hear = move || {
+        let Ok((_, mut fds)) = control.receive::<()>(LIMIT) else { return line.over() };
+        let Some(stream) = fds.pop() else { return line.over() };
+        let mut frames = Frames::new(TcpStream::from(stream));
+        while let Ok(said) = frames.receive::<Aside>() {
+            let proper = match said {
+                Aside::Bytes { number, bytes } => {
+                    line.arrived(number, bytes.map(|b| b.into_inner()).map_err(CuError));
+                    true
+                }
+                Aside::HostFnDone { token } => host.host_function_done(token),
+                Aside::Patches { pages } => line.patch(&pages),
+            };
+            if !proper {
+                break;
+            }
+        }
+        line.over();
+    };
+    std::thread::Builder::new().name("aside".into()).spawn(hear).map(drop)
+}
+
+struct FarEnd {
+    executor: Box<dyn Executor>,
+    line: Arc<Line>,
+    staged: Staged,
+    frames: Frames<TcpStream>,
+}
+
+impl FarEnd {
+    /// Carries out what comes until the line ends.
+    fn run(mut self) -> Result<(), FarError> {
+        loop {
+            if !self.frames.has_next() {
+                self.executor.flush();
+            }
+            match self.frames.receive::<ToFar>()? {
+                ToFar::Message { seq, to, message } => self.message(seq, to, message)?,
+                ToFar::Staged { addr, bytes } => self.stage(addr, bytes.into_inner())?,
+                ToFar::Patched { count } => {
+                    if !self.line.wait_for_patches(count) {
+                        return Err(FarError::Nonsense("changes that do not come"));
+                    }
+                }
+                ToFar::Ask { ask } => {
+                    let done = self.ask(&ask);
+                    outlet::answer(&self.line, done)?;
+                }
+            }
+        }
+    }
+
+    fn message(&mut self, seq: u64, to: Option<u32>, message: Message) -> Result<(), FarError> {
+        let reply_to = match to {
+            None => None,
+            Some(to) => Some(ReplyTo::of_number(to).ok_or(FarError::Nonsense("no such slot"))?),
+        };
+        if reply_to.is_some() != matches!(message, Message::Call { .. }) {
+            return Err(FarError::Nonsense("a call without a slot, or a post with one"));
+        }
+        if shares(&message) {
+            self.line.something_is_shared();
+        }
+        let works = touches_memory(&message);
+        if works {
+            self.line.work_begins();
+        }
+        self.executor.execute(Incoming { seq, message, reply_to });
+        if works {
+            self.line.work_is_handed_over();
+        }
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
+    }
+
+    fn stage(&mut self, addr: u64, bytes: Vec<u8>) -> Result<(), FarError> {
+        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let total: usize = staged.iter().map(|(_, bytes)| bytes.len()).sum();
+        if total + bytes.len() > MAX_STAGED {
+            return Err(FarError::Nonsense("more than a message needs"));
+        }
+        staged.push((addr, bytes));
+        Ok(())
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Answer {
+        match ask {
+            Ask::Rest { within_ms } => {
+                let limit = Duration::from_millis(u64::from(*within_ms));
+                if self.executor.rest(limit) { Answer::Yes {} } else { Answer::No {} }
+            }
+        }
+    }
+}

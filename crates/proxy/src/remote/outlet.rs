@@ -1,0 +1,346 @@
+//! What the far end of a session tells the near one.
+
+use super::mirror::Mirror;
+use super::ticker::Ticker;
+use crate::outlet::{Outlet, PrivateMemory};
+use kedge_cuda_types::CuError;
+use kedge_device::Backend;
+use kedge_protocol::CtxId;
+use kedge_remote::{Answer, CHUNK, PagePatch, Sending, ToNear};
+use kedge_transport::ReplyTo;
+use kedge_wire::{Bytes, Text};
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// The line to the near end. What is sent on it is in the order in which it came about: memory that
+/// devices have changed is told before whatever says that they are done.
+pub(crate) struct Line {
+    sending: Mutex<Sending<TcpStream>>,
+    mirror: Mutex<Mirror>,
+    work: Work,
+    ticker: Arc<Ticker>,
+    reads: Reads,
+    patches: Patches,
+}
+
+/// What the client has changed, as it arrives.
+#[derive(Default)]
+struct Patches {
+    /// How often it has, and whether no more will come.
+    state: Mutex<(u64, bool)>,
+    arrived: Condvar,
+}
+
+/// Whether devices may have changed anything.
+#[derive(Default)]
+struct Work {
+    /// Messages that may make them do so: begun, and handed over to the devices.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// Those whose changes have all been told.
+    told: AtomicU64,
+    /// Whether there is any memory that the client and devices see.
+    shared: AtomicBool,
+    backend: OnceLock<Weak<dyn Backend>>,
+}
+
+/// What the near end is asked for of the client's private memory.
+#[derive(Default)]
+struct Reads {
+    state: Mutex<Waiting>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    /// By number: `None` until it has come.
+    answers: HashMap<u64, Option<Result<Vec<u8>, CuError>>>,
+    /// No answer will come any more.
+    over: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Line {
+    /// Makes it, with a thread that tells what devices change while they work.
+    pub(crate) fn start(stream: TcpStream, mirror: Mirror) -> io::Result<Arc<Line>> {
+        let (sending, mirror) = (Mutex::new(Sending::new(stream)), Mutex::new(mirror));
+        let (work, ticker, reads, patches) = Default::default();
+        let line = Arc::new(Line { sending, mirror, work, ticker, reads, patches });
+        let looks = line.clone();
+        line.ticker.start("mirror", move || {
+            let begun = looks.work.begun.load(Ordering::SeqCst);
+            begun != looks.work.told.load(Ordering::SeqCst) && looks.tell().is_ok()
+        })?;
+        Ok(line)
+    }
+
+    /// Sends what devices have changed.
+    fn tell(&self) -> io::Result<()> {
+        let mut sending = locked(&self.sending);
+        self.tell_changes(&mut sending)?;
+        sending.flush()
+    }
+
+    /// From now on there is memory that the client and devices see.
+    pub(crate) fn something_is_shared(&self) {
+        self.work.shared.store(true, Ordering::SeqCst);
+    }
+
+    /// Tells it whose work it is; once.
+    pub(crate) fn set_backend(&self, backend: &Arc<dyn Backend>) {
+        let _ = self.work.backend.set(Arc::downgrade(backend));
+    }
+
+    /// A message that may have devices change memory is about to be carried out.
+    pub(crate) fn work_begins(&self) {
+        if self.work.shared.load(Ordering::SeqCst) {
+            self.work.begun.fetch_add(1, Ordering::SeqCst);
+            self.ticker.wake();
+        }
+    }
+
+    pub(crate) fn work_is_handed_over(&self) {
+        if self.work.shared.load(Ordering::SeqCst) {
+            self.work.ended.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Sends `message` at once, after what devices have changed.
+    pub(crate) fn say(&self, message: &ToNear) -> io::Result<()> {
+        let mut sending = locked(&self.sending);
+        self.tell_changes(&mut sending)?;
+        sending.add(message)?;
+        sending.flush()
+    }
+
+    /// Sends `message` with whatever is sent next.
+    fn say_soon(&self, message: &ToNear) -> io::Result<()> {
+        locked(&self.sending).add(message)
+    }
+
+    fn tell_changes(&self, sending: &mut Sending<TcpStream>) -> io::Result<()> {
+        let work = &self.work;
+        let (begun, told) = (work.begun.load(Ordering::SeqCst), work.told.load(Ordering::SeqCst));
+        if begun == told {
+            return Ok(());
+        }
+        // In this order: all that had begun is with the devices, which have finished it, before
+        // what it has changed is looked for.
+        let all_there = work.ended.load(Ordering::SeqCst) == begun;
+        let idle = || work.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle());
+        let all = all_there && idle();
+        locked(&self.mirror).changes(|pages| sending.add(&ToNear::Patches { pages }))?;
+        if all {
+            work.told.store(begun, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Takes over what the client has changed; `false` where that is nonsense.
+    pub(crate) fn patch(&self, pages: &[PagePatch]) -> bool {
+        let proper = locked(&self.mirror).apply(pages);
+        locked(&self.patches.state).0 += 1;
+        self.patches.arrived.notify_all();
+        proper
+    }
+
+    /// Waits until the client's changes have come so often; `false` where they will not.
+    pub(crate) fn wait_for_patches(&self, count: u64) -> bool {
+        let state = locked(&self.patches.state);
+        let waited = self.patches.arrived.wait_while(state, |(come, over)| *come < count && !*over);
+        waited.unwrap_or_else(PoisonError::into_inner).0 >= count
+    }
+
+    /// Bytes that were asked for have come.
+    pub(crate) fn arrived(&self, number: u64, bytes: Result<Vec<u8>, CuError>) {
+        let mut waiting = locked(&self.reads.state);
+        // What nobody waits for is no answer.
+        if let Some(place) = waiting.answers.get_mut(&number) {
+            *place = Some(bytes);
+        }
+        drop(waiting);
+        self.reads.arrived.notify_all();
+    }
+
+    /// The near end is gone: whoever waits for its answers waits no longer.
+    pub(crate) fn over(&self) {
+        locked(&self.reads.state).over = true;
+        self.reads.arrived.notify_all();
+        locked(&self.patches.state).1 = true;
+        self.patches.arrived.notify_all();
+    }
+
+    /// Has the near end read the client's memory, `CHUNK` bytes at most.
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        let gone = |_| CuError::OPERATING_SYSTEM;
+        let number = {
+            let mut waiting = locked(&self.reads.state);
+            waiting.last += 1;
+            let number = waiting.last;
+            waiting.answers.insert(number, None);
+            number
+        };
+        let len = out.len() as u32;
+        {
+            let mut sending = locked(&self.sending);
+            sending.add(&ToNear::Read { number, addr, len }).map_err(gone)?;
+            sending.flush().map_err(gone)?;
+        }
+        let none_yet = |waiting: &mut Waiting| {
+            !waiting.over && matches!(waiting.answers.get(&number), Some(None))
+        };
+        let waiting = locked(&self.reads.state);
+        let waited = self.reads.arrived.wait_while(waiting, none_yet);
+        let mut waiting = waited.unwrap_or_else(PoisonError::into_inner);
+        let answer = waiting.answers.remove(&number).flatten();
+        let bytes = answer.unwrap_or(Err(CuError::OPERATING_SYSTEM))?;
+        if bytes.len() != out.len() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        out.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+/// A [`Line`] as what hosts the devices knows it.
+pub(crate) struct LineOutlet(pub(crate) Arc<Line>);
+
+impl LineOutlet {
+    /// A line that is broken is found out by who reads it.
+    fn say(&self, message: &ToNear) {
+        let _ = self.0.say(message);
+    }
+}
+
+impl Outlet for LineOutlet {
+    fn reply(&self, to: ReplyTo, bytes: &[u8]) -> Result<(), String> {
+        let bytes = Bytes::new(bytes.to_vec()).map_err(|error| error.to_string())?;
+        let reply = ToNear::Reply { to: to.number(), bytes };
+        self.0.say(&reply).map_err(|error| error.to_string())
+    }
+
+    fn set_sticky(&self, ctx: CtxId, error: CuError) {
+        self.say(&ToNear::Sticky { ctx, error: error.0 });
+    }
+
+    fn clear_sticky(&self, ctx: CtxId) {
+        self.say(&ToNear::Sticky { ctx, error: 0 });
+    }
+
+    fn wants_reader(&self) -> bool {
+        true
+    }
+
+    fn set_completed(&self, seq: u64) {
+        self.say(&ToNear::Completed { seq });
+    }
+
+    fn set_output_pending(&self, pending: bool) {
+        let _ = self.0.say_soon(&ToNear::Output { pending });
+    }
+
+    fn try_host_fn(&self, token: u64) -> bool {
+        self.say(&ToNear::HostFn { token });
+        true
+    }
+
+    fn close(&self) {
+        let why = Text::truncated("the proxy beside the devices has ended".into());
+        self.say(&ToNear::Closed { why });
+    }
+}
+
+/// Bytes of the client's private memory, by address.
+pub(crate) type Staged = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
+
+/// The client's private memory, at the other end of the line.
+pub(crate) struct FarMemory {
+    pub(crate) line: Arc<Line>,
+    /// What the near end has sent of it with the next message.
+    pub(crate) staged: Staged,
+}
+
+impl PrivateMemory for FarMemory {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+        if take_staged(&locked(&self.staged), addr, out) {
+            return Ok(());
+        }
+        let mut at = addr;
+        out.chunks_mut(CHUNK).try_for_each(|part| {
+            let from = at;
+            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+            self.line.read(from, part)
+        })
+    }
+
+    fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let mut at = addr;
+        bytes.chunks(CHUNK).try_for_each(|part| {
+            let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
+            let written = self.line.say_soon(&ToNear::Write { addr: at, bytes });
+            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+            written.map_err(|_| CuError::OPERATING_SYSTEM)
+        })
+    }
+
+    fn belongs_to(&self, _: u32) {}
+}
+
+/// Copies from runs of bytes that follow each other, if they have all.
+fn take_staged(staged: &[(u64, Vec<u8>)], addr: u64, out: &mut [u8]) -> bool {
+    let mut done = 0;
+    for (start, bytes) in staged {
+        let wanted = addr + done as u64;
+        let Some(from) = wanted.checked_sub(*start).map(|from| from as usize) else { continue };
+        let Some(rest) = bytes.get(from..).filter(|rest| !rest.is_empty()) else { continue };
+        let count = rest.len().min(out.len() - done);
+        out[done..done + count].copy_from_slice(&rest[..count]);
+        done += count;
+        if done == out.len() {
+            return true;
+        }
+    }
+    out.is_empty()
+}
+
+/// An answer to an order.
+pub(crate) fn answer(line: &Line, answer: Answer) -> io::Result<()> {
+    line.say(&ToNear::Answer { answer })
+}
+
+/// A line of the log, for the job's own.
+pub(crate) fn log(line: &Line, text: &str) {
+    let _ = line.say_soon(&ToNear::Line { text: Text::truncated(text.to_owned()) });
+}
+
+/// Encodes a refusal of a call, which is the same for all types of replies.
+pub(crate) fn refusal(error: CuError) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let status: kedge_protocol::Status = Err(error.0);
+    kedge_wire::encode(&status, &mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staged_bytes_are_found_across_their_pieces() {
+        let staged = [(100, vec![1, 2, 3]), (103, vec![4, 5])];
+        let read = |addr, len| {
+            let mut out = vec![0; len];
+            take_staged(&staged, addr, &mut out).then_some(out)
+        };
+        assert_eq!(read(101, 4), Some(vec![2, 3, 4, 5]));
+        assert_eq!(read(100, 1), Some(vec![1]));
+        assert_eq!((read(101, 5), read(99, 1), read(105, 1)), (None, None, None));
+    }
+}

@@ -1,0 +1,157 @@
+//! The messages of a session.
+
+use kedge_protocol::{CtxId, DeviceChoice, Message, Refusal, Welcome};
+use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
+
+/// "kedgefar", little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
+/// Changes with every incompatible change of a message here.
+pub const VERSION: u32 = 1;
+/// Bytes of memory that travel in one frame.
+pub const CHUNK: usize = 1 << 20;
+/// Bytes of a page of memory that both ends see.
+pub const PAGE: usize = 4096;
+/// Pages in one frame.
+pub const PATCHES: usize = 256;
+/// Bytes of a line of text.
+pub const LINE: usize = 4096;
+/// Bytes of a reply: the ring's own limit.
+const REPLY: usize = 64 << 20;
+
+/// What names a session to the server that has it.
+pub type SessionKey = [u8; 16];
+
+wire! {
+    /// The first frame of each connection.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Opening {
+        pub magic: u64,
+        pub version: u32,
+        /// `kedge_protocol::PROTOCOL_VERSION`.
+        pub protocol: u32,
+        pub purpose: Purpose,
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Purpose {
+        /// A new session on those of the server's devices, by number; none: on all → `Offer`.
+        Session = 1 { devices: List<u32, 16> },
+        /// The second connection of a session. No answer.
+        Aside = 2 { session: SessionKey },
+    }
+
+    /// The server's answer: `Result<Offer, Refused>`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Offer { pub session: SessionKey }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Refused { pub why: Text<LINE> }
+
+    /// The near end's next frame, to the proxy → `Result<Welcome, Refusal>`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Start {
+        /// The client's program, for logs.
+        pub program: Text<4096>,
+        pub choice: DeviceChoice,
+    }
+
+    /// From the near end, in order.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ToFar {
+        /// A client's message; `to` is where a call's reply goes.
+        Message = 1 { seq: u64, to: Option<u32>, message: Message },
+        /// Bytes of the client's private memory, which the next message has read: a module.
+        Staged = 2 { addr: u64, bytes: Bytes<CHUNK> },
+        /// What follows has been said after so many `Aside::Patches`, and counts on them.
+        Patched = 3 { count: u64 },
+        /// An order. Each has one answer.
+        Ask = 4 { ask: Ask },
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Ask {
+        /// → `Yes` once all before it is over and told, `No` after `within_ms`.
+        Rest = 1 { within_ms: u32 },
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Answer {
+        Yes = 1 {},
+        No = 2 {},
+    }
+
+    /// From the near end, ahead of what is in order.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Aside {
+        /// The bytes that `ToNear::Read` asked for; or a CUresult.
+        Bytes = 1 { number: u64, bytes: Result<Bytes<CHUNK>, u32> },
+        /// The client has run a host function.
+        HostFnDone = 2 { token: u64 },
+        /// What the client has changed in memory that both see.
+        Patches = 3 { pages: List<PagePatch, PATCHES> },
+    }
+
+    /// From the far end, in order.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ToNear {
+        Reply = 1 { to: u32, bytes: Bytes<REPLY> },
+        /// A context is broken; with 0 it is no more.
+        Sticky = 2 { ctx: CtxId, error: u32 },
+        /// All posts up to this one are complete.
+        Completed = 3 { seq: u64 },
+        /// Whether device output waits to be taken.
+        Output = 4 { pending: bool },
+        /// The client is to run a host function → `Aside::HostFnDone`.
+        HostFn = 5 { token: u64 },
+        /// Bytes of the client's private memory are wanted, `CHUNK` at most → `Aside::Bytes`.
+        Read = 6 { number: u64, addr: u64, len: u32 },
+        /// Bytes for the client's private memory.
+        Write = 7 { addr: u64, bytes: Bytes<CHUNK> },
+        /// What devices have changed in memory that both see.
+        Patches = 8 { pages: List<PagePatch, PATCHES> },
+        /// For the job's log.
+        Line = 9 { text: Text<LINE> },
+        Answer = 10 { answer: Answer },
+        /// The devices are about to be gone.
+        Closed = 11 { why: Text<LINE> },
+    }
+
+    /// What has changed in a page.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct PagePatch {
+        /// Its offset in the memory that both ends see, in pages.
+        pub page: u32,
+        /// A bit for each byte, the lowest first; empty: all have changed.
+        pub mask: Bytes<512>,
+        /// The bytes that have, in order.
+        pub bytes: Bytes<PAGE>,
+    }
+}
+
+/// Encodes `ToFar::Message` without taking the message.
+#[inline]
+pub fn put_message(seq: u64, to: Option<u32>, message: &Message, w: &mut Writer<'_>) {
+    1u32.put(w);
+    seq.put(w);
+    to.put(w);
+    message.put(w);
+}
+
+/// What the far proxy says to `Start`.
+pub(crate) type Started = Result<Welcome, Refusal>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_protocol::Call;
+
+    #[test]
+    fn a_borrowed_message_is_encoded_as_an_owned_one() {
+        let message = Message::Call { call: Call::Ping {} };
+        let (mut owned, mut borrowed) = (Vec::new(), Vec::new());
+        let whole = ToFar::Message { seq: 3, to: Some(9), message: message.clone() };
+        kedge_wire::encode(&whole, &mut owned);
+        put_message(3, Some(9), &message, &mut Writer::new(&mut borrowed));
+        assert_eq!(owned, borrowed);
+    }
+}

@@ -1,0 +1,261 @@
+//! `kedge serve`: lends this machine's devices to programs on others.
+//!
+//! [`Server`] listens, reads one frame of each connection, and gives each session a proxy of its
+//! own, which ends with it. What a session says after that frame, its proxy alone reads.
+#![forbid(unsafe_code)]
+
+mod owner;
+mod sessions;
+
+use kedge_control::gpu::GpuSpec;
+use kedge_protocol::PROTOCOL_VERSION;
+use kedge_remote::{MAGIC, Offer, Opening, Purpose, Refused, VERSION, read_one, tune, write_one};
+use kedge_wire::Text;
+use sessions::Sessions;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Connections that have not said what they are for, at a time.
+const MAX_OPENING: usize = 64;
+/// For a connection to say it.
+const OPENING_LIMIT: Duration = Duration::from_secs(10);
+/// Longest first frame.
+const MAX_FIRST: usize = 4 << 10;
+
+/// What is lent, and where.
+#[derive(Debug, Clone)]
+pub struct ServeSpec {
+    pub listen: SocketAddr,
+    /// Devices of this machine.
+    pub gpu: GpuSpec,
+    pub soft_memory: Option<u64>,
+    /// The proxy's program.
+    pub proxy: PathBuf,
+}
+
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen on {address}: {source}; --listen takes another address or port")]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error(
+        "{0} can be reached from other machines, and connections are neither encrypted nor checked \
+         as yet: listen on 127.0.0.1, and let users come through ssh (ssh -L 7531:127.0.0.1:7531 \
+         HOST)"
+    )]
+    Open(SocketAddr),
+    #[error("--gpu {0} are not devices of this machine: give soft, soft:N, local or local:I,J…")]
+    NotHere(String),
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    lender: Arc<Lender>,
+}
+
+#[derive(Debug)]
+struct Lender {
+    spec: ServeSpec,
+    sessions: Sessions,
+    opening: AtomicUsize,
+    say: fn(&str),
+}
+
+impl Server {
+    /// Listens. `say` is told what happens, a line each.
+    ///
+    /// # Errors
+    /// The address cannot be had, or is one that others reach; the devices are not this machine's.
+    pub fn bind(spec: ServeSpec, say: fn(&str)) -> Result<Server, ServeError> {
+        if matches!(spec.gpu, GpuSpec::Remote { .. }) {
+            return Err(ServeError::NotHere(spec.gpu.to_string()));
+        }
+        if !spec.listen.ip().is_loopback() {
+            return Err(ServeError::Open(spec.listen));
+        }
+        let address = spec.listen;
+        let listener =
+            TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
+        let (sessions, opening) = Default::default();
+        Ok(Server { listener, lender: Arc::new(Lender { spec, sessions, opening, say }) })
+    }
+
+    /// Returns where it listens.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves for ever.
+    pub fn serve(&self) -> ! {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, from)) => self.accepted(stream, from),
+                Err(error) => {
+                    (self.lender.say)(&format!("cannot accept a connection: {error}"));
+                    // Out of descriptors, most likely: does not get better by asking faster.
+                    thread::sleep(Duration::from_millis(200));
+                }
+            }
+        }
+    }
+
+    /// Hears a connection on a thread of its own, if not too many are heard already.
+    fn accepted(&self, stream: TcpStream, from: SocketAddr) {
+        if self.lender.opening.fetch_add(1, Ordering::SeqCst) >= MAX_OPENING {
+            self.lender.opening.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let lender = self.lender.clone();
+        let hear = move || {
+            if let Err(why) = lender.open(stream) {
+                (lender.say)(&format!("{from}: {why}"));
+            }
+            lender.opening.fetch_sub(1, Ordering::SeqCst);
+        };
+        if let Err(error) = thread::Builder::new().name("opening".into()).spawn(hear) {
+            self.lender.opening.fetch_sub(1, Ordering::SeqCst);
+            (self.lender.say)(&format!("cannot hear a connection: {error}"));
+        }
+    }
+}
+
+impl Lender {
+    /// Reads what a connection is for, and hands it over.
+    fn open(self: &Arc<Lender>, mut stream: TcpStream) -> Result<(), String> {
+        let system = |error: io::Error| error.to_string();
+        if !owner::is_own_user(&stream).map_err(system)? {
+            return Err("a connection of another user: refused".into());
+        }
+        tune(&stream).map_err(system)?;
+        stream.set_read_timeout(Some(OPENING_LIMIT)).map_err(system)?;
+        stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
+        let opening: Opening =
+            read_one(&mut stream, MAX_FIRST).map_err(|error| error.to_string())?;
+        let Opening { magic, version, protocol, purpose } = opening;
+        if magic != MAGIC {
+            return Err("it does not speak as kedge does".into());
+        }
+        if (version, protocol) != (VERSION, PROTOCOL_VERSION) {
+            let why = format!(
+                "it is of another version of kedge (session {version}, messages {protocol}; here \
+                 {VERSION} and {PROTOCOL_VERSION}): install the same on both machines"
+            );
+            return self.refuse(&mut stream, why);
+        }
+        match purpose {
+            Purpose::Aside { session } => self.sessions.aside(&session, stream),
+            Purpose::Session { devices } => {
+                let gpu = match chosen(&self.spec.gpu, &devices) {
+                    Ok(gpu) => gpu,
+                    Err(why) => return self.refuse(&mut stream, why),
+                };
+                self.begin(stream, &gpu)
+            }
+        }
+    }
+
+    fn refuse(&self, stream: &mut TcpStream, why: String) -> Result<(), String> {
+        let refused = Refused { why: Text::truncated(why.clone()) };
+        // Who has gone need not be told.
+        let _ = write_one(stream, &Err::<Offer, _>(refused));
+        Err(why)
+    }
+
+    /// Gives a session its proxy.
+    fn begin(self: &Arc<Lender>, mut stream: TcpStream, gpu: &GpuSpec) -> Result<(), String> {
+        let (session, proxy) = match self.sessions.begin(&self.spec, gpu, &stream) {
+            Ok(begun) => begun,
+            Err(why) => return self.refuse(&mut stream, why),
+        };
+        let from = stream.peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
+        (self.say)(&format!("session of {from} on {gpu} begins, proxy {}", proxy.id()));
+        let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer { session }));
+        drop(stream);
+        let lender = self.clone();
+        let wait = move || {
+            let ended = lender.sessions.wait(&session, proxy);
+            (lender.say)(&format!("session of {from} on {} ends: {ended}", lender.spec.gpu));
+        };
+        let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
+        waits.map(drop).and(offered).map_err(|error| error.to_string())
+    }
+}
+
+/// Those of the server's devices that a session asks for, by number; all if it names none.
+fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
+    let missing = |count: usize| {
+        let last = count.saturating_sub(1);
+        move |number: &u32| format!("there is no device {number}: it has 0 to {last}")
+    };
+    match gpu {
+        _ if devices.is_empty() => Ok(gpu.clone()),
+        GpuSpec::Soft { devices: all } => {
+            let unknown = devices.iter().find(|number| *number >= all);
+            unknown.map(missing(*all as usize)).map_or(Ok(()), Err)?;
+            Ok(GpuSpec::Soft { devices: devices.len() as u32 })
+        }
+        // All of the machine's: the driver knows how many.
+        GpuSpec::Local { ordinals } if ordinals.is_empty() => {
+            Ok(GpuSpec::Local { ordinals: devices.to_vec() })
+        }
+        GpuSpec::Local { ordinals } => {
+            let find = |number: &u32| {
+                let found = ordinals.get(*number as usize).copied();
+                found.ok_or_else(|| missing(ordinals.len())(number))
+            };
+            let ordinals = devices.iter().map(find).collect::<Result<_, _>>()?;
+            Ok(GpuSpec::Local { ordinals })
+        }
+        GpuSpec::Remote { .. } => Err("it has no devices of its own".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_gets_the_devices_that_it_names() {
+        let chosen = |gpu: &str, devices: &[u32]| {
+            let gpu = gpu.parse().unwrap();
+            chosen(&gpu, devices).map(|gpu| gpu.to_string()).ok()
+        };
+        for (gpu, devices, expected) in [
+            ("soft:4", &[][..], Some("soft:4")),
+            ("soft:4", &[3, 1], Some("soft:2")),
+            ("soft:4", &[4], None),
+            ("local", &[2], Some("local:2")),
+            ("local:5,7", &[1], Some("local:7")),
+            ("local:5,7", &[2], None),
+        ] {
+            assert_eq!(chosen(gpu, devices).as_deref(), expected, "{gpu} {devices:?}");
+        }
+    }
+
+    #[test]
+    fn what_others_reach_is_refused() {
+        let spec = |listen: &str, gpu: &str| ServeSpec {
+            listen: listen.parse().unwrap(),
+            gpu: gpu.parse().unwrap(),
+            soft_memory: None,
+            proxy: "/bin/false".into(),
+        };
+        let open = Server::bind(spec("0.0.0.0:0", "soft"), |_| ());
+        assert!(matches!(open, Err(ServeError::Open(_))));
+        let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1"), |_| ());
+        assert!(matches!(elsewhere, Err(ServeError::NotHere(_))));
+        let server = Server::bind(spec("127.0.0.1:0", "soft"), |_| ()).unwrap();
+        let taken = Server::bind(spec(&server.address().unwrap().to_string(), "soft"), |_| ());
+        assert!(matches!(taken, Err(ServeError::Listen { .. })));
+    }
+}

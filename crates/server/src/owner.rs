@@ -1,0 +1,69 @@
+//! Whose a connection of this machine is: TCP does not tell, the kernel's table does.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+
+/// Returns whether the other end of a connection is this user's, or root's.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
+    let (theirs, ours) = (stream.peer_addr()?, stream.local_addr()?);
+    let table = if theirs.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    let own = rustix::process::getuid().as_raw();
+    let owner = owner(&std::fs::read_to_string(table)?, theirs, ours);
+    Ok(owner.is_some_and(|uid| uid == own || uid == 0))
+}
+
+/// The user of the socket at `theirs` that is connected to `ours`, in the kernel's table.
+fn owner(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
+    let (theirs, ours) = (written(theirs), written(ours));
+    table.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let found = fields.nth(1)? == theirs && fields.next()? == ours;
+        found.then(|| fields.nth(4)?.parse().ok())?
+    })
+}
+
+/// An address as the table has it: words of the machine's byte order, in hexadecimal.
+fn written(address: SocketAddr) -> String {
+    let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => word(&ip.octets()),
+        IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
+    };
+    format!("{ip}:{:04X}", address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn ones_own_connection_is_ones_own() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                assert!(address.starts_with('['), "no loopback");
+                continue;
+            };
+            let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            assert!(is_own_user(&stream).unwrap(), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_table_names_users() {
+        let row = |local: &str, remote: &str, state: &str, uid: u32| {
+            let queues = "00000000:00000000 00:00000000 00000000";
+            format!("   0: {local} {remote} {state} {queues}  {uid}        0 2 1\n")
+        };
+        let listens = row("0100007F:1D6B", "00000000:0000", "0A", 0);
+        let client = row("0100007F:C350", "0100007F:1D6B", "01", 1001);
+        let table = format!("  sl  local_address rem_address   st …\n{listens}{client}");
+        let ours: SocketAddr = "127.0.0.1:7531".parse().unwrap();
+        let at = |port: u16| owner(&table, SocketAddr::new(ours.ip(), port), ours);
+        assert_eq!((at(50000), at(50001)), (Some(1001), None));
+    }
+}
