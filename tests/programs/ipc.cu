@@ -1,5 +1,6 @@
 // Two processes share device memory and events: by descriptors, and by IPC handles.
 // build: {cuda}
+// far refused: CUresult 801
 #include "sockets.h"
 #include <cuda.h>
 #include <string>

@@ -1,5 +1,6 @@
 // Shared mappings, registered: files by descriptor and by name, seen by kernels and by another process.
 // checkpoint refused: registered a shared mapping
+// far refused: cudaHostRegister
 #include "check.h"
 #include <fcntl.h>
 #include <string>

@@ -7,6 +7,7 @@
 //! // stderr: assertion
 //! // seconds: 60
 //! // checkpoint refused: shares device memory
+//! // far refused: cudaHostRegister
 //! ```
 //!
 //! In `build`, `{dir}` is the program's folder, `{toolkit}` the CUDA toolkit's, and `{cuda}` what links
@@ -31,6 +32,8 @@ pub struct Program {
     pub seconds: u64,
     /// It may be refused to be checkpointed, with this text.
     pub refused: Option<String>,
+    /// It is refused with this text where its devices are on another machine.
+    pub far_refused: Option<String>,
 }
 
 #[derive(Debug, Error)]
@@ -74,6 +77,7 @@ impl Program {
             stderr: None,
             seconds: 120,
             refused: None,
+            far_refused: None,
         };
         let folder = source.parent().unwrap_or(Path::new(".")).to_string_lossy().into_owned();
         for (index, line) in text.lines().enumerate() {
@@ -91,6 +95,7 @@ impl Program {
                 "build" => program.build = words(),
                 "args" => program.args = words(),
                 "checkpoint refused" => program.refused = Some(value.to_owned()),
+                "far refused" => program.far_refused = Some(value.to_owned()),
                 "stderr" => program.stderr = Some(value.to_owned()),
                 "devices" => program.devices = number()?,
                 "seconds" => program.seconds = number()?.into(),

@@ -12,6 +12,7 @@ pub mod job;
 pub mod place;
 pub mod random;
 mod run;
+pub mod server;
 pub mod world;
 
 pub use build::{BuildError, Toolchain};

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use kedge_tests::server::Served;
 use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +22,9 @@ struct Args {
     /// The device to give to `kedge run`
     #[arg(long, default_value = "soft")]
     gpu: String,
+    /// Serve software devices on this machine, and run on those, as if they were on another
+    #[arg(long, conflicts_with_all = ["native", "gpu", "interrupt"])]
+    far: bool,
     /// Checkpoint each at a random moment, kill it, restart it, and compare what it prints
     #[arg(long, conflicts_with = "native")]
     interrupt: bool,
@@ -70,7 +74,12 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     if programs.is_empty() {
         return Err("no program matches".into());
     }
-    let target = if args.native { Target::Native } else { Target::Kedge(args.gpu.clone()) };
+    let server = args.far.then(|| Served::start(&["--gpu", "soft:2"]));
+    let target = match &server {
+        Some(server) => Target::Far(server.address.clone()),
+        None if args.native => Target::Native,
+        None => Target::Kedge(args.gpu.clone()),
+    };
     let results = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {

@@ -16,6 +16,8 @@ pub enum Target {
     Native,
     /// Under `kedge run --gpu SPEC`; `soft` gets as many devices as the program needs.
     Kedge(String),
+    /// Under `kedge run --gpu ADDRESS`, on devices that are served there.
+    Far(String),
 }
 
 impl Target {
@@ -29,6 +31,11 @@ impl Target {
                     _ => gpu.clone(),
                 };
                 command.args(["run", "--gpu", &gpu, "--"]).arg(binary);
+                command
+            }
+            Self::Far(address) => {
+                let mut command = Command::new(kedge());
+                command.args(["run", "--gpu", address, "--"]).arg(binary);
                 command
             }
         };
@@ -63,6 +70,14 @@ impl Outcome {
 pub fn run(binary: &Path, program: &Program, target: &Target) -> Outcome {
     let limit = Duration::from_secs(program.seconds);
     let mut outcome = run_command(target.command(binary, program), limit);
+    if let (Target::Far(_), Some(text)) = (target, &program.far_refused) {
+        outcome.failure = match (&outcome.failure, outcome.said(usize::MAX).contains(text)) {
+            (Some(_), true) => None,
+            (None, _) => Some(format!("it passed, though it says that {text:?} is refused far")),
+            (Some(failure), false) => Some(format!("{failure}, not by {text:?}")),
+        };
+        return outcome;
+    }
     if outcome.failure.is_none() {
         outcome.failure = judge(program, &outcome);
     }

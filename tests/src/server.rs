@@ -1,0 +1,73 @@
+//! A server of devices, for the tests alone: `kedge serve` on a free port of this machine.
+
+use crate::kedge;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// Ends with its value.
+#[derive(Debug)]
+pub struct Served {
+    child: Child,
+    /// As `--gpu` takes it.
+    pub address: String,
+    said: Arc<Mutex<String>>,
+}
+
+impl Served {
+    /// Starts `kedge serve` with `options`.
+    ///
+    /// # Panics
+    /// It does not say where it listens.
+    pub fn start(options: &[&str]) -> Served {
+        let mut command = Command::new(kedge());
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(options);
+        Served::started(command)
+    }
+
+    /// Starts a server by `command`, whose standard error says where it listens.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn started(mut command: Command) -> Served {
+        let command = command.stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("kedge: build it first (cargo build --release)");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut first = String::new();
+        let address = loop {
+            let Some(Ok(line)) = lines.next() else { panic!("kedge serve said: {first}") };
+            if let Some((_, address)) = line.split_once(" is lent at ") {
+                break address.to_owned();
+            }
+            first.push_str(&line);
+        };
+        let said = Arc::new(Mutex::new(String::new()));
+        let keeps = said.clone();
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let mut said = keeps.lock().unwrap_or_else(PoisonError::into_inner);
+                said.push_str(&line);
+                said.push('\n');
+            }
+        });
+        Served { child, address, said }
+    }
+
+    /// Returns what it has said since it listens.
+    pub fn said(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

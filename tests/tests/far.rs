@@ -1,0 +1,114 @@
+//! Programs whose devices are served: `kedge serve` and `kedge run --gpu HOST`.
+#![forbid(unsafe_code)]
+
+use kedge_tests::job::User;
+use kedge_tests::server::Served;
+use kedge_tests::world::{World, stderr};
+use kedge_tests::{host, kedge};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program that adds up on its device and tells the sum.
+fn sum() -> PathBuf {
+    host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"])
+}
+
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !so() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The processes that a server has started and that are there.
+fn children(server: &Served) -> usize {
+    let path = format!("/proc/{0}/task/{0}/children", server.pid());
+    std::fs::read_to_string(path).expect("a living server").split_whitespace().count()
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told() {
+    let world = World::new("farnone");
+    let server = Served::start(&["--gpu", "soft:2"]);
+    let program = sum().display().to_string();
+    for (gpu, said) in [
+        (format!("{}/2", server.address), "there is no device 2: it has 0 to 1"),
+        ("127.0.0.1:1".to_owned(), "is `kedge serve` running there?"),
+        ("no-such-host.invalid".to_owned(), "cannot find no-such-host.invalid:7531"),
+    ] {
+        let output = world.output(&["run", "--gpu", &gpu, "--job", "j", "--", &program]);
+        assert!(!output.status.success(), "{gpu}: {output:?}");
+        let log = world.text(&["logs", "j"]);
+        assert!(log.contains(said), "{gpu}: {log}");
+    }
+}
+
+/// Its device's memory is the proxy's, which ends within a second.
+#[test]
+fn a_killed_client_leaves_nothing() {
+    let world = World::new("farkill");
+    let server = Served::start(&["--gpu", "soft"]);
+    let program = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]);
+    let program = program.display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "1000000"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || children(&server) == 1);
+    world.text(&["kill", "j", "--grace", "0"]);
+    let begin = Instant::now();
+    until("the session's end", || children(&server) == 0);
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    child.wait().expect("it has ended");
+}
+
+/// What is not kedge, or is of another user, does not reach a proxy.
+#[test]
+fn strangers_get_nothing() {
+    use std::io::{Read, Write};
+    let server = Served::start(&["--gpu", "soft"]);
+    for bytes in
+        [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0xff; 64], &[8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]]
+    {
+        let mut stream = std::net::TcpStream::connect(&server.address).expect("it listens");
+        stream.write_all(bytes).expect("room in the socket");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{answer:?}");
+    }
+    assert_eq!(children(&server), 0);
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // A server of an ordinary user refuses another one.
+    let world = World::new("farother");
+    let as_user = |user: User| {
+        let id = user.id().to_string();
+        let home = world.0.join(&id);
+        std::fs::create_dir_all(&home).expect("a folder");
+        std::os::unix::fs::chown(&home, Some(user.id()), Some(user.id())).expect("root");
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(world.parts());
+        for folder in ["HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"] {
+            command.env(folder, &home);
+        }
+        command
+    };
+    let mut command = as_user(User::Nobody);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--gpu", "soft"]);
+    let server = Served::started(command);
+    let mut other = as_user(User::Other);
+    let run = other.args(["run", "--gpu", &server.address, "--"]).arg(sum());
+    let output = run.output().expect("setpriv");
+    assert!(!output.status.success(), "{output:?}");
+    until("its word", || server.said().contains("another user: refused"));
+}
+
+#[test]
+fn a_server_listens_on_this_machine_alone() {
+    let mut command = Command::new(kedge());
+    let output = command.args(["serve", "--gpu", "soft", "--listen", "0.0.0.0:0"]).output();
+    let output = output.expect("kedge");
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(stderr(&output).contains("ssh -L"), "{output:?}");
+}
