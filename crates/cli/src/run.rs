@@ -15,6 +15,10 @@ use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// A server keeps a session no longer.
+const MAX_RECONNECT: Duration = Duration::from_secs(3600);
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -51,6 +55,10 @@ pub(crate) struct RunArgs {
     /// does not notice much of it]
     #[arg(long, value_name = "SIZE")]
     drain_rate: Option<Size>,
+    /// Of devices on another machine: how long a line that was cut is tried anew before the program
+    /// is told that they are lost (an hour at most) [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    reconnect: Option<Time>,
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
@@ -206,6 +214,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         cache_gpu: bytes(args.cache_gpu),
         cache_host: bytes(args.cache_host),
         drain_rate: bytes(args.drain_rate),
+        reconnect_ms: args.reconnect.map(|time| time.0.min(MAX_RECONNECT).as_millis() as u64),
     };
     let spec = JobSpec {
         gpu,

@@ -46,6 +46,9 @@ pub struct DeviceLimits {
     /// Bytes a second that snapshots leave a GPU with, at most.
     #[serde(default)]
     pub drain_rate: Option<u64>,
+    /// Of devices on another machine: milliseconds for which a line that was cut is tried anew.
+    #[serde(default)]
+    pub reconnect_ms: Option<u64>,
 }
 
 /// The devices that a job sees.

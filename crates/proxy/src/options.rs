@@ -26,6 +26,8 @@ pub struct Options {
     pub management: bool,
     /// Its client is on another machine: it has a line instead of `fd`.
     pub far: bool,
+    /// How long to try to go on with a session whose line was cut.
+    pub reconnect: Duration,
     /// The devices that such a client will choose.
     pub choice: DeviceChoice,
     pub backend: BackendConfig,
@@ -62,6 +64,7 @@ impl Options {
             warm: false,
             management: false,
             far: false,
+            reconnect: Duration::from_secs(60),
             choice: DeviceChoice::default(),
             backend: BackendConfig {
                 gpu,
@@ -113,6 +116,7 @@ impl Options {
                     | "--workers"
                     | "--visible"
                     | "--spin-us"
+                    | "--reconnect-ms"
                     | "--log"
                     | "--keeper"
             ) {
@@ -134,6 +138,9 @@ impl Options {
                     options.choice.visible = Some(Text::truncated(list));
                 }
                 "--spin-us" => options.spin = Duration::from_micros(number(&name, &value)?),
+                "--reconnect-ms" => {
+                    options.reconnect = Duration::from_millis(number(&name, &value)?);
+                }
                 "--keeper" => options.keeper = Some(value.into()),
                 _ => options.log = Some(value.into()),
             }

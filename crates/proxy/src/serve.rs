@@ -132,7 +132,8 @@ fn serve_accepted(
     let keeper = options.keeper.clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     if let GpuSpec::Remote { server, devices } = &options.backend.gpu {
-        let session = open_session(server, devices, &hello, &host, &shared, &log);
+        let wanted = Wanted { server: &server.to_string(), devices, reconnect: options.reconnect };
+        let session = open_session(&wanted, &hello, &host, &shared);
         let (executor, welcome) = match session {
             Ok(session) => session,
             Err(error) => {
@@ -174,25 +175,33 @@ fn serve_accepted(
     connected.run(client, control, options, log)
 }
 
+/// Devices of a server, as a client wants them.
+struct Wanted<'a> {
+    server: &'a str,
+    devices: &'a [u32],
+    /// How long to try to go on after a cut.
+    reconnect: Duration,
+}
+
 /// Opens a session with a server of devices for a client; the process ends with it.
 fn open_session(
-    server: &kedge_control::gpu::Server,
-    devices: &[u32],
+    wanted: &Wanted<'_>,
     hello: &Hello,
     host: &Arc<ProxyHost>,
     shared: &OwnedFd,
-    log: &Arc<JobLog>,
 ) -> Result<(Box<dyn Executor>, Welcome), SessionError> {
-    let server = server.to_string();
-    let connected = kedge_remote::connect(&server, devices, &hello.program, &hello.choice)?;
+    let &Wanted { server, devices, reconnect } = wanted;
+    let (program, choice) = (&hello.program, &hello.choice);
+    let connected = kedge_remote::connect(server, devices, program, choice, reconnect)?;
     let welcome = connected.welcome.clone();
-    let log = log.clone();
+    let log = host.log.clone();
     let over = move |why: &str| {
         log.line(why);
         end_now(1)
     };
     let arena = shared.try_clone()?;
-    let session = Session::new(connected, server, host.clone(), arena, over)?;
+    let server = server.to_owned();
+    let session = Session::new(connected, server, host.clone(), arena, reconnect, over)?;
     Ok((Box::new(session), welcome))
 }
 

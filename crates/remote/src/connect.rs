@@ -1,20 +1,26 @@
 //! Opening a session.
 
 use crate::frame::{FrameError, read_one, write_one};
+use crate::link::{Connections, Inlet, Which};
 use crate::messages::{
-    MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start, Started, VERSION,
+    Accepted, Handover, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start, Started,
+    VERSION,
 };
 use kedge_protocol::{DeviceChoice, PROTOCOL_VERSION, Refusal, Welcome};
 use kedge_wire::{List, Text};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// For one address to answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// For the server to answer, and for a proxy to start its devices.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Between two tries to connect anew, at first and at last.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest answer before a session: a welcome with sixteen devices' attributes.
 const MAX_ANSWER: usize = 256 << 10;
 /// A connection whose other end does not acknowledge for so long is broken.
@@ -37,17 +43,16 @@ pub enum ConnectError {
     NoDevice { server: String, refusal: Refusal },
 }
 
-/// An open session.
+/// An open session, with its line's first connection.
 #[derive(Debug)]
 pub struct Connected {
     pub welcome: Welcome,
-    /// For what is in order.
+    pub key: SessionKey,
     pub line: TcpStream,
-    /// For answers.
-    pub aside: TcpStream,
 }
 
 /// Opens a session on those of a server's `devices`, by number, or on all if none are named.
+/// `reconnect` is how long a [`Dialer`] will try to go on after a cut.
 ///
 /// # Errors
 /// The server is not there or refuses, or has no device for this client.
@@ -56,30 +61,94 @@ pub fn connect(
     devices: &[u32],
     program: &str,
     choice: &DeviceChoice,
+    reconnect: Duration,
 ) -> Result<Connected, ConnectError> {
     let answer = |source| ConnectError::Answer { server: server.to_owned(), source };
     let devices = List::new(devices.to_vec()).unwrap_or_default();
     let mut line = open(server, Purpose::Session { devices })?;
     let offered = read_one::<Result<Offer, Refused>>(&mut line, MAX_ANSWER).map_err(answer)?;
-    let session = offered.map_err(|Refused { why }| ConnectError::Refused {
-        server: server.to_owned(),
-        why: why.into_inner(),
-    })?;
+    let Offer { session: key } = offered.map_err(|refused| refused.by(server))?;
     let program = Text::truncated(program.to_owned());
-    let start = Start { program, choice: choice.clone() };
+    let reconnect_ms = u32::try_from(reconnect.as_millis()).unwrap_or(u32::MAX);
+    let start = Start { program, choice: choice.clone(), reconnect_ms };
     write_one(&mut line, &start).map_err(|error| answer(error.into()))?;
     let started = read_one::<Started>(&mut line, MAX_ANSWER).map_err(answer)?;
     let welcome =
         started.map_err(|refusal| ConnectError::NoDevice { server: server.to_owned(), refusal })?;
-    let aside = open(server, Purpose::Aside { session: session_of(&session) })?;
-    for stream in [&line, &aside] {
-        stream.set_read_timeout(None).map_err(|error| answer(error.into()))?;
-    }
-    Ok(Connected { welcome, line, aside })
+    line.set_read_timeout(None).map_err(|error| answer(error.into()))?;
+    Ok(Connected { welcome, key, line })
 }
 
-fn session_of(offer: &Offer) -> SessionKey {
-    offer.session
+impl Refused {
+    fn by(self, server: &str) -> ConnectError {
+        ConnectError::Refused { server: server.to_owned(), why: self.why.into_inner() }
+    }
+}
+
+/// Connects a session's links anew after a cut.
+pub struct Dialer {
+    server: String,
+    key: SessionKey,
+    /// Of the newest connection.
+    generation: u32,
+    reconnect: Duration,
+    /// Told of a cut and of its end.
+    say: Box<dyn Fn(&str) + Send>,
+}
+
+impl Dialer {
+    /// Makes one for one link of a session, which `say` is told about.
+    pub fn new(
+        server: &str,
+        key: SessionKey,
+        reconnect: Duration,
+        say: impl Fn(&str) + Send + 'static,
+    ) -> Dialer {
+        Dialer { server: server.to_owned(), key, generation: 0, reconnect, say: Box::new(say) }
+    }
+
+    fn dial(&self, inlet: &Inlet) -> Result<(), ConnectError> {
+        let answer = |source| ConnectError::Answer { server: self.server.clone(), source };
+        let (link, arrived) = (inlet.which().number(), inlet.received());
+        let hand = Handover { link, generation: self.generation, arrived };
+        let mut stream = open(&self.server, Purpose::Join { session: self.key, hand })?;
+        let accepted = read_one::<Result<Accepted, Refused>>(&mut stream, MAX_ANSWER);
+        let accepted = accepted.map_err(answer)?.map_err(|refused| refused.by(&self.server))?;
+        stream.set_read_timeout(None).map_err(|error| answer(error.into()))?;
+        let joined = inlet.go_on(stream, |_, _| Ok(accepted.arrived));
+        joined.map_err(|error| answer(error.into()))
+    }
+}
+
+impl Connections for Dialer {
+    fn next(&mut self, inlet: &Inlet) -> Result<(), String> {
+        let begin = Instant::now();
+        // An aside has no connection before its first.
+        let cut = self.generation > 0 || inlet.which() == Which::Line;
+        if cut {
+            (self.say)(&format!("the line to {} is cut: trying to go on", self.server));
+        }
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.generation += 1;
+            let error = match self.dial(inlet) {
+                Ok(()) => {
+                    if cut {
+                        let after = begin.elapsed().as_secs_f32();
+                        let server = &self.server;
+                        (self.say)(&format!("the line to {server} goes on after {after:.1} s"));
+                    }
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            if matches!(error, ConnectError::Refused { .. }) || begin.elapsed() >= self.reconnect {
+                return Err(error.to_string());
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(LAST_PAUSE);
+        }
+    }
 }
 
 /// Connects and says what for.

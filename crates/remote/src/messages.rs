@@ -36,9 +36,24 @@ wire! {
     pub enum Purpose {
         /// A new session on those of the server's devices, by number; none: on all → `Offer`.
         Session = 1 { devices: List<u32, 16> },
-        /// The second connection of a session. No answer.
-        Aside = 2 { session: SessionKey },
+        /// A connection of a session's link → `Result<Accepted, Refused>`, by its proxy.
+        Join = 2 { session: SessionKey, hand: Handover },
     }
+
+    /// A connection that goes on with a link, as the server hands it to the session's proxy.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Handover {
+        /// `Which::number`.
+        pub link: u32,
+        /// Larger than that of any connection of this link before it.
+        pub generation: u32,
+        /// Bytes of the link that the near end has got.
+        pub arrived: u64,
+    }
+
+    /// Bytes of the link that the far end has got.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Accepted { pub arrived: u64 }
 
     /// The server's answer: `Result<Offer, Refused>`.
     #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +68,8 @@ wire! {
         /// The client's program, for logs.
         pub program: Text<4096>,
         pub choice: DeviceChoice,
+        /// How long the near end tries to go on after a cut, milliseconds.
+        pub reconnect_ms: u32,
     }
 
     /// From the near end, in order.
@@ -66,6 +83,8 @@ wire! {
         Patched = 3 { count: u64 },
         /// An order. Each has one answer.
         Ask = 4 { ask: Ask },
+        /// The client has ended: nothing follows.
+        Bye = 5 {},
     }
 
     #[derive(Debug, Clone, PartialEq)]

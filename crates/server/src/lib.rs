@@ -9,7 +9,9 @@ mod sessions;
 
 use kedge_control::gpu::GpuSpec;
 use kedge_protocol::PROTOCOL_VERSION;
-use kedge_remote::{MAGIC, Offer, Opening, Purpose, Refused, VERSION, read_one, tune, write_one};
+use kedge_remote::{
+    FrameError, MAGIC, Offer, Opening, Purpose, Refused, VERSION, read_one, tune, write_one,
+};
 use kedge_wire::Text;
 use sessions::Sessions;
 use std::io;
@@ -139,8 +141,12 @@ impl Lender {
         tune(&stream).map_err(system)?;
         stream.set_read_timeout(Some(OPENING_LIMIT)).map_err(system)?;
         stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
-        let opening: Opening =
-            read_one(&mut stream, MAX_FIRST).map_err(|error| error.to_string())?;
+        let opening: Opening = match read_one(&mut stream, MAX_FIRST) {
+            Ok(opening) => opening,
+            // Somebody looks whether it is there.
+            Err(FrameError::Closed) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
         let Opening { magic, version, protocol, purpose } = opening;
         if magic != MAGIC {
             return Err("it does not speak as kedge does".into());
@@ -153,7 +159,10 @@ impl Lender {
             return self.refuse(&mut stream, why);
         }
         match purpose {
-            Purpose::Aside { session } => self.sessions.aside(&session, stream),
+            Purpose::Join { session, hand } => {
+                let joined = self.sessions.join(&session, hand, &stream);
+                joined.or_else(|why| self.refuse(&mut stream, why))
+            }
             Purpose::Session { devices } => {
                 let gpu = match chosen(&self.spec.gpu, &devices) {
                     Ok(gpu) => gpu,
@@ -166,7 +175,7 @@ impl Lender {
 
     fn refuse(&self, stream: &mut TcpStream, why: String) -> Result<(), String> {
         let refused = Refused { why: Text::truncated(why.clone()) };
-        // Who has gone need not be told.
+        // Who has gone need not be told. What a success would hold does not matter.
         let _ = write_one(stream, &Err::<Offer, _>(refused));
         Err(why)
     }

@@ -2,14 +2,14 @@
 
 use crate::ServeSpec;
 use kedge_control::gpu::GpuSpec;
-use kedge_remote::SessionKey;
+use kedge_remote::{Handover, SessionKey};
 use kedge_socket::Channel;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Sessions at a time.
@@ -17,13 +17,12 @@ const MAX_SESSIONS: usize = 256;
 /// For a proxy to take a connection.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// By key: the way to the proxy of each that waits for its second connection; `None` once it has
-/// it.
+/// By key: the way to the proxy of each.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Option<Channel>>>);
+pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Arc<Channel>>>);
 
 impl Sessions {
-    fn locked(&self) -> MutexGuard<'_, HashMap<SessionKey, Option<Channel>>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<SessionKey, Arc<Channel>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -50,15 +49,20 @@ impl Sessions {
         // Near ends choose among the server's devices.
         command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
         let proxy = command.spawn().map_err(failed)?;
-        sessions.insert(key, Some(channel));
+        sessions.insert(key, Arc::new(channel));
         Ok((key, proxy))
     }
 
-    /// Hands a session's second connection over, once.
-    pub(crate) fn aside(&self, key: &SessionKey, stream: TcpStream) -> Result<(), String> {
-        let channel = self.locked().get_mut(key).and_then(Option::take);
-        let channel = channel.ok_or("it names no session that waits for a connection")?;
-        channel.send(&(), &[stream.as_fd()], LIMIT).map_err(|error| error.to_string())
+    /// Hands a connection to the proxy of its session, which answers.
+    pub(crate) fn join(
+        &self,
+        key: &SessionKey,
+        hand: Handover,
+        stream: &TcpStream,
+    ) -> Result<(), String> {
+        let channel = self.locked().get(key).cloned();
+        let channel = channel.ok_or("it has no such session: the devices' memory is lost")?;
+        channel.send(&hand, &[stream.as_fd()], LIMIT).map_err(|error| error.to_string())
     }
 
     /// Waits for a session's proxy: how it ended.

@@ -282,6 +282,7 @@ fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString
         ("--cache-gpu", limits.cache_gpu),
         ("--cache-host", limits.cache_host),
         ("--drain-rate", limits.drain_rate),
+        ("--reconnect-ms", limits.reconnect_ms),
     ];
     for (option, size) in sizes {
         list.extend(size.into_iter().flat_map(|size| [option.into(), size.to_string().into()]));

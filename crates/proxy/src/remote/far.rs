@@ -1,5 +1,6 @@
 //! The far end of a session: a proxy whose client is on another machine. It ends with its session.
 
+use super::handed::{self, Handed};
 use super::mirror::Mirror;
 use super::outlet::{self, FarMemory, Line, LineOutlet, Staged};
 use super::{shares, touches_memory};
@@ -12,8 +13,10 @@ use crate::options::Options;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Message, Refusal, Welcome};
-use kedge_remote::{Answer, Aside, Ask, FrameError, Frames, Start, ToFar, read_one, write_one};
-use kedge_socket::{Channel, SocketError};
+use kedge_remote::{
+    Answer, Aside, Ask, FrameError, Frames, Links, Receiver, Start, ToFar, read_one, write_one,
+};
+use kedge_socket::Channel;
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
 use kedge_wire::{List, Text};
 use std::io;
@@ -24,7 +27,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 
-/// For the near end to say what it wants, and to connect aside.
+/// For the near end to say what it wants.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Longest first message.
 const MAX_START: usize = 64 << 10;
@@ -39,16 +42,16 @@ pub enum FarError {
     System(#[from] io::Error),
     #[error("{0}")]
     Arena(#[from] ConnectError),
-    #[error("the server does not hand over the session's second connection: {0}")]
-    Control(#[from] SocketError),
     /// The near end has been told.
     #[error("no device: {0}")]
     NoDevice(String),
+    #[error("the program has ended")]
+    Ended,
     #[error("the near end broke the rules: {0}")]
     Nonsense(&'static str),
 }
 
-/// Serves the session on `line` to its end; the server hands the second connection over on
+/// Serves the session on `line` to its end; the server hands further connections over on
 /// `control`.
 ///
 /// # Errors
@@ -60,8 +63,9 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     reading.set_read_timeout(None)?;
     let arena = kedge_transport::create_shared_arena()?;
     kedge_transport::map_shared_arena(arena.as_fd())?;
-    let mut writing = line.try_clone()?;
-    let line = Line::start(line, Mirror::new(arena))?;
+    let links = Links::start()?;
+    let (mut writing, stream) = (line.try_clone()?, line);
+    let line = Line::start(links.clone(), Mirror::new(arena))?;
     let staged = Staged::default();
     let told = line.clone();
     let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
@@ -83,25 +87,26 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let driver_version = backend.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
     write_one(&mut writing, &Ok::<_, Refusal>(welcome))?;
-    hear_aside(control, line.clone(), host.clone())?;
+    let received = handed::hear(control, &links, start.reconnect_ms)?;
+    hear_aside(received.aside, line.clone(), host.clone())?;
+    let receiver = received.line;
+    receiver.inlet().go_on(stream, |_, _| Ok(0))?;
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
     let dispatcher = Dispatcher::new(backend, host.clone(), OwnedFd::from(own));
     let executor = Box::new(Local::new(dispatcher, host, options.backend.cache));
-    let end = FarEnd { executor, line: line.clone(), staged, frames: Frames::new(reading) }.run();
+    let end = FarEnd { executor, line: line.clone(), staged, frames: Frames::new(receiver) }.run();
     line.over();
     match end {
-        Err(FarError::Line(FrameError::Closed)) => Ok(()),
+        Err(FarError::Ended) => Ok(()),
         other => other,
     }
 }
 
-/// Hears the second connection on a thread of its own, once the server hands it over.
-fn hear_aside(control: Channel, line: Arc<Line>, host: Arc<ProxyHost>) -> io::Result<()> {
+/// Hears the aside on a thread of its own.
+fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>) -> io::Result<()> {
     let hear = move || {
-        let Ok((_, mut fds)) = control.receive::<()>(LIMIT) else { return line.over() };
-        let Some(stream) = fds.pop() else { return line.over() };
-        let mut frames = Frames::new(TcpStream::from(stream));
+        let mut frames = Frames::new(receiver);
         while let Ok(said) = frames.receive::<Aside>() {
             let proper = match said {
                 Aside::Bytes { number, bytes } => {
@@ -124,7 +129,7 @@ struct FarEnd {
     executor: Box<dyn Executor>,
     line: Arc<Line>,
     staged: Staged,
-    frames: Frames<TcpStream>,
+    frames: Frames<Receiver<Handed>>,
 }
 
 impl FarEnd {
@@ -142,6 +147,7 @@ impl FarEnd {
                         return Err(FarError::Nonsense("changes that do not come"));
                     }
                 }
+                ToFar::Bye {} => return Err(FarError::Ended),
                 ToFar::Ask { ask } => {
                     let done = self.ask(&ask);
                     outlet::answer(&self.line, done)?;

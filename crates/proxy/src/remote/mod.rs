@@ -4,6 +4,7 @@
 //! [`mirror::Mirror`].
 
 pub mod far;
+mod handed;
 mod mirror;
 mod outlet;
 pub(crate) mod session;

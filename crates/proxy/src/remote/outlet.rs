@@ -6,19 +6,19 @@ use crate::outlet::{Outlet, PrivateMemory};
 use kedge_cuda_types::CuError;
 use kedge_device::Backend;
 use kedge_protocol::CtxId;
-use kedge_remote::{Answer, CHUNK, PagePatch, Sending, ToNear};
+use kedge_remote::{Answer, CHUNK, Links, PagePatch, Sender, Sending, ToNear, Which};
 use kedge_transport::ReplyTo;
 use kedge_wire::{Bytes, Text};
 use std::collections::HashMap;
 use std::io;
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// The line to the near end. What is sent on it is in the order in which it came about: memory that
 /// devices have changed is told before whatever says that they are done.
 pub(crate) struct Line {
-    sending: Mutex<Sending<TcpStream>>,
+    links: Arc<Links>,
+    sending: Mutex<Sending<Sender>>,
     mirror: Mutex<Mirror>,
     work: Work,
     ticker: Arc<Ticker>,
@@ -69,10 +69,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Line {
     /// Makes it, with a thread that tells what devices change while they work.
-    pub(crate) fn start(stream: TcpStream, mirror: Mirror) -> io::Result<Arc<Line>> {
-        let (sending, mirror) = (Mutex::new(Sending::new(stream)), Mutex::new(mirror));
+    pub(crate) fn start(links: Arc<Links>, mirror: Mirror) -> io::Result<Arc<Line>> {
+        let sender = Sender::new(links.clone(), Which::Line);
+        let (sending, mirror) = (Mutex::new(Sending::new(sender)), Mutex::new(mirror));
         let (work, ticker, reads, patches) = Default::default();
-        let line = Arc::new(Line { sending, mirror, work, ticker, reads, patches });
+        let line = Arc::new(Line { links, sending, mirror, work, ticker, reads, patches });
         let looks = line.clone();
         line.ticker.start("mirror", move || {
             let begun = looks.work.begun.load(Ordering::SeqCst);
@@ -83,6 +84,7 @@ impl Line {
 
     /// Sends what devices have changed.
     fn tell(&self) -> io::Result<()> {
+        self.links.wait_for_room(Which::Line)?;
         let mut sending = locked(&self.sending);
         self.tell_changes(&mut sending)?;
         sending.flush()
@@ -125,7 +127,7 @@ impl Line {
         locked(&self.sending).add(message)
     }
 
-    fn tell_changes(&self, sending: &mut Sending<TcpStream>) -> io::Result<()> {
+    fn tell_changes(&self, sending: &mut Sending<Sender>) -> io::Result<()> {
         let work = &self.work;
         let (begun, told) = (work.begun.load(Ordering::SeqCst), work.told.load(Ordering::SeqCst));
         if begun == told {
@@ -171,6 +173,7 @@ impl Line {
 
     /// The near end is gone: whoever waits for its answers waits no longer.
     pub(crate) fn over(&self) {
+        self.links.end();
         locked(&self.reads.state).over = true;
         self.reads.arrived.notify_all();
         locked(&self.patches.state).1 = true;
@@ -284,6 +287,7 @@ impl PrivateMemory for FarMemory {
         let mut at = addr;
         bytes.chunks(CHUNK).try_for_each(|part| {
             let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
+            let _ = self.line.links.wait_for_room(Which::Line);
             let written = self.line.say_soon(&ToNear::Write { addr: at, bytes });
             at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
             written.map_err(|_| CuError::OPERATING_SYSTEM)

@@ -7,21 +7,22 @@ use super::{shares, touches_memory};
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
+use kedge_control::joblog::JobLog;
 use kedge_control::sharing::{Bond, What};
 use kedge_cuda_types::CuError;
 use kedge_device::{Host, SnapshotError};
 use kedge_protocol::{Call, Message, ModuleImage, PeerName};
 use kedge_remote::{
-    Answer, Aside, Ask, CHUNK, Connected, FrameError, Frames, Sending, ToFar, ToNear, put_message,
+    Answer, Aside, Ask, CHUNK, Connected, Dialer, Frames, Links, Receiver, Sender, Sending, ToFar,
+    ToNear, Which, put_message,
 };
 use kedge_transport::{Incoming, ReplyTo, SLOTS};
 use kedge_wire::Bytes;
-use std::io;
-use std::net::TcpStream;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How much longer an answer may take than what it is about.
@@ -30,10 +31,22 @@ const LATE: Duration = Duration::from_secs(10);
 const NOT_FAR: &str = "its devices are on another machine, where this is not supported as yet: \
     give --gpu devices of this machine, or do without";
 
+/// The session of this process.
+static LINKS: OnceLock<Arc<Links>> = OnceLock::new();
+
+/// Tells the far end that the client has ended, if there is one. This process is about to end.
+pub(crate) fn say_bye() {
+    if let Some(links) = LINKS.get() {
+        let mut line = Sending::new(Sender::new(links.clone(), Which::Line));
+        // Without a line, the far end gives the client up after some time.
+        let _ = line.add(&ToFar::Bye {}).and_then(|()| line.flush());
+    }
+}
+
 pub(crate) struct Session {
-    line: Sending<TcpStream>,
+    line: Sending<Sender>,
     near: Arc<Near>,
-    answers: Receiver<Answer>,
+    answers: mpsc::Receiver<Answer>,
     /// Of the client's changes, those that what was sent counts on.
     patched: u64,
 }
@@ -43,7 +56,8 @@ struct Near {
     /// As the user named it.
     server: String,
     host: Arc<ProxyHost>,
-    aside: Mutex<Sending<TcpStream>>,
+    links: Arc<Links>,
+    aside: Mutex<Sending<Sender>>,
     mirror: Mutex<Mirrored>,
     /// Whether there is any memory that the client and devices see.
     shared: AtomicBool,
@@ -74,14 +88,24 @@ impl Session {
         server: String,
         host: Arc<ProxyHost>,
         arena: OwnedFd,
-        over: impl FnOnce(&str) + Send + 'static,
+        reconnect: Duration,
+        over: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<Session> {
-        let Connected { line, aside, .. } = connected;
-        let frames = Frames::new(line.try_clone()?);
+        let Connected { key, line, .. } = connected;
+        let links = Links::start()?;
+        let dialer = |say: Option<Arc<JobLog>>| {
+            let say = move |text: &str| say.iter().for_each(|log| log.line(text));
+            Dialer::new(&server, key, reconnect, say)
+        };
+        let receiver = Receiver::new(links.clone(), Which::Line, dialer(Some(host.log.clone())));
+        receiver.inlet().go_on(line, |_, _| Ok(0))?;
+        let aside = Receiver::new(links.clone(), Which::Aside, dialer(None));
+        let sender = |which| Sending::new(Sender::new(links.clone(), which));
         let near = Arc::new(Near {
             server,
             host,
-            aside: Mutex::new(Sending::new(aside)),
+            links: links.clone(),
+            aside: Mutex::new(sender(Which::Aside)),
             mirror: Mutex::new(Mirrored { mirror: Mirror::new(arena), told: 0 }),
             shared: AtomicBool::new(false),
             ticker: Arc::default(),
@@ -90,16 +114,22 @@ impl Session {
             asked: [const { AtomicBool::new(false) }; SLOTS],
         });
         let (answer, answers) = channel();
-        let hears = near.clone();
-        let hear = move || over(&hears.hear(frames, &answer));
+        let over = Arc::new(over);
+        let (hears, ends) = (near.clone(), over.clone());
+        let hear = move || ends(&hears.hear(Frames::new(receiver), &answer));
         std::thread::Builder::new().name("line".into()).spawn(hear)?;
+        let watches = near.clone();
+        let watch = move || over(&watches.watch_aside(aside));
+        std::thread::Builder::new().name("aside".into()).stack_size(256 << 10).spawn(watch)?;
+        let _ = LINKS.set(links.clone());
         let looks = near.clone();
         near.ticker.start("mirror", move || looks.is_busy() && looks.tell_changes().is_ok())?;
-        Ok(Session { line: Sending::new(line), near, answers, patched: 0 })
+        Ok(Session { line: sender(Which::Line), near, answers, patched: 0 })
     }
 
     /// Sends a message, and before it what it will read.
     fn send(&mut self, seq: u64, to: Option<u32>, message: &Message) -> io::Result<()> {
+        self.near.links.wait_for_room(Which::Line)?;
         if shares(message) {
             self.near.shared.store(true, Ordering::SeqCst);
         }
@@ -134,6 +164,7 @@ impl Session {
             let Some(addr) = image.addr.checked_add(at) else { return Ok(()) };
             let Ok(bytes) = self.near.host.read_bytes(addr, count as usize) else { return Ok(()) };
             let bytes = Bytes::new(bytes).unwrap_or_default();
+            self.near.links.wait_for_room(Which::Line)?;
             self.line.add(&ToFar::Staged { addr, bytes })?;
             at += count;
         }
@@ -229,11 +260,14 @@ fn stays(call: &Call) -> Option<CuError> {
 
 impl Near {
     /// Hears the far end until the line ends: why it did.
-    fn hear(self: &Arc<Near>, mut frames: Frames<TcpStream>, answer: &Sender<Answer>) -> String {
+    fn hear(
+        self: &Arc<Near>,
+        mut frames: Frames<Receiver<Dialer>>,
+        answer: &mpsc::Sender<Answer>,
+    ) -> String {
         loop {
             let heard = match frames.receive::<ToNear>() {
                 Ok(said) => self.heard(said, answer),
-                Err(FrameError::Closed) => Err("it has ended the session".to_owned()),
                 Err(error) => Err(error.to_string()),
             };
             if let Err(why) = heard {
@@ -242,7 +276,7 @@ impl Near {
         }
     }
 
-    fn heard(self: &Arc<Near>, said: ToNear, answer: &Sender<Answer>) -> Result<(), String> {
+    fn heard(self: &Arc<Near>, said: ToNear, answer: &mpsc::Sender<Answer>) -> Result<(), String> {
         let host = &self.host;
         match said {
             ToNear::Reply { to, bytes } => {
@@ -286,6 +320,16 @@ impl Near {
             ToNear::Closed { why } => return Err(why.into_inner()),
         }
         Ok(())
+    }
+
+    /// Keeps the aside connected until that is of no more use: why.
+    fn watch_aside(&self, mut aside: Receiver<Dialer>) -> String {
+        // Nothing comes on it but acknowledgements.
+        let why = match aside.read(&mut [0]) {
+            Ok(_) => "bytes where none belong".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        format!("the devices of {} are gone: {why}", self.server)
     }
 
     /// Returns whether devices may be at work.

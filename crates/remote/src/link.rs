@@ -1,0 +1,520 @@
+//! Links: streams of bytes, one each way, that outlive their connections.
+//!
+//! Each direction counts its bytes. The sender keeps what the other end has not acknowledged; after
+//! a cut both ends say how many bytes have arrived, and each sends on from there. A session has two
+//! links, the line and the aside; a packet of either acknowledges bytes of both, so that whoever
+//! waits for room on one need not be who reads it.
+//!
+//! Whoever sends writes to the socket himself while the socket takes it; a thread sends the rest.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// Unacknowledged bytes beyond which [`Links::wait_for_room`] waits.
+const LIMIT: usize = 32 << 20;
+/// Bytes of a packet's payload.
+const PACKET: usize = 256 << 10;
+/// Bytes of a packet's head: the payload's length, and how much of each link has arrived.
+const HEAD: usize = 4 + 8 + 8;
+/// Bytes that arrive before they are acknowledged without being asked.
+const UNTOLD: u64 = 1 << 20;
+/// What is read from a socket at once.
+const ROOM: usize = 64 << 10;
+/// Room that an empty link keeps.
+const SPARE: usize = 1 << 20;
+/// A look at a connection that takes nothing, so that its end is noticed.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The links of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// For what is in order.
+    Line,
+    /// For the near end's answers.
+    Aside,
+}
+
+impl Which {
+    const BOTH: [Which; 2] = [Which::Line, Which::Aside];
+
+    /// Returns the link of that number, as messages name it.
+    pub fn of_number(number: u32) -> Option<Which> {
+        Which::BOTH.into_iter().find(|which| which.number() == number)
+    }
+
+    /// Returns its number.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+/// Where new connections come from.
+pub trait Connections: Send {
+    /// Has a link go on with another connection, by [`Inlet::go_on`], and returns then.
+    ///
+    /// # Errors
+    /// There will be none: the session is over, and why.
+    fn next(&mut self, inlet: &Inlet) -> Result<(), String>;
+}
+
+/// Both links of a session, for all who send.
+#[derive(Debug)]
+pub struct Links {
+    links: [Link; 2],
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    out: Mutex<Out>,
+    /// Something was acknowledged, or the session is over.
+    room: Condvar,
+    /// The socket takes no more, or the session is over.
+    blocked: Condvar,
+    /// Bytes that have arrived here, and those of them that the other end was told of.
+    received: AtomicU64,
+    told: AtomicU64,
+}
+
+/// One direction of a link, at its sender.
+#[derive(Debug, Default)]
+struct Out {
+    /// Bytes that are not acknowledged, from offset `acked` on.
+    kept: VecDeque<u8>,
+    acked: u64,
+    /// The offset behind the last byte that was put into a packet of this connection.
+    packed: u64,
+    stream: Option<Arc<TcpStream>>,
+    /// The packet that is being sent, and how much of it has been.
+    packet: Vec<u8>,
+    written: usize,
+    /// An empty packet is wanted if there is no other.
+    tell: bool,
+    waits_for_socket: bool,
+    over: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn over() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the session is over")
+}
+
+impl Out {
+    fn end(&self) -> u64 {
+        self.acked + self.kept.len() as u64
+    }
+
+    /// Drops what the other end has; `false` where it claims what was not sent.
+    fn acknowledge(&mut self, arrived: u64) -> bool {
+        if arrived > self.end() {
+            return false;
+        }
+        let Some(count) = arrived.checked_sub(self.acked) else { return true };
+        self.kept.drain(..count as usize);
+        self.acked = arrived;
+        if self.kept.is_empty() {
+            self.kept.shrink_to(SPARE);
+        }
+        true
+    }
+
+    /// Makes the next packet; `false` where there is nothing to send.
+    fn pack(&mut self, arrived: [u64; 2]) -> bool {
+        let from = (self.packed - self.acked) as usize;
+        let len = (self.kept.len() - from).min(PACKET);
+        if len == 0 && !self.tell {
+            return false;
+        }
+        self.tell = false;
+        self.packet.clear();
+        self.written = 0;
+        self.packet.extend_from_slice(&(len as u32).to_le_bytes());
+        arrived.iter().for_each(|count| self.packet.extend_from_slice(&count.to_le_bytes()));
+        let (first, second) = self.kept.as_slices();
+        let split = from.min(first.len())..(from + len).min(first.len());
+        let rest = from.saturating_sub(first.len())..(from + len).saturating_sub(first.len());
+        self.packet.extend_from_slice(&first[split]);
+        self.packet.extend_from_slice(&second[rest]);
+        self.packed += len as u64;
+        true
+    }
+}
+
+impl Links {
+    /// Makes both links, without connections. Each has a thread that sends what a socket did not
+    /// take at once.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start() -> io::Result<Arc<Links>> {
+        let links = Arc::new(Links { links: Default::default() });
+        for which in Which::BOTH {
+            let links = links.clone();
+            let send = move || links.send_rest(which);
+            thread::Builder::new().name("sender".into()).stack_size(128 << 10).spawn(send)?;
+        }
+        Ok(links)
+    }
+
+    fn link(&self, which: Which) -> &Link {
+        &self.links[which as usize]
+    }
+
+    fn arrived(&self) -> [u64; 2] {
+        Which::BOTH.map(|which| {
+            let link = self.link(which);
+            let received = link.received.load(Ordering::Acquire);
+            link.told.fetch_max(received, Ordering::Relaxed);
+            received
+        })
+    }
+
+    /// Sends bytes on a link, or keeps them for when it can.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn send(&self, which: Which, bytes: &[u8]) -> io::Result<()> {
+        let mut out = locked(&self.link(which).out);
+        if out.over {
+            return Err(over());
+        }
+        out.kept.extend(bytes);
+        self.push(which, &mut out);
+        Ok(())
+    }
+
+    /// Waits while a link keeps as much as it may. Who answers must not call it: an answer that
+    /// waits could be what the other end needs to make room.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn wait_for_room(&self, which: Which) -> io::Result<()> {
+        let link = self.link(which);
+        let out = locked(&link.out);
+        let full = |out: &mut Out| out.kept.len() > LIMIT && !out.over;
+        let out = link.room.wait_while(out, full).unwrap_or_else(PoisonError::into_inner);
+        if out.over { Err(over()) } else { Ok(()) }
+    }
+
+    /// Ends both links: nobody waits on them any longer, and nothing is sent.
+    pub fn end(&self) {
+        for link in &self.links {
+            let mut out = locked(&link.out);
+            out.over = true;
+            if let Some(stream) = out.stream.take() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            drop(out);
+            link.room.notify_all();
+            link.blocked.notify_all();
+        }
+    }
+
+    /// Returns whether they have been ended.
+    pub fn is_over(&self) -> bool {
+        locked(&self.link(Which::Line).out).over
+    }
+
+    /// Cuts a link's connection, for a newer one to take its place.
+    pub fn cut(&self, which: Which) {
+        if let Some(stream) = locked(&self.link(which).out).stream.take() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Sends what the socket takes without waiting.
+    fn push(&self, which: Which, out: &mut Out) {
+        while !out.waits_for_socket {
+            let Some(stream) = out.stream.clone() else { return };
+            if out.written == out.packet.len() && !out.pack(self.arrived()) {
+                return;
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&*stream, &out.packet[out.written..], flags) {
+                Ok(count) => out.written += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    out.waits_for_socket = true;
+                    self.link(which).blocked.notify_one();
+                }
+                // Its reader finds out and asks for another.
+                Err(_) => {
+                    let _ = stream.shutdown(Shutdown::Both);
+                    out.stream = None;
+                }
+            }
+        }
+    }
+
+    /// Sends what sockets did not take at once, until the session is over.
+    fn send_rest(&self, which: Which) {
+        let link = self.link(which);
+        let mut out = locked(&link.out);
+        loop {
+            let idle = |out: &mut Out| !out.waits_for_socket && !out.over;
+            out = link.blocked.wait_while(out, idle).unwrap_or_else(PoisonError::into_inner);
+            if out.over {
+                return;
+            }
+            let stream = out.stream.clone();
+            drop(out);
+            let ready = stream.is_none_or(|stream| {
+                let mut fds = [PollFd::new(&*stream, PollFlags::OUT)];
+                !matches!(poll(&mut fds, Some(&LOOK)), Ok(0))
+            });
+            out = locked(&link.out);
+            if ready {
+                out.waits_for_socket = false;
+                self.push(which, &mut out);
+            }
+        }
+    }
+
+    /// Sends on from `arrived`, by another connection; `None` where that was not sent.
+    fn join(&self, which: Which, stream: TcpStream, arrived: u64) -> Option<Arc<TcpStream>> {
+        let link = self.link(which);
+        let mut out = locked(&link.out);
+        if out.over || arrived < out.acked || !out.acknowledge(arrived) {
+            return None;
+        }
+        link.room.notify_all();
+        let stream = Arc::new(stream);
+        out.packed = arrived;
+        out.packet.clear();
+        (out.written, out.waits_for_socket, out.tell) = (0, false, true);
+        out.stream = Some(stream.clone());
+        self.push(which, &mut out);
+        Some(stream)
+    }
+
+    /// Takes what a packet says has arrived; `false` where that was not sent.
+    fn acknowledged(&self, arrived: [u64; 2]) -> bool {
+        Which::BOTH.into_iter().zip(arrived).all(|(which, count)| {
+            let link = self.link(which);
+            let mut out = locked(&link.out);
+            let was_full = out.kept.len() > LIMIT;
+            let proper = out.acknowledge(count);
+            if was_full && out.kept.len() <= LIMIT {
+                link.room.notify_all();
+            }
+            proper
+        })
+    }
+
+    /// Counts bytes that have arrived, and tells the other end now and then.
+    fn count(&self, which: Which, bytes: usize) {
+        let link = self.link(which);
+        let received = link.received.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
+        if received - link.told.load(Ordering::Relaxed) >= UNTOLD {
+            // On whichever link of the two takes it: the one that is read does.
+            for by in Which::BOTH {
+                let mut out = locked(&self.link(by).out);
+                out.tell = true;
+                self.push(by, &mut out);
+            }
+        }
+    }
+}
+
+/// A link's sending end, for [`crate::Sending`].
+#[derive(Debug)]
+pub struct Sender {
+    links: Arc<Links>,
+    which: Which,
+}
+
+impl Sender {
+    pub fn new(links: Arc<Links>, which: Which) -> Sender {
+        Sender { links, which }
+    }
+}
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.links.send(self.which, bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where a link's bytes arrive.
+#[derive(Debug)]
+pub struct Inlet {
+    links: Arc<Links>,
+    which: Which,
+    /// Held by a reader while it waits for its connection, and by nobody else for long.
+    arriving: Mutex<Arriving>,
+}
+
+/// What of a connection has been read and not been taken.
+#[derive(Debug)]
+struct Arriving {
+    stream: Option<Arc<TcpStream>>,
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+    /// Bytes of the present packet that have not been taken.
+    left: usize,
+}
+
+impl Inlet {
+    /// Returns which link it is.
+    pub fn which(&self) -> Which {
+        self.which
+    }
+
+    /// Returns how many bytes of the link have been taken.
+    pub fn received(&self) -> u64 {
+        self.links.link(self.which).received.load(Ordering::Acquire)
+    }
+
+    /// Goes on with another connection, on any thread: what the one before brought and was not
+    /// taken comes again. `tell` says to the other end how much has arrived here, and returns how
+    /// much has there.
+    ///
+    /// # Errors
+    /// `tell` fails, or the other end claims what was not sent.
+    pub fn go_on(
+        &self,
+        stream: TcpStream,
+        tell: impl FnOnce(&TcpStream, u64) -> io::Result<u64>,
+    ) -> io::Result<()> {
+        // A reader that waits for the older connection lets go.
+        self.links.cut(self.which);
+        let mut arriving = locked(&self.arriving);
+        arriving.clear();
+        let arrived = tell(&stream, self.received())?;
+        let nonsense = || io::Error::other("the other end has bytes that were not sent");
+        let joined = self.links.join(self.which, stream, arrived).ok_or_else(nonsense)?;
+        arriving.stream = Some(joined);
+        Ok(())
+    }
+
+    /// Takes bytes; 0 where the connection is cut.
+    fn take(&self, into: &mut [u8]) -> io::Result<usize> {
+        let mut arriving = locked(&self.arriving);
+        loop {
+            let count = arriving.take(into);
+            if count > 0 {
+                self.links.count(self.which, count);
+                return Ok(count);
+            }
+            let head = if arriving.left > 0 { None } else { arriving.head()? };
+            match head {
+                Some(arrived) if !self.links.acknowledged(arrived) => return Err(nonsense()),
+                Some(_) => {}
+                None if arriving.fill() => {}
+                None => {
+                    arriving.clear();
+                    return Ok(0);
+                }
+            }
+        }
+    }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a packet is nonsense")
+}
+
+impl Arriving {
+    fn clear(&mut self) {
+        self.stream = None;
+        (self.from, self.to, self.left) = (0, 0, 0);
+    }
+
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let count = self.left.min(self.to - self.from).min(into.len());
+        into[..count].copy_from_slice(&self.buffer[self.from..self.from + count]);
+        self.from += count;
+        self.left -= count;
+        count
+    }
+
+    /// Takes a packet's head, if it is here: how much of each link it says has arrived.
+    fn head(&mut self) -> io::Result<Option<[u64; 2]>> {
+        let here = &self.buffer[self.from..self.to];
+        let Some(head) = here.first_chunk::<HEAD>() else { return Ok(None) };
+        let (len, counts) = head.split_at(4);
+        let len = len.iter().rev().fold(0usize, |sum, byte| sum << 8 | usize::from(*byte));
+        let mut arrived = [0; 2];
+        for (count, bytes) in arrived.iter_mut().zip(counts.as_chunks::<8>().0) {
+            *count = u64::from_le_bytes(*bytes);
+        }
+        if len > PACKET {
+            return Err(nonsense());
+        }
+        self.from += HEAD;
+        self.left = len;
+        Ok(Some(arrived))
+    }
+
+    /// Reads what has come of the connection; `false` where it is cut.
+    fn fill(&mut self) -> bool {
+        self.buffer.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        let Some(stream) = &self.stream else { return false };
+        loop {
+            match (&**stream).read(&mut self.buffer[self.to..]) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    self.to += count;
+                    return true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+/// A link's receiving end: reads on over cuts.
+#[derive(Debug)]
+pub struct Receiver<C> {
+    inlet: Arc<Inlet>,
+    connections: C,
+}
+
+impl<C: Connections> Receiver<C> {
+    pub fn new(links: Arc<Links>, which: Which, connections: C) -> Receiver<C> {
+        let (stream, buffer) = (None, vec![0; ROOM]);
+        let arriving = Mutex::new(Arriving { stream, buffer, from: 0, to: 0, left: 0 });
+        Receiver { inlet: Arc::new(Inlet { links, which, arriving }), connections }
+    }
+
+    /// Returns where its bytes arrive.
+    pub fn inlet(&self) -> &Arc<Inlet> {
+        &self.inlet
+    }
+}
+
+impl<C: Connections> Read for Receiver<C> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let count = self.inlet.take(into)?;
+            if count > 0 || into.is_empty() {
+                return Ok(count);
+            }
+            if self.inlet.links.is_over() {
+                return Err(over());
+            }
+            self.connections.next(&self.inlet).map_err(io::Error::other)?;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;
