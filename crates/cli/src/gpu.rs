@@ -4,6 +4,11 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::machine::Machine;
 use kedge_supervisor::Parts;
 use kedge_supervisor::policy::JobGpu;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// For one address of a server to answer.
+const REACH: Duration = Duration::from_secs(5);
 
 /// The devices, and why they are the default where nobody named any.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +59,26 @@ pub(crate) fn of_job(
     {
         return Err(format!("--gpu local: {obstacle}"));
     }
+    if let Some(GpuSpec::Remote { server, .. }) = asked {
+        reach(&server.to_string())?;
+    }
     let Gpu { spec, default } = resolve(asked, soft_only)?;
     Ok((JobGpu::Devices(spec), default))
+}
+
+/// Connects to a server of devices once, for whoever has mistyped its name.
+fn reach(server: &str) -> Result<(), String> {
+    let addresses = server.to_socket_addrs().map_err(|error| {
+        format!("--gpu {server}: no such devices (soft, local, none), and no such host: {error}")
+    })?;
+    let mut last = "it has no address".to_owned();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, REACH) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(format!("--gpu {server}: cannot be reached: {last}; is `kedge serve` running there?"))
 }
 
 fn not_soft(what: &str, gpu: &str) -> String {

@@ -149,10 +149,14 @@ fn a_job_of_the_cpu_alone_finds_no_driver() {
     assert_eq!(meta["gpu"], "none");
     let policy = &meta["policy"];
     assert_eq!((&policy["dir"], &policy["keep"]), (&"/tmp/sub".into(), &2.into()));
-    for bad in [["--keep", "0"], ["--interval", "soon"], ["--gpu", "nothing"]] {
+    for bad in [["--keep", "0"], ["--interval", "soon"], ["--gpu", "no thing"]] {
         let output = world.kedge(&[&["run"], &bad[..], &["true"]].concat()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{bad:?}");
     }
+    // It could be a host.
+    let output = world.kedge(&["run", "--gpu", "nothing.invalid", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(text(&output.stderr).contains("no such host"), "{output:?}");
 }
 
 #[test]
