@@ -11,6 +11,7 @@ mod interrupted;
 pub mod job;
 pub mod place;
 pub mod random;
+pub mod relay;
 mod run;
 pub mod server;
 pub mod world;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted};
 use std::path::PathBuf;
@@ -25,6 +26,9 @@ struct Args {
     /// Serve software devices on this machine, and run on those, as if they were on another
     #[arg(long, conflicts_with_all = ["native", "gpu", "interrupt"])]
     far: bool,
+    /// Cut each connection to them after so many bytes, on average
+    #[arg(long, requires = "far", value_name = "BYTES")]
+    cut: Option<u64>,
     /// Checkpoint each at a random moment, kill it, restart it, and compare what it prints
     #[arg(long, conflicts_with = "native")]
     interrupt: bool,
@@ -75,8 +79,13 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         return Err("no program matches".into());
     }
     let server = args.far.then(|| Served::start(&["--gpu", "soft:2"]));
+    let cut = server.as_ref().zip(args.cut);
+    let relay = cut.map(|(server, bytes)| Relay::start(&server.address, bytes));
     let target = match &server {
-        Some(server) => Target::Far(server.address.clone()),
+        Some(server) => match &relay {
+            Some(relay) => Target::Far(relay.address.clone()),
+            None => Target::Far(server.address.clone()),
+        },
         None if args.native => Target::Native,
         None => Target::Kedge(args.gpu.clone()),
     };
@@ -103,6 +112,9 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     let failed: Vec<_> = results.iter().filter(|(_, o)| o.failure.is_some()).collect();
     for (name, outcome) in &failed {
         println!("FAILED {name}: {}", outcome.failure.as_deref().unwrap_or(""));
+    }
+    if let Some(relay) = &relay {
+        println!("the line was cut {} times", relay.cuts());
     }
     println!("{} passed, {} failed", results.len() - failed.len(), failed.len());
     Ok(failed.is_empty())

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::User;
+use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, stderr};
 use kedge_tests::{host, kedge};
@@ -33,15 +34,18 @@ fn a_device_that_is_not_there_is_told() {
     let world = World::new("farnone");
     let server = Served::start(&["--gpu", "soft:2"]);
     let program = sum().display().to_string();
+    let gpu = format!("{}/2", server.address);
+    let output = world.output(&["run", "--gpu", &gpu, "--job", "j", "--", &program]);
+    assert!(!output.status.success(), "{output:?}");
+    let log = world.text(&["logs", "j"]);
+    assert!(log.contains("there is no device 2: it has 0 to 1"), "{log}");
     for (gpu, said) in [
-        (format!("{}/2", server.address), "there is no device 2: it has 0 to 1"),
-        ("127.0.0.1:1".to_owned(), "is `kedge serve` running there?"),
-        ("no-such-host.invalid".to_owned(), "cannot find no-such-host.invalid:7531"),
+        ("127.0.0.1:1", "is `kedge serve` running there?"),
+        ("no-such-host.invalid", "no such host"),
     ] {
-        let output = world.output(&["run", "--gpu", &gpu, "--job", "j", "--", &program]);
-        assert!(!output.status.success(), "{gpu}: {output:?}");
-        let log = world.text(&["logs", "j"]);
-        assert!(log.contains(said), "{gpu}: {log}");
+        let output = world.output(&["run", "--gpu", gpu, "--", &program]);
+        assert_eq!(output.status.code(), Some(125), "{gpu}: {output:?}");
+        assert!(stderr(&output).contains(said), "{gpu}: {output:?}");
     }
 }
 
@@ -50,8 +54,7 @@ fn a_device_that_is_not_there_is_told() {
 fn a_killed_client_leaves_nothing() {
     let world = World::new("farkill");
     let server = Served::start(&["--gpu", "soft"]);
-    let program = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]);
-    let program = program.display().to_string();
+    let program = steps().display().to_string();
     let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "1000000"];
     let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().expect("kedge");
     until("a session", || children(&server) == 1);
@@ -111,4 +114,86 @@ fn a_server_listens_on_this_machine_alone() {
     let output = output.expect("kedge");
     assert_eq!(output.status.code(), Some(125), "{output:?}");
     assert!(stderr(&output).contains("ssh -L"), "{output:?}");
+}
+
+/// A program that takes some seconds, and compares each step with what the host computes.
+fn steps() -> PathBuf {
+    host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"])
+}
+
+/// The line is away for two seconds in the middle of a program.
+#[test]
+fn a_program_goes_on_where_its_line_was_cut() {
+    let world = World::new("farcut");
+    let server = Served::start(&["--gpu", "soft"]);
+    let relay = Relay::start(&server.address, 0);
+    let program = steps().display().to_string();
+    let run = ["run", "--gpu", &relay.address, "--job", "j", "--", &program, "300", "5"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || children(&server) == 1);
+    std::thread::sleep(Duration::from_millis(500));
+    relay.cut(true);
+    std::thread::sleep(Duration::from_secs(2));
+    relay.cut(false);
+    assert_eq!(child.wait().expect("it has ended").code(), Some(7));
+    let log = world.text(&["logs", "j"]);
+    assert!(log.contains("is cut: trying to go on") && log.contains(" goes on after "), "{log}");
+    until("the session's end", || children(&server) == 0);
+}
+
+/// After the time that was asked for, the program hears of it.
+#[test]
+fn a_line_that_stays_away_is_an_error_in_time() {
+    let world = World::new("faraway");
+    let server = Served::start(&["--gpu", "soft"]);
+    let relay = Relay::start(&server.address, 0);
+    let program = steps().display().to_string();
+    let more = ["--reconnect", "1s", "--", &program, "100000", "5"];
+    let run = [&["run", "--gpu", &relay.address, "--job", "j"], &more[..]].concat();
+    let mut child = world.kedge(&run).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("kedge");
+    until("a session", || children(&server) == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    relay.cut(true);
+    assert!(!child.wait().expect("it has ended").success());
+    let after = begin.elapsed();
+    assert!(after > Duration::from_millis(900) && after < Duration::from_secs(3), "{after:?}");
+    let log = world.text(&["logs", "j"]);
+    assert!(log.contains("are gone: "), "{log}");
+}
+
+/// What the program has on its devices does not hang on the server's own process.
+#[test]
+fn a_server_that_is_killed_takes_no_session_with_it() {
+    let world = World::new("farserver");
+    let server = Served::start(&["--gpu", "soft"]);
+    let program = steps().display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "200", "5"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || children(&server) == 1);
+    // It hands both connections over before.
+    std::thread::sleep(Duration::from_millis(500));
+    drop(server);
+    assert_eq!(child.wait().expect("it has ended").code(), Some(7));
+}
+
+/// The session's memory is lost, and the program is told at once rather than after a minute.
+#[test]
+fn a_server_that_has_lost_the_session_says_so() {
+    let world = World::new("farlost");
+    let (first, second) = (Served::start(&["--gpu", "soft"]), Served::start(&["--gpu", "soft"]));
+    let relay = Relay::start(&first.address, 0);
+    let program = steps().display().to_string();
+    let run = ["run", "--gpu", &relay.address, "--job", "j", "--", &program, "100000", "5"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("kedge");
+    until("a session", || children(&first) == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    relay.lead_to(&second.address);
+    assert!(!child.wait().expect("it has ended").success());
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    let log = world.text(&["logs", "j"]);
+    assert!(log.contains("no such session"), "{log}");
 }
