@@ -9,10 +9,13 @@ use kedge_protocol::CtxId;
 use kedge_remote::{Answer, CHUNK, Links, PagePatch, Sender, Sending, ToNear, Which};
 use kedge_transport::ReplyTo;
 use kedge_wire::{Bytes, Text};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// Chunks of the client's memory that a copy asks for before the first has come.
+const AHEAD: usize = 16;
 
 /// The line to the near end. What is sent on it is in the order in which it came about: memory that
 /// devices have changed is told before whatever says that they are done.
@@ -180,9 +183,34 @@ impl Line {
         self.patches.arrived.notify_all();
     }
 
-    /// Has the near end read the client's memory, `CHUNK` bytes at most.
+    /// Has the near end read the client's memory, [`AHEAD`] chunks ahead of what has come: a line
+    /// is long, and asking anew for each chunk would wait for it each time.
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
-        let gone = |_| CuError::OPERATING_SYSTEM;
+        addr.checked_add(out.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+        let mut asked = VecDeque::new();
+        let ask = |at: usize, len: usize| self.ask(addr + at as u64, len.min(CHUNK) as u32);
+        let (mut next, len, mut result) = (0, out.len(), Ok(()));
+        for (index, part) in out.chunks_mut(CHUNK).enumerate() {
+            while result.is_ok() && next < len && next < (index + AHEAD) * CHUNK {
+                match ask(next, len - next) {
+                    Ok(number) => asked.push_back(number),
+                    Err(error) => result = Err(error),
+                }
+                next += CHUNK;
+            }
+            // What was asked for is taken also where something else has failed.
+            let Some(number) = asked.pop_front() else { break };
+            let taken = self.take(number, part);
+            result = result.and(taken);
+        }
+        for number in asked {
+            let _ = self.take(number, &mut []);
+        }
+        result
+    }
+
+    /// Asks the near end for bytes of the client's memory.
+    fn ask(&self, addr: u64, len: u32) -> Result<u64, CuError> {
         let number = {
             let mut waiting = locked(&self.reads.state);
             waiting.last += 1;
@@ -190,12 +218,16 @@ impl Line {
             waiting.answers.insert(number, None);
             number
         };
-        let len = out.len() as u32;
-        {
-            let mut sending = locked(&self.sending);
-            sending.add(&ToNear::Read { number, addr, len }).map_err(gone)?;
-            sending.flush().map_err(gone)?;
-        }
+        let mut sending = locked(&self.sending);
+        let asked = sending.add(&ToNear::Read { number, addr, len }).and_then(|()| sending.flush());
+        asked.map(|()| number).map_err(|_| {
+            locked(&self.reads.state).answers.remove(&number);
+            CuError::OPERATING_SYSTEM
+        })
+    }
+
+    /// Waits for bytes that were asked for.
+    fn take(&self, number: u64, out: &mut [u8]) -> Result<(), CuError> {
         let none_yet = |waiting: &mut Waiting| {
             !waiting.over && matches!(waiting.answers.get(&number), Some(None))
         };
@@ -275,12 +307,7 @@ impl PrivateMemory for FarMemory {
         if take_staged(&locked(&self.staged), addr, out) {
             return Ok(());
         }
-        let mut at = addr;
-        out.chunks_mut(CHUNK).try_for_each(|part| {
-            let from = at;
-            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
-            self.line.read(from, part)
-        })
+        self.line.read(addr, out)
     }
 
     fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
