@@ -3,6 +3,7 @@
 use crate::NvidiaBackend;
 use crate::context::Context;
 use crate::devices;
+use crate::drafts::{self, Draft};
 use crate::driver::check;
 use crate::graphs::Graph;
 use crate::modules::{Module, load_error};
@@ -395,35 +396,45 @@ impl Backend for NvidiaBackend {
 
     fn graph_begin(&self, exec: GraphExecId, ctx: CtxId) -> Result<(), CuError> {
         let mut tables = self.tables();
-        let graph = Graph::begin(&self.shared.driver, tables.context(ctx)?)?;
-        tables.graphs.insert(exec, graph);
+        let draft = Draft::new(tables.context(ctx)?);
+        tables.drafts.insert(exec, draft);
         Ok(())
     }
 
     fn graph_node(&self, exec: GraphExecId, op: StreamOp) -> Result<(), CuError> {
-        self.change_graph(exec, |graph, tables| {
-            // Whenever it runs: what is valid for too long does no harm.
-            self.told(graph.ctx.id, &op)?;
-            graph.add(tables.node(&op, &self.shared.host)?)
-        })
+        let mut tables = self.tables();
+        let draft = tables.drafts.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?;
+        // Whenever it runs: what is valid for too long does no harm.
+        self.told(draft.ctx.id, &op)?;
+        draft.push(op)
     }
 
     fn graph_edges(&self, exec: GraphExecId, edges: &[(u32, u32)]) -> Result<(), CuError> {
-        self.tables().graphs.get(&exec).ok_or(CuError::INVALID_HANDLE)?.edges(edges)
+        self.tables().drafts.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.connect(edges)
     }
 
     fn graph_ready(&self, exec: GraphExecId, priorities: bool) -> Result<(), CuError> {
-        self.tables().graphs.get_mut(&exec).ok_or(CuError::INVALID_HANDLE)?.ready(priorities)
+        let mut tables = self.tables();
+        let mut drafts = std::mem::take(&mut tables.drafts);
+        let world = (&*tables, &self.shared.host);
+        let made = drafts::build(&self.shared.driver, world, &mut drafts, exec, priorities);
+        tables.drafts = drafts;
+        tables.graphs.extend(made?);
+        Ok(())
     }
 
     fn graph_update(&self, exec: GraphExecId, node: u32, op: StreamOp) -> Result<(), CuError> {
-        self.change_graph(exec, |graph, tables| {
-            graph.update(node, tables.node(&op, &self.shared.host)?)
+        self.change_graph(exec, |graph, tables| match graph.stays(node, &op) {
+            Some(stays) => stays,
+            None => graph.update(node, tables.node(&op, &self.shared.host)?),
         })
     }
 
     fn graph_destroy(&self, exec: GraphExecId) -> Result<(), CuError> {
-        self.tables().graphs.remove(&exec).map(drop).ok_or(CuError::INVALID_HANDLE)
+        let mut tables = self.tables();
+        let draft = tables.drafts.remove(&exec).is_some();
+        let graph = tables.graphs.remove(&exec).is_some();
+        if draft || graph { Ok(()) } else { Err(CuError::INVALID_HANDLE) }
     }
 
     fn at_rest(&self) -> bool {

@@ -8,7 +8,8 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::abi::CUipcEventHandle;
 use kedge_cuda_types::graph::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v1, CUDA_KERNEL_NODE_PARAMS_v2,
-    CUDA_MEMSET_NODE_PARAMS_v1, CUlaunchAttributeValue, CUlaunchConfig,
+    CUDA_MEMSET_NODE_PARAMS_v1, CUgraphEdgeData, CUgraphNodeParams, CUlaunchAttributeValue,
+    CUlaunchConfig,
 };
 use kedge_cuda_types::handle::*;
 use kedge_cuda_types::memory::{
@@ -300,6 +301,15 @@ driver! {
     fn cuOccupancyMaxActiveClusters(*mut c_int, CUfunction, *const CUlaunchConfig);
     fn cuOccupancyMaxPotentialClusterSize(*mut c_int, CUfunction, *const CUlaunchConfig);
     fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+    fn cuGraphConditionalHandleCreate(*mut u64, CUgraph, CUcontext, c_uint, c_uint);
+    fn cuGraphAddNode_v2(
+        *mut CUgraphNode,
+        CUgraph,
+        *const CUgraphNode,
+        *const CUgraphEdgeData,
+        usize,
+        *mut CUgraphNodeParams,
+    );
     fn cuModuleGetFunctionCount(*mut c_uint, CUmodule);
     fn cuModuleEnumerateFunctions(*mut CUfunction, c_uint, CUmodule);
     fn cuFuncGetName(*mut *const c_char, CUfunction);

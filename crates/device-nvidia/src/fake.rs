@@ -47,6 +47,14 @@ pub(crate) struct Fake {
     /// Nodes of graphs that are disabled, and the flags of the last instantiation.
     pub(crate) disabled: BTreeSet<usize>,
     pub(crate) instantiated: u64,
+    /// The conditions of each graph: their defaults, and whether they have one.
+    pub(crate) conditions: HashMap<usize, Vec<(u32, bool)>>,
+    /// The bodies of conditional nodes, by the nodes' conditions.
+    pub(crate) bodies: HashMap<u64, Box<[CUgraph]>>,
+    /// In which graph each node is.
+    pub(crate) nodes: HashMap<usize, usize>,
+    /// Executables that were destroyed.
+    pub(crate) ended: usize,
     functions: HashMap<usize, String>,
     /// With which digests are computed; without, nothing can be launched.
     pub(crate) keys: Option<Keys>,
@@ -184,6 +192,8 @@ pub(crate) fn driver() -> Driver {
         cuGraphExecDestroy: graphs::forget_exec,
         cuGraphExecMemsetNodeSetParams: graphs::set_fill,
         cuGraphNodeSetEnabled: graphs::enable,
+        cuGraphConditionalHandleCreate: Some(graphs::condition),
+        cuGraphAddNode_v2: Some(graphs::conditional),
         ..Driver::refusing()
     }
 }

@@ -11,10 +11,10 @@ use crate::stream::{Event, Stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::*;
 use kedge_cuda_types::handle::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode};
-use kedge_protocol::Launch;
+use kedge_protocol::{Launch, StreamOp};
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// An operation with everything that it names found.
 pub(crate) enum Node<'a> {
@@ -29,20 +29,47 @@ pub(crate) enum Node<'a> {
     Memory(CUstreamBatchMemOpParams),
 }
 
+impl Node<'_> {
+    /// Whether a conditional node's body may have it: nothing that the host does, and no events.
+    fn fits_in_body(&self) -> bool {
+        matches!(self, Node::Empty | Node::Kernel(..) | Node::Copy(_) | Node::Fill(_))
+    }
+}
+
 pub(crate) struct Graph {
     pub(crate) ctx: Arc<Context>,
     driver: Arc<Driver>,
     raw: CUgraph,
+    /// What it is part of: a conditional node's body of another graph's, else of its own.
+    whole: Weak<Whole>,
+    /// None: it is a body.
+    own: Option<Arc<Whole>>,
     nodes: Vec<Place>,
     /// What its nodes record, by their numbers.
     records: BTreeMap<u32, Arc<Event>>,
-    exec: CUgraphExec,
+    /// Operations that stay as they are, by their nodes' numbers.
+    fixed: BTreeMap<u32, StreamOp>,
     /// What its host nodes point at, for as long as it may run.
     #[expect(clippy::vec_box, reason = "the driver keeps each call's address")]
     calls: Vec<Box<HostCall>>,
     /// As `calls`, for copies.
     #[expect(clippy::vec_box, reason = "the driver keeps each step's address")]
     steps: Vec<Box<HostStep>>,
+}
+
+/// A graph of the driver's with the bodies in it, and what was made of it to be launched.
+struct Whole {
+    ctx: Arc<Context>,
+    driver: Arc<Driver>,
+    raw: CUgraph,
+    exec: OnceLock<CUgraphExec>,
+}
+
+impl Whole {
+    /// NULL, which the driver refuses, until the graph is ready.
+    fn exec(&self) -> CUgraphExec {
+        self.exec.get().copied().unwrap_or(CUgraphExec::NULL)
+    }
 }
 
 /// A node of the client's in the driver's graph: one node, or the first and the last of two.
@@ -71,21 +98,103 @@ impl Graph {
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuGraphCreate)(&mut raw, 0) })?;
         let (ctx, driver) = (Arc::clone(ctx), Arc::clone(driver));
-        Ok(Graph {
-            ctx,
-            driver,
+        let whole = Arc::new(Whole { ctx, driver, raw, exec: OnceLock::new() });
+        let part = Graph::part(&whole.ctx, &whole.driver, raw, Arc::downgrade(&whole));
+        Ok(Graph { own: Some(whole), ..part })
+    }
+
+    /// A body of the last node, which the driver has made with it.
+    pub(crate) fn body(&self, raw: CUgraph) -> Graph {
+        Graph::part(&self.ctx, &self.driver, raw, Weak::clone(&self.whole))
+    }
+
+    fn part(ctx: &Arc<Context>, driver: &Arc<Driver>, raw: CUgraph, whole: Weak<Whole>) -> Graph {
+        Graph {
+            ctx: Arc::clone(ctx),
+            driver: Arc::clone(driver),
             raw,
+            whole,
+            own: None,
             nodes: Vec::new(),
             records: BTreeMap::new(),
-            exec: CUgraphExec::NULL,
+            fixed: BTreeMap::new(),
             calls: Vec::new(),
             steps: Vec::new(),
-        })
+        }
+    }
+
+    /// Makes the condition that has this number, before there are nodes.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED where the driver has no conditions, or numbers them otherwise.
+    pub(crate) fn add_condition(&self, number: u64, default: Option<u32>) -> Result<(), CuError> {
+        let create = self.driver.cuGraphConditionalHandleCreate.ok_or(CuError::NOT_SUPPORTED)?;
+        self.ctx.enter()?;
+        let (mut made, raw) = (0, self.ctx.raw);
+        let flags = if default.is_some() { CU_GRAPH_COND_ASSIGN_DEFAULT } else { 0 };
+        // SAFETY: a live out pointer; a graph and a context of the driver's.
+        check(unsafe { create(&mut made, self.raw, raw, default.unwrap_or(0), flags) })?;
+        if made == number { Ok(()) } else { Err(CuError::NOT_SUPPORTED) }
+    }
+
+    /// Appends a conditional node: the bodies that the driver has made come back.
+    pub(crate) fn add_conditional(
+        &mut self,
+        condition: u64,
+        kind: u32,
+        bodies: usize,
+    ) -> Result<Vec<CUgraph>, CuError> {
+        let add = self.driver.cuGraphAddNode_v2.ok_or(CuError::NOT_SUPPORTED)?;
+        self.ctx.enter()?;
+        let size = u32::try_from(bodies).map_err(|_| CuError::INVALID_VALUE)?;
+        let mut params = CUgraphNodeParams {
+            type_: CU_GRAPH_NODE_TYPE_CONDITIONAL,
+            reserved0: [0; 3],
+            value: CUgraphNodeParamsValue { bytes: [0; 29] },
+            reserved2: 0,
+        };
+        params.value.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle: condition,
+            type_: kind,
+            size,
+            phGraph_out: ptr::null_mut(),
+            ctx: self.ctx.raw,
+        };
+        let mut made = CUgraphNode::NULL;
+        // SAFETY: a graph of the driver's, live out pointers, no dependencies.
+        check(unsafe { add(&mut made, self.raw, ptr::null(), ptr::null(), 0, &mut params) })?;
+        // SAFETY: the type says which member of the union the driver has filled in.
+        let first = unsafe { params.value.conditional.phGraph_out };
+        if first.is_null() {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        // SAFETY: the driver keeps so many bodies there for the node's life.
+        let raw = unsafe { std::slice::from_raw_parts(first, bodies) }.to_vec();
+        self.nodes.push(Place::one(made, false));
+        Ok(raw)
+    }
+
+    /// Has the last node stay as it is: it can only be updated to the same operation.
+    pub(crate) fn fix(&mut self, op: &StreamOp) {
+        let last = self.nodes.len().saturating_sub(1) as u32;
+        self.fixed.insert(last, op.clone());
+    }
+
+    /// Whether a node may have `op` as an update, which then changes nothing: `None` where it is no
+    /// such node.
+    pub(crate) fn stays(&self, number: u32, op: &StreamOp) -> Option<Result<(), CuError>> {
+        let fixed = self.fixed.get(&number)?;
+        // Without a default, a condition is at first what it happens to be.
+        let same = fixed == op || *op == StreamOp::Empty {};
+        Some(if same { Ok(()) } else { Err(CuError::NOT_SUPPORTED) })
     }
 
     /// Appends a node; nodes are numbered from 0.
     pub(crate) fn add(&mut self, node: Node<'_>) -> Result<(), CuError> {
         self.ctx.enter()?;
+        if self.own.is_none() && !node.fits_in_body() {
+            return Err(CuError::NOT_SUPPORTED);
+        }
         let (driver, graph, ctx) = (&*self.driver, self.raw, self.ctx.raw);
         if let Node::Staged(copy) = node {
             let place = self.add_staged(&copy)?;
@@ -186,6 +295,9 @@ impl Graph {
     }
 
     pub(crate) fn edges(&self, edges: &[(u32, u32)]) -> Result<(), CuError> {
+        if edges.is_empty() {
+            return Ok(());
+        }
         let from = edges.iter().map(|(from, _)| Ok(self.node(*from)?.last));
         let from = from.collect::<Result<Vec<_>, CuError>>()?;
         let to = edges.iter().map(|(_, to)| Ok(self.node(*to)?.first));
@@ -198,21 +310,30 @@ impl Graph {
     }
 
     /// `priorities`: by the nodes' own.
-    pub(crate) fn ready(&mut self, priorities: bool) -> Result<(), CuError> {
+    pub(crate) fn ready(&self, priorities: bool) -> Result<(), CuError> {
+        let own = self.own.as_ref().ok_or(CuError::ILLEGAL_STATE)?;
         self.ctx.enter()?;
         let flags = if priorities { CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY } else { 0 };
+        let mut exec = CUgraphExec::NULL;
         // SAFETY: a live out pointer; the graph is complete.
-        check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut self.exec, self.raw, flags) })
+        check(unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut exec, self.raw, flags) })?;
+        own.exec.set(exec).map_err(|_| CuError::ILLEGAL_STATE)
     }
 
     /// As the next operation of `stream`.
     pub(crate) fn launch(&self, stream: &Arc<Stream>) -> Result<(), CuError> {
+        let exec = self.own.as_ref().ok_or(CuError::INVALID_VALUE)?.exec();
         // SAFETY: instantiated, or NULL, which the driver refuses.
-        check(unsafe { (self.driver.cuGraphLaunch)(self.exec, stream.raw) })?;
+        check(unsafe { (self.driver.cuGraphLaunch)(exec, stream.raw) })?;
         for event in self.records.values() {
             event.record(stream, stream.next_number());
         }
         Ok(())
+    }
+
+    /// What it is part of, which a body outlives.
+    fn whole(&self) -> Result<Arc<Whole>, CuError> {
+        self.whole.upgrade().ok_or(CuError::INVALID_HANDLE)
     }
 
     /// Replaces one node's operation in later launches.
@@ -228,11 +349,12 @@ impl Graph {
 
     /// Has a node do what it does, or nothing.
     fn switch(&mut self, number: u32, on: bool) -> Result<(), CuError> {
+        let whole = self.whole()?;
         let place = self.nodes.get_mut(number as usize).ok_or(CuError::INVALID_VALUE)?;
         if place.off != on {
             return Ok(());
         }
-        let (driver, exec) = (&*self.driver, self.exec);
+        let (driver, exec) = (&*self.driver, whole.exec());
         if let Some(node) = place.switched {
             // SAFETY: a kernel, copy or fill node of the executable.
             check(unsafe { (driver.cuGraphNodeSetEnabled)(exec, node, on.into()) })?;
@@ -248,8 +370,12 @@ impl Graph {
     }
 
     fn set_operation(&mut self, number: u32, place: Place, node: Node<'_>) -> Result<(), CuError> {
+        if self.own.is_none() && !node.fits_in_body() {
+            return Err(CuError::NOT_SUPPORTED);
+        }
         let Place { first: at, last, .. } = place;
-        let (driver, exec, ctx) = (&*self.driver, self.exec, self.ctx.raw);
+        let whole = self.whole()?;
+        let (driver, exec, ctx) = (&*self.driver, whole.exec(), self.ctx.raw);
         // SAFETY: as in `add`.
         unsafe {
             match &node {
@@ -317,15 +443,15 @@ fn batch(
     CUDA_BATCH_MEM_OP_NODE_PARAMS { ctx, count: 1, paramArray: operation, flags: 0 }
 }
 
-impl Drop for Graph {
+impl Drop for Whole {
     fn drop(&mut self) {
         if self.ctx.enter().is_err() {
             return;
         }
         // SAFETY: this graph's own objects, once; the driver lets a launched graph finish.
         unsafe {
-            if !self.exec.is_null() {
-                (self.driver.cuGraphExecDestroy)(self.exec);
+            if !self.exec().is_null() {
+                (self.driver.cuGraphExecDestroy)(self.exec());
             }
             (self.driver.cuGraphDestroy)(self.raw);
         }

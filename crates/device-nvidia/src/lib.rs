@@ -7,7 +7,7 @@
 //! - [`tables`]: what the client has named. [`context`], [`stream`], [`modules`], [`managed`],
 //!   [`textures`]. [`window`]: what of it must lie at the same addresses after a restart.
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:
-//!   many.
+//!   many; [`drafts`]: before they are ready.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`],
 //!   [`notes`]); [`restore`]: putting it back; [`held`]: when its process is gone. [`digests`]:
 //!   what has changed since the last; [`drain`], [`pace`]: how bytes leave a device. [`away`]:
@@ -30,6 +30,7 @@ mod copies;
 mod devices;
 mod diagnosis;
 mod digests;
+mod drafts;
 mod drain;
 mod driver;
 #[cfg(test)]

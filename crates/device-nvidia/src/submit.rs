@@ -71,7 +71,9 @@ impl NvidiaBackend {
                     false => (driver.cuStreamWaitValue32_v2)(raw, addr, value as u32, mode),
                 }
             }),
-            StreamOp::Conditional { .. } => Err(CuError::NOT_SUPPORTED),
+            StreamOp::Conditional { .. } | StreamOp::SetCondition { .. } => {
+                Err(CuError::NOT_SUPPORTED)
+            }
             StreamOp::Empty {} => Ok(()),
             StreamOp::MemAlloc { .. } => self.told(stream.ctx.id, &op),
             StreamOp::MemFree { addr, size } if self.is_exact() => {

@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::context::Context;
 use crate::copies::{self, Arrays};
+use crate::drafts::Drafts;
 use crate::driver::Driver;
 use crate::graph_copies::StagedCopy;
 use crate::graphs::{Graph, Node};
@@ -29,6 +30,7 @@ pub(crate) struct Tables {
     pub(crate) events: FxHashMap<EventId, Arc<Event>>,
     pub(crate) modules: FxHashMap<ModuleId, Module>,
     pub(crate) graphs: FxHashMap<GraphExecId, Graph>,
+    pub(crate) drafts: Drafts,
     pub(crate) textures: Textures,
     pub(crate) arena: Arena,
     pub(crate) host_memory: HostMemory,
@@ -43,6 +45,7 @@ impl Tables {
             events: FxHashMap::default(),
             modules: FxHashMap::default(),
             graphs: FxHashMap::default(),
+            drafts: Drafts::default(),
             textures: Textures::default(),
             arena,
             host_memory: HostMemory::new(driver),
@@ -69,6 +72,7 @@ impl Tables {
     /// Forgets what went with a context, which the driver has destroyed or is about to.
     pub(crate) fn forget_context(&mut self, ctx: CtxId) {
         self.graphs.retain(|_, graph| graph.ctx.id != ctx);
+        self.drafts.retain(|_, draft| draft.ctx.id != ctx);
         self.textures.forget_context(ctx);
         self.modules.retain(|_, module| module.ctx.id != ctx);
         self.events.retain(|_, event| event.ctx.id != ctx);
@@ -82,9 +86,10 @@ impl Tables {
         host: &Arc<dyn Host>,
     ) -> Result<Node<'a>, CuError> {
         Ok(match op {
-            StreamOp::Empty {} | StreamOp::MemAlloc { .. } | StreamOp::MemFree { .. } => {
-                Node::Empty
-            }
+            StreamOp::Empty {}
+            | StreamOp::MemAlloc { .. }
+            | StreamOp::MemFree { .. }
+            | StreamOp::SetCondition { .. } => Node::Empty,
             StreamOp::Launch { launch } => {
                 let kernel = self.module(launch.kernel.module)?.kernel(launch.kernel.index)?;
                 Node::Kernel(kernel, launch)

@@ -9,6 +9,10 @@ pub const MAX_PARAM_BYTES: usize = 32 << 10;
 /// Bodies of one conditional node.
 pub const MAX_BODIES: usize = 1024;
 
+/// Conditions of one graph on a device that numbers them, its bodies' included, and one more: they
+/// are numbered from 1. A device that does not has them in its memory, at addresses beyond.
+pub const MAX_CONDITIONS: u64 = 4096;
+
 /// Hints of one launch: as many as there are kinds.
 pub const MAX_HINTS: usize = 16;
 
@@ -70,10 +74,13 @@ wire! {
         MemAlloc = 11 { addr: u64, size: u64 },
         /// Makes the range invalid, in stream order (`cuMemFreeAsync`).
         MemFree = 12 { addr: u64, size: u64 },
-        /// A conditional node, of graphs alone: executes those of `bodies`, which are ready, that
-        /// the 32-bit word at `condition` asks for. `kind` is CUgraphConditionalNodeType (0 if, 1
-        /// while, 2 switch).
+        /// A conditional node, of graphs alone: executes those of `bodies`, which are not made
+        /// ready by themselves, that `condition` asks for: a 32-bit word's address, or a number
+        /// below [`MAX_CONDITIONS`]. `kind` is CUgraphConditionalNodeType (0 if, 1 while, 2
+        /// switch).
         Conditional = 13 { condition: u64, kind: u32, bodies: List<GraphExecId, MAX_BODIES> },
+        /// Of graphs alone: what the numbered `condition` is when a launch begins.
+        SetCondition = 14 { condition: u64, value: u32 },
     }
 
     /// What a texture or surface object reads.

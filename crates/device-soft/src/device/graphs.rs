@@ -2,7 +2,7 @@
 
 use super::tasks::{Task, lock};
 use kedge_cuda_types::CuError;
-use kedge_protocol::{CtxId, GraphExecId, StreamOp};
+use kedge_protocol::{CtxId, GraphExecId, MAX_CONDITIONS, StreamOp};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ pub(super) struct Graph {
     plan: Option<Plan>,
     /// The end of the latest launch: a graph never runs twice at once.
     pub(super) last: Option<Arc<Task>>,
-    /// Bodies of conditional nodes. They were ready before they came here, so none holds its holder.
+    /// Bodies of conditional nodes. They were closed before they came here, so none holds its holder.
     pub(super) bodies: HashMap<GraphExecId, Shared>,
     depth: u32,
 }
@@ -43,14 +43,17 @@ impl Graph {
         Self { ctx, nodes, edges, plan: None, last: None, bodies, depth: 0 }
     }
 
-    /// Takes over the graph that a conditional node, to be added next, has as a body.
+    /// Takes over the graph that a conditional node, to be added next, has as a body, and closes it.
     ///
     /// # Errors
-    /// ILLEGAL_STATE unless it is ready; NOT_SUPPORTED where conditional nodes nest too deep.
+    /// As for [`Graph::ready`]; NOT_SUPPORTED where conditional nodes nest too deep.
     pub(super) fn adopt(&mut self, exec: GraphExecId, body: Shared) -> Result<(), CuError> {
         let depth = {
-            let body = lock(&body);
-            body.plan()?;
+            let mut body = lock(&body);
+            // Images of older versions have bodies that are ready.
+            if body.plan.is_none() {
+                body.ready()?;
+            }
             body.depth + 1
         };
         if depth > MAX_DEPTH {
@@ -115,10 +118,14 @@ impl Graph {
     }
 }
 
-/// Child graphs arrive flattened, so a launch inside of a graph is nothing that a client sends.
+/// Child graphs arrive flattened, so a launch inside of a graph is nothing that a client sends. Numbered
+/// conditions are those of a job that began on a GPU: the kernels' parameters have the numbers.
 fn check_node(op: &StreamOp) -> Result<(), CuError> {
     match op {
-        StreamOp::GraphLaunch { .. } => Err(CuError::NOT_SUPPORTED),
+        StreamOp::GraphLaunch { .. } | StreamOp::SetCondition { .. } => Err(CuError::NOT_SUPPORTED),
+        StreamOp::Conditional { condition, .. } if *condition < MAX_CONDITIONS => {
+            Err(CuError::NOT_SUPPORTED)
+        }
         _ => Ok(()),
     }
 }
@@ -167,13 +174,10 @@ mod tests {
             StreamOp::Conditional { condition, kind, bodies }
         };
         let mut graph = Graph::new(CtxId(1));
-        graph
-            .adopt(GraphExecId(7), {
-                let mut body = Graph::new(CtxId(1));
-                body.ready().unwrap();
-                Arc::new(Mutex::new(body))
-            })
-            .unwrap();
+        let body = Arc::new(Mutex::new(Graph::new(CtxId(1))));
+        graph.adopt(GraphExecId(7), Arc::clone(&body)).unwrap();
+        assert_eq!(lock(&body).add_node(StreamOp::Empty {}), Err(CuError::ILLEGAL_STATE));
+        graph.adopt(GraphExecId(7), body).unwrap();
         graph.add_node(node(0x1000, 0, 7)).unwrap();
         graph.add_node(StreamOp::Empty {}).unwrap();
         graph.ready().unwrap();
@@ -183,6 +187,17 @@ mod tests {
             [(0, node(0x2000, 1, 7)), (0, node(0x2000, 0, 8)), (1, node(0x2000, 0, 7))]
         {
             assert_eq!(graph.update(place, op), Err(CuError::NOT_SUPPORTED));
+        }
+    }
+
+    #[test]
+    fn conditions_of_a_gpu_are_refused() {
+        let mut graph = Graph::new(CtxId(1));
+        let bodies = List::new(vec![]).unwrap();
+        let condition = MAX_CONDITIONS - 1;
+        let numbered = StreamOp::Conditional { condition, kind: 0, bodies };
+        for op in [numbered, StreamOp::SetCondition { condition: 1, value: 1 }] {
+            assert_eq!(graph.add_node(op), Err(CuError::NOT_SUPPORTED));
         }
     }
 

@@ -103,7 +103,9 @@ impl Tables {
                 self.forget_allocation(addr, size)?;
                 Work::Close { addr, size }
             }
-            StreamOp::GraphLaunch { .. } | StreamOp::Conditional { .. } => {
+            StreamOp::GraphLaunch { .. }
+            | StreamOp::Conditional { .. }
+            | StreamOp::SetCondition { .. } => {
                 return Err(CuError::NOT_SUPPORTED);
             }
         };

@@ -39,7 +39,8 @@ fn touches_memory(message: &Message) -> bool {
             | StreamOp::EventRecord { .. }
             | StreamOp::EventWait { .. }
             | StreamOp::MemAlloc { .. }
-            | StreamOp::MemFree { .. } => false,
+            | StreamOp::MemFree { .. }
+            | StreamOp::SetCondition { .. } => false,
         },
         // A module's managed variables lie in memory that both see.
         Message::Call { call } => {

@@ -78,6 +78,7 @@ fn child(graph: CUgraph) -> Result<CUgraph, CuError> {
         if graphs.allocates(graph) {
             return Err(entry::not_supported("a child graph that allocates memory"));
         }
+        conditional::check_copy(graphs, graph)?;
         graphs.duplicate(graph, true)
     })
 }

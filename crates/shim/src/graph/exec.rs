@@ -107,7 +107,7 @@ pub(crate) fn instantiate(graph: CUgraph, flags: u64) -> Result<CUgraphExec, Unf
 fn make(ctx: CtxId, graph: CUgraph, flat: Flat, flags: u64) -> Result<CUgraphExec, CuError> {
     let priorities = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY != 0;
     let mut made = Made::default();
-    let id = post_graph(ctx, flat, priorities, &mut made)?;
+    let id = post_graph(ctx, flat, priorities, false, &mut made)?;
     let copies = world::with(|graphs| graphs.copies(graph));
     let (allocates, frees) = memory_of(&made);
     let (mapped, state) = (AtomicBool::new(false), Mutex::default());
@@ -134,17 +134,19 @@ fn memory_of(made: &Made) -> (Vec<u64>, Vec<u64>) {
     (allocates, frees)
 }
 
-/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies; adds to what was made.
+/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies, which become ready
+/// with it; adds to what was made.
 fn post_graph(
     ctx: CtxId,
     flat: Flat,
     priorities: bool,
+    is_body: bool,
     made: &mut Made,
 ) -> Result<GraphExecId, CuError> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let mut bodies = Vec::with_capacity(flat.bodies.len());
     for body in flat.bodies {
-        bodies.push(post_graph(ctx, body, priorities, made)?);
+        bodies.push(post_graph(ctx, body, priorities, true, made)?);
     }
     let id = GraphExecId(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     let session = session::get()?;
@@ -160,7 +162,9 @@ fn post_graph(
         let edges = List::new(edges.to_vec()).map_err(|_| CuError::UNKNOWN)?;
         session.post(&Post::GraphExecEdges { exec: id, edges })?;
     }
-    session.post(&Post::GraphExecReady { exec: id, priorities })?;
+    if !is_body {
+        session.post(&Post::GraphExecReady { exec: id, priorities })?;
+    }
     let place = |ops| Place { exec: id, ops };
     made.places.extend(flat.places.into_iter().map(|(node, ops)| (node, place(ops))));
     let (graph, ops) = flat.conditions;

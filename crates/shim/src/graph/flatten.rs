@@ -7,7 +7,7 @@ use crate::entry;
 use crate::graph::Payload;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
-use kedge_protocol::{GraphExecId, StreamOp};
+use kedge_protocol::{GraphExecId, MAX_CONDITIONS, StreamOp};
 use kedge_wire::List;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -130,7 +130,7 @@ impl Flat {
     fn add_bodies(&mut self, graphs: &Graphs, node: &Conditional) -> Result<StreamOp, Unfit> {
         let mut bodies = Vec::with_capacity(node.bodies.len());
         for &body in &node.bodies {
-            check_body(graphs, body)?;
+            check_body(graphs, body, node.condition < MAX_CONDITIONS)?;
             bodies.push(GraphExecId(self.bodies.len() as u32));
             self.bodies.push(flatten(graphs, body)?);
         }
@@ -159,16 +159,17 @@ impl Flat {
     }
 }
 
-/// What a body may not have is refused at the node, its child graphs' included.
-fn check_body(graphs: &Graphs, body: CUgraph) -> Result<(), Unfit> {
+/// What a body may not have is refused at the node, its child graphs' included; where the driver makes
+/// it, so is what kedge needs the host for.
+fn check_body(graphs: &Graphs, body: CUgraph, by_driver: bool) -> Result<(), Unfit> {
     let missing = |error| Unfit { node: CUgraphNode::NULL, error, cycle: false };
     for (handle, node) in graphs.get(body).map_err(missing)?.nodes.iter() {
-        if !node.payload.fits_in_body() {
+        if !node.payload.fits_in_body() || (by_driver && node.payload.is_private_copy()) {
             let error = entry::not_supported("such a node in a conditional node's body");
             return Err(Unfit { node: handle, error, cycle: false });
         }
         if let Payload::Graph(child) = node.payload {
-            check_body(graphs, child)?;
+            check_body(graphs, child, by_driver)?;
         }
     }
     Ok(())
@@ -187,6 +188,7 @@ mod tests {
     use kedge_cuda_types::graph::{
         CU_STREAM_MEM_OP_WRITE_VALUE_32, CUgraphEdgeData, CUstreamBatchMemOpParams,
     };
+    use kedge_protocol::{Copy3d, Place, Shape};
 
     fn memset(dst: u64) -> Payload {
         let (value, element, width, height) = (0, 1, 1, 1);
@@ -256,7 +258,7 @@ mod tests {
     fn bodies_are_graphs_of_their_own() {
         let mut graphs = Graphs::default();
         let graph = graphs.create();
-        let body = graphs.create_owned();
+        let body = graphs.create_body(graph).unwrap();
         graphs.add_node(graph, &[], memset(1)).unwrap();
         let bodies = Box::new([body]);
         let node = Payload::Conditional(Conditional { condition: 64, kind: 1, bodies });
@@ -271,6 +273,14 @@ mod tests {
             StreamOp::Conditional { condition: 64, kind: 1, bodies } if **bodies == [GraphExecId(0)]
         ));
         assert_eq!(flat.bodies[0].places[&inner], 0..1);
+        let shape = Shape { width: 4, height: 1, depth: 1 };
+        let src = Place::Client { addr: 64, pitch: 4, slice: 4 };
+        let dst = Place::Mapped { addr: 1 << 40, pitch: 4, slice: 4 };
+        let copy = StreamOp::Copy { copy: Copy3d::new(src, dst, shape) };
+        let copy = graphs.add_node(body, &[], Payload::from_op(copy).unwrap()).unwrap();
+        let unfit = flatten(&graphs, graph).unwrap_err();
+        assert_eq!((unfit.node, unfit.error), (copy, CuError::NOT_SUPPORTED), "by the driver");
+        graphs.remove_node(copy).unwrap();
         graphs.add_node(body, &[], Payload::MemFree { addr: 64, size: 4 }).unwrap();
         assert_eq!(flatten(&graphs, graph).unwrap_err().error, CuError::NOT_SUPPORTED);
         assert_eq!(graphs.destroy(graph).unwrap().len(), 2);

@@ -16,7 +16,7 @@ use kedge_cuda_types::graph::{
     CUstreamBatchMemOpParams,
 };
 use kedge_cuda_types::handle::{CUdeviceptr, CUevent, CUgraph};
-use kedge_protocol::{EventId, StreamOp};
+use kedge_protocol::{EventId, Place, StreamOp};
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
@@ -75,6 +75,7 @@ impl Payload {
             StreamOp::EventRecord { .. }
             | StreamOp::EventWait { .. }
             | StreamOp::Conditional { .. }
+            | StreamOp::SetCondition { .. }
             | StreamOp::HostFn { .. }
             | StreamOp::GraphLaunch { .. } => {
                 entry::log_once(op.name(), || {
@@ -98,6 +99,13 @@ impl Payload {
     pub(crate) fn fits_in_body(&self) -> bool {
         use Payload::{Conditional, Empty, Graph, Kernel, Memcpy, Memset};
         matches!(self, Empty | Kernel(_) | Memcpy(_) | Memset { .. } | Graph(_) | Conditional(_))
+    }
+
+    /// Whether it copies from or to the program's private memory.
+    pub(crate) fn is_private_copy(&self) -> bool {
+        let Self::Memcpy(copied) = self else { return false };
+        let StreamOp::Copy { copy } = &copied.op else { return false };
+        [copy.src, copy.dst].iter().any(|place| matches!(place, Place::Client { .. }))
     }
 
     pub(crate) fn event_record(event: CUevent) -> Result<Self, CuError> {

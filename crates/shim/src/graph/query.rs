@@ -1,7 +1,7 @@
 //! Creating, copying and looking at graphs and their dependencies.
 
 use super::edges::Edge;
-use super::{Payload, create, destroy, read_edges, world};
+use super::{Payload, conditional, create, destroy, read_edges, world};
 use crate::{callback, ffi};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::CUgraphEdgeData;
@@ -29,6 +29,7 @@ pub(crate) unsafe fn cuGraphClone(out: *mut CUgraph, original: CUgraph) -> Resul
             // Two graphs cannot own one address.
             return Err(CuError::NOT_SUPPORTED);
         }
+        conditional::check_copy(graphs, original)?;
         graphs.duplicate(original, false)
     })?;
     // SAFETY: the caller's out pointer.

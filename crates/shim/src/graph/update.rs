@@ -6,8 +6,9 @@ use super::conditional::Condition;
 use super::world::Graphs;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
-    CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED,
-    CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, CUgraphExecUpdateResultInfo,
+    CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED,
+    CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
+    CUgraphExecUpdateResultInfo,
 };
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
 use std::collections::{BTreeSet, HashMap};
@@ -50,6 +51,11 @@ fn pair(
     if old.conditions.len() != new.conditions.len() {
         let changed = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
         return Err(refuse(changed, CUgraphNode::NULL));
+    }
+    let mut pairs = old.conditions.iter().zip(&new.conditions);
+    if !pairs.all(|(old, new)| old.can_become(new)) {
+        // The driver's own conditions are given their defaults as the graph is made ready.
+        return Err(refuse(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, CUgraphNode::NULL));
     }
     if !new.conditions.is_empty() {
         changes.conditions.push((old_graph, new.conditions.clone()));

@@ -6,6 +6,7 @@ use super::payload::Payload;
 use super::user_object::UserObjects;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUgraph, CUgraphNode};
+use kedge_protocol::MAX_CONDITIONS;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,6 +23,10 @@ pub(crate) struct Graph {
     pub(crate) user_objects: UserObjects,
     /// What its conditional nodes look at.
     pub(crate) conditions: Vec<Arc<Condition>>,
+    /// Of a conditional node's body: the graph that is nobody's body, in which it is.
+    root: Option<CUgraph>,
+    /// How many conditions of it and of the bodies in it were numbered.
+    numbered: u64,
 }
 
 #[derive(Debug, Default)]
@@ -50,9 +55,25 @@ impl Graphs {
         self.insert(Graph::default())
     }
 
-    /// A new empty graph that belongs to a node.
-    pub(crate) fn create_owned(&mut self) -> CUgraph {
-        self.insert(Graph { owned: true, ..Graph::default() })
+    /// A new empty graph that belongs to a conditional node of `graph`.
+    pub(crate) fn create_body(&mut self, graph: CUgraph) -> Result<CUgraph, CuError> {
+        let root = Some(self.get(graph)?.root.unwrap_or(graph));
+        Ok(self.insert(Graph { owned: true, root, ..Graph::default() }))
+    }
+
+    /// The number of the next condition of a graph, or of the one in which it is a body.
+    ///
+    /// # Errors
+    /// OUT_OF_MEMORY where there can be no more.
+    pub(crate) fn next_condition(&mut self, graph: CUgraph) -> Result<u64, CuError> {
+        let root = self.get(graph)?.root.unwrap_or(graph);
+        let root = self.get_mut(root)?;
+        let next = root.numbered + 1;
+        if next >= MAX_CONDITIONS {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        root.numbered = next;
+        Ok(next)
     }
 
     fn insert(&mut self, graph: Graph) -> CUgraph {
@@ -153,7 +174,8 @@ impl Graphs {
         });
         self.nodes_made = made;
         let handles: Vec<_> = nodes.iter().map(|(handle, _)| handle).collect();
-        let copy = self.insert(Graph { nodes, owned, user_objects, conditions });
+        let copy = Graph { nodes, owned, user_objects, conditions, ..Graph::default() };
+        let copy = self.insert(copy);
         for handle in handles {
             self.owner.insert(handle, copy);
             let children = self.payload(handle)?.children().to_vec();
@@ -246,6 +268,23 @@ mod tests {
         assert_eq!(graphs.find_copy(found, copy), Err(CuError::INVALID_VALUE));
         graphs.destroy(graph).unwrap();
         assert_eq!(graphs.get(copy).unwrap().nodes.edges().len(), 1, "the copy lives on");
+    }
+
+    #[test]
+    fn conditions_of_a_graph_and_of_its_bodies_are_counted_together() {
+        let mut graphs = Graphs::default();
+        let (graph, other) = (graphs.create(), graphs.create());
+        assert_eq!(graphs.next_condition(graph), Ok(1));
+        let body = graphs.create_body(graph).unwrap();
+        assert_eq!(graphs.next_condition(body), Ok(2));
+        let inner = graphs.create_body(body).unwrap();
+        assert_eq!(graphs.next_condition(graph), Ok(3));
+        assert_eq!(graphs.next_condition(inner), Ok(4));
+        assert_eq!(graphs.next_condition(other), Ok(1));
+        for expected in 5..MAX_CONDITIONS {
+            assert_eq!(graphs.next_condition(inner), Ok(expected));
+        }
+        assert_eq!(graphs.next_condition(graph), Err(CuError::OUT_OF_MEMORY));
     }
 
     #[test]
