@@ -75,7 +75,11 @@ int main()
     std::thread([] {
         EXPECT(cudaErrorStreamCaptureWrongThread, cudaStreamEndCapture(a, &graph));
     }).join();
-    CUDA(cudaStreamEndCapture(a, &graph));
+    // That has ended it, too.
+    EXPECT(cudaErrorIllegalState, cudaStreamEndCapture(a, &graph));
+    CUDA(cudaStreamIsCapturing(a, &status));
+    REQUIRE(status == cudaStreamCaptureStatusNone);
+    cudaGetLastError();
     // No dependency on what is not captured, none between two captures.
     CUDA(cudaEventRecord(outside, b));
     begin(a);

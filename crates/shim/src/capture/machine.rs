@@ -201,7 +201,8 @@ impl Captures {
         Ok(true)
     }
 
-    /// Ends the capture that `stream` began. `ancestors` gives the nodes that some nodes of a graph
+    /// Ends the capture that `stream` began; also by the wrong thread, which is told so, as a driver
+    /// does (580 on an H200). `ancestors` gives the nodes that some nodes of a graph
     /// depend on, themselves included: every branch must have been joined to the origin.
     pub(crate) fn end(
         &mut self,
@@ -215,11 +216,11 @@ impl Captures {
             capture.valid = false;
             return Err(CuError::STREAM_CAPTURE_UNMATCHED);
         }
-        if capture.begin.mode != Mode::Relaxed && capture.begin.thread != thread {
-            return Err(CuError::STREAM_CAPTURE_WRONG_THREAD);
-        }
+        let wrong = capture.begin.mode != Mode::Relaxed && capture.begin.thread != thread;
         let tips = |branch: &Branch| branch.tips.iter().map(|e| e.node).collect::<Vec<_>>();
-        let outcome = if !capture.valid {
+        let outcome = if wrong {
+            Err(CuError::STREAM_CAPTURE_WRONG_THREAD)
+        } else if !capture.valid {
             Err(CuError::STREAM_CAPTURE_INVALIDATED)
         } else if capture.branches.len() == 1 {
             Ok(())

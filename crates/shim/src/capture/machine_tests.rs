@@ -99,9 +99,9 @@ fn an_event_of_an_ended_capture_is_of_no_use() {
 fn only_the_origin_ends_and_only_its_thread_unless_relaxed() {
     let mut captures = Captures::default();
     begin(&mut captures, A, Mode::ThreadLocal);
-    let wrong = captures.end(StreamId(A), OTHER, |_, _| HashSet::new()).unwrap_err();
-    assert_eq!(wrong, CuError::STREAM_CAPTURE_WRONG_THREAD);
-    assert_eq!(end(&mut captures, A, &[]), Ok(()));
+    let wrong = captures.end(StreamId(A), OTHER, |_, _| HashSet::new()).unwrap();
+    assert_eq!(wrong.outcome, Err(CuError::STREAM_CAPTURE_WRONG_THREAD));
+    assert_eq!(end(&mut captures, A, &[]), Err(CuError::ILLEGAL_STATE), "it is over");
     begin(&mut captures, A, Mode::Relaxed);
     assert!(captures.end(StreamId(A), OTHER, |_, _| HashSet::new()).unwrap().outcome.is_ok());
 
