@@ -112,6 +112,30 @@ static void loops(int *left, int *rounds, int *sum)
     CUDA(cudaGraphDestroy(graph));
 }
 
+// Conditions get their defaults once a launch, those of a body's too, however often the body runs.
+static void defaults(int *left, int *rounds, int *sum)
+{
+    cudaGraph_t graph;
+    CUDA(cudaGraphCreate(&graph, 0));
+    cudaGraphConditionalHandle outer, inner;
+    CUDA(cudaGraphConditionalHandleCreate(&outer, graph, 1, cudaGraphCondAssignDefault));
+    cudaGraphNode_t loop, node;
+    cudaGraph_t body = *conditional(graph, nullptr, outer, cudaGraphCondTypeWhile, 1, &loop);
+    CUDA(cudaGraphConditionalHandleCreate(&inner, body, 1, cudaGraphCondAssignDefault));
+    cudaGraphNode_t round = kernel<cudaGraphConditionalHandle, int *, int *>(body, nullptr, count_down, outer, left, rounds);
+    cudaGraph_t once = *conditional(body, &round, inner, cudaGraphCondTypeIf, 1, &node);
+    kernel<int *, int>(once, nullptr, add, sum, 1);
+    kernel<cudaGraphConditionalHandle, const int *>(body, &node, decide, inner, sum + 1);
+    cudaGraphExec_t exec = exec_of(graph);
+    for (int launch = 0; launch < 2; launch++) {
+        write(left, 4), write(rounds, 0), write(sum, 0), write(sum + 1, 0);
+        CUDA(cudaGraphLaunch(exec, 0));
+        REQUIRE(read(rounds) == 4 && read(sum) == 1);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+}
+
 // An update takes the new graph's condition, its default and what its bodies do.
 static void updated(int *left, int *rounds, int *sum)
 {
@@ -168,10 +192,11 @@ static void refused(int *value)
 
 int main()
 {
-    Device<int> words(4);
-    CUDA(cudaMemset(words, 0, 16));
+    Device<int> words(5);
+    CUDA(cudaMemset(words, 0, 20));
     if_else(words.data, words.data + 1);
     loops(words.data + 1, words.data + 2, words.data + 3);
+    defaults(words.data + 1, words.data + 2, words.data + 3);
     updated(words.data + 1, words.data + 2, words.data + 3);
     refused(words.data);
     OK("if, else, while and switch, and updates of them");

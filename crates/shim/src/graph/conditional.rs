@@ -31,6 +31,10 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
+    pub(crate) fn new(handle: u64, default: Option<u32>) -> Self {
+        Self { handle, default }
+    }
+
     /// What a launch begins with: nothing, where there is no default.
     pub(crate) fn reset(&self) -> StreamOp {
         match self.default {
@@ -108,10 +112,10 @@ pub(crate) unsafe fn cuGraphConditionalHandleCreate(
     let default = (flags & CU_GRAPH_COND_ASSIGN_DEFAULT != 0).then_some(default);
     let session = session::get()?;
     let made = if session.device(ctx.ordinal() as i32)?.exact {
-        add(graph, Condition { handle: memory::graph_word()?, default })?
+        add(graph, Condition::new(memory::graph_word()?, default))?
     } else if session.driver_version >= CONDITIONAL {
         world::ask(|graphs| graphs.next_condition(graph))
-            .and_then(|handle| add(graph, Condition { handle, default }))?
+            .and_then(|handle| add(graph, Condition::new(handle, default)))?
     } else {
         return Err(entry::not_supported("a conditional graph node by a driver before CUDA 12.3"));
     };
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_driver_s_conditions_keep_their_number_and_their_default() {
-        let numbered = |handle, default| Condition { handle, default };
+        let numbered = Condition::new;
         let old = numbered(1, Some(5));
         assert!(old.can_become(&numbered(1, Some(5))));
         assert!(old.can_become(&numbered(1, None)), "it is then at first what it happens to be");
@@ -193,7 +197,7 @@ mod tests {
         world::with(|graphs| {
             let graph = graphs.create();
             assert_eq!(check_copy(graphs, graph), Ok(()));
-            let condition = Arc::new(Condition { handle: 1, default: None });
+            let condition = Arc::new(Condition::new(1, None));
             graphs.get_mut(graph).unwrap().conditions.push(condition);
             assert_eq!(check_copy(graphs, graph), Err(CuError::NOT_SUPPORTED));
         });

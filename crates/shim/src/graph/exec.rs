@@ -48,7 +48,8 @@ pub(crate) struct Exec {
 struct Made {
     /// Which operations each node of the copy has become, and in which of the proxy's graphs.
     places: HashMap<CUgraphNode, Place>,
-    /// Which operations the copy, and each body in it, begins with: one for each of its conditions.
+    /// Which operations a launch begins with for the copy and each graph in it: one for each of its
+    /// conditions.
     conditions: HashMap<CUgraph, Place>,
     /// The bodies of each operation that has some.
     bodies: HashMap<(GraphExecId, u32), List<GraphExecId, MAX_BODIES>>,
@@ -167,8 +168,7 @@ fn post_graph(
     }
     let place = |ops| Place { exec: id, ops };
     made.places.extend(flat.places.into_iter().map(|(node, ops)| (node, place(ops))));
-    let (graph, ops) = flat.conditions;
-    made.conditions.insert(graph, place(ops));
+    made.conditions.extend(flat.conditions.into_iter().map(|(graph, ops)| (graph, place(ops))));
     made.graphs.push(id);
     Ok(id)
 }

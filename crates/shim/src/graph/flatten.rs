@@ -1,7 +1,7 @@
 //! From a graph to what the proxy executes: numbered operations and the edges between them, child
 //! graphs dissolved.
 
-use super::conditional::Conditional;
+use super::conditional::{Condition, Conditional};
 use super::world::Graphs;
 use crate::entry;
 use crate::graph::Payload;
@@ -11,6 +11,7 @@ use kedge_protocol::{GraphExecId, MAX_CONDITIONS, StreamOp};
 use kedge_wire::List;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// An executable graph's operations. A node's operations run one after the other.
 #[derive(Debug, Default, PartialEq)]
@@ -20,8 +21,9 @@ pub(crate) struct Flat {
     pub(crate) edges: Vec<(u32, u32)>,
     /// Which operations a node has become; child graphs' nodes included.
     pub(crate) places: HashMap<CUgraphNode, Range<u32>>,
-    /// The graph, and the operations that begin with its conditions, one for each.
-    pub(crate) conditions: (CUgraph, Range<u32>),
+    /// The graph and those in it, and the operations that begin with each one's conditions, one for
+    /// each.
+    pub(crate) conditions: Vec<(CUgraph, Range<u32>)>,
     /// Bodies of conditional nodes, whose operations name them by their place in here until they are made.
     pub(crate) bodies: Vec<Flat>,
 }
@@ -45,7 +47,9 @@ struct Ends {
 pub(crate) fn flatten(graphs: &Graphs, graph: CUgraph) -> Result<Flat, Unfit> {
     let mut flat = Flat::default();
     let inner = flat.add_graph(graphs, graph)?;
-    flat.begin_with_conditions(graphs, graph, &inner);
+    let parts = graphs.parts(graph);
+    check_numbered(graphs, &parts)?;
+    flat.begin_with_conditions(graphs, &parts, &inner);
     Ok(flat)
 }
 
@@ -132,7 +136,9 @@ impl Flat {
         for &body in &node.bodies {
             check_body(graphs, body, node.condition < MAX_CONDITIONS)?;
             bodies.push(GraphExecId(self.bodies.len() as u32));
-            self.bodies.push(flatten(graphs, body)?);
+            let mut flat = Flat::default();
+            flat.add_graph(graphs, body)?;
+            self.bodies.push(flat);
         }
         let too_many =
             |_| Unfit { node: CUgraphNode::NULL, error: CuError::INVALID_VALUE, cycle: false };
@@ -140,23 +146,47 @@ impl Flat {
         Ok(StreamOp::Conditional { condition: node.condition, kind: node.kind, bodies })
     }
 
-    /// Before anything else, the graph's conditions get their defaults.
-    fn begin_with_conditions(&mut self, graphs: &Graphs, graph: CUgraph, inner: &[Inner]) {
-        let conditions = graphs.get(graph).map_or(&[][..], |graph| &graph.conditions);
-        let first = self.ops.len() as u32;
-        for condition in conditions {
-            let at = self.ops.len() as u32;
-            self.ops.push(condition.reset());
-            let roots = inner.iter().filter(|node| node.root);
-            self.edges.extend(roots.map(|node| (at, node.ends.first)));
+    /// Before anything else, and once a launch, the conditions of the graph and of those in it get their
+    /// defaults; however often a body then runs (seen with driver 580).
+    fn begin_with_conditions(&mut self, graphs: &Graphs, parts: &[CUgraph], inner: &[Inner]) {
+        for &part in parts {
+            let first = self.ops.len() as u32;
+            for condition in conditions(graphs, part) {
+                let at = self.ops.len() as u32;
+                self.ops.push(condition.reset());
+                let roots = inner.iter().filter(|node| node.root);
+                self.edges.extend(roots.map(|node| (at, node.ends.first)));
+            }
+            self.conditions.push((part, first..self.ops.len() as u32));
         }
-        self.conditions = (graph, first..self.ops.len() as u32);
     }
 
     fn push_empty(&mut self) -> u32 {
         self.ops.push(StreamOp::Empty {});
         self.ops.len() as u32 - 1
     }
+}
+
+fn conditions(graphs: &Graphs, graph: CUgraph) -> &[Arc<Condition>] {
+    graphs.get(graph).map_or(&[][..], |graph| &graph.conditions)
+}
+
+/// Each of the driver's own conditions must be one node's, or the driver makes nothing of the graph.
+fn check_numbered(graphs: &Graphs, parts: &[CUgraph]) -> Result<(), Unfit> {
+    let nodes = parts.iter().filter_map(|part| graphs.get(*part).ok()).flat_map(|g| g.nodes.iter());
+    let used: Vec<u64> = nodes
+        .filter_map(|(_, node)| match &node.payload {
+            Payload::Conditional(node) => Some(node.condition),
+            _ => None,
+        })
+        .collect();
+    let all = parts.iter().flat_map(|part| conditions(graphs, *part));
+    let mut numbered = all.filter(|condition| condition.is_numbered());
+    let nodes_of = |condition: &Condition| used.iter().filter(|u| **u == condition.handle).count();
+    if numbered.all(|condition| nodes_of(condition) == 1) {
+        return Ok(());
+    }
+    Err(Unfit { node: CUgraphNode::NULL, error: CuError::INVALID_VALUE, cycle: false })
 }
 
 /// What a body may not have is refused at the node, its child graphs' included; where the driver makes
@@ -284,6 +314,36 @@ mod tests {
         graphs.add_node(body, &[], Payload::MemFree { addr: 64, size: 4 }).unwrap();
         assert_eq!(flatten(&graphs, graph).unwrap_err().error, CuError::NOT_SUPPORTED);
         assert_eq!(graphs.destroy(graph).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn conditions_get_their_defaults_once_a_launch_and_the_driver_s_are_each_one_node_s() {
+        let mut graphs = Graphs::default();
+        let graph = graphs.create();
+        let body = graphs.create_body(graph).unwrap();
+        let inner = graphs.create_body(body).unwrap();
+        let know = |graphs: &mut Graphs, graph: CUgraph, handle, default| {
+            let condition = Arc::new(Condition::new(handle, default));
+            graphs.get_mut(graph).unwrap().conditions.push(condition);
+        };
+        know(&mut graphs, graph, 1, Some(7));
+        know(&mut graphs, body, 2, Some(8));
+        let node = |condition, body| {
+            Payload::Conditional(Conditional { condition, kind: 1, bodies: Box::new([body]) })
+        };
+        graphs.add_node(graph, &[], node(1, body)).unwrap();
+        let unused = flatten(&graphs, graph).unwrap_err();
+        assert_eq!(unused.error, CuError::INVALID_VALUE);
+        graphs.add_node(body, &[], node(2, inner)).unwrap();
+        let flat = flatten(&graphs, graph).unwrap();
+        let set = |condition, value| StreamOp::SetCondition { condition, value };
+        assert_eq!(flat.ops[1..], [set(1, 7), set(2, 8)]);
+        assert_eq!(flat.edges, [(1, 0), (2, 0)]);
+        assert_eq!(flat.conditions, [(graph, 1..2), (body, 2..3), (inner, 3..3)]);
+        assert_eq!(flat.bodies[0].ops.len(), 1);
+        let other = graphs.create_body(graph).unwrap();
+        graphs.add_node(graph, &[], node(1, other)).unwrap();
+        assert_eq!(flatten(&graphs, graph).unwrap_err().error, CuError::INVALID_VALUE, "of two");
     }
 
     #[test]

@@ -151,6 +151,14 @@ impl Graphs {
         })
     }
 
+    /// A graph and those in its nodes, at whatever depth.
+    pub(crate) fn parts(&self, graph: CUgraph) -> Vec<CUgraph> {
+        let nodes = self.graphs.get(&graph).into_iter().flat_map(|graph| graph.nodes.iter());
+        let inner = nodes.flat_map(|(_, node)| node.payload.children());
+        let inner: Vec<_> = inner.flat_map(|child| self.parts(*child)).collect();
+        [vec![graph], inner].concat()
+    }
+
     fn take(&mut self, graph: CUgraph, removed: &mut Vec<Graph>) {
         let Some(graph) = self.graphs.remove(&graph) else { return };
         for (handle, node) in graph.nodes.iter() {
