@@ -117,7 +117,7 @@ fn the_page_says_what_the_newest_results_say_and_nothing_else() {
     let row = "| launch and synchronize | 10.0 µs | 13.0 µs | 1.300 (1.300–1.300) | ≤ 1.05 | **missed** |";
     assert!(page.contains(row), "{page}");
     assert!(page.contains("| checkpoint-100 | not run yet |"), "{page}");
-    assert!(page.contains("not run: needs two GPUs"), "{page}");
+    assert!(page.contains("| peers | not run: needs two GPUs |"), "{page}");
     assert!(pages.report(&["--check"]).status.success());
 
     // A newer commit's take their place, whole.
@@ -134,7 +134,18 @@ fn the_page_says_what_the_newest_results_say_and_nothing_else() {
     assert!(page.contains("Commit bbbbbbb") && !page.contains("aaaaaaa"), "{page}");
     assert!(page.contains("1.000 (1.000–1.000) | ≤ 1.05 | met |"), "{page}");
 
-    // Neither figures of two commits, nor of no GPU.
+    // What the newer one has not is shown as the older one's.
+    let cost = json!([{"name": "a step", "value": 1.0, "unit": "", "target": null}]);
+    let old = "2026-01-01T00:00:00+00:00";
+    pages.put("aaaaaaa", "cost", old, &machine("aaaaaaa", 1), &cost);
+    assert!(pages.report(&[]).status.success());
+    let page = pages.page();
+    let (new, older) = page.split_once("### H200, at aaaaaaa").expect("a section of its own");
+    assert!(new.contains("### H200, at bbbbbbb") && new.contains("launch and synchronize"));
+    assert!(older.contains("a step, in a job") && !older.contains("launch and synchronize"));
+    assert!(!older.contains("| cost | not run yet |"), "{page}");
+
+    // Neither figures of two commits in one place, nor of no GPU.
     for (other, why) in
         [(machine("aaaaaaa", 1), "aaaaaaa"), (machine("bbbbbbb", 0), "software device")]
     {
