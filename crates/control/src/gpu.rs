@@ -34,6 +34,16 @@ pub struct Server {
 )]
 pub struct BadGpuSpec(String);
 
+impl GpuSpec {
+    /// Returns the GPUs that the driver is to show, as `CUDA_VISIBLE_DEVICES` lists them; `None`
+    /// where that is all of them.
+    pub fn shown(&self) -> Option<String> {
+        let GpuSpec::Local { ordinals } = self else { return None };
+        let list: Vec<String> = ordinals.iter().map(u32::to_string).collect();
+        (!list.is_empty()).then(|| list.join(","))
+    }
+}
+
 impl FromStr for GpuSpec {
     type Err = BadGpuSpec;
     fn from_str(text: &str) -> Result<GpuSpec, BadGpuSpec> {
@@ -177,6 +187,13 @@ mod tests {
         for bad in bad.chain(remote) {
             assert!(bad.parse::<GpuSpec>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_driver_shows_those_that_are_named() {
+        let shown = |text: &str| text.parse::<GpuSpec>().unwrap().shown();
+        assert_eq!(shown("local:3,1").as_deref(), Some("3,1"));
+        assert_eq!((shown("local"), shown("soft:2")), (None, None));
     }
 
     #[test]

@@ -220,10 +220,16 @@ impl Gpus {
     /// [`StartError`], which says what is missing and what mends it.
     pub fn open(ordinals: &[u32]) -> Result<Gpus, StartError> {
         let driver = Arc::new(Driver::open()?);
+        let shows_only = shows_only(ordinals);
+        let none = |error| match ordinals.first() {
+            Some(&first) if shows_only && error == CuError::NO_DEVICE => missing(first),
+            _ => None,
+        };
         // SAFETY: the first call, as the reference demands.
-        check(unsafe { (driver.cuInit)(0) }).map_err(StartError::init)?;
+        check(unsafe { (driver.cuInit)(0) })
+            .map_err(|error| none(error).unwrap_or_else(|| StartError::init(error)))?;
         let all = devices::all(&driver).map_err(StartError::init)?;
-        let devices = pick(&all, ordinals)?;
+        let devices = pick(&all, ordinals, shows_only)?;
         let infos = devices.iter().map(|&device| devices::describe(&driver, device));
         let infos = infos.collect::<Result<Vec<_>, _>>().map_err(StartError::init)?;
         let mut version = 0;
@@ -323,19 +329,51 @@ impl NvidiaBackend {
     }
 }
 
-/// The GPUs that were asked for.
-fn pick(all: &[CUdevice], ordinals: &[u32]) -> Result<Vec<CUdevice>, StartError> {
+/// Whether the driver was told to show the GPUs that are asked for and no others.
+fn shows_only(ordinals: &[u32]) -> bool {
+    let Ok(shown) = std::env::var("CUDA_VISIBLE_DEVICES") else { return false };
+    let list: Vec<String> = ordinals.iter().map(u32::to_string).collect();
+    !list.is_empty() && shown == list.join(",")
+}
+
+/// Why a GPU is not shown, if the machine has not so many.
+fn missing(index: u32) -> Option<StartError> {
+    let all = presence::gpu_nodes().len();
+    (all > 0 && index as usize >= all).then_some(StartError::NoSuchDevice(index, all))
+}
+
+/// The GPUs that were asked for. `shows_only`: they are all that the driver shows, in this order.
+fn pick(all: &[CUdevice], ordinals: &[u32], shows_only: bool) -> Result<Vec<CUdevice>, StartError> {
     if all.is_empty() {
         return Err(StartError::init(CuError::NO_DEVICE));
     }
     if ordinals.is_empty() {
         return Ok(all.to_vec());
     }
-    ordinals
-        .iter()
-        .map(|&index| {
-            let found = all.get(index as usize).copied();
-            found.ok_or(StartError::NoSuchDevice(index, all.len()))
-        })
-        .collect()
+    let place = |at: usize, index: u32| if shows_only { at } else { index as usize };
+    let picked = ordinals.iter().enumerate().map(|(at, &index)| {
+        let found = all.get(place(at, index)).copied();
+        found.ok_or(StartError::NoSuchDevice(index, all.len()))
+    });
+    picked.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_picked_by_their_numbers_or_are_all_that_the_driver_shows() {
+        let picked = |all: &[CUdevice], ordinals: &[u32], shows_only| {
+            pick(all, ordinals, shows_only).map_err(|error| error.to_string())
+        };
+        let all = [10, 11, 12];
+        assert_eq!(picked(&all, &[], false), Ok(vec![10, 11, 12]));
+        assert_eq!(picked(&all, &[2, 0], false), Ok(vec![12, 10]));
+        assert_eq!(picked(&[12, 10], &[2, 0], true), Ok(vec![12, 10]));
+        for (all, shows_only) in [(&all[..], false), (&[10], true)] {
+            let said = picked(all, &[0, 3], shows_only).unwrap_err();
+            assert!(said.contains("local:3: there is no such GPU"), "{said}");
+        }
+    }
 }

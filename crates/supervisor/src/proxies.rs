@@ -82,6 +82,9 @@ impl Proxy {
     }
 }
 
+/// The driver's variable for the GPUs that it shows.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// What a proxy is started with.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
@@ -90,6 +93,8 @@ pub(crate) struct Launch {
     log_path: PathBuf,
     /// Where there may be some that are ready.
     warm: Option<Arc<Sources>>,
+    /// Which GPUs the driver shows it: see [`show_only`].
+    shown: Option<String>,
     /// Its mappings are not placed at random: the driver puts variables and tables of modules into them,
     /// and the program has pointers to those, which a restart must find where they were.
     fixed_places: bool,
@@ -195,7 +200,8 @@ impl Launch {
         let arguments = arguments(gpu, limits, dir);
         let fixed_places = matches!(gpu, GpuSpec::Local { .. });
         let executable = parts.proxy.clone();
-        Launch { executable, arguments, log_path: dir.log(), warm: None, fixed_places }
+        let (log_path, shown) = (dir.log(), gpu.shown());
+        Launch { executable, arguments, log_path, warm: None, shown, fixed_places }
     }
 
     /// The same, where some may be ready.
@@ -245,13 +251,12 @@ impl Launch {
         command
             .args(&self.arguments)
             .args(more)
-            // It chooses among the job's devices, for each client by the client's own environment.
-            .env_remove("CUDA_VISIBLE_DEVICES")
             .stdin(Stdio::null())
             .stdout(self.log_file()?)
             .stderr(self.log_file()?)
             // Out of the terminal's reach: a key that ends the program must not end its proxy first.
             .process_group(0);
+        show_only(&mut command, self.shown.as_deref());
         let fds = [client.as_raw_fd(), orders.as_raw_fd()];
         let fixed_places = self.fixed_places;
         // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
@@ -272,6 +277,16 @@ impl Launch {
     fn log_file(&self) -> io::Result<File> {
         OpenOptions::new().append(true).create(true).open(&self.log_path)
     }
+}
+
+/// Has the driver show a proxy the job's GPUs and no others: where it places things depends on how many
+/// it shows, and a job must find them where they were on a machine that has more or fewer. Among the
+/// job's the proxy chooses, for each client by the client's own environment.
+pub(crate) fn show_only(command: &mut Command, shown: Option<&str>) {
+    match shown {
+        Some(list) => command.env(VISIBLE, list),
+        None => command.env_remove(VISIBLE),
+    };
 }
 
 fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString> {
@@ -356,4 +371,23 @@ pub(crate) fn hand_over<const N: usize>(fds: [RawFd; N]) -> io::Result<()> {
         !(PROXY_FD..).zip(away).all(placed)
     };
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn the_driver_shows_a_proxy_the_job_s_gpus_alone() {
+        let shown = |gpu: &str| {
+            let mut command = Command::new("true");
+            show_only(&mut command, gpu.parse::<GpuSpec>().unwrap().shown().as_deref());
+            let (name, value) = command.get_envs().next().unwrap();
+            assert_eq!(name, VISIBLE);
+            value.map(OsStr::to_os_string)
+        };
+        assert_eq!(shown("local:2,0"), Some("2,0".into()));
+        assert_eq!((shown("local"), shown("soft")), (None, None), "whatever the job's starter has");
+    }
 }

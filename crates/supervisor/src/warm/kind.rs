@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The client's devices, among the proxy's.
-pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const ORDER: &str = "CUDA_DEVICE_ORDER";
 /// What the driver or the loader heeds in a proxy: variables that begin so, and variables.
 const HEEDED: [&str; 2] = ["CUDA_", "NVIDIA_"];
@@ -64,6 +64,11 @@ impl Kind {
         add("--visible", self.visible.clone());
         list.extend(self.pci_order.then(|| "--pci-order".to_owned()));
         list
+    }
+
+    /// Which GPUs the driver is to show it.
+    pub(super) fn shown(&self) -> Option<String> {
+        self.gpu.parse::<GpuSpec>().ok()?.shown()
     }
 
     /// Whether the driver is to place things as in any other such proxy.

@@ -2,7 +2,7 @@
 
 use super::kind::Kind;
 use crate::program::FAREWELL;
-use crate::proxies::{fix_places, hand_over};
+use crate::proxies::{fix_places, hand_over, show_only};
 use kedge_control::proxy::{Answer, Control, ControlError};
 use kedge_control::warm::PoolStatus;
 use std::collections::VecDeque;
@@ -232,10 +232,9 @@ fn start(kind: &Kind) -> io::Result<(Child, Waiting)> {
     command
         .args(["--warm", "--fd", "3"])
         .args(kind.arguments())
-        // It chooses among the job's devices, by what it is told.
-        .env_remove(super::kind::VISIBLE)
         .stdin(Stdio::null())
         .process_group(0);
+    show_only(&mut command, kind.shown().as_deref());
     let (fixed_places, fds) = (kind.has_fixed_places(), [orders.as_raw_fd()]);
     // SAFETY: the closure runs in the child between fork and exec and only makes system calls; `orders`
     // outlives the spawn.
