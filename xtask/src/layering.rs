@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 12] = [
+const WITHOUT_UNSAFE: [&str; 13] = [
     "cli",
     "control",
     "coordinator",
     "device",
     "gpu-image",
     "image",
+    "kernel-cache",
     "protocol",
     "ptx",
     "remote",
