@@ -9,6 +9,7 @@ mod doctor;
 mod failure;
 mod gpu;
 mod images;
+mod kernel_cache;
 mod kill;
 mod logs;
 mod manual;
@@ -46,6 +47,7 @@ Environment:
        [default: ~/.local/state]
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ where there is no home
        [default: a folder of the user's in /tmp]
+  XDG_CACHE_HOME   the kernel cache is kept in its folder kedge/kernels/ [default: ~/.cache]
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 
@@ -93,6 +95,7 @@ enum Command {
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
     Rm(images::rm::RmArgs),
+    KernelCache(kernel_cache::KernelCacheArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// Print completions for a shell
@@ -125,6 +128,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),
         Command::Rm(args) => images::rm::run(&args).map(done),
+        Command::KernelCache(args) => kernel_cache::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Completions(args) => manual::completions(&args).map(done),

@@ -163,7 +163,7 @@ fn name(folder: &Path) -> String {
 }
 
 /// Seconds since 1970, as a date and time in UTC.
-fn date(seconds: u64) -> String {
+pub(crate) fn date(seconds: u64) -> String {
     let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH);
     let text = joblog::timestamp(at);
     format!("{}Z", text.split('.').next().unwrap_or_default())
