@@ -31,6 +31,8 @@ impl Target {
                     _ => gpu.clone(),
                 };
                 command.args(["run", "--gpu", &gpu, "--"]).arg(binary);
+                // No folder: what an earlier run has left in a cache would hide what this one lacks.
+                command.env("XDG_CACHE_HOME", "/dev/null");
                 command
             }
             Self::Far(address) => {

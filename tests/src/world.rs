@@ -55,6 +55,10 @@ impl World {
         self.0.join("run")
     }
 
+    pub fn caches(&self) -> PathBuf {
+        self.0.join("caches")
+    }
+
     pub fn job(&self, name: &str) -> PathBuf {
         jobs_in(&self.runtime()).join(name)
     }
@@ -65,6 +69,7 @@ impl World {
         command.arg("--default-signal=HUP,INT,QUIT").arg(kedge());
         command.args(arguments).env_remove("NO_COLOR");
         command.env("XDG_RUNTIME_DIR", self.runtime()).env("XDG_STATE_HOME", self.runtime());
+        command.env("XDG_CACHE_HOME", self.caches());
         command
     }
 

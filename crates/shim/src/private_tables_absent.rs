@@ -18,12 +18,3 @@ pub(crate) unsafe fn cuGetExportTable(
     unsafe { ffi::write(table, std::ptr::null())? };
     Err(CuError::NOT_FOUND)
 }
-
-/// No compiler tells what a cubin was made from.
-pub(crate) fn with_source(_cubin: &[u8]) -> Option<Vec<u8>> {
-    None
-}
-
-pub(crate) fn knows_sources() -> bool {
-    false
-}

@@ -38,10 +38,12 @@ unsafe fn load(
     }
 }
 
-/// A file's content, with a NUL behind it in case it is text.
+/// A file's content, with a NUL behind it in case it is text. A cubin is known by its bytes.
 pub(crate) fn read_file(path: &str) -> Result<Vec<u8>, CuError> {
     let mut bytes = std::fs::read(path).map_err(|_| CuError::FILE_NOT_FOUND)?;
-    bytes.push(0);
+    if !bytes.starts_with(b"\x7fELF") {
+        bytes.push(0);
+    }
     Ok(bytes)
 }
 

@@ -3,8 +3,7 @@
 //! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX text,
 //! at its NUL.
 
-use super::peek;
-use crate::private_tables;
+use super::{peek, sources};
 use kedge_cuda_types::CuError;
 use kedge_protocol::ModuleImage;
 use std::ffi::c_void;
@@ -51,6 +50,8 @@ pub(crate) struct Images {
     link: bool,
     /// What the compiler has made of them already, for the devices that it was told of.
     linked: Option<Bytes>,
+    /// One is a cubin whose PTX is not known.
+    unknown_cubin: bool,
 }
 
 #[repr(C)]
@@ -79,32 +80,43 @@ impl Images {
             magic => {
                 // SAFETY: as the caller promises.
                 let mut image = unsafe { measure(addr)? };
+                let mut unknown_cubin = false;
                 if magic == ELF_MAGIC {
                     // SAFETY: `measure` found all of it.
-                    image = unsafe { with_source(image)? };
+                    let fatbin = unsafe { with_source(&image)? };
+                    unknown_cubin = fatbin.is_none();
+                    image = fatbin.unwrap_or(image);
                 }
-                Ok(Self { images: vec![image], link: false, linked: None })
+                Ok(Self { unknown_cubin, ..Self::one(image) })
             }
         }
     }
 
+    fn one(image: Bytes) -> Self {
+        Self { images: vec![image], link: false, linked: None, unknown_cubin: false }
+    }
+
     /// One image of a known length.
-    pub(crate) fn of_bytes(mut bytes: Vec<u8>) -> Self {
-        if bytes.starts_with(&ELF_MAGIC.to_le_bytes())
-            && let Some(fatbin) = private_tables::with_source(&bytes)
-        {
-            bytes = fatbin;
-        }
-        Self { images: vec![Bytes::Owned(bytes.into())], link: false, linked: None }
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
+        let is_cubin = bytes.starts_with(&ELF_MAGIC.to_le_bytes());
+        let fatbin = is_cubin.then(|| sources::with_source(&bytes)).flatten();
+        let unknown_cubin = is_cubin && fatbin.is_none();
+        Self { unknown_cubin, ..Self::one(Bytes::Owned(fatbin.unwrap_or(bytes).into())) }
     }
 
     /// All images of `parts`, to be linked into one module.
     pub(super) fn linked(parts: impl IntoIterator<Item = Images>) -> Self {
-        Self {
-            images: parts.into_iter().flat_map(|part| part.images).collect(),
-            link: true,
-            linked: None,
+        let mut all = Self { images: Vec::new(), link: true, linked: None, unknown_cubin: false };
+        for part in parts {
+            all.images.extend(part.images);
+            all.unknown_cubin |= part.unknown_cubin;
         }
+        all
+    }
+
+    /// Whether one is a cubin whose PTX is not known.
+    pub(super) fn have_unknown_cubin(&self) -> bool {
+        self.unknown_cubin
     }
 
     /// Copies what still lies in the program's memory.
@@ -185,10 +197,10 @@ unsafe fn from_wrapper(wrapper: Wrapper) -> Result<Images, CuError> {
     if !images.is_empty() {
         // SAFETY: the wrapper's data is a fatbin, or NULL where there is none.
         let linked = unsafe { measure(wrapper.data) }.ok();
-        return Ok(Images { images, link: true, linked });
+        return Ok(Images { images, link: true, linked, unknown_cubin: false });
     }
     // SAFETY: the wrapper's data is a fatbin.
-    Ok(Images { images: vec![unsafe { measure(wrapper.data)? }], link: false, linked: None })
+    Ok(Images::one(unsafe { measure(wrapper.data)? }))
 }
 
 /// # Safety
@@ -210,22 +222,22 @@ unsafe fn from_linked(image: u64) -> Result<Images, CuError> {
         images.push(Bytes::Borrowed { addr: at + 8, len });
         at += 8 + len;
     }
-    Ok(Images { images, link: true, linked: None })
+    Ok(Images { images, link: true, linked: None, unknown_cubin: false })
 }
 
-/// A cubin together with the PTX that it was made from, if it was compiled in this process.
+/// Returns a cubin together with the PTX that it was made from, if that is known.
 ///
 /// # Safety
 /// The image is where it was measured.
-unsafe fn with_source(image: Bytes) -> Result<Bytes, CuError> {
-    let Bytes::Borrowed { addr, len } = image else { return Ok(image) };
-    if !private_tables::knows_sources() {
-        return Ok(image);
+unsafe fn with_source(image: &Bytes) -> Result<Option<Bytes>, CuError> {
+    let Bytes::Borrowed { addr, len } = *image else { return Ok(None) };
+    if len > sources::MAX_CUBIN {
+        return Ok(None);
     }
     let mut cubin = vec![0; len as usize];
     // SAFETY: as the caller promises.
     unsafe { peek::bytes(addr, &mut cubin)? };
-    Ok(private_tables::with_source(&cubin).map_or(image, |fatbin| Bytes::Owned(fatbin.into())))
+    Ok(sources::with_source(&cubin).map(|fatbin| Bytes::Owned(fatbin.into())))
 }
 
 /// Finds the length of a fatbin container, an ELF file or PTX text.

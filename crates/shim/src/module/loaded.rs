@@ -1,5 +1,6 @@
 //! A module in a context. What is in it is looked up by name when it is first asked for, and kept.
 
+use super::advice;
 use super::image::{Images, MAX_IMAGES};
 use crate::context::Context;
 use crate::function::{Function, Settings};
@@ -114,8 +115,7 @@ impl Module {
             Some(Ok(())) => Ok(()),
             _ => ask(ctx, module, images.places(), images.needs_linking())?,
         };
-        outcome
-            .map_err(|LoadError { code, message }| refused(CuError(code), message.into_inner()))?;
+        outcome.map_err(|error| refused(error, images))?;
         let made = MODULES.insert_with(|handle| Self {
             handle,
             id: module,
@@ -297,7 +297,11 @@ fn stage(places: &mut [ModuleImage]) -> Result<Vec<Staged>, CuError> {
 }
 
 #[cold]
-fn refused(error: CuError, message: String) -> Refused {
+fn refused(error: LoadError, images: &Images) -> Refused {
+    let (error, mut message) = (CuError(error.code), error.message.into_inner());
+    if error == CuError::NO_BINARY_FOR_GPU && images.have_unknown_cubin() {
+        message = format!("{message}. {}", advice::on_unknown_cubin());
+    }
     log::line(&format!("a module did not load, {error}: {message}"));
     Refused { error, message }
 }

@@ -1,11 +1,13 @@
 //! Modules, and the kernels and globals in them.
 
+mod advice;
 mod api;
 mod image;
 mod jit;
 mod link;
 mod loaded;
 mod peek;
+pub(crate) mod sources;
 
 pub(crate) use api::*;
 pub(crate) use image::Images;

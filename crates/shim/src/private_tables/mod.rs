@@ -9,7 +9,6 @@ mod slots;
 mod storage;
 mod tables;
 
-pub(crate) use compile_cache::{knows_sources, with_source};
 pub(crate) use storage::Storage;
 
 use crate::{ffi, log};

@@ -1,0 +1,135 @@
+//! Machine code that a program keeps on disk runs in its next process, and `kedge kernel-cache`.
+#![forbid(unsafe_code)]
+
+use kedge_tests::world::{World, has_fields};
+use kedge_tests::{host, root};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::Output;
+
+/// A program that keeps a cubin, and its files.
+struct Keeper {
+    world: World,
+    program: PathBuf,
+}
+
+impl Keeper {
+    fn new(name: &str) -> Keeper {
+        let lib = root().join(".tools/cu13/lib").display().to_string();
+        let rpath = ["-Xlinker", "-rpath", "-Xlinker", &lib];
+        let library = format!("-L{lib}");
+        let flags = [&["-std=c++17", "-lnvrtc", &library][..], &rpath].concat();
+        Keeper { world: World::new(name), program: host("keeps_cubin.cu", "keeps_cubin", &flags) }
+    }
+
+    /// Runs the program; `what` is make or load.
+    fn run(&self, what: &str) -> Output {
+        let (program, cubin) = (self.program.display().to_string(), self.cubin());
+        let words = ["run", "--gpu", "soft", "--job", "keeps", "--", &program, what];
+        self.world.output(&[&words[..], &[&cubin.display().to_string()]].concat())
+    }
+
+    fn runs(&self, what: &str) {
+        let output = self.run(what);
+        assert!(output.status.success(), "{what}: {output:?}; {}", self.log());
+        assert!(String::from_utf8_lossy(&output.stdout).ends_with("ok a cubin\n"), "{output:?}");
+    }
+
+    /// The cubin is refused; what the program was told.
+    fn refused(&self) -> String {
+        let output = self.run("load");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(said.starts_with("refused 209: "), "{said}");
+        said
+    }
+
+    fn cubin(&self) -> PathBuf {
+        self.world.0.join("kept.cubin")
+    }
+
+    fn log(&self) -> String {
+        self.world.text(&["logs", "keeps"])
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.world.caches().join("kedge/kernels")
+    }
+
+    fn entries(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(self.folder()).expect("the cache").flatten();
+        let mut paths: Vec<_> = files.map(|file| file.path()).collect();
+        paths.retain(|path| path.file_name().is_some_and(|name| name != "lock"));
+        paths
+    }
+
+    fn listing(&self) -> Value {
+        let text = self.world.text(&["kernel-cache", "ls", "--json"]);
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+#[test]
+fn a_cubin_on_disk_runs_in_the_next_process() {
+    let keeper = Keeper::new("kcnext");
+    keeper.runs("make");
+    keeper.runs("load");
+    for path in keeper.entries() {
+        assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
+    }
+    let listing = keeper.listing();
+    assert_eq!(listing["path"], keeper.folder().display().to_string());
+    let entries = listing["entries"].as_array().expect("a list");
+    assert!(!entries.is_empty());
+    has_fields(entries, &["cubin", "kernels", "bytes", "used"]);
+    for entry in entries {
+        assert_eq!(entry["kernels"], serde_json::json!(["triple"]));
+    }
+    assert!(keeper.world.text(&["kernel-cache", "ls"]).contains("triple"));
+}
+
+#[test]
+fn a_cubin_from_before_is_refused_with_what_to_do() {
+    let keeper = Keeper::new("kcbefore");
+    keeper.runs("make");
+    let cleared = keeper.world.text(&["kernel-cache", "clear", "--json"]);
+    let cleared: Value = serde_json::from_str(&cleared).expect("JSON");
+    assert!(cleared["entries"].as_u64().expect("a number") > 0, "{cleared}");
+    assert_eq!(keeper.listing()["entries"], serde_json::json!([]));
+    assert!(keeper.world.text(&["kernel-cache", "ls"]).contains("is empty"));
+    let said = keeper.refused();
+    for text in [said, keeper.log()] {
+        assert!(text.contains("kedge kernel-cache ls") && text.contains("compile it"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_damaged_in_the_cache_harms_nobody() {
+    let keeper = Keeper::new("kcdamage");
+    keeper.runs("make");
+    for path in keeper.entries() {
+        let mut bytes = fs::read(&path).expect("an entry");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).expect("written");
+    }
+    keeper.refused();
+    keeper.runs("make");
+    keeper.runs("load");
+}
+
+#[test]
+fn a_cache_that_others_can_enter_is_done_without() {
+    let keeper = Keeper::new("kcopen");
+    fs::create_dir_all(keeper.folder()).expect("a folder");
+    fs::set_permissions(keeper.folder(), fs::Permissions::from_mode(0o777)).expect("mine");
+    keeper.runs("make");
+    assert!(keeper.entries().is_empty(), "{:?}", keeper.entries());
+    let log = keeper.log();
+    assert_eq!(log.matches("kernel cache: ").count(), 1, "{log}");
+    assert!(log.contains("XDG_CACHE_HOME"), "{log}");
+    let output = keeper.world.output(&["kernel-cache", "ls"]);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+}
