@@ -95,7 +95,8 @@ fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobN
     if let Place::Job { gpu, soft_memory } = place {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let job = format!("kedge-probe-{}-{count}", std::process::id());
-        command.args(["run", "--gpu", &gpu.to_string(), "--job", &job]);
+        // Why it failed is looked for in the log.
+        command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &job]);
         if let Some(Size(bytes)) = soft_memory {
             command.args(["--soft-memory", &bytes.to_string()]);
         }

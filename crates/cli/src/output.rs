@@ -26,6 +26,11 @@ pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
     forgive(out.write_all(&text).and_then(|()| out.flush()))
 }
 
+/// Writes a line to stderr, as kedge's. Whoever has closed his end of it is not told.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(anstream::stderr(), "kedge: {line}");
+}
+
 fn forgive(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

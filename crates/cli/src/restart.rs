@@ -58,6 +58,9 @@ pub(crate) struct RestartArgs {
     /// same --at
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "at")]
     parts: Vec<u32>,
+    /// Say nothing when the program has ended
+    #[arg(long, short)]
+    quiet: bool,
     #[command(flatten)]
     hosts: HostArgs,
     #[command(flatten)]
@@ -123,7 +126,7 @@ fn resolve(given: &Path, hosts: &HostArgs) -> Result<PathBuf, Failure> {
 pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if let Some(note) = &args.back {
         let spec = RestartSpec::of_note(args.path, note);
-        return conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)));
+        return conclude(spec.and_then(|spec| kedge_supervisor::restart(&spec)), args.quiet);
     }
     let mut policy = args.checkpoints.policy()?;
     let path = match args.resolved {
@@ -156,6 +159,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         far,
         parts,
         showing,
+        quiet: args.quiet,
     };
-    conclude(kedge_supervisor::restart(&spec))
+    conclude(kedge_supervisor::restart(&spec), args.quiet)
 }

@@ -3,13 +3,14 @@
 use crate::Failure;
 use crate::gpu;
 use crate::mistyped;
+use crate::output;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{End, Far, JobSpec, Outcome, RunError, die_of};
+use kedge_supervisor::{End, Ended, Far, JobSpec, Outcome, RunError, die_of};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
@@ -32,7 +33,9 @@ Examples:
 /// Run a program on virtual GPUs; exits as the program does
 ///
 /// The program and all that it starts find kedge's driver through LD_LIBRARY_PATH. Its descriptors,
-/// its terminal and its signals are its own; kedge writes to the job's log only (`kedge logs`).
+/// its terminal and its signals are its own; kedge writes to the job's log (`kedge logs`). When it has
+/// ended, and its devices have failed it, what it needs was refused, or checkpoints that were due could
+/// not be taken, that is said on standard error.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
@@ -66,6 +69,9 @@ pub(crate) struct RunArgs {
     /// The parts are NAME.0, NAME.1 …
     #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
     join: Option<JobName>,
+    /// Say nothing when the program has ended
+    #[arg(long, short)]
+    quiet: bool,
     #[command(flatten)]
     hosts: HostArgs,
     #[command(flatten)]
@@ -227,19 +233,28 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         arguments: words.collect(),
         policy,
     };
-    conclude(kedge_supervisor::run(&spec))
+    conclude(kedge_supervisor::run(&spec), args.quiet)
 }
 
 /// Ends as the job has ended, or goes back with it.
-pub(crate) fn conclude(end: Result<End, RunError>) -> Result<ExitCode, Failure> {
+///
+/// What there is to say comes when the program has ended: in a pipe, too, its own words come first.
+pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCode, Failure> {
     match end.map_err(|error| Failure::of_run(&error))? {
-        End::Outcome(Outcome::Exited(code)) => Ok(ExitCode::from(code)),
-        End::Outcome(Outcome::Killed(signal)) => die_of(signal),
+        End::Ended(Ended { outcome, postscript }) => {
+            let lines = postscript.iter().filter(|_| !quiet);
+            lines.for_each(|line| output::complain(line));
+            match outcome {
+                Outcome::Exited(code) => Ok(ExitCode::from(code)),
+                Outcome::Killed(signal) => die_of(signal),
+            }
+        }
         End::GoBack(back) => {
             // The file may have been replaced since by another version's.
             let own = std::env::current_exe().ok().filter(|path| path.exists());
             let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
             command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
+            command.args(quiet.then_some("--quiet"));
             Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))
         }
     }

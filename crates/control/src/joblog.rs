@@ -14,6 +14,10 @@ const MAX_TOTAL: u64 = 16 << 20;
 
 /// Begins a line that tells of nothing amiss.
 const NOTE: &str = "note: ";
+/// Begins a line that tells of devices, or what has them, that have failed a program.
+const FAULT: &str = "fault: ";
+/// Begins a line that tells what a program was refused. The shim writes such lines, too.
+const REFUSED: &str = "refused: ";
 
 /// A log that several processes append to, one write a line. A full disk loses lines, no more.
 #[derive(Debug)]
@@ -63,6 +67,16 @@ impl JobLog {
         self.line(&format!("{NOTE}{text}"));
     }
 
+    /// Appends a line that tells of devices, or what has them, that have failed the program.
+    pub fn fault(&self, text: &str) {
+        self.line(&format!("{FAULT}{text}"));
+    }
+
+    /// Appends a line that tells what the program was refused.
+    pub fn refused(&self, text: &str) {
+        self.line(&format!("{REFUSED}{text}"));
+    }
+
     /// Appends one line. Control characters become spaces: a client's text forges no line.
     pub fn line(&self, text: &str) {
         let mut file = match &self.kept {
@@ -96,11 +110,35 @@ impl JobLog {
 /// What a log's line says of something amiss: neither when nor who. `None` for notes, and for what
 /// kedge has not written.
 pub fn telling(line: &str) -> Option<&str> {
-    let text = match line.strip_prefix('[') {
+    match failure(line) {
+        Some(Failure::Fault(text) | Failure::Refused(text)) => Some(text),
+        None => text(line).filter(|text| !text.starts_with(NOTE)).map(str::trim),
+    }
+}
+
+/// What may have ended a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure<'a> {
+    /// Its devices, or what has them, have failed.
+    Fault(&'a str),
+    /// It was refused something.
+    Refused(&'a str),
+}
+
+/// Returns what a log's line says of a failure. `None` for all other lines.
+pub fn failure(line: &str) -> Option<Failure<'_>> {
+    let text = text(line)?.trim();
+    let fault = text.strip_prefix(FAULT).map(Failure::Fault);
+    fault.or_else(|| text.strip_prefix(REFUSED).map(Failure::Refused))
+}
+
+/// What a line says: `TIME WHO[PID]: TEXT`, or the shim's `[PID] TEXT`; the supervisor's init has no
+/// id that means anything outside.
+fn text(line: &str) -> Option<&str> {
+    match line.strip_prefix('[') {
         Some(shims) => shims.split_once("] ").map(|(_, text)| text),
-        None => line.split_once("]: ").map(|(_, text)| text),
-    };
-    text.filter(|text| !text.starts_with(NOTE)).map(str::trim)
+        None => line.split_once("]: ").or_else(|| line.split_once(" init: ")).map(|(_, text)| text),
+    }
 }
 
 /// `2026-11-20T19:35:00.123Z`.
@@ -152,7 +190,20 @@ mod tests {
         assert_eq!(telling(line), Some("no device: [x]: none"));
         assert_eq!(telling("2026-11-21T15:50:32.941Z proxy[5276]: note: hello"), None);
         assert_eq!(telling("[5275] cuInit: refused"), Some("cuInit: refused"));
+        assert_eq!(telling("[5275] refused: cuFoo"), Some("cuFoo"));
         assert_eq!(telling("Killed"), None);
+    }
+
+    #[test]
+    fn failures_are_told_from_the_rest() {
+        let proxy = "2026-11-21T15:50:32.941Z proxy[5276]: fault: context 1: [x]: none\n";
+        assert_eq!(failure(proxy), Some(Failure::Fault("context 1: [x]: none")));
+        let init = "2026-11-21T15:50:32.941Z init: fault: a proxy is gone";
+        assert_eq!(failure(init), Some(Failure::Fault("a proxy is gone")));
+        let shim = failure("[5275] refused: cuFoo is not supported");
+        assert_eq!(shim, Some(Failure::Refused("cuFoo is not supported")));
+        assert_eq!(failure("[5275] a module did not load"), None);
+        assert_eq!(failure("fault: nobody's"), None);
     }
 
     #[test]

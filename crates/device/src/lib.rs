@@ -43,6 +43,11 @@ pub trait Host: Send + Sync {
     fn output(&self, target: OutputTarget, bytes: &[u8]);
     /// The context's error is now `error`, for good: the client is told before any later reply.
     fn fault(&self, ctx: CtxId, error: CuError);
+    /// As [`Self::fault`], for a reason that is known.
+    fn fault_by(&self, ctx: CtxId, error: CuError, what: &str) {
+        self.log(&format!("context {}: {error}: {what}", ctx.0));
+        self.fault(ctx, error);
+    }
     /// No submitted operation is unfinished any more: a hint that lets idle synchronisations stay
     /// local. The host checks it with [`Backend::is_idle`], from inside this call. Called before
     /// the [`Done`]s of the last operation, so that a synchronised client finds itself idle.

@@ -159,8 +159,14 @@ impl Host for ProxyHost {
 
     fn fault(&self, ctx: CtxId, error: CuError) {
         if self.faults.set(&*self.outlet, ctx, error) {
-            self.log.line(&format!("context {} is broken from now on: {error}", ctx.0));
+            self.log.fault(&format!("context {} is broken from now on: {error}", ctx.0));
         }
+    }
+
+    fn fault_by(&self, ctx: CtxId, error: CuError, what: &str) {
+        // Logged before the client is told, which may end at once.
+        self.log.fault(&format!("context {}: {error}: {what}", ctx.0));
+        self.faults.set(&*self.outlet, ctx, error);
     }
 
     fn idle(&self) {

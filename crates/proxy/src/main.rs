@@ -109,10 +109,15 @@ fn serve(
     ready: Option<Ready>,
 ) -> u8 {
     let Err(error) = kedge_proxy::serve(client, control, options, log.clone(), ready);
-    log.line(&error.to_string());
     match error {
-        ServeError::NoDevice(_) | ServeError::NoSession(_) => 0,
-        _ => 1,
+        ServeError::NoDevice(_) | ServeError::NoSession(_) => {
+            log.refused(&error.to_string());
+            0
+        }
+        _ => {
+            log.line(&error.to_string());
+            1
+        }
     }
 }
 

@@ -344,7 +344,7 @@ pub(crate) fn execute_all(
 /// A panic on any thread ends the process: with a line in the log, and an error for the client.
 fn end_on_panic(log: Arc<JobLog>) {
     std::panic::set_hook(Box::new(move |panic| {
-        log.line(&format!("this is a bug in kedge: {panic}"));
+        log.fault(&format!("this is a bug in kedge: {panic}"));
         if let Some(outbox) = OUTBOX.get() {
             outbox.close();
         }

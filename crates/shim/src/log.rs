@@ -15,6 +15,12 @@ pub(crate) fn line(text: &str) {
     }
 }
 
+/// As [`line`], for what the program was refused. When it fails, its user is told, too: the
+/// supervisor looks for lines that begin so (`kedge_control::joblog`).
+pub(crate) fn refused(text: &str) {
+    line(&format!("refused: {text}"));
+}
+
 /// Opens the file for each line: a descriptor that stays would be the program's to close and to number anew, and a
 /// checkpoint would take the log for a file of the program's.
 fn append(log: &Path, text: &str) {

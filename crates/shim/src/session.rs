@@ -98,13 +98,13 @@ fn connect() -> Result<Session, CuError> {
         // The proxy has said it in the log.
         ConnectError::Refused { code, .. } => *REFUSED.get_or_init(|| code),
         error => {
-            log::line(&format!("cuInit: {error}"));
+            log::refused(&format!("cuInit: {error}"));
             CuError::NO_DEVICE
         }
     })?;
     let Welcome { driver_version, client_memory, devices } = welcome;
     if devices.is_empty() {
-        log::line("cuInit: the proxy has no device for this program");
+        log::refused("cuInit: the proxy has no device for this program");
         return Err(CuError::NO_DEVICE);
     }
     let devices: Vec<_> = devices.into_inner().into_iter().map(Device::new).collect();

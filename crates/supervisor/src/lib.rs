@@ -13,9 +13,11 @@ mod keeper;
 mod launcher;
 mod left;
 mod management;
+mod missed;
 mod owner;
 mod parts;
 pub mod policy;
+mod postscript;
 mod program;
 mod proxies;
 mod quiesce;
@@ -43,9 +45,12 @@ use keeper::{At, Keeper};
 pub use keeper::{HeldImage, release};
 use left::Marks;
 use management::Management;
+use missed::Missed;
 pub use owner::{other_owner, start_as};
 pub use parts::{Parts, PartsError};
 use policy::{JobGpu, Policy};
+pub use postscript::Ended;
+use postscript::Postscript;
 pub use program::Outcome;
 use program::Program;
 use proxies::{Launch, Proxies};
@@ -170,7 +175,7 @@ pub fn run(spec: &JobSpec) -> Result<End, RunError> {
     }
     dir.retire();
     jobs.prune();
-    Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
+    Ok(End::Ended(outcome?.unwrap_or(Outcome::Killed(libc::SIGKILL).into())))
 }
 
 /// What keeps proxies ready for the job, where its policy wants some.
@@ -218,8 +223,9 @@ fn supervise(
     devices: Option<&(&GpuSpec, Parts)>,
     keeper: &Keeper,
     warm: Option<&Own>,
-) -> Result<Option<Outcome>, RunError> {
+) -> Result<Option<Ended>, RunError> {
     let log = open_log(dir)?;
+    let postscript = Postscript::begin(dir.log());
     if let Some((_, parts)) = devices {
         dir.link_driver(parts)?;
     }
@@ -264,6 +270,7 @@ fn supervise(
     (meta.pid, meta.marks) = (Some(program.pid), Some(Marks::here(Some(program.pid))));
     let _ = dir.write_meta(&meta);
     let signalled = program.clone();
+    let missed = Arc::new(Missed::new());
     let watch = Watch {
         control: dir.control(),
         settle: Box::new({
@@ -273,6 +280,7 @@ fn supervise(
         policy: spec.policy.clone(),
         log: log.clone(),
         signal: Arc::new(move |signal| signalled.signal(signal)),
+        missed: missed.clone(),
     };
     let outcome = watch.wait(&signals, || {
         let outcome = program.reap(&proxies, &recovery);
@@ -291,10 +299,11 @@ fn supervise(
         recover::end_all()?;
         return Ok(None);
     };
+    let missed = missed.told();
     checkpointer.ended();
     program.see_proxies_off(&signals, &proxies, &recovery);
     finish(dir, meta, outcome, &log);
-    Ok(Some(outcome))
+    Ok(Some(postscript.of(name, outcome, missed)))
 }
 
 /// Notes how the job ended.

@@ -9,6 +9,7 @@ use crate::{JobSpec, RunError};
 use kedge_control::gpu::GpuSpec;
 use kedge_process::kernel::{self, Stops};
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -23,6 +24,15 @@ pub(crate) const FAREWELL: Duration = Duration::from_millis(500);
 pub enum Outcome {
     Exited(u8),
     Killed(libc::c_int),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Exited(status) => write!(f, "status {status}"),
+            Outcome::Killed(signal) => write!(f, "signal {signal}"),
+        }
+    }
 }
 
 impl Outcome {

@@ -7,6 +7,7 @@ use crate::ending;
 use crate::jobs::{self, JobDir, JobError, JobName};
 use crate::keeper::{Held, HeldNote, Keeper};
 use crate::policy::Policy;
+use crate::postscript::Ended;
 use crate::program::FAREWELL;
 use crate::proxies::ProxyId;
 use crate::restart::{Back, RestartSpec};
@@ -72,7 +73,7 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Loss::Devices { proxy, how } => {
-                write!(f, "the devices of proxy {proxy} are lost ({how:?})")
+                write!(f, "the devices of proxy {proxy} are lost ({how})")
             }
             Loss::Program => f.write_str("the program was killed (SIGKILL)"),
             Loss::Init => f.write_str("the restarted job was killed as a whole (SIGKILL)"),
@@ -98,9 +99,12 @@ impl Recovery {
         if how == Outcome::Exited(0) {
             return;
         }
-        self.log.line(&format!("proxy {proxy} ended badly: {how:?}"));
         if is_loss(how) {
+            let what = format!("proxy {proxy} was lost ({how}), and what its devices held");
+            self.log.fault(&what);
             self.lose(Loss::Devices { proxy, how });
+        } else {
+            self.log.line(&format!("proxy {proxy} has ended: {how}"));
         }
     }
 
@@ -203,7 +207,7 @@ impl Images {
 /// How the supervision of a job ended.
 #[derive(Debug)]
 pub enum End {
-    Outcome(Outcome),
+    Ended(Ended),
     GoBack(GoBack),
 }
 
@@ -291,6 +295,7 @@ impl RestartSpec {
             far: None,
             parts: Vec::new(),
             showing: None,
+            quiet: false,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {

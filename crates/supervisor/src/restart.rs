@@ -8,8 +8,10 @@ use crate::joint::{self, JOIN, Joining, Joint};
 use crate::keeper::{At, Held, Keeper};
 use crate::left::Marks;
 use crate::management::Management;
+use crate::missed::Missed;
 use crate::parts::Parts;
 use crate::policy::{Policy, former_folder};
+use crate::postscript::{Ended, Postscript};
 use crate::proxies::{Launch, Proxies};
 use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
@@ -59,6 +61,8 @@ pub struct RestartSpec {
     pub parts: Vec<u32>,
     /// What the user is shown until the job runs.
     pub showing: Option<Showing>,
+    /// Nothing is said when it has ended.
+    pub quiet: bool,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -90,7 +94,7 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     if let (None, None) = (&spec.back, &spec.joining) {
         let images = candidates(&spec.path)?;
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
-            return joint::restart_parts(spec, &images).map(End::Outcome);
+            return joint::restart_parts(spec, &images).map(|outcome| End::Ended(outcome.into()));
         }
     }
     let jobs = Jobs::open()?;
@@ -120,7 +124,7 @@ pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     }
     dir.retire();
     jobs.prune();
-    Ok(outcome?.map_or(End::Outcome(Outcome::Killed(libc::SIGKILL)), End::Outcome))
+    Ok(End::Ended(outcome?.unwrap_or(Outcome::Killed(libc::SIGKILL).into())))
 }
 
 /// Undoes what restarts that were killed have left half done, of this user's files: what was done,
@@ -135,10 +139,10 @@ fn tell(what: &str) {
 }
 
 /// A restart that a signal has ended is no failure: this process ends by that signal, once nothing is left.
-fn given_up(outcome: Result<Option<Outcome>, RunError>) -> Result<Option<Outcome>, RunError> {
+fn given_up(outcome: Result<Option<Ended>, RunError>) -> Result<Option<Ended>, RunError> {
     let Err(RunError::Restart(EngineError::GivenUp)) = outcome else { return outcome };
     recover::end_all()?;
-    Ok(Some(Outcome::Killed(signals::sent_to_end().unwrap_or(libc::SIGINT))))
+    Ok(Some(Outcome::Killed(signals::sent_to_end().unwrap_or(libc::SIGINT)).into()))
 }
 
 /// The job's name, its folder, and the images that it may be restarted from, the newest first.
@@ -200,9 +204,10 @@ fn restart_one(
     place: &Place<'_>,
     images: &[(PathBuf, Manifest)],
     keeper: &Keeper,
-) -> Result<Option<Outcome>, RunError> {
+) -> Result<Option<Ended>, RunError> {
     let dir = place.dir;
     let log = open_log(dir)?;
+    let postscript = Postscript::begin(dir.log());
     // Of a job that goes back it is there.
     if let (Some((_, manifest)), None) = (images.first(), &spec.back) {
         dir.write_meta(&meta_of(spec, place, manifest))?;
@@ -226,7 +231,9 @@ fn restart_one(
         log.line(&error.to_string());
     }
     let restarted = Arc::new(restarted);
-    let outcome = watch(policy, dir, &log, &signals, &restarted);
+    let missed = Arc::new(Missed::new());
+    let outcome = watch(policy, dir, &log, &signals, &restarted, &missed);
+    let missed = missed.told();
     if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
         drop(restarted);
         recover::end_all()?;
@@ -235,7 +242,7 @@ fn restart_one(
     // An init that was killed takes the job with it.
     let outcome = outcome.unwrap_or(Outcome::Killed(libc::SIGKILL));
     finish(dir, meta, outcome, &log);
-    Ok(Some(outcome))
+    Ok(Some(postscript.of(place.name, outcome, missed)))
 }
 
 /// What is told of a job that does not run as yet.
@@ -348,6 +355,7 @@ fn watch(
     log: &Arc<JobLog>,
     signals: &Signals,
     restarted: &Arc<Restarted>,
+    missed: &Arc<Missed>,
 ) -> Option<Outcome> {
     let status = Arc::new(OnceLock::new());
     let (waiting, told) = (restarted.clone(), status.clone());
@@ -367,6 +375,7 @@ fn watch(
         log: log.clone(),
         // One that has ended takes no signal.
         signal: Arc::new(move |signal| drop(signalled.signal(signal))),
+        missed: missed.clone(),
     };
     watch.wait(signals, || status.get().copied())
 }

@@ -3,6 +3,7 @@
 //! another process takes them.
 
 use crate::control::{self, Order, TakeError, Until};
+use crate::missed::Missed;
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
 use kedge_control::joblog::JobLog;
@@ -20,6 +21,8 @@ pub(crate) struct Watch {
     pub(crate) signal: Arc<dyn Fn(libc::c_int) + Send + Sync>,
     /// Returns when no checkpoint is under way, or at the moment given.
     pub(crate) settle: Box<dyn Fn(Option<Instant>)>,
+    /// Which of the checkpoints that the policy wants could not be taken.
+    pub(crate) missed: Arc<Missed>,
 }
 
 impl Watch {
@@ -53,16 +56,17 @@ impl Watch {
     }
 
     fn checkpoint_every(&self, interval: Duration) {
-        let (control, log) = (self.control.clone(), self.log.clone());
+        let (control, log, missed) = (self.control.clone(), self.log.clone(), self.missed.clone());
         let all = move || {
             let mut next = Instant::now() + interval;
             loop {
                 thread::sleep(next.saturating_duration_since(Instant::now()));
                 next = Instant::now().max(next + interval);
-                match take_one(&control, Until::Durable, None) {
-                    Ok(()) => {}
-                    Err(error) => log.line(&format!("interval checkpoint: {error}")),
+                let taken = take_one(&control, Until::Durable, None);
+                if let Err(error) = &taken {
+                    log.line(&format!("interval checkpoint: {error}"));
                 }
+                missed.took(&taken);
             }
         };
         if thread::Builder::new().name("interval".into()).spawn(all).is_err() {
@@ -76,6 +80,7 @@ impl Watch {
         let OnTerm { deadline } = self.policy.on_term?;
         let deadline = deadline.map(|deadline| Instant::now() + deadline);
         let (control, log, signal) = (self.control.clone(), self.log.clone(), self.signal.clone());
+        let missed = self.missed.clone();
         let last_word = move || {
             let (done, captured) = mpsc::channel();
             let taking = move || done.send(take_one(&control, Until::Captured, deadline));
@@ -84,10 +89,14 @@ impl Watch {
                 Some(at) => captured.recv_timeout(at.saturating_duration_since(Instant::now())),
                 None => captured.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
             };
-            match (taking, result) {
-                (Ok(_), Ok(Ok(()))) => {}
-                (Ok(_), Ok(Err(error))) => log.line(&format!("checkpoint on SIGTERM: {error}")),
-                _ => log.line("checkpoint on SIGTERM: not captured in time"),
+            let failure = match (taking, result) {
+                (Ok(_), Ok(Ok(()))) => None,
+                (Ok(_), Ok(Err(error))) => Some(format!("checkpoint on SIGTERM: {error}")),
+                _ => Some("checkpoint on SIGTERM: not captured in time".to_owned()),
+            };
+            if let Some(failure) = failure {
+                log.line(&failure);
+                missed.last(failure);
             }
             signal(libc::SIGTERM);
         };

@@ -102,9 +102,10 @@ impl Context {
 
     /// Records an execution fault. The first one counts; work that is not yet running is dropped.
     pub(super) fn fault(&self, error: CuError, what: &str) {
-        self.host.log(&format!("context {}: {error}: {what}", self.id.0));
         if self.sticky.compare_exchange(0, error.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.host.fault(self.id, error);
+            self.host.fault_by(self.id, error, what);
+        } else {
+            self.host.log(&format!("context {}, later: {error}: {what}", self.id.0));
         }
     }
 

@@ -69,23 +69,38 @@ fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> CUresult {
 /// What an unsupported function returns. Its name is logged once.
 #[cold]
 pub(crate) fn unsupported(name: &'static str) -> CUresult {
-    log_once(name, || format!("{name} is not supported; the program got CUDA_ERROR_NOT_SUPPORTED"));
+    refused_once(name, || {
+        format!("{name} is not supported; the program got CUDA_ERROR_NOT_SUPPORTED")
+    });
     CuError::NOT_SUPPORTED.0
 }
 
 /// NOT_SUPPORTED for part of a function that is implemented; `what` is logged once.
 #[cold]
 pub(crate) fn not_supported(what: &'static str) -> CuError {
-    log_once(what, || format!("{what} is not supported; the program got CUDA_ERROR_NOT_SUPPORTED"));
+    refused_once(what, || {
+        format!("{what} is not supported; the program got CUDA_ERROR_NOT_SUPPORTED")
+    });
     CuError::NOT_SUPPORTED
 }
 
 /// Logs `line` when `key` comes for the first time.
 pub(crate) fn log_once(key: &'static str, line: impl FnOnce() -> String) {
-    static SEEN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+    if comes_first(key) {
         log::line(&line());
     }
+}
+
+/// As [`log_once`], for what the program was refused.
+fn refused_once(key: &'static str, line: impl FnOnce() -> String) {
+    if comes_first(key) {
+        log::refused(&line());
+    }
+}
+
+fn comes_first(key: &'static str) -> bool {
+    static SEEN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
 }
 
 thread_local! {

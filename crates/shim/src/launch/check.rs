@@ -47,7 +47,7 @@ pub(super) fn launch(
 #[cold]
 fn cannot_run(function: &Function) -> CuError {
     let info = function.info();
-    log::line(&format!("kernel {} cannot run: {}", &*info.name, &*info.unsupported));
+    log::refused(&format!("kernel {} cannot run: {}", &*info.name, &*info.unsupported));
     CuError::NOT_SUPPORTED
 }
 

@@ -55,7 +55,7 @@ fn shadows() -> MutexGuard<'static, Option<Shadows>> {
 /// NOT_SUPPORTED, and a line in the log, where that cannot be.
 pub(super) fn create(ctx: CtxId, variable: &GlobalInfo) -> Result<(), CuError> {
     let refuse = |why: &str| {
-        log::line(&format!("managed variable {} is not supported: {why}", &*variable.name));
+        log::refused(&format!("managed variable {} is not supported: {why}", &*variable.name));
         Err(CuError::NOT_SUPPORTED)
     };
     if variable.size > MAX_BYTES {

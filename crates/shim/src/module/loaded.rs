@@ -302,7 +302,7 @@ fn refused(error: LoadError, images: &Images) -> Refused {
     if error == CuError::NO_BINARY_FOR_GPU && images.have_unknown_cubin() {
         message = format!("{message}. {}", advice::on_unknown_cubin());
     }
-    log::line(&format!("a module did not load, {error}: {message}"));
+    log::refused(&format!("a module did not load, {error}: {message}"));
     Refused { error, message }
 }
 

@@ -255,6 +255,9 @@ fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) 
     if let Some(bytes) = spec.soft_memory {
         command.arg("--soft-memory").arg(bytes.to_string());
     }
+    if spec.quiet {
+        command.arg("--quiet");
+    }
     if let Some(keep) = spec.policy.keep {
         command.arg("--keep").arg(keep.to_string());
     }

@@ -1,0 +1,174 @@
+//! What is said of a job on standard error when it has ended: why it failed, as its log tells.
+
+use crate::Outcome;
+use crate::jobs::JobName;
+use kedge_control::joblog::{self, Failure};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// How much of a log is looked at, bytes: the first that went wrong explains the rest.
+const MOST: u64 = 64 << 20;
+/// Sentences that are told; of more, their number.
+const TOLD: usize = 3;
+/// Characters of a sentence.
+const LONGEST: usize = 500;
+
+/// How a job ended, and what there is to say of it.
+#[derive(Debug)]
+pub struct Ended {
+    pub outcome: Outcome,
+    /// Lines for whoever started it. None where all went well.
+    pub postscript: Vec<String>,
+}
+
+impl From<Outcome> for Ended {
+    fn from(outcome: Outcome) -> Ended {
+        Ended { outcome, postscript: Vec::new() }
+    }
+}
+
+/// A job's log, from the moment on that this process supervises it.
+#[derive(Debug)]
+pub(crate) struct Postscript {
+    log: PathBuf,
+    from: u64,
+}
+
+impl Postscript {
+    pub(crate) fn begin(log: PathBuf) -> Postscript {
+        // What a job says that goes back, it has said of its former life.
+        let from = log.metadata().map_or(0, |found| found.len());
+        Postscript { log, from }
+    }
+
+    /// Returns how the job ended, with what there is to say of it: `missed` of checkpoints, and
+    /// what the log tells. Failed devices are told of however the program ended: it may not have
+    /// looked. What it was refused may be why it failed, but not where a user has ended it.
+    pub(crate) fn of(&self, job: &JobName, outcome: Outcome, missed: Vec<String>) -> Ended {
+        let mut told = missed;
+        // A log that cannot be read is said to be so by `kedge logs`.
+        let lines = read(&self.log, self.from).unwrap_or_default();
+        let failed = has_failed(outcome);
+        for line in &lines {
+            let text = match joblog::failure(line) {
+                Some(Failure::Fault(text)) => text,
+                Some(Failure::Refused(text)) if failed => text,
+                _ => continue,
+            };
+            let text = shortened(text);
+            if !told.contains(&text) {
+                told.push(text);
+            }
+        }
+        Ended { outcome, postscript: said(job, &told) }
+    }
+}
+
+/// Whether the program has failed by itself.
+fn has_failed(outcome: Outcome) -> bool {
+    const ASKED: [libc::c_int; 5] =
+        [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGPIPE];
+    match outcome {
+        Outcome::Exited(status) => status != 0,
+        Outcome::Killed(signal) => !ASKED.contains(&signal),
+    }
+}
+
+fn read(log: &Path, from: u64) -> std::io::Result<Vec<String>> {
+    let mut file = File::open(log)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut log = BufReader::new(file.take(MOST));
+    let (mut lines, mut line) = (Vec::new(), Vec::new());
+    while log.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if joblog::failure(&text).is_some() {
+            lines.push(text.into_owned());
+        }
+        line.clear();
+    }
+    Ok(lines)
+}
+
+/// A terminal obeys nothing that is in a log.
+fn shortened(text: &str) -> String {
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    let mut short: String = text.chars().take(LONGEST).map(harmless).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+fn said(job: &JobName, told: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> =
+        told.iter().take(TOLD).map(|text| format!("{job}: {text}")).collect();
+    match (told.len().saturating_sub(TOLD), lines.last_mut()) {
+        (0, Some(last)) => last.push_str(&format!(" (kedge logs {job})")),
+        (more, Some(_)) => lines.push(format!("{job}: and {more} more (kedge logs {job})")),
+        (_, None) => {}
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_control::joblog::JobLog;
+
+    const FAILED: Outcome = Outcome::Exited(1);
+
+    fn of(outcome: Outcome, missed: &[&str], write: impl Fn(&JobLog)) -> Vec<String> {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or_default().replace("::", "-");
+        let path = std::env::temp_dir().join(format!("kedge-{name}-{}", std::process::id()));
+        let log = JobLog::open(&path, "proxy[7]".into()).unwrap();
+        log.fault("of a former life");
+        let postscript = Postscript::begin(path.clone());
+        write(&log);
+        let missed = missed.iter().map(|text| (*text).to_owned()).collect();
+        let ended = postscript.of(&"sim".parse().unwrap(), outcome, missed);
+        std::fs::remove_file(&path).unwrap();
+        ended.postscript
+    }
+
+    #[test]
+    fn a_good_end_has_no_postscript() {
+        let log = |log: &JobLog| {
+            log.note("all is well");
+            log.line("checkpoint sim-0001: 1 processes");
+            log.refused("cuFoo is not supported");
+        };
+        assert!(of(Outcome::Exited(0), &[], log).is_empty());
+        assert!(of(Outcome::Killed(libc::SIGINT), &[], log).is_empty());
+        assert_eq!(of(FAILED, &[], log), ["sim: cuFoo is not supported (kedge logs sim)"]);
+        let killed = of(Outcome::Killed(libc::SIGSEGV), &[], log);
+        assert_eq!(killed.len(), 1);
+    }
+
+    #[test]
+    fn faults_are_told_however_the_program_ends() {
+        let log = |log: &JobLog| log.fault("context 1: illegal address");
+        assert_eq!(
+            of(Outcome::Exited(0), &[], log),
+            ["sim: context 1: illegal address (kedge logs sim)"]
+        );
+        let missed = of(FAILED, &["no checkpoint for 20 min"], log);
+        let both =
+            ["sim: no checkpoint for 20 min", "sim: context 1: illegal address (kedge logs sim)"];
+        assert_eq!(missed, both);
+    }
+
+    #[test]
+    fn many_failures_are_counted_and_long_ones_cut() {
+        let many = of(FAILED, &[], |log| {
+            for number in [1, 1, 2, 3, 4, 5] {
+                log.fault(&format!("context {number}"));
+            }
+        });
+        assert_eq!(many[2..], ["sim: context 3", "sim: and 2 more (kedge logs sim)"]);
+        let long = of(FAILED, &[], |log| log.fault(&"é".repeat(2000)));
+        assert_eq!(long[0].chars().filter(|c| *c == 'é').count(), LONGEST);
+        assert!(shortened("a\x1b[2Jb").starts_with("a [2Jb"));
+    }
+}
