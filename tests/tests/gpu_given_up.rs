@@ -154,7 +154,7 @@ fn a_restart_on_a_full_disk_is_refused_by_name_or_goes_on() {
     assert!(refused > 0 && went > 0, "refused {refused}, went on {went}");
 }
 
-/// On a terminal, and gone from there when the program goes on.
+/// On a terminal, where nothing but its closing line is left when the program goes on.
 #[test]
 fn a_restart_tells_a_terminal_what_it_is_about() {
     let place = Place::mine("giveterm");
@@ -173,6 +173,9 @@ fn a_restart_tells_a_terminal_what_it_is_about() {
     output.take(1 << 20).read_to_string(&mut said).expect("text");
     assert_eq!(terminal.wait().expect("ended").code(), Some(7), "{said}");
     let (before, after) = said.split_once(&nonce).expect("steps");
-    assert!(before.contains("restarting j: ") && before.ends_with("\r\x1b[K"), "{before:?}");
+    let (under_way, closing) = before.rsplit_once("\r\x1b[K").expect("taken back");
+    assert!(under_way.contains("restarting j from j-0001: "), "{before:?}");
+    assert!(closing.contains("j-0001  ") && closing.contains(", restarted in "), "{before:?}");
+    assert_eq!(closing.lines().count(), 1, "{before:?}");
     assert!(!after.contains('\x1b'), "{after:?}");
 }

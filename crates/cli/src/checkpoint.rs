@@ -2,19 +2,20 @@
 
 use crate::Failure;
 use crate::output;
-use crate::progress;
+use crate::progress::{self, Speed};
 use crate::size::Size;
 use crate::time::Time;
 use clap::{Args, ValueEnum};
 use kedge_supervisor::control::{self, Content, Order, Progress, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const AFTER_HELP: &str = "\
 Prints the image's path. The job stands still for some milliseconds and goes on while the image is
 written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was. Ctrl-C
-ends the waiting, not the checkpoint. With --verify, and with --stop, the image is read back from its
+ends the waiting, not the checkpoint. On a terminal, a line on standard error tells how far it is, and the
+last one how large the image is, how long the job stood still and how long all took. With --verify, and with --stop, the image is read back from its
 device; one that is damaged is removed, the command fails, and the job goes on.
 
 With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
@@ -118,31 +119,41 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     // Who waits until it is durable does not mind when it is captured.
     let ahead = matches!(args.wait, Wait::Durable);
     let verify = (args.verify || stop) && !args.no_verify;
-    let order = Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms };
     let until = match args.wait {
         Wait::Captured => Until::Captured,
         Wait::Durable => Until::Durable,
     };
+    let shown = progress::Progress::new("bringing the job to rest…");
+    let tell = shown.is_shown();
+    let order = Order { dir, codec, keep_files, content, stop, ahead, verify, hold_ms, tell };
     let mut report = Report::default();
     let jobs = Jobs::open()?;
-    let shown = progress::Progress::new("bringing the job to rest…");
+    let job = args.job.to_string();
+    kedge_supervisor::on_interrupt(move || {
+        // Instead of the line that tells how far it is.
+        progress::Progress::new("").clear();
+        output::complain(&format!("the checkpoint of {job} goes on: see `kedge images`"));
+    });
+    let (writing, mut reading) = (Speed::new(), None);
     control::checkpoint(&jobs, &args.job, &order, until, |progress| match progress.clone() {
+        Progress::Writing { done, bytes } => {
+            let image = named(&report.image);
+            shown.show(&format!("writing{image}: {}…", writing.of(done, bytes)));
+        }
         Progress::Captured { image, processes, stall_seconds, warnings } => {
             shown.clear();
             warnings.iter().for_each(|text| {
                 anstream::eprintln!("kedge: warning: {}", output::harmless(text));
             });
-            let ms = stall_seconds * 1e3;
-            let name = image.file_name().unwrap_or_default().to_string_lossy();
-            let name = output::harmless(&name);
-            shown.show(&format!("captured, stood still for {ms:.0} ms; writing {name}…"));
+            let (name, still) = (named(&image), milliseconds(stall_seconds));
+            shown.show(&format!("captured, stood still for {still}; writing{name}…"));
             let state = "captured";
             let known = Report { image, state, processes, stall_seconds, ..Report::default() };
             report = Report { warnings, ..known };
         }
         Progress::Verifying { done, bytes, .. } => {
-            let percent = done.min(bytes).saturating_mul(100) / bytes.max(1);
-            shown.show(&format!("on the disk; reading it back: {percent} % of {}…", Size(bytes)));
+            let speed = reading.get_or_insert_with(Speed::new).of(done, Some(bytes));
+            shown.show(&format!("on the disk; reading it back: {speed}…"));
         }
         Progress::Durable { bytes, seconds, verified, .. } => {
             report.state = "durable";
@@ -159,6 +170,53 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), Failure> {
     }
     match args.json {
         true => Ok(output::json(&report)?),
-        false => Ok(output::print(&format!("{}\n", report.image.display()))?),
+        false => {
+            output::print(&format!("{}\n", report.image.display()))?;
+            // Scripts read the path alone.
+            output::tell(&closing(&report));
+            Ok(())
+        }
+    }
+}
+
+/// The image's name behind a space; nothing while it has none.
+fn named(image: &Path) -> String {
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    if name.is_empty() { String::new() } else { format!(" {}", output::harmless(&name)) }
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.0} ms", seconds * 1e3)
+}
+
+/// What the image is, what the job noticed of it, and how safe it is.
+fn closing(report: &Report) -> String {
+    let name = named(&report.image);
+    let still = milliseconds(report.stall_seconds);
+    let (Some(bytes), Some(seconds)) = (report.bytes, report.seconds) else {
+        return format!("{}  stood still {still}, is being written", name.trim_start());
+    };
+    let size = Size(bytes);
+    let verified = if report.verified.is_some() { ", read back" } else { "" };
+    format!(
+        "{}  {size}, stood still {still}, durable in {seconds:.1} s{verified}",
+        name.trim_start()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_says_what_there_is() {
+        let image = PathBuf::from("/images/sim-0008");
+        let captured = Report { image, stall_seconds: 0.113, ..Report::default() };
+        assert_eq!(closing(&captured), "sim-0008  stood still 113 ms, is being written");
+        let (bytes, seconds) = (Some(3 << 30), Some(4.12));
+        let durable = Report { bytes, seconds, ..captured };
+        assert_eq!(closing(&durable), "sim-0008  3 GiB, stood still 113 ms, durable in 4.1 s");
+        let verified = Report { verified: Some("device".into()), ..durable };
+        assert!(closing(&verified).ends_with("durable in 4.1 s, read back"));
     }
 }

@@ -2,7 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 pub(crate) const PLAIN: Style = Style::new();
 pub(crate) const HEADING: Style = Style::new().bold();
@@ -29,6 +29,14 @@ pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
 /// Writes a line to stderr, as kedge's. Whoever has closed his end of it is not told.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(anstream::stderr(), "kedge: {line}");
+}
+
+/// Writes a line to stderr, if that is a terminal: what a person wants to see, and no script.
+pub(crate) fn tell(line: &str) {
+    let mut out = anstream::stderr();
+    if io::stderr().is_terminal() {
+        let _ = writeln!(out, "{}", styled(DIM, line));
+    }
 }
 
 fn forgive(result: io::Result<()>) -> io::Result<()> {

@@ -2,7 +2,10 @@
 //! nothing.
 
 use crate::output::{DIM, styled};
+use crate::size::Size;
+use crate::time::Time;
 use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 pub(crate) struct Progress {
     shown: bool,
@@ -13,6 +16,11 @@ impl Progress {
         let progress = Progress { shown: std::io::stderr().is_terminal() };
         progress.show(text);
         progress
+    }
+
+    /// Whether anybody sees it.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.shown
     }
 
     pub(crate) fn show(&self, text: &str) {
@@ -39,5 +47,58 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// How fast something goes that is measured in bytes.
+#[derive(Debug)]
+pub(crate) struct Speed {
+    begin: Instant,
+}
+
+impl Speed {
+    pub(crate) fn new() -> Speed {
+        Speed { begin: Instant::now() }
+    }
+
+    /// Returns how far it is, how fast, and how much time is left where it is known how much there is
+    /// to do.
+    pub(crate) fn of(&self, done: u64, all: Option<u64>) -> String {
+        said(done, all, self.begin.elapsed())
+    }
+}
+
+fn said(done: u64, all: Option<u64>, since: Duration) -> String {
+    let mut text = Size(done).to_string();
+    if let Some(all) = all {
+        text.push_str(&format!(" of {}", Size(all)));
+    }
+    let seconds = since.as_secs_f64();
+    // Of the first moments nothing can be said.
+    if seconds < 0.2 || done == 0 {
+        return text;
+    }
+    let speed = done as f64 / seconds;
+    text.push_str(&format!(", {}/s", Size(speed as u64)));
+    if let Some(left) = all.and_then(|all| all.checked_sub(done)).filter(|left| *left > 0) {
+        let left = Duration::from_secs_f64((left as f64 / speed).ceil());
+        text.push_str(&format!(", {} left", Time(left)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_and_time_left_are_told_where_they_are_known() {
+        let (gib, second) = (1 << 30, Duration::from_secs(1));
+        assert_eq!(said(gib, Some(3 * gib), second), "1 GiB of 3 GiB, 1 GiB/s, 2s left");
+        assert_eq!(said(gib, None, 2 * second), "1 GiB, 512 MiB/s");
+        assert_eq!(said(gib, Some(gib), second), "1 GiB of 1 GiB, 1 GiB/s");
+        assert_eq!(said(5 << 20, Some(4 << 20), second), "5 MiB of 4 MiB, 5 MiB/s");
+        assert_eq!(said(0, Some(gib), second), "0 B of 1 GiB");
+        assert_eq!(said(gib, Some(2 * gib), second / 100), "1 GiB of 2 GiB");
     }
 }

@@ -14,6 +14,8 @@ use kedge_supervisor::{Joining, RestartSpec, Showing};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 const AFTER_HELP: &str = "\
 The job has its process ids, in namespaces of its own; for an ordinary user that takes a user
@@ -58,7 +60,7 @@ pub(crate) struct RestartArgs {
     /// same --at
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "at")]
     parts: Vec<u32>,
-    /// Say nothing when the program has ended
+    /// Say nothing: neither how the restart goes nor, when the program has ended, why it failed
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
@@ -76,15 +78,31 @@ pub(crate) struct RestartArgs {
     part: Option<String>,
 }
 
-fn show(manifest: &Manifest) {
-    let bytes = manifest.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
-    let name = output::harmless(&manifest.job);
-    Progress::new(&format!("restarting {name}: {}…", Size(bytes))).leave();
+/// What is being restarted: the image's name, its size, since when. A copy of it goes to the job's
+/// init, which tells when the job has come back.
+static SHOWN: Mutex<Option<(String, Size, Instant)>> = Mutex::new(None);
+
+fn show(image: &Path, manifest: &Manifest) {
+    let bytes = Size(manifest.bytes());
+    let job = output::harmless(&manifest.job);
+    let name = output::harmless(&image.file_name().unwrap_or_default().to_string_lossy());
+    Progress::new(&format!("restarting {job} from {name}: {bytes}…")).leave();
+    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some((name, bytes, Instant::now()));
 }
 
 /// Runs in another process than `show`, too: on the same terminal.
 fn take_back() {
     Progress::new("").leave();
+}
+
+/// As [`take_back`], of a job that has come back: from here on the terminal is the program's.
+fn came_back() {
+    take_back();
+    let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((name, bytes, begin)) = shown {
+        let seconds = begin.elapsed().as_secs_f64();
+        output::tell(&format!("{name}  {bytes}, restarted in {seconds:.1} s"));
+    }
 }
 
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -145,7 +163,8 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     let (far, parts, back) = (args.hosts.far()?, args.parts, None);
     let soft_memory = args.soft_memory.map(|size| size.0);
     // Whoever restarts all parts has one terminal for them.
-    let showing = joining.is_none().then_some(Showing { show, take_back });
+    let showing =
+        (joining.is_none() && !args.quiet).then_some(Showing { show, take_back, came_back });
     let spec = RestartSpec {
         path,
         name,

@@ -67,6 +67,9 @@ pub struct Order {
     /// How many milliseconds it stays in memory too. `None`: what the job's policy says.
     #[serde(default)]
     pub hold_ms: Option<u64>,
+    /// Whether it is told from time to time how much has been written: [`Progress::Writing`].
+    #[serde(default)]
+    pub tell: bool,
 }
 
 /// What an image holds.
@@ -88,6 +91,9 @@ pub type CodecName = String;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Progress {
+    /// So much of the memory has been written, of `bytes` as far as that is known: of devices it is
+    /// not. For those only who have asked for it.
+    Writing { done: u64, bytes: Option<u64> },
     /// The job runs again. What a restart will not bring back is a warning.
     Captured { image: PathBuf, processes: usize, stall_seconds: f64, warnings: Vec<String> },
     /// The image is on the disk, and so much of it has been read back.

@@ -40,8 +40,8 @@ pub use manifest::{
 };
 pub use read::ImageFile;
 pub use retention::{Claim, Fate, Found, Pin, State, catalogue, fate, remove, retain};
-pub use verify::{Verified, verify, verify_written};
-pub use write::{ImageWriter, Packer};
+pub use verify::{Verified, verify, verify_telling, verify_written};
+pub use write::{ImageWriter, Meter, Packer};
 
 /// The checksum of everything in an image: XXH3, 64 bits. It finds damage; it does not
 /// authenticate: an image is as trustworthy as the folder that it lies in.

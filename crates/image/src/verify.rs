@@ -45,9 +45,19 @@ impl Verified {
 /// Reads and checks every byte of the image in `folder` and of those that it builds on, with that
 /// many threads. All that is damaged is told, by file and offset.
 pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>> {
+    verify_telling(folder, threads, &mut |_, _| {})
+}
+
+/// As [`verify`]; `tell` is told from time to time how many bytes have been read, and of how many. Of
+/// an image of several parts, each is told of by itself.
+pub fn verify_telling(
+    folder: &Path,
+    threads: usize,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<Verified, Vec<ImageError>> {
     let chain = chain(folder).map_err(|error| vec![error])?;
     if !chain[0].1.parts.is_empty() {
-        return verify_parts(folder, &chain[0].1, threads);
+        return verify_parts(folder, &chain[0].1, threads, tell);
     }
     let (files, mut errors) = open_all(&chain, |folder, entry| {
         let file = ImageFile::of(folder, entry)?;
@@ -58,7 +68,8 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
         errors.extend(incomplete(&chain));
     }
     let work = Work::of(&chain, &files, false);
-    let (mut found, more) = read_all(&work, threads, &mut |_| {});
+    let all = work.iter().map(Work::bytes).sum();
+    let (mut found, more) = read_all(&work, threads, &mut |done| tell(done, all));
     errors.extend(more);
     found.images = chain.len();
     found.files = chain.iter().map(|(_, manifest)| manifest.files.len()).sum();
@@ -130,11 +141,13 @@ fn verify_parts(
     folder: &Path,
     whole: &Manifest,
     threads: usize,
+    tell: &mut dyn FnMut(u64, u64),
 ) -> Result<Verified, Vec<ImageError>> {
     let mut all = Verified { images: 1, read_from: ReadFrom::Memory, ..Verified::default() };
     let mut errors = Vec::new();
     for part in &whole.parts {
-        match part.check(folder).map_err(|error| vec![error]).and_then(|at| verify(&at, threads)) {
+        let at = part.check(folder).map_err(|error| vec![error]);
+        match at.and_then(|at| verify_telling(&at, threads, tell)) {
             Ok(found) => all.add(found),
             Err(more) => errors.extend(more),
         }
@@ -200,13 +213,21 @@ impl<'a> Work<'a> {
         work
     }
 
+    /// Stored bytes that are to be read.
+    fn bytes(&self) -> u64 {
+        match self {
+            Work::Extents(_, extents) => extents.iter().map(|e| u64::from(e.stored)).sum(),
+            Work::Plain(_, entry, _) => entry.bytes,
+        }
+    }
+
     /// What was read; each extent that is damaged is told.
     fn check(&self, buffers: &mut Buffers, errors: &mut Vec<ImageError>) -> Verified {
         let mut found = Verified::default();
         match self {
             Work::Extents(file, extents) => match read_together(file, extents, buffers) {
                 Ok(bad) => {
-                    found.bytes = extents.iter().map(|extent| u64::from(extent.stored)).sum();
+                    found.bytes = self.bytes();
                     errors.extend(bad);
                 }
                 Err(error) => errors.push(error),
@@ -217,8 +238,8 @@ impl<'a> Work<'a> {
                 Err(error) => errors.push(error),
             },
         }
-        if let Work::Plain(_, entry, _) = self {
-            found.bytes = entry.bytes;
+        if let Work::Plain(..) = self {
+            found.bytes = self.bytes();
         }
         found
     }

@@ -11,10 +11,27 @@ use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Files from which on room is set aside.
 const LARGE: u64 = 8 << 20;
+
+/// Counts the memory that writers are to store, and what they have stored, in bytes as the program
+/// has them. One for all files of an image, for whoever wants to see how far it is.
+#[derive(Debug, Default)]
+pub struct Meter {
+    expected: AtomicU64,
+    stored: AtomicU64,
+}
+
+impl Meter {
+    /// Returns how much has been stored, and how much is to be, as far as that is known.
+    pub fn read(&self) -> (u64, u64) {
+        let stored = self.stored.load(Ordering::Relaxed);
+        (stored, self.expected.load(Ordering::Relaxed).max(stored))
+    }
+}
 
 /// Writes one file, from any number of threads at once.
 #[derive(Debug)]
@@ -24,6 +41,7 @@ pub struct ImageWriter {
     direct: Direct,
     /// Memory is encoded and noted, and not written.
     discards: bool,
+    meter: Arc<Meter>,
     state: Mutex<State>,
 }
 
@@ -64,6 +82,7 @@ impl ImageWriter {
             file,
             direct: Direct::open(path),
             discards: false,
+            meter: Arc::default(),
             state,
         })
     }
@@ -76,7 +95,8 @@ impl ImageWriter {
         let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
         file.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter { path, file, direct: Direct::none(), discards: false, state })
+        let (direct, meter) = (Direct::none(), Arc::default());
+        Ok(ImageWriter { path, file, direct, discards: false, meter, state })
     }
 
     /// The same, through the page cache alone: whoever reads the file soon finds it in memory.
@@ -90,9 +110,15 @@ impl ImageWriter {
         ImageWriter { discards: true, ..self }
     }
 
+    /// The same, counted by `meter`.
+    pub fn metered(self, meter: &Arc<Meter>) -> ImageWriter {
+        ImageWriter { meter: meter.clone(), ..self }
+    }
+
     /// Says that about so many bytes are to come. Where the disk has them set aside already, several
     /// threads can write at once: a file that grows is written by one at a time.
     pub fn expect(&self, bytes: u64) {
+        self.meter.expected.fetch_add(bytes, Ordering::Relaxed);
         // In memory they would be written twice.
         let in_memory = crate::bytes::is_tmpfs(&self.file);
         if bytes >= LARGE && !in_memory {
@@ -225,10 +251,13 @@ impl ImageWriter {
             state.next = extent.offset + if discards { 0 } else { bytes.len() as u64 };
             state.extents.push(extent);
         }
-        if discards {
-            return Ok(());
+        if !discards {
+            self.write_at(bytes, extent.offset)?;
         }
-        self.write_at(bytes, extent.offset)
+        if kind == Kind::Memory {
+            self.meter.stored.fetch_add(decoded, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), ImageError> {
@@ -360,6 +389,7 @@ impl<'a> Packer<'a> {
 
     pub fn flush(&mut self) -> Result<(), ImageError> {
         let whole = up(self.taken as u64) as usize;
+        let decoded = self.extents.iter().map(|extent| extent.decoded).sum();
         let base = {
             let mut state = self.writer.state.lock().unwrap_or_else(PoisonError::into_inner);
             let base = if whole == 0 { state.next } else { up(state.next) };
@@ -369,12 +399,13 @@ impl<'a> Packer<'a> {
             base
         };
         let taken = std::mem::take(&mut self.taken);
-        if whole == 0 {
-            return Ok(());
+        if whole > 0 {
+            let buffer = self.buffer.bytes(TOGETHER);
+            buffer[taken..whole].fill(0);
+            self.writer.write_at(&buffer[..whole], base)?;
         }
-        let buffer = self.buffer.bytes(TOGETHER);
-        buffer[taken..whole].fill(0);
-        self.writer.write_at(&buffer[..whole], base)
+        self.writer.meter.stored.fetch_add(decoded, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Taking a checkpoint of the job that this process is the parent of.
 
+use crate::amount::Amount;
 use crate::control::{Content, Order, Progress};
 use crate::gpu::{self, GPU};
 use crate::jobs::{self, JobName, LastImage};
@@ -218,7 +219,7 @@ impl Checkpointer {
         &self,
         order: &Order,
         meeting: Option<&Arc<Meeting>>,
-        mut tell: impl FnMut(Progress),
+        mut tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
         let dir = self.dir(order)?;
         let codec = codec(order)?;
@@ -240,7 +241,11 @@ impl Checkpointer {
             let options =
                 Options { codec, contents, hold, tracker, full, ahead, together, except, ..usual };
             let patience = options.patience;
-            match self.write(options, order.verify, ttl.is_some(), meeting, &mut tell) {
+            let amount = Amount::of(&options, self.devices.is_some());
+            let written = amount.telling(order.tell, &mut tell, |mut tell| {
+                self.write(options, order.verify, ttl.is_some(), meeting, &mut tell)
+            });
+            match written {
                 Ok(written) => break (claim, written),
                 Err(error) => {
                     self.keeper.discard(claim.folder());

@@ -3,6 +3,7 @@
 //! [`run`] makes the job's folder, listens on its socket, starts the program, gives each process of
 //! the job that connects a proxy of its own, and ends when the program does.
 
+mod amount;
 mod checkpoint;
 pub mod control;
 mod ending;
@@ -58,7 +59,7 @@ use recover::Recovery;
 pub use recover::{End, GoBack};
 pub use restart::{Back, RestartSpec, images_of, restart, settle_restarts};
 pub use shown::Showing;
-pub use signals::die_of;
+pub use signals::{die_of, on_interrupt};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -301,7 +301,7 @@ fn first_that_works<'a>(
             JOIN.wait_for_others(joint.clone(), joining.clone());
         }
         if let Some(showing) = spec.showing {
-            SHOWN.show(showing, manifest);
+            SHOWN.show(showing, folder, manifest);
         }
         let home = former.unwrap_or_else(|| dir.path().to_owned());
         let checkpointer =

@@ -3,13 +3,15 @@
 
 use kedge_image::Manifest;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// How it is shown, and taken back.
+/// How it is shown, and taken back: where the restart has failed, or the job is about to run.
 #[derive(Debug, Clone, Copy)]
 pub struct Showing {
-    pub show: fn(&Manifest),
+    pub show: fn(&Path, &Manifest),
     pub take_back: fn(),
+    pub came_back: fn(),
 }
 
 /// The plugin of this process's restart.
@@ -17,20 +19,23 @@ pub(crate) static SHOWN: Shown = Shown(Mutex::new(None));
 
 /// What takes it back, while it is shown.
 #[derive(Debug)]
-pub(crate) struct Shown(Mutex<Option<fn()>>);
+pub(crate) struct Shown(Mutex<Option<Showing>>);
 
 impl Shown {
-    pub(crate) fn show(&self, showing: Showing, manifest: &Manifest) {
-        (showing.show)(manifest);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(showing.take_back);
+    pub(crate) fn show(&self, showing: Showing, image: &Path, manifest: &Manifest) {
+        (showing.show)(image, manifest);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(showing);
     }
 
     /// Does nothing where nothing is shown.
     pub(crate) fn take_back(&self) {
-        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(take_back) = shown {
-            take_back();
+        if let Some(showing) = self.take() {
+            (showing.take_back)();
         }
+    }
+
+    fn take(&self) -> Option<Showing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -45,7 +50,9 @@ impl Plugin for Shown {
 
     /// In the job's init, whose copy of this it is.
     fn rebuilt(&self) -> Result<(), PluginError> {
-        self.take_back();
+        if let Some(showing) = self.take() {
+            (showing.came_back)();
+        }
         Ok(())
     }
 }

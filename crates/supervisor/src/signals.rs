@@ -137,6 +137,36 @@ pub(crate) fn sent_to_end() -> Option<libc::c_int> {
     }
 }
 
+/// Has Ctrl-C (SIGINT) call `say` before it ends this process, as it does. To be called while there
+/// is one thread. Where the signal is ignored, as in the background of a script, it stays so.
+pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
+    let (mut set, mut action) = (MaybeUninit::uninit(), MaybeUninit::<libc::sigaction>::zeroed());
+    // SAFETY: sigemptyset initialises the set; sigaction only tells, into a zeroed structure, which is
+    // plain data.
+    let set = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        libc::sigaction(libc::SIGINT, std::ptr::null(), action.as_mut_ptr());
+        if action.assume_init().sa_sigaction == libc::SIG_IGN {
+            return;
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+        set.assume_init()
+    };
+    let wait = move || {
+        let mut signal = 0;
+        // SAFETY: the set is initialised, and blocked in all threads; `signal` is valid for a write.
+        if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
+            say();
+            die_of(signal);
+        }
+    };
+    if std::thread::Builder::new().name("interrupt".into()).spawn(wait).is_err() {
+        // SAFETY: the set is initialised.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()) };
+    }
+}
+
 /// Makes the waiting of this process look at its children again.
 pub(crate) fn look_at_children() {
     // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from there.

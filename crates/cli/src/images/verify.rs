@@ -3,6 +3,7 @@
 use super::real;
 use crate::Failure;
 use crate::output::{self, BAD, GOOD, styled};
+use crate::progress::{Progress, Speed};
 use crate::size::Size;
 use clap::Args;
 use kedge_image::{ImageError, Manifest, State, Verified, catalogue};
@@ -10,6 +11,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
+use std::time::Instant;
 
 const AFTER_HELP: &str = "\
 Every byte is read, on all cores: of the image and of those that it builds on. Exits with 1 if any is
@@ -27,7 +29,7 @@ pub(crate) struct VerifyArgs {
     #[arg(value_name = "IMAGE|DIR")]
     path: PathBuf,
     /// Print a JSON list of objects: image, good, images (itself and those that it builds on), files,
-    /// bytes (that were read), errors (objects: path, offset, what)
+    /// bytes (that were read), seconds, errors (objects: path, offset, what)
     #[arg(long)]
     json: bool,
 }
@@ -39,6 +41,7 @@ struct Report {
     images: usize,
     files: usize,
     bytes: u64,
+    seconds: f64,
     errors: Vec<Damage>,
 }
 
@@ -52,8 +55,10 @@ struct Damage {
 pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Failure> {
     let mut good = true;
     let mut reports = Vec::new();
+    let shown = Progress::new("");
     for folder in folders(&real(&args.path)?)? {
-        let report = verify(folder);
+        let report = verify(folder, &shown);
+        shown.clear();
         good &= report.good;
         match args.json {
             true => reports.push(report),
@@ -78,14 +83,22 @@ fn folders(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if all.is_empty() { Err(error.into()) } else { Ok(all) }
 }
 
-fn verify(image: PathBuf) -> Report {
+fn verify(image: PathBuf, shown: &Progress) -> Report {
+    let begin = Instant::now();
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let (verified, errors) = match kedge_image::verify(&image, threads) {
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    let (name, speed) = (output::harmless(&name), Speed::new());
+    let mut tell = |done, all| {
+        shown.show(&format!("reading {name}: {}…", speed.of(done, Some(all))));
+    };
+    let verified = kedge_image::verify_telling(&image, threads, &mut tell);
+    let (verified, errors) = match verified {
         Ok(verified) => (verified, Vec::new()),
         Err(errors) => (Verified::default(), errors.iter().map(damage).collect()),
     };
     let Verified { images, files, bytes, .. } = verified;
-    Report { image, good: errors.is_empty(), images, files, bytes, errors }
+    let seconds = begin.elapsed().as_secs_f64();
+    Report { image, good: errors.is_empty(), images, files, bytes, seconds, errors }
 }
 
 fn damage(error: &ImageError) -> Damage {
@@ -103,7 +116,8 @@ fn render(report: &Report) -> String {
     let image = output::harmless(&report.image.display().to_string());
     if report.good {
         let (files, bytes) = (report.files, Size(report.bytes));
-        return format!("{}  {image}: {files} files, {bytes}\n", styled(GOOD, "good"));
+        let (good, seconds) = (styled(GOOD, "good"), report.seconds);
+        return format!("{good}  {image}: {files} files, {bytes}, read in {seconds:.1} s\n");
     }
     let mut text = format!("{}  {image}\n", styled(BAD, "damaged"));
     for error in &report.errors {

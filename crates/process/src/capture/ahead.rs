@@ -5,16 +5,16 @@
 use super::changes::near;
 use super::memory::{self, Chunk, Reader, Unmapped};
 use super::objects::{self, Piece};
-use super::{JOB_FILE, Once, process_file};
+use super::{JOB_FILE, Once, Options, process_file};
 use crate::EngineError;
 use crate::maps;
 use crate::proc;
 use crate::track::{Pages, Run, View, common, watchable, without};
-use kedge_image::{Choice, FileEntry, ImageWriter, ahead_of};
+use kedge_image::{FileEntry, ImageWriter, ahead_of};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 /// It is looked so often whether the program writes faster than this.
@@ -35,20 +35,20 @@ pub(crate) struct Ahead {
 pub(crate) type Gaps = Vec<Run>;
 
 impl Ahead {
-    /// Makes the file in `folder` on which the one named `name` is to build.
-    fn create(folder: &Path, name: &str) -> Result<Ahead, EngineError> {
-        let path = folder.join(ahead_of(name));
-        Ok(Ahead { writer: Some(ImageWriter::create(&path)?), path })
+    /// Makes the file on which the one named `name` is to build.
+    fn create(options: &Options, name: &str) -> Result<Ahead, EngineError> {
+        let name = ahead_of(name);
+        let path = options.folder.join(&name);
+        Ok(Ahead { writer: Some(options.create(&name)?), path })
     }
 
     /// Writes shared objects, all of whose mappings are protected: each number and views. What was
     /// not written, by number.
     pub(crate) fn of_objects(
         objects: &[(u64, Vec<View>)],
-        folder: &Path,
-        codec: Choice,
+        options: &Options,
     ) -> Result<(Ahead, BTreeMap<u64, Gaps>), EngineError> {
-        let ahead = Ahead::create(folder, JOB_FILE)?;
+        let ahead = Ahead::create(options, JOB_FILE)?;
         let Some(writer) = &ahead.writer else { return Ok((ahead, BTreeMap::new())) };
         let pieces = objects.iter().flat_map(|(number, views)| {
             objects::pieces(views, &objects::shown(views)).into_iter().map(|piece| (*number, piece))
@@ -59,7 +59,7 @@ impl Ahead {
         objects::write(
             &pieces,
             writer,
-            (codec, Unmapped::Fails),
+            (options.codec, Unmapped::Fails),
             |number, piece, error| match error {
                 EngineError::Image(_) => Err(error),
                 // It has ended, or maps something else by now.
@@ -73,15 +73,14 @@ impl Ahead {
         Ok((ahead, gaps.into_inner().unwrap_or_else(|poison| poison.into_inner())))
     }
 
-    /// Protects all watched memory of `pid` and writes it into `folder`, but for what others have
+    /// Protects all watched memory of `pid` and writes it, but for what others have
     /// written `once`; `None` if it changes too fast.
     pub(crate) fn of(
         pid: pid_t,
-        folder: &Path,
-        codec: Choice,
+        options: &Options,
         once: &Once,
     ) -> Result<Option<(Ahead, Gaps)>, EngineError> {
-        let ahead = Ahead::create(folder, &process_file(pid))?;
+        let ahead = Ahead::create(options, &process_file(pid))?;
         let Some(writer) = &ahead.writer else { return Ok(None) };
         let at = proc::reach(pid);
         let failed = |source| EngineError::System { pid, what: "see what it changes", source };
@@ -103,7 +102,7 @@ impl Ahead {
         writer.expect(chunks.iter().map(Chunk::length).sum());
         let reader = Reader::of(at)?;
         let gaps = Mutex::new(gaps);
-        let storing = once.storing(pid, writer, codec);
+        let storing = once.storing(pid, writer, options.codec);
         let share = chunks.len().div_ceil(LOOKS).max(1);
         for (number, some) in chunks.chunks(share).enumerate() {
             memory::write_what_is_there(&reader, some, writer, &storing, &gaps)?;

@@ -38,7 +38,7 @@ impl Begun {
         kernel::require(Stops::Checkpoints)?;
         let machine = Machine::this()?;
         crate::restart::settle();
-        let objects_file = ImageWriter::create(&options.folder.join(JOB_FILE))?;
+        let objects_file = options.create(JOB_FILE)?;
         let (once, session, surveyed) = (None, Session::default(), false);
         let places = Places::default();
         Ok(Begun { options, machine, objects_file, once, session, surveyed, places })

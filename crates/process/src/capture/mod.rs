@@ -42,7 +42,7 @@ use crate::{EngineError, maps};
 use changes::Changes;
 use flags::Flags;
 pub(crate) use kedge_image::process_file;
-use kedge_image::{Choice, FileEntry, ImageWriter, Manifest};
+use kedge_image::{Choice, FileEntry, ImageWriter, Manifest, Meter};
 use names::{Names, Search};
 use objects::HeldObject;
 use std::collections::BTreeSet;
@@ -84,6 +84,8 @@ pub struct Options {
     pub together: Option<Arc<dyn Together>>,
     /// Folders of whoever captures: what lies in there is no file of the job's. The image's is among them anyway.
     pub except: Vec<PathBuf>,
+    /// Counts the memory that is stored.
+    pub meter: Arc<Meter>,
 }
 
 impl Options {
@@ -106,7 +108,13 @@ impl Options {
             ahead,
             together,
             except: Vec::new(),
+            meter: Arc::default(),
         }
+    }
+
+    /// Makes a file of the image.
+    pub(crate) fn create(&self, name: &str) -> Result<ImageWriter, EngineError> {
+        Ok(ImageWriter::create(&self.folder.join(name))?.metered(&self.meter))
     }
 }
 

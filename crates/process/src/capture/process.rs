@@ -24,7 +24,7 @@ use crate::timers;
 use crate::track::{Session, Shared, Tracker};
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
-use kedge_image::{ImageWriter, Packer, PageBuffer};
+use kedge_image::{Packer, PageBuffer};
 use libc::pid_t;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -539,7 +539,7 @@ impl Held {
         let written: Vec<_> = written.map(|mapping| (mapping.start, mapping.end)).collect();
         self.state.guards = guards::among(proc::reach(pid), &written)?;
         // Otherwise the file is made when the job goes on again: a disk may be slow.
-        let writer = ImageWriter::create(&options.folder.join(process_file(pid)))?;
+        let writer = options.create(&process_file(pid))?;
         let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
         let reader = memory::Reader::of(proc::reach(pid))?;
         for chunk in &chunks {

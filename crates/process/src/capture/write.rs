@@ -61,8 +61,7 @@ impl Held {
     ) -> Result<(ProcessState, ImageWriter), EngineError> {
         let Held { mut state, memory, mappings, writer, written, .. } = self;
         let (codec, pid) = (options.codec, state.ids.pid);
-        let create = || ImageWriter::create(&options.folder.join(process_file(pid)));
-        let writer = writer.map_or_else(create, Ok)?;
+        let writer = writer.map_or_else(|| options.create(&process_file(pid)), Ok)?;
         let storing = once.storing(pid, &writer, codec);
         match memory {
             Memory::Clone(clone, changes) => {

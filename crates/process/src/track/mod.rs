@@ -293,7 +293,7 @@ impl Session {
         if !large || self.base.is_some() || direct::is_written(pid) {
             return Ok(false);
         }
-        match Ahead::of(pid, &options.folder, options.codec, &self.once) {
+        match Ahead::of(pid, options, &self.once) {
             Ok(Some(_)) if direct::is_written(pid) => return Ok(false),
             Ok(Some((ahead, gaps))) => {
                 self.ahead.insert(pid, ahead);

@@ -352,7 +352,7 @@ impl Shared {
         if numbered.is_empty() {
             return Ok(());
         }
-        let (ahead, mut gaps) = Ahead::of_objects(&numbered, &options.folder, options.codec)?;
+        let (ahead, mut gaps) = Ahead::of_objects(&numbered, options)?;
         self.ahead = Some(ahead);
         self.written = objects.values().flatten().map(|view| view.pid).collect();
         for (key, (number, _)) in objects.into_keys().zip(&numbered) {

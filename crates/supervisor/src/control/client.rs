@@ -178,7 +178,9 @@ pub(crate) fn take(
         match receive(&stream)? {
             Reply::Progress(progress) => {
                 tell(&progress);
-                if until == Until::Captured || matches!(progress, Progress::Durable { .. }) {
+                let captured = matches!(progress, Progress::Captured { .. });
+                let durable = matches!(progress, Progress::Durable { .. });
+                if durable || captured && until == Until::Captured {
                     return Ok(());
                 }
             }

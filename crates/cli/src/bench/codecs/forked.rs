@@ -59,7 +59,7 @@ impl Holder {
             Progress::Durable { image, bytes, .. } => {
                 (stored, made) = (*bytes, Some(image.clone()));
             }
-            Progress::Verifying { .. } => {}
+            Progress::Writing { .. } | Progress::Verifying { .. } => {}
         };
         let asked = control::checkpoint(&self.jobs, &self.name, &order, Until::Durable, tell);
         asked.map_err(|error| error.to_string())?;

@@ -1,0 +1,89 @@
+//! What commands that take long tell people, and what they leave to scripts.
+#![forbid(unsafe_code)]
+
+use kedge_tests::back::wait_for;
+use kedge_tests::job::send;
+use kedge_tests::world::World;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// A job of no devices that runs.
+struct Running {
+    world: World,
+    child: Child,
+}
+
+impl Running {
+    fn new(name: &str) -> Running {
+        let world = World::new(name);
+        let images = world.0.join("images").display().to_string();
+        let words = ["run", "--gpu", "none", "--job", "j", "--ckpt-dir", &images, "--", "sleep"];
+        let mut command = world.kedge(&[&words[..], &["100"]].concat());
+        let null = || (Stdio::null(), Stdio::null());
+        let child = command.stdin(null().0).stdout(null().0).stderr(null().1);
+        let child = child.spawn().expect("kedge");
+        wait_for("the job runs", || world.job("j").join("control").exists());
+        Running { world, child }
+    }
+
+    /// What a command writes to a terminal.
+    fn on_terminal(&self, arguments: &[&str]) -> String {
+        let kedge = self.world.kedge(arguments);
+        let words = [kedge.get_program()].into_iter().chain(kedge.get_args());
+        let words: Vec<String> = words.map(|word| format!("'{}'", word.display())).collect();
+        let mut terminal = Command::new("script");
+        terminal.args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"]);
+        terminal.envs(kedge.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = terminal.stdin(Stdio::null()).output().expect("script, from bsdutils");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.world.output(&["kill", "j"]);
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn checkpoints_close_with_a_line_for_people() {
+    let job = Running::new("prclose");
+    let said = job.on_terminal(&["checkpoint", "j", "--verify"]);
+    let last = said.lines().last().unwrap_or_default();
+    for part in ["j-0001  ", "iB, stood still ", " ms, durable in ", " s, read back"] {
+        assert!(last.contains(part), "{said:?}");
+    }
+    assert!(said.contains("bringing the job to rest…"), "{said:?}");
+    let image = job.world.0.join("images/j-0002").display().to_string();
+    let output = job.world.output(&["checkpoint", "j"]);
+    // Warnings may come, but no line that is for people.
+    let warnings = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{image}\n"));
+    assert!(warnings.lines().all(|line| line.starts_with("kedge: warning: ")), "{warnings}");
+    let said = job.on_terminal(&["verify", &image]);
+    assert!(said.contains("good") && said.contains(", read in "), "{said:?}");
+}
+
+#[test]
+fn ctrl_c_says_what_goes_on() {
+    let job = Running::new("prctrlc");
+    let supervisor = job.child.id();
+    // Stopped, it takes its time.
+    send("STOP", &[supervisor]);
+    let mut command = job.world.kedge(&["checkpoint", "j"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kedge");
+    thread::sleep(Duration::from_millis(500));
+    send("INT", &[child.id()]);
+    let output = child.wait_with_output().expect("ended");
+    send("CONT", &[supervisor]);
+    assert_eq!(output.status.signal(), Some(2), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, "kedge: the checkpoint of j goes on: see `kedge images`\n");
+    let image = job.world.0.join("images/j-0001").display().to_string();
+    let is_good = || job.world.output(&["verify", &image]).status.success();
+    wait_for("the checkpoint goes on", is_good);
+}
