@@ -28,7 +28,8 @@ impl Keeper {
     fn run(&self, what: &str) -> Output {
         let (program, cubin) = (self.program.display().to_string(), self.cubin());
         let words = ["run", "--gpu", "soft", "--job", "keeps", "--", &program, what];
-        self.world.output(&[&words[..], &[&cubin.display().to_string()]].concat())
+        let mut command = self.world.kedge(&[&words[..], &[&cubin.display().to_string()]].concat());
+        command.env("TRITON_CACHE_DIR", self.beside()).output().expect("kedge")
     }
 
     fn runs(&self, what: &str) {
@@ -48,6 +49,11 @@ impl Keeper {
 
     fn cubin(&self) -> PathBuf {
         self.world.0.join("kept.cubin")
+    }
+
+    /// Where Triton would keep its compilations.
+    fn beside(&self) -> PathBuf {
+        self.world.0.join("triton")
     }
 
     fn log(&self) -> String {
@@ -103,6 +109,23 @@ fn a_cubin_from_before_is_refused_with_what_to_do() {
     for text in [said, keeper.log()] {
         assert!(text.contains("kedge kernel-cache ls") && text.contains("compile it"), "{text}");
     }
+}
+
+#[test]
+fn a_cubin_beside_its_ptx_runs_and_is_known_from_then_on() {
+    let keeper = Keeper::new("kcbeside");
+    keeper.runs("make");
+    // Behind a header of 88 bytes.
+    let ptx = fs::read(&keeper.entries()[0]).expect("an entry").split_off(88);
+    keeper.world.text(&["kernel-cache", "clear"]);
+    keeper.refused();
+    let folder = keeper.beside().join("HASH");
+    fs::create_dir_all(&folder).expect("a folder");
+    fs::copy(keeper.cubin(), folder.join("triple.cubin")).expect("copied");
+    fs::write(folder.join("triple.ptx"), ptx).expect("written");
+    keeper.runs("load");
+    fs::remove_dir_all(&folder).expect("removed");
+    keeper.runs("load");
 }
 
 #[test]

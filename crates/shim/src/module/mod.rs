@@ -2,6 +2,7 @@
 
 mod advice;
 mod api;
+mod beside;
 mod image;
 mod jit;
 mod link;

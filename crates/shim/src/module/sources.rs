@@ -1,9 +1,11 @@
-//! What cubins were made from: the PTX of those that were compiled in this process, and of those in
-//! the user's kernel cache, which other processes have compiled.
+//! What cubins were made from: the PTX of those that were compiled in this process, of those in the
+//! user's kernel cache, which other processes have compiled, and of those beside which it stands.
 //!
 //! A device that runs PTX and not machine code is so given the PTX with the cubin: [`with_source`].
 
+use super::beside;
 use crate::entry::log_once;
+use crate::session;
 use kedge_kernel_cache::{CacheError, Digest, KernelCache};
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,10 +46,9 @@ impl Sources {
 
     /// Returns the PTX that defines all of a cubin's kernels, if one does only: a cubin that was
     /// linked of another is known by them.
-    fn by_kernels(&self, cubin: &[u8]) -> Option<Arc<[u8]>> {
-        let kernels = kernels_of(cubin)?;
+    fn by_kernels(&self, kernels: &[&str]) -> Option<Arc<[u8]>> {
         let mut found: Option<&Arc<[u8]>> = None;
-        for source in self.known.iter().filter(|source| defines_all(&source.ptx, &kernels)) {
+        for source in self.known.iter().filter(|source| defines_all(&source.ptx, kernels)) {
             if found.is_some_and(|other| *other != source.ptx) {
                 return None;
             }
@@ -86,21 +87,32 @@ pub(crate) fn remember(cubin: &[u8], ptx: Arc<[u8]>) {
     sources().add(digest, ptx);
 }
 
+fn find_kept(cubin: &Digest) -> Option<Vec<u8>> {
+    kept()?.find(cubin).unwrap_or_else(|error| {
+        grumble(&error);
+        None
+    })
+}
+
+fn has_software() -> bool {
+    session::get().is_ok_and(|session| session.devices.iter().any(|device| device.exact))
+}
+
 /// The PTX that a cubin was made from.
 fn find(cubin: &[u8]) -> Option<Arc<[u8]>> {
     let digest = Digest::of(cubin);
     if let Some(ptx) = sources().exactly(&digest) {
         return Some(ptx);
     }
-    let found = kept()?.find(&digest).unwrap_or_else(|error| {
-        grumble(&error);
-        None
-    });
-    if let Some(ptx) = found {
-        // Not remembered here: it would make others ambiguous that are known by their kernels.
+    // Not remembered here: it would make others ambiguous that are known by their kernels.
+    if let Some(ptx) = find_kept(&digest) {
         return Some(ptx.into());
     }
-    let ptx = sources().by_kernels(cubin)?;
+    let kernels = kernels_of(cubin)?;
+    let ptx = sources().by_kernels(&kernels);
+    let beside = || beside::find(cubin, &kernels).map(Into::into);
+    // Only a software device needs it so much that folders are searched for it.
+    let ptx = ptx.or_else(|| has_software().then(beside).flatten())?;
     keep(&digest, &ptx);
     sources().add(digest, ptx.clone());
     Some(ptx)
