@@ -7,6 +7,7 @@ use clap::Args;
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
 use kedge_server::{ServeSpec, Server};
 use kedge_supervisor::Parts;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 
 const AFTER_HELP: &str = "\
@@ -46,14 +47,18 @@ fn default_address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()
 }
 
+/// Says what happens. A terminal that is gone is no reason to end.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "kedge: {line}");
+}
+
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let soft_memory = args.soft_memory.map(|size| size.0);
     let gpu = gpu::resolve(args.gpu.as_ref(), soft_memory.map(|_| "--soft-memory"))?.spec;
     let (listen, proxy) = (args.listen, Parts::find()?.proxy);
     let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, proxy };
-    let server = Server::bind(spec, |line| eprintln!("kedge: {line}"))
-        .map_err(|error| Failure::new(error.to_string()))?;
+    let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
-    eprintln!("kedge: {gpu} is lent at {address}");
+    say(&format!("{gpu} is lent at {address}"));
     server.serve()
 }

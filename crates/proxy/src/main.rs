@@ -53,6 +53,9 @@ fn serve_far(options: &Options) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     ignore_signals();
+    // Whoever wants the devices back ends it so: its server is not its master for ever.
+    // SAFETY: a default disposition installs no handler.
+    unsafe { libc::signal(libc::SIGTERM, libc::SIG_DFL) };
     one_heap();
     let _ = std::env::set_current_dir("/");
     match remote::far::serve(TcpStream::from(line), Channel::new(control), options) {

@@ -21,10 +21,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Between two tries to connect anew, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// For one such try.
+const TRY_LIMIT: Duration = Duration::from_secs(10);
 /// Longest answer before a session: a welcome with sixteen devices' attributes.
 const MAX_ANSWER: usize = 256 << 10;
-/// A connection whose other end does not acknowledge for so long is broken.
-const SILENCE: Duration = Duration::from_secs(20);
 /// Between two looks whether the other end of an idle connection is there.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -65,7 +65,7 @@ pub fn connect(
 ) -> Result<Connected, ConnectError> {
     let answer = |source| ConnectError::Answer { server: server.to_owned(), source };
     let devices = List::new(devices.to_vec()).unwrap_or_default();
-    let mut line = open(server, Purpose::Session { devices })?;
+    let mut line = open(server, Purpose::Session { devices }, ANSWER_LIMIT)?;
     let offered = read_one::<Result<Offer, Refused>>(&mut line, MAX_ANSWER).map_err(answer)?;
     let Offer { session: key } = offered.map_err(|refused| refused.by(server))?;
     let program = Text::truncated(program.to_owned());
@@ -75,7 +75,6 @@ pub fn connect(
     let started = read_one::<Started>(&mut line, MAX_ANSWER).map_err(answer)?;
     let welcome =
         started.map_err(|refusal| ConnectError::NoDevice { server: server.to_owned(), refusal })?;
-    line.set_read_timeout(None).map_err(|error| answer(error.into()))?;
     Ok(Connected { welcome, key, line })
 }
 
@@ -107,14 +106,13 @@ impl Dialer {
         Dialer { server: server.to_owned(), key, generation: 0, reconnect, say: Box::new(say) }
     }
 
-    fn dial(&self, inlet: &Inlet) -> Result<(), ConnectError> {
+    fn dial(&self, inlet: &Inlet, limit: Duration) -> Result<(), ConnectError> {
         let answer = |source| ConnectError::Answer { server: self.server.clone(), source };
         let (link, arrived) = (inlet.which().number(), inlet.received());
         let hand = Handover { link, generation: self.generation, arrived };
-        let mut stream = open(&self.server, Purpose::Join { session: self.key, hand })?;
+        let mut stream = open(&self.server, Purpose::Join { session: self.key, hand }, limit)?;
         let accepted = read_one::<Result<Accepted, Refused>>(&mut stream, MAX_ANSWER);
         let accepted = accepted.map_err(answer)?.map_err(|refused| refused.by(&self.server))?;
-        stream.set_read_timeout(None).map_err(|error| answer(error.into()))?;
         let joined = inlet.go_on(stream, |_, _| Ok(accepted.arrived));
         joined.map_err(|error| answer(error.into()))
     }
@@ -131,7 +129,8 @@ impl Connections for Dialer {
         let mut pause = FIRST_PAUSE;
         loop {
             self.generation += 1;
-            let error = match self.dial(inlet) {
+            let left = self.reconnect.saturating_sub(begin.elapsed());
+            let error = match self.dial(inlet, left.clamp(FIRST_PAUSE, TRY_LIMIT)) {
                 Ok(()) => {
                     if cut {
                         let after = begin.elapsed().as_secs_f32();
@@ -152,15 +151,15 @@ impl Connections for Dialer {
 }
 
 /// Connects and says what for.
-fn open(server: &str, purpose: Purpose) -> Result<TcpStream, ConnectError> {
+fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<TcpStream, ConnectError> {
     let failed = |source| ConnectError::Connect { server: server.to_owned(), source };
     let name = |source| ConnectError::Name { server: server.to_owned(), source };
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in server.to_socket_addrs().map_err(name)? {
-        match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+        match TcpStream::connect_timeout(&address, CONNECT_LIMIT.min(limit)) {
             Ok(mut stream) => {
                 tune(&stream).map_err(failed)?;
-                stream.set_read_timeout(Some(ANSWER_LIMIT)).map_err(failed)?;
+                stream.set_read_timeout(Some(limit)).map_err(failed)?;
                 let (magic, version, protocol) = (MAGIC, VERSION, PROTOCOL_VERSION);
                 let opening = Opening { magic, version, protocol, purpose };
                 write_one(&mut stream, &opening).map_err(failed)?;
@@ -183,6 +182,5 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, LOOK)?;
     sockopt::set_tcp_keepintvl(stream, LOOK)?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
     Ok(())
 }

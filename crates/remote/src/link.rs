@@ -16,6 +16,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Unacknowledged bytes beyond which [`Links::wait_for_room`] waits.
 const LIMIT: usize = 32 << 20;
@@ -27,6 +28,10 @@ const HEAD: usize = 4 + 8 + 8;
 const UNTOLD: u64 = 1 << 20;
 /// What is read from a socket at once.
 const ROOM: usize = 64 << 10;
+/// Between two packets at most, also empty ones; and a silence that means that a connection is cut:
+/// behind a tunnel the kernel sees but its own end.
+const BEAT: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(20);
 /// Room that an empty link keeps.
 const SPARE: usize = 1 << 20;
 /// A look at a connection that takes nothing, so that its end is noticed.
@@ -90,6 +95,8 @@ struct Out {
     acked: u64,
     /// The offset behind the last byte that was put into a packet of this connection.
     packed: u64,
+    /// The largest that has been: no more can have arrived.
+    sent: u64,
     stream: Option<Arc<TcpStream>>,
     /// The packet that is being sent, and how much of it has been.
     packet: Vec<u8>,
@@ -109,13 +116,9 @@ fn over() -> io::Error {
 }
 
 impl Out {
-    fn end(&self) -> u64 {
-        self.acked + self.kept.len() as u64
-    }
-
     /// Drops what the other end has; `false` where it claims what was not sent.
     fn acknowledge(&mut self, arrived: u64) -> bool {
-        if arrived > self.end() {
+        if arrived > self.sent {
             return false;
         }
         let Some(count) = arrived.checked_sub(self.acked) else { return true };
@@ -125,6 +128,11 @@ impl Out {
             self.kept.shrink_to(SPARE);
         }
         true
+    }
+
+    /// Returns whether the kernel has the whole packet.
+    fn is_written(&self) -> bool {
+        self.written == self.packet.len()
     }
 
     /// Makes the next packet; `false` where there is nothing to send.
@@ -145,6 +153,7 @@ impl Out {
         self.packet.extend_from_slice(&first[split]);
         self.packet.extend_from_slice(&second[rest]);
         self.packed += len as u64;
+        self.sent = self.sent.max(self.packed);
         true
     }
 }
@@ -162,6 +171,15 @@ impl Links {
             let send = move || links.send_rest(which);
             thread::Builder::new().name("sender".into()).stack_size(128 << 10).spawn(send)?;
         }
+        let beats = Arc::downgrade(&links);
+        let beat = move || {
+            while let Some(links) = beats.upgrade().filter(|links| !links.is_over()) {
+                links.tell();
+                drop(links);
+                thread::sleep(BEAT);
+            }
+        };
+        thread::Builder::new().name("beat".into()).stack_size(128 << 10).spawn(beat)?;
         Ok(links)
     }
 
@@ -205,6 +223,18 @@ impl Links {
         if out.over { Err(over()) } else { Ok(()) }
     }
 
+    /// Waits until all that was to be sent is the kernel's, for `limit` at most.
+    pub fn wait_until_sent(&self, which: Which, limit: Duration) {
+        let begin = Instant::now();
+        let sent = || {
+            let out = locked(&self.link(which).out);
+            out.over || out.packed == out.acked + out.kept.len() as u64 && out.is_written()
+        };
+        while !sent() && begin.elapsed() < limit {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Ends both links: nobody waits on them any longer, and nothing is sent.
     pub fn end(&self) {
         for link in &self.links {
@@ -235,7 +265,7 @@ impl Links {
     fn push(&self, which: Which, out: &mut Out) {
         while !out.waits_for_socket {
             let Some(stream) = out.stream.clone() else { return };
-            if out.written == out.packet.len() && !out.pack(self.arrived()) {
+            if out.is_written() && !out.pack(self.arrived()) {
                 return;
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -315,12 +345,17 @@ impl Links {
         let link = self.link(which);
         let received = link.received.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
         if received - link.told.load(Ordering::Relaxed) >= UNTOLD {
-            // On whichever link of the two takes it: the one that is read does.
-            for by in Which::BOTH {
-                let mut out = locked(&self.link(by).out);
-                out.tell = true;
-                self.push(by, &mut out);
-            }
+            self.tell();
+        }
+    }
+
+    /// Tells the other end how much has arrived, and that this one is there: by both links, since
+    /// one of them may not be read.
+    fn tell(&self) {
+        for by in Which::BOTH {
+            let mut out = locked(&self.link(by).out);
+            out.tell = true;
+            self.push(by, &mut out);
         }
     }
 }
@@ -395,6 +430,8 @@ impl Inlet {
         self.links.cut(self.which);
         let mut arriving = locked(&self.arriving);
         arriving.clear();
+        // The other end says every `BEAT` that it is there.
+        stream.set_read_timeout(Some(SILENCE))?;
         let arrived = tell(&stream, self.received())?;
         let nonsense = || io::Error::other("the other end has bytes that were not sent");
         let joined = self.links.join(self.which, stream, arrived).ok_or_else(nonsense)?;

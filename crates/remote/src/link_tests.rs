@@ -3,7 +3,6 @@
 use super::*;
 use std::net::TcpListener;
 use std::sync::mpsc::{self, Receiver as Queue, Sender as Feed};
-use std::time::{Duration, Instant};
 
 /// The other end does not dial any more, or does not answer.
 const GONE: Duration = Duration::from_secs(2);
@@ -250,6 +249,9 @@ fn a_full_link_waits_and_its_end_is_heard() {
 fn what_was_never_sent_is_not_acknowledged() {
     let links = Links::start().unwrap();
     links.send(Which::Line, b"four").unwrap();
+    // Nothing has left before there is a connection.
+    assert!(links.join(Which::Line, pair().0, 4).is_none());
+    assert!(links.join(Which::Line, pair().0, 0).is_some());
     assert!(links.join(Which::Line, pair().0, 5).is_none());
     assert!(!links.acknowledged([5, 0]));
     assert!(links.acknowledged([4, 0]) && links.acknowledged([2, 0]));

@@ -83,8 +83,6 @@ wire! {
         Patched = 3 { count: u64 },
         /// An order. Each has one answer.
         Ask = 4 { ask: Ask },
-        /// The client has ended: nothing follows.
-        Bye = 5 {},
     }
 
     #[derive(Debug, Clone, PartialEq)]
@@ -108,6 +106,8 @@ wire! {
         HostFnDone = 2 { token: u64 },
         /// What the client has changed in memory that both see.
         Patches = 3 { pages: List<PagePatch, PATCHES> },
+        /// The client has ended: nothing follows.
+        Bye = 4 {},
     }
 
     /// From the far end, in order.

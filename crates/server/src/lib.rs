@@ -14,19 +14,19 @@ use kedge_remote::{
 };
 use kedge_wire::Text;
 use sessions::Sessions;
-use std::io;
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Connections that have not said what they are for, at a time.
-const MAX_OPENING: usize = 64;
+const MAX_OPENING: usize = 512;
 /// For a connection to say it.
-const OPENING_LIMIT: Duration = Duration::from_secs(10);
+const OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// Longest first frame.
 const MAX_FIRST: usize = 4 << 10;
 
@@ -118,16 +118,41 @@ impl Server {
             return;
         }
         let lender = self.lender.clone();
+        let counted = Counted(self.lender.clone());
         let hear = move || {
+            let _counted = counted;
             if let Err(why) = lender.open(stream) {
                 (lender.say)(&format!("{from}: {why}"));
             }
-            lender.opening.fetch_sub(1, Ordering::SeqCst);
         };
-        if let Err(error) = thread::Builder::new().name("opening".into()).spawn(hear) {
-            self.lender.opening.fetch_sub(1, Ordering::SeqCst);
+        if let Err(error) =
+            thread::Builder::new().name("opening".into()).stack_size(128 << 10).spawn(hear)
+        {
             (self.lender.say)(&format!("cannot hear a connection: {error}"));
         }
+    }
+}
+
+/// One of the connections that have not said what they are for.
+struct Counted(Arc<Lender>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Reads a connection until a moment, however slowly its bytes come.
+struct Until<'a>(&'a TcpStream, Instant);
+
+impl Read for Until<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.1.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.0.set_read_timeout(Some(left))?;
+        self.0.read(into)
     }
 }
 
@@ -139,9 +164,9 @@ impl Lender {
             return Err("a connection of another user: refused".into());
         }
         tune(&stream).map_err(system)?;
-        stream.set_read_timeout(Some(OPENING_LIMIT)).map_err(system)?;
         stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
-        let opening: Opening = match read_one(&mut stream, MAX_FIRST) {
+        let mut until = Until(&stream, Instant::now() + OPENING_LIMIT);
+        let opening: Opening = match read_one(&mut until, MAX_FIRST) {
             Ok(opening) => opening,
             // Somebody looks whether it is there.
             Err(FrameError::Closed) => return Ok(()),
@@ -187,7 +212,7 @@ impl Lender {
             Err(why) => return self.refuse(&mut stream, why),
         };
         let from = stream.peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
-        (self.say)(&format!("session of {from} on {gpu} begins, proxy {}", proxy.id()));
+        let begins = format!("session of {from} on {gpu} begins, proxy {}", proxy.id());
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer { session }));
         drop(stream);
         let lender = self.clone();
@@ -196,6 +221,7 @@ impl Lender {
             (lender.say)(&format!("session of {from} on {} ends: {ended}", lender.spec.gpu));
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
+        (self.say)(&begins);
         waits.map(drop).and(offered).map_err(|error| error.to_string())
     }
 }

@@ -15,13 +15,20 @@ pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
     Ok(owner.is_some_and(|uid| uid == own || uid == 0))
 }
 
+/// A connection's state that is open on both sides, as the table has it.
+const ESTABLISHED: &str = "01";
+
 /// The user of the socket at `theirs` that is connected to `ours`, in the kernel's table.
 fn owner(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     let (theirs, ours) = (written(theirs), written(ours));
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
         let found = fields.nth(1)? == theirs && fields.next()? == ours;
-        found.then(|| fields.nth(4)?.parse().ok())?
+        // A socket that its process has closed is nobody's, and the table says 0 of it, as of root.
+        let open = fields.next()? == ESTABLISHED;
+        let uid = fields.nth(3)?.parse().ok();
+        let inode = fields.nth(1)?;
+        (found && open && inode != "0").then_some(uid)?
     })
 }
 
@@ -65,5 +72,10 @@ mod tests {
         let ours: SocketAddr = "127.0.0.1:7531".parse().unwrap();
         let at = |port: u16| owner(&table, SocketAddr::new(ours.ip(), port), ours);
         assert_eq!((at(50000), at(50001)), (Some(1001), None));
+        // Closed by its process: no user's, though the table says 0.
+        let gone = row("0100007F:C350", "0100007F:1D6B", "05", 0);
+        assert_eq!(owner(&gone, SocketAddr::new(ours.ip(), 50000), ours), None);
+        let orphan = client.replace("        0 2 1", "        0 0 1").replace("1001", "0");
+        assert_eq!(owner(&orphan, SocketAddr::new(ours.ip(), 50000), ours), None);
     }
 }

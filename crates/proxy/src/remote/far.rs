@@ -23,12 +23,15 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::thread;
 use std::time::Duration;
 use thiserror::Error;
 
 /// For the near end to say what it wants.
 const LIMIT: Duration = Duration::from_secs(30);
+/// From the session's end to that of the process, at most.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest first message.
 const MAX_START: usize = 64 << 10;
 /// Bytes of modules that may wait for their message.
@@ -45,8 +48,6 @@ pub enum FarError {
     /// The near end has been told.
     #[error("no device: {0}")]
     NoDevice(String),
-    #[error("the program has ended")]
-    Ended,
     #[error("the near end broke the rules: {0}")]
     Nonsense(&'static str),
 }
@@ -87,24 +88,31 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let driver_version = backend.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
     write_one(&mut writing, &Ok::<_, Refusal>(welcome))?;
-    let received = handed::hear(control, &links, start.reconnect_ms)?;
-    hear_aside(received.aside, line.clone(), host.clone())?;
-    let receiver = received.line;
-    receiver.inlet().go_on(stream, |_, _| Ok(0))?;
+    let receiver = handed::hear(control, &links, start.reconnect_ms, |received| {
+        received.line.inlet().go_on(stream, |_, _| Ok(0))?;
+        hear_aside(received.aside, line.clone(), host.clone())?;
+        Ok(received.line)
+    })?;
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
     let dispatcher = Dispatcher::new(backend, host.clone(), OwnedFd::from(own));
     let executor = Box::new(Local::new(dispatcher, host, options.backend.cache));
-    let end = FarEnd { executor, line: line.clone(), staged, frames: Frames::new(receiver) }.run();
-    line.over();
-    match end {
-        Err(FarError::Ended) => Ok(()),
-        other => other,
-    }
+    FarEnd { executor, line, staged, frames: Frames::new(receiver) }.run()
 }
 
 /// Hears the aside on a thread of its own.
 fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>) -> io::Result<()> {
+    // What goes on behind a host function may itself ask for the client's memory, whose answer
+    // this thread alone hears.
+    let (returned, tokens) = mpsc::channel();
+    let ends = line.clone();
+    let go_on = move || {
+        let asked = |token| host.host_function_done(token);
+        if !tokens.into_iter().all(asked) {
+            ends.over();
+        }
+    };
+    thread::Builder::new().name("host-fns".into()).spawn(go_on)?;
     let hear = move || {
         let mut frames = Frames::new(receiver);
         while let Ok(said) = frames.receive::<Aside>() {
@@ -113,7 +121,8 @@ fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>)
                     line.arrived(number, bytes.map(|b| b.into_inner()).map_err(CuError));
                     true
                 }
-                Aside::HostFnDone { token } => host.host_function_done(token),
+                Aside::HostFnDone { token } => returned.send(token).is_ok(),
+                Aside::Bye {} => end_now(0),
                 Aside::Patches { pages } => line.patch(&pages),
             };
             if !proper {
@@ -121,8 +130,17 @@ fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>)
             }
         }
         line.over();
+        // The line's reader may be where nothing wakes it: with devices that do not come back.
+        thread::sleep(LAST_WORDS);
+        end_now(1)
     };
-    std::thread::Builder::new().name("aside".into()).spawn(hear).map(drop)
+    thread::Builder::new().name("aside".into()).spawn(hear).map(drop)
+}
+
+/// Ends the process: others of its threads may be busy with devices.
+fn end_now(status: i32) -> ! {
+    // SAFETY: _exit ends the process at once, and takes no pointer.
+    unsafe { libc::_exit(status) }
 }
 
 struct FarEnd {
@@ -147,7 +165,6 @@ impl FarEnd {
                         return Err(FarError::Nonsense("changes that do not come"));
                     }
                 }
-                ToFar::Bye {} => return Err(FarError::Ended),
                 ToFar::Ask { ask } => {
                     let done = self.ask(&ask);
                     outlet::answer(&self.line, done)?;

@@ -43,7 +43,8 @@ pub(super) struct Received {
     pub(super) aside: Receiver<Handed>,
 }
 
-/// Hears the server on a thread of its own.
+/// Hears the server on a thread of its own, after `begin`: what the session begins with is older
+/// than what the server hands over.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -51,7 +52,8 @@ pub(super) fn hear(
     control: Channel,
     links: &Arc<Links>,
     reconnect_ms: u32,
-) -> io::Result<Received> {
+    begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
+) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
     let link = |which| {
         let (sender, joined) = mpsc::channel();
@@ -60,9 +62,10 @@ pub(super) fn hear(
         (receiver, Joins { inlet, joined: sender, generation: None })
     };
     let ((line, to_line), (aside, to_aside)) = (link(Which::Line), link(Which::Aside));
+    let line = begin(Received { line, aside })?;
     let hear = move || hear_all(&control, [to_line, to_aside]);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
-    Ok(Received { line, aside })
+    Ok(line)
 }
 
 fn hear_all(control: &Channel, mut links: [Joins; 2]) {

@@ -27,6 +27,8 @@ use std::time::Duration;
 
 /// How much longer an answer may take than what it is about.
 const LATE: Duration = Duration::from_secs(10);
+/// How long a client's end waits for room on the line.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What a session cannot do as yet.
 const NOT_FAR: &str = "its devices are on another machine, where this is not supported as yet: \
     give --gpu devices of this machine, or do without";
@@ -37,9 +39,11 @@ static LINKS: OnceLock<Arc<Links>> = OnceLock::new();
 /// Tells the far end that the client has ended, if there is one. This process is about to end.
 pub(crate) fn say_bye() {
     if let Some(links) = LINKS.get() {
-        let mut line = Sending::new(Sender::new(links.clone(), Which::Line));
+        let mut aside = Sending::new(Sender::new(links.clone(), Which::Aside));
         // Without a line, the far end gives the client up after some time.
-        let _ = line.add(&ToFar::Bye {}).and_then(|()| line.flush());
+        if aside.add(&Aside::Bye {}).and_then(|()| aside.flush()).is_ok() {
+            links.wait_until_sent(Which::Aside, LAST_WORDS);
+        }
     }
 }
 
@@ -123,7 +127,10 @@ impl Session {
         std::thread::Builder::new().name("aside".into()).stack_size(256 << 10).spawn(watch)?;
         let _ = LINKS.set(links.clone());
         let looks = near.clone();
-        near.ticker.start("mirror", move || looks.is_busy() && looks.tell_changes().is_ok())?;
+        near.ticker.start("mirror", move || {
+            let room = || looks.links.wait_for_room(Which::Aside).is_ok();
+            looks.is_busy() && room() && looks.tell_changes().is_ok()
+        })?;
         Ok(Session { line: sender(Which::Line), near, answers, patched: 0 })
     }
 
@@ -135,6 +142,7 @@ impl Session {
         }
         let looks = touches_memory(message) && self.near.shared.load(Ordering::SeqCst);
         if looks {
+            self.near.links.wait_for_room(Which::Aside)?;
             let count = self.near.tell_changes()?;
             if count > self.patched {
                 self.patched = count;
