@@ -197,3 +197,21 @@ fn a_server_that_has_lost_the_session_says_so() {
     let log = world.text(&["logs", "j"]);
     assert!(log.contains("no such session"), "{log}");
 }
+
+/// Whoever wants devices back ends a session's proxy by SIGTERM.
+#[test]
+fn a_session_s_proxy_heeds_sigterm() {
+    let world = World::new("farterm");
+    let server = Served::start(&["--gpu", "soft"]);
+    let program = steps().display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "100000", "5"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.as_mut().expect("kedge");
+    until("a session", || children(&server) == 1);
+    let path = format!("/proc/{0}/task/{0}/children", server.pid());
+    let proxy = std::fs::read_to_string(path).expect("a living server");
+    let killed = Command::new("kill").args(["-s", "TERM", proxy.trim()]).status();
+    assert!(killed.expect("kill").success());
+    until("the session's end", || children(&server) == 0);
+    assert!(!child.wait().expect("it has ended").success());
+}

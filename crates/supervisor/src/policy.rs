@@ -238,6 +238,8 @@ mod tests {
         for text in ["none", "soft", "soft:2", "local:0,1"] {
             assert_eq!(text.parse::<JobGpu>().unwrap().to_string(), text);
         }
-        assert!("nothing".parse::<JobGpu>().is_err());
+        assert!("no thing".parse::<JobGpu>().is_err());
+        // It could be a host.
+        assert_eq!("nothing".parse::<JobGpu>().unwrap().to_string(), "nothing:7531");
     }
 }

@@ -11,6 +11,7 @@ use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
 use kedge_control::joblog::JobLog;
+use kedge_control::proxy::EXIT_BUG;
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
@@ -19,7 +20,7 @@ use kedge_remote::{
 use kedge_socket::Channel;
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
 use kedge_wire::{List, Text};
-use std::io;
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -58,6 +59,7 @@ pub enum FarError {
 /// # Errors
 /// The session cannot begin, or its near end is gone.
 pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(), FarError> {
+    end_on_panic();
     let mut reading = line.try_clone()?;
     reading.set_read_timeout(Some(LIMIT))?;
     let start: Start = read_one(&mut reading, MAX_START)?;
@@ -135,6 +137,15 @@ fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>)
         end_now(1)
     };
     thread::Builder::new().name("aside".into()).spawn(hear).map(drop)
+}
+
+/// A panic on any thread ends the process: its near end finds its line cut for good, and says so.
+fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        // The server's log. Nothing else is safe to touch: the thread may hold any lock.
+        let _ = writeln!(io::stderr(), "kedge-proxy: this is a bug in kedge: {panic}");
+        end_now(EXIT_BUG)
+    }));
 }
 
 /// Ends the process: others of its threads may be busy with devices.
