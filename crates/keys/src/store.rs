@@ -1,0 +1,283 @@
+//! The keys of this user: his own, those that are pinned, and those that he has revoked.
+
+use crate::certificate::{Certificate, date};
+use crate::error::KeyError;
+use crate::folder::Folder;
+use crate::identity::Identity;
+use crate::{Name, Pins};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The file of one's own key pair, and how those of others end.
+const OWN: &str = "own.pem";
+const PINNED: &str = ".pinned";
+const REVOKED: &str = ".revoked";
+/// Clocks of two machines may differ by so much, in seconds.
+const SKEW: u64 = 24 * 3600;
+
+/// A folder of keys, which need not be there as yet.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    path: PathBuf,
+}
+
+/// What a key is to its user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    Own,
+    Pinned(Name),
+    Revoked(Name),
+}
+
+impl Keys {
+    /// Returns this user's: in `$XDG_CONFIG_HOME/kedge/keys`, else `~/.config/kedge/keys`.
+    ///
+    /// # Errors
+    /// Neither variable has an absolute path.
+    pub fn of_user() -> Result<Keys, KeyError> {
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let config = variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+        let home = || variable("HOME").filter(|path| path.is_absolute());
+        let config = config.or_else(|| Some(home()?.join(".config")));
+        Ok(Keys::at(config.ok_or(KeyError::NoHome)?.join("kedge/keys")))
+    }
+
+    /// Returns those in a folder.
+    pub fn at(path: PathBuf) -> Keys {
+        Keys { path }
+    }
+
+    /// Makes this user's own key pair, whose certificate says `label` and lasts so long.
+    ///
+    /// # Errors
+    /// There is one that is not to be replaced; or it cannot be written.
+    pub fn make(
+        &self,
+        label: &str,
+        lasts: Duration,
+        replace: bool,
+    ) -> Result<Certificate, KeyError> {
+        let folder = Folder::make(&self.path)?;
+        let until = now().saturating_add(lasts.as_secs());
+        let text = Identity::make(label, now().saturating_sub(SKEW), until)?;
+        if !folder.write(OWN, text.as_bytes(), replace)? {
+            let until = date(self.identity()?.certificate().valid_until());
+            return Err(KeyError::HasIdentity { until });
+        }
+        self.identity().map(|identity| identity.certificate().clone())
+    }
+
+    /// Returns this user's own key pair.
+    ///
+    /// # Errors
+    /// There is none, or its file is damaged or open to others.
+    pub fn identity(&self) -> Result<Identity, KeyError> {
+        let folder = Folder::open(&self.path)?.ok_or(KeyError::NoIdentity)?;
+        let text = folder.read(OWN)?.ok_or(KeyError::NoIdentity)?;
+        let path = folder.path_of(OWN);
+        Identity::from_pem(&text).map_err(|why| KeyError::Damaged { path, why })
+    }
+
+    /// Returns whom connections may come from and lead to.
+    ///
+    /// # Errors
+    /// A file of the folder is damaged or open to others.
+    pub fn pins(&self) -> Result<Pins, KeyError> {
+        let mut pins = Pins::default();
+        let Some(folder) = Folder::open(&self.path)? else { return Ok(pins) };
+        for file in folder.names()? {
+            match standing(&file) {
+                Some(Standing::Pinned(name)) => pins.pinned.push((name, pinned(&folder, &file)?)),
+                Some(Standing::Revoked(name)) => pins.revoked.push((name, pinned(&folder, &file)?)),
+                // What is being written, or of somebody else, is no key.
+                _ => {}
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Returns all keys: one's own first, then those that are pinned, then the revoked ones.
+    ///
+    /// # Errors
+    /// As [`Keys::pins`] and [`Keys::identity`].
+    pub fn list(&self) -> Result<Vec<(Standing, Certificate)>, KeyError> {
+        let own = match self.identity() {
+            Err(KeyError::NoIdentity) => None,
+            other => Some((Standing::Own, other?.certificate().clone())),
+        };
+        let Pins { pinned, revoked } = self.pins()?;
+        let pinned = pinned.into_iter().map(|(name, it)| (Standing::Pinned(name), it));
+        let revoked = revoked.into_iter().map(|(name, it)| (Standing::Revoked(name), it));
+        Ok(own.into_iter().chain(pinned).chain(revoked).collect())
+    }
+
+    /// Pins the certificate of a PEM text under a name.
+    ///
+    /// # Errors
+    /// It is none, or has expired or been revoked; it or the name is pinned already.
+    pub fn add(&self, name: &Name, text: &[u8]) -> Result<Certificate, KeyError> {
+        let certificate = Certificate::from_pem(text)?;
+        if certificate.has_expired(now()) {
+            return Err(KeyError::Expired { on: date(certificate.valid_until()) });
+        }
+        let Pins { pinned, revoked } = self.pins()?;
+        let is_it = |known: &&(Name, Certificate)| known.1.der() == certificate.der();
+        if let Some((name, _)) = revoked.iter().find(is_it) {
+            return Err(KeyError::Revoked(name.clone()));
+        }
+        if let Some((name, _)) = pinned.iter().find(is_it) {
+            return Err(KeyError::Known(name.clone()));
+        }
+        let folder = Folder::make(&self.path)?;
+        match folder.write(&format!("{name}{PINNED}"), certificate.to_pem()?.as_bytes(), false)? {
+            true => Ok(certificate),
+            false => Err(KeyError::Taken(name.clone())),
+        }
+    }
+
+    /// Takes a pinned certificate back: from the next connection on it is refused.
+    ///
+    /// # Errors
+    /// None of the name is pinned.
+    pub fn revoke(&self, name: &Name) -> Result<Certificate, KeyError> {
+        let missing = || KeyError::Missing(name.clone());
+        let folder = Folder::open(&self.path)?.ok_or_else(missing)?;
+        let file = format!("{name}{PINNED}");
+        if !folder.names()?.contains(&file) {
+            return Err(missing());
+        }
+        let certificate = pinned(&folder, &file)?;
+        // The fingerprint keeps apart what one name has had after another.
+        let word = certificate.fingerprint().word();
+        folder.rename(&file, &format!("{name}.{word}{REVOKED}"))?;
+        Ok(certificate)
+    }
+}
+
+/// Returns whose key a file has by its name, if it is one of others.
+fn standing(file: &str) -> Option<Standing> {
+    if let Some(name) = file.strip_suffix(PINNED) {
+        return name.parse().ok().map(Standing::Pinned);
+    }
+    let (name, _) = file.strip_suffix(REVOKED)?.rsplit_once('.')?;
+    name.parse().ok().map(Standing::Revoked)
+}
+
+fn pinned(folder: &Folder, file: &str) -> Result<Certificate, KeyError> {
+    let path = folder.path_of(file);
+    let damaged = |why: String| KeyError::Damaged { path: path.clone(), why };
+    let text = folder.read(file)?.ok_or_else(|| damaged("it has just gone".into()))?;
+    Certificate::from_pem(&text).map_err(|error| damaged(error.to_string()))
+}
+
+/// The time, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DAY, Place, certificate, name};
+    use std::fs;
+
+    #[test]
+    fn a_key_is_made_once_and_replaced_when_told() {
+        let place = Place::new("own");
+        let keys = place.keys();
+        assert!(matches!(keys.identity(), Err(KeyError::NoIdentity)));
+        assert!(keys.list().unwrap().is_empty());
+        let first = keys.make("alice@here", 10 * DAY, false).unwrap();
+        assert_eq!(first.subject(), "CN=alice@here");
+        let lasts = first.valid_until() - now();
+        assert!((10 * 86_400 - 60..=10 * 86_400).contains(&lasts), "{lasts}");
+        assert!(matches!(keys.make("x", DAY, false), Err(KeyError::HasIdentity { .. })));
+        assert_eq!(keys.identity().unwrap().certificate(), &first);
+        let second = keys.make("alice@here", DAY, true).unwrap();
+        assert_ne!(first.fingerprint(), second.fingerprint());
+        assert_eq!(keys.list().unwrap(), [(Standing::Own, second)]);
+        assert!(matches!(keys.make("x", 4_000_000 * DAY, true), Err(KeyError::NotMade { .. })));
+    }
+
+    #[test]
+    fn keys_are_pinned_and_revoked_by_name() {
+        let place = Place::new("pins");
+        let keys = place.keys();
+        let [alice, other] = ["alice", "other"].map(|of| certificate(of, 0, now() + 1000));
+        let pem = alice.to_pem().unwrap();
+        assert_eq!(keys.add(&name("alice"), pem.as_bytes()).unwrap(), alice);
+        let known = keys.add(&name("bob"), pem.as_bytes());
+        assert!(matches!(known, Err(KeyError::Known(of)) if of == name("alice")));
+        let taken = keys.add(&name("alice"), other.to_pem().unwrap().as_bytes());
+        assert!(matches!(taken, Err(KeyError::Taken(of)) if of == name("alice")));
+        assert!(matches!(keys.revoke(&name("bob")), Err(KeyError::Missing(_))));
+
+        assert_eq!(keys.revoke(&name("alice")).unwrap(), alice);
+        assert!(matches!(keys.revoke(&name("alice")), Err(KeyError::Missing(_))));
+        let again = keys.add(&name("bob"), pem.as_bytes());
+        assert!(matches!(again, Err(KeyError::Revoked(of)) if of == name("alice")));
+        // The name is free again, and what it had before stays revoked.
+        keys.add(&name("alice"), other.to_pem().unwrap().as_bytes()).unwrap();
+        keys.revoke(&name("alice")).unwrap();
+        let standings = keys.list().unwrap().into_iter().map(|(standing, _)| standing);
+        let revoked = Standing::Revoked(name("alice"));
+        assert_eq!(standings.collect::<Vec<_>>(), [revoked.clone(), revoked]);
+    }
+
+    #[test]
+    fn what_is_no_certificate_is_not_pinned() {
+        let place = Place::new("nocert");
+        let keys = place.keys();
+        let add = |text: &[u8]| keys.add(&name("x"), text).unwrap_err();
+        let own = Place::new("leaks");
+        let good = own.keys().make("leaks", DAY, false).unwrap();
+        let pem = good.to_pem().unwrap();
+        let private = fs::read(own.path.join("keys/own.pem")).unwrap();
+        assert!(matches!(add(&private), KeyError::PrivateInside));
+        assert!(matches!(add(b""), KeyError::NoCertificate { .. }));
+        assert!(matches!(add(&[0xff; 5000]), KeyError::NoCertificate { .. }));
+        assert!(matches!(add(pem.repeat(2).as_bytes()), KeyError::NoCertificate { .. }));
+        assert!(matches!(add(&pem.as_bytes()[..pem.len() / 2]), KeyError::NoCertificate { .. }));
+        // Certificates of which a byte is another are none, or others, but nothing panics.
+        let der = good.der();
+        for at in 0..der.len() {
+            let mut bytes = der.to_vec();
+            bytes[at] ^= 0x55;
+            if let Ok(read) = Certificate::from_der(bytes.into()) {
+                assert_ne!(read.fingerprint(), good.fingerprint());
+            }
+        }
+        let expired = certificate("old", 1_000_000, 1_000_100);
+        let on = add(expired.to_pem().unwrap().as_bytes()).to_string();
+        assert!(on.contains("expired on 1970-01-12T"), "{on}");
+        assert!(keys.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let place = Place::new("damage");
+        let keys = place.keys();
+        keys.make("x", DAY, false).unwrap();
+        for file in ["own.pem", "alice.pinned", "alice.0f.revoked"] {
+            let path = place.path.join("keys").join(file);
+            let before = fs::read(&path).ok();
+            let folder = Folder::open(&place.path.join("keys")).unwrap().unwrap();
+            folder.write(file, b"-----BEGIN NONSENSE", true).unwrap();
+            let said = keys.list().unwrap_err().to_string();
+            assert!(said.contains(file) && said.contains("is damaged"), "{said}");
+            match before {
+                Some(before) => fs::write(&path, before).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+        }
+        // A key pair of which one half is another's is none.
+        let other = Place::new("half");
+        other.keys().make("y", DAY, false).unwrap();
+        let text = |place: &Place| fs::read_to_string(place.path.join("keys/own.pem")).unwrap();
+        let (certificate, key) = (text(&place), text(&other));
+        let mixed = certificate.split_once("-----BEGIN PRIVATE").unwrap().0.to_owned()
+            + key.split_once("-----END CERTIFICATE-----\n").unwrap().1;
+        fs::write(place.path.join("keys/own.pem"), mixed).unwrap();
+        assert!(matches!(keys.identity(), Err(KeyError::Damaged { .. })));
+    }
+}
