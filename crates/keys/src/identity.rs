@@ -1,12 +1,13 @@
 //! This user's own key pair.
 
-use crate::certificate::Certificate;
+use crate::certificate::{Certificate, Validity, date};
 use crate::error::KeyError;
 use crate::provider;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ED25519};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use std::sync::Arc;
 use std::time::Duration;
 use x509_cert::der::pem::{LineEnding, encode_string};
 use zeroize::{Zeroize, Zeroizing};
@@ -18,6 +19,8 @@ const LAST: u64 = 253_402_300_799;
 #[derive(Debug, Clone)]
 pub struct Identity {
     certificate: Certificate,
+    /// Shows the certificate and signs, whatever the other end asks for.
+    resolver: Arc<SingleCertAndKey>,
 }
 
 impl Identity {
@@ -62,12 +65,31 @@ impl Identity {
         let certificate = Certificate::from_der(der)?;
         let chain = vec![certificate.der().clone()];
         let certified = CertifiedKey::from_der(chain, key, &provider());
-        certified.map_err(|error| error.to_string())?;
-        Ok(Identity { certificate })
+        let certified = certified.map_err(|error| error.to_string())?;
+        Ok(Identity { certificate, resolver: Arc::new(certified.into()) })
     }
 
     /// Returns what others may see of it.
     pub fn certificate(&self) -> &Certificate {
         &self.certificate
+    }
+
+    pub(crate) fn resolver(&self) -> Arc<SingleCertAndKey> {
+        self.resolver.clone()
+    }
+
+    /// Checks that others will take it at `now`, in seconds since 1970.
+    pub(crate) fn check(&self, now: u64) -> Result<(), String> {
+        match self.certificate.validity(now) {
+            Validity::Valid => Ok(()),
+            Validity::Early => {
+                let from = date(self.certificate.valid_from());
+                Err(format!("is valid from {from} only: is this machine's clock right?"))
+            }
+            Validity::Expired => {
+                let on = date(self.certificate.valid_until());
+                Err(format!("has expired on {on}: `kedge keys new --replace` makes another"))
+            }
+        }
     }
 }

@@ -1,24 +1,38 @@
-//! Who may connect over a network.
+//! Who may connect over a network, and TLS 1.3 between those who may.
 //!
 //! [`Keys`] is a folder with a user's own key pair and the certificates of others that he has
-//! pinned. A certificate is believed only if it is, byte for byte, a pinned one.
+//! pinned. [`accept`] and [`connect`] shake hands on a connection: each end shows its certificate,
+//! and takes the other's only if it is, byte for byte, a pinned one. What comes of it is
+//! [`Secrets`], which another process may be given; [`Secrets::records`] makes the [`Sealer`] and
+//! the [`Opener`] of them. All cryptography is that of rustls and ring.
 #![forbid(unsafe_code)]
 
 mod certificate;
 mod error;
 mod folder;
+mod handshake;
+#[cfg(test)]
+mod handshake_tests;
 mod identity;
 mod name;
 mod pins;
+mod records;
+#[cfg(test)]
+mod records_tests;
+mod secrets;
 mod store;
 #[cfg(test)]
 mod testing;
+mod verify;
 
 pub use certificate::{Certificate, Fingerprint, date};
 pub use error::KeyError;
+pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;
 pub use name::{BadName, Name};
 pub use pins::{Pins, Refusal};
+pub use records::{Opener, RecordError, Sealer, Told};
+pub use secrets::{Secrets, TrafficKey};
 pub use store::{Keys, Standing};
 
 use rustls::crypto::{CryptoProvider, ring};

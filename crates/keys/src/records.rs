@@ -1,0 +1,243 @@
+//! Records of TLS 1.3 (RFC 8446, section 5) from a handshake's secrets.
+//!
+//! rustls encrypts and decrypts; here records are counted, cut and put together.
+
+use crate::secrets::TrafficKey;
+use rustls::crypto::cipher::{
+    InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
+};
+use rustls::{AlertDescription, ContentType, ProtocolVersion, Tls13CipherSuite};
+use std::fmt;
+use thiserror::Error;
+
+/// Longest plain text of a record, bytes.
+const MAX_PLAIN: usize = 1 << 14;
+/// Longest body of a record that is sealed: a text, its type, padding and tag.
+const MAX_SEALED: usize = MAX_PLAIN + 256;
+/// Bytes in front of a record's body: its type, a version, its length.
+const HEAD: usize = 5;
+/// The bytes that the head of every sealed record begins with.
+const BEGIN: [u8; 3] = [23, 3, 3];
+/// So many records before a key is used up no more data is sealed with it: alerts still are.
+const SPARE: u64 = 16;
+
+/// Why a connection's records are of no more use. The connection is to be given up.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RecordError {
+    #[error(
+        "cipher suite {0:#06x} is none of this version of kedge: install the same on both ends"
+    )]
+    Suite(u16),
+    #[error("the connection's key has sealed {0} records, as many as it may: connect anew")]
+    UsedUp(u64),
+    #[error("what arrives is no record of TLS 1.3")]
+    NoRecord,
+    #[error("a record was changed, lost or repeated on its way, or has another key")]
+    Changed,
+    #[error("a record of a kind that is not spoken here ({0})")]
+    Kind(u8),
+    #[error("{0}")]
+    Refused(Told),
+    #[error("an earlier record was bad: nothing later can be trusted")]
+    Dead,
+}
+
+/// What the other end says by an alert, in place of data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told(pub(crate) AlertDescription);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use AlertDescription as Alert;
+        let why = match self.0 {
+            Alert::UnknownCA => {
+                "it has not pinned your certificate: give it what `kedge keys show` prints \
+                 (`kedge keys add` there)"
+            }
+            Alert::CertificateRevoked => "your certificate has been revoked there",
+            Alert::CertificateExpired => {
+                "your certificate has expired or is not valid yet by its clock: `kedge keys list` \
+                 shows its time, `kedge keys new --replace` makes another"
+            }
+            Alert::CertificateRequired => {
+                "it wants a certificate: `kedge keys new` makes one, which it must be given"
+            }
+            Alert::AccessDenied => "your certificate is not the one that it knows you by",
+            Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
+                "it cannot use your certificate"
+            }
+            Alert::DecryptError | Alert::BadRecordMac => "what you sent was changed on its way",
+            other => return write!(f, "the other end gives up: {other:?}"),
+        };
+        write!(f, "the other end refuses: {why}")
+    }
+}
+
+/// Seals what is sent.
+pub struct Sealer {
+    encrypter: Box<dyn MessageEncrypter>,
+    sequence: u64,
+    /// Records that the key may seal.
+    limit: u64,
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealer").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+impl Sealer {
+    pub(crate) fn new(suite: &Tls13CipherSuite, with: &TrafficKey) -> Sealer {
+        let encrypter = suite.aead_alg.encrypter(with.key.into(), with.iv.into());
+        let limit = suite.common.confidentiality_limit;
+        Sealer { encrypter, sequence: with.sequence, limit }
+    }
+
+    /// Appends `plain` to `out` as records.
+    ///
+    /// # Errors
+    /// The key is used up: nothing of `plain` has been sealed.
+    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
+        let records = plain.len().div_ceil(MAX_PLAIN) as u64;
+        let after = self.sequence.checked_add(records);
+        if after.is_none_or(|after| after > self.limit.saturating_sub(SPARE)) {
+            return Err(RecordError::UsedUp(self.sequence));
+        }
+        out.reserve(plain.len() + records as usize * (HEAD + 17));
+        plain
+            .chunks(MAX_PLAIN)
+            .try_for_each(|it| self.record(ContentType::ApplicationData, it, out))
+    }
+
+    /// Appends the record that says that nothing more is sent.
+    ///
+    /// # Errors
+    /// The key is used up.
+    pub fn close(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
+        const WARNING: u8 = 1;
+        let alert = [WARNING, AlertDescription::CloseNotify.into()];
+        self.record(ContentType::Alert, &alert, out)
+    }
+
+    fn record(
+        &mut self,
+        typ: ContentType,
+        plain: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), RecordError> {
+        if self.sequence >= self.limit {
+            return Err(RecordError::UsedUp(self.sequence));
+        }
+        let payload = OutboundChunks::Single(plain);
+        let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload };
+        let sealed = self.encrypter.encrypt(message, self.sequence);
+        out.extend_from_slice(&sealed.map_err(|_| RecordError::NoRecord)?.encode());
+        self.sequence += 1;
+        Ok(())
+    }
+}
+
+/// Opens what arrives, however it was cut.
+pub struct Opener {
+    decrypter: Box<dyn MessageDecrypter>,
+    sequence: u64,
+    limit: u64,
+    /// The record that is arriving, head and body.
+    record: Vec<u8>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    /// The other end has said that nothing more comes.
+    Ended,
+    Dead,
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Opener");
+        out.field("sequence", &self.sequence).field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Opener {
+    pub(crate) fn new(suite: &Tls13CipherSuite, with: &TrafficKey) -> Opener {
+        let decrypter = suite.aead_alg.decrypter(with.key.into(), with.iv.into());
+        let limit = suite.common.confidentiality_limit;
+        let record = Vec::with_capacity(HEAD + MAX_SEALED);
+        Opener { decrypter, sequence: with.sequence, limit, record, state: State::Open }
+    }
+
+    /// Appends to `out` the plain text of all records that are whole with `arrived`; keeps the rest.
+    /// Returns whether more may come: the other end may say that nothing does.
+    ///
+    /// # Errors
+    /// What has arrived is not what the other end has sent, or it refuses. What was appended to
+    /// `out` before is good; nothing is ever opened after that.
+    pub fn open(&mut self, mut arrived: &[u8], out: &mut Vec<u8>) -> Result<bool, RecordError> {
+        while self.state == State::Open && !arrived.is_empty() {
+            let opened = self.take(&mut arrived, out);
+            opened.inspect_err(|_| self.state = State::Dead)?;
+        }
+        match self.state {
+            State::Dead => Err(RecordError::Dead),
+            state => Ok(state == State::Open),
+        }
+    }
+
+    /// Returns whether a record has arrived in part. A stream that ends then was cut.
+    pub fn is_within_record(&self) -> bool {
+        !self.record.is_empty()
+    }
+
+    /// Takes what belongs to the current record, and opens that once it is whole.
+    fn take(&mut self, arrived: &mut &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
+        self.fill(arrived, HEAD);
+        let Some(head) = self.record.first_chunk::<HEAD>() else { return Ok(()) };
+        let length = usize::from(u16::from_be_bytes([head[3], head[4]]));
+        if head[..3] != BEGIN || length > MAX_SEALED {
+            return Err(RecordError::NoRecord);
+        }
+        self.fill(arrived, HEAD + length);
+        if self.record.len() < HEAD + length {
+            return Ok(());
+        }
+        self.whole(out)?;
+        self.record.clear();
+        Ok(())
+    }
+
+    /// Moves bytes over until the record has so many.
+    fn fill(&mut self, arrived: &mut &[u8], to: usize) {
+        let missing = to.saturating_sub(self.record.len()).min(arrived.len());
+        let (now, later) = arrived.split_at(missing);
+        self.record.extend_from_slice(now);
+        *arrived = later;
+    }
+
+    /// Opens the record, which is whole.
+    fn whole(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
+        if self.sequence >= self.limit {
+            return Err(RecordError::UsedUp(self.sequence));
+        }
+        let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
+        let sealed = InboundOpaqueMessage::new(typ, version, &mut self.record[HEAD..]);
+        let plain = self.decrypter.decrypt(sealed, self.sequence);
+        let plain = plain.map_err(|_| RecordError::Changed)?;
+        self.sequence += 1;
+        match (plain.typ, plain.payload) {
+            (ContentType::ApplicationData, text) => out.extend_from_slice(text),
+            (ContentType::Alert, [_, what]) => match AlertDescription::from(*what) {
+                AlertDescription::CloseNotify => self.state = State::Ended,
+                // RFC 8446, section 6.1: says why, and that the end follows.
+                AlertDescription::UserCanceled => {}
+                other => return Err(RecordError::Refused(Told(other))),
+            },
+            (kind, _) => return Err(RecordError::Kind(kind.into())),
+        }
+        Ok(())
+    }
+}
