@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "run",
     "devices",
     "ps",
@@ -24,6 +24,7 @@ const COMMANDS: [&str; 15] = [
     "verify",
     "rm",
     "kernel-cache",
+    "keys",
     "doctor",
     "bench",
     "completions",

@@ -10,6 +10,7 @@ mod failure;
 mod gpu;
 mod images;
 mod kernel_cache;
+mod keys;
 mod kill;
 mod logs;
 mod manual;
@@ -48,6 +49,7 @@ Environment:
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ where there is no home
        [default: a folder of the user's in /tmp]
   XDG_CACHE_HOME   the kernel cache is kept in its folder kedge/kernels/ [default: ~/.cache]
+  XDG_CONFIG_HOME  keys are kept in its folder kedge/keys/ [default: ~/.config]
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 
@@ -91,6 +93,7 @@ enum Command {
     Swap(swap::SwapArgs),
     Warm(warm::WarmArgs),
     Serve(serve::ServeArgs),
+    Keys(keys::KeysArgs),
     Images(images::ImagesArgs),
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
@@ -124,6 +127,7 @@ fn main() -> ExitCode {
         Command::Swap(args) => swap::run(&args).map(done),
         Command::Warm(args) => warm::run(&args).map(done),
         Command::Serve(args) => serve::run(&args).map(done),
+        Command::Keys(args) => keys::run(&args).map(done),
         Command::Images(args) => images::run(&args).map(done),
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),
