@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod certificate;
+mod connection;
 mod error;
 mod folder;
 mod handshake;
@@ -26,6 +27,7 @@ mod testing;
 mod verify;
 
 pub use certificate::{Certificate, Fingerprint, date};
+pub use connection::Connection;
 pub use error::KeyError;
 pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;

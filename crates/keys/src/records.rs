@@ -75,23 +75,30 @@ impl fmt::Display for Told {
 
 /// Seals what is sent.
 pub struct Sealer {
+    suite: &'static Tls13CipherSuite,
+    key: TrafficKey,
     encrypter: Box<dyn MessageEncrypter>,
-    sequence: u64,
-    /// Records that the key may seal.
-    limit: u64,
 }
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealer").field("sequence", &self.sequence).finish_non_exhaustive()
+        f.debug_struct("Sealer").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
 impl Sealer {
-    pub(crate) fn new(suite: &Tls13CipherSuite, with: &TrafficKey) -> Sealer {
-        let encrypter = suite.aead_alg.encrypter(with.key.into(), with.iv.into());
-        let limit = suite.common.confidentiality_limit;
-        Sealer { encrypter, sequence: with.sequence, limit }
+    pub(crate) fn new(suite: &'static Tls13CipherSuite, key: TrafficKey) -> Sealer {
+        let encrypter = suite.aead_alg.encrypter(key.key.into(), key.iv.into());
+        Sealer { suite, key, encrypter }
+    }
+
+    pub(crate) fn into_key(self) -> (&'static Tls13CipherSuite, TrafficKey) {
+        (self.suite, self.key)
+    }
+
+    /// Returns how many records its key may seal.
+    fn limit(&self) -> u64 {
+        self.suite.common.confidentiality_limit
     }
 
     /// Appends `plain` to `out` as records.
@@ -100,9 +107,9 @@ impl Sealer {
     /// The key is used up: nothing of `plain` has been sealed.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
         let records = plain.len().div_ceil(MAX_PLAIN) as u64;
-        let after = self.sequence.checked_add(records);
-        if after.is_none_or(|after| after > self.limit.saturating_sub(SPARE)) {
-            return Err(RecordError::UsedUp(self.sequence));
+        let after = self.key.sequence.checked_add(records);
+        if after.is_none_or(|after| after > self.limit().saturating_sub(SPARE)) {
+            return Err(RecordError::UsedUp(self.key.sequence));
         }
         out.reserve(plain.len() + records as usize * (HEAD + 17));
         plain
@@ -126,23 +133,24 @@ impl Sealer {
         plain: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), RecordError> {
-        if self.sequence >= self.limit {
-            return Err(RecordError::UsedUp(self.sequence));
+        if self.key.sequence >= self.limit() {
+            return Err(RecordError::UsedUp(self.key.sequence));
         }
         let payload = OutboundChunks::Single(plain);
         let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload };
-        let sealed = self.encrypter.encrypt(message, self.sequence);
+        let sealed = self.encrypter.encrypt(message, self.key.sequence);
         out.extend_from_slice(&sealed.map_err(|_| RecordError::NoRecord)?.encode());
-        self.sequence += 1;
+        self.key.sequence += 1;
         Ok(())
     }
 }
 
 /// Opens what arrives, however it was cut.
 pub struct Opener {
-    decrypter: Box<dyn MessageDecrypter>,
-    sequence: u64,
+    key: TrafficKey,
+    /// Records that the key may have sealed.
     limit: u64,
+    decrypter: Box<dyn MessageDecrypter>,
     /// The record that is arriving, head and body.
     record: Vec<u8>,
     state: State,
@@ -159,16 +167,20 @@ enum State {
 impl fmt::Debug for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Opener");
-        out.field("sequence", &self.sequence).field("state", &self.state).finish_non_exhaustive()
+        out.field("key", &self.key).field("state", &self.state).finish_non_exhaustive()
     }
 }
 
 impl Opener {
-    pub(crate) fn new(suite: &Tls13CipherSuite, with: &TrafficKey) -> Opener {
-        let decrypter = suite.aead_alg.decrypter(with.key.into(), with.iv.into());
+    pub(crate) fn new(suite: &Tls13CipherSuite, key: TrafficKey) -> Opener {
+        let decrypter = suite.aead_alg.decrypter(key.key.into(), key.iv.into());
         let limit = suite.common.confidentiality_limit;
         let record = Vec::with_capacity(HEAD + MAX_SEALED);
-        Opener { decrypter, sequence: with.sequence, limit, record, state: State::Open }
+        Opener { key, limit, decrypter, record, state: State::Open }
+    }
+
+    pub(crate) fn into_key(self) -> TrafficKey {
+        self.key
     }
 
     /// Appends to `out` the plain text of all records that are whole with `arrived`; keeps the rest.
@@ -193,11 +205,18 @@ impl Opener {
         !self.record.is_empty()
     }
 
+    /// Returns how many bytes at most belong to the record that is arriving, as far as is known:
+    /// who reads no more leaves what is behind it on the stream.
+    pub fn wanted(&self) -> usize {
+        let length = self.record.first_chunk().map_or(0, body_length);
+        (HEAD + length) - self.record.len()
+    }
+
     /// Takes what belongs to the current record, and opens that once it is whole.
     fn take(&mut self, arrived: &mut &[u8], out: &mut Vec<u8>) -> Result<(), RecordError> {
         self.fill(arrived, HEAD);
         let Some(head) = self.record.first_chunk::<HEAD>() else { return Ok(()) };
-        let length = usize::from(u16::from_be_bytes([head[3], head[4]]));
+        let length = body_length(head);
         if head[..3] != BEGIN || length > MAX_SEALED {
             return Err(RecordError::NoRecord);
         }
@@ -220,14 +239,14 @@ impl Opener {
 
     /// Opens the record, which is whole.
     fn whole(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
-        if self.sequence >= self.limit {
-            return Err(RecordError::UsedUp(self.sequence));
+        if self.key.sequence >= self.limit {
+            return Err(RecordError::UsedUp(self.key.sequence));
         }
         let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
         let sealed = InboundOpaqueMessage::new(typ, version, &mut self.record[HEAD..]);
-        let plain = self.decrypter.decrypt(sealed, self.sequence);
+        let plain = self.decrypter.decrypt(sealed, self.key.sequence);
         let plain = plain.map_err(|_| RecordError::Changed)?;
-        self.sequence += 1;
+        self.key.sequence += 1;
         match (plain.typ, plain.payload) {
             (ContentType::ApplicationData, text) => out.extend_from_slice(text),
             (ContentType::Alert, [_, what]) => match AlertDescription::from(*what) {
@@ -240,4 +259,8 @@ impl Opener {
         }
         Ok(())
     }
+}
+
+fn body_length(head: &[u8; HEAD]) -> usize {
+    usize::from(u16::from_be_bytes([head[3], head[4]]))
 }

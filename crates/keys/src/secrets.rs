@@ -49,9 +49,17 @@ impl Secrets {
     ///
     /// # Errors
     /// The suite is none of kedge's: another version's, or nonsense.
-    pub fn records(self) -> Result<(Sealer, Opener), RecordError> {
+    pub fn records(mut self) -> Result<(Sealer, Opener), RecordError> {
         let suite = suite(self.suite).ok_or(RecordError::Suite(self.suite))?;
-        Ok((Sealer::new(suite, &self.send), Opener::new(suite, &self.receive)))
+        Ok((Sealer::new(suite, self.send.take()), Opener::new(suite, self.receive.take())))
+    }
+
+    /// Returns the secrets of what seals and opens, as far as it has come.
+    ///
+    /// Of what has arrived of a record nothing is kept.
+    pub(crate) fn of(sealer: Sealer, opener: Opener) -> Secrets {
+        let (suite, send) = sealer.into_key();
+        Secrets { suite: suite.common.suite.into(), send, receive: opener.into_key() }
     }
 
     /// Takes them over from rustls.
@@ -62,6 +70,11 @@ impl Secrets {
 }
 
 impl TrafficKey {
+    /// Takes it out, so that there is no copy of it.
+    pub(crate) fn take(&mut self) -> TrafficKey {
+        std::mem::replace(self, TrafficKey { key: [0; 32], iv: [0; 12], sequence: 0 })
+    }
+
     fn taken((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Option<TrafficKey> {
         use ConnectionTrafficSecrets::{Aes256Gcm, Chacha20Poly1305};
         let (Aes256Gcm { key, iv } | Chacha20Poly1305 { key, iv }) = secrets else { return None };

@@ -1,0 +1,208 @@
+//! A connection whose messages are read one at a time, sealed or plain.
+
+use crate::records::{Opener, RecordError, Sealer};
+use crate::secrets::Secrets;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+/// A connection that is sealed, or, on this machine, plain.
+///
+/// It blocks, and takes nothing off the stream beyond the record that it needs, so that another
+/// process can go on with it.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    seal: Option<Seal>,
+}
+
+#[derive(Debug)]
+struct Seal {
+    sealer: Sealer,
+    opener: Opener,
+    /// What was opened, and how much of it was taken.
+    opened: Vec<u8>,
+    taken: usize,
+    /// Room for what is sealed.
+    sealed: Vec<u8>,
+}
+
+impl Connection {
+    /// Makes one of a stream, sealed if there are secrets.
+    ///
+    /// # Errors
+    /// The secrets are none of this version of kedge.
+    pub fn new(stream: TcpStream, secrets: Option<Secrets>) -> Result<Connection, RecordError> {
+        let seal = |(sealer, opener)| {
+            let (opened, sealed) = Default::default();
+            Seal { sealer, opener, opened, taken: 0, sealed }
+        };
+        let records = secrets.map(Secrets::records).transpose()?;
+        Ok(Connection { stream, seal: records.map(seal) })
+    }
+
+    /// Returns its stream, for its addresses and time limits.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Returns its parts, for whoever goes on with it in this process.
+    ///
+    /// # Errors
+    /// The other end has said more than was read.
+    pub fn into_ends(self) -> io::Result<(TcpStream, Option<(Sealer, Opener)>)> {
+        let Some(seal) = self.seal else { return Ok((self.stream, None)) };
+        if seal.taken < seal.opened.len() || seal.opener.is_within_record() {
+            let why = "the other end says more than it was asked";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok((self.stream, Some((seal.sealer, seal.opener))))
+    }
+
+    /// Returns its stream and secrets, for another process to go on with.
+    ///
+    /// # Errors
+    /// As [`Connection::into_ends`].
+    pub fn into_secrets(self) -> io::Result<(TcpStream, Option<Secrets>)> {
+        let (stream, ends) = self.into_ends()?;
+        Ok((stream, ends.map(|(sealer, opener)| Secrets::of(sealer, opener))))
+    }
+}
+
+impl Seal {
+    /// Reads until something was opened; `false` where the stream has ended.
+    fn fill(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
+        let mut some = [0; 4096];
+        while self.taken == self.opened.len() {
+            self.opened.clear();
+            self.taken = 0;
+            let most = self.opener.wanted().min(some.len());
+            let count = stream.read(&mut some[..most])?;
+            if count == 0 && self.opener.is_within_record() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if count == 0 || !self.opener.open(&some[..count], &mut self.opened)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Some(seal) = &mut self.seal else { return self.stream.read(into) };
+        if into.is_empty() || !seal.fill(&mut self.stream)? {
+            return Ok(0);
+        }
+        let here = &seal.opened[seal.taken..];
+        let count = here.len().min(into.len());
+        into[..count].copy_from_slice(&here[..count]);
+        seal.taken += count;
+        Ok(count)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        let Some(seal) = &mut self.seal else { return self.stream.write(from) };
+        seal.sealed.clear();
+        seal.sealer.seal(from, &mut seal.sealed)?;
+        self.stream.write_all(&seal.sealed)?;
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl From<RecordError> for io::Error {
+    fn from(error: RecordError) -> io::Error {
+        let kind = match error {
+            RecordError::Refused(_) => io::ErrorKind::PermissionDenied,
+            _ => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Pair, connection};
+    use std::net::Shutdown;
+
+    /// Two ends of a connection, sealed or plain.
+    fn pair(is_sealed: bool) -> (Connection, Connection) {
+        let (near, near_secrets, far, far_secrets) = match is_sealed {
+            true => {
+                let (near, near_secrets, far, far_secrets) = Pair::new().shake();
+                (near, Some(near_secrets), far, Some(far_secrets))
+            }
+            false => {
+                let (near, far) = connection();
+                (near, None, far, None)
+            }
+        };
+        let make = |stream, secrets| Connection::new(stream, secrets).unwrap();
+        (make(near, near_secrets), make(far, far_secrets))
+    }
+
+    #[test]
+    fn messages_cross_and_another_process_goes_on() {
+        for is_sealed in [true, false] {
+            let (mut near, mut far) = pair(is_sealed);
+            near.write_all(b"first").unwrap();
+            let mut first = [0; 5];
+            // In pieces, as a head and its message are read.
+            far.read_exact(&mut first[..2]).unwrap();
+            far.read_exact(&mut first[2..]).unwrap();
+            assert_eq!(&first, b"first");
+            far.write_all(b"answer").unwrap();
+            // This has been sent before the connection changes hands, and is not lost.
+            near.write_all(b"second").unwrap();
+            let (stream, secrets) = far.into_secrets().unwrap();
+            assert_eq!(secrets.is_some(), is_sealed);
+            let mut bytes = Vec::new();
+            kedge_wire::encode(&secrets, &mut bytes);
+            let secrets: Option<Secrets> = kedge_wire::decode(&bytes).unwrap();
+            let mut far = Connection::new(stream, secrets).unwrap();
+            far.write_all(b" and more").unwrap();
+            far.stream().shutdown(Shutdown::Write).unwrap();
+            let mut heard = Vec::new();
+            near.read_to_end(&mut heard).unwrap();
+            assert_eq!(heard, b"answer and more");
+            let mut second = [0; 6];
+            far.read_exact(&mut second).unwrap();
+            assert_eq!(&second, b"second");
+        }
+    }
+
+    #[test]
+    fn what_was_said_too_early_is_not_lost_in_silence() {
+        let (mut near, mut far) = pair(true);
+        near.write_all(b"first and second").unwrap();
+        let mut first = [0; 5];
+        far.read_exact(&mut first).unwrap();
+        assert!(far.into_secrets().unwrap_err().to_string().contains("more than it was asked"));
+    }
+
+    #[test]
+    fn a_cut_is_no_end() {
+        let (mut near, mut far) = pair(true);
+        near.write_all(b"some").unwrap();
+        // Of the next record the first byte alone.
+        near.stream.write_all(&[23]).unwrap();
+        drop(near);
+        let mut some = [0; 4];
+        far.read_exact(&mut some).unwrap();
+        let cut = far.read(&mut some).unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
+        // Something else than records on the stream is an error.
+        let (mut near, mut far) = pair(true);
+        near.stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let nonsense = far.read(&mut some).unwrap_err();
+        let inner = nonsense.get_ref().and_then(|inner| inner.downcast_ref::<RecordError>());
+        assert_eq!(inner, Some(&RecordError::NoRecord));
+    }
+}
