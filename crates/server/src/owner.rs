@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 /// # Errors
 /// The kernel does not tell.
 pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
-    let (theirs, ours) = (stream.peer_addr()?, stream.local_addr()?);
+    // Where both kinds are listened for, one end of an IPv4 connection has addresses of IPv6.
+    let (theirs, ours) = (plain(stream.peer_addr()?), plain(stream.local_addr()?));
     let table = if theirs.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
     let own = rustix::process::getuid().as_raw();
     let owner = owner(&std::fs::read_to_string(table)?, theirs, ours);
@@ -17,6 +18,9 @@ pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
 
 /// A connection's state that is open on both sides, as the table has it.
 const ESTABLISHED: &str = "01";
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
 
 /// The user of the socket at `theirs` that is connected to `ours`, in the kernel's table.
 fn owner(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
@@ -58,6 +62,15 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             assert!(is_own_user(&stream).unwrap(), "{address}");
         }
+    }
+
+    #[test]
+    fn a_connection_to_a_socket_of_both_kinds_is_ones_own() {
+        let Ok(listener) = TcpListener::bind("[::]:0") else { return };
+        let port = listener.local_addr().unwrap().port();
+        let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        assert!(is_own_user(&stream).unwrap());
     }
 
     #[test]
