@@ -108,12 +108,13 @@ fn strangers_get_nothing() {
 }
 
 #[test]
-fn a_server_listens_on_this_machine_alone() {
+fn a_server_without_keys_listens_on_this_machine_alone() {
+    let world = World::new("farkeys");
     let mut command = Command::new(kedge());
-    let output = command.args(["serve", "--gpu", "soft", "--listen", "0.0.0.0:0"]).output();
-    let output = output.expect("kedge");
+    command.args(["serve", "--gpu", "soft", "--listen", "0.0.0.0:0"]);
+    let output = command.env("XDG_CONFIG_HOME", &world.0).output().expect("kedge");
     assert_eq!(output.status.code(), Some(125), "{output:?}");
-    assert!(stderr(&output).contains("ssh -L"), "{output:?}");
+    assert!(stderr(&output).contains("takes keys"), "{output:?}");
 }
 
 /// A program that takes some seconds, and compares each step with what the host computes.

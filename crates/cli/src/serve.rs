@@ -5,18 +5,19 @@ use crate::gpu;
 use crate::size::Size;
 use clap::Args;
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
+use kedge_keys::Keys;
 use kedge_server::{ServeSpec, Server};
 use kedge_supervisor::Parts;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 
 const AFTER_HELP: &str = "\
-Connections are neither encrypted nor checked as yet, so it listens on this machine alone, and
-serves the user who started it. From another machine, come through ssh:
+It listens on this machine alone unless it is told otherwise, and there serves the user who started
+it. Whoever comes from another machine must have a key that is pinned here, and the connection is
+encrypted; `kedge keys --help` tells how. Once each side has pinned the other's certificate:
 
-  gpuhost$ kedge serve
-  here$    ssh -N -L 7531:127.0.0.1:7531 gpuhost &
-  here$    kedge run --gpu 127.0.0.1/0 -- ./train
+  gpuhost$ kedge serve --listen 0.0.0.0:7531
+  here$    kedge run --gpu gpuhost/0 -- ./train
 
 Examples:
   kedge serve                               this machine's GPUs, or a software device
@@ -56,7 +57,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let soft_memory = args.soft_memory.map(|size| size.0);
     let gpu = gpu::resolve(args.gpu.as_ref(), soft_memory.map(|_| "--soft-memory"))?.spec;
     let (listen, proxy) = (args.listen, Parts::find()?.proxy);
-    let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, proxy };
+    let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
+    let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, keys, proxy };
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
     say(&format!("{gpu} is lent at {address}"));

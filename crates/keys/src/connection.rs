@@ -68,6 +68,13 @@ impl Connection {
     }
 }
 
+/// A plain one.
+impl From<TcpStream> for Connection {
+    fn from(stream: TcpStream) -> Connection {
+        Connection { stream, seal: None }
+    }
+}
+
 impl Seal {
     /// Reads until something was opened; `false` where the stream has ended.
     fn fill(&mut self, stream: &mut TcpStream) -> io::Result<bool> {

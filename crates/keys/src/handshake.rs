@@ -60,6 +60,13 @@ pub enum HandshakeError {
     Tls(Error),
 }
 
+impl HandshakeError {
+    /// Returns whether the network may be to blame, so that another try may succeed.
+    pub fn is_of_network(&self) -> bool {
+        matches!(self, Self::Late(_) | Self::Closed | Self::Broken(_))
+    }
+}
+
 /// Shakes hands as a server, and returns who has connected.
 ///
 /// The stream must block; how long it may is set to `limit`, and back when hands are shaken.

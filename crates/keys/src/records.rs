@@ -46,8 +46,9 @@ pub enum RecordError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told(pub(crate) AlertDescription);
 
-impl fmt::Display for Told {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Told {
+    /// Returns why it refuses, and what to do.
+    pub fn why(&self) -> String {
         use AlertDescription as Alert;
         let why = match self.0 {
             Alert::UnknownCA => {
@@ -67,9 +68,15 @@ impl fmt::Display for Told {
                 "it cannot use your certificate"
             }
             Alert::DecryptError | Alert::BadRecordMac => "what you sent was changed on its way",
-            other => return write!(f, "the other end gives up: {other:?}"),
+            other => return format!("it gives up ({other:?})"),
         };
-        write!(f, "the other end refuses: {why}")
+        why.to_owned()
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the other end refuses: {}", self.why())
     }
 }
 

@@ -6,16 +6,20 @@ use crate::messages::{
     Accepted, Handover, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start, Started,
     VERSION,
 };
+use kedge_keys::{BadName, Connection, HandshakeError, KeyError, Keys, Name, Pins, RecordError};
 use kedge_protocol::{DeviceChoice, PROTOCOL_VERSION, Refusal, Welcome};
 use kedge_wire::{List, Text};
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// For one address to answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// For the server to show who it is.
+const KEYS_LIMIT: Duration = Duration::from_secs(10);
 /// For the server to answer, and for a proxy to start its devices.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Between two tries to connect anew, at first and at last.
@@ -37,6 +41,10 @@ pub enum ConnectError {
     Connect { server: String, source: io::Error },
     #[error("{server} does not answer as `kedge serve` does: {source}")]
     Answer { server: String, source: FrameError },
+    #[error("{server} is not on this machine, so a connection needs keys: {source}")]
+    Keys { server: String, source: KeyError },
+    #[error("no connection to {server} that can be trusted: {source}")]
+    Distrust { server: String, source: HandshakeError },
     #[error("{server} refuses: {why}")]
     Refused { server: String, why: String },
     #[error("the devices of {server} are of no use: {}", &*.refusal.reason)]
@@ -48,7 +56,7 @@ pub enum ConnectError {
 pub struct Connected {
     pub welcome: Welcome,
     pub key: SessionKey,
-    pub line: TcpStream,
+    pub line: Connection,
 }
 
 /// Opens a session on those of a server's `devices`, by number, or on all if none are named.
@@ -63,7 +71,7 @@ pub fn connect(
     choice: &DeviceChoice,
     reconnect: Duration,
 ) -> Result<Connected, ConnectError> {
-    let answer = |source| ConnectError::Answer { server: server.to_owned(), source };
+    let answer = |error| bad_answer(server, error);
     let devices = List::new(devices.to_vec()).unwrap_or_default();
     let mut line = open(server, Purpose::Session { devices }, ANSWER_LIMIT)?;
     let offered = read_one::<Result<Offer, Refused>>(&mut line, MAX_ANSWER).map_err(answer)?;
@@ -76,6 +84,26 @@ pub fn connect(
     let welcome =
         started.map_err(|refusal| ConnectError::NoDevice { server: server.to_owned(), refusal })?;
     Ok(Connected { welcome, key, line })
+}
+
+/// Why an answer does not come: it may be in place of one.
+fn bad_answer(server: &str, error: FrameError) -> ConnectError {
+    let server = server.to_owned();
+    let told = match &error {
+        FrameError::Broken(error) => error.get_ref().and_then(|it| it.downcast_ref()),
+        _ => None,
+    };
+    match told {
+        Some(RecordError::Refused(told)) => ConnectError::Refused { server, why: told.why() },
+        _ => ConnectError::Answer { server, source: error },
+    }
+}
+
+impl ConnectError {
+    /// Returns whether another try would end the same.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::Keys { .. } | Self::Distrust { .. })
+    }
 }
 
 impl Refused {
@@ -107,7 +135,7 @@ impl Dialer {
     }
 
     fn dial(&self, inlet: &Inlet, limit: Duration) -> Result<(), ConnectError> {
-        let answer = |source| ConnectError::Answer { server: self.server.clone(), source };
+        let answer = |error| bad_answer(&self.server, error);
         let (link, arrived) = (inlet.which().number(), inlet.received());
         let hand = Handover { link, generation: self.generation, arrived };
         let mut stream = open(&self.server, Purpose::Join { session: self.key, hand }, limit)?;
@@ -141,7 +169,7 @@ impl Connections for Dialer {
                 }
                 Err(error) => error,
             };
-            if matches!(error, ConnectError::Refused { .. }) || begin.elapsed() >= self.reconnect {
+            if error.is_final() || begin.elapsed() >= self.reconnect {
                 return Err(error.to_string());
             }
             thread::sleep(pause);
@@ -151,15 +179,16 @@ impl Connections for Dialer {
 }
 
 /// Connects and says what for.
-fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<TcpStream, ConnectError> {
+fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<Connection, ConnectError> {
     let failed = |source| ConnectError::Connect { server: server.to_owned(), source };
     let name = |source| ConnectError::Name { server: server.to_owned(), source };
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in server.to_socket_addrs().map_err(name)? {
         match TcpStream::connect_timeout(&address, CONNECT_LIMIT.min(limit)) {
-            Ok(mut stream) => {
+            Ok(stream) => {
                 tune(&stream).map_err(failed)?;
                 stream.set_read_timeout(Some(limit)).map_err(failed)?;
+                let mut stream = secure(server, stream)?;
                 let (magic, version, protocol) = (MAGIC, VERSION, PROTOCOL_VERSION);
                 let opening = Opening { magic, version, protocol, purpose };
                 write_one(&mut stream, &opening).map_err(failed)?;
@@ -169,6 +198,39 @@ fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<TcpStream, Co
         }
     }
     Err(failed(last))
+}
+
+/// Shakes hands with a server, unless it is on this machine.
+fn secure(server: &str, mut stream: TcpStream) -> Result<Connection, ConnectError> {
+    let failed = |source| ConnectError::Connect { server: server.to_owned(), source };
+    if is_here(stream.peer_addr().map_err(failed)?) {
+        return Ok(stream.into());
+    }
+    let no_keys = |source| ConnectError::Keys { server: server.to_owned(), source };
+    let keys = Keys::of_user().map_err(no_keys)?;
+    // Read for each connection: what is revoked meanwhile counts.
+    let (identity, pins) = (keys.identity().map_err(no_keys)?, keys.pins().map_err(no_keys)?);
+    let expected = expected(server, &pins).map_err(|bad| no_keys(bad.into()))?;
+    let shaken =
+        kedge_keys::connect(&mut stream, &identity, &Arc::new(pins), &expected, KEYS_LIMIT);
+    let secrets = shaken.map_err(|error| match error {
+        error if error.is_of_network() => failed(io::Error::other(error)),
+        source => ConnectError::Distrust { server: server.to_owned(), source },
+    })?;
+    Connection::new(stream, Some(secrets)).map_err(|error| failed(error.into()))
+}
+
+/// Returns whether a connection from or to there stays on this machine, and is neither encrypted
+/// nor shows keys.
+pub fn is_here(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// Returns as whom a server is pinned: with its port, where several are on one host, or without.
+fn expected(server: &str, pins: &Pins) -> Result<Name, BadName> {
+    let with_port = server.parse().ok().filter(|name| pins.has(name));
+    let (host, _) = server.rsplit_once(':').unwrap_or((server, ""));
+    with_port.map_or_else(|| host.trim_matches(['[', ']']).parse(), Ok)
 }
 
 /// Sets a connection up: nothing waits to be sent, and an end that is gone is found out.

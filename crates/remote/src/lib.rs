@@ -12,7 +12,7 @@ mod frame;
 mod link;
 mod messages;
 
-pub use connect::{ConnectError, Connected, Dialer, connect, tune};
+pub use connect::{ConnectError, Connected, Dialer, connect, is_here, tune};
 pub use frame::{FrameError, Frames, Sending, read_one, write_one};
 pub use link::{Connections, Inlet, Links, Receiver, Sender, Which};
 pub use messages::{

@@ -7,6 +7,7 @@
 //!
 //! Whoever sends writes to the socket himself while the socket takes it; a thread sends the rest.
 
+use kedge_keys::{Connection, Opener, RecordError, Sealer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -32,6 +33,9 @@ const ROOM: usize = 64 << 10;
 /// behind a tunnel the kernel sees but its own end.
 const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(20);
+/// What is read of a sealed connection at once: with a record that has arrived in part it fits into
+/// the room.
+const SEALED: usize = ROOM / 2;
 /// Room that an empty link keeps.
 const SPARE: usize = 1 << 20;
 /// A look at a connection that takes nothing, so that its end is noticed.
@@ -98,6 +102,9 @@ struct Out {
     /// The largest that has been: no more can have arrived.
     sent: u64,
     stream: Option<Arc<TcpStream>>,
+    /// Of a connection that is sealed; the packet before it is.
+    sealer: Option<Sealer>,
+    plain: Vec<u8>,
     /// The packet that is being sent, and how much of it has been.
     packet: Vec<u8>,
     written: usize,
@@ -136,25 +143,34 @@ impl Out {
     }
 
     /// Makes the next packet; `false` where there is nothing to send.
-    fn pack(&mut self, arrived: [u64; 2]) -> bool {
+    ///
+    /// # Errors
+    /// The connection's key is used up.
+    fn pack(&mut self, arrived: [u64; 2]) -> Result<bool, RecordError> {
         let from = (self.packed - self.acked) as usize;
         let len = (self.kept.len() - from).min(PACKET);
         if len == 0 && !self.tell {
-            return false;
+            return Ok(false);
         }
         self.tell = false;
         self.packet.clear();
         self.written = 0;
-        self.packet.extend_from_slice(&(len as u32).to_le_bytes());
-        arrived.iter().for_each(|count| self.packet.extend_from_slice(&count.to_le_bytes()));
+        let packet = if self.sealer.is_some() { &mut self.plain } else { &mut self.packet };
+        packet.extend_from_slice(&(len as u32).to_le_bytes());
+        arrived.iter().for_each(|count| packet.extend_from_slice(&count.to_le_bytes()));
         let (first, second) = self.kept.as_slices();
         let split = from.min(first.len())..(from + len).min(first.len());
         let rest = from.saturating_sub(first.len())..(from + len).saturating_sub(first.len());
-        self.packet.extend_from_slice(&first[split]);
-        self.packet.extend_from_slice(&second[rest]);
+        packet.extend_from_slice(&first[split]);
+        packet.extend_from_slice(&second[rest]);
         self.packed += len as u64;
         self.sent = self.sent.max(self.packed);
-        true
+        if let Some(sealer) = &mut self.sealer {
+            let sealed = sealer.seal(&self.plain, &mut self.packet);
+            self.plain.clear();
+            sealed?;
+        }
+        Ok(true)
     }
 }
 
@@ -265,8 +281,17 @@ impl Links {
     fn push(&self, which: Which, out: &mut Out) {
         while !out.waits_for_socket {
             let Some(stream) = out.stream.clone() else { return };
-            if out.is_written() && !out.pack(self.arrived()) {
-                return;
+            if out.is_written() {
+                match out.pack(self.arrived()) {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    // Its reader asks for a connection with another key.
+                    Err(_) => {
+                        let _ = stream.shutdown(Shutdown::Both);
+                        out.stream = None;
+                        return;
+                    }
+                }
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match send(&*stream, &out.packet[out.written..], flags) {
@@ -310,7 +335,13 @@ impl Links {
     }
 
     /// Sends on from `arrived`, by another connection; `None` where that was not sent.
-    fn join(&self, which: Which, stream: TcpStream, arrived: u64) -> Option<Arc<TcpStream>> {
+    fn join(
+        &self,
+        which: Which,
+        stream: TcpStream,
+        sealer: Option<Sealer>,
+        arrived: u64,
+    ) -> Option<Arc<TcpStream>> {
         let link = self.link(which);
         let mut out = locked(&link.out);
         if out.over || arrived < out.acked || !out.acknowledge(arrived) {
@@ -322,6 +353,7 @@ impl Links {
         out.packet.clear();
         (out.written, out.waits_for_socket, out.tell) = (0, false, true);
         out.stream = Some(stream.clone());
+        out.sealer = sealer;
         self.push(which, &mut out);
         Some(stream)
     }
@@ -394,9 +426,13 @@ pub struct Inlet {
 }
 
 /// What of a connection has been read and not been taken.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Arriving {
     stream: Option<Arc<TcpStream>>,
+    /// Of a connection that is sealed; what is read of it, and what was opened of that.
+    opener: Option<Opener>,
+    sealed: Vec<u8>,
+    opened: Vec<u8>,
     buffer: Vec<u8>,
     from: usize,
     to: usize,
@@ -423,19 +459,23 @@ impl Inlet {
     /// `tell` fails, or the other end claims what was not sent.
     pub fn go_on(
         &self,
-        stream: TcpStream,
-        tell: impl FnOnce(&TcpStream, u64) -> io::Result<u64>,
+        connection: impl Into<Connection>,
+        tell: impl FnOnce(&mut Connection, u64) -> io::Result<u64>,
     ) -> io::Result<()> {
+        let mut connection = connection.into();
         // A reader that waits for the older connection lets go.
         self.links.cut(self.which);
         let mut arriving = locked(&self.arriving);
         arriving.clear();
+        let arrived = tell(&mut connection, self.received())?;
+        let (stream, ends) = connection.into_ends()?;
+        let (sealer, opener) = ends.unzip();
         // The other end says every `BEAT` that it is there.
         stream.set_read_timeout(Some(SILENCE))?;
-        let arrived = tell(&stream, self.received())?;
         let nonsense = || io::Error::other("the other end has bytes that were not sent");
-        let joined = self.links.join(self.which, stream, arrived).ok_or_else(nonsense)?;
+        let joined = self.links.join(self.which, stream, sealer, arrived).ok_or_else(nonsense)?;
         arriving.stream = Some(joined);
+        arriving.opener = opener;
         Ok(())
     }
 
@@ -468,7 +508,7 @@ fn nonsense() -> io::Error {
 
 impl Arriving {
     fn clear(&mut self) {
-        self.stream = None;
+        (self.stream, self.opener) = (None, None);
         (self.from, self.to, self.left) = (0, 0, 0);
     }
 
@@ -503,16 +543,35 @@ impl Arriving {
         self.buffer.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         let Some(stream) = &self.stream else { return false };
-        loop {
-            match (&**stream).read(&mut self.buffer[self.to..]) {
-                Ok(0) => return false,
-                Ok(count) => {
-                    self.to += count;
-                    return true;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
+        let Some(opener) = &mut self.opener else {
+            let count = read(stream, &mut self.buffer[self.to..]);
+            self.to += count;
+            return count > 0;
+        };
+        self.sealed.resize(SEALED, 0);
+        self.opened.clear();
+        while self.opened.is_empty() {
+            let count = read(stream, &mut self.sealed);
+            let opened = opener.open(&self.sealed[..count], &mut self.opened);
+            if count == 0 || opened != Ok(true) && self.opened.is_empty() {
+                // What was changed on its way comes again, by another connection.
+                let _ = stream.shutdown(Shutdown::Both);
+                return false;
             }
+        }
+        self.buffer[self.to..self.to + self.opened.len()].copy_from_slice(&self.opened);
+        self.to += self.opened.len();
+        true
+    }
+}
+
+/// Reads what has come of a connection; nothing where it is cut.
+fn read(mut stream: &TcpStream, into: &mut [u8]) -> usize {
+    loop {
+        match stream.read(into) {
+            Ok(count) => return count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return 0,
         }
     }
 }
@@ -526,8 +585,7 @@ pub struct Receiver<C> {
 
 impl<C: Connections> Receiver<C> {
     pub fn new(links: Arc<Links>, which: Which, connections: C) -> Receiver<C> {
-        let (stream, buffer) = (None, vec![0; ROOM]);
-        let arriving = Mutex::new(Arriving { stream, buffer, from: 0, to: 0, left: 0 });
+        let arriving = Mutex::new(Arriving { buffer: vec![0; ROOM], ..Arriving::default() });
         Receiver { inlet: Arc::new(Inlet { links, which, arriving }), connections }
     }
 

@@ -1,6 +1,7 @@
 //! Links whose connections are cut all the time: every byte arrives once, in order.
 
 use super::*;
+use kedge_keys::{Secrets, TrafficKey};
 use std::net::TcpListener;
 use std::sync::mpsc::{self, Receiver as Queue, Sender as Feed};
 
@@ -43,18 +44,43 @@ fn carry(from: TcpStream, to: TcpStream, mut most: u64) {
 
 /// What the near end's dialling and the server's handing over are in a session.
 struct Dials {
-    to_far: Feed<(TcpStream, u64, Feed<u64>)>,
+    to_far: Feed<(Connection, u64, Feed<u64>)>,
     numbers: Numbers,
+    seal: Seal,
     /// Bytes after which a connection is cut, at most; cuts that are left.
     most: u64,
     cuts: u32,
 }
-struct Takes(Queue<(TcpStream, u64, Feed<u64>)>);
+struct Takes(Queue<(Connection, u64, Feed<u64>)>);
+
+/// Whether connections are sealed, and how many records each of their keys still seals.
+#[derive(Debug, Clone, Copy)]
+enum Seal {
+    Plain,
+    For(u64),
+}
+
+/// A packet's records, and some.
+const FEW: Seal = Seal::For(20);
+const MANY: Seal = Seal::For(1 << 20);
+/// What AES-GCM may seal, less what is kept for the end (kedge-keys).
+const MOST_RECORDS: u64 = (1 << 24) - 16;
+
+impl Seal {
+    fn seal(self, stream: TcpStream, [send, receive]: [u8; 2]) -> Connection {
+        let Seal::For(records) = self else { return stream.into() };
+        let sequence = MOST_RECORDS - records;
+        let key = |key| TrafficKey { key: [key; 32], iv: [1; 12], sequence };
+        let secrets = Secrets { suite: 0x1302, send: key(send), receive: key(receive) };
+        Connection::new(stream, Some(secrets)).unwrap()
+    }
+}
 
 impl Dials {
     /// Hands one end of a connection to the far end, and has the near end go on with the other.
     fn dial(&self, inlet: &Inlet, near: TcpStream, far: TcpStream) -> Result<(), String> {
         let (answer, answered) = mpsc::channel();
+        let (near, far) = (self.seal.seal(near, [1, 2]), self.seal.seal(far, [2, 1]));
         self.to_far.send((far, inlet.received(), answer)).map_err(|e| e.to_string())?;
         let arrived = answered.recv_timeout(GONE).map_err(|e| e.to_string())?;
         inlet.go_on(near, |_, _| Ok(arrived)).map_err(|e| e.to_string())
@@ -78,7 +104,7 @@ impl Connections for Dials {
 impl Connections for Takes {
     fn next(&mut self, inlet: &Inlet) -> Result<(), String> {
         let (stream, arrived, answer) = self.0.recv_timeout(GONE).map_err(|e| e.to_string())?;
-        let tell = |_: &TcpStream, received| {
+        let tell = |_: &mut Connection, received| {
             answer.send(received).map_err(io::Error::other)?;
             Ok(arrived)
         };
@@ -86,10 +112,10 @@ impl Connections for Takes {
     }
 }
 
-fn connected(which: Which, seed: u64, most: u64, cuts: u32) -> (Dials, Takes) {
+fn connected(which: Which, seal: Seal, seed: u64, most: u64, cuts: u32) -> (Dials, Takes) {
     let (to_far, at_far) = mpsc::channel();
     let numbers = Numbers(seed * 2 + which as u64 + 1);
-    (Dials { to_far, numbers, most, cuts }, Takes(at_far))
+    (Dials { to_far, numbers, seal, most, cuts }, Takes(at_far))
 }
 
 /// The byte at an offset of a stream.
@@ -123,10 +149,10 @@ fn check<C: Connections>(receiver: &mut Receiver<C>, stream: u64, total: u64) {
     assert_eq!(at, total, "stream {stream}");
 }
 
-fn run(total: u64, seed: u64, most: u64, cuts: u32) {
+fn run(seal: Seal, total: u64, seed: u64, most: u64, cuts: u32) {
     let (near, far) = (Links::start().unwrap(), Links::start().unwrap());
-    let (dials, takes) = connected(Which::Line, seed, most, cuts);
-    let (aside_dials, aside_takes) = connected(Which::Aside, seed, most, cuts);
+    let (dials, takes) = connected(Which::Line, seal, seed, most, cuts);
+    let (aside_dials, aside_takes) = connected(Which::Aside, seal, seed, most, cuts);
     feed(&near, Which::Line, 1, total, seed + 7);
     feed(&far, Which::Line, 2, total, seed + 8);
     feed(&near, Which::Aside, 3, total, seed + 9);
@@ -165,14 +191,18 @@ fn run(total: u64, seed: u64, most: u64, cuts: u32) {
 #[test]
 fn every_byte_arrives_once_however_often_the_line_is_cut() {
     for seed in 1..=8 {
-        run(60_000, seed, 400, 60);
-        run(300_000, seed, 20_000, 30);
+        for seal in [Seal::Plain, MANY] {
+            run(seal, 60_000, seed, 400, 60);
+            run(seal, 300_000, seed, 20_000, 30);
+        }
     }
 }
 
 #[test]
 fn much_arrives_although_little_may_be_kept() {
-    run(2 * LIMIT as u64, 3, 1 << 22, 10);
+    for seal in [Seal::Plain, MANY] {
+        run(seal, 2 * LIMIT as u64, 3, 1 << 22, 10);
+    }
 }
 
 /// Cut behind each of the first bytes in turn: within heads, and at their ends.
@@ -180,14 +210,15 @@ fn much_arrives_although_little_may_be_kept() {
 fn a_cut_at_any_byte_loses_nothing() {
     thread::scope(|scope| {
         for most in 1..=2 * HEAD as u64 + 9 {
-            scope.spawn(move || cut_behind(most));
+            scope.spawn(move || cut_behind(Seal::Plain, most));
+            scope.spawn(move || cut_behind(MANY, most));
         }
     });
 }
 
-fn cut_behind(most: u64) {
+fn cut_behind(seal: Seal, most: u64) {
     let (near, far) = (Links::start().unwrap(), Links::start().unwrap());
-    let (mut dials, takes) = connected(Which::Line, 1, 1, 0);
+    let (mut dials, takes) = connected(Which::Line, seal, 1, 1, 0);
     let mut near_line = Receiver::new(near.clone(), Which::Line, Cuts(&mut dials, Some(most)));
     let mut far_line = Receiver::new(far.clone(), Which::Line, takes);
     near.send(Which::Line, b"hello").unwrap();
@@ -230,6 +261,66 @@ impl Connections for Cuts<'_> {
     }
 }
 
+/// A key that is used up is another connection's concern.
+#[test]
+fn much_arrives_by_keys_that_seal_little() {
+    run(FEW, 20 << 20, 5, u64::MAX, 0);
+}
+
+/// What was changed on its way is a cut, and comes again.
+#[test]
+fn a_changed_byte_is_never_taken() {
+    let links = Links::start().unwrap();
+    let far = Links::start().unwrap();
+    let (mut dials, takes) = connected(Which::Line, MANY, 1, u64::MAX, 0);
+    let mut near_line = Receiver::new(links.clone(), Which::Line, Changes(&mut dials, 40));
+    let mut far_line = Receiver::new(far.clone(), Which::Line, takes);
+    far.send(Which::Line, &[7; 5000]).unwrap();
+    let (ended, end) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = far_line.read(&mut [0]);
+        });
+        let near_line = &mut near_line;
+        scope.spawn(move || {
+            let mut got = [0; 5000];
+            let read = near_line.read_exact(&mut got);
+            ended.send(read.is_ok() && got == [7; 5000]).unwrap();
+        });
+        let is_all = end.recv_timeout(Duration::from_secs(20)).expect("it arrives");
+        links.end();
+        far.end();
+        assert!(is_all);
+    });
+    assert_eq!(near_line.connections.1, 0, "each changed connection was given up");
+}
+
+/// Dials connections of which a byte is changed, so many times.
+struct Changes<'a>(&'a mut Dials, u64);
+impl Connections for Changes<'_> {
+    fn next(&mut self, inlet: &Inlet) -> Result<(), String> {
+        let ((near, a), (b, far)) = (pair(), pair());
+        let changed = self.1.checked_sub(1);
+        self.1 = changed.unwrap_or(0);
+        carry(a.try_clone().unwrap(), b.try_clone().unwrap(), u64::MAX);
+        thread::spawn(move || {
+            let (mut bytes, mut at) = ([0; 4096], 0);
+            while let Ok(count @ 1..) = (&b).read(&mut bytes) {
+                let place = changed
+                    .map(|which| which * 97)
+                    .filter(|it| (at..at + count as u64).contains(it));
+                place.into_iter().for_each(|place| bytes[(place - at) as usize] ^= 1);
+                at += count as u64;
+                if (&a).write_all(&bytes[..count]).is_err() {
+                    return;
+                }
+            }
+            let _ = a.shutdown(Shutdown::Both);
+        });
+        self.0.dial(inlet, near, far)
+    }
+}
+
 /// Room is waited for without a connection, and the session's end ends the wait.
 #[test]
 fn a_full_link_waits_and_its_end_is_heard() {
@@ -250,12 +341,12 @@ fn what_was_never_sent_is_not_acknowledged() {
     let links = Links::start().unwrap();
     links.send(Which::Line, b"four").unwrap();
     // Nothing has left before there is a connection.
-    assert!(links.join(Which::Line, pair().0, 4).is_none());
-    assert!(links.join(Which::Line, pair().0, 0).is_some());
-    assert!(links.join(Which::Line, pair().0, 5).is_none());
+    assert!(links.join(Which::Line, pair().0, None, 4).is_none());
+    assert!(links.join(Which::Line, pair().0, None, 0).is_some());
+    assert!(links.join(Which::Line, pair().0, None, 5).is_none());
     assert!(!links.acknowledged([5, 0]));
     assert!(links.acknowledged([4, 0]) && links.acknowledged([2, 0]));
-    assert!(links.join(Which::Line, pair().0, 3).is_none());
+    assert!(links.join(Which::Line, pair().0, None, 3).is_none());
     links.end();
 }
 
@@ -264,7 +355,7 @@ fn a_packet_that_is_nonsense_ends_the_link() {
     for bytes in [[0xff; HEAD], [0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
         let links = Links::start().unwrap();
         let (near, mut far) = pair();
-        let (dials, _takes) = connected(Which::Line, 1, 1, 0);
+        let (dials, _takes) = connected(Which::Line, Seal::Plain, 1, 1, 0);
         let mut receiver = Receiver::new(links.clone(), Which::Line, dials);
         receiver.inlet().go_on(near, |_, _| Ok(0)).unwrap();
         far.write_all(&bytes).unwrap();

@@ -1,19 +1,22 @@
 //! `kedge serve`: lends this machine's devices to programs on others.
 //!
-//! [`Server`] listens, reads one frame of each connection, and gives each session a proxy of its
-//! own, which ends with it. What a session says after that frame, its proxy alone reads.
+//! [`Server`] listens, shakes hands with whoever comes from another machine, reads one frame of each
+//! connection, and gives each session a proxy of its own, which ends with it. What a session says
+//! after that frame, its proxy alone reads.
 #![forbid(unsafe_code)]
 
 mod owner;
 mod sessions;
 
 use kedge_control::gpu::GpuSpec;
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Name};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
-    FrameError, MAGIC, Offer, Opening, Purpose, Refused, VERSION, read_one, tune, write_one,
+    FrameError, MAGIC, Offer, Opening, Purpose, Refused, VERSION, is_here, read_one, tune,
+    write_one,
 };
 use kedge_wire::Text;
-use sessions::Sessions;
+use sessions::{Begun, Sessions, hand_over};
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -37,6 +40,8 @@ pub struct ServeSpec {
     /// Devices of this machine.
     pub gpu: GpuSpec,
     pub soft_memory: Option<u64>,
+    /// Of the user whose devices are lent, where other machines can connect.
+    pub keys: Option<Keys>,
     /// The proxy's program.
     pub proxy: PathBuf,
 }
@@ -45,12 +50,8 @@ pub struct ServeSpec {
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}; --listen takes another address or port")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error(
-        "{0} can be reached from other machines, and connections are neither encrypted nor checked \
-         as yet: listen on 127.0.0.1, and let users come through ssh (ssh -L 7531:127.0.0.1:7531 \
-         HOST)"
-    )]
-    Open(SocketAddr),
+    #[error("{address} can be reached from other machines, which takes keys: {source}")]
+    Keys { address: SocketAddr, source: KeyError },
     #[error("--gpu {0} are not devices of this machine: give soft, soft:N, local or local:I,J…")]
     NotHere(String),
 }
@@ -74,15 +75,21 @@ impl Server {
     /// Listens. `say` is told what happens, a line each.
     ///
     /// # Errors
-    /// The address cannot be had, or is one that others reach; the devices are not this machine's.
+    /// The address cannot be had, or is one that others reach and there is no key; the devices are
+    /// not this machine's.
     pub fn bind(spec: ServeSpec, say: fn(&str)) -> Result<Server, ServeError> {
         if matches!(spec.gpu, GpuSpec::Remote { .. }) {
             return Err(ServeError::NotHere(spec.gpu.to_string()));
         }
-        if !spec.listen.ip().is_loopback() {
-            return Err(ServeError::Open(spec.listen));
-        }
         let address = spec.listen;
+        if !is_here(address) {
+            let keys = spec.keys.as_ref().ok_or(KeyError::NoIdentity);
+            let read = keys.and_then(|keys| keys.identity().and_then(|_| keys.pins()));
+            let pins = read.map_err(|source| ServeError::Keys { address, source })?;
+            if pins.is_empty() {
+                say("nobody may connect from other machines as yet: `kedge keys add NAME FILE`");
+            }
+        }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
         let (sessions, opening) = Default::default();
@@ -143,7 +150,7 @@ impl Drop for Counted {
 }
 
 /// Reads a connection until a moment, however slowly its bytes come.
-struct Until<'a>(&'a TcpStream, Instant);
+struct Until<'a>(&'a mut Connection, Instant);
 
 impl Read for Until<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -151,21 +158,44 @@ impl Read for Until<'_> {
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.0.set_read_timeout(Some(left))?;
+        self.0.stream().set_read_timeout(Some(left))?;
         self.0.read(into)
     }
 }
 
+/// A connection, and whose it is: nobody's name where it comes from this machine.
+type Admitted = (Option<Name>, Connection);
+
 impl Lender {
-    /// Reads what a connection is for, and hands it over.
-    fn open(self: &Arc<Lender>, mut stream: TcpStream) -> Result<(), String> {
+    /// Finds out whose a connection is: a pinned key's, or this user's own from this machine.
+    /// Nothing is returned where somebody looks whether a server is there.
+    fn admit(&self, mut stream: TcpStream) -> Result<Option<Admitted>, String> {
         let system = |error: io::Error| error.to_string();
-        if !owner::is_own_user(&stream).map_err(system)? {
-            return Err("a connection of another user: refused".into());
-        }
         tune(&stream).map_err(system)?;
         stream.set_write_timeout(Some(OPENING_LIMIT)).map_err(system)?;
-        let mut until = Until(&stream, Instant::now() + OPENING_LIMIT);
+        if is_here(stream.peer_addr().map_err(system)?) {
+            return match owner::is_own_user(&stream).map_err(system)? {
+                true => Ok(Some((None, stream.into()))),
+                false => Err("a connection of another user: refused".into()),
+            };
+        }
+        let keys = self.spec.keys.as_ref().ok_or("there are no keys")?;
+        // Read for each connection: what is revoked meanwhile counts.
+        let read = keys.identity().and_then(|own| Ok((own, Arc::new(keys.pins()?))));
+        let (own, pins) = read.map_err(|error| error.to_string())?;
+        let (who, secrets) = match kedge_keys::accept(&mut stream, &own, &pins, OPENING_LIMIT) {
+            Ok(shaken) => shaken,
+            Err(HandshakeError::Closed) => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let connection = Connection::new(stream, Some(secrets));
+        Ok(Some((Some(who), connection.map_err(|error| error.to_string())?)))
+    }
+
+    /// Reads what a connection is for, and hands it over.
+    fn open(self: &Arc<Lender>, stream: TcpStream) -> Result<(), String> {
+        let Some((who, mut stream)) = self.admit(stream)? else { return Ok(()) };
+        let mut until = Until(&mut stream, Instant::now() + OPENING_LIMIT);
         let opening: Opening = match read_one(&mut until, MAX_FIRST) {
             Ok(opening) => opening,
             // Somebody looks whether it is there.
@@ -185,20 +215,25 @@ impl Lender {
         }
         match purpose {
             Purpose::Join { session, hand } => {
-                let joined = self.sessions.join(&session, hand, &stream);
-                joined.or_else(|why| self.refuse(&mut stream, why))
+                match self.sessions.proxy_of(&session, who.as_ref()) {
+                    Some(proxy) => hand_over(&proxy, hand, stream),
+                    None => {
+                        let why = "it has no such session: the devices' memory is lost";
+                        self.refuse(&mut stream, why.into())
+                    }
+                }
             }
             Purpose::Session { devices } => {
                 let gpu = match chosen(&self.spec.gpu, &devices) {
                     Ok(gpu) => gpu,
                     Err(why) => return self.refuse(&mut stream, why),
                 };
-                self.begin(stream, &gpu)
+                self.begin(who, stream, &gpu)
             }
         }
     }
 
-    fn refuse(&self, stream: &mut TcpStream, why: String) -> Result<(), String> {
+    fn refuse(&self, stream: &mut Connection, why: String) -> Result<(), String> {
         let refused = Refused { why: Text::truncated(why.clone()) };
         // Who has gone need not be told. What a success would hold does not matter.
         let _ = write_one(stream, &Err::<Offer, _>(refused));
@@ -206,15 +241,23 @@ impl Lender {
     }
 
     /// Gives a session its proxy.
-    fn begin(self: &Arc<Lender>, mut stream: TcpStream, gpu: &GpuSpec) -> Result<(), String> {
-        let (session, proxy) = match self.sessions.begin(&self.spec, gpu, &stream) {
+    fn begin(
+        self: &Arc<Lender>,
+        who: Option<Name>,
+        mut stream: Connection,
+        gpu: &GpuSpec,
+    ) -> Result<(), String> {
+        let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
+        let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
+        let begun = match self.sessions.begin(&self.spec, gpu, who, stream.stream()) {
             Ok(begun) => begun,
             Err(why) => return self.refuse(&mut stream, why),
         };
-        let from = stream.peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
+        let Begun { key: session, proxy, channel } = begun;
         let begins = format!("session of {from} on {gpu} begins, proxy {}", proxy.id());
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer { session }));
-        drop(stream);
+        // Without it the proxy ends.
+        let handed = sessions::tell_secrets(&channel, stream);
         let lender = self.clone();
         let wait = move || {
             let ended = lender.sessions.wait(&session, proxy);
@@ -222,7 +265,7 @@ impl Lender {
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
         (self.say)(&begins);
-        waits.map(drop).and(offered).map_err(|error| error.to_string())
+        waits.map(drop).and(offered).map_err(|error| error.to_string()).and(handed)
     }
 }
 
@@ -278,15 +321,16 @@ mod tests {
     }
 
     #[test]
-    fn what_others_reach_is_refused() {
+    fn what_others_reach_takes_keys() {
         let spec = |listen: &str, gpu: &str| ServeSpec {
             listen: listen.parse().unwrap(),
             gpu: gpu.parse().unwrap(),
             soft_memory: None,
+            keys: Some(Keys::at("/nonexistent".into())),
             proxy: "/bin/false".into(),
         };
         let open = Server::bind(spec("0.0.0.0:0", "soft"), |_| ());
-        assert!(matches!(open, Err(ServeError::Open(_))));
+        assert!(matches!(open, Err(ServeError::Keys { source: KeyError::NoIdentity, .. })));
         let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1"), |_| ());
         assert!(matches!(elsewhere, Err(ServeError::NotHere(_))));
         let server = Server::bind(spec("127.0.0.1:0", "soft"), |_| ()).unwrap();

@@ -18,6 +18,8 @@ pub(crate) fn is_own_user(stream: &TcpStream) -> io::Result<bool> {
 
 /// A connection's state that is open on both sides, as the table has it.
 const ESTABLISHED: &str = "01";
+
+/// An address of IPv4 as one of IPv4.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -2,6 +2,7 @@
 
 use crate::ServeSpec;
 use kedge_control::gpu::GpuSpec;
+use kedge_keys::{Connection, Name};
 use kedge_remote::{Handover, SessionKey};
 use kedge_socket::Channel;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -17,12 +18,27 @@ const MAX_SESSIONS: usize = 256;
 /// For a proxy to take a connection.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// By key: the way to the proxy of each.
+/// By key.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Arc<Channel>>>);
+pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Session>>);
+
+#[derive(Debug)]
+struct Session {
+    /// Whose it is; nobody's name where it comes from this machine.
+    who: Option<Name>,
+    /// The way to its proxy.
+    channel: Arc<Channel>,
+}
+
+/// A proxy that has been started for a session, and waits for its line's secrets.
+pub(crate) struct Begun {
+    pub(crate) key: SessionKey,
+    pub(crate) proxy: Child,
+    pub(crate) channel: Arc<Channel>,
+}
 
 impl Sessions {
-    fn locked(&self) -> MutexGuard<'_, HashMap<SessionKey, Arc<Channel>>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -31,8 +47,9 @@ impl Sessions {
         &self,
         spec: &ServeSpec,
         gpu: &GpuSpec,
+        who: Option<Name>,
         line: &TcpStream,
-    ) -> Result<(SessionKey, Child), String> {
+    ) -> Result<Begun, String> {
         let key = draw_key()?;
         let mut sessions = self.locked();
         if sessions.len() >= MAX_SESSIONS {
@@ -49,20 +66,16 @@ impl Sessions {
         // Near ends choose among the server's devices.
         command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
         let proxy = command.spawn().map_err(failed)?;
-        sessions.insert(key, Arc::new(channel));
-        Ok((key, proxy))
+        let channel = Arc::new(channel);
+        sessions.insert(key, Session { who, channel: channel.clone() });
+        Ok(Begun { key, proxy, channel })
     }
 
-    /// Hands a connection to the proxy of its session, which answers.
-    pub(crate) fn join(
-        &self,
-        key: &SessionKey,
-        hand: Handover,
-        stream: &TcpStream,
-    ) -> Result<(), String> {
-        let channel = self.locked().get(key).cloned();
-        let channel = channel.ok_or("it has no such session: the devices' memory is lost")?;
-        channel.send(&hand, &[stream.as_fd()], LIMIT).map_err(|error| error.to_string())
+    /// Returns the way to a session's proxy, if it is theirs who ask.
+    pub(crate) fn proxy_of(&self, key: &SessionKey, who: Option<&Name>) -> Option<Arc<Channel>> {
+        let sessions = self.locked();
+        let session = sessions.get(key).filter(|session| session.who.as_ref() == who)?;
+        Some(session.channel.clone())
     }
 
     /// Waits for a session's proxy: how it ended.
@@ -75,6 +88,23 @@ impl Sessions {
             Err(error) => format!("its proxy is lost: {error}"),
         }
     }
+}
+
+/// Has a session's proxy go on with its line, of which it has the stream.
+pub(crate) fn tell_secrets(channel: &Channel, line: Connection) -> Result<(), String> {
+    let (_, secrets) = line.into_secrets().map_err(|error| error.to_string())?;
+    channel.send(&secrets, &[], LIMIT).map_err(|error| error.to_string())
+}
+
+/// Hands a connection to the proxy of its session, which answers.
+pub(crate) fn hand_over(
+    channel: &Channel,
+    hand: Handover,
+    connection: Connection,
+) -> Result<(), String> {
+    let (stream, secrets) = connection.into_secrets().map_err(|error| error.to_string())?;
+    let handed = channel.send(&(hand, secrets), &[stream.as_fd()], LIMIT);
+    handed.map_err(|error| error.to_string())
 }
 
 fn draw_key() -> Result<SessionKey, String> {

@@ -13,11 +13,12 @@ use crate::options::Options;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_cuda_types::CuError;
+use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
     Answer, Aside, Ask, FrameError, Frames, Links, Receiver, Start, ToFar, read_one, write_one,
 };
-use kedge_socket::Channel;
+use kedge_socket::{Channel, SocketError};
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
 use kedge_wire::{List, Text};
 use std::io::{self, Write};
@@ -44,6 +45,10 @@ pub enum FarError {
     Line(#[from] FrameError),
     #[error("{0}")]
     System(#[from] io::Error),
+    #[error("the session's line: {0}")]
+    Record(#[from] RecordError),
+    #[error("the server: {0}")]
+    Server(#[from] SocketError),
     #[error("{0}")]
     Arena(#[from] ConnectError),
     /// The near end has been told.
@@ -60,14 +65,15 @@ pub enum FarError {
 /// The session cannot begin, or its near end is gone.
 pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(), FarError> {
     end_on_panic();
-    let mut reading = line.try_clone()?;
-    reading.set_read_timeout(Some(LIMIT))?;
-    let start: Start = read_one(&mut reading, MAX_START)?;
-    reading.set_read_timeout(None)?;
+    // Of a connection from another machine, where the server has shaken hands.
+    let (secrets, _) = control.receive::<Option<Secrets>>(LIMIT)?;
+    let mut first = Connection::new(line, secrets)?;
+    first.stream().set_read_timeout(Some(LIMIT))?;
+    let start: Start = read_one(&mut first, MAX_START)?;
+    first.stream().set_read_timeout(None)?;
     let arena = kedge_transport::create_shared_arena()?;
     kedge_transport::map_shared_arena(arena.as_fd())?;
     let links = Links::start()?;
-    let (mut writing, stream) = (line.try_clone()?, line);
     let line = Line::start(links.clone(), Mirror::new(arena))?;
     let staged = Staged::default();
     let told = line.clone();
@@ -80,7 +86,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
         Err(error) => {
             let reason = Text::truncated(error.to_string());
             let refusal = Refusal { code: error.code().0, reason };
-            write_one(&mut writing, &Err::<Welcome, _>(refusal))?;
+            write_one(&mut first, &Err::<Welcome, _>(refusal))?;
             return Err(FarError::NoDevice(error.to_string()));
         }
     };
@@ -89,9 +95,9 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let devices = List::new(backend.devices()).unwrap_or_default();
     let driver_version = backend.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
-    write_one(&mut writing, &Ok::<_, Refusal>(welcome))?;
+    write_one(&mut first, &Ok::<_, Refusal>(welcome))?;
     let receiver = handed::hear(control, &links, start.reconnect_ms, |received| {
-        received.line.inlet().go_on(stream, |_, _| Ok(0))?;
+        received.line.inlet().go_on(first, |_, _| Ok(0))?;
         hear_aside(received.aside, line.clone(), host.clone())?;
         Ok(received.line)
     })?;

@@ -1,5 +1,6 @@
 //! Connections of a session's links, as the server hands them over.
 
+use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
     Accepted, Connections, Handover, Inlet, Links, Receiver, Refused, Which, write_one,
 };
@@ -70,7 +71,8 @@ pub(super) fn hear(
 
 fn hear_all(control: &Channel, mut links: [Joins; 2]) {
     loop {
-        let (hand, mut fds) = match control.receive::<Handover>(LOOK) {
+        let ((hand, secrets), mut fds) = match control.receive::<(Handover, Option<Secrets>)>(LOOK)
+        {
             Ok(handed) => handed,
             Err(SocketError::TimedOut { .. }) => continue,
             // Without its server a link that is cut has no other connection.
@@ -79,23 +81,24 @@ fn hear_all(control: &Channel, mut links: [Joins; 2]) {
         let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
         let Some(which) = Which::of_number(hand.link) else { continue };
         // A connection that fails is dialled again.
-        let _ = links[which as usize].take(hand, stream);
+        let connection = Connection::new(stream, secrets);
+        let _ = connection.map(|it| links[which as usize].take(hand, it));
     }
 }
 
 impl Joins {
     /// Has the link go on with a connection, if it is newer than those before.
-    fn take(&mut self, hand: Handover, stream: TcpStream) -> io::Result<()> {
-        stream.set_read_timeout(None)?;
-        stream.set_write_timeout(Some(LIMIT))?;
+    fn take(&mut self, hand: Handover, mut connection: Connection) -> io::Result<()> {
+        connection.stream().set_read_timeout(None)?;
+        connection.stream().set_write_timeout(Some(LIMIT))?;
         if self.generation.is_some_and(|newest| hand.generation <= newest) {
             let why = Text::truncated("a newer connection of this session is there".to_owned());
-            return write_one(&mut &stream, &Err::<Accepted, _>(Refused { why }));
+            return write_one(&mut connection, &Err::<Accepted, _>(Refused { why }));
         }
         self.generation = Some(hand.generation);
-        self.inlet.go_on(stream, |mut stream, arrived| {
-            write_one(&mut stream, &Ok::<_, Refused>(Accepted { arrived }))?;
-            stream.set_write_timeout(None)?;
+        self.inlet.go_on(connection, |connection, arrived| {
+            write_one(connection, &Ok::<_, Refused>(Accepted { arrived }))?;
+            connection.stream().set_write_timeout(None)?;
             Ok(hand.arrived)
         })?;
         // A reader that has ended needs no word.

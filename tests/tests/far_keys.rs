@@ -1,0 +1,191 @@
+//! Devices on another machine, with keys: `kedge serve` at an address that others reach, in a
+//! network of the test's own. It takes root.
+#![forbid(unsafe_code)]
+
+use kedge_tests::server::Served;
+use kedge_tests::world::{World, is_root, stderr};
+use kedge_tests::{host, kedge};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// An address that is not loopback.
+const ADDRESS: &str = "192.0.2.1";
+
+/// A network with two users: who lends, and who borrows.
+struct Network {
+    world: World,
+    holder: Child,
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !so() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+impl Network {
+    fn new(name: &str) -> Option<Network> {
+        if !is_root() {
+            println!("not tested: a network of one's own takes root");
+            return None;
+        }
+        let holder = Command::new("unshare").args(["-n", "sleep", "200"]).spawn();
+        let network = Network { world: World::new(name), holder: holder.expect("unshare") };
+        let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
+        let pid = network.holder.id().to_string();
+        until("a network", || of(&pid).is_some_and(|it| Some(it) != of("self")));
+        for words in
+            [&["ip", "link", "set", "lo", "up"][..], &["ip", "addr", "add", ADDRESS, "dev", "lo"]]
+        {
+            let done = network.inside(words).output().expect("nsenter");
+            assert!(done.status.success(), "{words:?}: {done:?}");
+        }
+        Some(network)
+    }
+
+    fn inside(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-n", "-t", &self.holder.id().to_string(), "--"]).args(words);
+        command
+    }
+
+    fn config(&self, user: &str) -> PathBuf {
+        self.world.0.join(user)
+    }
+
+    /// kedge, as one of the users.
+    fn kedge(&self, user: &str, arguments: &[&str]) -> Command {
+        let mut command = self.inside(&["env", "--default-signal=HUP,INT,QUIT"]);
+        command.arg(kedge()).args(arguments).env("XDG_CONFIG_HOME", self.config(user));
+        command.env("XDG_RUNTIME_DIR", self.world.runtime());
+        command.env("XDG_STATE_HOME", self.world.runtime());
+        command
+    }
+
+    fn text(&self, user: &str, arguments: &[&str]) -> String {
+        let output = self.kedge(user, arguments).output().expect("kedge: build it first");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// Has one user pin what the other shows.
+    fn pin(&self, at: &str, name: &str, of: &str) {
+        let file = self.world.0.join(format!("{of}.pem"));
+        std::fs::write(&file, self.text(of, &["keys", "show"])).expect("a file");
+        self.text(at, &["keys", "add", name, &file.display().to_string()]);
+    }
+
+    /// Both have keys, and have pinned each other.
+    fn acquainted(name: &str) -> Option<Network> {
+        let network = Network::new(name)?;
+        for user in ["lender", "alice"] {
+            network.text(user, &["keys", "new"]);
+        }
+        network.pin("lender", "alice", "alice");
+        network.pin("alice", ADDRESS, "lender");
+        Some(network)
+    }
+
+    fn serve(&self) -> Served {
+        let listen = format!("{ADDRESS}:0");
+        Served::started(self.kedge("lender", &["serve", "--gpu", "soft", "--listen", &listen]))
+    }
+
+    /// What comes of a program of alice's on the server's devices, and what the job's log says.
+    fn run(&self, server: &Served, job: &str) -> (Output, String) {
+        let program = host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"]).display().to_string();
+        let run = ["run", "--gpu", &server.address, "--job", job, "--", &program, "0", "2", "1"];
+        let output = self.kedge("alice", &run).output().expect("kedge");
+        (output, self.text("alice", &["logs", job]))
+    }
+}
+
+#[test]
+fn who_is_pinned_gets_devices_from_afar() {
+    let Some(network) = Network::acquainted("keyfar") else { return };
+    let server = network.serve();
+    let (output, log) = network.run(&server, "j");
+    assert!(output.status.success(), "{output:?} {log}");
+    until("its end", || server.said().contains("its program has ended"));
+    let said = server.said();
+    assert!(said.contains(&format!("session of alice ({ADDRESS}:")), "{said}");
+}
+
+#[test]
+fn a_sealed_line_that_is_cut_goes_on() {
+    let Some(network) = Network::acquainted("keycut") else { return };
+    let server = network.serve();
+    let program = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]).display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "300", "5"];
+    let mut child = network.kedge("alice", &run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || server.said().contains(" begins"));
+    let port = server.address.rsplit_once(':').expect("a port").1;
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(400));
+        let cut = ["ss", "-K", "-t", "-H", "dst", ADDRESS, "dport", "=", port];
+        let cut = network.inside(&cut).output().expect("ss");
+        assert!(!cut.stdout.is_empty(), "no connection was there to be cut: {cut:?}");
+    }
+    assert_eq!(child.wait().expect("it has ended").code(), Some(7));
+    let log = network.text("alice", &["logs", "j"]);
+    assert!(log.contains("is cut: trying to go on") && log.contains(" goes on after "), "{log}");
+    assert!(!server.said().contains("refuse"), "{}", server.said());
+}
+
+#[test]
+fn who_is_not_known_gets_nothing_and_hears_why() {
+    let Some(network) = Network::new("keynone") else { return };
+    let listen = format!("{ADDRESS}:0");
+    let serve = ["serve", "--gpu", "soft", "--listen", &listen];
+    let refused = network.kedge("lender", &serve).output().expect("kedge");
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    assert!(stderr(&refused).contains("`kedge keys new` makes one"), "{refused:?}");
+
+    network.text("lender", &["keys", "new"]);
+    let server = network.serve();
+    let tries = |job: &str, said: &str, server_said: &str| {
+        let (output, log) = network.run(&server, job);
+        assert!(!output.status.success(), "{job}: {output:?}");
+        assert!(log.contains(said), "{job}: {log}");
+        until(server_said, || server.said().contains(server_said));
+    };
+    tries("nokey", "`kedge keys new` makes one", "");
+    network.text("alice", &["keys", "new"]);
+    tries("unpinned", "nobody of that name is pinned here", "");
+    network.pin("alice", ADDRESS, "lender");
+    tries("unknown", "has not pinned your certificate", "a certificate that is not pinned here");
+    network.pin("lender", "alice", "alice");
+    let (output, log) = network.run(&server, "known");
+    assert!(output.status.success(), "{output:?} {log}");
+    // Without the server being told.
+    network.text("lender", &["keys", "revoke", "alice"]);
+    tries("revoked", "has been revoked there", "the certificate of alice has been revoked here");
+    assert_eq!(server.said().matches(" begins").count(), 1, "{}", server.said());
+}
+
+/// Neither a plain near end nor anything else gets an answer.
+#[test]
+fn nothing_plain_is_answered() {
+    let Some(network) = Network::acquainted("keyplain") else { return };
+    let server = network.serve();
+    let (address, port) = server.address.rsplit_once(':').expect("a port");
+    for bytes in ["GET / HTTP/1.0\\r\\n\\r\\n", "\\020\\0\\0\\0rafegdek\\001\\0\\0\\0"] {
+        let send = format!(
+            "exec 3<>/dev/tcp/{address}/{port} && printf '{bytes}' >&3 && timeout 15 cat <&3"
+        );
+        let answer = network.inside(&["bash", "-c", &send]).output().expect("bash");
+        // At most TLS's own alert, of seven bytes.
+        assert!(answer.stdout.len() <= 7, "{answer:?}");
+    }
+    assert!(!server.said().contains(" begins"), "{}", server.said());
+}
