@@ -3,6 +3,7 @@
 
 use crate::PAGE;
 use crate::direct::PageBuffer;
+use crate::elsewhere::ReadAt;
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,7 +31,15 @@ pub enum ReadFrom {
 
 /// An open file.
 #[derive(Debug)]
-pub(crate) struct Bytes {
+pub(crate) enum Bytes {
+    Here(Here),
+    /// It is none of this machine's.
+    Elsewhere(Box<dyn ReadAt>),
+}
+
+/// A file of this machine.
+#[derive(Debug)]
+pub(crate) struct Here {
     file: File,
     /// The same, past the page cache.
     direct: Option<File>,
@@ -48,13 +57,52 @@ thread_local! {
 impl Bytes {
     /// Reads `file` through the page cache.
     pub(crate) fn cached(file: File) -> Bytes {
-        let refused = AtomicBool::new(false);
-        Bytes { file, direct: None, refused, otherwise: ReadFrom::Memory }
+        Bytes::Here(Here::cached(file))
     }
 
     /// Reads `file` from the device, as far as its file system can do that.
     pub(crate) fn on_device(file: File) -> io::Result<Bytes> {
-        let mut bytes = Bytes::cached(file);
+        Here::on_device(file).map(Bytes::Here)
+    }
+
+    pub(crate) fn length(&self) -> io::Result<u64> {
+        match self {
+            Bytes::Here(here) => Ok(here.file.metadata()?.len()),
+            Bytes::Elsewhere(file) => file.length(),
+        }
+    }
+
+    /// Has the kernel read all of it ahead, where it is this machine's.
+    pub(crate) fn read_ahead(&self) {
+        if let Bytes::Here(here) = self {
+            // Only slower without.
+            let _ = rustix::fs::fadvise(&here.file, 0, None, rustix::fs::Advice::WillNeed);
+        }
+    }
+
+    pub(crate) fn read_from(&self) -> ReadFrom {
+        match self {
+            Bytes::Here(here) => here.read_from(),
+            Bytes::Elsewhere(_) => ReadFrom::Memory,
+        }
+    }
+
+    pub(crate) fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Bytes::Here(here) => here.read_exact_at(into, offset),
+            Bytes::Elsewhere(file) => file.read_exact_at(into, offset),
+        }
+    }
+}
+
+impl Here {
+    fn cached(file: File) -> Here {
+        let refused = AtomicBool::new(false);
+        Here { file, direct: None, refused, otherwise: ReadFrom::Memory }
+    }
+
+    fn on_device(file: File) -> io::Result<Here> {
+        let mut bytes = Here::cached(file);
         // tmpfs takes the flag and reads memory.
         if is_tmpfs(&bytes.file) {
             return Ok(bytes);
@@ -71,20 +119,12 @@ impl Bytes {
         Ok(bytes)
     }
 
-    pub(crate) fn length(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
-    }
-
-    pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
-
-    pub(crate) fn read_from(&self) -> ReadFrom {
+    fn read_from(&self) -> ReadFrom {
         let direct = self.direct.is_some() && !self.refused.load(Ordering::Relaxed);
         if direct { ReadFrom::Device } else { self.otherwise }
     }
 
-    pub(crate) fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let direct = self.direct.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed));
         let Some(direct) = direct else { return self.file.read_exact_at(into, offset) };
         match read_directly(direct, into, offset) {

@@ -201,6 +201,28 @@ impl Layers {
         Ok(Layers::of(vec![file]))
     }
 
+    /// Files that lie elsewhere, the newest first: each builds on the next, as those of
+    /// [`Layers::own`] do.
+    ///
+    /// # Errors
+    /// There is none, or one of them needs a file that is not among them.
+    pub fn elsewhere(files: Vec<ImageFile>) -> Result<Layers, ImageError> {
+        let last = files.last().ok_or(ImageError::NoImage { path: PathBuf::new() })?;
+        if builds_on_another(last) {
+            return Err(last.damaged(0, "it builds on another image, which nothing names"));
+        }
+        let of_process = |file: &&ImageFile| file.memory().any(|e| e.codec == Codec::Process);
+        if let Some(file) = files.iter().find(of_process) {
+            return Err(file.damaged(0, "some of its memory is a process's, which nothing names"));
+        }
+        Ok(Layers::of(files))
+    }
+
+    /// Returns its own files, the newest first: each has what those after it have not.
+    pub fn own(&self) -> &[ImageFile] {
+        &self.files[..self.own]
+    }
+
     /// Has the kernel read its own files ahead.
     pub fn read_ahead(&self) {
         self.files[..self.own].iter().for_each(ImageFile::read_ahead);

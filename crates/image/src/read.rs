@@ -2,6 +2,7 @@
 
 use crate::bytes::{Bytes, ReadFrom};
 use crate::codec::{self, Codec};
+use crate::elsewhere::ReadAt;
 use crate::error::ImageError;
 use crate::folder::{Folder, open_regular};
 use crate::layout::{self, Extent, FOOTER, Footer, HEADER, Kind, RECORD, VERSION};
@@ -33,6 +34,14 @@ impl ImageFile {
         let path = folder.path().join(&entry.name);
         let file = Bytes::on_device(folder.file(&entry.name)?).map_err(ImageError::io(&path))?;
         ImageFile::new(file, &path, Some(entry))
+    }
+
+    /// Opens a file that lies elsewhere, which must be the one that `entry` describes.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged or is another file.
+    pub fn elsewhere(file: Box<dyn ReadAt>, entry: &FileEntry) -> Result<ImageFile, ImageError> {
+        ImageFile::new(Bytes::Elsewhere(file), Path::new(&entry.name), Some(entry))
     }
 
     fn new(file: Bytes, path: &Path, entry: Option<&FileEntry>) -> Result<ImageFile, ImageError> {
@@ -127,6 +136,26 @@ impl ImageFile {
             .map_err(|what| self.damaged(extent.offset, what))
     }
 
+    /// Reads the file's own bytes, whatever they stand for, from `offset` on.
+    ///
+    /// # Errors
+    /// There are not so many, or they cannot be read.
+    pub fn read_raw(&self, into: &mut [u8], offset: u64) -> Result<(), ImageError> {
+        self.file.read_exact_at(into, offset).map_err(ImageError::io(&self.path))
+    }
+
+    /// Returns what a manifest says of it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn entry(&self) -> Result<FileEntry, ImageError> {
+        let bytes = self.file.length().map_err(ImageError::io(&self.path))?;
+        let mut footer = [0; FOOTER as usize];
+        self.read_raw(&mut footer, bytes.saturating_sub(FOOTER))?;
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(FileEntry { name, bytes, checksum: crate::checksum(&footer) })
+    }
+
     /// Where its bytes come from.
     pub(crate) fn read_from(&self) -> ReadFrom {
         self.file.read_from()
@@ -135,8 +164,7 @@ impl ImageFile {
     /// Has the kernel read the file ahead of several threads that want all of it: their own order looks
     /// random to its readahead, which halves what the disk gives.
     pub fn read_ahead(&self) {
-        // Only slower without.
-        let _ = rustix::fs::fadvise(self.file.file(), 0, None, rustix::fs::Advice::WillNeed);
+        self.file.read_ahead();
     }
 
     /// Reads every payload and compares its checksum; the bytes read.

@@ -2,12 +2,14 @@
 
 use crate::codec::{Choice, Codec, Encoded, decode, encode};
 use crate::direct::{Direct, PageBuffer, Spare};
+use crate::elsewhere::Sink;
 use crate::error::ImageError;
 use crate::layout::{self, Extent, Footer, HEADER, Kind, PAGE};
 use crate::manifest::FileEntry;
 use crate::read::in_order;
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -37,12 +39,47 @@ impl Meter {
 #[derive(Debug)]
 pub struct ImageWriter {
     path: PathBuf,
-    file: File,
-    direct: Direct,
+    place: Place,
     /// Memory is encoded and noted, and not written.
     discards: bool,
     meter: Arc<Meter>,
     state: Mutex<State>,
+}
+
+/// Where its bytes go.
+#[derive(Debug)]
+enum Place {
+    File { file: File, direct: Direct },
+    Elsewhere(Box<dyn Sink>),
+}
+
+impl Place {
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match self {
+            Place::File { file, direct } => match direct.write(bytes, offset) {
+                Ok(false) => file.write_all_at(bytes, offset),
+                other => other.map(drop),
+            },
+            Place::Elsewhere(sink) => sink.write_all_at(bytes, offset),
+        }
+    }
+
+    /// Reads back what was written.
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Place::File { file, .. } => file.read_exact_at(into, offset),
+            Place::Elsewhere(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Ends the file, and waits until all of it is on the disk.
+    fn finish(&self, length: u64) -> io::Result<()> {
+        match self {
+            // More may have been expected.
+            Place::File { file, .. } => file.set_len(length).and_then(|()| file.sync_all()),
+            Place::Elsewhere(sink) => sink.finish(length),
+        }
+    }
 }
 
 /// What describes `encoded`, but for where it lies.
@@ -75,16 +112,22 @@ impl ImageWriter {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(path).map_err(ImageError::io(path))?;
-        file.write_all_at(&layout::header(), 0).map_err(ImageError::io(path))?;
+        let place = Place::File { file, direct: Direct::open(path) };
+        ImageWriter::begin(path.to_owned(), place)
+    }
+
+    /// Makes a file that lies elsewhere, by the `name` that it has there.
+    ///
+    /// # Errors
+    /// The sink takes nothing.
+    pub fn elsewhere(name: &str, sink: Box<dyn Sink>) -> Result<ImageWriter, ImageError> {
+        ImageWriter::begin(PathBuf::from(name), Place::Elsewhere(sink))
+    }
+
+    fn begin(path: PathBuf, place: Place) -> Result<ImageWriter, ImageError> {
+        place.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
         let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        Ok(ImageWriter {
-            path: path.to_owned(),
-            file,
-            direct: Direct::open(path),
-            discards: false,
-            meter: Arc::default(),
-            state,
-        })
+        Ok(ImageWriter { path, place, discards: false, meter: Arc::default(), state })
     }
 
     /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody has a
@@ -93,15 +136,16 @@ impl ImageWriter {
         let path = PathBuf::from(name);
         let made = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC);
         let file = File::from(made.map_err(|error| ImageError::io(&path)(error.into()))?);
-        file.write_all_at(&layout::header(), 0).map_err(ImageError::io(&path))?;
-        let state = Mutex::new(State { next: HEADER, extents: Vec::new() });
-        let (direct, meter) = (Direct::none(), Arc::default());
-        Ok(ImageWriter { path, file, direct, discards: false, meter, state })
+        ImageWriter::begin(path, Place::File { file, direct: Direct::none() })
     }
 
     /// The same, through the page cache alone: whoever reads the file soon finds it in memory.
     pub fn cached(self) -> ImageWriter {
-        ImageWriter { direct: Direct::none(), ..self }
+        let place = match self.place {
+            Place::File { file, .. } => Place::File { file, direct: Direct::none() },
+            elsewhere @ Place::Elsewhere(_) => elsewhere,
+        };
+        ImageWriter { place, ..self }
     }
 
     /// The same, for measurements of all but the disk: memory is encoded, summed and noted, but not written, so nobody
@@ -119,11 +163,12 @@ impl ImageWriter {
     /// threads can write at once: a file that grows is written by one at a time.
     pub fn expect(&self, bytes: u64) {
         self.meter.expected.fetch_add(bytes, Ordering::Relaxed);
+        let Place::File { file, .. } = &self.place else { return };
         // In memory they would be written twice.
-        let in_memory = crate::bytes::is_tmpfs(&self.file);
+        let in_memory = crate::bytes::is_tmpfs(file);
         if bytes >= LARGE && !in_memory {
             // Only slower without, and a disk that is full may still have room for less.
-            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes);
+            let _ = rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes);
         }
     }
 
@@ -181,7 +226,7 @@ impl ImageWriter {
         let mut bytes = vec![0; if parts.is_empty() { 0 } else { extent.decoded as usize }];
         let mut stored = vec![0; extent.stored as usize];
         if !parts.is_empty() && !self.discards {
-            let read = self.file.read_exact_at(&mut stored, extent.offset);
+            let read = self.place.read_exact_at(&mut stored, extent.offset);
             read.map_err(ImageError::io(&self.path))?;
             decode(extent.codec, &stored, &mut bytes).map_err(|what| {
                 let (path, address) = (self.path.clone(), extent.address);
@@ -190,7 +235,7 @@ impl ImageWriter {
             stored.fill(0);
         }
         if !self.discards {
-            let wiped = self.file.write_all_at(&stored, extent.offset);
+            let wiped = self.place.write_all_at(&stored, extent.offset);
             wiped.map_err(ImageError::io(&self.path))?;
         }
         for (from, to) in parts {
@@ -261,20 +306,24 @@ impl ImageWriter {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), ImageError> {
-        let written = match self.direct.write(bytes, offset) {
-            Ok(false) => self.file.write_all_at(bytes, offset),
-            other => other.map(drop),
-        };
-        written.map_err(ImageError::io(&self.path))
+        self.place.write_all_at(bytes, offset).map_err(ImageError::io(&self.path))
     }
 
     /// Writes the table and the footer, and waits until all of it is on the disk.
     pub fn finish(self) -> Result<FileEntry, ImageError> {
-        self.finish_open().map(|(_, entry)| entry)
+        self.complete().map(|(_, entry)| entry)
     }
 
     /// As [`ImageWriter::finish`], and gives the file back.
     pub fn finish_open(self) -> Result<(File, FileEntry), ImageError> {
+        let path = self.path.clone();
+        match self.complete()? {
+            (Place::File { file, .. }, entry) => Ok((file, entry)),
+            _ => Err(ImageError::io(&path)(io::ErrorKind::Unsupported.into())),
+        }
+    }
+
+    fn complete(self) -> Result<(Place, FileEntry), ImageError> {
         let State { next, mut extents } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         extents.sort_by_key(|extent| (extent.kind, extent.object, extent.address));
@@ -288,16 +337,14 @@ impl ImageWriter {
         let footer = footer.encode();
         let end = next + table.len() as u64;
         let written = self
-            .file
+            .place
             .write_all_at(&table, next)
-            .and_then(|()| self.file.write_all_at(&footer, end))
-            // More may have been expected.
-            .and_then(|()| self.file.set_len(end + footer.len() as u64))
-            .and_then(|()| self.file.sync_all());
+            .and_then(|()| self.place.write_all_at(&footer, end))
+            .and_then(|()| self.place.finish(end + footer.len() as u64));
         written.map_err(ImageError::io(&self.path))?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (bytes, checksum) = (end + footer.len() as u64, crate::checksum(&footer));
-        Ok((self.file, FileEntry { name, bytes, checksum }))
+        Ok((self.place, FileEntry { name, bytes, checksum }))
     }
 }
 
