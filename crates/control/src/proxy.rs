@@ -14,6 +14,8 @@ use thiserror::Error;
 
 /// What a proxy exits with that has found a bug in itself.
 pub const EXIT_BUG: i32 = 70;
+/// What a proxy exits with whose devices are on another machine and gone.
+pub const EXIT_LOST: i32 = 71;
 /// Set in a job's environment by `kedge bench checkpoint`, which measures all but the disk: nobody
 /// can restart such an image.
 pub const BENCH_DISCARD: &str = "KEDGE_BENCH_DISCARD";

@@ -89,6 +89,10 @@ impl NewBackend {
         self.0.devices()
     }
 
+    pub fn driver_version(&self) -> u32 {
+        self.0.driver_version()
+    }
+
     /// Begins to bring back what a snapshot with these notes holds.
     ///
     /// # Errors

@@ -15,12 +15,12 @@ use kedge_device::digest::{BLOCK, Digest};
 use kedge_device::{Code, Digests, Piece, Snapshot, SnapshotError};
 use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Choice, Encoded, ImageError, ImageWriter, PAGE};
+use kedge_remote::ImageLineError;
 use kedge_wire::{Bytes, List, Text, TooLong};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thiserror::Error;
@@ -51,6 +51,8 @@ pub(crate) enum CaptureError {
         "{needs} MiB are more than the {limit} MiB of host memory that may be taken: raise --cache-host"
     )]
     NoRoom { needs: u64, limit: u64 },
+    #[error("its devices, on another machine: {0}")]
+    Far(#[from] ImageLineError),
 }
 
 const UNREADABLE: &str = "the copy of the devices' memory cannot be read: it was lost, with a process that held it or \
@@ -123,15 +125,13 @@ impl Capture {
         self.saved.objects.iter().fold(0, |sum, (_, object)| sum.saturating_add(object.bytes()))
     }
 
-    /// Writes it to the new file `path`: what the next can refer to comes with it.
+    /// Writes it by `writer`: what the next can refer to comes with it.
     pub(crate) fn write(
         mut self,
-        path: &Path,
+        mut writer: ImageWriter,
         codec: Choice,
         log: &JobLog,
     ) -> Result<(Stored, Option<Tracked>), CaptureError> {
-        // A restart soon after takes a tenth of the time that reading from a disk takes.
-        let mut writer = ImageWriter::create(path)?.cached();
         if discards() {
             log.line(&format!(
                 "{BENCH_DISCARD} is set: what the devices hold is not in this image, which cannot be restarted"

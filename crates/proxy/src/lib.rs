@@ -16,6 +16,7 @@ mod crossing_tests;
 mod dispatch;
 #[cfg(test)]
 mod dispatch_tests;
+mod ending;
 mod executor;
 #[cfg(test)]
 mod fake;

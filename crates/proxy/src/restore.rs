@@ -1,7 +1,7 @@
 //! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
 //! then serves the client, which notices nothing.
 
-use crate::backend::{self, BuildError, Ready};
+use crate::backend::{self, BackendConfig, BuildError, Ready};
 use crate::client_memory::ClientMemory;
 use crate::control;
 use crate::crossing::{Crossing, CrossingError, Part};
@@ -15,15 +15,18 @@ use crate::options::Options;
 use crate::phases::Phases;
 use crate::record::{Image, Step};
 use crate::remedy;
+use crate::remote::open::SessionError;
+use crate::remote::restore::{self as far, Gone};
 use crate::saved::DevicePiece;
 use crate::work;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::{CuError, arena};
-use kedge_device::{Backend, Code, Filling, Host, Object, SnapshotError};
+use kedge_device::{Backend, Code, Filling, Host, NewBackend, Object, SnapshotError};
 use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, StateError};
 use kedge_image::{ImageError, Layers, Source};
 use kedge_protocol::{DeviceInfo, Message};
+use kedge_remote::ImageLineError;
 use kedge_transport::{ConnectError, SegmentError, Server};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,6 +60,16 @@ pub(crate) enum RestoreError {
     Device(#[from] SnapshotError),
     #[error(transparent)]
     Crossing(#[from] CrossingError),
+    #[error(transparent)]
+    NoSession(#[from] SessionError),
+    #[error("its devices, on another machine: {0}")]
+    Line(#[from] ImageLineError),
+    #[error("its devices, on another machine: {0}")]
+    Far(String),
+    #[error(
+        "what is held of it lies on devices of this machine: restart it here, or from its image"
+    )]
+    HeldHere,
 }
 
 const BEYOND: RestoreError = RestoreError::Damaged("an object beyond all memory");
@@ -127,39 +140,81 @@ pub(crate) fn restore(
     let memory = ClientMemory::new(0);
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
-    let built = backend::build(&options.backend, &saved.hello.choice, host.clone(), ready)?;
-    phases.over("devices");
-    let software = matches!(options.backend.gpu, GpuSpec::Soft { .. });
-    alike(&saved.devices, &built.devices(), software)?;
-    let crossing = Crossing::between(&saved, &options.backend.gpu)?;
-    let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
-    let restoring = built.begin_restore(notes)?;
-    let backend = Arc::clone(restoring.objects());
-    host.set_backend(&backend);
-    let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
-    let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), own);
-    let resumed = dispatcher.sharing.resume(&saved.sharing);
-    resumed.map_err(|source| not_made("what it shares", source, &saved, &*backend))?;
-    repeat(&layers, &saved, &mut dispatcher)?;
-    let filling = restoring.made()?;
-    phases.over("objects");
-    let mut placed = HashSet::new();
-    if let Some(Held { parts, .. }) = from.held {
-        placed = hold::fill(file, &saved, parts, &filling)?;
-    }
-    fill(&layers, &saved, &placed, &Target { filling: &filling, crossing: crossing.as_ref() })?;
-    filling.finish()?;
-    phases.over("bytes");
-    log.note(&format!("brought back in {}", phases.told()));
-    for (ctx, error) in saved.faults.iter() {
-        host.faults.set(&*host.outlet, *ctx, CuError(*error));
-    }
-    for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
-        host.output(*target, bytes);
-    }
-    host.set_dispatched(saved.position);
-    let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
+    let executor: Box<dyn Executor> = match &options.backend.gpu {
+        GpuSpec::Remote { server, devices } => {
+            if from.held.is_some_and(|held| !held.parts.is_empty()) {
+                return Err(RestoreError::HeldHere);
+            }
+            let (layers, saved, host, shared) = (&layers, &saved, &host, &shared);
+            let gone = Gone { layers, saved, host, shared, reconnect: options.reconnect };
+            let session = far::restore(server, devices, &gone)?;
+            phases.over("its devices, far");
+            log.note(&format!("brought back in {}", phases.told()));
+            Box::new(session)
+        }
+        _ => {
+            let (choice, config) = (&saved.hello.choice, &options.backend);
+            let built = backend::build(config, choice, host.clone(), ready)?;
+            phases.over("devices");
+            let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
+            let parts = from.held.map(|held| held.parts);
+            let (layers, saved, host) = (&layers, &saved, &host);
+            let gone = Here { layers, saved, parts, config, host };
+            Box::new(gone.rebuild(built, own, phases)?)
+        }
+    };
     Ok(Restored { server, executor, host, saved, shared })
+}
+
+/// A client that is to be brought back on devices of this process.
+pub(crate) struct Here<'a> {
+    pub(crate) layers: &'a Layers,
+    pub(crate) saved: &'a SavedProxy,
+    /// What is held of it on the devices, if it is brought back from that.
+    pub(crate) parts: Option<Vec<OwnedFd>>,
+    pub(crate) config: &'a BackendConfig,
+    pub(crate) host: &'a Arc<ProxyHost>,
+}
+
+impl Here<'_> {
+    /// Makes everything on new devices; `socket` is the client's.
+    pub(crate) fn rebuild(
+        self,
+        built: NewBackend,
+        socket: OwnedFd,
+        mut phases: Phases,
+    ) -> Result<Local, RestoreError> {
+        let Here { layers, saved, parts, config, host } = self;
+        let software = matches!(config.gpu, GpuSpec::Soft { .. });
+        alike(&saved.devices, &built.devices(), software)?;
+        let crossing = Crossing::between(saved, &config.gpu)?;
+        let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
+        let restoring = built.begin_restore(notes)?;
+        let backend = Arc::clone(restoring.objects());
+        host.set_backend(&backend);
+        let mut dispatcher = Dispatcher::new(backend.clone(), host.clone(), socket);
+        let resumed = dispatcher.sharing.resume(&saved.sharing);
+        resumed.map_err(|source| not_made("what it shares", source, saved, &*backend))?;
+        repeat(layers, saved, &mut dispatcher)?;
+        let filling = restoring.made()?;
+        phases.over("objects");
+        let mut placed = HashSet::new();
+        if let Some(parts) = parts {
+            placed = hold::fill(layers.file(0), saved, parts, &filling)?;
+        }
+        fill(layers, saved, &placed, &Target { filling: &filling, crossing: crossing.as_ref() })?;
+        filling.finish()?;
+        phases.over("bytes");
+        host.log.note(&format!("brought back in {}", phases.told()));
+        for (ctx, error) in saved.faults.iter() {
+            host.faults.set(&*host.outlet, *ctx, CuError(*error));
+        }
+        for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
+            host.output(*target, bytes);
+        }
+        host.set_dispatched(saved.position);
+        Ok(Local::new(dispatcher, host.clone(), config.cache))
+    }
 }
 
 /// What the program has been told of its devices must stay true.
@@ -345,17 +400,41 @@ fn put(
     bytes: &[u8],
     target: &Target<'_>,
 ) -> Result<(), RestoreError> {
-    let nonsense = || BEYOND;
     if let Some(piece) = object.piece() {
-        let start = piece.start.checked_add(at).ok_or_else(nonsense)?;
+        let start = piece.start.checked_add(at).ok_or(BEYOND)?;
         return Ok(target.restore(&piece.object, start, bytes)?);
     }
     let SavedObject::Arena { start, .. } = object else {
         return Err(RestoreError::Damaged("bytes of no object"));
     };
+    put_shared(*start, at, bytes)
+}
+
+/// Puts bytes into the shared arena: from `at` on of what begins at `start`.
+fn put_shared(start: u64, at: u64, bytes: &[u8]) -> Result<(), RestoreError> {
     let offset = start.checked_add(at).filter(|offset| *offset < arena::SHARED_LEN);
-    let addr = arena::SHARED_BASE + offset.ok_or_else(nonsense)?;
-    crate::client_memory::write_shared(addr, bytes).map_err(|_| nonsense())
+    let addr = arena::SHARED_BASE + offset.ok_or(BEYOND)?;
+    crate::client_memory::write_shared(addr, bytes).map_err(|_| BEYOND)
+}
+
+/// Puts back what the shared arena held, and nothing else.
+pub(crate) fn fill_arena(layers: &Layers, saved: &SavedProxy) -> Result<(), RestoreError> {
+    let (mut scratch, mut bytes) = (Vec::new(), Vec::new());
+    for (number, object) in saved.objects.iter() {
+        let SavedObject::Arena { start, .. } = object else { continue };
+        let sources = layers.sources(*number);
+        complete(object, &sources)?;
+        for Source { layer, extent, parts } in sources {
+            bytes.resize(extent.decoded as usize, 0);
+            layers.file(layer).read(&extent, &mut scratch, &mut bytes)?;
+            for (from, to) in parts {
+                let to = to.min(object.bytes());
+                let inside = (from - extent.address) as usize..(to - extent.address) as usize;
+                put_shared(*start, from, &bytes[inside])?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn name(message: &Message) -> &'static str {

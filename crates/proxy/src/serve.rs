@@ -9,24 +9,23 @@ use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
-use crate::remote::session::Session;
+use crate::remote::open::{Client, SessionError, open_session};
 use crate::restore::{self, Restored};
-use crate::{warm, watch};
+use crate::{ending, watch};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
-use kedge_control::proxy::{Answer, EXIT_BUG, Order};
-use kedge_cuda_types::CuError;
-use kedge_protocol::{Hello, Refusal, Welcome};
+use kedge_control::proxy::{Answer, Order};
+use kedge_protocol::{Refusal, Welcome};
 use kedge_socket::{Channel, SocketError};
-use kedge_transport::{AcceptError, Accepted, ConnectError, Outbox, RingError, Server};
+use kedge_transport::{AcceptError, Accepted, ConnectError, RingError, Server};
 use kedge_wire::{List, Text};
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -63,30 +62,6 @@ pub enum ServeError {
     Restore(String),
 }
 
-/// Why a client has no devices on another machine.
-#[derive(Debug, Error)]
-pub enum SessionError {
-    #[error(transparent)]
-    Connect(#[from] kedge_remote::ConnectError),
-    #[error("cannot go on with the session: {0}")]
-    System(#[from] io::Error),
-}
-
-impl SessionError {
-    /// What cuInit answers.
-    fn code(&self) -> CuError {
-        match self {
-            SessionError::Connect(kedge_remote::ConnectError::NoDevice { refusal, .. }) => {
-                CuError(refusal.code)
-            }
-            _ => CuError::NO_DEVICE,
-        }
-    }
-}
-
-/// The client's way to hear of a panic.
-static OUTBOX: OnceLock<Outbox> = OnceLock::new();
-
 /// Serves the client on `socket`; `control` is the supervisor's, and `ready` what was made ready for it.
 /// Returns only on failure: when the client ends, so does the process.
 pub fn serve(
@@ -96,14 +71,14 @@ pub fn serve(
     log: Arc<JobLog>,
     ready: Option<Ready>,
 ) -> Result<Infallible, ServeError> {
-    end_on_panic(log.clone());
+    ending::end_on_panic(log.clone());
     let control = control.map(Channel::new);
     if options.restore {
         return replace(socket, control.ok_or(ServeError::NoControl)?, options, log, ready);
     }
     let accepted = Server::accept(socket, HELLO_TIMEOUT)?;
     let outbox = accepted.server.outbox().clone();
-    let _ = OUTBOX.set(outbox.clone());
+    ending::tells(outbox.clone());
     let result = serve_accepted(accepted, control, options, log, ready);
     outbox.close();
     result
@@ -132,9 +107,9 @@ fn serve_accepted(
     let keeper = options.keeper.clone();
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     if let GpuSpec::Remote { server, devices } = &options.backend.gpu {
-        let wanted = Wanted { server: &server.to_string(), devices, reconnect: options.reconnect };
-        let session = open_session(&wanted, &hello, &host, &shared);
-        let (executor, welcome) = match session {
+        let (restore, reconnect) = (None, options.reconnect);
+        let begins = Client { hello: &hello, host: &host, shared: &shared, reconnect, restore };
+        let (session, welcome) = match open_session(server, devices, &begins) {
             Ok(session) => session,
             Err(error) => {
                 let reason = Text::truncated(error.to_string());
@@ -142,6 +117,7 @@ fn serve_accepted(
                 return Err(error.into());
             }
         };
+        let executor = Box::new(session);
         let devices = welcome.devices.to_vec();
         let server = accepted.welcome(Welcome { client_memory, ..welcome })?;
         let gpu = options.backend.gpu.to_string();
@@ -173,46 +149,6 @@ fn serve_accepted(
     let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
     let connected = Connected { server, executor, host, identity, shared, pid };
     connected.run(client, control, options, log)
-}
-
-/// Devices of a server, as a client wants them.
-struct Wanted<'a> {
-    server: &'a str,
-    devices: &'a [u32],
-    /// How long to try to go on after a cut.
-    reconnect: Duration,
-}
-
-/// Opens a session with a server of devices for a client; the process ends with it.
-fn open_session(
-    wanted: &Wanted<'_>,
-    hello: &Hello,
-    host: &Arc<ProxyHost>,
-    shared: &OwnedFd,
-) -> Result<(Box<dyn Executor>, Welcome), SessionError> {
-    let &Wanted { server, devices, reconnect } = wanted;
-    let (program, choice) = (&hello.program, &hello.choice);
-    let connected = kedge_remote::connect(server, devices, program, choice, reconnect)?;
-    let welcome = connected.welcome.clone();
-    let log = host.log.clone();
-    let over = move |why: &str| {
-        log.line(why);
-        end_now(1)
-    };
-    let arena = shared.try_clone()?;
-    let server = server.to_owned();
-    let session = Session::new(connected, server, host.clone(), arena, reconnect, over)?;
-    Ok((Box::new(session), welcome))
-}
-
-/// Tells the client that there are no devices any more, and ends the process.
-fn end_now(status: u8) {
-    if let Some(outbox) = OUTBOX.get() {
-        outbox.close();
-    }
-    warm::farewell(status);
-    // SAFETY: ends the process at once: other threads may be busy with the client's memory.
-    unsafe { libc::_exit(status.into()) }
 }
 
 /// Takes the place of a proxy that is gone, as the supervisor says.
@@ -255,7 +191,7 @@ fn replace(
             return Err(ServeError::Restore(error.to_string()));
         }
     };
-    let _ = OUTBOX.set(restored.server.outbox().clone());
+    ending::tells(restored.server.outbox().clone());
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
     let (Order::Begin { pid }, mut fds) = control.receive(ORDER_TIMEOUT)? else {
         return Err(ServeError::NoControl);
@@ -339,17 +275,4 @@ pub(crate) fn execute_all(
             Err(error) => return error,
         }
     }
-}
-
-/// A panic on any thread ends the process: with a line in the log, and an error for the client.
-fn end_on_panic(log: Arc<JobLog>) {
-    std::panic::set_hook(Box::new(move |panic| {
-        log.fault(&format!("this is a bug in kedge: {panic}"));
-        if let Some(outbox) = OUTBOX.get() {
-            outbox.close();
-        }
-        warm::farewell(EXIT_BUG as u8);
-        // SAFETY: ends the process at once, whatever locks the panicking thread holds.
-        unsafe { libc::_exit(EXIT_BUG) }
-    }));
 }

@@ -35,6 +35,11 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Why there is no session.
 #[derive(Debug, Error)]
 pub enum ConnectError {
+    #[error(
+        "images do not cross an encrypted line to {server} as yet: come through ssh (ssh -L \
+         7531:127.0.0.1:7531 HOST, and --gpu 127.0.0.1)"
+    )]
+    SealedImage { server: String },
     #[error("cannot find {server}: {source}; `kedge run --help` says how --gpu names devices")]
     Name { server: String, source: io::Error },
     #[error("cannot reach {server}: {source}; is `kedge serve` running there?")]
@@ -55,22 +60,31 @@ pub enum ConnectError {
 #[derive(Debug)]
 pub struct Connected {
     pub welcome: Welcome,
+    /// What names it to the server, for more connections.
     pub key: SessionKey,
     pub line: Connection,
 }
 
-/// Opens a session on those of a server's `devices`, by number, or on all if none are named.
-/// `reconnect` is how long a [`Dialer`] will try to go on after a cut.
+/// What is wanted of a session.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Those of the server's devices, by number; all if none are named.
+    pub devices: &'a [u32],
+    /// The client's program, for logs.
+    pub program: &'a str,
+    pub choice: &'a DeviceChoice,
+    /// How long a [`Dialer`] will try to go on after a cut.
+    pub reconnect: Duration,
+    /// Whether the client goes on from an image.
+    pub restore: bool,
+}
+
+/// Opens a session.
 ///
 /// # Errors
 /// The server is not there or refuses, or has no device for this client.
-pub fn connect(
-    server: &str,
-    devices: &[u32],
-    program: &str,
-    choice: &DeviceChoice,
-    reconnect: Duration,
-) -> Result<Connected, ConnectError> {
+pub fn connect(server: &str, wanted: Wanted<'_>) -> Result<Connected, ConnectError> {
+    let Wanted { devices, program, choice, reconnect, restore } = wanted;
     let answer = |error| bad_answer(server, error);
     let devices = List::new(devices.to_vec()).unwrap_or_default();
     let mut line = open(server, Purpose::Session { devices }, ANSWER_LIMIT)?;
@@ -78,7 +92,7 @@ pub fn connect(
     let Offer { session: key } = offered.map_err(|refused| refused.by(server))?;
     let program = Text::truncated(program.to_owned());
     let reconnect_ms = u32::try_from(reconnect.as_millis()).unwrap_or(u32::MAX);
-    let start = Start { program, choice: choice.clone(), reconnect_ms };
+    let start = Start { program, choice: choice.clone(), reconnect_ms, restore };
     write_one(&mut line, &start).map_err(|error| answer(error.into()))?;
     let started = read_one::<Started>(&mut line, MAX_ANSWER).map_err(answer)?;
     let welcome =
@@ -176,6 +190,17 @@ impl Connections for Dialer {
             pause = (2 * pause).min(LAST_PAUSE);
         }
     }
+}
+
+/// Opens one more connection of a session, for the bytes of an image.
+///
+/// # Errors
+/// The server is not there.
+pub fn image_connection(server: &str, session: SessionKey) -> Result<TcpStream, ConnectError> {
+    let connection = open(server, Purpose::Image { session }, ANSWER_LIMIT)?;
+    let ends = connection.into_ends().map_err(|error| bad_answer(server, error.into()))?;
+    let sealed = || ConnectError::SealedImage { server: server.to_owned() };
+    if ends.1.is_some() { Err(sealed()) } else { Ok(ends.0) }
 }
 
 /// Connects and says what for.

@@ -3,19 +3,27 @@
 //!
 //! A session has two [links](Links): [`ToFar`] and [`ToNear`] go on the line, in order, and
 //! [`Aside`] on the other, from the near end alone: answers that the far end waits for while it may
-//! not read the line. Each connection begins with an [`Opening`], which the server reads, and which
+//! not read the line. The bytes of an image have a connection each time ([`ImageAsk`]), so that they
+//! hold up nothing. Each connection begins with an [`Opening`], which the server reads, and which
 //! tells it whom to hand the connection to.
 #![forbid(unsafe_code)]
 
 mod connect;
+mod drain;
+mod files;
 mod frame;
 mod link;
 mod messages;
 
-pub use connect::{ConnectError, Connected, Dialer, connect, is_here, tune};
+pub use connect::{
+    ConnectError, Connected, Dialer, Wanted, connect, image_connection, is_here, tune,
+};
+pub use drain::{Arrived, DrainSink, ImageLineError, receive_file};
+pub use files::{far_layers, named, serve_files};
 pub use frame::{FrameError, Frames, Sending, read_one, write_one};
 pub use link::{Connections, Inlet, Links, Receiver, Sender, Which};
 pub use messages::{
-    Accepted, Answer, Aside, Ask, CHUNK, Handover, LINE, MAGIC, Offer, Opening, PAGE, PATCHES,
-    PagePatch, Purpose, Refused, SessionKey, Start, ToFar, ToNear, VERSION, put_message,
+    Accepted, Answer, Aside, Ask, CHUNK, Capture, Drained, FILES, FileBytes, HandedOver, Handover,
+    ImageAsk, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, ReadFile, Refused,
+    SessionKey, Start, StoredFile, ToFar, ToNear, VERSION, put_message,
 };

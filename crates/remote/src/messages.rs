@@ -1,12 +1,12 @@
 //! The messages of a session.
 
-use kedge_protocol::{CtxId, DeviceChoice, Message, Refusal, Welcome};
+use kedge_protocol::{CtxId, DeviceChoice, DeviceInfo, Hello, Message, Refusal, Welcome};
 use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
@@ -15,6 +15,8 @@ pub const PAGE: usize = 4096;
 pub const PATCHES: usize = 256;
 /// Bytes of a line of text.
 pub const LINE: usize = 4096;
+/// Files that an image of a client's devices has, with those that it builds on.
+pub const FILES: usize = 4096;
 /// Bytes of a reply: the ring's own limit.
 const REPLY: usize = 64 << 20;
 
@@ -38,9 +40,18 @@ wire! {
         Session = 1 { devices: List<u32, 16> },
         /// A connection of a session's link → `Result<Accepted, Refused>`, by its proxy.
         Join = 2 { session: SessionKey, hand: Handover },
+        /// One more of a session, for the bytes of an image → what [`ImageAsk`] says.
+        Image = 3 { session: SessionKey },
     }
 
-    /// A connection that goes on with a link, as the server hands it to the session's proxy.
+    /// What a connection is for that the server hands over to a session's proxy.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub enum HandedOver {
+        Link = 1 { hand: Handover },
+        Image = 2 {},
+    }
+
+    /// A connection that goes on with a link.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct Handover {
         /// `Which::number`.
@@ -70,6 +81,9 @@ wire! {
         pub choice: DeviceChoice,
         /// How long the near end tries to go on after a cut, milliseconds.
         pub reconnect_ms: u32,
+        /// Whether the client goes on from an image, which comes by `Purpose::Image`; the line
+        /// then has `Answer::Yes` or `Answer::Failed` before anything else is in order.
+        pub restore: bool,
     }
 
     /// From the near end, in order.
@@ -89,12 +103,35 @@ wire! {
     pub enum Ask {
         /// → `Yes` once all before it is over and told, `No` after `within_ms`.
         Rest = 1 { within_ms: u32 },
+        /// What the devices hold is taken. All rests → `Captured` or `Failed`.
+        Capture = 2 { capture: Capture },
+        /// The devices' memory is taken off them until the next message. All rests → `Captured`, of
+        /// no number, or `Failed`.
+        SwapOut = 3 {},
+    }
+
+    /// What a far end needs for a capture.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Capture {
+        pub hello: Hello,
+        pub client_memory: bool,
+        /// As the client was told of them.
+        pub devices: List<DeviceInfo, 16>,
+        /// The newest message that was taken from the client's ring.
+        pub position: u64,
+        /// Whether to find out what has changed.
+        pub track: bool,
+        /// The checksum of the file that has what has not.
+        pub parent: Option<u64>,
     }
 
     #[derive(Debug, Clone, PartialEq)]
     pub enum Answer {
         Yes = 1 {},
         No = 2 {},
+        /// The far end keeps the capture until it is drained or forgotten, or the next is taken.
+        Captured = 3 { number: u64, bytes: u64 },
+        Failed = 4 { why: Text<LINE> },
     }
 
     /// From the near end, ahead of what is in order.
@@ -108,6 +145,53 @@ wire! {
         Patches = 3 { pages: List<PagePatch, PATCHES> },
         /// The client has ended: nothing follows.
         Bye = 4 {},
+        /// Nobody wants a capture any more.
+        Forget = 5 { number: u64 },
+    }
+
+    /// The near end's first word on a connection for an image's bytes.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ImageAsk {
+        /// A capture is to be written, with this codec → `Drained`, until its last.
+        Drain = 1 { number: u64, codec: Text<64> },
+        /// Room is made for the next capture → `Drained`'s last.
+        Prepare = 2 { track: bool, full: bool },
+        /// A client is to be restored. The far end reads these files, the newest first: each of its
+        /// `ReadFile` is answered with a `FileBytes`, in order.
+        Restore = 3 { files: List<StoredFile, FILES> },
+    }
+
+    /// From the far end: an image's file as it is written.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum Drained {
+        Piece = 1 { offset: u64, bytes: Bytes<CHUNK> },
+        /// The last: the file has so many bytes, and its footer this checksum.
+        Done = 2 {
+            bytes: u64,
+            checksum: u64,
+            builds: bool,
+            /// What left the devices for it, and within how long.
+            drained: u64,
+            drained_us: u64,
+        },
+        /// The last.
+        Failed = 3 { why: Text<LINE> },
+    }
+
+    /// A file of an image, as its manifest has it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct StoredFile {
+        pub name: Text<255>,
+        pub bytes: u64,
+        pub checksum: u64,
+    }
+
+    /// From the far end: bytes of a file are wanted, `CHUNK` at most → `FileBytes`.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct ReadFile {
+        pub file: u32,
+        pub offset: u64,
+        pub len: u32,
     }
 
     /// From the far end, in order.
@@ -155,6 +239,9 @@ pub fn put_message(seq: u64, to: Option<u32>, message: &Message, w: &mut Writer<
     to.put(w);
     message.put(w);
 }
+
+/// What the near end says to `ReadFile`; or why it cannot.
+pub type FileBytes = Result<Bytes<CHUNK>, Text<LINE>>;
 
 /// What the far proxy says to `Start`.
 pub(crate) type Started = Result<Welcome, Refusal>;

@@ -12,8 +12,8 @@ use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Name};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
-    FrameError, MAGIC, Offer, Opening, Purpose, Refused, VERSION, is_here, read_one, tune,
-    write_one,
+    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, VERSION, is_here, read_one,
+    tune, write_one,
 };
 use kedge_wire::Text;
 use sessions::{Begun, Sessions, hand_over};
@@ -216,11 +216,20 @@ impl Lender {
         match purpose {
             Purpose::Join { session, hand } => {
                 match self.sessions.proxy_of(&session, who.as_ref()) {
-                    Some(proxy) => hand_over(&proxy, hand, stream),
+                    Some(proxy) => hand_over(&proxy, HandedOver::Link { hand }, stream),
                     None => {
                         let why = "it has no such session: the devices' memory is lost";
                         self.refuse(&mut stream, why.into())
                     }
+                }
+            }
+            Purpose::Image { session } => {
+                // Both ends read and write an image's connection at the same time, which a sealed
+                // one cannot do as yet.
+                let proxy = self.sessions.proxy_of(&session, who.as_ref());
+                match proxy.filter(|_| who.is_none()) {
+                    Some(proxy) => hand_over(&proxy, HandedOver::Image {}, stream),
+                    None => Err("a connection for an image that is not to be had".into()),
                 }
             }
             Purpose::Session { devices } => {

@@ -3,7 +3,7 @@
 use crate::ServeSpec;
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, Name};
-use kedge_remote::{Handover, SessionKey};
+use kedge_remote::{HandedOver, SessionKey};
 use kedge_socket::Channel;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
@@ -99,11 +99,11 @@ pub(crate) fn tell_secrets(channel: &Channel, line: Connection) -> Result<(), St
 /// Hands a connection to the proxy of its session, which answers.
 pub(crate) fn hand_over(
     channel: &Channel,
-    hand: Handover,
+    what: HandedOver,
     connection: Connection,
 ) -> Result<(), String> {
     let (stream, secrets) = connection.into_secrets().map_err(|error| error.to_string())?;
-    let handed = channel.send(&(hand, secrets), &[stream.as_fd()], LIMIT);
+    let handed = channel.send(&(what, secrets), &[stream.as_fd()], LIMIT);
     handed.map_err(|error| error.to_string())
 }
 

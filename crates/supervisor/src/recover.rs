@@ -15,6 +15,7 @@ use crate::signals::{Signals, look_at_children};
 use crate::warm::Own;
 use crate::{Outcome, RunError};
 use kedge_control::joblog::JobLog;
+use kedge_control::proxy::{EXIT_BUG, EXIT_LOST};
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
 use serde::{Deserialize, Serialize};
@@ -158,12 +159,12 @@ impl Recovery {
     }
 }
 
-/// Whether devices are gone with a proxy that ended so. One that says why it ends has a client that broke the
-/// rules, or has never had devices.
+/// Returns whether devices are gone with a proxy that ended so. One that ends with another status
+/// has a client that broke the rules, or has never had devices.
 fn is_loss(how: Outcome) -> bool {
     match how {
         Outcome::Killed(_) => true,
-        Outcome::Exited(status) => i32::from(status) == kedge_control::proxy::EXIT_BUG,
+        Outcome::Exited(status) => [EXIT_BUG, EXIT_LOST].contains(&i32::from(status)),
     }
 }
 

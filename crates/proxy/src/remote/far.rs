@@ -1,18 +1,23 @@
 //! The far end of a session: a proxy whose client is on another machine. It ends with its session.
 
-use super::handed::{self, Handed};
+use super::handed::{self, Handed, Received};
+use super::images::Images;
 use super::mirror::Mirror;
 use super::outlet::{self, FarMemory, Line, LineOutlet, Staged};
-use super::{shares, touches_memory};
+use super::restore::arenas;
+use super::{shared_in, shares, touches_memory};
 use crate::backend;
 use crate::dispatch::Dispatcher;
 use crate::executor::Executor;
 use crate::host::ProxyHost;
 use crate::local::Local;
 use crate::options::Options;
+use crate::phases::Phases;
+use crate::restore::{Here, RestoreError};
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_cuda_types::CuError;
+use kedge_device::NewBackend;
 use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
@@ -74,15 +79,17 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let arena = kedge_transport::create_shared_arena()?;
     kedge_transport::map_shared_arena(arena.as_fd())?;
     let links = Links::start()?;
+    let own_arena = arena.try_clone()?;
+    // The server has set a limit for the first words.
+    first.stream().set_write_timeout(None)?;
     let line = Line::start(links.clone(), Mirror::new(arena))?;
     let staged = Staged::default();
     let told = line.clone();
     let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
     let memory = FarMemory { line: line.clone(), staged: staged.clone() };
     let host = Arc::new(ProxyHost::new(LineOutlet(line.clone()), memory, log, None));
-    let built = backend::build(&options.backend, &start.choice, host.clone(), None);
-    let backend = match built {
-        Ok(built) => built.start(),
+    let built = match backend::build(&options.backend, &start.choice, host.clone(), None) {
+        Ok(built) => built,
         Err(error) => {
             let reason = Text::truncated(error.to_string());
             let refusal = Refusal { code: error.code().0, reason };
@@ -90,26 +97,82 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
             return Err(FarError::NoDevice(error.to_string()));
         }
     };
-    host.set_backend(&backend);
-    line.set_backend(&backend);
-    let devices = List::new(backend.devices()).unwrap_or_default();
-    let driver_version = backend.driver_version();
+    let devices = List::new(built.devices()).unwrap_or_default();
+    let driver_version = built.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
     write_one(&mut first, &Ok::<_, Refusal>(welcome))?;
-    let receiver = handed::hear(control, &links, start.reconnect_ms, |received| {
+    let images = Arc::<Images>::default();
+    let (serves, log) = (images.clone(), host.log.clone());
+    let image = move |stream| serves.connected(stream, log.clone());
+    let begin = |received: Received| {
         received.line.inlet().go_on(first, |_, _| Ok(0))?;
-        hear_aside(received.aside, line.clone(), host.clone())?;
+        hear_aside(received.aside, line.clone(), host.clone(), images.clone())?;
         Ok(received.line)
-    })?;
+    };
+    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, image)?;
+    let mut frames = Frames::new(receiver);
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
-    let dispatcher = Dispatcher::new(backend, host.clone(), OwnedFd::from(own));
-    let executor = Box::new(Local::new(dispatcher, host, options.backend.cache));
-    FarEnd { executor, line, staged, frames: Frames::new(receiver) }.run()
+    let executor = if start.restore {
+        match restore(&images, built, options, &host, own.into(), &line) {
+            Ok(executor) => executor,
+            Err(error) => {
+                outlet::answer(&line, Answer::Failed { why: Text::truncated(error.to_string()) })?;
+                // It says goodbye once it has heard that, on the aside.
+                while frames.receive::<ToFar>().is_ok() {}
+                return Ok(());
+            }
+        }
+    } else {
+        let backend = built.start();
+        host.set_backend(&backend);
+        let dispatcher = Dispatcher::new(backend, host.clone(), own.into());
+        Local::new(dispatcher, host, options.backend.cache)
+    };
+    line.set_backend(&executor.backend());
+    images.set_room(executor.room());
+    if start.restore {
+        outlet::answer(&line, Answer::Yes {})?;
+    }
+    let gpu = options.backend.gpu.to_string();
+    FarEnd { executor, line, staged, frames, images, gpu, arena: own_arena }.run()
+}
+
+/// Brings a client's devices back from files that lie at the near end.
+fn restore(
+    images: &Images,
+    built: NewBackend,
+    options: &Options,
+    host: &Arc<ProxyHost>,
+    socket: OwnedFd,
+    line: &Line,
+) -> Result<Local, RestoreError> {
+    let mut phases = Phases::begin();
+    let offered = images.offered(LIMIT);
+    let layers =
+        &offered.ok_or_else(|| RestoreError::Far("no image has been offered".into()))??;
+    let saved = &kedge_gpu_image::read(layers.file(0))?;
+    phases.over("its notes");
+    let config = &options.backend;
+    let gone = Here { layers, saved, parts: None, config, host };
+    let executor = gone.rebuild(built, socket, phases)?;
+    line.agree(arenas(saved));
+    if shared_in(saved) {
+        line.something_is_shared();
+        // What the objects' making has changed is looked for with what the next message changes.
+        line.work_begins();
+        line.work_is_handed_over();
+    }
+    Ok(executor)
 }
 
 /// Hears the aside on a thread of its own.
-fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>) -> io::Result<()> {
+fn hear_aside(
+    receiver: Receiver<Handed>,
+    line: Arc<Line>,
+    host: Arc<ProxyHost>,
+    images: Arc<Images>,
+) -> io::Result<()> {
     // What goes on behind a host function may itself ask for the client's memory, whose answer
     // this thread alone hears.
     let (returned, tokens) = mpsc::channel();
@@ -132,6 +195,10 @@ fn hear_aside(receiver: Receiver<Handed>, line: Arc<Line>, host: Arc<ProxyHost>)
                 Aside::HostFnDone { token } => returned.send(token).is_ok(),
                 Aside::Bye {} => end_now(0),
                 Aside::Patches { pages } => line.patch(&pages),
+                Aside::Forget { number } => {
+                    images.forget(number);
+                    true
+                }
             };
             if !proper {
                 break;
@@ -161,10 +228,15 @@ fn end_now(status: i32) -> ! {
 }
 
 struct FarEnd {
-    executor: Box<dyn Executor>,
+    executor: Local,
     line: Arc<Line>,
     staged: Staged,
     frames: Frames<Receiver<Handed>>,
+    images: Arc<Images>,
+    /// As the server's `--gpu` gave it.
+    gpu: String,
+    /// This end's.
+    arena: OwnedFd,
 }
 
 impl FarEnd {
@@ -183,7 +255,7 @@ impl FarEnd {
                     }
                 }
                 ToFar::Ask { ask } => {
-                    let done = self.ask(&ask);
+                    let done = self.ask(ask);
                     outlet::answer(&self.line, done)?;
                 }
             }
@@ -223,12 +295,24 @@ impl FarEnd {
         Ok(())
     }
 
-    fn ask(&mut self, ask: &Ask) -> Answer {
+    fn ask(&mut self, ask: Ask) -> Answer {
         match ask {
             Ask::Rest { within_ms } => {
-                let limit = Duration::from_millis(u64::from(*within_ms));
+                let limit = Duration::from_millis(u64::from(within_ms));
                 if self.executor.rest(limit) { Answer::Yes {} } else { Answer::No {} }
             }
+            // Whoever is not at rest has not been asked to: what there is is no one moment's.
+            Ask::Capture { .. } | Ask::SwapOut {} if !self.executor.rest(Duration::ZERO) => {
+                Answer::Failed { why: Text::truncated("its devices do not rest".into()) }
+            }
+            Ask::Capture { capture } => {
+                let arena = self.arena.as_fd();
+                self.images.capture(&mut self.executor, capture, &self.gpu, arena)
+            }
+            Ask::SwapOut {} => match self.executor.swap_out() {
+                Ok(bytes) => Answer::Captured { number: 0, bytes },
+                Err(error) => Answer::Failed { why: Text::truncated(error.to_string()) },
+            },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
-    Accepted, Connections, Handover, Inlet, Links, Receiver, Refused, Which, write_one,
+    Accepted, Connections, HandedOver, Handover, Inlet, Links, Receiver, Refused, Which, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
@@ -45,7 +45,8 @@ pub(super) struct Received {
 }
 
 /// Hears the server on a thread of its own, after `begin`: what the session begins with is older
-/// than what the server hands over.
+/// than what the server hands over. `image` gets connections for the bytes of
+/// images.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -54,6 +55,7 @@ pub(super) fn hear(
     links: &Arc<Links>,
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
+    image: impl Fn(TcpStream) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
     let link = |which| {
@@ -64,21 +66,29 @@ pub(super) fn hear(
     };
     let ((line, to_line), (aside, to_aside)) = (link(Which::Line), link(Which::Aside));
     let line = begin(Received { line, aside })?;
-    let hear = move || hear_all(&control, [to_line, to_aside]);
+    let hear = move || hear_all(&control, [to_line, to_aside], image);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
 }
 
-fn hear_all(control: &Channel, mut links: [Joins; 2]) {
+fn hear_all(control: &Channel, mut links: [Joins; 2], image: impl Fn(TcpStream)) {
     loop {
-        let ((hand, secrets), mut fds) = match control.receive::<(Handover, Option<Secrets>)>(LOOK)
-        {
-            Ok(handed) => handed,
-            Err(SocketError::TimedOut { .. }) => continue,
-            // Without its server a link that is cut has no other connection.
-            Err(_) => return,
-        };
+        let ((what, secrets), mut fds) =
+            match control.receive::<(HandedOver, Option<Secrets>)>(LOOK) {
+                Ok(handed) => handed,
+                Err(SocketError::TimedOut { .. }) => continue,
+                // Without its server a link that is cut has no other connection.
+                Err(_) => return,
+            };
         let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
+        let hand = match what {
+            HandedOver::Link { hand } => hand,
+            // The server hands over none that is sealed.
+            HandedOver::Image {} => {
+                image(stream);
+                continue;
+            }
+        };
         let Some(which) = Which::of_number(hand.link) else { continue };
         // A connection that fails is dialled again.
         let connection = Connection::new(stream, secrets);

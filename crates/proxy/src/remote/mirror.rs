@@ -88,6 +88,16 @@ impl Mirror {
         Some(patch)
     }
 
+    /// Takes what is here in a part of the arena, by offset, for what the other end has as well.
+    pub(crate) fn agree(&mut self, range: Range<u64>) {
+        for page in pages(range.start..range.end.min(SHARED_LEN)) {
+            let mut now = ZEROS;
+            if client_memory::read_shared(address(page), &mut now).is_ok() {
+                self.agreed.insert(page, Box::new(now));
+            }
+        }
+    }
+
     /// Takes over what the other end has changed; `false` where that is nonsense.
     #[must_use]
     pub(crate) fn apply(&mut self, patches: &[PagePatch]) -> bool {

@@ -3,13 +3,18 @@
 //! what comes over the line. Both keep memory that client and devices see alike by a
 //! [`mirror::Mirror`].
 
+mod capture;
 pub mod far;
 mod handed;
+mod images;
 mod mirror;
+pub(crate) mod open;
 mod outlet;
+pub(crate) mod restore;
 pub(crate) mod session;
 mod ticker;
 
+use kedge_gpu_image::{SavedProxy, SavedStep};
 use kedge_protocol::{Call, Message, Post, StreamOp};
 
 /// Returns whether from this message on there is memory that the client and devices see.
@@ -19,6 +24,14 @@ fn shares(message: &Message) -> bool {
         call,
         Call::Share { .. } | Call::Alias { .. } | Call::ModuleLoad { .. } | Call::ModuleLink { .. }
     )
+}
+
+/// Returns whether a client that goes on from an image has memory that devices see, too.
+fn shared_in(saved: &SavedProxy) -> bool {
+    saved.steps.iter().any(|step| match step {
+        SavedStep::Message { message, .. } => shares(message),
+        SavedStep::Module { .. } | SavedStep::Linked { .. } => true,
+    })
 }
 
 /// Returns whether a message may have devices read or write memory that the client sees. What the

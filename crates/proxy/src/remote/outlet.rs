@@ -11,6 +11,7 @@ use kedge_transport::ReplyTo;
 use kedge_wire::{Bytes, Text};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -96,6 +97,13 @@ impl Line {
     /// From now on there is memory that the client and devices see.
     pub(crate) fn something_is_shared(&self) {
         self.work.shared.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes parts of the arena, by offset, for what the near end has as well. What else is there
+    /// is told as what devices have changed.
+    pub(crate) fn agree(&self, parts: impl Iterator<Item = Range<u64>>) {
+        let mut mirror = locked(&self.mirror);
+        parts.for_each(|part| mirror.agree(part));
     }
 
     /// Tells it whose work it is; once.

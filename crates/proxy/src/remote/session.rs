@@ -1,11 +1,12 @@
 //! The near end of a session: an executor whose devices are on another machine.
 
+use super::capture::{FarCapture, FarRoom, ImageWay};
 use super::mirror::Mirror;
 use super::outlet::refusal;
 use super::ticker::Ticker;
 use super::{shares, touches_memory};
 use crate::capture::CaptureError;
-use crate::executor::{Build, Captured, Executor, NearEnd, Room, Shares};
+use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
 use kedge_control::joblog::JobLog;
 use kedge_control::sharing::{Bond, What};
@@ -13,22 +14,27 @@ use kedge_cuda_types::CuError;
 use kedge_device::{Host, SnapshotError};
 use kedge_protocol::{Call, Message, ModuleImage, PeerName};
 use kedge_remote::{
-    Answer, Aside, Ask, CHUNK, Connected, Dialer, Frames, Links, Receiver, Sender, Sending, ToFar,
-    ToNear, Which, put_message,
+    Answer, Aside, Ask, CHUNK, Capture, Connected, Dialer, Frames, ImageLineError, Links, Receiver,
+    Sender, Sending, ToFar, ToNear, Which, put_message,
 };
 use kedge_transport::{Incoming, ReplyTo, SLOTS};
-use kedge_wire::Bytes;
+use kedge_wire::{Bytes, List};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How much longer an answer may take than what it is about.
 const LATE: Duration = Duration::from_secs(10);
 /// How long a client's end waits for room on the line.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// For the far end to copy its devices' memory: less than the control thread waits for it.
+const CAPTURE_LIMIT: Duration = Duration::from_secs(45);
+/// Swapping out packs it as well.
+const SWAP_LIMIT: Duration = Duration::from_secs(1000);
 /// What a session cannot do as yet.
 const NOT_FAR: &str = "its devices are on another machine, where this is not supported as yet: \
     give --gpu devices of this machine, or do without";
@@ -47,16 +53,28 @@ pub(crate) fn say_bye() {
     }
 }
 
+/// What a session begins with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resumes {
+    /// How long it tries to go on after a cut.
+    pub(crate) reconnect: Duration,
+    /// Up to this one the client's messages are complete.
+    pub(crate) done: u64,
+}
+
 pub(crate) struct Session {
     line: Sending<Sender>,
     near: Arc<Near>,
     answers: mpsc::Receiver<Answer>,
+    /// Answers that did not come in time, and are still to come.
+    late: u32,
+    way: ImageWay,
     /// Of the client's changes, those that what was sent counts on.
     patched: u64,
 }
 
 /// What the threads of the near end have together.
-struct Near {
+pub(crate) struct Near {
     /// As the user named it.
     server: String,
     host: Arc<ProxyHost>,
@@ -92,10 +110,12 @@ impl Session {
         server: String,
         host: Arc<ProxyHost>,
         arena: OwnedFd,
-        reconnect: Duration,
+        resumes: Resumes,
         over: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<Session> {
         let Connected { key, line, .. } = connected;
+        let Resumes { reconnect, done } = resumes;
+        let way = ImageWay { server: server.clone(), key };
         let links = Links::start()?;
         let dialer = |say: Option<Arc<JobLog>>| {
             let say = move |text: &str| say.iter().for_each(|log| log.line(text));
@@ -113,8 +133,8 @@ impl Session {
             mirror: Mutex::new(Mirrored { mirror: Mirror::new(arena), told: 0 }),
             shared: AtomicBool::new(false),
             ticker: Arc::default(),
-            sent: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
+            sent: AtomicU64::new(done),
+            completed: AtomicU64::new(done),
             asked: [const { AtomicBool::new(false) }; SLOTS],
         });
         let (answer, answers) = channel();
@@ -131,7 +151,35 @@ impl Session {
             let room = || looks.links.wait_for_room(Which::Aside).is_ok();
             looks.is_busy() && room() && looks.tell_changes().is_ok()
         })?;
-        Ok(Session { line: sender(Which::Line), near, answers, patched: 0 })
+        Ok(Session { line: sender(Which::Line), near, answers, late: 0, way, patched: 0 })
+    }
+
+    pub(crate) fn way(&self) -> &ImageWay {
+        &self.way
+    }
+
+    /// Takes parts of the arena, by offset, for what the far end has as well; `shared`: whether
+    /// there is any memory that devices see, too.
+    pub(crate) fn agree(&self, parts: impl Iterator<Item = Range<u64>>, shared: bool) {
+        self.near.shared.store(shared, Ordering::SeqCst);
+        let mut mirrored = locked(&self.near.mirror);
+        parts.for_each(|part| mirrored.mirror.agree(part));
+    }
+
+    /// Waits for an answer.
+    pub(crate) fn answer(&self, limit: Duration) -> Option<Answer> {
+        self.answers.recv_timeout(limit).ok()
+    }
+
+    /// Has the far end get what the client has changed, before what is sent next.
+    fn bring_over(&mut self) -> io::Result<()> {
+        self.near.links.wait_for_room(Which::Aside)?;
+        let count = self.near.tell_changes()?;
+        if count > self.patched {
+            self.patched = count;
+            self.line.add(&ToFar::Patched { count })?;
+        }
+        Ok(())
     }
 
     /// Sends a message, and before it what it will read.
@@ -142,12 +190,7 @@ impl Session {
         }
         let looks = touches_memory(message) && self.near.shared.load(Ordering::SeqCst);
         if looks {
-            self.near.links.wait_for_room(Which::Aside)?;
-            let count = self.near.tell_changes()?;
-            if count > self.patched {
-                self.patched = count;
-                self.line.add(&ToFar::Patched { count })?;
-            }
+            self.bring_over()?;
         }
         match message {
             Message::Call { call: Call::ModuleLoad { image, .. } } => self.stage(image)?,
@@ -182,7 +225,26 @@ impl Session {
     /// Gives an order, and waits for its answer.
     fn ask(&mut self, ask: Ask, limit: Duration) -> Option<Answer> {
         self.line.add(&ToFar::Ask { ask }).and_then(|()| self.line.flush()).ok()?;
-        self.answers.recv_timeout(limit + LATE).ok()
+        let until = Instant::now() + limit + LATE;
+        self.late += 1;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = self.answers.recv_timeout(left).ok()?;
+            self.late -= 1;
+            // Those before it are of orders that were given up.
+            if self.late == 0 {
+                return Some(answer);
+            }
+        }
+    }
+
+    /// Asks for what is captured: its number, and how many bytes it has.
+    fn captured(&mut self, ask: Ask, limit: Duration) -> Result<(u64, u64), ImageLineError> {
+        match self.ask(ask, limit) {
+            Some(Answer::Captured { number, bytes }) => Ok((number, bytes)),
+            Some(Answer::Failed { why }) => Err(ImageLineError::Far(why.into_inner())),
+            _ => Err(ImageLineError::Far("it does not answer in time".into())),
+        }
     }
 }
 
@@ -217,11 +279,22 @@ impl Executor for Session {
     }
 
     fn room(&self) -> Arc<dyn Room> {
-        Arc::new(NoRoom)
+        Arc::new(FarRoom(self.way.clone()))
     }
 
-    fn capture(&mut self, _: &NearEnd<'_>, _: Build) -> Result<Box<dyn Captured>, CaptureError> {
-        Err(not_far().into())
+    fn capture(
+        &mut self,
+        near: &NearEnd<'_>,
+        on: Build,
+    ) -> Result<Box<dyn Captured>, CaptureError> {
+        self.bring_over().map_err(|error| ImageLineError::Line(error.into()))?;
+        let Identity { hello, client_memory, devices, .. } = near.identity.clone();
+        let (devices, position) = (List::new(devices)?, near.position);
+        let Build { track, parent } = on;
+        let capture = Capture { hello, client_memory, devices, position, track, parent };
+        let (number, bytes) = self.captured(Ask::Capture { capture }, CAPTURE_LIMIT)?;
+        let (way, near) = (self.way.clone(), self.near.clone());
+        Ok(Box::new(FarCapture { way, near, number, bytes }))
     }
 
     fn shares(&mut self) -> Result<Shares, SnapshotError> {
@@ -235,20 +308,13 @@ impl Executor for Session {
     fn bind(&mut self, _: Vec<Bond>) {}
 
     fn swap_out(&mut self) -> Result<u64, CaptureError> {
-        Err(not_far().into())
+        let (_, bytes) = self.captured(Ask::SwapOut {}, SWAP_LIMIT)?;
+        Ok(bytes)
     }
 }
 
 fn not_far() -> SnapshotError {
     SnapshotError::new(CuError::NOT_SUPPORTED, NOT_FAR)
-}
-
-struct NoRoom;
-
-impl Room for NoRoom {
-    fn prepare(&self, _: bool, _: bool) -> Result<(), CaptureError> {
-        Ok(())
-    }
 }
 
 /// How the near end answers calls about descriptors, which mean nothing elsewhere.
@@ -385,7 +451,7 @@ impl Near {
     }
 
     /// A connection that is broken ends the other as well.
-    fn say(&self, message: &Aside) {
+    pub(crate) fn say(&self, message: &Aside) {
         let mut aside = locked(&self.aside);
         let _ = aside.add(message).and_then(|()| aside.flush());
     }

@@ -1,0 +1,110 @@
+//! Captures of devices on another machine, at the near end: they lie at the far end until they are
+//! written here, by a connection of their own.
+
+use super::session::Near;
+use crate::capture::CaptureError;
+use crate::executor::{Captured, Nearby, Room, Stored};
+use kedge_device::Drained as FromDevices;
+use kedge_image::{Choice, FileEntry, ImageError, ImageFile};
+use kedge_remote::{
+    Arrived, Aside, Drained, FrameError, ImageAsk, ImageLineError, SessionKey, image_connection,
+    read_one, receive_file, write_one,
+};
+use kedge_wire::Text;
+use std::fs::{File, OpenOptions};
+use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The far end may be silent for so long while it reads what it has captured.
+const SILENCE: Duration = Duration::from_secs(120);
+/// Longest last word.
+const MAX_LAST: usize = 8 << 10;
+/// A file may be so much longer than twice what was captured: it has the record as well, and what
+/// fills pages up.
+const MORE: u64 = 1 << 30;
+
+/// Where a session's images cross.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageWay {
+    /// As the user named it.
+    pub(crate) server: String,
+    pub(crate) key: SessionKey,
+}
+
+impl ImageWay {
+    /// Opens a connection and says what for.
+    pub(crate) fn open(&self, ask: &ImageAsk) -> Result<TcpStream, ImageLineError> {
+        let mut stream = image_connection(&self.server, self.key)?;
+        let limited = stream.set_read_timeout(Some(SILENCE));
+        limited.and_then(|()| write_one(&mut stream, ask)).map_err(FrameError::from)?;
+        Ok(stream)
+    }
+}
+
+/// Makes room at the far end.
+pub(crate) struct FarRoom(pub(crate) ImageWay);
+
+impl Room for FarRoom {
+    fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError> {
+        let mut stream = self.0.open(&ImageAsk::Prepare { track, full })?;
+        match read_one(&mut stream, MAX_LAST).map_err(ImageLineError::from)? {
+            Drained::Failed { why } => Err(ImageLineError::Far(why.into_inner()).into()),
+            Drained::Done { .. } | Drained::Piece { .. } => Ok(()),
+        }
+    }
+}
+
+/// A capture that lies at the far end.
+pub(crate) struct FarCapture {
+    pub(crate) way: ImageWay,
+    pub(crate) near: Arc<Near>,
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Captured for FarCapture {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn write(self: Box<Self>, path: &Path, codec: Choice) -> Result<Stored, CaptureError> {
+        let at = |source| ImageError::Io { path: path.to_owned(), source };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(path).map_err(at)?;
+        let Arrived { bytes, checksum, builds, drained, drained_us } =
+            self.drain(&file, codec).map_err(|error| match error {
+                ImageLineError::Store(source) => at(source).into(),
+                other => CaptureError::from(other),
+            })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let entry = FileEntry { name, bytes, checksum };
+        // What has come is what a restart will want.
+        ImageFile::open(path, Some(&entry))?;
+        let time = Duration::from_micros(drained_us);
+        Ok(Stored { entry, builds, drained: FromDevices { bytes: drained, time } })
+    }
+
+    fn nearby(&self) -> Option<&dyn Nearby> {
+        None
+    }
+}
+
+impl FarCapture {
+    fn drain(&self, file: &File, codec: Choice) -> Result<Arrived, ImageLineError> {
+        let (number, codec) = (self.number, Text::truncated(codec.to_string()));
+        let stream = self.way.open(&ImageAsk::Drain { number, codec })?;
+        let most = self.bytes.saturating_mul(2).saturating_add(MORE);
+        receive_file(stream, file, most)
+    }
+}
+
+impl Drop for FarCapture {
+    /// What was written is not there any more either.
+    fn drop(&mut self) {
+        self.near.say(&Aside::Forget { number: self.number });
+    }
+}

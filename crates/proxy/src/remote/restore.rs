@@ -1,0 +1,69 @@
+//! Bringing a client back whose devices are on another machine: its near end has the image, whose
+//! files the far end reads to build the devices from.
+
+use super::open::{Client, open_session};
+use super::session::Session;
+use super::shared_in;
+use crate::host::ProxyHost;
+use crate::restore::{RestoreError, fill_arena};
+use kedge_control::gpu::Server;
+use kedge_gpu_image::{SavedObject, SavedProxy};
+use kedge_image::Layers;
+use kedge_remote::{Answer, ImageAsk, ImageLineError, named, serve_files};
+use std::net::Shutdown;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For the far end to build everything.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// A client that is to be brought back.
+pub(crate) struct Gone<'a> {
+    pub(crate) layers: &'a Layers,
+    pub(crate) saved: &'a SavedProxy,
+    pub(crate) host: &'a Arc<ProxyHost>,
+    pub(crate) shared: &'a OwnedFd,
+    /// How long to try to go on after a cut.
+    pub(crate) reconnect: Duration,
+}
+
+/// Opens a session whose far end has the client's devices as they were.
+pub(crate) fn restore(
+    server: &Server,
+    devices: &[u32],
+    gone: &Gone<'_>,
+) -> Result<Session, RestoreError> {
+    let Gone { layers, saved, host, shared, reconnect } = *gone;
+    fill_arena(layers, saved)?;
+    let (hello, restore) = (&saved.hello, Some(saved.position));
+    let client = Client { hello, host, shared, reconnect, restore };
+    let (session, _) = open_session(server, devices, &client)?;
+    session.agree(arenas(saved), shared_in(saved));
+    let stream = session.way().open(&ImageAsk::Restore { files: named(layers)? })?;
+    let system = |error: std::io::Error| ImageLineError::Line(error.into());
+    // It may be busy with what it has read for as long as it needs.
+    stream.set_read_timeout(None).map_err(system)?;
+    let reading = stream.try_clone().map_err(system)?;
+    let answer = std::thread::scope(|scope| {
+        // Whoever asks hears of what goes wrong.
+        scope.spawn(|| serve_files(reading, &stream, layers));
+        let answer = session.answer(LIMIT);
+        let _ = stream.shutdown(Shutdown::Both);
+        answer
+    });
+    match answer {
+        Some(Answer::Yes {}) => Ok(session),
+        Some(Answer::Failed { why }) => Err(RestoreError::Far(why.into_inner())),
+        _ => Err(RestoreError::Far("it does not answer".into())),
+    }
+}
+
+/// The parts of the shared arena that an image has.
+pub(crate) fn arenas(saved: &SavedProxy) -> impl Iterator<Item = Range<u64>> {
+    saved.objects.iter().filter_map(|(_, object)| match object {
+        SavedObject::Arena { start, bytes } => Some(*start..start.saturating_add(*bytes)),
+        _ => None,
+    })
+}
