@@ -2,8 +2,8 @@
 //! printed before and after must be what it prints undisturbed.
 
 use crate::random::fraction;
-use crate::run::{judge, run_command};
-use crate::{Outcome, Program, kedge};
+use crate::run::{judge, run, run_command};
+use crate::{Outcome, Program, Target, kedge};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,8 +19,11 @@ const NICE: [&str; 3] = ["nice", "-n", "19"];
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Runs `binary` undisturbed, then once more with a checkpoint in between.
-pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
-    let case = Case { binary, program, gpu, limit: Duration::from_secs(program.seconds) };
+pub fn run_interrupted(binary: &Path, program: &Program, target: &Target) -> Outcome {
+    if matches!(target, Target::Far(_)) && program.far_refused.is_some() {
+        return run(binary, program, target);
+    }
+    let case = Case { binary, program, target, limit: Duration::from_secs(program.seconds) };
     let mut whole = case.run(&[], &[]);
     if whole.failure.is_none() {
         whole.failure = judge(program, &whole);
@@ -47,7 +50,7 @@ pub fn run_interrupted(binary: &Path, program: &Program, gpu: &str) -> Outcome {
 struct Case<'a> {
     binary: &'a Path,
     program: &'a Program,
-    gpu: &'a str,
+    target: &'a Target,
     limit: Duration,
 }
 
@@ -55,10 +58,7 @@ impl Case<'_> {
     /// Has `kedge run` with `options` start it, by the command `before` it.
     fn run(&self, options: &[&str], before: &[&str]) -> Outcome {
         let mut command = Command::new(kedge());
-        let gpu = match (self.gpu, self.program.devices) {
-            ("soft", 2..) => format!("soft:{}", self.program.devices),
-            _ => self.gpu.to_owned(),
-        };
+        let gpu = self.target.gpu(self.program);
         command.args(["run", "--gpu", &gpu]).args(options).arg("--").args(before).arg(self.binary);
         command.args(&self.program.args);
         // As for programs that nobody interrupts.

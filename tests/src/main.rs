@@ -24,7 +24,7 @@ struct Args {
     #[arg(long, default_value = "soft")]
     gpu: String,
     /// Serve software devices on this machine, and run on those, as if they were on another
-    #[arg(long, conflicts_with_all = ["native", "gpu", "interrupt"])]
+    #[arg(long, conflicts_with_all = ["native", "gpu"])]
     far: bool,
     /// Cut each connection to them after so many bytes, on average
     #[arg(long, requires = "far", value_name = "BYTES")]
@@ -126,7 +126,7 @@ fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -
     match toolchain.compile(program) {
         Err(error) => outcome(Some(error.to_string())),
         Ok(_) if args.build_only => outcome(None),
-        Ok(binary) if args.interrupt => run_interrupted(&binary, program, &args.gpu),
+        Ok(binary) if args.interrupt => run_interrupted(&binary, program, target),
         Ok(binary) => run(&binary, program, target),
     }
 }

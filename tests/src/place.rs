@@ -69,12 +69,17 @@ impl Place {
 
     /// Runs a program of `tests/hosts` as the job `j` with a software device.
     pub fn with_device(&self, program: &str, options: &[&str], arguments: &[&str]) -> Job {
+        self.on("soft", program, options, arguments)
+    }
+
+    /// The same with the devices that `gpu` names.
+    pub fn on(&self, gpu: &str, program: &str, options: &[&str], arguments: &[&str]) -> Job {
         let built = host(&format!("{program}.cu"), program, &["-O1", "-arch=sm_80"]);
         // Where every user may read it.
         let copy = self.world.home().join(program);
         std::fs::copy(&built, &copy).expect("a copy of the program");
         let copy = copy.display().to_string();
-        let run = [&["run", "--gpu", "soft", "--job", "j"], options, &["--", &copy], arguments];
+        let run = [&["run", "--gpu", gpu, "--job", "j"], options, &["--", &copy], arguments];
         Job::start_paced(kedge_as(&self.world, self.user, &run.concat()))
     }
 

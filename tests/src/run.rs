@@ -21,23 +21,28 @@ pub enum Target {
 }
 
 impl Target {
+    /// Returns what `kedge run --gpu` gets for a program; nothing without kedge.
+    pub(crate) fn gpu(&self, program: &Program) -> String {
+        match self {
+            Self::Native => String::new(),
+            Self::Kedge(gpu) if gpu == "soft" && program.devices > 1 => {
+                format!("soft:{}", program.devices)
+            }
+            Self::Kedge(gpu) | Self::Far(gpu) => gpu.clone(),
+        }
+    }
+
     fn command(&self, binary: &Path, program: &Program) -> Command {
         let mut command = match self {
             Self::Native => Command::new(binary),
-            Self::Kedge(gpu) => {
+            Self::Kedge(_) | Self::Far(_) => {
                 let mut command = Command::new(kedge());
-                let gpu = match (gpu.as_str(), program.devices) {
-                    ("soft", 2..) => format!("soft:{}", program.devices),
-                    _ => gpu.clone(),
-                };
-                command.args(["run", "--gpu", &gpu, "--"]).arg(binary);
-                // No folder: what an earlier run has left in a cache would hide what this one lacks.
-                command.env("XDG_CACHE_HOME", "/dev/null");
-                command
-            }
-            Self::Far(address) => {
-                let mut command = Command::new(kedge());
-                command.args(["run", "--gpu", address, "--"]).arg(binary);
+                command.args(["run", "--gpu", &self.gpu(program), "--"]).arg(binary);
+                if matches!(self, Self::Kedge(_)) {
+                    // No folder: what an earlier run has left in a cache would hide what this one
+                    // lacks.
+                    command.env("XDG_CACHE_HOME", "/dev/null");
+                }
                 command
             }
         };
