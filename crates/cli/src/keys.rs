@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
 use kedge_keys::{Certificate, Keys, Name, Standing, date};
 use serde::Serialize;
@@ -78,11 +79,16 @@ struct NewArgs {
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
     /// How long it is valid
-    #[arg(long, value_name = "N", default_value = "730", value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    #[arg(long, value_name = "N", default_value = "730", value_parser = days())]
     days: u32,
     /// Replace the key that there is: everybody who has pinned its certificate must pin the new one
     #[arg(long)]
     replace: bool,
+}
+
+/// A day to a hundred years.
+fn days() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=36_500)
 }
 
 /// Pin a certificate: on a server a client's, on a client a server's

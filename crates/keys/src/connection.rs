@@ -4,6 +4,7 @@ use crate::records::{Opener, RecordError, Sealer};
 use crate::secrets::Secrets;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::time::Instant;
 
 /// A connection that is sealed, or, on this machine, plain.
 ///
@@ -13,6 +14,8 @@ use std::net::TcpStream;
 pub struct Connection {
     stream: TcpStream,
     seal: Option<Seal>,
+    /// When reading ends, however slowly bytes come.
+    until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -37,12 +40,18 @@ impl Connection {
             Seal { sealer, opener, opened, taken: 0, sealed }
         };
         let records = secrets.map(Secrets::records).transpose()?;
-        Ok(Connection { stream, seal: records.map(seal) })
+        Ok(Connection { stream, seal: records.map(seal), until: None })
     }
 
     /// Returns its stream, for its addresses and time limits.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
+    }
+
+    /// Ends all reading at a moment, however slowly bytes come. The stream's time limit is another
+    /// after each read.
+    pub fn read_until(&mut self, moment: Instant) {
+        self.until = Some(moment);
     }
 
     /// Returns its parts, for whoever goes on with it in this process.
@@ -71,19 +80,19 @@ impl Connection {
 /// A plain one.
 impl From<TcpStream> for Connection {
     fn from(stream: TcpStream) -> Connection {
-        Connection { stream, seal: None }
+        Connection { stream, seal: None, until: None }
     }
 }
 
 impl Seal {
     /// Reads until something was opened; `false` where the stream has ended.
-    fn fill(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
+    fn fill(&mut self, stream: &TcpStream, until: Option<Instant>) -> io::Result<bool> {
         let mut some = [0; 4096];
         while self.taken == self.opened.len() {
             self.opened.clear();
             self.taken = 0;
             let most = self.opener.wanted().min(some.len());
-            let count = stream.read(&mut some[..most])?;
+            let count = read(stream, until, &mut some[..most])?;
             if count == 0 && self.opener.is_within_record() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -95,10 +104,22 @@ impl Seal {
     }
 }
 
+/// Reads a stream until a moment, if there is one.
+fn read(mut stream: &TcpStream, until: Option<Instant>, into: &mut [u8]) -> io::Result<usize> {
+    if let Some(until) = until {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+    }
+    stream.read(into)
+}
+
 impl Read for Connection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(seal) = &mut self.seal else { return self.stream.read(into) };
-        if into.is_empty() || !seal.fill(&mut self.stream)? {
+        let Some(seal) = &mut self.seal else { return read(&self.stream, self.until, into) };
+        if into.is_empty() || !seal.fill(&self.stream, self.until)? {
             return Ok(0);
         }
         let here = &seal.opened[seal.taken..];
@@ -138,6 +159,8 @@ mod tests {
     use super::*;
     use crate::testing::{Pair, connection};
     use std::net::Shutdown;
+    use std::thread;
+    use std::time::Duration;
 
     /// Two ends of a connection, sealed or plain.
     fn pair(is_sealed: bool) -> (Connection, Connection) {
@@ -192,6 +215,31 @@ mod tests {
         let mut first = [0; 5];
         far.read_exact(&mut first).unwrap();
         assert!(far.into_secrets().unwrap_err().to_string().contains("more than it was asked"));
+    }
+
+    #[test]
+    fn bytes_that_come_slowly_buy_no_time() {
+        for is_sealed in [true, false] {
+            let (near, mut far) = pair(is_sealed);
+            let begin = Instant::now();
+            far.read_until(begin + Duration::from_millis(200));
+            thread::scope(|scope| {
+                let mut stream = near.stream.try_clone().unwrap();
+                scope.spawn(move || {
+                    // The head of a record of 5,000 bytes, and a few of those.
+                    let bytes = [&[23, 3, 3, 0x13, 0x88][..], &[0; 400]].concat();
+                    bytes.iter().try_for_each(|byte| {
+                        thread::sleep(Duration::from_millis(20));
+                        stream.write_all(&[*byte])
+                    })
+                });
+                let late = far.read_exact(&mut [0; 5000]).unwrap_err();
+                let kinds = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
+                assert!(kinds.contains(&late.kind()), "{late}");
+                drop(far);
+            });
+            assert!(begin.elapsed() >= Duration::from_millis(200));
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub enum Refusal {
     #[error("the certificate of {name} has expired on {on}: its owner makes another")]
     Expired { name: Name, on: String },
     #[error(
-        "the certificate of {name} is valid from {from} only: are the clocks of both machines right?"
+        "the certificate of {name} is valid from {from} only: are both machines' clocks right?"
     )]
     Early { name: Name, from: String },
     #[error(
@@ -45,8 +45,8 @@ impl Pins {
         self.pinned.iter().any(|(known, _)| known == name)
     }
 
-    /// Returns whose a certificate is, if its owner may connect at `now`, in seconds since 1970, and
-    /// is the `expected` one.
+    /// Returns whose a certificate is, if its owner may connect at `now`, in seconds since 1970,
+    /// and is the `expected` one.
     ///
     /// # Errors
     /// It is not pinned or was revoked, is not in its time, or is another one's.

@@ -190,8 +190,8 @@ impl Opener {
         self.key
     }
 
-    /// Appends to `out` the plain text of all records that are whole with `arrived`; keeps the rest.
-    /// Returns whether more may come: the other end may say that nothing does.
+    /// Appends to `out` the plain text of all records that are whole with `arrived`; keeps the
+    /// rest. Returns whether more may come: the other end may say that nothing does.
     ///
     /// # Errors
     /// What has arrived is not what the other end has sent, or it refuses. What was appended to

@@ -213,7 +213,7 @@ fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<Connection, C
             Ok(stream) => {
                 tune(&stream).map_err(failed)?;
                 stream.set_read_timeout(Some(limit)).map_err(failed)?;
-                let mut stream = secure(server, stream)?;
+                let mut stream = secure(server, stream, KEYS_LIMIT.min(limit))?;
                 let (magic, version, protocol) = (MAGIC, VERSION, PROTOCOL_VERSION);
                 let opening = Opening { magic, version, protocol, purpose };
                 write_one(&mut stream, &opening).map_err(failed)?;
@@ -226,7 +226,11 @@ fn open(server: &str, purpose: Purpose, limit: Duration) -> Result<Connection, C
 }
 
 /// Shakes hands with a server, unless it is on this machine.
-fn secure(server: &str, mut stream: TcpStream) -> Result<Connection, ConnectError> {
+fn secure(
+    server: &str,
+    mut stream: TcpStream,
+    limit: Duration,
+) -> Result<Connection, ConnectError> {
     let failed = |source| ConnectError::Connect { server: server.to_owned(), source };
     if is_here(stream.peer_addr().map_err(failed)?) {
         return Ok(stream.into());
@@ -236,8 +240,7 @@ fn secure(server: &str, mut stream: TcpStream) -> Result<Connection, ConnectErro
     // Read for each connection: what is revoked meanwhile counts.
     let (identity, pins) = (keys.identity().map_err(no_keys)?, keys.pins().map_err(no_keys)?);
     let expected = expected(server, &pins).map_err(|bad| no_keys(bad.into()))?;
-    let shaken =
-        kedge_keys::connect(&mut stream, &identity, &Arc::new(pins), &expected, KEYS_LIMIT);
+    let shaken = kedge_keys::connect(&mut stream, &identity, &Arc::new(pins), &expected, limit);
     let secrets = shaken.map_err(|error| match error {
         error if error.is_of_network() => failed(io::Error::other(error)),
         source => ConnectError::Distrust { server: server.to_owned(), source },

@@ -1,8 +1,8 @@
 //! `kedge serve`: lends this machine's devices to programs on others.
 //!
-//! [`Server`] listens, shakes hands with whoever comes from another machine, reads one frame of each
-//! connection, and gives each session a proxy of its own, which ends with it. What a session says
-//! after that frame, its proxy alone reads.
+//! [`Server`] listens, shakes hands with whoever comes from another machine, reads one frame of
+//! each connection, and gives each session a proxy of its own, which ends with it. What a session
+//! says after that frame, its proxy alone reads.
 #![forbid(unsafe_code)]
 
 mod owner;
@@ -17,7 +17,7 @@ use kedge_remote::{
 };
 use kedge_wire::Text;
 use sessions::{Begun, Sessions, hand_over};
-use std::io::{self, Read};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,20 +149,6 @@ impl Drop for Counted {
     }
 }
 
-/// Reads a connection until a moment, however slowly its bytes come.
-struct Until<'a>(&'a mut Connection, Instant);
-
-impl Read for Until<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let left = self.1.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.0.stream().set_read_timeout(Some(left))?;
-        self.0.read(into)
-    }
-}
-
 /// A connection, and whose it is: nobody's name where it comes from this machine.
 type Admitted = (Option<Name>, Connection);
 
@@ -195,8 +181,8 @@ impl Lender {
     /// Reads what a connection is for, and hands it over.
     fn open(self: &Arc<Lender>, stream: TcpStream) -> Result<(), String> {
         let Some((who, mut stream)) = self.admit(stream)? else { return Ok(()) };
-        let mut until = Until(&mut stream, Instant::now() + OPENING_LIMIT);
-        let opening: Opening = match read_one(&mut until, MAX_FIRST) {
+        stream.read_until(Instant::now() + OPENING_LIMIT);
+        let opening: Opening = match read_one(&mut stream, MAX_FIRST) {
             Ok(opening) => opening,
             // Somebody looks whether it is there.
             Err(FrameError::Closed) => return Ok(()),
