@@ -1,6 +1,6 @@
 //! Opening a session for a client.
 
-use super::session::{Resumes, Session};
+use super::session::{self, Resumes, Session};
 use crate::ending;
 use crate::host::ProxyHost;
 use kedge_control::gpu::Server;
@@ -61,6 +61,7 @@ pub(crate) fn open_session(
     let log = host.log.clone();
     let over = move |why: &str| {
         log.line(why);
+        session::is_over();
         ending::end_now(EXIT_LOST as u8)
     };
     let arena = shared.try_clone()?;

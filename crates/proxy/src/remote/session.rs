@@ -42,9 +42,18 @@ const NOT_FAR: &str = "its devices are on another machine, where this is not sup
 /// The session of this process.
 static LINKS: OnceLock<Arc<Links>> = OnceLock::new();
 
+/// Whether that has ended.
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// Takes note that this process's session has ended: nobody is there to hear a goodbye, and whoever
+/// watches this process end waits for it.
+pub(super) fn is_over() {
+    OVER.store(true, Ordering::SeqCst);
+}
+
 /// Tells the far end that the client has ended, if there is one. This process is about to end.
 pub(crate) fn say_bye() {
-    if let Some(links) = LINKS.get() {
+    if let Some(links) = LINKS.get().filter(|_| !OVER.load(Ordering::SeqCst)) {
         let mut aside = Sending::new(Sender::new(links.clone(), Which::Aside));
         // Without a line, the far end gives the client up after some time.
         if aside.add(&Aside::Bye {}).and_then(|()| aside.flush()).is_ok() {
