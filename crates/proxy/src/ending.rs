@@ -14,13 +14,28 @@ pub(crate) fn tells(outbox: Outbox) {
     let _ = OUTBOX.set(outbox);
 }
 
+/// What the process ends with: what whoever ended it first said. A client that hears that its
+/// devices are gone may end before this process does, whose end is not the client's then.
+static STATUS: OnceLock<u8> = OnceLock::new();
+
 /// Tells the client that there are no devices any more, and ends the process.
-pub(crate) fn end_now(status: u8) {
+pub(crate) fn end_now(status: u8) -> ! {
+    let status = *STATUS.get_or_init(|| status);
     if let Some(outbox) = OUTBOX.get() {
         outbox.close();
     }
+    end(status)
+}
+
+/// Ends the process, whose client has ended.
+pub(crate) fn end_with_client() -> ! {
+    end(*STATUS.get_or_init(|| 0))
+}
+
+fn end(status: u8) -> ! {
     warm::farewell(status);
-    // SAFETY: ends the process at once: other threads may be busy with the client's memory.
+    // SAFETY: _exit takes no pointer. Nothing is worth an orderly end: other threads may run
+    // kernels, or be busy with the client's memory.
     unsafe { libc::_exit(status.into()) }
 }
 

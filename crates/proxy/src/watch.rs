@@ -2,6 +2,7 @@
 //! functions have returned, and takes descriptors. The dispatcher cannot hear it: the driver may hold it
 //! up until then.
 
+use crate::ending;
 use kedge_control::joblog::JobLog;
 use kedge_transport::{Announcement, Announcements};
 use std::io;
@@ -61,10 +62,7 @@ pub(crate) fn start(
     let watch = move || {
         let reason = wait(&client, &socket, heard);
         log.note(reason);
-        crate::warm::farewell(0);
-        // Not exit(): other threads run kernels, and nothing here is worth an orderly end.
-        // SAFETY: ends the process at once.
-        unsafe { libc::_exit(0) }
+        ending::end_with_client()
     };
     std::thread::Builder::new().name("watch".into()).stack_size(64 << 10).spawn(watch)?;
     Ok(())
