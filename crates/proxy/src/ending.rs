@@ -14,8 +14,8 @@ pub(crate) fn tells(outbox: Outbox) {
     let _ = OUTBOX.set(outbox);
 }
 
-/// What the process ends with: what whoever ended it first said. A client that hears that its
-/// devices are gone may end before this process does, whose end is not the client's then.
+/// What the process ends with: what whoever ended it first said. Where devices are gone, the client
+/// may hear of it and end, or its ring be found closed, before this process has ended.
 static STATUS: OnceLock<u8> = OnceLock::new();
 
 /// Tells the client that there are no devices any more, and ends the process.
@@ -30,6 +30,13 @@ pub(crate) fn end_now(status: u8) -> ! {
 /// Ends the process, whose client has ended.
 pub(crate) fn end_with_client() -> ! {
     end(*STATUS.get_or_init(|| 0))
+}
+
+/// Ends the process in good order, whose client is served no longer.
+pub fn end_orderly(status: u8) -> ! {
+    let status = *STATUS.get_or_init(|| status);
+    warm::farewell(status);
+    std::process::exit(status.into())
 }
 
 fn end(status: u8) -> ! {

@@ -49,4 +49,5 @@ pub mod warm;
 mod watch;
 mod work;
 
+pub use ending::end_orderly;
 pub use serve::{ServeError, serve};

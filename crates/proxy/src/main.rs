@@ -3,12 +3,12 @@
 use kedge_control::joblog::JobLog;
 use kedge_control::machine::{DESCRIBE, Machine};
 use kedge_device_nvidia::{driver_path, gpu_nodes, obstacle};
-use kedge_proxy::ServeError;
 use kedge_proxy::backend::Ready;
 use kedge_proxy::management;
 use kedge_proxy::options::Options;
 use kedge_proxy::remote::{self, far::FarError};
 use kedge_proxy::warm::{self, Adopted, WarmError};
+use kedge_proxy::{ServeError, end_orderly};
 use kedge_socket::{Channel, SocketError};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
@@ -86,7 +86,7 @@ fn run(socket: OwnedFd, control: Option<OwnedFd>, options: Options) -> Result<()
     }
     if !options.warm {
         let log = open_log(&options)?;
-        end(serve(socket, control, &options, &log, None));
+        end_orderly(serve(socket, control, &options, &log, None));
     }
     let adopted = match warm::wait(socket, &options) {
         // What it says is nobody's business any more.
@@ -94,7 +94,7 @@ fn run(socket: OwnedFd, control: Option<OwnedFd>, options: Options) -> Result<()
         other => other.map_err(|error| error.to_string())?,
     };
     let Adopted { client, control, options, log, ready } = adopted;
-    end(serve(client, Some(control), &options, &log, Some(ready)))
+    end_orderly(serve(client, Some(control), &options, &log, Some(ready)))
 }
 
 fn open_log(options: &Options) -> Result<Arc<JobLog>, String> {
@@ -122,11 +122,6 @@ fn serve(
             1
         }
     }
-}
-
-fn end(status: u8) -> ! {
-    warm::farewell(status);
-    std::process::exit(status.into())
 }
 
 /// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB, which would
