@@ -1,0 +1,191 @@
+//! The rules of what events cost and what they tell.
+
+use kedge_pages::{
+    Access, Action, Attach, BLOCK, Engine, NodeConfig, NodeId, Note, Pages, Place, Protection,
+    Step, StreamId,
+};
+
+const GPU: NodeId = NodeId(0);
+const STREAM: StreamId = StreamId(7);
+const START: u64 = 0x3_0000_0000;
+
+fn engine(quota: Option<u64>, maps_host: bool) -> Engine {
+    Engine::new([(GPU, NodeConfig { quota, maps_host, ..NodeConfig::default() })], 1)
+}
+
+fn done(step: Step) -> Vec<Action> {
+    match step {
+        Step::Do(actions) => actions,
+        Step::Wait { .. } => panic!("{step:?}"),
+    }
+}
+
+fn launch(engine: &mut Engine, likely: &[u64]) -> Vec<Action> {
+    done(engine.launch(GPU, STREAM, likely).unwrap())
+}
+
+fn wait(engine: &mut Engine) {
+    let ticket = engine.ticket();
+    assert!(engine.over(GPU, STREAM, ticket).is_empty());
+}
+
+fn touch(engine: &mut Engine, page: u64, access: Access) -> Vec<Action> {
+    done(engine.touch(page, access, None).unwrap())
+}
+
+fn page(page: u64) -> Pages {
+    page..page + 1
+}
+
+/// A launch costs what the host has touched, and nothing for what is allocated.
+#[test]
+fn a_launch_looks_at_what_was_touched_alone() {
+    let mut engine = engine(None, true);
+    for index in 0..1000 {
+        let start = START + index * 5000;
+        engine.alloc(start..start + 5000, Attach::Global, GPU).unwrap();
+    }
+    assert!(launch(&mut engine, &[START]).is_empty());
+    wait(&mut engine);
+    let (read, written) = (START + 3, START + 5000 * 900 + 4000);
+    assert_eq!(
+        touch(&mut engine, read, Access::Read),
+        [
+            Action::Fetch { node: GPU, pages: page(read) },
+            Action::Protect { pages: page(read), to: Protection::Read },
+        ]
+    );
+    touch(&mut engine, written, Access::Write);
+    assert_eq!(
+        launch(&mut engine, &[]),
+        [
+            Action::Protect { pages: page(read), to: Protection::None },
+            Action::Protect { pages: page(written), to: Protection::None },
+            Action::Send { node: GPU, pages: page(written) },
+        ]
+    );
+    assert!(launch(&mut engine, &[]).is_empty());
+}
+
+/// Memory that no kernel can have touched is fetched from nowhere.
+#[test]
+fn first_touches_of_new_memory_fetch_nothing() {
+    let mut engine = engine(None, false);
+    engine.alloc(START..START + 10, Attach::Global, GPU).unwrap();
+    let opened = |to| vec![Action::Protect { pages: page(START), to }];
+    assert_eq!(touch(&mut engine, START, Access::Read), opened(Protection::Read));
+    assert_eq!(touch(&mut engine, START, Access::Write), opened(Protection::ReadWrite));
+    assert!(touch(&mut engine, START, Access::Write).is_empty(), "another thread was faster");
+}
+
+/// The bytes of a page that is open for reading are there already.
+#[test]
+fn a_write_behind_a_read_fetches_nothing() {
+    let mut engine = engine(None, false);
+    engine.alloc(START..START + 10, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    wait(&mut engine);
+    touch(&mut engine, START, Access::Read);
+    let opened = Action::Protect { pages: page(START), to: Protection::ReadWrite };
+    assert_eq!(touch(&mut engine, START, Access::Write), [opened]);
+}
+
+/// It is told once, and then neither side waits for the other any more.
+#[test]
+fn a_block_that_both_sides_touch_becomes_host_memory_once() {
+    let mut engine = engine(None, true);
+    let all = START..START + 2 * BLOCK;
+    engine.alloc(all, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    let ticket = engine.ticket();
+    let waits = Step::Wait { streams: vec![(GPU, STREAM)], ticket };
+    assert_eq!(engine.touch(START + 1, Access::Write, None).unwrap(), waits);
+    engine.over(GPU, STREAM, ticket);
+    let actions = touch(&mut engine, START + 1, Access::Write);
+    let block = START..START + BLOCK;
+    let told = Action::Tell(Note::TouchedByBoth { pages: block.clone() });
+    assert_eq!(actions.iter().filter(|action| **action == told).count(), 1);
+    assert!(actions.contains(&Action::Map { pages: block, at: Place::Host }));
+    launch(&mut engine, &[START]);
+    assert!(touch(&mut engine, START + 2, Access::Write).is_empty());
+    assert_ne!(engine.touch(START + BLOCK, Access::Read, None).unwrap(), Step::Do(vec![]));
+}
+
+/// Of three regions of two blocks, two fit: the launch that wants the third moves the one that was
+/// used least recently.
+#[test]
+fn the_least_recently_used_gives_way() {
+    let mut engine = engine(Some(4 * BLOCK), true);
+    let starts = [0, 1, 2].map(|index| START + index * 2 * BLOCK);
+    for start in starts {
+        engine.alloc(start..start + 2 * BLOCK, Attach::Global, GPU).unwrap();
+    }
+    let on_gpu = |engine: &Engine| -> Vec<bool> {
+        let survey: Vec<_> = engine.survey().collect();
+        let at =
+            |start: &u64| survey.iter().any(|(it, at)| it.contains(start) && *at != Place::Host);
+        starts.iter().map(at).collect()
+    };
+    assert_eq!(on_gpu(&engine), [true, true, false]);
+    launch(&mut engine, &[starts[0]]);
+    wait(&mut engine);
+    let moved = launch(&mut engine, &[starts[2]]);
+    assert_eq!(on_gpu(&engine), [true, false, true]);
+    let bytes = |pages: &Pages| pages.end - pages.start;
+    let sent = moved.iter().map(|action| match action {
+        Action::Send { pages, .. } | Action::Fetch { pages, .. } => bytes(pages),
+        _ => 0,
+    });
+    assert_eq!(sent.sum::<u64>(), 4 * BLOCK);
+    wait(&mut engine);
+    assert!(launch(&mut engine, &[starts[0], starts[2]]).is_empty(), "both are there");
+}
+
+/// What is attached to one stream is nobody else's concern.
+#[test]
+fn a_stream_s_memory_stays_open_while_others_work() {
+    let mut engine = engine(None, true);
+    engine.alloc(START..START + 4, Attach::Global, GPU).unwrap();
+    done(engine.attach(START, Attach::Stream(StreamId(1))).unwrap());
+    touch(&mut engine, START, Access::Write);
+    assert!(launch(&mut engine, &[]).is_empty(), "stream 7 does not touch it");
+    assert!(touch(&mut engine, START, Access::Write).is_empty());
+    assert_eq!(touch(&mut engine, START + 1, Access::Read).len(), 1);
+    let sent = done(engine.launch(GPU, StreamId(1), &[]).unwrap());
+    assert!(sent.contains(&Action::Send { node: GPU, pages: page(START) }));
+}
+
+/// A prefetch to the node sends what the host has written, and leaves it open for reading.
+#[test]
+fn a_prefetch_sends_ahead_of_the_launch() {
+    let mut engine = engine(None, false);
+    engine.alloc(START..START + 4, Attach::Global, GPU).unwrap();
+    touch(&mut engine, START, Access::Write);
+    let all = START..START + 4;
+    assert_eq!(
+        engine.prefetch(all.clone(), Place::Node(GPU)).unwrap(),
+        [
+            Action::Protect { pages: page(START), to: Protection::Read },
+            Action::Send { node: GPU, pages: page(START) },
+        ]
+    );
+    assert_eq!(launch(&mut engine, &[]).len(), 1, "it is closed, and not sent again");
+    // While the kernel runs, a prefetch to the host waits.
+    assert!(engine.prefetch(all.clone(), Place::Host).unwrap().is_empty());
+    let ticket = engine.ticket();
+    let fetched = Action::Fetch { node: GPU, pages: all };
+    assert!(engine.over(GPU, STREAM, ticket).contains(&fetched));
+}
+
+/// The host function's own stream is not waited for: what is behind it has not begun.
+#[test]
+fn a_host_function_does_not_wait_for_itself() {
+    let mut engine = engine(None, false);
+    engine.alloc(START..START + 4, Attach::Global, GPU).unwrap();
+    launch(&mut engine, &[]);
+    assert!(matches!(engine.touch(START, Access::Write, None).unwrap(), Step::Wait { .. }));
+    let own = engine.touch(START, Access::Write, Some(STREAM)).unwrap();
+    assert!(matches!(own, Step::Do(actions) if actions.len() == 2));
+    let sent = engine.host_function_over(STREAM);
+    assert!(sent.contains(&Action::Send { node: GPU, pages: page(START) }));
+}
