@@ -1,0 +1,231 @@
+//! What a killed daemon, or one before a reboot, has left: found in the tiers' journals.
+
+use crate::CacheError;
+use crate::below::{self, Below};
+use crate::control::Stuck;
+use crate::engine::{Engine, Lost, Unclaimed};
+use crate::extents::TIERS;
+use crate::file::CachedFile;
+use crate::journal::{self, Held};
+use crate::spec::Spec;
+use crate::tier::{Tier, lock};
+use rustix::fs::{FileType, OFlags};
+use serde::Serialize;
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// What was recovered.
+#[derive(Debug, Default, Serialize)]
+pub struct Recovered {
+    /// Files whose data is below now.
+    pub files: u64,
+    /// That data.
+    pub bytes: u64,
+    /// Files whose data stays where it is, and why.
+    pub stuck: Vec<Stuck>,
+    /// Files whose data was given up.
+    pub discarded: Vec<Stuck>,
+}
+
+/// Opens the tiers and takes over what they hold.
+pub(crate) fn open(spec: Spec) -> Result<Engine, CacheError> {
+    let under = spec.under.clone();
+    let below =
+        Below::open(&under).map_err(|error| CacheError::io("cannot open", &under, error))?;
+    let (mut tiers, mut replays) = (Vec::new(), Vec::new());
+    for tier in &spec.tiers {
+        let (tier, replay) = Tier::open(tier, &under)?;
+        tiers.push(tier);
+        replays.push(replay);
+    }
+    let last = replays.iter().map(|replay| replay.last).max().unwrap_or(0);
+    let held = journal::merge(replays);
+    // Not from a first one on: the journal of a disk that is not named this time has numbers, too,
+    // and may be merged with this one's later. There is room above for as many files as are ever
+    // opened.
+    let number = RandomState::new().build_hasher().finish() >> 2;
+    let mut engine = Engine::new(spec, below, tiers, last, number);
+    let failed = |error| CacheError::io("cannot take over", &under, error);
+    let mut unclaimed = adopt_all(&engine, held, true).map_err(failed)?;
+    if !unclaimed.is_empty() {
+        let mut held: Vec<Held> = unclaimed.into_iter().map(|lost| lost.held).collect();
+        let seen_all = rename_moved(&engine.below, &mut held);
+        unclaimed = adopt_all(&engine, held, false).map_err(failed)?;
+        for Unclaimed { lost, .. } in &mut unclaimed {
+            if lost.gone && !seen_all {
+                *lost = kept("it is not where it was, and some folder below cannot be read");
+            }
+        }
+    }
+    engine.unclaimed = unclaimed;
+    let failed = |error| CacheError::io("cannot write the journals of", &under, error);
+    engine.rewrite_journals().map_err(failed)?;
+    for tier in &engine.tiers {
+        tier.mark_boot().map_err(failed)?;
+        let files = lock(&engine.files);
+        let keeps = |file: u64| {
+            files.by_number.contains_key(&file)
+                || engine.unclaimed.iter().any(|lost| lost.held.file == file)
+        };
+        tier.remove_others(keeps).map_err(failed)?;
+    }
+    Ok(engine)
+}
+
+/// Takes files over, and returns those that cannot be.
+///
+/// `named` says that the names are those of the journals.
+fn adopt_all(engine: &Engine, all: Vec<Held>, named: bool) -> io::Result<Vec<Unclaimed>> {
+    let mut left = Vec::new();
+    for held in all {
+        if let Err(lost) = adopt(engine, &held, named)? {
+            left.push(Unclaimed { held, lost });
+        }
+    }
+    Ok(left)
+}
+
+/// Looks for files by their numbers in the whole folder: another node may have renamed them, or
+/// the name that was known may have been one of several. Returns whether it could look everywhere.
+fn rename_moved(below: &Below, held: &mut [Held]) -> bool {
+    let mut folders = vec![Vec::new()];
+    let mut seen_all = true;
+    while let Some(folder) = folders.pop() {
+        let entries = below.list(&folder).unwrap_or_else(|error| {
+            // What is removed meanwhile, or mounted there, has none of the cache's files.
+            seen_all &= is_gone(&error) || error.kind() == io::ErrorKind::CrossesDevices;
+            Vec::new()
+        });
+        for (inode, is_folder, name) in entries {
+            let mut path = folder.clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name);
+            for held in held.iter_mut().filter(|held| held.identity.inode == inode) {
+                held.identity.path.clone_from(&path);
+            }
+            if is_folder {
+                folders.push(path);
+            }
+        }
+    }
+    seen_all
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn kept(why: &'static str) -> Lost {
+    Lost { why, gone: false }
+}
+
+/// Finds the file below that `held` is of.
+///
+/// A number alone says little: it is given to another file, maybe another user's, when the first
+/// one is gone. When the file was made says more; where that is not known, its name must be the one
+/// that was known, too.
+fn find(below: &Below, held: &Held, named: bool) -> Result<OwnedFd, Lost> {
+    let identity = &held.identity;
+    if identity.path.is_empty() {
+        return Err(kept("the journals' records of its name are damaged, or differ"));
+    }
+    // Of a folder whose file system is not mounted just now, nothing is known.
+    let mounted = below::stat(&below.root).is_ok_and(|root| root.st_dev == identity.device);
+    let lost = |why| match mounted {
+        true => Lost { why, gone: true },
+        false => kept("the folder is on another device than it was, and has no such file"),
+    };
+    let gone = lost("no file of this name and number is below");
+    let unknown = kept("the file below cannot be looked for");
+    let missed = |error: io::Error| if is_gone(&error) { gone } else { unknown };
+    let node = below.find(&identity.path).map_err(missed)?;
+    let stat = below::stat(&node).map_err(missed)?;
+    if stat.st_ino != identity.inode
+        || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
+    {
+        return Err(gone);
+    }
+    let birth = below::birth(&node);
+    let same = if birth != 0 && identity.birth != 0 { birth == identity.birth } else { named };
+    if !same || stat.st_uid != identity.user {
+        return Err(lost("another file has got its number below, or another owner"));
+    }
+    Ok(node)
+}
+
+/// Takes a file over, or says why it cannot be.
+fn adopt(engine: &Engine, held: &Held, named: bool) -> io::Result<Result<(), Lost>> {
+    let node = match find(&engine.below, held, named) {
+        Ok(node) => node,
+        Err(lost) => return Ok(Err(lost)),
+    };
+    let mut shadows: [Option<Arc<File>>; TIERS] = Default::default();
+    for (range, tier) in held.parts.iter() {
+        let shadow = match &mut shadows[tier] {
+            Some(shadow) => shadow,
+            none => none.insert(Arc::new(engine.tiers[tier].shadow(held.file)?)),
+        };
+        if shadow.metadata()?.len() < range.end {
+            return Ok(Err(kept("its tier lacks bytes that the journal promises")));
+        }
+    }
+    let Ok(writable) = below::reopen(&node, OFlags::WRONLY) else {
+        return Ok(Err(kept("the file below cannot be opened for writing")));
+    };
+    let stat = below::stat(&node)?;
+    let key = (stat.st_dev, stat.st_ino);
+    let file = CachedFile::new(held.file, key, Arc::new(node), held.identity.user);
+    let mut state = file.lock();
+    state.path = held.identity.path.clone();
+    (state.owner, state.birth) = (held.identity.user, held.identity.birth);
+    state.below = Some(Arc::new(writable));
+    state.shadows = shadows;
+    for (range, tier) in held.parts.iter() {
+        let taken = state.extents.write(range, tier).taken;
+        engine.desk().limits.hold(tier, file.user, taken);
+    }
+    state.promised = state.extents.unwritten();
+    engine.below.promise_held(state.promised);
+    state.parts = state.extents.parts();
+    engine.desk().limits.note_parts(file.user, 0, state.parts);
+    engine.desk().order.found(held.file, state.promised, engine.now());
+    drop(state);
+    engine.adopt(file);
+    Ok(Ok(()))
+}
+
+/// Drains all that was taken over, and has the disk below have it.
+pub(crate) fn drain(engine: &Arc<Engine>) -> Recovered {
+    let mut recovered = Recovered::default();
+    let files: Vec<_> = lock(&engine.files).by_number.values().cloned().collect();
+    for file in files {
+        let (bytes, path, below) = {
+            let state = file.lock();
+            (state.extents.unwritten(), state.path.clone(), state.below.clone())
+        };
+        let synced = below.ok_or(io::Error::from(io::ErrorKind::NotFound));
+        let result = engine.drain_file(&file).and_then(|()| synced?.sync_all());
+        match result {
+            Ok(()) => {
+                recovered.files += 1;
+                recovered.bytes += bytes;
+            }
+            Err(error) => {
+                let path = String::from_utf8_lossy(&path).into_owned();
+                recovered.stuck.push(Stuck { path, bytes, why: error.to_string() });
+            }
+        }
+    }
+    recovered.stuck.extend(engine.unclaimed.iter().map(|lost| engine.unclaimed_file(lost)));
+    recovered
+}
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

@@ -1,0 +1,438 @@
+//! The daemon: takes what a killed one left, mounts, answers, and ends.
+
+use crate::CacheError;
+use crate::adopt::{self, Recovered};
+use crate::control::{self, Answer, Ask, SOCKET};
+use crate::engine::Engine;
+use crate::faults::Faults;
+use crate::home;
+use crate::mount::Mount;
+use crate::nodes::Nodes;
+use crate::spec::{Medium, Spec, memory_home};
+use crate::tier::make_home;
+use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Resource, Rlimit};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::Duration;
+
+/// What the kernel calls the mount.
+const SUBTYPE: &str = "kedge";
+/// Threads that answer the kernel.
+const ANSWERING: usize = 8;
+/// Descriptors of a daemon that may have as many as it wants.
+const DESCRIPTORS: u64 = 1 << 20;
+/// How often the host's memory and long journals are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the answer to a stop may take after the unmount.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What ends a daemon.
+#[derive(Debug)]
+enum Event {
+    /// Somebody asked for it, and waits.
+    Stop(UnixStream),
+    /// Somebody has unmounted.
+    Unmounted,
+    /// The system, or a person, has it end, whoever has files open.
+    Signal,
+}
+
+/// Unmounts what a killed daemon has left over the folder.
+fn clear_dead_mount(under: &Path) -> Result<(), CacheError> {
+    let dead = Some(rustix::io::Errno::NOTCONN.raw_os_error());
+    // The kernel may still know the folder itself, but not what is in it.
+    while fs::read_dir(under).is_err_and(|error| error.raw_os_error() == dead) {
+        unmount(under, true).map_err(|error| CacheError::io("cannot unmount", under, error))?;
+    }
+    Ok(())
+}
+
+fn unmount(under: &Path, lazily: bool) -> io::Result<()> {
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(under, flags) {
+        Err(rustix::io::Errno::PERM) => {
+            let lazy = if lazily { "-uz" } else { "-u" };
+            let helper = Command::new("fusermount3").arg(lazy).arg(under).status()?;
+            if helper.success() { Ok(()) } else { Err(rustix::io::Errno::BUSY.into()) }
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Opens the log of a daemon that is about to start.
+///
+/// # Errors
+/// If the folder of the cache's memory cannot be made.
+pub fn log_file(under: &Path) -> Result<File, CacheError> {
+    let home = memory_home(under);
+    make_home(&home)?;
+    let path = home.join("log");
+    File::create(&path).map_err(|error| CacheError::io("cannot use", &path, error))
+}
+
+/// Caches a folder until it is stopped or unmounted. `ready` is called when programs may use it.
+///
+/// # Errors
+/// If the folder, a tier or the mount cannot be had; or what is left in the tiers at the end.
+pub fn serve(spec: Spec, ready: impl FnOnce()) -> Result<(), CacheError> {
+    spec.check()?;
+    let _lock = home::take(&memory_home(&spec.under), &spec.under)?;
+    clear_dead_mount(&spec.under)?;
+    let spec = home::with_left_tiers(spec)?;
+    let _locks = home::take_others(&spec)?;
+    check_room(&spec)?;
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let most = Faults::of_environment().descriptors.unwrap_or(DESCRIPTORS);
+    let descriptors = raise_limits(most);
+    // Before there are other threads: these are for the one that waits for them.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    signals.thread_block().map_err(|error| CacheError::io("cannot wait at", &spec.under, error))?;
+    home::save(&spec)?;
+    let engine = Arc::new(adopt::open(spec)?);
+    let listener = listen(&engine.spec.under)?;
+    let (session, nodes) = mount(&engine, descriptors)?;
+    let (sender, events) = mpsc::channel();
+    start_forgetting(&engine, nodes, session.notifier(), descriptors)?;
+    start_waiting(&engine, signals, sender.clone())?;
+    let ended = sender.clone();
+    start("session", move || {
+        let _ = session.join();
+        let _ = ended.send(Event::Unmounted);
+    })?;
+    let workers = start_workers(&engine)?;
+    let answering = engine.clone();
+    start("answers", move || answer_all(&answering, &listener, &sender))?;
+    ready();
+    let asked = match events.recv().ok() {
+        // Whoever unmounted for the command tells so a moment later.
+        Some(Event::Unmounted) if engine.stopping.load(Ordering::Relaxed) => {
+            events.recv_timeout(PATIENCE).ok()
+        }
+        other => other,
+    };
+    if matches!(asked, Some(Event::Signal)) {
+        unmount_for_good(&engine);
+    }
+    let result = end(&engine);
+    for worker in workers {
+        let _ = worker.join();
+    }
+    if let Some(Event::Stop(mut stream)) = asked {
+        let answer = match &result {
+            Ok(()) => Answer::Done,
+            Err(error) => Answer::Failed(error.to_string()),
+        };
+        // It may have gone.
+        let _ = control::write_line(&mut stream, &answer);
+    }
+    result
+}
+
+/// Has the daemon have as many descriptors as it may, `most` at most, and returns how many.
+///
+/// Files may be as long as those below: of the one who started it, a limit of their length would
+/// end the daemon.
+fn raise_limits(most: u64) -> u64 {
+    for (resource, wanted) in [(Resource::Fsize, None), (Resource::Nofile, Some(most))] {
+        let limit = Rlimit { current: wanted, maximum: wanted };
+        if rustix::process::setrlimit(resource, limit).is_err() {
+            let maximum = rustix::process::getrlimit(resource).maximum;
+            let current =
+                maximum.map_or(wanted, |maximum| Some(wanted.unwrap_or(maximum).min(maximum)));
+            // With few descriptors, writes go below at once when they are used up.
+            let _ = rustix::process::setrlimit(resource, Rlimit { current, maximum });
+        }
+    }
+    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(most)
+}
+
+fn start(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, CacheError> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    thread.map_err(|error| CacheError::io("cannot start a thread", Path::new(name), error))
+}
+
+/// Waits for signals: the first has the daemon end well, the second at once.
+fn start_waiting(
+    engine: &Arc<Engine>,
+    signals: SigSet,
+    events: Sender<Event>,
+) -> Result<(), CacheError> {
+    let under = engine.spec.under.clone();
+    start("signals", move || {
+        let mut asked = false;
+        while let Ok(signal) = signals.wait() {
+            // A terminal that is closed is none of its business.
+            if signal == Signal::SIGHUP {
+                continue;
+            }
+            if asked {
+                let left = CacheError::Killed(under.clone());
+                let _ = writeln!(io::stderr(), "kedge: ended at a second signal: {left}");
+                std::process::exit(1);
+            }
+            asked = events.send(Event::Signal).is_ok();
+        }
+    })?;
+    Ok(())
+}
+
+/// Has the kernel forget files that nobody uses, where it knows so many that descriptors become
+/// few.
+fn start_forgetting(
+    engine: &Arc<Engine>,
+    nodes: Arc<Nodes>,
+    kernel: Notifier,
+    descriptors: u64,
+) -> Result<(), CacheError> {
+    let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
+    let engine = engine.clone();
+    start("forgetting", move || {
+        while !engine.desk().stopped {
+            thread::sleep(TICK);
+            if nodes.len() > most {
+                for (parent, name) in nodes.to_forget(most - most / 8) {
+                    // It may be known by another name by now.
+                    let _ = kernel.inval_entry(INodeNo(parent), &name);
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Takes the folder away from programs that have files open there: their next use of them fails.
+///
+/// Nothing more goes into tiers: what is written until the end goes below at once.
+fn unmount_for_good(engine: &Arc<Engine>) {
+    engine.desk().order.hurry(true);
+    // Mounted as long as it takes: programs go on meanwhile.
+    let _ = engine.drain_all();
+    engine.stopping.store(true, Ordering::Relaxed);
+    if unmount(&engine.spec.under, false).is_ok() {
+        return;
+    }
+    engine.closing.store(true, Ordering::SeqCst);
+    // Whoever puts something into a tier now has it there.
+    drop(engine.world.write());
+    if let Err(error) = unmount(&engine.spec.under, true) {
+        let _ = writeln!(io::stderr(), "kedge: cannot unmount: {error}");
+    }
+}
+
+/// Checks that the tiers' file systems are as large as the tiers may become.
+fn check_room(spec: &Spec) -> Result<(), CacheError> {
+    for tier in &spec.tiers {
+        let stat = rustix::fs::statvfs(&tier.folder)
+            .map_err(|error| CacheError::io("cannot use the tier's folder", &tier.folder, error))?;
+        let all = stat.f_blocks.saturating_mul(stat.f_frsize);
+        if tier.bytes > all {
+            return Err(CacheError::Tier(format!(
+                "a tier of {} MiB does not fit: {} has {} MiB",
+                tier.bytes >> 20,
+                tier.folder.display(),
+                all >> 20
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn listen(under: &Path) -> Result<UnixListener, CacheError> {
+    let path = memory_home(under).join(SOCKET);
+    let _ = fs::remove_file(&path);
+    UnixListener::bind(&path).map_err(|error| CacheError::io("cannot listen at", &path, error))
+}
+
+fn mount(
+    engine: &Arc<Engine>,
+    descriptors: u64,
+) -> Result<(fuser::BackgroundSession, Arc<Nodes>), CacheError> {
+    let under = &engine.spec.under;
+    let failed = |error| CacheError::io("cannot mount over", under, error);
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName("kedge-cache".into()),
+        MountOption::Subtype(SUBTYPE.into()),
+        MountOption::DefaultPermissions,
+    ];
+    let root = rustix::process::geteuid().is_root();
+    config.acl = if root { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(ANSWERING);
+    config.clone_fd = true;
+    let mount = Mount::new(engine.clone(), descriptors).map_err(failed)?;
+    let nodes = mount.nodes.clone();
+    let session = Session::new(mount, under, &config).and_then(Session::spawn).map_err(failed)?;
+    Ok((session, nodes))
+}
+
+fn start_workers(engine: &Arc<Engine>) -> Result<Vec<thread::JoinHandle<()>>, CacheError> {
+    let mut workers = Vec::new();
+    for _ in 0..engine.spec.drain_threads.max(1) {
+        let engine = engine.clone();
+        workers.push(start("drain", move || engine.drain_forever())?);
+    }
+    let engine = engine.clone();
+    let watch = start("watch", move || {
+        while !engine.desk().stopped {
+            thread::sleep(TICK);
+            engine.watch_memory();
+            engine.serve_waiting();
+            engine.shorten_journals();
+        }
+    })?;
+    workers.push(watch);
+    Ok(workers)
+}
+
+impl Engine {
+    /// Gives memory back to the host where it is short: the tier may hold less.
+    fn watch_memory(&self) {
+        let Some(index) = self.spec.tiers.iter().position(|tier| tier.medium == Medium::Ram) else {
+            return;
+        };
+        let Some(available) = available_memory() else { return };
+        let mut desk = self.desk();
+        let used = desk.limits.rooms()[index].used;
+        let more = available.saturating_sub(self.spec.host_free);
+        // Drains take a while to free it: below what is to stay free, hold less than now.
+        let lack = self.spec.host_free.saturating_sub(available);
+        let limit = (used.saturating_sub(lack) + more).min(self.spec.tiers[index].bytes);
+        desk.limits.set_limit(index, limit);
+    }
+}
+
+fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+fn answer_all(engine: &Arc<Engine>, listener: &UnixListener, events: &Sender<Event>) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        let (engine, events) = (engine.clone(), events.clone());
+        // A drain takes long, and others ask meanwhile.
+        // Where there are no more threads, whoever asks is told by the end of the line.
+        let _ = start("control", move || answer(&engine, stream, &events));
+    }
+}
+
+fn answer(engine: &Arc<Engine>, mut stream: UnixStream, events: &Sender<Event>) {
+    let answer = match control::read_line::<Ask>(&stream) {
+        Ok(Ask::Status) => Answer::Status(Box::new(engine.status())),
+        Ok(Ask::Drain) => drained(engine),
+        Ok(Ask::Stop) => match stop(engine) {
+            Answer::Done => {
+                let _ = events.send(Event::Stop(stream));
+                return;
+            }
+            failed => failed,
+        },
+        Err(error) => Answer::Failed(format!("it was asked what it does not know: {error}")),
+    };
+    // Who asked may have gone.
+    let _ = control::write_line(&mut stream, &answer);
+}
+
+fn drained(engine: &Arc<Engine>) -> Answer {
+    engine.desk().order.hurry(true);
+    let result = engine.drain_all();
+    engine.desk().order.hurry(false);
+    match result {
+        Ok(()) => Answer::Done,
+        Err(failed) => Answer::Failed(failures(&failed)),
+    }
+}
+
+fn failures(failed: &[(String, io::Error)]) -> String {
+    let named = failed.iter().take(control::NAMED);
+    let mut said: Vec<String> = named.map(|(path, error)| format!("{path}: {error}")).collect();
+    if failed.len() > said.len() {
+        said.push(format!("and {} more", failed.len() - said.len()));
+    }
+    format!("not all could be drained, and stays in its tier: {}", said.join("; "))
+}
+
+/// Drains and unmounts; whatever fails, the cache goes on as before.
+fn stop(engine: &Arc<Engine>) -> Answer {
+    match drained(engine) {
+        Answer::Done => {}
+        failed => return failed,
+    }
+    engine.stopping.store(true, Ordering::Relaxed);
+    match unmount(&engine.spec.under, false) {
+        Ok(()) => Answer::Done,
+        Err(error) => {
+            engine.stopping.store(false, Ordering::Relaxed);
+            Answer::Failed(format!(
+                "cannot unmount: {error}; end the programs that have files open there, or are there"
+            ))
+        }
+    }
+}
+
+/// Drains what was written before the mount was gone, and leaves nothing behind if that goes well.
+fn end(engine: &Arc<Engine>) -> Result<(), CacheError> {
+    // With the drain threads first; then what some write has put into a tier meanwhile.
+    let first = engine.drain_all();
+    engine.closing.store(true, Ordering::SeqCst);
+    drop(engine.world.write());
+    engine.desk().stopped = true;
+    engine.work.notify_all();
+    if let Err(failed) = first.and_then(|()| engine.drain_all()) {
+        return Err(CacheError::Left(failures(&failed)));
+    }
+    let left = engine.dirty_files();
+    if left > 0 {
+        return Err(CacheError::Left(format!("{left} files were written anew meanwhile")));
+    }
+    if !engine.unclaimed.is_empty() {
+        return Err(CacheError::Left("data of files that are gone stays in its tier".into()));
+    }
+    home::remove(&engine.spec);
+    Ok(())
+}
+
+/// Writes below what a killed daemon held, or one on a node that was rebooted.
+///
+/// `disks` are folders of tiers on local disks, which are known already if the node was not
+/// rebooted. With `discard`, what has no file below any more is given up, if nothing else is left.
+///
+/// # Errors
+/// If a daemon runs there, nothing is found, or not all could be written below.
+pub fn recover(under: &Path, disks: &[PathBuf], discard: bool) -> Result<Recovered, CacheError> {
+    let memory = memory_home(under);
+    let _lock = home::take(&memory, under)?;
+    clear_dead_mount(under)?;
+    let Some(spec) = home::saved(under, disks)? else {
+        // Only the lock was there.
+        home::remove_one(&memory);
+        return Ok(Recovered::default());
+    };
+    let spec = home::with_disks(Spec { under: under.to_owned(), ..spec }, disks)?;
+    let _locks = home::take_others(&spec)?;
+    raise_limits(DESCRIPTORS);
+    let engine = Arc::new(adopt::open(spec)?);
+    let mut recovered = adopt::drain(&engine);
+    let gone = engine.unclaimed.iter().filter(|unclaimed| unclaimed.lost.gone).count();
+    if discard && recovered.stuck.len() == gone {
+        recovered.discarded = std::mem::take(&mut recovered.stuck);
+    }
+    if recovered.stuck.is_empty() {
+        home::remove(&engine.spec);
+    }
+    Ok(recovered)
+}

@@ -1,0 +1,379 @@
+//! The cache at work, without the mount: files, tiers, and what is known of all of them.
+
+use crate::admission::{Limits, Waiting};
+use crate::below::{self, Below};
+use crate::copies::Copies;
+use crate::extents::{Flight, Freed, TierIndex};
+use crate::faults::{Faults, Point};
+use crate::file::{CachedFile, Key, State};
+use crate::journal::{Held, Identity, Record};
+use crate::order::{Millis, Order, Pace};
+use crate::pool::Pool;
+use crate::spec::Spec;
+use crate::tier::{self, Tier, lock};
+use crate::write::Waiter;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::time::Instant;
+
+/// A journal is written anew when it is that long.
+const LONG_JOURNAL: u64 = 8 << 20;
+
+/// The files that are open or not all below.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    pub(crate) by_key: HashMap<Key, Arc<CachedFile>>,
+    pub(crate) by_number: HashMap<u64, Arc<CachedFile>>,
+}
+
+/// What admits writes and sends drains.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) limits: Limits,
+    pub(crate) waiting: Waiting<Waiter>,
+    pub(crate) order: Order,
+    pub(crate) stopped: bool,
+}
+
+/// What a journal has and cannot be written below, and why.
+#[derive(Debug, Clone)]
+pub(crate) struct Unclaimed {
+    pub(crate) held: Held,
+    pub(crate) lost: Lost,
+}
+
+/// Why a file cannot be taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) why: &'static str,
+    /// Whether it is sure that the file is not below any more: what may be there tomorrow is kept.
+    pub(crate) gone: bool,
+}
+
+/// Counters, since the daemon started.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) absorbed: AtomicU64,
+    pub(crate) through: AtomicU64,
+    pub(crate) drained: AtomicU64,
+    pub(crate) drains: AtomicU64,
+    pub(crate) waited: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+}
+
+/// The cache at work.
+///
+/// Locks are taken in this order: `world`, a file's state, `files`, `desk`, the space below.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) spec: Spec,
+    pub(crate) below: Below,
+    pub(crate) tiers: Vec<Tier>,
+    /// Held for writing while journals are written anew.
+    pub(crate) world: RwLock<()>,
+    pub(crate) files: Mutex<Files>,
+    desk: Mutex<Desk>,
+    pub(crate) work: Condvar,
+    /// What was found, and whose file was not.
+    pub(crate) unclaimed: Vec<Unclaimed>,
+    pub(crate) counters: Counters,
+    pub(crate) faults: Faults,
+    /// Whether the daemon was asked to stop.
+    pub(crate) stopping: AtomicBool,
+    /// Whether it ends, and takes nothing more into tiers.
+    pub(crate) closing: AtomicBool,
+    /// What may take long, beside the threads that answer the kernel.
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) copies: Arc<Copies>,
+    records: AtomicU64,
+    numbers: AtomicU64,
+    started: Instant,
+    long_journal: AtomicU64,
+}
+
+impl Engine {
+    /// Begins with nothing held; `last` record and `number` of a file were used before.
+    pub(crate) fn new(
+        spec: Spec,
+        below: Below,
+        tiers: Vec<Tier>,
+        last: u64,
+        number: u64,
+    ) -> Engine {
+        let limits: Vec<u64> = spec.tiers.iter().map(|tier| tier.bytes).collect();
+        let desk = Desk {
+            limits: Limits::new(&limits, spec.per_user),
+            waiting: Waiting::default(),
+            order: Order::new(Pace::default()),
+            stopped: false,
+        };
+        Engine {
+            spec,
+            below,
+            tiers,
+            world: RwLock::new(()),
+            files: Mutex::default(),
+            desk: Mutex::new(desk),
+            work: Condvar::new(),
+            unclaimed: Vec::new(),
+            counters: Counters::default(),
+            faults: Faults::of_environment(),
+            stopping: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            pool: Arc::default(),
+            copies: Arc::new(Copies::new()),
+            records: AtomicU64::new(last),
+            numbers: AtomicU64::new(number),
+            started: Instant::now(),
+            long_journal: AtomicU64::new(LONG_JOURNAL),
+        }
+    }
+
+    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
+        lock(&self.desk)
+    }
+
+    pub(crate) fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    /// Appends a record to a tier's journal.
+    pub(crate) fn note(&self, tier: TierIndex, record: &Record) -> io::Result<()> {
+        self.tiers[tier].append(self.next_record(), record)
+    }
+
+    /// Appends a record that only frees: without it, the same bytes are drained again.
+    pub(crate) fn note_freed(&self, tier: TierIndex, record: &Record) -> bool {
+        self.note(tier, record).is_ok()
+    }
+
+    /// Returns the file that `node` stands for, and makes it known if it is not.
+    pub(crate) fn file(&self, node: &Arc<OwnedFd>) -> io::Result<Arc<CachedFile>> {
+        let stat = below::stat(node)?;
+        let key = (stat.st_dev, stat.st_ino);
+        let mut files = lock(&self.files);
+        let file = match files.by_key.get(&key) {
+            Some(file) => file.clone(),
+            None => {
+                let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+                let file = CachedFile::new(number, key, node.clone(), stat.st_uid);
+                let file = Arc::new(file);
+                files.by_key.insert(key, file.clone());
+                files.by_number.insert(number, file.clone());
+                file
+            }
+        };
+        // Under the lock, or it could be forgotten meanwhile; its own may be held for a while.
+        file.opens.fetch_add(1, Ordering::SeqCst);
+        Ok(file)
+    }
+
+    /// Returns a file that is known.
+    pub(crate) fn known(&self, key: Key) -> Option<Arc<CachedFile>> {
+        lock(&self.files).by_key.get(&key).cloned()
+    }
+
+    /// Makes a file known that was found in the journals.
+    pub(crate) fn adopt(&self, file: CachedFile) -> Arc<CachedFile> {
+        let file = Arc::new(file);
+        let mut files = lock(&self.files);
+        files.by_key.insert(file.key, file.clone());
+        files.by_number.insert(file.number, file.clone());
+        file
+    }
+
+    /// Forgets a file that nobody has open and that is all below.
+    pub(crate) fn forget_if_done(&self, file: &CachedFile) {
+        let _world = self.world.read();
+        // Its state is not waited for under the lock of all files.
+        let mut state = file.lock();
+        if file.is_open() || !state.extents.is_clean() {
+            return;
+        }
+        let mut files = lock(&self.files);
+        if file.is_open() {
+            return;
+        }
+        // Somebody else may have forgotten it before, and another be known for the same file below.
+        if files.by_number.remove(&file.number).is_none() {
+            return;
+        }
+        files.by_key.remove(&file.key);
+        drop(files);
+        for (index, tier) in self.tiers.iter().enumerate() {
+            if state.shadows[index].take().is_some() {
+                self.note_freed(index, &Record::Drop(file.number));
+                tier.remove_shadow(file.number);
+            }
+        }
+    }
+
+    /// Returns the file's shadow in a tier; a new one is told of in the journal.
+    pub(crate) fn shadow(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        tier: TierIndex,
+    ) -> io::Result<Arc<File>> {
+        if let Some(shadow) = &state.shadows[tier] {
+            return Ok(shadow.clone());
+        }
+        if state.path.is_empty() {
+            if !self.below.contains(&file.node) {
+                return Err(rustix::io::Errno::XDEV.into());
+            }
+            state.path = self.below.name_of(&file.node)?;
+            state.owner = below::stat(&file.node)?.st_uid;
+            state.birth = below::birth(&file.node);
+        }
+        let shadow = Arc::new(self.tiers[tier].shadow(file.number)?);
+        self.note(tier, &Record::File(file.number, identity(file, state)))?;
+        state.shadows[tier] = Some(shadow.clone());
+        Ok(shadow)
+    }
+
+    /// Returns the number of the last record of all journals.
+    pub(crate) fn last_record(&self) -> u64 {
+        self.records.load(Ordering::Relaxed)
+    }
+
+    /// Notes that other places have what tiers held, and gives its blocks back.
+    pub(crate) fn release(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        parts: &[Flight],
+        freed: &[Freed],
+    ) {
+        let mut noted = true;
+        for Flight { range, tier } in parts {
+            let record = Record::Clean(file.number, range.start, range.end - range.start);
+            noted &= self.note_freed(*tier, &record);
+        }
+        // A disk that knows of the holes, and not of the record, would have holes drained.
+        for (index, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.is_durable()) {
+            let concerned = parts.iter().any(|part| part.tier == index)
+                || freed.iter().any(|blocks| blocks.tier == index);
+            noted &= !concerned || tier.sync().is_ok();
+        }
+        let mut desk = self.desk();
+        for blocks in freed {
+            let length = blocks.range.end - blocks.range.start;
+            desk.limits.give_back(blocks.tier, file.user, length);
+        }
+        drop(desk);
+        if !parts.is_empty() {
+            self.faults.hold(Point::Noted);
+        }
+        for blocks in freed {
+            // Where the journal still says that they are held, they must be what they were.
+            if let Some(shadow) = state.shadows[blocks.tier].as_ref().filter(|_| noted) {
+                tier::punch(shadow, blocks);
+            }
+        }
+    }
+
+    /// Brings the promise of space below, and the order of drains, to what the file has now.
+    pub(crate) fn settle(&self, file: &CachedFile, state: &mut State) {
+        let unwritten = state.extents.unwritten();
+        if unwritten < state.promised {
+            self.below.settle(state.promised - unwritten);
+        } else if unwritten > state.promised {
+            self.below.promise_held(unwritten - state.promised);
+        }
+        state.promised = unwritten;
+        if state.extents.is_clean() {
+            state.trouble = None;
+            file.troubled.store(false, Ordering::Relaxed);
+        }
+        let dirty = if state.extents.is_dirty() { unwritten } else { 0 };
+        let mut desk = self.desk();
+        desk.order.left(file.number, dirty);
+        desk.limits.note_parts(file.user, state.parts, state.extents.parts());
+        state.parts = state.extents.parts();
+    }
+
+    fn next_record(&self) -> u64 {
+        self.records.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn write_records(
+        &self,
+        records: &mut Vec<(u64, Record)>,
+        file: u64,
+        identity: &Identity,
+        parts: Vec<Range<u64>>,
+    ) {
+        records.push((self.next_record(), Record::File(file, identity.clone())));
+        for part in parts {
+            let record = Record::Write(file, part.start, part.end - part.start);
+            records.push((self.next_record(), record));
+        }
+        // The tier's file system is synced before such a journal takes the old one's place.
+        records.push((self.next_record(), Record::Commit(file, self.last_record())));
+    }
+
+    /// Writes journals anew that have become long.
+    pub(crate) fn shorten_journals(&self) {
+        let long = self.long_journal.load(Ordering::Relaxed);
+        if self.tiers.iter().all(|tier| tier.journal_length() < long) {
+            return;
+        }
+        let _world = self.world.write();
+        // The old journals stay valid if it fails.
+        if self.rewrite_journals().is_ok() {
+            let length = self.tiers.iter().map(Tier::journal_length).max().unwrap_or(0);
+            self.long_journal.store(LONG_JOURNAL.max(2 * length), Ordering::Relaxed);
+        } else {
+            self.long_journal.store(2 * long, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes all journals anew, from what is held. Nothing may change meanwhile.
+    pub(crate) fn rewrite_journals(&self) -> io::Result<()> {
+        let files: Vec<_> = lock(&self.files).by_number.values().cloned().collect();
+        for (index, tier) in self.tiers.iter().enumerate() {
+            let mut records = Vec::new();
+            for Unclaimed { held, .. } in &self.unclaimed {
+                let parts = held.parts.iter().filter(|(_, tier)| *tier == index);
+                let parts = parts.map(|(range, _)| range).collect();
+                self.write_records(&mut records, held.file, &held.identity, parts);
+            }
+            for file in &files {
+                let state = file.lock();
+                if state.shadows[index].is_none() {
+                    continue;
+                }
+                if state.orphan {
+                    records.push((self.next_record(), Record::Drop(file.number)));
+                    continue;
+                }
+                let parts = state.extents.needed_of(index);
+                self.write_records(&mut records, file.number, &identity(file, &state), parts);
+            }
+            tier.rewrite(&records)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns what the journals say of a file.
+pub(crate) fn identity(file: &CachedFile, state: &State) -> Identity {
+    let (device, inode) = file.key;
+    let (user, birth) = (state.owner, state.birth);
+    Identity { device, inode, user, birth, path: state.path.clone() }
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+pub(crate) mod tests;

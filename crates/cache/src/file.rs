@@ -1,0 +1,195 @@
+//! One file of the cache, while somebody has it open or not all of it is below.
+
+use crate::below;
+use crate::extents::{Extents, TIERS};
+use crate::tier::lock;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::SystemTime;
+
+/// A file below: its device and number.
+pub(crate) type Key = (u64, u64);
+
+/// Why a file could not be drained.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trouble {
+    pub(crate) errno: i32,
+    /// Counts the file's troubles, so that each descriptor is told once.
+    pub(crate) count: u64,
+}
+
+/// What changes of a file.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) extents: Extents,
+    pub(crate) shadows: [Option<Arc<File>>; TIERS],
+    /// What drains write to: opened with the rights of the first who wrote.
+    pub(crate) below: Option<Arc<File>>,
+    /// When it was written last, as long as that is not what the file below says.
+    pub(crate) written: Option<SystemTime>,
+    pub(crate) trouble: Option<Trouble>,
+    pub(crate) troubles: u64,
+    /// How many wait for all flights to land; none departs meanwhile.
+    pub(crate) barriers: u32,
+    /// Whether somebody changes the file below, and nobody else may write it here or there.
+    pub(crate) alone: bool,
+    /// Space that is promised to it below.
+    pub(crate) promised: u64,
+    /// Of how many parts it is, as its user's limit knows.
+    pub(crate) parts: usize,
+    /// Its name in the journals.
+    pub(crate) path: Vec<u8>,
+    /// Its owner in the journals, and when it was made.
+    pub(crate) owner: u32,
+    pub(crate) birth: u64,
+    pub(crate) writers: u32,
+    /// Whether no name leads to it any more.
+    pub(crate) orphan: bool,
+    /// What the file system below has lost after it had taken it, as a sync there told once.
+    pub(crate) lost: Option<Trouble>,
+}
+
+/// One file of the cache.
+#[derive(Debug)]
+pub(crate) struct CachedFile {
+    /// Its number in the journals.
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+    /// The file below, as a path.
+    pub(crate) node: Arc<OwnedFd>,
+    /// Whose limit it counts for: its owner.
+    pub(crate) user: u32,
+    /// How many have it open. It grows only while the table of files is locked, which forgets it.
+    pub(crate) opens: AtomicU32,
+    /// Whether it could not be drained: nothing more of it goes into tiers then.
+    pub(crate) troubled: AtomicBool,
+    state: Mutex<State>,
+    landed: Condvar,
+}
+
+impl CachedFile {
+    pub(crate) fn new(number: u64, key: Key, node: Arc<OwnedFd>, user: u32) -> CachedFile {
+        let (state, landed) = (Mutex::default(), Condvar::new());
+        let (opens, troubled) = (AtomicU32::new(0), AtomicBool::new(false));
+        CachedFile { number, key, node, user, opens, troubled, state, landed }
+    }
+
+    /// Returns whether somebody has it open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.opens.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Waits until a flight has landed or a barrier is gone.
+    pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.landed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells those who wait.
+    pub(crate) fn notify(&self) {
+        self.landed.notify_all();
+    }
+
+    /// Waits until nothing of `range` is on its way, and runs `work` before anything else departs.
+    ///
+    /// `world` is held for `work` alone: what flies needs it to land.
+    pub(crate) fn at_rest<R>(
+        &self,
+        world: &RwLock<()>,
+        range: Range<u64>,
+        work: impl FnOnce(&mut State) -> R,
+    ) -> R {
+        let mut state = self.lock();
+        state.barriers += 1;
+        while state.alone || state.extents.flies(range.clone()) {
+            state = self.wait(state);
+        }
+        drop(state);
+        let _world = world.read();
+        let mut state = self.lock();
+        let result = work(&mut state);
+        state.barriers -= 1;
+        drop(state);
+        self.notify();
+        result
+    }
+
+    /// Waits until nothing of `range` is on its way, and has the file below for the caller alone
+    /// until the end of what it returns. That may take as long as the file system below does: the
+    /// state is not locked, so that others can ask for it.
+    pub(crate) fn alone(self: &Arc<CachedFile>, range: Range<u64>) -> Alone {
+        let mut state = self.lock();
+        state.barriers += 1;
+        while state.alone || state.extents.flies(range.clone()) {
+            state = self.wait(state);
+        }
+        state.alone = true;
+        Alone { file: self.clone() }
+    }
+
+    /// Returns the file's size, for those who read it here.
+    pub(crate) fn size(&self, state: &State) -> io::Result<u64> {
+        let below = below::stat(&self.node)?.st_size as u64;
+        Ok(below.max(state.extents.end()))
+    }
+}
+
+/// Somebody has the file below alone, as long as this is there.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    file: Arc<CachedFile>,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let mut state = self.file.lock();
+        state.alone = false;
+        state.barriers -= 1;
+        drop(state);
+        self.file.notify();
+    }
+}
+
+/// An open file of a program.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) file: Arc<CachedFile>,
+    /// The file below, opened as the program asked and with its rights.
+    pub(crate) below: Arc<File>,
+    pub(crate) writes: bool,
+    /// Who opened it.
+    pub(crate) user: u32,
+    /// The last trouble that a write was told of.
+    told: AtomicU64,
+    /// The last loss that an fsync was told of.
+    told_lost: AtomicU64,
+}
+
+impl Handle {
+    pub(crate) fn new(file: Arc<CachedFile>, below: File, user: u32, writes: bool) -> Handle {
+        let troubles = file.lock().troubles;
+        let (told, told_lost) = (AtomicU64::new(troubles), AtomicU64::new(troubles));
+        Handle { file, below: Arc::new(below), writes, user, told, told_lost }
+    }
+
+    /// Returns what was lost below, if this descriptor's fsync was not told.
+    pub(crate) fn untold_loss(&self, state: &State) -> Option<io::Error> {
+        let lost = state.lost?;
+        let told = self.told_lost.fetch_max(lost.count, Ordering::Relaxed);
+        (told < lost.count).then(|| io::Error::from_raw_os_error(lost.errno))
+    }
+
+    /// Returns the file's trouble, if this descriptor's writes were not told.
+    pub(crate) fn untold(&self, state: &State) -> Option<io::Error> {
+        let trouble = state.trouble?;
+        let told = self.told.fetch_max(trouble.count, Ordering::Relaxed);
+        (told < trouble.count).then(|| io::Error::from_raw_os_error(trouble.errno))
+    }
+}

@@ -1,0 +1,283 @@
+//! A tier's journal: what of which file the tier holds, so that a new daemon finds it.
+//!
+//! Records are appended, each with a number that counts over all tiers and with a checksum. A
+//! record that is damaged or was cut short is passed over: what it would have said was not
+//! acknowledged. A name cannot pass for a record, as each has a zero in its head. Numbers are
+//! little-endian.
+
+use crate::extents::TierIndex;
+use crate::ranges::RangeMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes before a record's body: checksum, length, kind, nothing.
+const HEAD: usize = 8;
+/// The longest body: a path and some numbers.
+const MOST: usize = 8192;
+/// Bytes of a number.
+const WORD: usize = 8;
+/// Numbers before a file's path.
+const NUMBERS: usize = 6;
+
+/// The file below whose bytes a tier holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Device of the file system below.
+    pub device: u64,
+    /// The file's number there.
+    pub inode: u64,
+    /// Its owner.
+    pub user: u32,
+    /// When it was made, in nanoseconds since 1970: another file may get its number. 0 where the
+    /// file system does not say.
+    pub birth: u64,
+    /// Its name, from the folder that is cached.
+    pub path: Vec<u8>,
+}
+
+/// One line of a journal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// The file is this one; it may have another name than before.
+    File(u64, Identity),
+    /// The tier has the file's bytes from the offset on, so many.
+    Write(u64, u64, u64),
+    /// The file below, or another tier, has newer or the same ones.
+    Clean(u64, u64, u64),
+    /// The file ends there.
+    Cut(u64, u64),
+    /// Nothing of the file is needed any more.
+    Drop(u64),
+    /// The file's writes up to the record of that number are on the tier's disk.
+    Commit(u64, u64),
+}
+
+/// The journal has a kind of record that is not known here: another version of kedge wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unknown;
+
+impl Record {
+    fn kind(&self) -> u8 {
+        match self {
+            Record::Write(..) => 2,
+            Record::Clean(..) => 3,
+            Record::Cut(..) => 4,
+            Record::Drop(..) => 5,
+            Record::File(..) => 7,
+            Record::Commit(..) => 8,
+        }
+    }
+
+    /// Returns whether the record says that less is held: without it, old bytes are drained again.
+    pub fn frees(&self) -> bool {
+        matches!(self, Record::Clean(..) | Record::Cut(..) | Record::Drop(..))
+    }
+
+    /// Appends the record, with its number, to `out`.
+    pub fn encode(&self, number: u64, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([0; HEAD]);
+        let mut put = |value: u64| out.extend(value.to_le_bytes());
+        put(number);
+        match self {
+            Record::File(file, identity) => {
+                let Identity { device, inode, user, birth, .. } = identity;
+                [*file, *device, *inode, (*user).into(), *birth].into_iter().for_each(&mut put);
+                out.extend(&identity.path);
+            }
+            Record::Write(file, offset, length) | Record::Clean(file, offset, length) => {
+                [*file, *offset, *length].into_iter().for_each(&mut put);
+            }
+            Record::Cut(file, number) | Record::Commit(file, number) => {
+                [*file, *number].into_iter().for_each(&mut put);
+            }
+            Record::Drop(file) => put(*file),
+        }
+        let length = (out.len() - start - HEAD) as u16;
+        out[start + 4..start + 6].copy_from_slice(&length.to_le_bytes());
+        out[start + 6] = self.kind();
+        let sum = xxh3_64(&out[start + 4..]) as u32;
+        out[start..start + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Reads the record at the front: its number, itself, and its length.
+    ///
+    /// `None` where no record begins, or one that was cut short or damaged.
+    pub fn decode(bytes: &[u8]) -> Option<(u64, Record, usize)> {
+        let (kind, body) = framed(bytes, |kind, length| match kind {
+            2 | 3 => length == 4 * WORD,
+            4 | 8 => length == 3 * WORD,
+            5 => length == 2 * WORD,
+            7 => length >= NUMBERS * WORD,
+            _ => false,
+        })?;
+        let word = |index: usize| {
+            let bytes = body.get(index * WORD..(index + 1) * WORD)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let file = word(1)?;
+        let record = match kind {
+            2 => Record::Write(file, word(2)?, word(3)?),
+            3 => Record::Clean(file, word(2)?, word(3)?),
+            4 => Record::Cut(file, word(2)?),
+            5 => Record::Drop(file),
+            7 => {
+                let user = u32::try_from(word(4)?).ok()?;
+                let (device, inode, birth) = (word(2)?, word(3)?, word(5)?);
+                let path = body.get(NUMBERS * WORD..)?.to_vec();
+                Record::File(file, Identity { device, inode, user, birth, path })
+            }
+            _ => Record::Commit(file, word(2)?),
+        };
+        Some((word(0)?, record, HEAD + body.len()))
+    }
+}
+
+/// Reads a record's kind and body, if `fits` allows for both and the checksum is right.
+fn framed(bytes: &[u8], fits: impl Fn(u8, usize) -> bool) -> Option<(u8, &[u8])> {
+    let head = bytes.get(..HEAD)?;
+    let sum = u32::from_le_bytes(head[..4].try_into().ok()?);
+    let length = usize::from(u16::from_le_bytes(head[4..6].try_into().ok()?));
+    // Before the checksum, which takes long at each byte of a damaged journal.
+    if head[7] != 0 || length > MOST || !fits(head[6], length) {
+        return None;
+    }
+    let body = bytes.get(HEAD..HEAD + length)?;
+    (xxh3_64(&bytes[4..HEAD + length]) as u32 == sum).then_some((head[6], body))
+}
+
+/// What a journal says of one file.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The file below; a journal without it was damaged there.
+    pub identity: Option<Identity>,
+    /// What the tier holds, each part with its write's number.
+    pub parts: RangeMap<u64>,
+}
+
+/// What a tier's journal says.
+#[derive(Debug, Default)]
+pub struct Replay {
+    /// The files that the tier holds something of.
+    pub files: HashMap<u64, Found>,
+    /// The last record's number.
+    pub last: u64,
+}
+
+/// Reads a journal. After a power cut (`rebooted`), writes that were not committed do not count.
+///
+/// # Errors
+/// If a record is sound, and of a kind that is not known.
+pub fn replay(bytes: &[u8], rebooted: bool) -> Result<Replay, Unknown> {
+    let mut records = Vec::new();
+    let (mut at, mut sound) = (0, true);
+    while at < bytes.len() {
+        match Record::decode(&bytes[at..]) {
+            Some((number, record, length)) => {
+                records.push((number, record));
+                (at, sound) = (at + length, true);
+            }
+            None if sound && framed(&bytes[at..], |_, _| true).is_some() => return Err(Unknown),
+            None => (at, sound) = (at + 1, false),
+        }
+    }
+    let mut commits: HashMap<u64, u64> = HashMap::new();
+    for (_, record) in &records {
+        if let Record::Commit(file, number) = record {
+            let last = commits.entry(*file).or_default();
+            *last = (*last).max(*number);
+        }
+    }
+    let (mut replay, mut dropped) = (Replay::default(), HashSet::new());
+    for (number, record) in records {
+        replay.last = replay.last.max(number);
+        let counts = match &record {
+            Record::Write(file, ..) if rebooted => {
+                commits.get(file).is_some_and(|last| number <= *last)
+            }
+            Record::Drop(file) => dropped.insert(*file),
+            _ => true,
+        };
+        if counts {
+            apply(&mut replay.files, number, record);
+        }
+    }
+    // A file that lost its last name may be written as long as it is open.
+    replay.files.retain(|file, found| !found.parts.is_empty() && !dropped.contains(file));
+    Ok(replay)
+}
+
+fn apply(files: &mut HashMap<u64, Found>, number: u64, record: Record) {
+    let part = |offset: u64, length: u64| -> Range<u64> { offset..offset.saturating_add(length) };
+    match record {
+        Record::File(file, identity) => files.entry(file).or_default().identity = Some(identity),
+        Record::Write(file, offset, length) => {
+            files.entry(file).or_default().parts.insert(part(offset, length), number);
+        }
+        Record::Commit(..) => {}
+        Record::Clean(file, offset, length) => {
+            files.entry(file).or_default().parts.remove(part(offset, length));
+        }
+        Record::Cut(file, size) => {
+            files.entry(file).or_default().parts.remove(size..u64::MAX);
+        }
+        Record::Drop(file) => {
+            files.remove(&file);
+        }
+    }
+}
+
+/// A file of which something is held: the newest of all tiers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The file's number in the journals.
+    pub file: u64,
+    /// The file below; of no name if the journal's word on it was damaged.
+    pub identity: Identity,
+    /// The parts, and the tier that has each.
+    pub parts: RangeMap<TierIndex>,
+}
+
+/// Merges what the tiers' journals say: where two tiers hold a part, the later write counts.
+///
+/// A file whose number is another's in another journal has no name then: which one's bytes are
+/// whose is for a person to see.
+pub fn merge(replays: Vec<Replay>) -> Vec<Held> {
+    type Writes = Vec<(u64, TierIndex, Range<u64>)>;
+    let mut files: HashMap<u64, (Option<Identity>, Writes)> = HashMap::new();
+    let mut mixed = HashSet::new();
+    for (tier, replay) in replays.into_iter().enumerate() {
+        for (file, found) in replay.files {
+            let (identity, parts) = files.entry(file).or_default();
+            let same = |one: &Identity, other: &Identity| {
+                (one.device, one.inode, one.birth) == (other.device, other.inode, other.birth)
+            };
+            if let (Some(one), Some(other)) = (&*identity, &found.identity)
+                && !same(one, other)
+            {
+                mixed.insert(file);
+            }
+            *identity = found.identity.or(identity.take());
+            parts.extend(found.parts.iter().map(|(range, number)| (number, tier, range)));
+        }
+    }
+    let mut held: Vec<Held> = files
+        .into_iter()
+        .map(|(file, (identity, mut writes))| {
+            let identity = identity.filter(|_| !mixed.contains(&file));
+            writes.sort_by_key(|(number, ..)| *number);
+            let mut parts = RangeMap::default();
+            for (_, tier, range) in writes {
+                parts.insert(range, tier);
+            }
+            Held { file, identity: identity.unwrap_or_default(), parts }
+        })
+        .collect();
+    held.sort_by_key(|held| held.file);
+    held
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+use super::*;
+use proptest::prelude::*;
+
+fn identity(path: &str) -> Identity {
+    Identity { device: 7, inode: 8, user: 9, birth: 10, path: path.into() }
+}
+
+fn journal(records: &[(u64, Record)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (number, record) in records {
+        record.encode(*number, &mut bytes);
+    }
+    bytes
+}
+
+fn read(bytes: &[u8], rebooted: bool) -> Replay {
+    replay(bytes, rebooted).expect("all kinds are known")
+}
+
+fn parts(replay: &Replay, file: u64) -> Vec<(std::ops::Range<u64>, u64)> {
+    replay.files.get(&file).map_or(Vec::new(), |found| found.parts.iter().collect())
+}
+
+#[test]
+fn what_is_clean_cut_or_dropped_is_not_held() {
+    let bytes = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (2, Record::Write(1, 0, 100)),
+        (3, Record::Write(1, 200, 100)),
+        (4, Record::Clean(1, 10, 20)),
+        (5, Record::Cut(1, 250)),
+        (6, Record::File(2, identity("b"))),
+        (7, Record::Write(2, 0, 1)),
+        (8, Record::Drop(2)),
+    ]);
+    let replay = read(&bytes, false);
+    assert_eq!(parts(&replay, 1), [(0..10, 2), (30..100, 2), (200..250, 3)]);
+    assert_eq!((replay.files.len(), replay.last), (1, 8));
+}
+
+#[test]
+fn after_a_power_cut_only_committed_writes_count() {
+    let bytes = journal(&[
+        (1, Record::File(1, identity("a"))),
+        (2, Record::Write(1, 0, 100)),
+        // Written while the disk was brought to have what was before: it may lack this.
+        (3, Record::Write(1, 100, 100)),
+        (4, Record::Commit(1, 2)),
+        (5, Record::Clean(1, 0, 50)),
+        (6, Record::Write(2, 0, 1)),
+    ]);
+    assert_eq!(parts(&read(&bytes, true), 1), [(50..100, 2)]);
+    assert_eq!(parts(&read(&bytes, false), 1), [(50..100, 2), (100..200, 3)]);
+}
+
+#[test]
+fn the_later_of_two_tiers_writes_counts() {
+    let first = journal(&[
+        (1, Record::File(5, identity("old"))),
+        (2, Record::Write(5, 0, 100)),
+        (9, Record::Write(5, 90, 20)),
+    ]);
+    let second = journal(&[(3, Record::File(5, identity("old"))), (4, Record::Write(5, 50, 50))]);
+    let held = merge(vec![read(&first, false), read(&second, false)]);
+    assert_eq!(held.len(), 1);
+    let parts: Vec<_> = held[0].parts.iter().collect();
+    assert_eq!(parts, [(0..50, 0), (50..90, 1), (90..110, 0)]);
+}
+
+proptest! {
+    #[test]
+    fn a_torn_record_hides_no_other(cut in 0usize..400, flip in 0usize..400) {
+        let records: Vec<_> = (1..=8).map(|n| (n, Record::Write(1, n * 10, 10))).collect();
+        let whole = journal(&records);
+        let length = whole.len() / 8;
+        let mut torn = whole[..cut.min(whole.len())].to_vec();
+        let complete = torn.len() / length;
+        prop_assert_eq!(read(&torn, false).last, complete as u64);
+        // What is appended behind the tear is read.
+        Record::Write(1, 500, 1).encode(99, &mut torn);
+        let mut expected: Vec<_> = (1..=complete as u64).map(|n| (n * 10..n * 10 + 10, n)).collect();
+        expected.push((500..501, 99));
+        prop_assert_eq!(parts(&read(&torn, false), 1), expected);
+        let mut damaged = whole.clone();
+        let at = flip % whole.len();
+        damaged[at] ^= 1;
+        let lost = (at / length) as u64 + 1;
+        let expected = (1..=8).filter(|n| *n != lost).map(|n| (n * 10..n * 10 + 10, n));
+        // A kind that is not known is not damage, if the checksum is right; here it is not.
+        prop_assert_eq!(parts(&read(&damaged, false), 1), expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = replay(&bytes, true);
+    }
+}
+
+#[test]
+fn a_journal_of_another_version_is_not_taken_for_a_damaged_one() {
+    let mut bytes = journal(&[(1, Record::Write(1, 0, 10))]);
+    bytes[6] = 200;
+    let sum = (xxh3_64(&bytes[4..]) as u32).to_le_bytes();
+    bytes[..4].copy_from_slice(&sum);
+    assert_eq!(replay(&bytes, false).map(|_| ()), Err(Unknown));
+}
+
+#[test]
+fn bytes_whose_name_was_lost_are_still_held_but_not_those_of_removed_files() {
+    let bytes = journal(&[
+        (1, Record::Write(1, 0, 10)),
+        (2, Record::File(2, identity("removed"))),
+        (3, Record::Drop(2)),
+        (4, Record::Write(2, 0, 10)),
+    ]);
+    let held = merge(vec![read(&bytes, false)]);
+    assert_eq!(held.len(), 1);
+    assert_eq!((held[0].file, &held[0].identity), (1, &Identity::default()));
+}
+
+#[test]
+fn a_number_that_two_journals_give_to_two_files_is_nobodys() {
+    let of = |number, inode| {
+        let identity = Identity { inode, ..identity("a") };
+        journal(&[(number, Record::File(5, identity)), (number + 1, Record::Write(5, 0, 10))])
+    };
+    let held = merge(vec![read(&of(1, 8), false), read(&of(3, 9), false)]);
+    assert_eq!((held.len(), &held[0].identity), (1, &Identity::default()));
+}

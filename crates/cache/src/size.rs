@@ -1,0 +1,135 @@
+//! A file's size and holes: truncate, fallocate, and lseek to data and holes.
+
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::extents::{Flight, Freed};
+use crate::file::CachedFile;
+use crate::journal::Record;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+impl Engine {
+    /// Ends a file at `size`, here and, with the caller's rights, below.
+    pub(crate) fn truncate(
+        &self,
+        file: &Arc<CachedFile>,
+        caller: Caller,
+        below: &File,
+        size: u64,
+    ) -> io::Result<()> {
+        // A part on its way below would make the file longer again.
+        let alone = file.alone(0..u64::MAX);
+        caller.run(|| Ok(rustix::fs::ftruncate(below, size)?))?;
+        let _world = self.world.read();
+        let mut state = file.lock();
+        let (parts, freed) = state.extents.forget(size..u64::MAX);
+        let record = Record::Cut(file.number, size);
+        for tier in 0..self.tiers.len() {
+            if parts.iter().any(|part| part.tier == tier) {
+                self.note_freed(tier, &record);
+            }
+        }
+        // A disk must know where the file ends before the rest is holes.
+        self.release(file, &state, &[], &freed);
+        for tier in self.tiers.iter().filter(|tier| tier.is_durable()) {
+            tier.sync_cleans()?;
+        }
+        state.written = state.written.filter(|_| !state.extents.is_clean());
+        self.settle(file, &mut state);
+        drop(state);
+        drop(alone);
+        Ok(())
+    }
+
+    /// Forgets a file that no name leads to and nobody has open.
+    pub(crate) fn discard(self: &Arc<Engine>, file: &CachedFile) {
+        file.at_rest(&self.world, 0..u64::MAX, |state| {
+            // It may have been opened anew by way of /proc; its last close comes here again.
+            if file.is_open() {
+                return;
+            }
+            let (parts, freed): (Vec<Flight>, Vec<Freed>) = state.extents.forget(0..u64::MAX);
+            self.release(file, state, &parts, &freed);
+            self.settle(file, state);
+        });
+        self.forget_if_done(file);
+        self.serve_waiting();
+    }
+
+    /// Reserves space, or makes holes, with the caller's rights.
+    pub(crate) fn allocate(
+        self: &Arc<Engine>,
+        file: &Arc<CachedFile>,
+        caller: Caller,
+        below: &File,
+        mode: FallocateFlags,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
+        let work = || Ok(rustix::fs::fallocate(below, mode, offset, length)?);
+        if (mode - FallocateFlags::KEEP_SIZE).is_empty() {
+            return caller.run(work);
+        }
+        // Whatever else it does to the bytes, it does it to those below.
+        loop {
+            self.drain_file(file)?;
+            let alone = file.alone(0..u64::MAX);
+            if file.lock().extents.is_clean() {
+                return caller.run(work);
+            }
+            drop(alone);
+        }
+    }
+
+    /// Finds the next data, or hole, at or after `offset`.
+    pub(crate) fn seek(
+        &self,
+        file: &CachedFile,
+        below: &File,
+        offset: u64,
+        data: bool,
+    ) -> io::Result<u64> {
+        let (size, dirty) = {
+            let state = file.lock();
+            let size = file.size(&state)?;
+            if offset >= size {
+                return Err(rustix::io::Errno::NXIO.into());
+            }
+            (size, state.extents.unwritten_within(offset..size))
+        };
+        // The file system below may take long.
+        if data {
+            let first = dirty.first().map(|range| range.start);
+            let there = match rustix::fs::seek(below, SeekFrom::Data(offset)) {
+                Ok(at) => Some(at),
+                Err(rustix::io::Errno::NXIO) => None,
+                Err(error) => return Err(error.into()),
+            };
+            return there.into_iter().chain(first).min().ok_or(rustix::io::Errno::NXIO.into());
+        }
+        let mut dirty = dirty.into_iter().peekable();
+        let mut at = offset;
+        loop {
+            // In order, and none is looked at twice.
+            while let Some(range) = dirty.next_if(|range| range.start <= at) {
+                at = at.max(range.end);
+            }
+            let hole = match rustix::fs::seek(below, SeekFrom::Hole(at)) {
+                Ok(hole) => hole,
+                // The file below ends before.
+                Err(rustix::io::Errno::NXIO) => at,
+                Err(error) => return Err(error.into()),
+            };
+            if hole == at || hole >= size {
+                return Ok(at.max(hole).min(size));
+            }
+            // What is held may begin before that hole and reach over it.
+            while let Some(range) = dirty.next_if(|range| range.start <= hole) {
+                at = at.max(range.end);
+            }
+            at = at.max(hole);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What a cache is asked to be.
+
+use crate::CacheError;
+use crate::extents::TIERS;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The smallest tier.
+const LEAST: u64 = 8 << 20;
+/// Where the memory of tiers lies, and every daemon's socket: a file system in memory.
+const MEMORY: &str = "/dev/shm";
+
+/// What a tier is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// Host memory: survives the program and the daemon.
+    Ram,
+    /// A local disk: survives a reboot, too.
+    Nvme,
+}
+
+impl Medium {
+    /// Returns its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Medium::Ram => "ram",
+            Medium::Nvme => "nvme",
+        }
+    }
+}
+
+/// A tier: what of, where and how much.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierSpec {
+    /// What it is made of.
+    pub medium: Medium,
+    /// The folder that it may use.
+    pub folder: PathBuf,
+    /// Bytes that it may hold.
+    pub bytes: u64,
+}
+
+impl TierSpec {
+    /// Makes a tier of host memory.
+    pub fn ram(bytes: u64) -> TierSpec {
+        TierSpec { medium: Medium::Ram, folder: MEMORY.into(), bytes }
+    }
+
+    /// Makes a tier of a folder on a local disk.
+    pub fn nvme(folder: PathBuf, bytes: u64) -> TierSpec {
+        TierSpec { medium: Medium::Nvme, folder, bytes }
+    }
+}
+
+/// What has the data when fsync returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fsync {
+    /// The file system below.
+    Drain,
+    /// A local disk: survives a reboot of this node.
+    Nvme,
+    /// The cache: survives the program and the daemon.
+    Memory,
+}
+
+/// What a cache is asked to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The folder whose writes are absorbed, as a full path.
+    pub under: PathBuf,
+    /// In the order in which they are filled.
+    pub tiers: Vec<TierSpec>,
+    /// What has the data when fsync returns.
+    pub fsync: Fsync,
+    /// Whether close returns when the file system below has the data.
+    pub close_drains: bool,
+    /// Threads that write below.
+    pub drain_threads: usize,
+    /// What the files of one user may take of all tiers.
+    pub per_user: Option<u64>,
+    /// Memory of the host that stays free.
+    pub host_free: u64,
+    /// Whether small writes are gathered by the kernel before the cache has them.
+    pub kernel_gathers: bool,
+}
+
+impl Spec {
+    /// Checks that the tiers make sense together.
+    ///
+    /// # Errors
+    /// One that says which tier is wrong, and why.
+    pub fn check(&self) -> Result<(), CacheError> {
+        let wrong = |why: String| Err(CacheError::Tier(why));
+        if self.tiers.is_empty() {
+            return wrong(format!("a cache has 1 to {TIERS} tiers: --tier ram:8G"));
+        }
+        self.check_count()?;
+        for (index, tier) in self.tiers.iter().enumerate() {
+            let name = tier.medium.name();
+            if tier.bytes < LEAST {
+                return wrong(format!(
+                    "a tier of {} bytes is too small: {name}:8M at least",
+                    tier.bytes
+                ));
+            }
+            if self.tiers[..index].iter().any(|other| other.folder == tier.folder) {
+                return wrong(format!("two tiers use {}", tier.folder.display()));
+            }
+            if tier.folder.starts_with(&self.under) {
+                return wrong(format!(
+                    "{} lies in the folder that is cached",
+                    tier.folder.display()
+                ));
+            }
+        }
+        if self.fsync == Fsync::Nvme && self.tiers.iter().all(|tier| tier.medium == Medium::Ram) {
+            return wrong(
+                "--fsync nvme needs a tier on a local disk: --tier nvme:/local:200G".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that the cache has no more tiers than it can.
+    pub(crate) fn check_count(&self) -> Result<(), CacheError> {
+        if self.tiers.len() <= TIERS {
+            return Ok(());
+        }
+        Err(CacheError::Tier(format!(
+            "a cache has {TIERS} tiers at most, with those that a killed one left (`kedge cache \
+             recover` empties these)"
+        )))
+    }
+}
+
+/// Returns the folder in which a cache of `under` keeps its things, inside of `folder`.
+pub fn home_in(folder: &Path, under: &Path) -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let text = under.as_os_str().as_encoded_bytes();
+    let last = under.file_name().map(|name| name.to_string_lossy().into_owned());
+    let last: String =
+        last.unwrap_or_default().chars().filter(char::is_ascii_alphanumeric).collect();
+    let short = &last[..last.len().min(16)];
+    folder.join(format!("kedge-cache-{user}")).join(format!("{short}-{:016x}", xxh3_64(text)))
+}
+
+/// Returns the folder of the socket and of the memory of a cache of `under`.
+pub fn memory_home(under: &Path) -> PathBuf {
+    home_in(Path::new(MEMORY), under)
+}
+
+/// Returns `under` as the full path by which its cache is known.
+///
+/// # Errors
+/// If there is no such folder. That a killed daemon's mount is over it does not matter.
+pub fn full_path(under: &Path) -> Result<PathBuf, CacheError> {
+    let failed = |source| CacheError::io("cannot find", under, source);
+    let absolute = std::path::absolute(under).map_err(failed)?;
+    let Some(name) = absolute.file_name() else {
+        return Err(CacheError::Tier("the root folder cannot be cached".into()));
+    };
+    let parent = absolute.parent().unwrap_or(Path::new("/")).canonicalize().map_err(failed)?;
+    let full = parent.join(name);
+    match full.canonicalize() {
+        Ok(full) => Ok(full),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(failed(error)),
+        Err(_) => Ok(full),
+    }
+}
