@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check docs install clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check deny docs install clean
 
 help: ## this text
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -19,7 +19,7 @@ demo: setup ## compile a CUDA program, see it fail without a GPU, run it under k
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
-test: ## set up, then run every test (25 minutes at most on 2 cores)
+test: ## set up, then run every test (about 40 minutes on 2 cores)
 	@scripts/test
 
 soak: build ## the long tests and those under other kernels, each resumable in slices of 10 minutes
@@ -42,8 +42,13 @@ check: ## formatting, lints, layering, generated files, the page of GPUs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo xtask layering
+	cargo xtask columns
 	cargo xtask codegen --check
 	scripts/gpu-report --check
+
+deny: ## licences, sources and versions of all dependencies (builds cargo-deny into .tools/ first)
+	@[ -x .tools/deny/bin/cargo-deny ] || cargo install --quiet --locked --root .tools/deny cargo-deny@0.18.3
+	.tools/deny/bin/cargo-deny check bans licenses sources
 
 install: build ## install into PREFIX (default /usr/local)
 	@scripts/install "$(or $(PREFIX),/usr/local)"

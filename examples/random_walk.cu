@@ -1,5 +1,5 @@
-// A million walkers on the device take random steps; the host prints how far they have come. Takes some seconds:
-// long enough to be checkpointed, killed and restarted meanwhile.
+// A million walkers on the device take random steps; the host prints how far they have come. Takes
+// some seconds: long enough to be checkpointed, killed and restarted meanwhile.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// The CUDA libraries through their C interfaces, on every kind of stream, each result compared with the host's.
-// Built with -lcublas -lcufft -lcurand -lcusparse -lcusolver -lnvrtc -lcuda.
+// The CUDA libraries through their C interfaces, on every kind of stream, each result compared with
+// the host's. Built with -lcublas -lcufft -lcurand -lcusparse -lcusolver -lnvrtc -lcuda.
 #include "../programs/check.h"
 #include <complex>
 

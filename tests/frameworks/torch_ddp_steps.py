@@ -41,7 +41,7 @@ def rank(index, count, steps, between):
 
 if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29587", CUBLAS_WORKSPACE_CONFIG=":4096:8")
-    os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     count, steps, between = torch.cuda.device_count(), int(sys.argv[1]), int(sys.argv[2])
     if count == 1:
         rank(0, 1, steps, between)

@@ -1,5 +1,5 @@
-// Asks for a checkpoint of itself three times and says what came of it: 0 it goes on, 1 it was restarted, -1 and
-// why. usage: asks captured|durable; a line on standard input before each.
+// Asks for a checkpoint of itself three times and says what came of it: 0 it goes on, 1 it was
+// restarted, -1 and why. usage: asks captured|durable; a line on standard input before each.
 #include <kedge.h>
 
 int main(int count, char **words) {

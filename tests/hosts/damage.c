@@ -1,6 +1,7 @@
-// Damages an image between its being written and its being read back: watches the folder of images for who opens what
-// (fanotify, which holds up the opener), and when the folder of an image that has its manifest is opened, which the
-// writer does to have the manifest's name on the disk, changes one byte in the middle of its largest file of memory.
+// Damages an image between its being written and its being read back: watches the folder of images
+// for who opens what (fanotify, which holds up the opener), and when the folder of an image that
+// has its manifest is opened, which the writer does to have the manifest's name on the disk,
+// changes one byte in the middle of its largest file of memory.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// Writes files in the folder that it is given and holds them in three ways; then counts steps, and checks in each that
-// they are what it has written.
+// Writes files in the folder that it is given and holds them in three ways; then counts steps, and
+// checks in each that they are what it has written.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
-// Two processes that sum on their devices: a kernel of each hands its number out and waits, on the device,
-// for the other's. A thread of each process carries the numbers, as collective libraries' threads do; one
-// process is now and then late, so the other's kernel is often inside of the sum when nothing of the late
-// one's is on its device yet. Compared with the host's sum in each step. Prints as gpu_steps does.
-// Usage: gpu_allreduce STEPS MILLISECONDS
+// Two processes that sum on their devices: a kernel of each hands its number out and waits, on the
+// device, for the other's. A thread of each process carries the numbers, as collective libraries'
+// threads do; one process is now and then late, so the other's kernel is often inside of the sum
+// when nothing of the late one's is on its device yet. Compared with the host's sum in each step.
+// Prints as gpu_steps does. Usage: gpu_allreduce STEPS MILLISECONDS
 #include "../programs/sockets.h"
 #include "steps.h"
 #include <sys/wait.h>

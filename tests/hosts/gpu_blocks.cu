@@ -1,7 +1,8 @@
-// Steps that change a little of much memory, and load and unload a module each: for checkpoints that hold what
-// has changed. Every step compares a part of the memory with what it must be, the last all of it. Prints a
-// nonce, drawn at its start, with each step, as steps.c does.
-// Usage: gpu_blocks STEPS MILLISECONDS [MIB [MODULES]]     MODULES: 1 to load and unload one at every step
+// Steps that change a little of much memory, and load and unload a module each: for checkpoints
+// that hold what has changed. Every step compares a part of the memory with what it must be, the
+// last all of it. Prints a nonce, drawn at its start, with each step, as steps.c does.
+// Usage: gpu_blocks STEPS MILLISECONDS [MIB [MODULES]]     MODULES: 1 to load and unload one at
+// every step
 #include "steps.h"
 #include <cuda.h>
 #include <dlfcn.h>

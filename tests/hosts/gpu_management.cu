@@ -1,5 +1,6 @@
-// Asks NVIDIA's management library (NVML) in every step what it was told at the start. Usage: gpu_management STEPS
-// MILLISECONDS [cuda]; with `cuda` it uses the device, too. `gpu_management facts` prints what does not change, to be compared.
+// Asks NVIDIA's management library (NVML) in every step what it was told at the start. Usage:
+// gpu_management STEPS MILLISECONDS [cuda]; with `cuda` it uses the device, too. `gpu_management
+// facts` prints what does not change, to be compared.
 #include "steps.h"
 #include <dlfcn.h>
 #include <string>

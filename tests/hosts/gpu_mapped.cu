@@ -1,5 +1,6 @@
-// Counts steps in physical memory of its own (cuMemCreate), mapped at two addresses: a kernel writes at one and reads at
-// the other. Compared with what the host computes. Prints as gpu_steps does. Usage: gpu_mapped STEPS MILLISECONDS
+// Counts steps in physical memory of its own (cuMemCreate), mapped at two addresses: a kernel
+// writes at one and reads at the other. Compared with what the host computes. Prints as gpu_steps
+// does. Usage: gpu_mapped STEPS MILLISECONDS
 #include "steps.h"
 #include <cuda.h>
 

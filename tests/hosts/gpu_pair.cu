@@ -1,8 +1,9 @@
-// Two processes that work in each other's device memory. Each reads what the other has written: by an IPC handle and
-// ordered by IPC events, in memory that travelled as a descriptor (opened again every few steps by the descriptor that
-// the program keeps), and in memory of a third process that has ended. One handle is passed on at the start and opened
-// late. Compared with the host's numbers in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS [handles]
-// handles: nothing travels as a descriptor.
+// Two processes that work in each other's device memory. Each reads what the other has written: by
+// an IPC handle and ordered by IPC events, in memory that travelled as a descriptor (opened again
+// every few steps by the descriptor that the program keeps), and in memory of a third process that
+// has ended. One handle is passed on at the start and opened late. Compared with the host's numbers
+// in each step. Prints as gpu_steps does. Usage: gpu_pair STEPS MILLISECONDS [handles] handles:
+// nothing travels as a descriptor.
 #include "../programs/sockets.h"
 #include "steps.h"
 #include <cuda.h>

@@ -1,7 +1,7 @@
-// Steps of which each works on memory that the host and the device both see: pinned memory, a managed variable and
-// registered memory. The host changes a part of it before each launch, the kernel all of it, and a host function
-// behind it a word; what the host then finds is compared with what it computes. Prints as gpu_steps does.
-// Usage: gpu_pinned STEPS MILLISECONDS
+// Steps of which each works on memory that the host and the device both see: pinned memory, a
+// managed variable and registered memory. The host changes a part of it before each launch, the
+// kernel all of it, and a host function behind it a word; what the host then finds is compared with
+// what it computes. Prints as gpu_steps does. Usage: gpu_pinned STEPS MILLISECONDS
 #include "steps.h"
 #include <vector>
 

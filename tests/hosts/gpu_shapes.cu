@@ -1,6 +1,7 @@
-// Counts steps in everything but plain memory: an array that is read by a texture object and written by a surface
-// object, a layered one, a variable, a constant, managed memory, and physical memory of the program's own at an address
-// of its own. Compared with what the host computes. Prints as gpu_steps does. Usage: gpu_shapes STEPS MILLISECONDS
+// Counts steps in everything but plain memory: an array that is read by a texture object and
+// written by a surface object, a layered one, a variable, a constant, managed memory, and physical
+// memory of the program's own at an address of its own. Compared with what the host computes.
+// Prints as gpu_steps does. Usage: gpu_shapes STEPS MILLISECONDS
 #include "steps.h"
 #include <cuda.h>
 

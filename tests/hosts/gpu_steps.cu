@@ -1,7 +1,8 @@
-// Counts steps on the device. Each depends on all memory of the one before (allocated, pinned, managed,
-// constant, a variable), and is compared with what the host computes: what a restart has not brought back
-// is found out at once. Prints a nonce, drawn at its start, with each step, as steps.c does.
-// Usage: gpu_steps STEPS MILLISECONDS [MIB]     MIB: of the host's memory, of which each step changes a page and the last looks at all
+// Counts steps on the device. Each depends on all memory of the one before (allocated, pinned,
+// managed, constant, a variable), and is compared with what the host computes: what a restart has
+// not brought back is found out at once. Prints a nonce, drawn at its start, with each step, as
+// steps.c does. Usage: gpu_steps STEPS MILLISECONDS [MIB]     MIB: of the host's memory, of which
+// each step changes a page and the last looks at all
 #include "steps.h"
 
 constexpr int N = 1 << 16;

@@ -1,5 +1,6 @@
-// Counts steps on all of a large allocation: each adds one to every word, and the sum of all of them is compared
-// with what it must be. Prints each step with the milliseconds since 1970. Usage: gpu_sum GIB STEPS MILLISECONDS
+// Counts steps on all of a large allocation: each adds one to every word, and the sum of all of
+// them is compared with what it must be. Prints each step with the milliseconds since 1970. Usage:
+// gpu_sum GIB STEPS MILLISECONDS
 #include "../programs/check.h"
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,6 @@
-// Times short driver calls and copies: for each line on standard input one line of JSON, a name with the
-// median in microseconds (calls) or the rate in GB/s (copies). `scripts/gpu-near` runs two of it by turns.
+// Times short driver calls and copies: for each line on standard input one line of JSON, a name
+// with the median in microseconds (calls) or the rate in GB/s (copies). `scripts/gpu-near` runs two
+// of it by turns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,8 +1,9 @@
 // `fill MIB`: fills that much device memory with a pattern, says `filled`, and waits to be ended.
-// `look MIB`: counts the pattern's words in fresh device memory; memory of others must have been scrubbed. It tells also how
-// long it took to get that memory.
-// `cost MIB ROUNDS`: gets that much memory, overwrites it and gives it back, again and again: milliseconds for each, as JSON. What
-// is overwritten is what would have to be, were memory scrubbed by whoever gets it.
+// `look MIB`: counts the pattern's words in fresh device memory; memory of others must have been
+// scrubbed. It tells also how long it took to get that memory.
+// `cost MIB ROUNDS`: gets that much memory, overwrites it and gives it back, again and again:
+// milliseconds for each, as JSON. What is overwritten is what would have to be, were memory
+// scrubbed by whoever gets it.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// Stands for NVIDIA's management library where there is no GPU: two devices, and a function of each kind of parameters.
+// Stands for NVIDIA's management library where there is no GPU: two devices, and a function of each
+// kind of parameters.
 #include <stdio.h>
 #include <string.h>
 

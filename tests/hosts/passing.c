@@ -1,6 +1,7 @@
-// Hands temporary files on to itself: makes some, closes them and keeps no more than their names, as programs do that
-// have a compiler read what they wrote. Says a nonce, and does a step for each byte of the file GO: the first makes
-// another such file, by a name that it has had from its beginning, the second reads and removes them all. Ends with 0. Usage: passing GO [MEBIBYTES]
+// Hands temporary files on to itself: makes some, closes them and keeps no more than their names,
+// as programs do that have a compiler read what they wrote. Says a nonce, and does a step for each
+// byte of the file GO: the first makes another such file, by a name that it has had from its
+// beginning, the second reads and removes them all. Ends with 0. Usage: passing GO [MEBIBYTES]
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

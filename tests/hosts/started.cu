@@ -1,4 +1,5 @@
-// Says when main began and when the first context was there: seconds of the clock that all processes share.
+// Says when main began and when the first context was there: seconds of the clock that all
+// processes share.
 #include <cstdio>
 #include <ctime>
 

@@ -1,5 +1,5 @@
-// Prints a nonce that it draws at its start and the steps that it has done, with threads that keep a
-// checked piece of memory changing. usage: steps COUNT MILLISECONDS THREADS MEGABYTES [FILE]
+// Prints a nonce that it draws at its start and the steps that it has done, with threads that keep
+// a checked piece of memory changing. usage: steps COUNT MILLISECONDS THREADS MEGABYTES [FILE]
 // FILE has as many bytes as steps may be done: it waits there until the file grows.
 #include <pthread.h>
 #include <signal.h>

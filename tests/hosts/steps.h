@@ -1,5 +1,6 @@
-// What the programs have in common that count steps for the tests of checkpoints: a nonce, drawn at the start,
-// which is printed with each step, as steps.c does. Usage of them all: PROGRAM STEPS MILLISECONDS
+// What the programs have in common that count steps for the tests of checkpoints: a nonce, drawn at
+// the start, which is printed with each step, as steps.c does. Usage of them all: PROGRAM STEPS
+// MILLISECONDS
 #pragma once
 #include "../programs/check.h"
 #include <sys/random.h>

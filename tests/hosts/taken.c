@@ -1,5 +1,5 @@
-// Takes process ids: a child for each that nobody has, which waits until this program's standard input ends.
-// Prints "taken" when all of them are somebody's. Usage: taken PID...
+// Takes process ids: a child for each that nobody has, which waits until this program's standard
+// input ends. Prints "taken" when all of them are somebody's. Usage: taken PID...
 #include <errno.h>
 #include <linux/sched.h>
 #include <signal.h>

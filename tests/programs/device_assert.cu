@@ -1,5 +1,6 @@
 // A failed device assert names its place, sticks, and leaves the host program alive.
 // stderr: Assertion `x != 13` failed.
+// check finds: assertion failed in kernel
 #include "check.h"
 #include <cassert>
 

@@ -1,5 +1,5 @@
-// What kernels ask of the device runtime: streams ordered by events, copies and fills of boxes, errors,
-// and facts about the device and its kernels.
+// What kernels ask of the device runtime: streams ordered by events, copies and fills of boxes,
+// errors, and facts about the device and its kernels.
 // build: -rdc=true -lcudadevrt
 #include "check.h"
 #include <cstring>
@@ -29,8 +29,8 @@ __global__ void chain(int *p, int links, int *told)
     told[0] = bad;
 }
 
-// Fills and copies are asked for by two grids: natively, work behind a fill was seen not to wait for it. `mark`: there
-// (driver 580) fills were seen to write 0 whatever their value.
+// Fills and copies are asked for by two grids: natively, work behind a fill was seen not to wait
+// for it. `mark`: there (driver 580) fills were seen to write 0 whatever their value.
 __global__ void boxes(unsigned char *p, int *told, bool copy, int mark)
 {
     cudaPitchedPtr to = { p + 64, 16, 16, 4 };

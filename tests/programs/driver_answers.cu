@@ -1,5 +1,5 @@
-// Small questions, answered as drivers answer them: limits, missing handles, allocations of no bytes, advice,
-// occupancy, tensor maps.
+// Small questions, answered as drivers answer them: limits, missing handles, allocations of no
+// bytes, advice, occupancy, tensor maps.
 // build: {cuda}
 #include "check.h"
 #include <cuda.h>

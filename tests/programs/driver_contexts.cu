@@ -1,4 +1,5 @@
-// Contexts by the driver API: a stack for each thread, the primary context, what ends with a context.
+// Contexts by the driver API: a stack for each thread, the primary context, what ends with a
+// context.
 // build: {cuda} -Xcompiler -pthread
 #include "check.h"
 #include <cuda.h>

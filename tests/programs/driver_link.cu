@@ -1,4 +1,5 @@
-// Modules by the driver API: two PTX texts linked, a library's kernels by name and number, an error log.
+// Modules by the driver API: two PTX texts linked, a library's kernels by name and number, an error
+// log.
 // build: {cuda}
 #include "check.h"
 #include <cstring>

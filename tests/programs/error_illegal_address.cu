@@ -1,4 +1,5 @@
 // A wild store: the fault sticks to the context, every call says so, the program lives on.
+// check finds: illegal address in kernel
 #include "check.h"
 
 __global__ void wild(int *p, long long offset) { p[offset] = 1; }

@@ -1,4 +1,5 @@
 // A misaligned load faults as such and sticks.
+// check finds: misaligned address in kernel
 #include "check.h"
 
 __global__ void load(const char *p, double *out) { *out = *(const double *)(p + 4); }

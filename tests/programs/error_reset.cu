@@ -1,6 +1,7 @@
-// A fault spoils its context and nothing else: after cudaDeviceReset everything works again. Where a driver gives the
-// device to a new process alone (580 on an H200), that is what it says.
+// A fault spoils its context and nothing else: after cudaDeviceReset everything works again. Where
+// a driver gives the device to a new process alone (580 on an H200), that is what it says.
 // build: {cuda}
+// check finds: trap in kernel
 #include "check.h"
 #include <cassert>
 #include <cstring>
@@ -41,7 +42,8 @@ static cudaError_t fault(int kind, int *flag)
     return cudaDeviceSynchronize();
 }
 
-// What a context holds when it is lost: memory of every kind, streams, events, a graph, work that waits.
+// What a context holds when it is lost: memory of every kind, streams, events, a graph, work that
+// waits.
 static void leave_behind()
 {
     int *p;

@@ -1,4 +1,5 @@
 // trap ends the kernel as a launch failure, and sticks.
+// check finds: trap in kernel
 #include "check.h"
 
 __global__ void trap(int *p)

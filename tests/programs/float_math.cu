@@ -45,7 +45,8 @@ int main()
         float x = a[i], y = b[i];
         const float *r = &e[16 * i];
         const double *s = &d[8 * i];
-        // The sum and the product of two floats of these sizes are exact, or rounded once, in double.
+        // The sum and the product of two floats of these sizes are exact, or rounded once, in
+        // double.
         double sum = double(x) + y, product = double(x) * y;
         auto down = [](double v) { float t = float(v); return t > v ? std::nextafterf(t, -INFINITY) : t; };
         auto up = [](double v) { float t = float(v); return t < v ? std::nextafterf(t, INFINITY) : t; };

@@ -1,4 +1,5 @@
-// Addresses of functions in variables of a linked program: a table that stays, a word that changes, and one in memory.
+// Addresses of functions in variables of a linked program: a table that stays, a word that changes,
+// and one in memory.
 // build: -rdc=true
 #include "check.h"
 

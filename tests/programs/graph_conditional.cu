@@ -1,4 +1,5 @@
-// Conditional nodes: if, else, while and switch, nested and in a child graph; conditions set by kernels.
+// Conditional nodes: if, else, while and switch, nested and in a child graph; conditions set by
+// kernels.
 #include "check.h"
 
 __global__ void decide(cudaGraphConditionalHandle condition, const int *value)

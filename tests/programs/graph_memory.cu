@@ -92,7 +92,8 @@ int main()
     thrice(graph, stream, out, 28);
     CUDA(cudaGraphDestroy(graph));
 
-    // Two allocations that live at once are apart, and a third takes the place of one that is freed.
+    // Two allocations that live at once are apart, and a third takes the place of one that is
+    // freed.
     cudaGraphNode_t two[2], fills[2], copies[2], frees[2], third_alloc;
     void *at[2];
     CUDA(cudaGraphCreate(&graph, 0));

@@ -1,5 +1,5 @@
-// Green contexts by the driver API: a device's multiprocessors shared out, and a stream on each part.
-// On a GPU under kedge they are not supported, which is said by the first call.
+// Green contexts by the driver API: a device's multiprocessors shared out, and a stream on each
+// part. On a GPU under kedge they are not supported, which is said by the first call.
 // build: {cuda}
 #include "check.h"
 #include <cuda.h>
@@ -63,7 +63,8 @@ int main()
     REQUIRE(none == nullptr);
     DRIVER(cuStreamDestroy(plain));
     for (int i = 0; i < used; i++) {
-        // Another context than the primary one and than its sibling, with the part's multiprocessors.
+        // Another context than the primary one and than its sibling, with the part's
+        // multiprocessors.
         DRIVER(cuCtxFromGreenCtx(&current, green[i]));
         REQUIRE(current != primary && current != sibling);
         sibling = current;
@@ -79,7 +80,8 @@ int main()
         REQUIRE(now == current);
         DRIVER(cuStreamGetCtx(stream[i], &now));
         REQUIRE(now == current);
-        // What is allocated and loaded here is usable in the primary context, and the other way round.
+        // What is allocated and loaded here is usable in the primary context, and the other way
+        // round.
         int *here;
         CUDA(cudaMalloc(&here, sizeof(int)));
         fill<<<1, 1, 0, stream[i]>>>(here, 1, 7);

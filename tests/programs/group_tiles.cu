@@ -1,4 +1,5 @@
-// Cooperative groups of several warps of a block: they meet in shared memory that is none of the program's own.
+// Cooperative groups of several warps of a block: they meet in shared memory that is none of the
+// program's own.
 // build: -arch=sm_90
 #include "check.h"
 #include <cooperative_groups.h>

@@ -1,4 +1,5 @@
-// Small pitched copies from pageable memory, enqueued behind host functions and in graphs behind them.
+// Small pitched copies from pageable memory, enqueued behind host functions and in graphs behind
+// them.
 #include "check.h"
 #include <cstring>
 

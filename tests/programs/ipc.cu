@@ -1,6 +1,7 @@
 // Two processes share device memory and events: by descriptors, and by IPC handles.
 // build: {cuda}
-// far refused: CUresult 801
+// far checkpoint refused: which no checkpoint keeps as yet
+// move refused: with another process
 #include "sockets.h"
 #include <cuda.h>
 #include <string>
@@ -70,8 +71,8 @@ static CUmemAllocationProp properties()
     return prop;
 }
 
-// Physical memory travels as a descriptor; what one process writes, the other reads, and back. It outlives the handle
-// and the mappings of the process that made it.
+// Physical memory travels as a descriptor; what one process writes, the other reads, and back. It
+// outlives the handle and the mappings of the process that made it.
 static void descriptors_here(int socket)
 {
     CUmemAllocationProp prop = properties();
@@ -142,7 +143,8 @@ static cudaEvent_t event()
     return made;
 }
 
-// Ordinary allocations by handles, of which two may lie side by side; events order the two processes' streams.
+// Ordinary allocations by handles, of which two may lie side by side; events order the two
+// processes' streams.
 static void handles_here(int socket)
 {
     Device<int> first(N), second(3);

@@ -46,7 +46,8 @@ int main()
     auto got = d.host();
     for (int b = 0; b < 8; b++) REQUIRE(got[b] == (b / 4 * 4 + (b + 1) % 4) * 10 * 100 + 4);
 
-    // What steers the device and changes no result: of a launch, a stream, a function, a graph's node.
+    // What steers the device and changes no result: of a launch, a stream, a function, a graph's
+    // node.
     attribute[0].id = cudaLaunchAttributePriority;
     attribute[0].val.priority = greatest;
     attribute[1].id = cudaLaunchAttributeMemSyncDomain;

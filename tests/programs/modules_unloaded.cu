@@ -1,4 +1,5 @@
-// Modules that come and go in no order; the variables of those that stay keep their addresses and contents.
+// Modules that come and go in no order; the variables of those that stay keep their addresses and
+// contents.
 // build: {cuda}
 #include "check.h"
 #include <cuda.h>

@@ -1,4 +1,5 @@
-// A program that was compiled for newer GPUs alone. Software devices take its PTX; a GPU that is older refuses it.
+// A program that was compiled for newer GPUs alone. Software devices take its PTX; a GPU that is
+// older refuses it.
 // build: -gencode arch=compute_120,code=compute_120
 #include "check.h"
 #include <cstring>

@@ -1,5 +1,7 @@
-// Shared mappings, registered: files by descriptor and by name, seen by kernels and by another process.
+// Shared mappings, registered: files by descriptor and by name, seen by kernels and by another
+// process.
 // checkpoint refused: registered a shared mapping
+// move refused: a shared mapping of a file
 // far refused: cudaHostRegister
 #include "check.h"
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// What programs of several processes have in common: bytes and descriptors through a socket between two of them.
+// What programs of several processes have in common: bytes and descriptors through a socket between
+// two of them.
 #pragma once
 #include "check.h"
 #include <cstring>

@@ -1,4 +1,5 @@
-// Stack memory whose size is known late: alloca in kernels, in functions that recurse, in loops, and too much of it.
+// Stack memory whose size is known late: alloca in kernels, in functions that recurse, in loops,
+// and too much of it.
 #include "check.h"
 #include <alloca.h>
 

@@ -1,4 +1,5 @@
-// Streams that wait for values in memory and write them; work of a destroyed stream; a reset device.
+// Streams that wait for values in memory and write them; work of a destroyed stream; a reset
+// device.
 // build: {cuda}
 #include "check.h"
 #include <cuda.h>

@@ -1,5 +1,6 @@
-// A synchronous copy from pageable memory: what its stream was given before is over when it returns, and its bytes are
-// there for streams that do not order with it; an asynchronous one has read its source when it returns.
+// A synchronous copy from pageable memory: what its stream was given before is over when it
+// returns, and its bytes are there for streams that do not order with it; an asynchronous one has
+// read its source when it returns.
 #include "check.h"
 
 static __device__ unsigned long long now()

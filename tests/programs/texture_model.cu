@@ -1,4 +1,5 @@
-// Every form of tex on arrays of one and of several levels, at random coordinates, beside a model in plain C++.
+// Every form of tex on arrays of one and of several levels, at random coordinates, beside a model
+// in plain C++.
 #include "check.h"
 #include <algorithm>
 
@@ -147,7 +148,8 @@ template <int G> void compare(Random &random, int levels, int mode, bool normali
         // A coordinate that is away from the seams of its own level may be at one of the first's.
         int forms = normalized && p.level > 0 ? 3 : 4;
         for (int form = 0; form < forms; form++, compared++) {
-            // By integers a 1-D texture is read of linear memory alone (tex1Dfetch): of an array an H200 gives zeros.
+            // By integers a 1-D texture is read of linear memory alone (tex1Dfetch): of an array an
+            // H200 gives zeros.
             if (G == D1 && (form == 1 || form == 2)) continue;
             if (given[form] == expected[form]) continue;
             std::printf("%s, %d levels, mode %d, normalized %d, form %d at level %d (%g %g %g; %d %d %d; layer %d): %g, not %g\n",

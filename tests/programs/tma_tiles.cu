@@ -1,5 +1,6 @@
-// Tensor copies (TMA): tiles of a matrix are loaded with a 128-byte swizzle, transposed and stored by tensor maps
-// that are kernel parameters; edges are filled with zeros and cut; a load is multicast to a cluster.
+// Tensor copies (TMA): tiles of a matrix are loaded with a 128-byte swizzle, transposed and stored
+// by tensor maps that are kernel parameters; edges are filled with zeros and cut; a load is
+// multicast to a cluster.
 // build: -gencode arch=compute_90,code=compute_90 {cuda}
 #include "check.h"
 #include <cuda.h>

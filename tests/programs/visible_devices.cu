@@ -1,6 +1,6 @@
 // devices: 4
-// CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: each case is a process of its own, which names the devices
-// that it sees and computes on each.
+// CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: each case is a process of its own, which names the
+// devices that it sees and computes on each.
 #include "check.h"
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,5 @@
-// Warpgroup products: f16 from swizzled shared memory with B by k and by n, A from registers, bytes without a swizzle.
+// Warpgroup products: f16 from swizzled shared memory with B by k and by n, A from registers, bytes
+// without a swizzle.
 // build: -gencode arch=compute_90a,code=compute_90a
 #include "check.h"
 #include <cuda_fp16.h>

@@ -1,8 +1,8 @@
-//! A job with devices that goes back to an image, or is brought back, in a place of its own: for the tests
-//! of lost proxies.
+//! A job with devices that goes back to an image, or is brought back, in a place of its own: for
+//! the tests of lost proxies.
 
 use crate::host;
-use crate::job::{User, children, family, kedge_as, send};
+use crate::job::{User, children, family, is_proxy, kedge_as, name, send};
 use crate::world::{World, is_root, stderr};
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
 /// Of the program that the tests run.
-pub const STEPS: u64 = 400;
+pub const STEPS: u64 = 600;
 pub const BETWEEN: &str = "10";
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Place {
         let world = World::new(name);
         if user == User::Nobody {
             if !is_root() {
-                println!("skipped: not root, so every other test is this one");
+                println!("not root: every other test is this one");
                 return None;
             }
             world.give_home_away();
@@ -65,7 +65,8 @@ impl Place {
     pub fn run(&self, options: &[&str]) -> Command {
         let program = self.program.display().to_string();
         let steps = STEPS.to_string();
-        // A process may have one slab of its own, one of another that has ended, and memory by descriptor.
+        // A process may have one slab of its own, one of another that has ended, and memory by
+        // descriptor.
         let run = [&["run", "--gpu", "soft", "--soft-memory", "128M", "--job", "j"], options];
         self.kedge(&[&run.concat()[..], &["--", &program, &steps, BETWEEN]].concat())
     }
@@ -126,7 +127,8 @@ impl Place {
         self.log().matches(what).count()
     }
 
-    /// Processes that run an executable of this place's: its proxies are among them, whoever has started them.
+    /// Processes that run an executable of this place's: its proxies are among them, whoever has
+    /// started them.
     pub fn running(&self) -> Vec<u32> {
         let all = fs::read_dir("/proc").expect("/proc").flatten();
         let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -141,15 +143,9 @@ impl Place {
         self.running().into_iter().filter(|pid| name(*pid) == wanted).collect()
     }
 
-    /// Those of them that have devices: what answers for NVIDIA's management library, and what
-    /// describes the machine, is the same program.
+    /// Those of them that have devices.
     pub fn proxies(&self) -> Vec<u32> {
-        let serves = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = line.split(|byte| *byte == 0);
-            !words.any(|word| [&b"--management"[..], b"--describe"].contains(&word))
-        };
-        self.running_as(PROXY).into_iter().filter(serves).collect()
+        self.running().into_iter().filter(|pid| is_proxy(*pid)).collect()
     }
 
     /// The program's processes of `job`.
@@ -158,10 +154,10 @@ impl Place {
         family(job.supervisor()).into_iter().filter(|pid| name(*pid) == program).collect()
     }
 
-    /// All proxies, but those that are `spare`, and their clients die at once. The proxies are the first, for
-    /// one whose client has ended ends by itself.
+    /// All proxies, but those that are `spare`, and their clients die at once. The proxies are the
+    /// first, for one whose client has ended ends by itself.
     pub fn kill_proxies_and_clients(&self, job: &Job, spare: &BTreeSet<u32>) {
-        let proxies = self.running_as(PROXY).into_iter().filter(|pid| !spare.contains(pid));
+        let proxies = self.proxies().into_iter().filter(|pid| !spare.contains(pid));
         send("KILL", &proxies.chain(self.clients(job)).collect::<Vec<_>>());
     }
 
@@ -175,13 +171,6 @@ impl Place {
         }
         job.read_to(job.step + 3);
     }
-}
-
-const PROXY: &str = "kedge-proxy";
-
-fn name(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim().to_owned()
 }
 
 /// Looks again and again until `reached`; fails with `what` after 20 seconds.
@@ -239,7 +228,8 @@ impl Job {
         panic!("{what}; at step {}, back {:?}, {:?}; {said}", self.step, self.back, self.others);
     }
 
-    /// Reads until `until` has been printed: each step follows the one before, but where the job goes back.
+    /// Reads until `until` has been printed: each step follows the one before, but where the job
+    /// goes back.
     pub fn read_to(&mut self, until: u64) {
         while self.step < until {
             let line = self.line().unwrap_or_else(|| self.fail("it ended early"));
@@ -284,7 +274,7 @@ impl Job {
     }
 
     pub fn proxies(&self) -> Vec<u32> {
-        family(self.child.id()).into_iter().filter(|pid| name(*pid) == PROXY).collect()
+        family(self.child.id()).into_iter().filter(|pid| is_proxy(*pid)).collect()
     }
 
     pub fn kill_the_proxy(&mut self) {

@@ -107,7 +107,8 @@ impl Toolchain {
     }
 }
 
-/// How to link the driver library: as `CUDA_LIBS` says, else kedge's, by the name that ld looks for.
+/// How to link the driver library: as `CUDA_LIBS` says, else kedge's, by the name that ld looks
+/// for.
 fn driver_library(out: &Path) -> Result<Vec<String>, BuildError> {
     if let Ok(libs) = std::env::var("CUDA_LIBS") {
         return Ok(libs.split_whitespace().map(str::to_owned).collect());

@@ -8,10 +8,13 @@
 //! // seconds: 60
 //! // checkpoint refused: shares device memory
 //! // far refused: cudaHostRegister
+//! // far checkpoint refused: shares device memory
+//! // move refused: shares device memory
+//! // check finds: illegal address
 //! ```
 //!
-//! In `build`, `{dir}` is the program's folder, `{toolkit}` the CUDA toolkit's, and `{cuda}` what links
-//! the driver library (kedge's own where there is no other).
+//! In `build`, `{dir}` is the program's folder, `{toolkit}` the CUDA toolkit's, and `{cuda}` what
+//! links the driver library (kedge's own where there is no other).
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -34,6 +37,13 @@ pub struct Program {
     pub refused: Option<String>,
     /// It is refused with this text where its devices are on another machine.
     pub far_refused: Option<String>,
+    /// It may be refused to be checkpointed with this text where its devices are on another
+    /// machine.
+    pub far_checkpoint_refused: Option<String>,
+    /// Its devices may be refused to move while it runs, with this text.
+    pub move_refused: Option<String>,
+    /// What `kedge check` finds in it, for it makes mistakes; elsewhere there is nothing to find.
+    pub check_finds: Option<String>,
 }
 
 #[derive(Debug, Error)]
@@ -78,6 +88,9 @@ impl Program {
             seconds: 120,
             refused: None,
             far_refused: None,
+            far_checkpoint_refused: None,
+            move_refused: None,
+            check_finds: None,
         };
         let folder = source.parent().unwrap_or(Path::new(".")).to_string_lossy().into_owned();
         for (index, line) in text.lines().enumerate() {
@@ -96,6 +109,9 @@ impl Program {
                 "args" => program.args = words(),
                 "checkpoint refused" => program.refused = Some(value.to_owned()),
                 "far refused" => program.far_refused = Some(value.to_owned()),
+                "far checkpoint refused" => program.far_checkpoint_refused = Some(value.to_owned()),
+                "move refused" => program.move_refused = Some(value.to_owned()),
+                "check finds" => program.check_finds = Some(value.to_owned()),
                 "stderr" => program.stderr = Some(value.to_owned()),
                 "devices" => program.devices = number()?,
                 "seconds" => program.seconds = number()?.into(),

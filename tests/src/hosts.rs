@@ -3,12 +3,13 @@
 use crate::{kedge, root};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `tests/hosts/NAME` with nvcc or cc and `arguments`, and links what calls the driver itself with the
-/// shim, which has the driver's name; panics with the compiler's output, as a test would. Once for each state of
-/// its sources: most tests run the same few programs.
+/// Compiles `tests/hosts/NAME` with nvcc or cc and `arguments`, and links what calls the driver
+/// itself with the shim, which has the driver's name; panics with the compiler's output, as a test
+/// would. Once for each state of its sources: most tests run the same few programs.
 pub fn host(source: &str, output: &str, arguments: &[&str]) -> PathBuf {
     let source_path = root().join("tests/hosts").join(source);
     let compiler = if source.ends_with(".c") {
@@ -27,7 +28,7 @@ pub fn host(source: &str, output: &str, arguments: &[&str]) -> PathBuf {
         return binary;
     }
     fs::create_dir_all(&out).unwrap_or_else(|error| panic!("{}: {error}", out.display()));
-    // Compiled beside and renamed: tests that run at once may build the same program.
+    // Compiled beside and linked: tests that run at once may build the same program.
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let fresh = out.join(format!("{output}.{process}.{thread:?}"));
     let result = Command::new(&compiler)
@@ -39,7 +40,12 @@ pub fn host(source: &str, output: &str, arguments: &[&str]) -> PathBuf {
         .output()
         .unwrap_or_else(|error| panic!("{}: {error}: run `make setup`", compiler.display()));
     assert!(result.status.success(), "{source}: {}", String::from_utf8_lossy(&result.stderr));
-    fs::rename(&fresh, &binary).unwrap_or_else(|error| panic!("{output}: {error}"));
+    // Whoever comes later leaves what there is: a job that runs it is restarted with this very file
+    // alone.
+    match fs::hard_link(&fresh, &binary) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{output}: {error}"),
+        _ => fs::remove_file(&fresh).unwrap_or_else(|error| panic!("{output}: {error}")),
+    }
     binary
 }
 

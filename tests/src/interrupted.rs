@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How often another moment is tried when the program had ended by then, or not begun.
-const TRIES: u32 = 20;
+pub(crate) const TRIES: u32 = 20;
 /// Of these, so many at a random moment. In the others the program comes last on a loaded machine,
 /// and whoever is to meet it does not.
 const RANDOM: u32 = 10;
@@ -47,16 +47,17 @@ pub fn run_interrupted(binary: &Path, program: &Program, target: &Target) -> Out
     whole
 }
 
-struct Case<'a> {
-    binary: &'a Path,
-    program: &'a Program,
-    target: &'a Target,
-    limit: Duration,
+/// A program, and where it runs for how long at most.
+pub(crate) struct Case<'a> {
+    pub(crate) binary: &'a Path,
+    pub(crate) program: &'a Program,
+    pub(crate) target: &'a Target,
+    pub(crate) limit: Duration,
 }
 
 impl Case<'_> {
     /// Has `kedge run` with `options` start it, by the command `before` it.
-    fn run(&self, options: &[&str], before: &[&str]) -> Outcome {
+    pub(crate) fn run(&self, options: &[&str], before: &[&str]) -> Outcome {
         let mut command = Command::new(kedge());
         let gpu = self.target.gpu(self.program);
         command.args(["run", "--gpu", &gpu]).args(options).arg("--").args(before).arg(self.binary);
@@ -88,7 +89,10 @@ impl Case<'_> {
             Ok(image) => image,
             Err(why) if no_job(&why) => return None,
             Err(why) => {
-                let expected = self.program.refused.as_ref().is_some_and(|text| why.contains(text));
+                let far = self.program.far_checkpoint_refused.as_ref();
+                let far = far.filter(|_| matches!(self.target, Target::Far(_)));
+                let mut expected = self.program.refused.iter().chain(far);
+                let expected = expected.any(|text| why.contains(text));
                 return Some(match expected {
                     // It goes on as if nobody had asked.
                     true => Outcome { failure: judge(self.program, &first), ..first },
@@ -141,18 +145,18 @@ fn checkpoint(
     }
 }
 
-fn no_job(said: &str) -> bool {
+pub(crate) fn no_job(said: &str) -> bool {
     ["no job", "is not running", "has ended", "no process", "does not answer"]
         .iter()
         .any(|text| said.contains(text))
 }
 
-fn failed(outcome: Outcome, why: String) -> Outcome {
+pub(crate) fn failed(outcome: Outcome, why: String) -> Outcome {
     Outcome { failure: Some(why), ..outcome }
 }
 
 /// What is not as in an undisturbed run.
-fn differs(whole: &str, both: &str) -> Option<String> {
+pub(crate) fn differs(whole: &str, both: &str) -> Option<String> {
     if whole == both {
         return None;
     }

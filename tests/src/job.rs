@@ -1,5 +1,7 @@
-//! A job that prints a nonce and its steps: started, checkpointed, killed and restarted by the tests.
+//! A job that prints a nonce and its steps: started, checkpointed, killed and restarted by the
+//! tests.
 
+use crate::run::waits;
 use crate::world::World;
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,7 +62,7 @@ pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
     }
     command.args(["bash", "-c", CLOSED, "bash"]).arg(world.parts()).args(arguments);
     command.env("XDG_RUNTIME_DIR", world.home()).env("XDG_STATE_HOME", world.home());
-    command.env("HOME", world.home()).current_dir(world.home());
+    command.env("HOME", world.home()).env("KEDGE_CONFIG", "").current_dir(world.home());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -68,8 +70,8 @@ pub fn kedge_as(world: &World, user: User, arguments: &[&str]) -> Command {
 /// No job of lines of a nonce and a step gets so many steps further than it was read.
 pub const AHEAD: u64 = 400;
 
-/// Has `command` write into a pipe that takes some lines (16, as a rule) and then waits for its reader: on a loaded
-/// machine, too, a job is not much further than its test.
+/// Has `command` write into a pipe that takes some lines (16, as a rule) and then waits for its
+/// reader: on a loaded machine, too, a job is not much further than its test.
 pub fn paced(command: &mut Command) -> ChildStdout {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     // In packets: each line takes a place of its own, however short it is.
@@ -209,7 +211,9 @@ impl Job {
         let all = family(self.kedge());
         send("KILL", &all);
         let _ = self.child.wait();
-        assert_eq!(alive_after_all(&all), None, "it lives");
+        if let Some(pid) = alive_after_all(&all) {
+            panic!("process {pid} lives 10 s after it was killed: {}", waits(pid));
+        }
         self.drain();
     }
 }
@@ -303,6 +307,23 @@ fn processes() -> impl Iterator<Item = u32> {
     all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
 }
 
+/// A process's name, as `ps` shows it.
+pub fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// Whether it is a proxy that has devices: what answers for NVIDIA's management library, and what
+/// describes the machine, is the same program, and is named as a proxy until it has begun.
+pub fn is_proxy(pid: u32) -> bool {
+    if name(pid) != "kedge-proxy" {
+        return false;
+    }
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0);
+    !words.any(|word| [&b"--management"[..], b"--describe"].contains(&word))
+}
+
 /// `pid` and all that descend from it.
 pub fn family(pid: u32) -> Vec<u32> {
     let mut all = BTreeSet::new();
@@ -315,7 +336,8 @@ pub fn family(pid: u32) -> Vec<u32> {
     all.into_iter().collect()
 }
 
-fn is_alive(pid: u32) -> bool {
+/// Whether it runs: one that has ended may be still to be collected.
+pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))

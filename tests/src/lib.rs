@@ -5,10 +5,13 @@
 
 pub mod back;
 mod build;
+pub mod cached;
+pub mod cluster;
 mod directives;
 mod hosts;
 mod interrupted;
 pub mod job;
+mod moved;
 pub mod place;
 pub mod random;
 pub mod relay;
@@ -20,6 +23,7 @@ pub use build::{BuildError, Toolchain};
 pub use directives::{DirectiveError, Program};
 pub use hosts::host;
 pub use interrupted::run_interrupted;
+pub use moved::run_moved;
 pub use run::{Outcome, Target, run, run_command};
 
 use std::path::{Path, PathBuf};

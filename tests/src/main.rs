@@ -5,7 +5,7 @@
 use clap::Parser;
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
-use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted};
+use kedge_tests::{Outcome, Program, Target, Toolchain, root, run, run_interrupted, run_moved};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -32,6 +32,14 @@ struct Args {
     /// Checkpoint each at a random moment, kill it, restart it, and compare what it prints
     #[arg(long, conflicts_with = "native")]
     interrupt: bool,
+    /// Move the devices of each while it runs, from a random moment on, three times in a row, and
+    /// compare what it prints; with --far there and back, from either
+    #[arg(long = "move", conflicts_with_all = ["native", "interrupt"])]
+    moved: bool,
+    /// Run each under `kedge check --races --init`, which is to find nothing but what a program
+    /// says that it finds
+    #[arg(long, conflicts_with_all = ["native", "gpu", "far", "interrupt", "moved"])]
+    check: bool,
     /// The folder of programs
     #[arg(long, default_value_os_t = root().join("tests/programs"))]
     programs: PathBuf,
@@ -44,8 +52,8 @@ struct Args {
     /// Programs at a time
     #[arg(long, short, default_value_t = 2)]
     jobs: usize,
-    /// Write results as a JSON list of objects to this file: name, passed, failure, output (of one that failed, its
-    /// last 4 KiB), stdout (whole, 64 KiB at most), seconds
+    /// Write results as a JSON list of objects to this file: name, passed, failure, output (of one
+    /// that failed, its last 4 KiB), stdout (whole, 64 KiB at most), seconds
     #[arg(long)]
     json: Option<PathBuf>,
     /// Print what every program printed
@@ -78,7 +86,8 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     if programs.is_empty() {
         return Err("no program matches".into());
     }
-    let server = args.far.then(|| Served::start(&["--gpu", "soft:2"]));
+    let most = programs.iter().map(|program| program.devices).max().unwrap_or(1);
+    let server = args.far.then(|| Served::start(&["--gpu", &format!("soft:{most}")]));
     let cut = server.as_ref().zip(args.cut);
     let relay = cut.map(|(server, bytes)| Relay::start(&server.address, bytes));
     let target = match &server {
@@ -87,6 +96,7 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
             None => Target::Far(server.address.clone()),
         },
         None if args.native => Target::Native,
+        None if args.check => Target::Checked,
         None => Target::Kedge(args.gpu.clone()),
     };
     let results = Mutex::new(Vec::new());
@@ -121,12 +131,18 @@ fn conformance(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
 }
 
 fn one(toolchain: &Toolchain, program: &Program, target: &Target, args: &Args) -> Outcome {
-    let outcome =
-        |failure| Outcome { failure, stdout: String::new(), stderr: String::new(), seconds: 0.0 };
+    let outcome = |failure| Outcome {
+        failure,
+        status: None,
+        stdout: String::new(),
+        stderr: String::new(),
+        seconds: 0.0,
+    };
     match toolchain.compile(program) {
         Err(error) => outcome(Some(error.to_string())),
         Ok(_) if args.build_only => outcome(None),
         Ok(binary) if args.interrupt => run_interrupted(&binary, program, target),
+        Ok(binary) if args.moved => run_moved(&binary, program, target, &args.gpu),
         Ok(binary) => run(&binary, program, target),
     }
 }
@@ -172,6 +188,7 @@ mod tests {
     fn results_have_the_output_of_what_failed_and_of_nothing_else() {
         let outcome = |failure: Option<&str>| Outcome {
             failure: failure.map(str::to_owned),
+            status: None,
             stdout: "é".repeat(MAX_OUTPUT),
             stderr: "the cause\n".to_owned(),
             seconds: 0.5,

@@ -20,7 +20,7 @@ impl Place {
         let world = World::new(name);
         if user == User::Nobody {
             if !is_root() {
-                println!("skipped: not root, so every other test is this one");
+                println!("not root: every other test is this one");
                 return None;
             }
             world.give_home_away();

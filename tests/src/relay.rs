@@ -7,11 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Bytes of an opening up to what tells a new session from a connection of one that is there.
-const OPENING: usize = 24;
-/// What passes of the first connection at least: a session is opened by it, and is none before.
-const WELCOME: u64 = 32 << 10;
-
 /// Ends with its value: then connections are refused.
 #[derive(Debug)]
 pub struct Relay {
@@ -30,6 +25,8 @@ struct State {
     /// The epoch of those that are open: an older one is cut.
     epoch: AtomicU64,
     cuts: AtomicU64,
+    /// Bytes that have passed, both ways.
+    passed: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -47,6 +44,7 @@ impl Relay {
             closed: false.into(),
             epoch: 0.into(),
             cuts: 0.into(),
+            passed: 0.into(),
             ended: false.into(),
         });
         let accepts = state.clone();
@@ -65,6 +63,11 @@ impl Relay {
     /// Returns how often a connection has been cut.
     pub fn cuts(&self) -> u64 {
         self.state.cuts.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many bytes have passed, both ways.
+    pub fn passed(&self) -> u64 {
+        self.state.passed.load(Ordering::SeqCst)
     }
 
     /// Cuts all connections, and leads to another server.
@@ -91,21 +94,16 @@ impl Drop for Relay {
 }
 
 impl State {
-    fn carry(self: Arc<State>, mut near: TcpStream) {
-        let mut opening = [0; OPENING];
+    fn carry(self: Arc<State>, near: TcpStream) {
         let epoch = self.epoch.load(Ordering::SeqCst);
-        if self.closed.load(Ordering::SeqCst) || near.read_exact(&mut opening).is_err() {
+        if self.closed.load(Ordering::SeqCst) {
             return;
         }
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Ok(mut far) = TcpStream::connect(server) else { return };
-        let opens = opening[OPENING - 4] == 1;
-        if far.write_all(&opening).is_err() {
-            return;
-        }
+        let Ok(far) = TcpStream::connect(server) else { return };
         let limit = || match self.mean.load(Ordering::SeqCst) {
             0 => u64::MAX,
-            mean => (fraction() * 2.0 * mean as f64) as u64 + if opens { WELCOME } else { 0 },
+            mean => (fraction() * 2.0 * mean as f64) as u64,
         };
         let _ = near.set_nodelay(true).and_then(|()| far.set_nodelay(true));
         let (there, back) = (limit(), limit());
@@ -125,7 +123,10 @@ impl State {
             let want = (bytes.len() as u64).min(left) as usize;
             match from.read(&mut bytes[..want]) {
                 Ok(0) => break,
-                Ok(count) if to.write_all(&bytes[..count]).is_ok() => left -= count as u64,
+                Ok(count) if to.write_all(&bytes[..count]).is_ok() => {
+                    left -= count as u64;
+                    self.passed.fetch_add(count as u64, Ordering::SeqCst);
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 _ => break,
             }

@@ -16,8 +16,11 @@ pub enum Target {
     Native,
     /// Under `kedge run --gpu SPEC`; `soft` gets as many devices as the program needs.
     Kedge(String),
-    /// Under `kedge run --gpu ADDRESS`, on devices that are served there.
+    /// Under `kedge run --gpu ADDRESS/…`, on as many devices as the program needs that are served
+    /// there.
     Far(String),
+    /// Under `kedge check --races --init`, on as many devices as the program needs.
+    Checked,
 }
 
 impl Target {
@@ -25,20 +28,28 @@ impl Target {
     pub(crate) fn gpu(&self, program: &Program) -> String {
         match self {
             Self::Native => String::new(),
+            Self::Checked => format!("soft:{}", program.devices),
             Self::Kedge(gpu) if gpu == "soft" && program.devices > 1 => {
                 format!("soft:{}", program.devices)
             }
-            Self::Kedge(gpu) | Self::Far(gpu) => gpu.clone(),
+            Self::Kedge(gpu) => gpu.clone(),
+            // As many as software devices are near.
+            Self::Far(gpu) => {
+                let all: Vec<String> = (0..program.devices).map(|n| n.to_string()).collect();
+                format!("{gpu}/{}", all.join(","))
+            }
         }
     }
 
     fn command(&self, binary: &Path, program: &Program) -> Command {
         let mut command = match self {
             Self::Native => Command::new(binary),
-            Self::Kedge(_) | Self::Far(_) => {
+            Self::Kedge(_) | Self::Far(_) | Self::Checked => {
                 let mut command = Command::new(kedge());
-                command.args(["run", "--gpu", &self.gpu(program), "--"]).arg(binary);
-                if matches!(self, Self::Kedge(_)) {
+                let checks = ["check", "--races", "--init"];
+                let words: &[&str] = if *self == Self::Checked { &checks } else { &["run"] };
+                command.args(words).args(["--gpu", &self.gpu(program), "--"]).arg(binary);
+                if !matches!(self, Self::Far(_)) {
                     // No folder: what an earlier run has left in a cache would hide what this one
                     // lacks.
                     command.env("XDG_CACHE_HOME", "/dev/null");
@@ -56,6 +67,8 @@ impl Target {
 pub struct Outcome {
     /// `None`: it passed; otherwise what was wrong.
     pub failure: Option<String>,
+    /// The status that it exited with, if it did.
+    pub status: Option<i32>,
     pub stdout: String,
     pub stderr: String,
     pub seconds: f64,
@@ -85,11 +98,18 @@ pub fn run(binary: &Path, program: &Program, target: &Target) -> Outcome {
         };
         return outcome;
     }
+    if let (Target::Checked, Some(text)) = (target, &program.check_finds) {
+        let found = outcome.status == Some(FOUND) && outcome.stderr.contains(text);
+        outcome.failure = (!found).then(|| format!("kedge check does not find {text:?}"));
+    }
     if outcome.failure.is_none() {
         outcome.failure = judge(program, &outcome);
     }
     outcome
 }
+
+/// What `kedge check` ends with where it has found something.
+const FOUND: i32 = 86;
 
 pub(crate) fn judge(program: &Program, outcome: &Outcome) -> Option<String> {
     let last = outcome.stdout.lines().last().unwrap_or("");
@@ -112,6 +132,7 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
     let start = Instant::now();
     let failed = |what: String| Outcome {
         failure: Some(what),
+        status: None,
         stdout: String::new(),
         stderr: String::new(),
         seconds: start.elapsed().as_secs_f64(),
@@ -137,6 +158,7 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
     };
     let seconds = start.elapsed().as_secs_f64();
     Outcome {
+        status: status.as_ref().ok().and_then(ExitStatus::code),
         failure: match status {
             Ok(status) => describe(status),
             Err(what) => Some(what),
@@ -149,7 +171,7 @@ pub fn run_command(mut command: Command, limit: Duration) -> Outcome {
 }
 
 /// Each process below `pid` and what its threads do: a name, and where the kernel has it wait.
-fn waits(pid: u32) -> String {
+pub(crate) fn waits(pid: u32) -> String {
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let threads = |pid: u32| {
         let all = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

@@ -1,6 +1,7 @@
 //! A server of devices, for the tests alone: `kedge serve` on a free port of this machine.
 
-use crate::kedge;
+use crate::job::{family, name, send};
+use crate::{kedge, root};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,7 @@ impl Served {
     pub fn start(options: &[&str]) -> Served {
         let mut command = Command::new(kedge());
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(options);
+        command.env("XDG_CACHE_HOME", root().join("target/caches"));
         Served::started(command)
     }
 
@@ -67,6 +69,10 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        // Behind a command that started it; its sessions' proxies are not it.
+        let servers: Vec<_> =
+            family(self.child.id()).into_iter().filter(|pid| name(*pid) == "kedge").collect();
+        send("KILL", &servers);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -13,8 +13,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct World(pub PathBuf, #[expect(dead_code, reason = "it ends with the folder")] Limit);
 
-/// Kills what works in a test's folder, if the test takes far too long: processes that have lost their kedge hold the
-/// pipes that it reads, and it would wait for them as long as they live.
+/// Kills what works in a test's folder, if the test takes far too long: processes that have lost
+/// their kedge hold the pipes that it reads, and it would wait for them as long as they live.
 #[derive(Debug)]
 pub struct Limit {
     /// Its end is the watch's.
@@ -70,6 +70,8 @@ impl World {
         command.args(arguments).env_remove("NO_COLOR");
         command.env("XDG_RUNTIME_DIR", self.runtime()).env("XDG_STATE_HOME", self.runtime());
         command.env("XDG_CACHE_HOME", self.caches());
+        // What the user has set is none of a test's.
+        command.env("KEDGE_CONFIG", "");
         command
     }
 

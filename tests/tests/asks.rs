@@ -1,4 +1,5 @@
-//! Programs that ask for their own checkpoints: in C by include/kedge.h, in Python by python/kedge.py.
+//! Programs that ask for their own checkpoints: in C by include/kedge.h, in Python by
+//! python/kedge.py.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{User, family, kedge_as, send};
@@ -46,7 +47,7 @@ impl Asking {
 
 fn world(name: &str, user: User) -> Option<World> {
     if user == User::Nobody && !is_root() {
-        println!("skipped: not root, so every other test is this one");
+        println!("not root: every other test is this one");
         return None;
     }
     let world = World::new(name);

@@ -1,8 +1,9 @@
-//! Jobs are checkpointed, killed and restarted through the `kedge` command. Each draws a nonce at its
-//! start, so that one which merely began anew is found out; what it prints after the restart must go
-//! on where the image was taken.
+//! Jobs are checkpointed, killed and restarted through the `kedge` command. Each draws a nonce at
+//! its start, so that one which merely began anew is found out; what it prints after the restart
+//! must go on where the image was taken.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
 use kedge_tests::job::{AHEAD, Job, User, family, kedge_as};
 use kedge_tests::place::Place;
 use kedge_tests::world::jobs_in;
@@ -85,7 +86,7 @@ os._exit(7)
 #[test]
 fn a_python_program_goes_on() {
     if !Path::new("/usr/bin/python3").exists() {
-        return println!("skipped: no /usr/bin/python3");
+        return left_out("/usr/bin/python3", "it is not installed: scripts/setup --tests");
     }
     for (name, user) in [("ckpy", User::Same), ("ckpyu", User::Nobody)] {
         let Some(place) = Place::new(name, user) else { continue };

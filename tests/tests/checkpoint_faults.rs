@@ -1,4 +1,5 @@
-//! What goes wrong while a job is checkpointed is named, harms neither the job nor the images that there are.
+//! What goes wrong while a job is checkpointed is named, harms neither the job nor the images that
+//! there are.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{AHEAD, Job, User, build, family, kedge_as, send};
@@ -135,8 +136,8 @@ fn bounded(pids: Vec<u32>) -> mpsc::Sender<()> {
     ended
 }
 
-/// Waits until a thread of `pid` is traced. False: the checkpoint that was `asked` for or the program is over, and
-/// the pause went by unseen, as on a loaded machine it may.
+/// Waits until a thread of `pid` is traced. False: the checkpoint that was `asked` for or the
+/// program is over, and the pause went by unseen, as on a loaded machine it may.
 fn sees_the_pause(pid: u32, asked: &mut Child) -> bool {
     let traced = |status: String| !status.contains("TracerPid:\t0\n");
     while asked.try_wait().expect("a child").is_none() {
@@ -149,8 +150,8 @@ fn sees_the_pause(pid: u32, asked: &mut Child) -> bool {
     false
 }
 
-/// The supervisor is killed at a moment within 5 ms of the pause's begin; each of the program's threads
-/// still does its part of every step. Whether the pause was seen.
+/// The supervisor is killed at a moment within 5 ms of the pause's begin; each of the program's
+/// threads still does its part of every step. Whether the pause was seen.
 fn kill_amid_a_checkpoint(place: &Place) -> bool {
     let mut job = place.steps([200, 5, 16, 8]);
     let kedge = job.kedge();

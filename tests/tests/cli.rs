@@ -1,9 +1,10 @@
-//! The `kedge` command from outside, with its real driver and proxy: what it prints, how it ends, what
-//! it leaves, and what it bears.
+//! The `kedge` command from outside, with its real driver and proxy: what it prints, how it ends,
+//! what it leaves, and what it bears.
 #![forbid(unsafe_code)]
 
-use kedge_tests::kedge;
+use kedge_left_out::left_out;
 use kedge_tests::world::{World, failure, has_fields, is_root, jobs_in, stderr};
+use kedge_tests::{host, kedge};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 20] = [
     "run",
+    "check",
     "devices",
     "ps",
     "logs",
@@ -26,6 +28,9 @@ const COMMANDS: [&str; 16] = [
     "kernel-cache",
     "keys",
     "doctor",
+    "explain",
+    "metrics",
+    "config",
     "bench",
     "completions",
     "man",
@@ -118,6 +123,21 @@ fn a_kernel_runs_and_statuses_pass_through() {
     assert_eq!(world.processes(), [] as [String; 0]);
 }
 
+/// Without being told so, PyTorch's stores use io_uring, which no checkpoint keeps.
+#[test]
+fn programs_are_told_to_do_without_io_uring_unless_somebody_has_told_them() {
+    let world = World::new("uring");
+    let script = "echo $UV_USE_IO_URING $USE_LIBUV";
+    let told = |set: &[(&str, &str)]| {
+        let mut command = world.kedge(&["run", "--gpu", "none", "--", "sh", "-c", script]);
+        command.env_remove("UV_USE_IO_URING").env_remove("USE_LIBUV");
+        let output = command.envs(set.iter().copied()).output().expect("kedge");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    assert_eq!(told(&[]), "0 0");
+    assert_eq!(told(&[("USE_LIBUV", "1")]), "0 1");
+}
+
 #[test]
 fn a_mistyped_option_is_no_program() {
     let world = World::new("mistyped");
@@ -125,6 +145,8 @@ fn a_mistyped_option_is_no_program() {
         (&["run", "--gup", "soft", "--", "/bin/true"][..], "did you mean --gpu?"),
         (&["run", "--gpu", "none", "--intervall=5m", "/bin/true"], "did you mean --interval?"),
         (&["run", "--gpu", "none", "-x", "/bin/true"], "kedge run --help"),
+        (&["check", "--racs", "/bin/true"], "did you mean --races?"),
+        (&["check", "-x", "/bin/true"], "kedge check --help"),
     ] {
         let output = world.output(arguments);
         let said = stderr(&output);
@@ -167,7 +189,8 @@ fn a_job_s_name_restarts_its_newest_image() {
             step = step.display()
         )
     };
-    // Two jobs, and the other one's image is the newest of all; a file here has the first one's name.
+    // Two jobs, and the other one's image is the newest of all; a file here has the first one's
+    // name.
     for (job, code, images) in [("first", 41, 2), ("second", 42, 1)] {
         let script = wait(code);
         let mut running =
@@ -308,7 +331,9 @@ fn doctor_starts_a_kernel_and_every_runtime() {
         assert_ne!(check["status"], "missing", "{check}");
     }
     assert!(output.status.success());
-    assert!(checks.iter().any(|check| check["name"] == "kernel on soft"));
+    for name in ["kernel on soft", "a process", "on soft"] {
+        assert!(checks.iter().any(|check| check["name"] == name), "{name}");
+    }
     // Its own jobs are not the user's.
     assert_eq!(world.text(&["ps", "--all", "--json"]), "[]\n");
 
@@ -319,6 +344,39 @@ fn doctor_starts_a_kernel_and_every_runtime() {
     let checks: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a JSON list");
     let parts = checks.iter().find(|check| check["name"] == "parts").expect("the parts");
     assert!(parts["mend"].as_str().is_some_and(|mend| mend.contains("make build")));
+}
+
+/// What doctor says of checkpoints in a container whose filter of system calls treats unknown ones
+/// so.
+fn doctor_contained(denied: &str) -> Vec<(String, String)> {
+    let world = World::new("contained");
+    let container = host("../../crates/process/tests/contained.c", "contained", &[]);
+    let doctor = world.kedge(&["doctor", "--gpu", "soft", "--json"]);
+    let mut command = Command::new(container);
+    command.arg(denied).arg(doctor.get_program()).args(doctor.get_args());
+    for (name, value) in doctor.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.output().expect("kedge in a container");
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).expect("a JSON list");
+    let tried = |check: &&Value| check["name"] == "a process" || check["name"] == "on soft";
+    let text = |check: &Value, field: &str| check[field].as_str().unwrap_or_default().to_owned();
+    let told = |check: &Value| (text(check, "status"), text(check, "mend"));
+    checks.iter().filter(tried).map(told).collect()
+}
+
+#[test]
+fn jobs_come_back_in_a_container() {
+    let told = doctor_contained("errors");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told.iter().all(|(status, _)| status == "ok"), "{told:?}");
+    // One that would end the program is told before anything is tried in it.
+    let told = doctor_contained("ends");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told.iter().all(|(status, mend)| status == "missing" && mend.contains("seccomp")));
 }
 
 #[test]
@@ -340,7 +398,7 @@ fn benches_print_what_they_promise() {
 #[test]
 fn an_ordinary_user_needs_no_more() {
     if !is_root() {
-        return println!("skipped: not root, so every other test is this one");
+        return println!("not root: every other test is this one");
     }
     let world = World::new("user");
     let kedge = world.parts();
@@ -366,8 +424,8 @@ fn an_ordinary_user_needs_no_more() {
     assert!(said.contains("XDG_STATE_HOME") && said.contains("home/kedge"), "{said}");
 }
 
-/// Runs `script` in a mount namespace of its own where the runtime folder is a disk of 256 KiB; `$K` is
-/// kedge, `$D` the folder.
+/// Runs `script` in a mount namespace of its own where the runtime folder is a disk of 256 KiB;
+/// `$K` is kedge, `$D` the folder.
 fn on_a_small_disk(world: &World, script: &str) -> Output {
     let script = format!("mount -t tmpfs -o size=256k none $D || exit 77\n{script}");
     Command::new("unshare")
@@ -384,7 +442,7 @@ fn on_a_small_disk(world: &World, script: &str) -> Output {
 fn a_full_disk_is_named_or_borne() {
     let world = World::new("full");
     if !is_root() || on_a_small_disk(&world, "exit 0").status.code() != Some(0) {
-        return println!("skipped: mounting a small disk needs root");
+        return left_out("a full disk", "only root can mount a small one");
     }
     let fill = "dd if=/dev/zero of=$D/fill bs=1k 2>/dev/null";
     // Full before: kedge says so.

@@ -1,12 +1,12 @@
 //! Programs whose devices are served: `kedge serve` and `kedge run --gpu HOST`.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::User;
+use kedge_tests::job::{User, family, send};
 use kedge_tests::relay::Relay;
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, stderr};
 use kedge_tests::{host, kedge};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,25 @@ fn a_killed_client_leaves_nothing() {
     until("the session's end", || children(&server) == 0);
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
     child.wait().expect("it has ended");
+}
+
+/// The far end does not know that its near end is gone; the job's supervisor says so.
+#[test]
+fn a_killed_near_end_leaves_nothing() {
+    let world = World::new("farnear");
+    let server = Served::start(&["--gpu", "soft"]);
+    let program = steps().display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "1000000"];
+    let mut child = world.kedge(&run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || children(&server) == 1);
+    // The job's proxies: one answers for NVML, and one has said which session it has.
+    let noted = |pid: &u32| world.job("j").join(format!("session-{pid}")).exists();
+    let near = family(child.id()).into_iter().find(noted).expect("a proxy with a session");
+    let begin = Instant::now();
+    send("KILL", &[near]);
+    until("the session's end", || children(&server) == 0);
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert!(!child.wait().expect("it has ended").success());
 }
 
 /// What is not kedge, or is of another user, does not reach a proxy.
@@ -215,4 +234,79 @@ fn a_session_s_proxy_heeds_sigterm() {
     assert!(killed.expect("kill").success());
     until("the session's end", || children(&server) == 0);
     assert!(!child.wait().expect("it has ended").success());
+}
+
+/// A server with a folder of its own for what it keeps.
+fn with_caches(caches: &Path) -> Served {
+    let mut command = Command::new(kedge());
+    command.args(["serve", "--gpu", "soft", "--listen", "127.0.0.1:0"]);
+    command.env("XDG_CACHE_HOME", caches);
+    Served::started(command)
+}
+
+/// Runs a program whose module is long: the bytes that have passed.
+fn with_a_long_module(world: &World, relay: &Relay, job: &str) -> u64 {
+    let before = relay.passed();
+    let program = host("gpu_table.cu", "gpu_table", &["-O1", "-arch=sm_80", "--no-compress"]);
+    let program = program.display().to_string();
+    let output = world.output(&["run", "--gpu", &relay.address, "--job", job, "--", &program]);
+    assert!(output.status.success(), "{job}: {output:?}");
+    relay.passed() - before
+}
+
+/// A module is sent once, and what has been damaged since is not believed.
+#[test]
+fn a_module_is_sent_once() {
+    let world = World::new("farmodule");
+    let caches = world.0.join("lender");
+    let server = with_caches(&caches);
+    let relay = Relay::start(&server.address, 0);
+    let first = with_a_long_module(&world, &relay, "first");
+    let folder = caches.join("kedge/modules");
+    let kept = || {
+        let files = std::fs::read_dir(&folder).expect("a folder").flatten();
+        let files: Vec<_> = files.filter(|file| file.file_name().len() == 64).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files[0].path()
+    };
+    let image = std::fs::read(kept()).expect("an image");
+    assert!(first > image.len() as u64 && image.len() > 64 << 10, "{first} {}", image.len());
+    let second = with_a_long_module(&world, &relay, "second");
+    assert!(second + image.len() as u64 / 2 < first, "{first} {second}");
+    let mut damaged = image.clone();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    std::fs::write(kept(), damaged).expect("my file");
+    let third = with_a_long_module(&world, &relay, "third");
+    assert!(third > image.len() as u64, "{third}");
+    assert!(std::fs::read(kept()).expect("an image") == image);
+}
+
+/// Nowhere to keep a module costs time alone, and is told.
+#[test]
+fn a_module_that_cannot_be_kept_is_loaded() {
+    let world = World::new("farfull");
+    let server = with_caches(Path::new("/dev/full"));
+    let relay = Relay::start(&server.address, 0);
+    let first = with_a_long_module(&world, &relay, "first");
+    let second = with_a_long_module(&world, &relay, "second");
+    assert!(first.min(second) > 64 << 10, "{first} {second}");
+    assert!(world.text(&["logs", "second"]).contains("the server keeps no modules"));
+}
+
+/// NVML's answers about a job's devices are those of the server, of the devices that the job has; a
+/// connection to it that was cut is opened anew.
+#[test]
+fn management_tells_of_the_server_s_devices() {
+    let world = World::new("farnvml");
+    let program = host("gpu_management.cu", "gpu_management", &["-O1", "-arch=sm_80"]);
+    let program = program.display().to_string();
+    let facts = |gpu: &str| world.text(&["run", "--gpu", gpu, "--", &program, "facts"]);
+    let server = Served::start(&["--gpu", "soft:3"]);
+    let said = facts(&format!("{}/0,2", server.address));
+    assert_eq!(said.matches("kedge software device").count(), 2, "{said}");
+    assert_eq!(said, facts("soft:2"));
+    let relay = Relay::start(&server.address, 20_000);
+    assert_eq!(facts(&format!("{}/0,2", relay.address)), said);
+    until("all sessions' ends", || children(&server) == 0);
 }

@@ -10,7 +10,7 @@ use kedge_tests::world::failure;
 use serde_json::Value;
 use std::path::Path;
 
-const STEPS: u64 = 150;
+const STEPS: u64 = 300;
 const MIB: u64 = 1 << 20;
 
 /// What a program of the tests gets: steps, and milliseconds between two.
@@ -175,6 +175,23 @@ fn a_job_goes_back_when_its_far_end_dies() {
     place.ends_well(job);
 }
 
+/// Its far end does not know that, and would keep the devices for as long as a line may be cut:
+/// they are free before the job goes back.
+#[test]
+fn a_job_goes_back_when_its_near_end_dies() {
+    let server = Served::start(&["--gpu", "soft"]);
+    let place = back::Place::mine("fcknear");
+    let mut job = started(&place, &server.address, &["--recover"]);
+    job.read_to(10);
+    place.checkpoint();
+    for _ in 0..2 {
+        place.goes_back(&mut job, back::Job::kill_the_proxy);
+        assert_eq!(children(server.pid()).len(), 1, "{}", server.said());
+    }
+    assert_eq!(server.said().matches("its near end is gone").count(), 2, "{}", server.said());
+    place.ends_well(job);
+}
+
 /// Where its device's memory is while the program stands still, KiB.
 fn resident(server: &Served) -> u64 {
     let proxies = children(server.pid());
@@ -211,4 +228,17 @@ fn memory_leaves_the_far_device_and_comes_back() {
     job.read_to(back::STEPS);
     assert_eq!(job.end().code(), Some(7));
     place.goes_on(&image, &nonce);
+}
+
+/// The names by which a server's proxies find each other's memory are in no image as yet.
+#[test]
+fn a_job_that_shares_memory_is_refused_and_goes_on() {
+    let server = Served::start(&["--gpu", "soft"]);
+    let place = Place::mine("fckshare");
+    let [steps, pause] = numbers();
+    let mut job = place.on(&server.address, "gpu_pair", &[], &[&steps, &pause, "handles"]);
+    job.read_to(10);
+    let said = place.failure(&["checkpoint", "j"]);
+    assert!(said.contains("keeps as yet: take one before it shares them"), "{said}");
+    assert_eq!(job.finish(STEPS).code(), Some(7));
 }

@@ -2,9 +2,12 @@
 //! network of the test's own. It takes root.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
+use kedge_tests::job::Job;
 use kedge_tests::server::Served;
 use kedge_tests::world::{World, is_root, stderr};
 use kedge_tests::{host, kedge};
+use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -36,7 +39,7 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 impl Network {
     fn new(name: &str) -> Option<Network> {
         if !is_root() {
-            println!("not tested: a network of one's own takes root");
+            left_out(name, "only root can make a network of its own");
             return None;
         }
         let holder = Command::new("unshare").args(["-n", "sleep", "200"]).spawn();
@@ -65,7 +68,13 @@ impl Network {
 
     /// kedge, as one of the users.
     fn kedge(&self, user: &str, arguments: &[&str]) -> Command {
-        let mut command = self.inside(&["env", "--default-signal=HUP,INT,QUIT"]);
+        self.kedge_under(&[], user, arguments)
+    }
+
+    /// The same as a child of `parent`.
+    fn kedge_under(&self, parent: &[&str], user: &str, arguments: &[&str]) -> Command {
+        let mut command =
+            self.inside(&[parent, &["env", "--default-signal=HUP,INT,QUIT"]].concat());
         command.arg(kedge()).args(arguments).env("XDG_CONFIG_HOME", self.config(user));
         command.env("XDG_RUNTIME_DIR", self.world.runtime());
         command.env("XDG_STATE_HOME", self.world.runtime());
@@ -142,6 +151,43 @@ fn a_sealed_line_that_is_cut_goes_on() {
     assert!(!server.said().contains("refuse"), "{}", server.said());
 }
 
+/// The bytes of images cross as the line does: captured, incremental too, and read for a restart.
+#[test]
+fn images_cross_sealed() {
+    const STEPS: &str = "120";
+    let Some(network) = Network::acquainted("keyimage") else { return };
+    let server = network.serve();
+    let program =
+        host("gpu_blocks.cu", "gpu_blocks", &["-O1", "-arch=sm_80"]).display().to_string();
+    let piped = |arguments: &[&str]| {
+        // As a job's command is elsewhere: the job is kedge's, which is the child of `timeout`.
+        let parent = ["timeout", "--foreground", "--kill-after=5", "120"];
+        let mut command = network.kedge_under(&parent, "alice", arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--incremental", "--", &program];
+    let mut job = Job::start(piped(&[&run[..], &[STEPS, "20", "32", "1"]].concat()));
+    let checkpoint = || {
+        let report = network.text("alice", &["checkpoint", "j", "--json"]);
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        (report["image"].as_str().expect("a path").to_owned(), report["bytes"].as_u64())
+    };
+    job.read_to(3);
+    let (_, whole) = checkpoint();
+    job.read_to(job.step + 2);
+    let (image, changed) = checkpoint();
+    assert!(changed < whole, "{changed:?} {whole:?}: it does not build on the one before");
+    job.read_to(job.step + 2);
+    let nonce = job.nonce.clone();
+    job.kill();
+    for gpu in [&*server.address, "soft"] {
+        let job = Job::restart(piped(&["restart", &image, "--gpu", gpu]), &nonce);
+        assert_eq!(job.finish(120).code(), Some(7), "{gpu}");
+    }
+    assert!(!server.said().contains("refuse"), "{}", server.said());
+}
+
 #[test]
 fn who_is_not_known_gets_nothing_and_hears_why() {
     let Some(network) = Network::new("keynone") else { return };
@@ -171,6 +217,30 @@ fn who_is_not_known_gets_nothing_and_hears_why() {
     network.text("lender", &["keys", "revoke", "alice"]);
     tries("revoked", "has been revoked there", "the certificate of alice has been revoked here");
     assert_eq!(server.said().matches(" begins").count(), 1, "{}", server.said());
+}
+
+/// An open session ends with its key, and the job hears why long before it gives a cut line up.
+#[test]
+fn a_revoked_key_ends_its_open_session() {
+    let Some(network) = Network::acquainted("keyrevoked") else { return };
+    let server = network.serve();
+    let program = host("gpu_steps.cu", "gpu_steps", &["-O1", "-arch=sm_80"]).display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "j", "--", &program, "3000", "20"];
+    let mut child = network.kedge("alice", &run).stdout(Stdio::null()).spawn().expect("kedge");
+    until("a session", || server.said().contains(" begins"));
+    // Its own name for somebody else's certificate does not keep it.
+    network.text("lender", &["keys", "revoke", "alice"]);
+    network.text("bob", &["keys", "new"]);
+    network.pin("lender", "alice", "bob");
+    until("the session's end", || server.said().contains("its key is not pinned here any more"));
+    let mut status = None;
+    until("the job's end", || {
+        status = child.try_wait().expect("a child");
+        status.is_some()
+    });
+    assert!(!status.expect("ended").success());
+    let log = network.text("alice", &["logs", "j"]);
+    assert!(log.contains("has been revoked there"), "{log}");
 }
 
 /// Neither a plain near end nor anything else gets an answer.

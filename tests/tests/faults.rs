@@ -1,27 +1,12 @@
 //! What happens when a part dies or lies: the client gets an error, soon, and lives on.
 #![forbid(unsafe_code)]
 
+use kedge_tests::job::{children, is_proxy};
 use kedge_tests::{Program, Toolchain, host, kedge, root, run_command};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Children of `parent` whose command is `name`.
-fn children(parent: u32, name: &str) -> Vec<u32> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        let Some((head, tail)) = stat.rsplit_once(')') else { continue };
-        let comm = head.split_once('(').map(|(_, comm)| comm);
-        let ppid = tail.split_whitespace().nth(1).and_then(|word| word.parse().ok());
-        if comm == Some(name) && ppid == Some(parent) {
-            found.push(pid);
-        }
-    }
-    found
-}
 
 fn signal(pid: u32, name: &str) {
     let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status();
@@ -50,7 +35,8 @@ impl Job {
         let mut line = String::new();
         output.read_line(&mut line).expect("the program's first line");
         let program = line.trim().strip_prefix("ready ").and_then(|pid| pid.parse().ok());
-        let proxies = children(supervisor.id(), "kedge-proxy");
+        let proxies = children(supervisor.id()).into_iter().filter(|pid| is_proxy(*pid));
+        let proxies: Vec<u32> = proxies.collect();
         assert_eq!(proxies.len(), 1, "one proxy for one client");
         Self { supervisor, output, proxy: proxies[0], program: program.expect("a pid") }
     }

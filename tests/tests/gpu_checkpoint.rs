@@ -1,5 +1,5 @@
-//! Jobs that use devices are checkpointed, killed and restarted. The programs draw a nonce at their start and
-//! compare every step with what the host computes.
+//! Jobs that use devices are checkpointed, killed and restarted. The programs draw a nonce at their
+//! start and compare every step with what the host computes.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{Job, User, kedge_as};

@@ -1,7 +1,8 @@
-//! Jobs with devices come back elsewhere than where they were saved: their files, kedge and the image in other
-//! folders, by another user, where others have their process ids.
+//! Jobs with devices come back elsewhere than where they were saved: their files, kedge and the
+//! image in other folders, by another user, where others have their process ids.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
 use kedge_tests::back::{BETWEEN, Job, Place, STEPS};
 use kedge_tests::job::{User, build, send};
 use kedge_tests::world::{failure, is_root};
@@ -79,7 +80,8 @@ fn a_job_comes_back_where_its_folders_have_other_names() {
     }
 }
 
-/// As after an update that puts each version in a folder of its own, or on a machine where kedge is elsewhere.
+/// As after an update that puts each version in a folder of its own, or on a machine where kedge is
+/// elsewhere.
 #[test]
 fn a_job_comes_back_by_a_kedge_in_another_folder() {
     let place = Place::mine("elsebin");
@@ -147,9 +149,7 @@ fn own_id(pid: u32) -> Option<u32> {
 #[test]
 fn a_job_comes_back_where_others_have_its_ids() {
     if !is_root() {
-        return println!(
-            "skipped: only root can choose ids (gpu_share has copies of a job side by side)"
-        );
+        return left_out("ids that others have", "only root can choose ids");
     }
     for (name, user) in [("elseids", User::Same), ("elseidsu", User::Nobody)] {
         let Some(place) = Place::new(name, user) else { continue };

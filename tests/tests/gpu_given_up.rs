@@ -1,7 +1,8 @@
-//! Checkpoints and restarts that the user ends, or that the disk is too small for: nothing is left running, and the
-//! image is as it was.
+//! Checkpoints and restarts that the user ends, or that the disk is too small for: nothing is left
+//! running, and the image is as it was.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
 use kedge_tests::back::{Place, STEPS, wait_for};
 use kedge_tests::job::{User, family, send};
 use kedge_tests::random;
@@ -124,7 +125,7 @@ fn restart_on_a_full_disk(place: &Place, image: &Path, pages: u32) -> Output {
 fn a_restart_on_a_full_disk_is_refused_by_name_or_goes_on() {
     let place = Place::mine("fullrst");
     if !is_root() {
-        return println!("skipped: mounting a small disk needs root");
+        return left_out("a full disk", "only root can mount a small one");
     }
     let mut job = place.start(&[]);
     job.read_to(STEPS - 20);
@@ -145,7 +146,7 @@ fn a_restart_on_a_full_disk_is_refused_by_name_or_goes_on() {
                 assert!(said.contains("No space left") && said.lines().count() == 1, "{said}");
                 assert_eq!(printed, "", "{pages}: it has begun all the same");
             }
-            Some(77) => return println!("skipped: no small disk can be mounted here"),
+            Some(77) => return left_out("a full disk", "no small one can be mounted"),
             other => panic!("{pages} pages: {other:?}: {said}{printed}"),
         }
         place.nothing_runs();

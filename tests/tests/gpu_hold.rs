@@ -1,5 +1,5 @@
-//! What a job's newest image has of its devices is held in memory: the job goes back from there when client
-//! and proxy are gone, and from the image's files when that is gone too.
+//! What a job's newest image has of its devices is held in memory: the job goes back from there
+//! when client and proxy are gone, and from the image's files when that is gone too.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{Job, Place, STEPS, wait_for};
@@ -187,8 +187,8 @@ fn a_killed_supervisor_holds_nothing() {
     place.nothing_runs();
 }
 
-/// What is captured but not durable yet is nobody's: the job goes back to the image before, from memory, or to
-/// this one if it has become durable first.
+/// What is captured but not durable yet is nobody's: the job goes back to the image before, from
+/// memory, or to this one if it has become durable first.
 #[test]
 fn an_image_that_is_not_durable_yet_does_not_count() {
     let place = Place::mine("hdearly");
@@ -213,8 +213,8 @@ fn an_image_that_is_not_durable_yet_does_not_count() {
     place.ends_well(job);
 }
 
-/// A software device's snapshot has all, also where the image's file has only what has changed: none of the
-/// files is read.
+/// A software device's snapshot has all, also where the image's file has only what has changed:
+/// none of the files is read.
 #[test]
 fn an_image_that_builds_on_another_comes_back_from_memory() {
     let place = Place::of("gpu_blocks", "hdchain", User::Same).expect("the test's own user");

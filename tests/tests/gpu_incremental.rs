@@ -1,4 +1,5 @@
-//! Checkpoints of what devices hold, which build on each other: `kedge run --incremental` with a device.
+//! Checkpoints of what devices hold, which build on each other: `kedge run --incremental` with a
+//! device.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::User;
@@ -71,8 +72,8 @@ fn an_ordinary_user_has_them_too() {
     }
 }
 
-/// Memory of its own and descriptors of a process, now. What it shares with its proxy has its full size from the beginning,
-/// and is resident as far as messages have gone round in it.
+/// Memory of its own and descriptors of a process, now. What it shares with its proxy has its full
+/// size from the beginning, and is resident as far as messages have gone round in it.
 fn holds(pid: u32) -> (u64, usize) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0");
@@ -81,7 +82,8 @@ fn holds(pid: u32) -> (u64, usize) {
     (kib << 10, fds)
 }
 
-/// One run, checkpointed again and again while modules come and go: `KEDGE_CHECKPOINTS`, else 30 of them.
+/// One run, checkpointed again and again while modules come and go: `KEDGE_CHECKPOINTS`, else 30 of
+/// them.
 #[test]
 fn many_checkpoints_of_one_run_let_nothing_grow() {
     let rounds = std::env::var("KEDGE_CHECKPOINTS").ok().and_then(|n| n.parse().ok()).unwrap_or(30);

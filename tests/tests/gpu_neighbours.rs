@@ -1,4 +1,5 @@
-//! Two jobs on one machine's devices: one is checkpointed, killed and restarted, and the other goes on.
+//! Two jobs on one machine's devices: one is checkpointed, killed and restarted, and the other goes
+//! on.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{Job, Place, wait_for};
@@ -12,7 +13,8 @@ use std::thread::{self, JoinHandle};
 /// More steps than it is left time for.
 const FOR_EVER: &str = "1000000";
 
-/// A job beside the one that is tested. Its program compares every step with what the host computes.
+/// A job beside the one that is tested. Its program compares every step with what the host
+/// computes.
 struct Neighbour {
     child: Child,
     /// Its last step.

@@ -1,6 +1,6 @@
-//! Jobs whose clients were told of their devices what they are told of GPUs (KEDGE_SOFT_LIKE_GPU): no allocation is
-//! told of, and variables lie outside of the arenas. A software device goes on with such a client for good, as it
-//! does with one that was captured on a GPU.
+//! Jobs whose clients were told of their devices what they are told of GPUs (KEDGE_SOFT_LIKE_GPU):
+//! no allocation is told of, and variables lie outside of the arenas. A software device goes on
+//! with such a client for good, as it does with one that was captured on a GPU.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{Job, Place, STEPS};
@@ -16,7 +16,8 @@ fn start(place: &Place, options: &[&str]) -> Job {
     Job::start(command)
 }
 
-/// Killed and brought back on ordinary software devices, twice: the second time from what those have saved.
+/// Killed and brought back on ordinary software devices, twice: the second time from what those
+/// have saved.
 fn goes_on_elsewhere(place: &Place, options: &[&str]) {
     let mut job = start(place, options);
     let nonce = job.nonce.clone();

@@ -1,5 +1,5 @@
-//! Jobs on software devices lose a proxy, a supervisor, their disk or their image: they go on, go back, or
-//! stop with one line that says why; and the last good image stays good.
+//! Jobs on software devices lose a proxy, a supervisor, their disk or their image: they go on, go
+//! back, or stop with one line that says why; and the last good image stays good.
 #![forbid(unsafe_code)]
 
 use kedge_image::{ImageFile, ImageWriter, Manifest};
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// The number of the section that tells what a proxy held.
 const GPU_SECTION: u64 = 16;
 
-/// The proxy is killed, of the job as it was started and of the one that has gone back, more often than
-/// the job may.
+/// The proxy is killed, of the job as it was started and of the one that has gone back, more often
+/// than the job may.
 fn go_back_twice(place: &Place) {
     let mut job = place.start(&["--recover=2"]);
     job.read_to(20);
@@ -70,7 +70,8 @@ fn a_job_that_goes_back_ends_as_its_program_does() {
     assert!(rows.contains("exited 7"), "{rows}");
 }
 
-/// As the kernel does where memory runs out: nothing is left of the process to say so. The proxy ends by itself.
+/// As the kernel does where memory runs out: nothing is left of the process to say so. The proxy
+/// ends by itself.
 #[test]
 fn a_job_whose_program_is_killed_goes_back_to_its_image() {
     for (name, user) in [("rcclient", User::Same), ("rcclientu", User::Nobody)] {
@@ -190,8 +191,8 @@ fn a_full_disk_ends_a_checkpoint_and_no_more() {
     for (whose, file) in [("supervisor", ".kimg"), ("proxy", "gpu-")] {
         let mut job = place.start(&["--recover"]);
         job.read_to(10);
-        // A limit on the size of files stands for the disk: it needs no rights. Later, because it is one on
-        // shared memory too.
+        // A limit on the size of files stands for the disk: it needs no rights. Later, because it
+        // is one on shared memory too.
         let limited = match whose {
             "proxy" => job.proxies(),
             _ => vec![job.supervisor()],
@@ -213,8 +214,8 @@ fn a_full_disk_ends_a_checkpoint_and_no_more() {
     }
 }
 
-/// What a checkpoint has asked for, and what it said; all children of the proxies, which hold memory for it, are killed
-/// as soon as there is one.
+/// What a checkpoint has asked for, and what it said; all children of the proxies, which hold
+/// memory for it, are killed as soon as there is one.
 fn without_its_writer(place: &Place, job: &Job) -> Output {
     let proxies = job.proxies();
     let mut asked = place.kedge(&["checkpoint", "j"]).spawn().expect("kedge");

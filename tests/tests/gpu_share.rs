@@ -89,8 +89,8 @@ fn all_go_back_when_one_loses_its_devices() {
     place.nothing_runs();
 }
 
-/// One of the proxies is killed in the middle of a restart, the owner of what the other waits for or not: either all
-/// comes back, or nothing is left and one line says why; the image stays good.
+/// One of the proxies is killed in the middle of a restart, the owner of what the other waits for
+/// or not: either all comes back, or nothing is left and one line says why; the image stays good.
 #[test]
 fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
     let place = mine("shareamid");
@@ -129,7 +129,8 @@ fn a_proxy_killed_amid_a_restart_leaves_all_or_nothing() {
     place.goes_on(&image, &nonce);
 }
 
-/// The driver's documents have an error for it: a signal that comes from elsewhere, and says that nothing will.
+/// The driver's documents have an error for it: a signal that comes from elsewhere, and says that
+/// nothing will.
 #[test]
 fn who_waits_for_a_process_that_is_killed_is_told() {
     let place = mine("shareleft");
@@ -165,11 +166,19 @@ fn memory_of_another_job_is_refused_by_name() {
     place.is_good(Path::new(&image));
     let mut again: Job = Job::spawn(place.restart(Path::new(&image), &[]), "");
     let begin = std::time::Instant::now();
-    while !String::from_utf8_lossy(&place.output(&["ps"]).stdout).contains("takes") {
+    // What is left of the job before it may be there for a moment, without its supervisor.
+    let runs = || {
+        let rows: serde_json::Value =
+            serde_json::from_slice(&place.output(&["ps", "--json"]).stdout).unwrap();
+        let mut rows = rows.as_array().expect("a list").iter();
+        rows.any(|row| row["name"] == "takes" && row["state"] == "running")
+    };
+    while !runs() {
         assert!(begin.elapsed().as_secs() < 20, "{}", place.log());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert!(place.output(&["kill", "takes", "--grace", "0s"]).status.success());
+    let killed = place.output(&["kill", "takes", "--grace", "0s"]);
+    assert!(killed.status.success(), "{}", stderr(&killed));
     let _ = again.drain();
 }
 

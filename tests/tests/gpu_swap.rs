@@ -1,4 +1,5 @@
-//! A job's device memory goes off the devices and comes back: asked for, or because the job goes on.
+//! A job's device memory goes off the devices and comes back: asked for, or because the job goes
+//! on.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{Job, Place, STEPS};
@@ -123,8 +124,9 @@ fn what_cannot_be_swapped_out_is_named_and_goes_on() {
     assert!(said.contains("has ended"), "{said}");
 }
 
-/// Arrays and variables stay where they are; slabs and physical memory go, with the same addresses in the
-/// program's pointers, textures and surfaces; and an image that is taken in between has all of it.
+/// Arrays and variables stay where they are; slabs and physical memory go, with the same addresses
+/// in the program's pointers, textures and surfaces; and an image that is taken in between has all
+/// of it.
 #[test]
 fn what_a_job_has_beside_its_memory_is_whole_after_it() {
     let place = Place::of("gpu_shapes", "swshape", User::Same).expect("the test's own user");

@@ -1,5 +1,5 @@
-//! Proxies that are ready before they are needed: jobs get their devices from them and come back in them; what
-//! keeps them may end at any moment; and where none fits, all is as without.
+//! Proxies that are ready before they are needed: jobs get their devices from them and come back in
+//! them; what keeps them may end at any moment; and where none fits, all is as without.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::{Job, Place, STEPS, wait_for};
@@ -144,8 +144,8 @@ fn processes_that_share_by_handles_alone_come_back_in_warm_proxies() {
     nothing_is_left(&place);
 }
 
-/// The program's last step copies all device memory into memory of its own, which its proxy must reach from
-/// outside of its namespaces.
+/// The program's last step copies all device memory into memory of its own, which its proxy must
+/// reach from outside of its namespaces.
 #[test]
 fn a_proxy_from_outside_reaches_its_client_s_memory() {
     for (name, user) in [("wmcopy", User::Same), ("wmcopyu", User::Nobody)] {
@@ -236,7 +236,8 @@ fn a_proxy_that_is_killed_before_its_job_comes_is_replaced() {
     });
     let failure = status(&place, &[]).expect("it is kept")["failure"].to_string();
     assert!(failure.contains("ended"), "{failure}");
-    // One that is stopped does not answer: the job starts another, and this one never finds the client.
+    // One that is stopped does not answer: the job starts another, and this one never finds the
+    // client.
     let stopped: Vec<u32> = ready(&place, &[]).into_iter().collect();
     send("STOP", &stopped);
     let mut job = place.start(&[]);

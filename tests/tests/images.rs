@@ -141,6 +141,29 @@ fn only_images_that_nobody_needs_are_removed() {
     assert!(!first.exists() && !second.exists() && dir.exists());
 }
 
+#[test]
+fn old_images_are_pruned_and_what_is_needed_stays() {
+    let world = World::new("prune");
+    let dir = world.0.join("images");
+    let images = [image(&dir, 1, None), image(&dir, 2, None), image(&dir, 3, Some("sim-0002"))];
+    let claim = Claim::new(&dir, "sim").expect("a folder");
+    fs::create_dir(dir.join("sim-0009")).expect("a folder");
+    fs::write(dir.join("notes"), "a user's").expect("a file");
+
+    let without_a_rule = world.output(&["prune", path(&dir)]);
+    assert_eq!(without_a_rule.status.code(), Some(2), "{without_a_rule:?}");
+    let told = world.text(&["prune", "--older", "1d", "--dry-run", path(&dir)]);
+    assert!(told.contains("sim-0001") && told.contains("2 would be removed"), "{told}");
+    assert!(images[0].exists());
+    let gone = world.json(&["prune", "--older", "1d", "--json", path(&dir)]);
+    has_fields(&gone, &["image", "job", "captured", "bytes"]);
+    assert_eq!(gone.len(), 2, "the oldest, and the unfinished one");
+    assert!(!images[0].exists() && !dir.join("sim-0009").exists());
+    assert!(images[1].exists() && images[2].exists() && claim.folder().exists());
+    assert!(dir.join("notes").exists());
+    assert_eq!(world.text(&["prune", "--max-size", "0", path(&dir)]), "nothing to remove\n");
+}
+
 /// An image of a job of two parts, each of them what [`image`] makes.
 fn whole(dir: &Path) -> PathBuf {
     let folder = dir.join("pair-0001");

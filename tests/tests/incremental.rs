@@ -1,4 +1,5 @@
-//! `kedge run --incremental` from outside: images that build on each other, as people and scripts see them.
+//! `kedge run --incremental` from outside: images that build on each other, as people and scripts
+//! see them.
 #![forbid(unsafe_code)]
 
 use kedge_tests::host;
@@ -122,7 +123,8 @@ fn a_job_that_was_started_without_can_be_asked_for_it() {
     job.kill();
 }
 
-/// Its memory is written while process and devices run; what it changed meanwhile is in the image all the same.
+/// Its memory is written while process and devices run; what it changed meanwhile is in the image
+/// all the same.
 #[test]
 fn a_job_with_devices_is_written_while_it_runs() {
     let place = Place { world: World::new("incrgpu"), user: User::Same };

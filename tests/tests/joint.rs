@@ -1,5 +1,5 @@
-//! Jobs of several parts, each with a supervisor of its own: checkpointed and restarted as one, and what becomes
-//! of them when one is killed.
+//! Jobs of several parts, each with a supervisor of its own: checkpointed and restarted as one, and
+//! what becomes of them when one is killed.
 #![forbid(unsafe_code)]
 
 use kedge_tests::job::{
@@ -36,7 +36,7 @@ impl Joint {
     /// One whose parts have so many MiB each.
     fn with_memory(name: &str, user: User, parts: &[u64], options: &[&str]) -> Option<Joint> {
         if user == User::Nobody && !is_root() {
-            println!("skipped: not root, so every other test is this one");
+            println!("not root: every other test is this one");
             return None;
         }
         let world = World::new(name);
@@ -225,8 +225,8 @@ fn a_part_whose_supervisor_is_killed_goes_on_and_is_named() {
     joint.is_right(1);
 }
 
-/// At moments all over a checkpoint, the supervisor of one part is killed: what is asked for ends, by name if it
-/// fails, no half of an image counts, and the programs go on.
+/// At moments all over a checkpoint, the supervisor of one part is killed: what is asked for ends,
+/// by name if it fails, no half of an image counts, and the programs go on.
 #[test]
 fn a_supervisor_that_is_killed_at_any_moment_leaves_no_half() {
     for round in 0..8u64 {

@@ -1,7 +1,8 @@
-//! Jobs whose parts are on several hosts: network namespaces with runtime folders of their own, and a folder of images
-//! that they share.
+//! Jobs whose parts are on several hosts: network namespaces with runtime folders of their own, and
+//! a folder of images that they share.
 #![forbid(unsafe_code)]
 
+use kedge_left_out::left_out;
 use kedge_tests::job::{
     User, allow, build, children, family, is_right, kedge_as, kill_all_in, send, steps_in,
     wait_for_steps, writers_of,
@@ -97,7 +98,7 @@ impl Job {
 
     fn hosts(name: &str, user: User) -> Option<Job> {
         if !is_root() {
-            println!("skipped: not root, so there are no hosts of its own");
+            left_out(name, "only root can make hosts of its own");
             return None;
         }
         let world = World::new(name);
@@ -111,7 +112,7 @@ impl Job {
         let begin = Instant::now();
         while !(hosts.iter().all(Host::is_there) && hosts[0].does(&wire)) {
             if begin.elapsed() > Duration::from_secs(5) {
-                println!("skipped: no network namespaces, or no `ip`");
+                left_out(name, "no network namespaces, or no `ip`");
                 return None;
             }
             thread::sleep(Duration::from_millis(20));

@@ -1,10 +1,12 @@
-//! MPI jobs: with a supervisor for each rank their launcher is outside of the job, which is refused by name before
-//! anything is stopped; under one supervisor a rank that is killed during a checkpoint leaves no half of an image.
+//! MPI jobs: with a supervisor for each rank their launcher is outside of the job, which is refused
+//! by name before anything is stopped; under one supervisor a rank that is killed during a
+//! checkpoint leaves no half of an image.
 #![forbid(unsafe_code)]
 
 #[path = "../../crates/process/tests/support/launchers.rs"]
 mod launchers;
 
+use kedge_left_out::left_out;
 use kedge_tests::job::{User, family, kedge_as, kill_all_in, send, steps_in, wait_for_steps};
 use kedge_tests::root;
 use kedge_tests::world::{World, stderr};
@@ -50,7 +52,7 @@ impl Run {
         let compiled = compiler.arg("-O1").arg("-o").arg(world.home().join("mpi")).arg(source);
         match compiled.status() {
             Err(error) => {
-                println!("skipped: {}: {error}", mpi.compiler);
+                left_out(mpi.compiler, &format!("{error}: scripts/setup --tests"));
                 None
             }
             Ok(status) => {
@@ -145,8 +147,8 @@ fn a_supervisor_for_each_rank_of_mpich_names_the_launcher() {
     a_supervisor_for_each_rank("mpichr", &MPICH);
 }
 
-/// A rank is killed at moments all over a checkpoint: MPI ends the others, what was asked for ends as well, and an image
-/// that counts comes back.
+/// A rank is killed at moments all over a checkpoint: MPI ends the others, what was asked for ends
+/// as well, and an image that counts comes back.
 fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
     for round in 0..5 {
         let Some(mut run) = Run::new(name, mpi) else { return };
@@ -173,8 +175,8 @@ fn a_rank_that_is_killed(name: &str, mpi: &Mpi) {
         for image in &images {
             let back = kedge_as(&run.world, User::Same, &["restart", image]).output();
             let back = back.expect("kedge");
-            // One that was captured without its rank ends as the first run did; or has nowhere to begin, if MPI was
-            // removing its folder by then, which it names.
+            // One that was captured without its rank ends as the first run did; or has nowhere to
+            // begin, if MPI was removing its folder by then, which it names.
             if back.status.code() == Some(WELL) {
                 let lines = String::from_utf8_lossy(&back.stdout);
                 are_right(&lines.lines().map(str::to_owned).collect::<Vec<_>>());

@@ -1,4 +1,5 @@
-//! NVIDIA's management library as jobs have it: answered from outside of the job, over checkpoints and restarts.
+//! NVIDIA's management library as jobs have it: answered from outside of the job, over checkpoints
+//! and restarts.
 #![forbid(unsafe_code)]
 
 use kedge_tests::host;
@@ -13,7 +14,8 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Checkpointed twice, the second time at once after a restart, when nothing may have been asked anew.
+/// Checkpointed twice, the second time at once after a restart, when nothing may have been asked
+/// anew.
 #[test]
 fn what_is_told_is_the_same_after_restarts() {
     for (name, user, more) in [
@@ -65,7 +67,8 @@ fn all_devices_of_the_job_are_told_of() {
     assert!(said.contains("\n2: 2\n"), "{said}");
 }
 
-/// Through kedge, a library that stands for NVIDIA's gives what it gives natively: each kind of parameter.
+/// Through kedge, a library that stands for NVIDIA's gives what it gives natively: each kind of
+/// parameter.
 #[test]
 fn real_devices_are_told_of_as_natively() {
     let place = Place::mine("nvmlreal");
@@ -90,7 +93,8 @@ fn real_devices_are_told_of_as_natively() {
     assert!(under.contains(&"0: 7 3: 0 1000 2000".to_owned()), "{under:?}");
 }
 
-/// NVIDIA's tool needs more of NVIDIA's library than NVML is: it finds that one, with its arguments and its status.
+/// NVIDIA's tool needs more of NVIDIA's library than NVML is: it finds that one, with its arguments
+/// and its status.
 #[test]
 fn the_drivers_own_tool_has_the_drivers_own_library() {
     let place = Place::mine("nvmltool");

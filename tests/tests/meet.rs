@@ -1,4 +1,5 @@
-//! Members of a job that meet at barriers in memory, across a checkpoint and a restart of the job that they run in.
+//! Members of a job that meet at barriers in memory, across a checkpoint and a restart of the job
+//! that they run in.
 #![forbid(unsafe_code)]
 
 use kedge_coordinator::{Client, Leader, Member, Series, connect, reach};

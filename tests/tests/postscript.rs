@@ -1,5 +1,5 @@
-//! What `kedge run` and `kedge restart` say on standard error when a program has ended, and when they
-//! say nothing.
+//! What `kedge run` and `kedge restart` say on standard error when a program has ended, and when
+//! they say nothing.
 #![forbid(unsafe_code)]
 
 use kedge_tests::back::Place;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// (version, library) of every runtime that `scripts/setup --cudarts` fetched.
+/// (version, library) of every runtime that `scripts/setup --tests` fetched.
 fn runtimes() -> Vec<(String, PathBuf)> {
     let list = root().join("scripts/cudart-versions.txt");
     let list = std::fs::read_to_string(&list).expect("the list of runtimes");
@@ -16,7 +16,7 @@ fn runtimes() -> Vec<(String, PathBuf)> {
         .map(|version| {
             let folder = root().join(".tools/cudart").join(version);
             let entries = std::fs::read_dir(&folder)
-                .unwrap_or_else(|_| panic!("no runtime {version}: run scripts/setup --cudarts"));
+                .unwrap_or_else(|_| panic!("no runtime {version}: run scripts/setup --tests"));
             let library = entries
                 .filter_map(|entry| Some(entry.ok()?.path()))
                 .find(|path| path.to_string_lossy().contains("libcudart.so"))

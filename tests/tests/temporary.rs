@@ -36,8 +36,8 @@ fn ends_well(place: &Place, job: Job, step: u64) {
     assert_eq!(job.finish(2).code(), Some(0), "{}", place.log());
 }
 
-/// Captured, run to its end, at which it removes its files, and brought back: from the first image and from the last,
-/// which builds on the first where `options` say so.
+/// Captured, run to its end, at which it removes its files, and brought back: from the first image
+/// and from the last, which builds on the first where `options` say so.
 fn comes_back(name: &str, user: User, options: &[&str]) {
     let Some(place) = Place::new(name, user) else { return };
     let mut job = start(&place, options);
@@ -90,7 +90,8 @@ fn root_brings_those_of_a_user_back() {
     assert!(left(pid).is_empty(), "{:?}", left(pid));
 }
 
-/// Files that are still there at a restart are older than the job's processes from then on, and are the job's all the same.
+/// Files that are still there at a restart are older than the job's processes from then on, and are
+/// the job's all the same.
 #[test]
 fn files_that_were_still_there_are_saved_again() {
     for (name, user) in [("tmpagain", User::Same), ("tmpagainu", User::Nobody)] {

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Codecs, parsers, contracts, the command line, tests.
-const WITHOUT_UNSAFE: [&str; 13] = [
+const WITHOUT_UNSAFE: [&str; 15] = [
+    "cache",
     "cli",
     "control",
     "coordinator",
@@ -14,6 +15,7 @@ const WITHOUT_UNSAFE: [&str; 13] = [
     "gpu-image",
     "image",
     "kernel-cache",
+    "pages",
     "protocol",
     "ptx",
     "remote",

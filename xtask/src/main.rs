@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask help`.
 
 mod codegen;
+mod columns;
 mod implement;
 mod layering;
 mod table;
@@ -17,6 +18,8 @@ cargo xtask implement CLASS GATE SYMBOL...
     symbols in api/functions.txt, then generates.
 cargo xtask layering
     Checks the crates' dependencies against the layers of ARCHITECTURE.md.
+cargo xtask columns
+    Checks that comments and Markdown wrap at 100 columns.
 ";
 
 fn main() -> ExitCode {
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
             implement::run(&root(), class, gate, symbols).and_then(|()| codegen::write(&root()))
         }
         ["layering"] => layering::check(&root()).map_err(Into::into),
+        ["columns"] => columns::check(&root()).map_err(Into::into),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

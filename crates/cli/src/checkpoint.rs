@@ -12,15 +12,17 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 const AFTER_HELP: &str = "\
-Prints the image's path. The job stands still for some milliseconds and goes on while the image is
-written; an image counts only once it is durable. A checkpoint that fails leaves the job as it was. Ctrl-C
-ends the waiting, not the checkpoint. On a terminal, a line on standard error tells how far it is, and the
-last one how large the image is, how long the job stood still and how long all took. With --verify, and with --stop, the image is read back from its
-device; one that is damaged is removed, the command fails, and the job goes on.
+Prints the image's path. The job stands still for some milliseconds and goes on while the image \
+is written; an image counts only once it is durable. A checkpoint that fails leaves the job as it \
+was. Ctrl-C ends the waiting, not the checkpoint. On a terminal, a line on standard error tells \
+how far it is, and the last one how large the image is, how long the job stood still and how long \
+all took. With --verify, and with --stop, the image is read back from its device; one that is \
+damaged is removed, the command fails, and the job goes on.
 
-With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how long
-the job stood still), bytes and seconds (null where it was not waited for), verified (\"device\",
-\"dropped cache\" or \"memory\", where it was read back from; null if it was not), warnings
+With --json, an object: image, state (\"captured\" or \"durable\"), processes, stall_seconds (how \
+long the job stood still), bytes and seconds (null where it was not waited for), verified \
+(\"device\", \"dropped cache\" or \"memory\", where it was read back from; null if it was not), \
+warnings
 
 Examples:
   kedge checkpoint nightly
@@ -48,14 +50,16 @@ pub(crate) struct CheckpointArgs {
     /// Do not: with --stop the job ends as soon as the image is durable
     #[arg(long, conflicts_with = "verify")]
     no_verify: bool,
-    /// Keep what the devices held in memory too, for TIME or until another image is made: a job that is
-    /// run with --recover goes back much sooner [default for TIME: 10m] [default: as the job was started]
+    /// Keep what the devices held in memory too, for TIME or until another image is made: a job
+    /// that is run with --recover goes back much sooner [default for TIME: 10m] [default: as the
+    /// job was started]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
     hold: Option<Time>,
     /// Where the image goes [default: the job's --ckpt-dir]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Store only what has changed since the job's last incremental image [default: as the job was started]
+    /// Store only what has changed since the job's last incremental image [default: as the job was
+    /// started]
     #[arg(long, conflicts_with = "full")]
     incremental: bool,
     /// Store everything, whatever the job was started with
@@ -64,8 +68,9 @@ pub(crate) struct CheckpointArgs {
     /// How memory is stored; auto: LZ4 where that helps, raw elsewhere
     #[arg(long, value_enum, default_value_t = Codec::Auto)]
     codec: Codec,
-    /// What becomes of files that are open for writing: save their contents with the image, from which a
-    /// restart brings them back; or keep them where they are, and restart with what is there then
+    /// What becomes of files that are open for writing: save their contents with the image, from
+    /// which a restart brings them back; or keep them where they are, and restart with what is
+    /// there then
     #[arg(long, value_enum, default_value_t = Files::Save)]
     files: Files,
     /// Print JSON

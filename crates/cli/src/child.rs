@@ -5,6 +5,7 @@ use crate::size::Size;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog;
 use kedge_supervisor::jobs::{JobName, Jobs};
+use kedge_supervisor::kedge_again;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs;
@@ -69,8 +70,9 @@ pub(crate) fn probe(
     Err(reason(&said, &log, status))
 }
 
-/// What the probe said, and what kedge wrote to the log of it: the one has the error, the other why.
-fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
+/// What the probe said, and what kedge wrote to the log of it: the one has the error, the other
+/// why.
+pub(crate) fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
     fn last(text: &str) -> Option<&str> {
         text.lines().last().map(str::trim)
     }
@@ -89,8 +91,8 @@ fn reason(stderr: &str, log: &str, status: ExitStatus) -> String {
 
 fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobName>), String> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    let mut command = Command::new(&kedge);
+    let mut command = kedge_again();
+    let kedge = command.get_program().to_owned();
     let mut name = None;
     if let Place::Job { gpu, soft_memory } = place {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +110,7 @@ fn command(place: Place, arguments: &[OsString]) -> Result<(Command, Option<JobN
 }
 
 /// The child's lines, as they come.
-fn read_lines(child: &mut Child) -> mpsc::Receiver<String> {
+pub(crate) fn read_lines(child: &mut Child) -> mpsc::Receiver<String> {
     let (send, receive) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
         std::thread::spawn(move || {
@@ -123,7 +125,7 @@ fn read_lines(child: &mut Child) -> mpsc::Receiver<String> {
 }
 
 /// All that the child complains of, once it has ended.
-fn read_stderr(child: &mut Child) -> mpsc::Receiver<String> {
+pub(crate) fn read_stderr(child: &mut Child) -> mpsc::Receiver<String> {
     const MOST: u64 = 64 << 10;
     let (send, receive) = mpsc::channel();
     if let Some(stderr) = child.stderr.take() {
@@ -137,7 +139,7 @@ fn read_stderr(child: &mut Child) -> mpsc::Receiver<String> {
 }
 
 /// Ends a job that does not answer: asks first, because its supervisor then ends what it started.
-fn end(child: &mut Child) {
+pub(crate) fn end(child: &mut Child) {
     let asked = Instant::now();
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::TERM);
@@ -152,7 +154,7 @@ fn end(child: &mut Child) {
 }
 
 /// The log of a probe's job, which nobody needs afterwards.
-fn last_words(name: JobName) -> String {
+pub(crate) fn last_words(name: JobName) -> String {
     let Ok(jobs) = Jobs::open() else { return String::new() };
     let log = fs::read(jobs.log_path(&name)).unwrap_or_default();
     jobs.remove(&name);

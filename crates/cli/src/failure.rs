@@ -30,6 +30,10 @@ impl Failure {
         Failure { message: error.to_string(), code: error.exit_code() }
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn report(&self) -> ExitCode {
         anstream::eprintln!("kedge: {}", self.message);
         ExitCode::from(self.code)

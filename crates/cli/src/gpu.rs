@@ -30,9 +30,13 @@ pub(crate) fn look() -> Result<Machine, String> {
 /// words), and else the default of this machine.
 ///
 /// # Errors
-/// Such an option beside other devices; nobody knows what this machine has.
+/// Such an option beside other devices; nobody knows what this machine has; devices of several
+/// places, which are for jobs.
 pub(crate) fn resolve(asked: Option<&GpuSpec>, soft_only: Option<&str>) -> Result<Gpu, String> {
-    resolve_on(asked, soft_only, look)
+    match asked.and_then(|spec| spec.refuse_several("this command")) {
+        Some(refused) => Err(refused),
+        None => resolve_on(asked, soft_only, look),
+    }
 }
 
 /// As [`resolve`], for a job, which may have no devices.
@@ -53,17 +57,22 @@ pub(crate) fn of_job(
         Some(JobGpu::Devices(spec)) => Some(spec),
         None => None,
     };
-    // Whoever names GPUs wants them: better no job than one without.
-    if let Some(GpuSpec::Local { .. }) = asked
-        && let Some(obstacle) = look()?.obstacle
-    {
-        return Err(format!("--gpu local: {obstacle}"));
-    }
-    if let Some(GpuSpec::Remote { server, .. }) = asked {
-        reach(&server.to_string())?;
-    }
-    let Gpu { spec, default } = resolve(asked, soft_only)?;
+    // Each is tried to be reached before anything is started.
+    asked.map(GpuSpec::places).unwrap_or_default().iter().try_for_each(is_there)?;
+    let Gpu { spec, default } = resolve_on(asked, soft_only, look)?;
     Ok((JobGpu::Devices(spec), default))
+}
+
+/// Whoever names devices wants them: better no job than one without.
+fn is_there(place: &GpuSpec) -> Result<(), String> {
+    match place {
+        GpuSpec::Local { .. } => match look()?.obstacle {
+            Some(obstacle) => Err(format!("--gpu local: {obstacle}")),
+            None => Ok(()),
+        },
+        GpuSpec::Remote { server, .. } => reach(&server.to_string()),
+        GpuSpec::Soft { .. } | GpuSpec::Several(_) => Ok(()),
+    }
 }
 
 /// Connects to a server of devices once, for whoever has mistyped its name.
@@ -93,12 +102,12 @@ fn resolve_on(
     machine: impl FnOnce() -> Result<Machine, String>,
 ) -> Result<Gpu, String> {
     Ok(match (asked, soft_only) {
-        (Some(spec), Some(what)) if !matches!(spec, GpuSpec::Soft { .. }) => {
+        (Some(spec), Some(what)) if !spec.has_soft() => {
             return Err(not_soft(what, &spec.to_string()));
         }
         (Some(spec), _) => Gpu { spec: spec.clone(), default: None },
         (None, Some(what)) => {
-            let spec = GpuSpec::Soft { devices: 1 };
+            let spec = GpuSpec::Soft { devices: 1, apart: false };
             Gpu { spec, default: Some(format!("{what} is about software devices")) }
         }
         (None, None) => {

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 const AFTER_HELP: &str = "\
-CuPy, Numba, Warp and others keep machine code that they compile on disk. Software devices run PTX: what
-such code was made from is kept here, by its hash, so that a program's next run finds it. The cache holds
-512 MiB at most; what was used longest ago goes first. Without it, the frameworks' own caches are of no
-use to software devices: clear those, too.
+CuPy, Numba, Warp and others keep machine code that they compile on disk. Software devices run \
+PTX: what such code was made from is kept here, by its hash, so that a program's next run finds \
+it. The cache holds 512 MiB at most; what was used longest ago goes first. Without it, the \
+frameworks' own caches are of no use to software devices: clear those, too.
 
 Examples:
   kedge kernel-cache ls
@@ -32,8 +32,8 @@ pub(crate) struct KernelCacheArgs {
 enum Command {
     /// List the entries, the one that was used last first
     Ls {
-        /// Print a JSON object: path (of the cache), entries (a list of objects: cubin, the SHA-256 of
-        /// the machine code; kernels, their names; bytes, of the PTX; used, seconds since 1970)
+        /// Print a JSON object: path (of the cache), entries (a list of objects: cubin, the SHA-256
+        /// of the machine code; kernels, their names; bytes, of the PTX; used, seconds since 1970)
         #[arg(long)]
         json: bool,
     },

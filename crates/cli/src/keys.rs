@@ -16,16 +16,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MAX_FILE: u64 = 64 << 10;
 
 const AFTER_HELP: &str = "\
-Each user has one key pair of his own on each machine, and pins the certificates of those whom he
-lends devices to, or whose devices he uses. A connection is made only if each end shows a
-certificate that the other has pinned. Nobody signs for anybody else: a certificate is taken over by
-a way that both sides trust, such as ssh, or its fingerprint is compared.
+Each user has one key pair of his own on each machine, and pins the certificates of those whom he \
+lends devices to, or whose devices he uses. A connection is made only if each end shows a \
+certificate that the other has pinned. Nobody signs for anybody else: a certificate is taken over \
+by a way that both sides trust, such as ssh, or its fingerprint is compared.
 
-Whoever is pinned may use what `kedge serve` of this user lends. A server is pinned under the name
-that `kedge run --gpu` calls it by.
+Whoever is pinned may use what `kedge serve` of this user lends. A server is pinned under the \
+name that `kedge run --gpu` calls it by.
 
-Keys are kept in $XDG_CONFIG_HOME/kedge/keys, else ~/.config/kedge/keys, a folder that must be this
-user's alone.
+Keys are kept in $XDG_CONFIG_HOME/kedge/keys, else ~/.config/kedge/keys, a folder that must be \
+this user's alone.
 
 Examples:
   gpuhost$ kedge keys new                                 once on each machine

@@ -8,7 +8,8 @@ use kedge_supervisor::jobs::{JobName, Jobs};
 use std::time::Duration;
 
 const AFTER_HELP: &str = "\
-Returns when the job has ended. Its images stay, and it does not go back to one (`kedge run --recover`).
+Returns when the job has ended. Its images stay, and it does not go back to one (`kedge run \
+--recover`).
 
 Examples:
   kedge kill nightly
@@ -25,7 +26,8 @@ pub(crate) struct KillArgs {
     /// The job
     #[arg(value_name = "JOB")]
     job: JobName,
-    /// Send this signal to the job's processes and no other, such as USR1; with KILL the job ends at once
+    /// Send this signal to the job's processes and no other, such as USR1; with KILL the job ends
+    /// at once
     #[arg(long, short, value_name = "SIGNAL", value_parser = signal, conflicts_with = "grace")]
     signal: Option<i32>,
     /// How long after SIGTERM what is left is ended by SIGKILL [default: 10s]

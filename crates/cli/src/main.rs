@@ -2,19 +2,27 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod cache;
+mod check;
 mod checkpoint;
 mod child;
+mod config;
 mod devices;
 mod doctor;
+mod explain;
 mod failure;
 mod gpu;
 mod images;
 mod kernel_cache;
 mod keys;
 mod kill;
+mod loader;
 mod logs;
 mod manual;
+mod metrics;
+mod migrate;
 mod mistyped;
+mod model;
 mod output;
 mod probe;
 mod progress;
@@ -25,6 +33,7 @@ mod serve;
 mod size;
 mod swap;
 mod time;
+mod usage;
 mod warm;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +48,7 @@ Exit status:
   1    `kedge doctor` found something that kedge needs and that is missing; `kedge verify` found an
        image that is damaged
   2    the command line was not understood
+  86   `kedge check` found something in the program
   125  kedge itself failed; stderr says why and what to do
   126  the program could not be executed
   127  there is no such program
@@ -49,7 +59,9 @@ Environment:
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ where there is no home
        [default: a folder of the user's in /tmp]
   XDG_CACHE_HOME   the kernel cache is kept in its folder kedge/kernels/ [default: ~/.cache]
-  XDG_CONFIG_HOME  keys are kept in its folder kedge/keys/ [default: ~/.config]
+  XDG_CONFIG_HOME  keys are kept in its folder kedge/keys/, options that are not given are those of
+       kedge/config.toml [default: ~/.config]
+  KEDGE_CONFIG     the file in its place; empty: no file is read (`kedge config --help`)
   KEDGE_LIB_DIR    where libkedge_cuda.so and kedge-proxy are
   NO_COLOR         no colours
 
@@ -61,12 +73,14 @@ Examples:
   kedge restart sim-0001           bring it back from there, also after a reboot
   kedge serve                      lend this machine's devices, for --gpu HOST there
   kedge logs                       what kedge had to say about the latest job
+  kedge check ./program            what its kernels do wrong with memory; no GPU is needed
+  kedge explain ./program          which of its kernels run on software devices, and on which GPUs
   kedge doctor                     what this machine offers, and what is missing";
 
 /// Run unmodified CUDA programs on virtual GPUs
 ///
-/// A program that `kedge run` starts finds kedge's driver where it looks for NVIDIA's, and with it the
-/// devices that --gpu asks for. The program need not be recompiled, and no GPU is needed for
+/// A program that `kedge run` starts finds kedge's driver where it looks for NVIDIA's, and with it
+/// the devices that --gpu asks for. The program need not be recompiled, and no GPU is needed for
 /// software devices.
 #[derive(Debug, Parser)]
 #[command(name = "kedge", version, after_help = AFTER_HELP, propagate_version = false)]
@@ -78,6 +92,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Check(check::CheckArgs),
     /// List the devices that a program would see
     Devices(devices::DevicesArgs),
     /// List running jobs
@@ -91,6 +106,7 @@ enum Command {
     Checkpoint(checkpoint::CheckpointArgs),
     Restart(restart::RestartArgs),
     Swap(swap::SwapArgs),
+    Migrate(migrate::MigrateArgs),
     Warm(warm::WarmArgs),
     Serve(serve::ServeArgs),
     Keys(keys::KeysArgs),
@@ -98,9 +114,15 @@ enum Command {
     Inspect(images::inspect::InspectArgs),
     Verify(images::verify::VerifyArgs),
     Rm(images::rm::RmArgs),
+    Prune(images::prune::PruneArgs),
+    Cache(cache::CacheArgs),
     KernelCache(kernel_cache::KernelCacheArgs),
+    Metrics(metrics::MetricsArgs),
+    Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
+    Explain(explain::ExplainArgs),
     Bench(bench::BenchArgs),
+    Model(model::ModelArgs),
     /// Print completions for a shell
     ///
     /// For bash: kedge completions bash > ~/.local/share/bash-completion/completions/kedge
@@ -116,14 +138,20 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse().command {
+    let cli = match config::parse() {
+        Ok(cli) => cli,
+        Err(failure) => return failure.report(),
+    };
+    let result = match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Check(args) => check::run(args),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
         Command::Kill(args) => kill::run(&args).map(done),
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),
         Command::Restart(args) => restart::run(args),
+        Command::Migrate(args) => migrate::run(&args).map(done),
         Command::Swap(args) => swap::run(&args).map(done),
         Command::Warm(args) => warm::run(&args).map(done),
         Command::Serve(args) => serve::run(&args).map(done),
@@ -132,9 +160,15 @@ fn main() -> ExitCode {
         Command::Inspect(args) => images::inspect::run(&args).map(done),
         Command::Verify(args) => images::verify::run(&args),
         Command::Rm(args) => images::rm::run(&args).map(done),
+        Command::Prune(args) => images::prune::run(&args).map(done),
+        Command::Cache(args) => cache::run(&args).map(done),
         Command::KernelCache(args) => kernel_cache::run(&args).map(done),
+        Command::Metrics(args) => metrics::run(&args).map(done),
+        Command::Config(args) => config::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Explain(args) => explain::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
+        Command::Model(args) => model::run(&args).map(done),
         Command::Completions(args) => manual::completions(&args).map(done),
         Command::Man(args) => manual::man(&args).map(done),
         Command::Probe(args) => probe::run(&args).map(done),

@@ -1,18 +1,39 @@
 //! Options that nobody has: what was probably meant.
 
-use std::ffi::OsStr;
+use crate::Failure;
+use clap::{Args, Command};
+use std::ffi::{OsStr, OsString};
 
 /// Whether a word reads as an option: no program is meant by it.
-pub(crate) fn is_option(word: &OsStr) -> bool {
+fn is_option(word: &OsStr) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
-/// Says that `word` is no option, and which of `options` it resembles.
-pub(crate) fn complaint(word: &OsStr, options: &[String]) -> String {
+/// Whether `--` stands before the program's words, which are the last of all.
+fn follows_the_options(command: &[OsString]) -> bool {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let before = words.len().checked_sub(command.len() + 1).and_then(|at| words.get(at));
+    before.is_some_and(|word| word == "--")
+}
+
+/// Refuses a program whose first word is meant for an option of `kedge NAME`, which takes `A`.
+///
+/// # Errors
+/// Names the option that was probably meant.
+pub(crate) fn refuse<A: Args>(name: &'static str, program: &[OsString]) -> Result<(), Failure> {
+    let first = program.first().filter(|word| is_option(word) && !follows_the_options(program));
+    let Some(word) = first else { return Ok(()) };
+    let command = A::augment_args(Command::new(name));
+    let options = command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned));
+    Err(Failure::of_usage(complaint(name, word, &options.collect::<Vec<_>>())))
+}
+
+/// Says that `word` is no option of `kedge NAME`, and which of `options` it resembles.
+fn complaint(name: &str, word: &OsStr, options: &[String]) -> String {
     let word = crate::output::harmless(&word.to_string_lossy());
     let meant = match nearest(&word, options) {
         Some(option) => format!("did you mean --{option}?"),
-        None => "`kedge run --help` lists the options".to_owned(),
+        None => format!("`kedge {name} --help` lists the options"),
     };
     format!(
         "`{word}` is no option, and no program: {meant} (A program of that name runs behind --.)"
@@ -20,7 +41,7 @@ pub(crate) fn complaint(word: &OsStr, options: &[String]) -> String {
 }
 
 /// The option that `word` differs from in the fewest letters, if in few.
-fn nearest<'a>(word: &str, options: &'a [String]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, options: &'a [String]) -> Option<&'a str> {
     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
     let near = options.iter().map(|option| (distance(name, option), option.as_str()));
     let (letters, option) = near.min()?;

@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::output;
 use clap::{Args, Subcommand};
-use kedge_probe::{Bench, Held};
+use kedge_probe::{Bench, Held, ProbeError, Sink};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -21,6 +21,12 @@ enum What {
     Devices,
     /// Run a kernel through the driver
     Kernel,
+    /// Draw a number, and add one to it for each line, for `doctor`
+    Count {
+        /// A kernel adds, in a device's memory
+        #[arg(long)]
+        on_device: bool,
+    },
     /// Time calls
     Calls,
     /// Time copies
@@ -44,7 +50,18 @@ enum What {
         /// What the device's memory holds is easy to compress
         #[arg(long)]
         plain: bool,
+        /// Bytes of one allocation at most
+        #[arg(long)]
+        part: Option<usize>,
     },
+    /// Do what `bench far` orders, one thing at a time
+    Far,
+    /// Time what it takes to have a device, for `model fit`
+    Session,
+    /// Time uses of a device, for `model fit`
+    Uses,
+    /// Hold events and regions of device memory, for `model fit`
+    Objects { events: usize, regions: usize, size: usize },
     /// Have the driver checkpoint and restore a process, for `bench checkpoint`
     Driver { pid: i32 },
 }
@@ -56,6 +73,10 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
             kedge_probe::devices(kedge_cuda_types::attribute::ALL)?.iter().try_for_each(line)
         }
         What::Kernel => Ok(kedge_probe::check_kernel()?),
+        What::Count { on_device } => {
+            let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+            Ok(kedge_probe::count(*on_device, input, output)?)
+        }
         What::Calls => bench(Bench::Calls),
         What::Copy => bench(Bench::Copy),
         What::Soft => bench(Bench::Soft),
@@ -70,10 +91,22 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
         What::Memory { size } => {
             Ok(kedge_probe::hold_memory(*size, std::io::stdin().lock(), std::io::stdout().lock())?)
         }
-        What::Beat { size, host, plain } => {
+        What::Beat { size, host, plain, part } => {
             let input = std::io::BufReader::new(std::io::stdin());
-            let held = Held { device: *size, host: *host, noise: !plain };
+            let usual = Held::noise(*size);
+            let part = part.unwrap_or(usual.part);
+            let held = Held { host: *host, noise: !plain, part, ..usual };
             Ok(kedge_probe::beat(held, input, std::io::stdout().lock())?)
+        }
+        What::Far => {
+            let input = std::io::BufReader::new(std::io::stdin());
+            Ok(kedge_probe::obey(input, std::io::stdout().lock())?)
+        }
+        What::Session => times(kedge_probe::time_session),
+        What::Uses => times(kedge_probe::time_uses),
+        What::Objects { events, regions, size } => {
+            let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+            Ok(kedge_probe::hold_objects(*events, *regions, *size, input, output)?)
         }
         What::Driver { pid } => line(&kedge_probe::checkpoint_by_driver(*pid)?),
         What::Hold { data, size } => Ok(crate::bench::codecs::hold(data, *size)?),
@@ -81,8 +114,13 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<(), Failure> {
 }
 
 fn bench(what: Bench) -> Result<(), Failure> {
+    times(|sink| kedge_probe::bench(what, sink))
+}
+
+/// Prints each series as it comes.
+fn times(measure: impl FnOnce(&mut Sink<'_>) -> Result<(), ProbeError>) -> Result<(), Failure> {
     let mut lost = None;
-    kedge_probe::bench(what, &mut |series| lost = lost.take().or(line(&series).err()))?;
+    measure(&mut |series| lost = lost.take().or(line(&series).err()))?;
     lost.map_or(Ok(()), Err)
 }
 

@@ -1,5 +1,5 @@
-//! What a command that takes long is about: one line on the terminal, which is gone when it is done. Elsewhere,
-//! nothing.
+//! What a command that takes long is about: one line on the terminal, which is gone when it is
+//! done. Elsewhere, nothing.
 
 use crate::output::{DIM, styled};
 use crate::size::Size;
@@ -61,8 +61,8 @@ impl Speed {
         Speed { begin: Instant::now() }
     }
 
-    /// Returns how far it is, how fast, and how much time is left where it is known how much there is
-    /// to do.
+    /// Returns how far it is, how fast, and how much time is left where it is known how much there
+    /// is to do.
     pub(crate) fn of(&self, done: u64, all: Option<u64>) -> String {
         said(done, all, self.begin.elapsed())
     }

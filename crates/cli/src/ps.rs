@@ -3,8 +3,8 @@
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
 use clap::Args;
-use kedge_supervisor::HeldImage;
 use kedge_supervisor::jobs::{self, Jobs, LastImage, Meta, State};
+use kedge_supervisor::{Checkpoints, HeldImage};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -16,8 +16,9 @@ pub(crate) struct PsArgs {
     /// Print a JSON list of objects: name, state ("running", "exited", "killed", or "unsupervised":
     /// its processes run, and its supervisor was killed), status, signal, pid, supervisor, gpu,
     /// command, started and ended (seconds since 1970), log, image (null, or the latest that is
-    /// durable: image, captured, bytes, stall_seconds), held (null, or what of an image is in
-    /// memory too: image, on_devices and in_memory in bytes, until)
+    /// durable: image, captured, bytes, stall_seconds), checkpoints (durable and failed, how many
+    /// since the job began or came back; last_failure, null or at, why), held (null, or what of an
+    /// image is in memory too: image, on_devices and in_memory in bytes, until)
     #[arg(long)]
     json: bool,
 }
@@ -39,6 +40,7 @@ struct Row {
     ended: Option<u64>,
     log: Option<PathBuf>,
     image: Option<LastImage>,
+    checkpoints: Option<Checkpoints>,
     held: Option<HeldImage>,
 }
 
@@ -50,16 +52,18 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
         let rows: Vec<Row> = metas.map(|meta| row(&jobs, meta)).collect();
         return Ok(output::json(&rows)?);
     }
-    let mut table = Table::new(&["JOB", "STATE", "PID", "GPU", "TIME", "COMMAND"], &[2, 4]);
+    let mut table =
+        Table::new(&["JOB", "STATE", "PID", "GPU", "TIME", "IMAGE", "AGE", "COMMAND"], &[2, 4, 6]);
     let now = jobs::now();
     for meta in metas {
+        let name = meta.state.name();
         let (style, state) = match meta.state {
-            State::Running => (GOOD, "running".to_owned()),
-            State::Unsupervised => (BAD, "unsupervised".to_owned()),
-            State::Exited(0) => (DIM, "exited 0".to_owned()),
-            State::Exited(status) => (BAD, format!("exited {status}")),
-            State::Killed(signal) => (BAD, format!("killed {signal}")),
+            State::Running => (GOOD, name.to_owned()),
+            State::Unsupervised => (BAD, name.to_owned()),
+            State::Exited(0) => (DIM, format!("{name} 0")),
+            State::Exited(number) | State::Killed(number) => (BAD, format!("{name} {number}")),
         };
+        let image = meta.name.parse().ok().and_then(|name| jobs.last_image(&name));
         let time = meta.ended.unwrap_or(now).saturating_sub(meta.started);
         table.row([
             (PLAIN, meta.name),
@@ -67,6 +71,11 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
             (PLAIN, meta.pid.map(|pid| pid.to_string()).unwrap_or_default()),
             (PLAIN, meta.gpu),
             (PLAIN, clock(time)),
+            (PLAIN, image.as_ref().map_or_else(|| "-".to_owned(), short)),
+            (
+                PLAIN,
+                image.map_or_else(String::new, |image| clock(now.saturating_sub(image.captured))),
+            ),
             (PLAIN, output::harmless(&shown(&meta.command))),
         ]);
     }
@@ -74,19 +83,19 @@ pub(crate) fn run(args: &PsArgs) -> Result<(), Failure> {
 }
 
 fn row(jobs: &Jobs, meta: Meta) -> Row {
-    let (state, status, signal) = match meta.state {
-        State::Running => ("running", None, None),
-        State::Unsupervised => ("unsupervised", None, None),
-        State::Exited(status) => ("exited", Some(status), None),
-        State::Killed(signal) => ("killed", None, Some(signal)),
+    let (status, signal) = match meta.state {
+        State::Running | State::Unsupervised => (None, None),
+        State::Exited(status) => (Some(status), None),
+        State::Killed(signal) => (None, Some(signal)),
     };
     let name = meta.name.parse().ok();
     Row {
-        state,
+        state: meta.state.name(),
         status,
         signal,
         log: name.as_ref().map(|name| jobs.log_path(name)),
         image: name.as_ref().and_then(|name| jobs.last_image(name)),
+        checkpoints: name.as_ref().map(|name| jobs.checkpoints(name)),
         held: name.as_ref().and_then(|name| jobs.held(name)),
         name: meta.name,
         pid: meta.pid,
@@ -96,6 +105,11 @@ fn row(jobs: &Jobs, meta: Meta) -> Row {
         started: meta.started,
         ended: meta.ended,
     }
+}
+
+/// An image by its folder's name.
+fn short(image: &LastImage) -> String {
+    output::harmless(&image.image.file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// A command's words, cut where a terminal's line ends anyway.

@@ -18,10 +18,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 const AFTER_HELP: &str = "\
-The job has its process ids, in namespaces of its own; for an ordinary user that takes a user
-namespace, which an administrator can forbid. A restart happens as a whole or not at all. Every
-checksum is compared: of a folder of images, a damaged one is passed over for the next older, which
-`kedge logs` tells. Ctrl-C ends a restart that is under way; nothing is left of it, and the image is as it was.
+The job has its process ids, in namespaces of its own; for an ordinary user that takes a user \
+namespace, which an administrator can forbid. A restart happens as a whole or not at all. Every \
+checksum is compared: of a folder of images, a damaged one is passed over for the next older, \
+which `kedge logs` tells. Ctrl-C ends a restart that is under way; nothing is left of it, and the \
+image is as it was.
 
 Examples:
   kedge restart nightly                   the newest image of the job nightly
@@ -31,13 +32,13 @@ Examples:
 
 /// Bring a job back from its image; exits as its program does
 ///
-/// Its standard input, output and error are those of this command, and so are the terminal, the signals
-/// and the exit status.
+/// Its standard input, output and error are those of this command, and so are the terminal, the
+/// signals and the exit status.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RestartArgs {
-    /// An image, or a folder of images for the newest good one: a path, or a name in the folder where
-    /// images go by default; or a job's name, for the newest image of that job
+    /// An image, or a folder of images for the newest good one: a path, or a name in the folder
+    /// where images go by default; or a job's name, for the newest image of that job
     #[arg(value_name = "IMAGE|DIR|JOB")]
     path: PathBuf,
     /// The job's name [default: the one that it had]
@@ -56,8 +57,8 @@ pub(crate) struct RestartArgs {
     /// background. Takes root (CAP_SYS_PTRACE)
     #[arg(long)]
     lazy: bool,
-    /// Restart only these parts of a job of several, such as 0,2: others are restarted on other hosts, with the
-    /// same --at
+    /// Restart only these parts of a job of several, such as 0,2: others are restarted on other
+    /// hosts, with the same --at
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "at")]
     parts: Vec<u32>,
     /// Say nothing: neither how the restart goes nor, when the program has ended, why it failed
@@ -81,6 +82,9 @@ pub(crate) struct RestartArgs {
 /// What is being restarted: the image's name, its size, since when. A copy of it goes to the job's
 /// init, which tells when the job has come back.
 static SHOWN: Mutex<Option<(String, Size, Instant)>> = Mutex::new(None);
+
+/// How a restart is shown.
+pub(crate) const SHOWING: Showing = Showing { show, take_back, came_back };
 
 fn show(image: &Path, manifest: &Manifest) {
     let bytes = Size(manifest.bytes());
@@ -155,6 +159,9 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     if !args.checkpoints.names_a_dir() {
         policy.dir = kedge_supervisor::images_of(&path).or(policy.dir);
     }
+    if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("a restart")) {
+        return Err(Failure::new(refused));
+    }
     let (name, paths, gpu, lazy) = (args.job, args.paths, args.gpu, args.lazy);
     let joining = args.part.as_deref().and_then(Joining::parse);
     if args.part.is_some() != joining.is_some() {
@@ -163,8 +170,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
     let (far, parts, back) = (args.hosts.far()?, args.parts, None);
     let soft_memory = args.soft_memory.map(|size| size.0);
     // Whoever restarts all parts has one terminal for them.
-    let showing =
-        (joining.is_none() && !args.quiet).then_some(Showing { show, take_back, came_back });
+    let showing = (joining.is_none() && !args.quiet).then_some(SHOWING);
     let spec = RestartSpec {
         path,
         name,
@@ -179,6 +185,7 @@ pub(crate) fn run(args: RestartArgs) -> Result<ExitCode, Failure> {
         parts,
         showing,
         quiet: args.quiet,
+        resume: None,
     };
     conclude(kedge_supervisor::restart(&spec), args.quiet)
 }

@@ -4,18 +4,21 @@ use crate::Failure;
 use crate::gpu;
 use crate::mistyped;
 use crate::output;
+use crate::restart;
 use crate::size::Size;
 use crate::time::Time;
 use clap::Args;
+use kedge_control::stats::JobStats;
 use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{self, JobGpu, OnTerm, Policy};
-use kedge_supervisor::{End, Ended, Far, JobSpec, Outcome, RunError, die_of};
+use kedge_supervisor::{End, Ended, Far, JobSpec, Outcome, RestartSpec, RunError, die_of};
+use kedge_supervisor::{kedge_again, resume};
 use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// A server keeps a session no longer.
@@ -26,6 +29,7 @@ Examples:
   kedge run -- ./program --its-own --arguments
   kedge run --gpu soft:2 --soft-memory 2G -- ./program
   CUDA_VISIBLE_DEVICES=1 kedge run --gpu local -- ./program   as without kedge
+  kedge run --gpu a/0,a/1,b/0,local:0 -- ./program   devices of two servers and of this machine
   kedge run --job nightly -- make check     every program that make starts runs on the device
   kedge run --gpu none --interval 10m --keep 3 -- ./simulate
                                             no device; an image every ten minutes, the last three kept";
@@ -33,29 +37,32 @@ Examples:
 /// Run a program on virtual GPUs; exits as the program does
 ///
 /// The program and all that it starts find kedge's driver through LD_LIBRARY_PATH. Its descriptors,
-/// its terminal and its signals are its own; kedge writes to the job's log (`kedge logs`). When it has
-/// ended, and its devices have failed it, what it needs was refused, or checkpoints that were due could
-/// not be taken, that is said on standard error.
+/// its terminal and its signals are its own; kedge writes to the job's log (`kedge logs`). When it
+/// has ended, and its devices have failed it, what it needs was refused, or checkpoints that were
+/// due could not be taken, that is said on standard error.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RunArgs {
     /// Devices that the program sees: local for this machine's GPUs, local:I,J… for some of them,
-    /// soft, or soft:N for N software devices, HOST[:PORT][/I,J…] for those of a machine that runs
-    /// `kedge serve`, or none for a job of the CPU alone [default: local where there are a driver
-    /// and a GPU, else soft]
+    /// soft, or soft:N for N software devices (with :apart, managed memory is in theirs),
+    /// HOST[:PORT][/I,J…] for those of a machine that runs `kedge serve`, several of these, by
+    /// number and between commas, or none for a job of the CPU alone [default: local where there
+    /// are a driver and a GPU, else soft]
     #[arg(long, value_name = "SPEC")]
     gpu: Option<JobGpu>,
     /// Memory of each software device, such as 4G [default: half of this machine's, shared out]
     #[arg(long, value_name = "SIZE")]
     soft_memory: Option<Size>,
-    /// Memory of each GPU that a checkpoint may take for its copy, such as 16G [default: what is spare]
+    /// Memory of each GPU that a checkpoint may take for its copy, such as 16G [default: what is
+    /// spare]
     #[arg(long, value_name = "SIZE")]
     cache_gpu: Option<Size>,
-    /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is free]
+    /// Pinned host memory that it may take, where a GPU has not enough [default: half of what is
+    /// free]
     #[arg(long, value_name = "SIZE")]
     cache_host: Option<Size>,
-    /// Bytes a second that a checkpoint's copy leaves a GPU with at most, such as 2G [default: as fast as the program
-    /// does not notice much of it]
+    /// Bytes a second that a checkpoint's copy leaves a GPU with at most, such as 2G [default: as
+    /// fast as the program does not notice much of it]
     #[arg(long, value_name = "SIZE")]
     drain_rate: Option<Size>,
     /// Of devices on another machine: how long a line that was cut is tried anew before the program
@@ -65,13 +72,21 @@ pub(crate) struct RunArgs {
     /// The job's name, for `kedge ps` and `kedge logs` [default: made from the program's]
     #[arg(long, value_name = "NAME")]
     job: Option<JobName>,
-    /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted as one.
-    /// The parts are NAME.0, NAME.1 …
+    /// Run the program as one part of the job NAME: all that join it are checkpointed and restarted
+    /// as one. The parts are NAME.0, NAME.1 …
     #[arg(long, value_name = "NAME", conflicts_with_all = ["job", "incremental", "recover", "on_term"])]
     join: Option<JobName>,
+    /// Go on from the newest good image of the job that --job names, where there is one that it has
+    /// made since it last ended with status 0; otherwise start it
+    #[arg(long, requires = "job")]
+    resume: bool,
     /// Say nothing when the program has ended
     #[arg(long, short)]
     quiet: bool,
+    /// Count what the program asks of its devices, tell it on standard error and in the job's log
+    /// when it has ended, and write it to FILE as JSON, for `kedge model predict`
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    stats: Option<Option<PathBuf>>,
     #[command(flatten)]
     hosts: HostArgs,
     #[command(flatten)]
@@ -89,12 +104,12 @@ pub(crate) struct RunArgs {
 /// Where the parts of a job on several hosts meet; `kedge restart` takes the same.
 #[derive(Debug, Args)]
 pub(crate) struct HostArgs {
-    /// The job's parts are on several hosts, and meet at this address of one of them. All of them know a key:
-    /// see --join-key
+    /// The job's parts are on several hosts, and meet at this address of one of them. All of them
+    /// know a key: see --join-key
     #[arg(long, value_name = "HOST:PORT")]
     at: Option<String>,
-    /// A file that only you may read, with the key that the parts of the job share [default: what the variable
-    /// KEDGE_JOIN_KEY has]
+    /// A file that only you may read, with the key that the parts of the job share [default: what
+    /// the variable KEDGE_JOIN_KEY has]
     #[arg(long, value_name = "FILE", requires = "at")]
     join_key: Option<PathBuf>,
 }
@@ -115,7 +130,8 @@ impl HostArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Checkpoints")]
 pub(crate) struct CheckpointArgs {
-    /// Where the job's images go [default: $XDG_STATE_HOME/kedge/images, else ~/.local/state/kedge/images]
+    /// Where the job's images go [default: $XDG_STATE_HOME/kedge/images, else
+    /// ~/.local/state/kedge/images]
     #[arg(long, value_name = "DIR")]
     ckpt_dir: Option<PathBuf>,
     /// Keep the newest N images of the job: an older one goes when a new one is durable, unless
@@ -131,23 +147,28 @@ pub(crate) struct CheckpointArgs {
     /// Every so many images, one holds everything [default with --incremental: 10]
     #[arg(long, value_name = "N", requires = "incremental")]
     full_every: Option<NonZeroU32>,
-    /// When a proxy of the job dies, and with it what its devices hold, restart the job from its newest
-    /// good image; N times at most [default for N: 3]
+    /// When a proxy of the job dies, and with it what its devices hold, restart the job from its
+    /// newest good image; N times at most [default for N: 3]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     recover: Option<NonZeroU32>,
-    /// Keep what the newest image has of the devices in memory too, on the devices where they have room:
-    /// the job goes back much sooner. For TIME, or until another image is made or the memory is needed
+    /// Keep what the newest image has of the devices in memory too, on the devices where they have
+    /// room: the job goes back much sooner. For TIME, or until another image is made or the memory
+    /// is needed
     /// [default for TIME: 10m]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10m")]
     hold: Option<Time>,
-    /// Keep N proxies ready whose devices are started, so that the job goes back, and its processes get their
-    /// devices, sooner: each holds some 0.5 GB of a GPU's memory [default for N: 1]
+    /// Keep N proxies ready whose devices are started, so that the job goes back, and its processes
+    /// get their devices, sooner: each holds some 0.5 GB of a GPU's memory [default for N: 1]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     warm: Option<NonZeroU32>,
-    /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the signal
-    /// on when the job is captured; at the latest after TIME, such as 30s
+    /// Checkpoint the job when kedge is asked to end by SIGTERM, as batch systems do, and pass the
+    /// signal on when the job is captured; at the latest after TIME, such as 30s
     #[arg(long, value_name = "checkpoint[,TIME]", value_parser = on_term)]
     on_term: Option<OnTerm>,
+    /// With --on-term: end with STATUS where the job was captured before it ended, so that a batch
+    /// system puts it into its queue again
+    #[arg(long, value_name = "STATUS", requires = "on_term", value_parser = clap::value_parser!(u8).range(1..125))]
+    requeue_exit: Option<u8>,
 }
 
 /// `checkpoint` or `checkpoint,30s`.
@@ -160,7 +181,7 @@ fn on_term(text: &str) -> Result<OnTerm, String> {
         return Err(format!("`{what}` is nothing that kedge does on SIGTERM: give checkpoint"));
     }
     let deadline = deadline.map(str::parse::<Time>).transpose().map_err(|bad| bad.to_string())?;
-    Ok(OnTerm { deadline: deadline.map(|time| time.0) })
+    Ok(OnTerm { deadline: deadline.map(|time| time.0), requeue_exit: None })
 }
 
 impl CheckpointArgs {
@@ -178,42 +199,41 @@ impl CheckpointArgs {
             return Err(Failure::new("--interval is shorter than a second: give 1s or more"));
         }
         let full_every = self.incremental.then_some(self.full_every.unwrap_or(policy::FULL_EVERY));
-        let (keep, on_term, recover) = (self.keep, self.on_term, self.recover);
+        let requeue_exit = self.requeue_exit;
+        let on_term = self.on_term.map(|on_term| OnTerm { requeue_exit, ..on_term });
+        let (keep, recover) = (self.keep, self.recover);
         let (hold, warm) = (self.hold.map(|time| time.0), self.warm);
-        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm })
+        Ok(Policy { dir, keep, interval, on_term, full_every, recover, hold, warm, resume: false })
     }
 }
 
-impl RunArgs {
-    /// The long options, without their dashes.
-    fn options() -> Vec<String> {
-        let command = RunArgs::augment_args(clap::Command::new("run"));
-        command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
-    }
-}
-
-/// Whether `--` stands before the program's words, which are the last of all.
-fn follows_the_options(command: &[OsString]) -> bool {
-    let words: Vec<OsString> = std::env::args_os().collect();
-    let before = words.len().checked_sub(command.len() + 1).and_then(|at| words.get(at));
-    before.is_some_and(|word| word == "--")
-}
+impl RunArgs {}
 
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
-    let mistyped =
-        |word: &&OsString| mistyped::is_option(word) && !follows_the_options(&args.command);
-    if let Some(word) = args.command.first().filter(mistyped) {
-        return Err(Failure::of_usage(mistyped::complaint(word, &RunArgs::options())));
-    }
-    let policy = args.checkpoints.policy()?;
+    mistyped::refuse::<RunArgs>("run", &args.command)?;
+    let mut policy = args.checkpoints.policy()?;
+    policy.resume = args.resume;
     let far = args.hosts.far()?;
     if far.is_some() && args.join.is_none() {
         return Err(Failure::new("--at is for jobs of several parts: give --join NAME with it"));
     }
+    if let (true, Some(dir), Some(job)) = (args.resume, &policy.dir, &args.job)
+        && !resume::images(dir, job).unwrap_or_default().is_empty()
+    {
+        if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("--resume")) {
+            return Err(Failure::new(refused));
+        }
+        let spec = resumed(&args, dir.clone(), job.clone(), policy.clone());
+        return conclude(kedge_supervisor::restart(&spec), args.quiet);
+    }
     let mut words = args.command.into_iter();
     let soft_only = args.soft_memory.map(|_| "--soft-memory");
     let (gpu, gpu_default) = gpu::of_job(args.gpu.as_ref(), soft_only)?;
+    let named = |(option, given)| if given { gpu.refuse_several(option) } else { None };
+    if let Some(refused) = policy.needs_one_place().into_iter().find_map(named) {
+        return Err(Failure::new(refused));
+    }
     let bytes = |size: Option<Size>| size.map(|size| size.0);
     let limits = DeviceLimits {
         soft_memory: bytes(args.soft_memory),
@@ -232,8 +252,49 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
         policy,
+        stats: args.stats.is_some(),
+        check: None,
     };
-    conclude(kedge_supervisor::run(&spec), args.quiet)
+    let end = kedge_supervisor::run(&spec);
+    if let (Some(to), Ok(End::Ended(Ended { stats: Some(stats), .. }))) = (&args.stats, &end) {
+        tell_stats(stats, to.as_deref(), args.quiet);
+    }
+    conclude(end, args.quiet)
+}
+
+/// What `--resume` restarts. The devices are those that are named, or that the job had.
+fn resumed(args: &RunArgs, path: PathBuf, job: JobName, policy: Policy) -> RestartSpec {
+    let gpu = match &args.gpu {
+        Some(JobGpu::Devices(gpu)) => Some(gpu.clone()),
+        Some(JobGpu::None) | None => None,
+    };
+    RestartSpec {
+        path,
+        name: Some(job.clone()),
+        policy,
+        gpu,
+        soft_memory: args.soft_memory.map(|size| size.0),
+        showing: (!args.quiet).then_some(restart::SHOWING),
+        quiet: args.quiet,
+        resume: Some(job),
+        ..RestartSpec::default()
+    }
+}
+
+/// Tells what the job has asked of its devices. The program has ended as it has, whether or not
+/// that can be written.
+fn tell_stats(stats: &JobStats, file: Option<&Path>, quiet: bool) {
+    if !quiet {
+        let lines = stats.stats.lines();
+        lines.iter().for_each(|line| output::complain(&format!("{}: {line}", stats.job)));
+    }
+    let Some(file) = file else { return };
+    let written = serde_json::to_vec_pretty(stats)
+        .map_err(std::io::Error::from)
+        .and_then(|text| std::fs::write(file, text));
+    if let Err(error) = written {
+        output::complain(&format!("{}: {error}: the figures are not kept", file.display()));
+    }
 }
 
 /// Ends as the job has ended, or goes back with it.
@@ -241,7 +302,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
 /// What there is to say comes when the program has ended: in a pipe, too, its own words come first.
 pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCode, Failure> {
     match end.map_err(|error| Failure::of_run(&error))? {
-        End::Ended(Ended { outcome, postscript }) => {
+        End::Ended(Ended { outcome, postscript, .. }) => {
             let lines = postscript.iter().filter(|_| !quiet);
             lines.for_each(|line| output::complain(line));
             match outcome {
@@ -250,9 +311,7 @@ pub(crate) fn conclude(end: Result<End, RunError>, quiet: bool) -> Result<ExitCo
             }
         }
         End::GoBack(back) => {
-            // The file may have been replaced since by another version's.
-            let own = std::env::current_exe().ok().filter(|path| path.exists());
-            let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
+            let mut command = kedge_again();
             command.arg0("kedge").arg("restart").arg(&back.image).arg("--back").arg(&back.note);
             command.args(quiet.then_some("--quiet"));
             Err(Failure::new(format!("cannot start kedge again: {}", command.exec())))

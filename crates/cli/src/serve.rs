@@ -12,9 +12,10 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 
 const AFTER_HELP: &str = "\
-It listens on this machine alone unless it is told otherwise, and there serves the user who started
-it. Whoever comes from another machine must have a key that is pinned here, and the connection is
-encrypted; `kedge keys --help` tells how. Once each side has pinned the other's certificate:
+It listens on this machine alone unless it is told otherwise, and there serves the user who \
+started it. Whoever comes from another machine must have a key that is pinned here, and the \
+connection is encrypted; `kedge keys --help` tells how. Once each side has pinned the other's \
+certificate:
 
   gpuhost$ kedge serve --listen 0.0.0.0:7531
   here$    kedge run --gpu gpuhost/0 -- ./train

@@ -8,9 +8,10 @@ use kedge_supervisor::control;
 use kedge_supervisor::jobs::{JobName, Jobs};
 
 const AFTER_HELP: &str = "\
-Out: what the job has in its devices' memory is packed into host memory (kedge run --cache-host is the
-limit), and the devices' memory is others'. The job runs on; as soon as it asks its devices for anything, that
-comes back by itself, and waits until there is memory for it. Addresses stay as they were.
+Out: what the job has in its devices' memory is packed into host memory (kedge run --cache-host \
+is the limit), and the devices' memory is others'. The job runs on; as soon as it asks its \
+devices for anything, that comes back by itself, and waits until there is memory for it. \
+Addresses stay as they were.
 
 Memory that the program has made by cuMemCreate, arrays and module variables stay on the devices.
 

@@ -16,10 +16,11 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 const AFTER_HELP: &str = "\
-A warm proxy has its devices started and a context made, which takes 0.2 s on an H200; it holds some 0.5 GB of a GPU's memory
-for that. `kedge run` and `kedge restart` take one where it is what they would have started themselves: on the same
-devices, of the same kedge, under the same CUDA_ variables, on the same processors, in the same namespaces. If not, a new
-proxy starts, and the job's log tells why.
+A warm proxy has its devices started and a context made, which takes 0.2 s on an H200; it holds \
+some 0.5 GB of a GPU's memory for that. `kedge run` and `kedge restart` take one where it is what \
+they would have started themselves: on the same devices, of the same kedge, under the same CUDA_ \
+variables, on the same processors, in the same namespaces. If not, a new proxy starts, and the \
+job's log tells why.
 
 Examples:
   kedge warm start --gpu local:0 --gpu local:1 &   one ready for each of two GPUs, until it is told to stop
@@ -58,8 +59,8 @@ enum What {
 
 #[derive(Debug, Args)]
 struct StartArgs {
-    /// Devices that they are ready for, as `kedge run` takes them; once for each choice [default: as for
-    /// `kedge run`]
+    /// Devices that they are ready for, as `kedge run` takes them; once for each choice [default:
+    /// as for `kedge run`]
     #[arg(long = "gpu", value_name = "SPEC")]
     gpus: Vec<GpuSpec>,
     /// So many for each
@@ -86,6 +87,9 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
     let soft_memory = args.soft_memory.map(|size| size.0);
     let limits = DeviceLimits { soft_memory, ..DeviceLimits::default() };
     let mut gpus = args.gpus.clone();
+    if let Some(refused) = gpus.iter().find_map(|gpu| gpu.refuse_several("a proxy made ready")) {
+        return Err(refused.into());
+    }
     if gpus.is_empty() {
         gpus.push(gpu::resolve(None, soft_memory.map(|_| "--soft-memory"))?.spec);
     }

@@ -1,5 +1,9 @@
 //! The devices of a job, as `--gpu` names them.
 
+mod several;
+
+pub use several::{Place, Several};
+
 use kedge_cuda_types::arena::MAX_DEVICES;
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +12,15 @@ use thiserror::Error;
 /// The devices that `--gpu` asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuSpec {
-    /// `soft` or `soft:N`: software devices.
-    Soft { devices: u32 },
+    /// `soft` or `soft:N`: software devices; with `:apart` behind that, managed memory is kept in
+    /// theirs, and they see the host's pages no more than a GPU does.
+    Soft { devices: u32, apart: bool },
     /// `local` or `local:I,J…`: this machine's GPUs, all or those that the driver counts so.
     Local { ordinals: Vec<u32> },
     /// `HOST[:PORT][/I,J…]`: devices of a server (`kedge serve`), all or those of these numbers.
     Remote { server: Server, devices: Vec<u32> },
+    /// Devices of several of these, between commas.
+    Several(Several),
 }
 
 /// Where `kedge serve` listens unless it is told otherwise.
@@ -27,40 +34,99 @@ pub struct Server {
     port: u16,
 }
 
+/// Why a text names no devices.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "`{0}` names no devices: give soft, soft:N with N from 1 to {MAX_DEVICES}, local, local:I,J… \
-     with the GPUs' numbers, or HOST[:PORT][/I,J…] of a machine that runs `kedge serve`"
-)]
-pub struct BadGpuSpec(String);
+pub enum BadGpuSpec {
+    #[error(
+        "`{0}` names no devices: give soft, soft:N with N from 1 to {MAX_DEVICES}, soft:apart, \
+         local, local:I,J… with the GPUs' numbers, or HOST[:PORT][/I,J…] of a machine that runs \
+         `kedge serve`; or several of these, between commas"
+    )]
+    Unknown(String),
+    #[error(
+        "`{0}` is one of several places, and does not say which of its devices: give them by \
+         number, as in gpu7/0,1 or local:0"
+    )]
+    Unnumbered(String),
+    #[error("`{0}` is named twice in a list of devices: name each device once")]
+    Twice(String),
+    #[error("a list names {0} devices, and a job has {MAX_DEVICES} at most: leave some out")]
+    TooMany(usize),
+    #[error(
+        "`{0}` is one of several places, where managed memory apart is not supported: give soft:N"
+    )]
+    Apart(String),
+}
 
 impl GpuSpec {
     /// Returns the GPUs that the driver is to show, as `CUDA_VISIBLE_DEVICES` lists them; `None`
     /// where that is all of them.
     pub fn shown(&self) -> Option<String> {
-        let GpuSpec::Local { ordinals } = self else { return None };
+        let ordinals = match self {
+            GpuSpec::Local { ordinals } => ordinals,
+            GpuSpec::Several(several) => {
+                return several.places().iter().find_map(|place| place.spec.shown());
+            }
+            _ => return None,
+        };
         let list: Vec<String> = ordinals.iter().map(u32::to_string).collect();
         (!list.is_empty()).then(|| list.join(","))
+    }
+
+    /// Returns the places that it names: itself, where it is one.
+    pub fn places(&self) -> Vec<GpuSpec> {
+        match self {
+            GpuSpec::Several(several) => several.places().into_iter().map(|p| p.spec).collect(),
+            one => vec![one.clone()],
+        }
+    }
+
+    /// Returns whether any of the devices are software devices of this machine.
+    pub fn has_soft(&self) -> bool {
+        self.places().iter().any(|place| matches!(place, GpuSpec::Soft { .. }))
+    }
+
+    /// Returns what a list of several places cannot have: `what`, by name, and what mends it.
+    pub fn refuse_several(&self, what: &str) -> Option<String> {
+        matches!(self, GpuSpec::Several(_)).then(|| {
+            format!(
+                "{what} is not supported as yet for devices of several places (--gpu {self}): give \
+                 devices of one place, or do without"
+            )
+        })
     }
 }
 
 impl FromStr for GpuSpec {
     type Err = BadGpuSpec;
     fn from_str(text: &str) -> Result<GpuSpec, BadGpuSpec> {
-        let spec = match text.split_once(':') {
-            None if text == "soft" => Some(GpuSpec::Soft { devices: 1 }),
-            None if text == "local" => Some(GpuSpec::Local { ordinals: Vec::new() }),
-            Some(("soft", count)) => soft(count),
-            Some(("local", list)) => local(list),
-            _ => remote(text),
-        };
-        spec.ok_or_else(|| BadGpuSpec(text.to_owned()))
+        let items = Several::items(text);
+        match &items[..] {
+            [one] => simple(one).ok_or_else(|| BadGpuSpec::Unknown(text.to_owned())),
+            _ => Several::of(text, &items),
+        }
+    }
+}
+
+/// Reads devices of one place.
+fn simple(text: &str) -> Option<GpuSpec> {
+    match text.split_once(':') {
+        None if text == "soft" => soft("1"),
+        None if text == "local" => Some(GpuSpec::Local { ordinals: Vec::new() }),
+        Some(("soft", count)) => soft(count),
+        Some(("local", list)) => local(list),
+        _ => remote(text),
     }
 }
 
 fn soft(count: &str) -> Option<GpuSpec> {
+    let (count, apart) = match count.strip_suffix("apart") {
+        Some("") => ("1", true),
+        Some(count) => (count.strip_suffix(':')?, true),
+        None => (count, false),
+    };
     let devices = count.parse().ok().filter(|n| (1..=MAX_DEVICES).contains(n))?;
-    Some(GpuSpec::Soft { devices })
+    Some(GpuSpec::Soft { devices, apart })
 }
 
 fn local(list: &str) -> Option<GpuSpec> {
@@ -86,7 +152,7 @@ impl FromStr for Server {
     type Err = BadGpuSpec;
     /// Reads `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
     fn from_str(text: &str) -> Result<Server, BadGpuSpec> {
-        let bad = || BadGpuSpec(text.to_owned());
+        let bad = || BadGpuSpec::Unknown(text.to_owned());
         let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((address, "")) => (address, None),
             Some((address, port)) => (address, Some(port.strip_prefix(':').ok_or_else(bad)?)),
@@ -122,8 +188,10 @@ impl fmt::Display for Server {
 impl fmt::Display for GpuSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GpuSpec::Soft { devices: 1 } => write!(f, "soft"),
-            GpuSpec::Soft { devices } => write!(f, "soft:{devices}"),
+            GpuSpec::Soft { devices: 1, apart: false } => write!(f, "soft"),
+            GpuSpec::Soft { devices: 1, apart: true } => write!(f, "soft:apart"),
+            GpuSpec::Soft { devices, apart: false } => write!(f, "soft:{devices}"),
+            GpuSpec::Soft { devices, apart: true } => write!(f, "soft:{devices}:apart"),
             GpuSpec::Local { ordinals } => {
                 write!(f, "local")?;
                 list(f, ':', ordinals)
@@ -132,6 +200,7 @@ impl fmt::Display for GpuSpec {
                 write!(f, "{server}")?;
                 list(f, '/', devices)
             }
+            GpuSpec::Several(several) => several.fmt(f),
         }
     }
 }
@@ -165,11 +234,14 @@ mod tests {
 
     #[test]
     fn specs_read_as_people_write_them() {
-        assert_eq!("soft".parse(), Ok(GpuSpec::Soft { devices: 1 }));
-        assert_eq!("soft:4".parse(), Ok(GpuSpec::Soft { devices: 4 }));
+        assert_eq!("soft".parse(), Ok(GpuSpec::Soft { devices: 1, apart: false }));
+        assert_eq!("soft:4".parse(), Ok(GpuSpec::Soft { devices: 4, apart: false }));
+        assert_eq!("soft:1:apart".parse(), Ok(GpuSpec::Soft { devices: 1, apart: true }));
         assert_eq!("local".parse(), Ok(GpuSpec::Local { ordinals: vec![] }));
         assert_eq!("local:2,0".parse(), Ok(GpuSpec::Local { ordinals: vec![2, 0] }));
-        for text in ["soft", "soft:2", "local", "local:1", "local:3,1"] {
+        for text in
+            ["soft", "soft:2", "soft:apart", "soft:3:apart", "local", "local:1", "local:3,1"]
+        {
             assert_eq!(text.parse::<GpuSpec>().unwrap().to_string(), text);
         }
         for text in ["gpu7:7531", "10.0.0.1:80/0", "a.b-c:1/3,1", "[::1]:7531/2"] {
@@ -180,7 +252,17 @@ mod tests {
         {
             assert_eq!(short.parse::<GpuSpec>().unwrap().to_string(), text);
         }
-        let bad = ["", "soft:", "soft:0", "soft:17", "soft:x", "soft:1:2", "soft:-1"];
+        let bad = [
+            "",
+            "soft:",
+            "soft:2apart",
+            "soft::apart",
+            "soft:0",
+            "soft:17",
+            "soft:x",
+            "soft:1:2",
+            "soft:-1",
+        ];
         let bad = bad.into_iter().chain(["local:", "local:1,", "local:1,1", "local:x"]);
         let remote =
             ["a:", "a:0", "a:65536", "a/", "a/x", "a/1,1", "a b", "-a", "::1", "[a]:1", "[::1]1"];

@@ -27,8 +27,66 @@ pub enum Ask {
     Swap {
         out: bool,
     },
+    /// Move the job's devices while it runs.
+    Migrate(Migrate),
     /// To be told which life of the job this is: another one after each restart.
     Life,
+}
+
+/// A move that is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migrate {
+    /// Where to, as `kedge migrate --to` has it.
+    pub to: String,
+    /// The last difference is taken across when that is expected to take no longer.
+    pub max_pause_ms: u64,
+    /// Or after so many rounds.
+    pub rounds: u32,
+    /// Whether to stay where it is rather than to stand still for longer than that.
+    #[serde(default)]
+    pub or_stay: bool,
+    /// Bytes a second that cross while the program runs, at most.
+    #[serde(default)]
+    pub rate: Option<u64>,
+    /// Whether only to find out if it can: a first round crosses, and everything stays.
+    #[serde(default)]
+    pub check: bool,
+}
+
+/// Why what is left crosses while the devices stand still.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Settles {
+    /// It is expected to take no longer than it may.
+    #[default]
+    Fits,
+    /// A round has brought no less than the one before.
+    NoLess,
+    /// There have been as many rounds as there may be.
+    Rounds,
+    /// What is made and ended on the devices cannot be followed: all of it crosses.
+    Anew,
+}
+
+/// How far a move has come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Moving {
+    /// A round is over: so many bytes have crossed while the program ran.
+    Round { process: u32, round: u32, bytes: u64, seconds: f64 },
+    /// The devices stood still for so long, while so many bytes crossed, and why they did so then.
+    Pause {
+        process: u32,
+        bytes: u64,
+        seconds: f64,
+        #[serde(default)]
+        why: Settles,
+    },
+    /// It stays where it is: so many bytes change while as many cross, for which it would have
+    /// stood still for so long.
+    Stays { process: u32, bytes: u64, seconds: f64 },
+    /// All of it is over.
+    Done { processes: u32, seconds: f64 },
 }
 
 /// What is to be done to the job's processes.
@@ -118,6 +176,7 @@ pub enum Reply {
     Swapped {
         bytes: u64,
     },
+    Moving(Moving),
     Life(String),
     Failed {
         kind: FailureKind,

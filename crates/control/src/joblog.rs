@@ -132,8 +132,8 @@ pub fn failure(line: &str) -> Option<Failure<'_>> {
     fault.or_else(|| text.strip_prefix(REFUSED).map(Failure::Refused))
 }
 
-/// What a line says: `TIME WHO[PID]: TEXT`, or the shim's `[PID] TEXT`; the supervisor's init has no
-/// id that means anything outside.
+/// What a line says: `TIME WHO[PID]: TEXT`, or the shim's `[PID] TEXT`; the supervisor's init has
+/// no id that means anything outside.
 fn text(line: &str) -> Option<&str> {
     match line.strip_prefix('[') {
         Some(shims) => shims.split_once("] ").map(|(_, text)| text),

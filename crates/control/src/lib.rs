@@ -4,12 +4,15 @@
 //! - [`proxy`]: orders to a proxy. [`keeper`]: what brings devices back when their proxy is gone.
 //!   [`warm`]: proxies that are ready. [`job`]: what users ask of a running job.
 //! - [`sharing`], [`peer`], [`aliases`]: what several clients have together, by name.
-//! - [`service`]: answers on a socket.
+//! - [`session`]: which one a proxy has with a server of devices.
+//! - [`service`]: answers on a socket. [`stats`]: what a job has asked of its devices.
+//!   [`check`]: what was found in a program that is checked.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
 
 #![forbid(unsafe_code)]
 
 pub mod aliases;
+pub mod check;
 pub mod gpu;
 pub mod job;
 pub mod joblog;
@@ -18,5 +21,7 @@ pub mod machine;
 pub mod peer;
 pub mod proxy;
 pub mod service;
+pub mod session;
 pub mod sharing;
+pub mod stats;
 pub mod warm;

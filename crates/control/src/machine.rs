@@ -125,7 +125,7 @@ impl Machine {
     /// with what is wrong, because a software device is slower by orders of magnitude.
     pub fn default_gpu(&self) -> (GpuSpec, String) {
         let local = GpuSpec::Local { ordinals: Vec::new() };
-        let soft = GpuSpec::Soft { devices: 1 };
+        let soft = GpuSpec::Soft { devices: 1, apart: false };
         match (&self.driver, self.gpus) {
             (Some(driver), 1) => (local, format!("there is a GPU, and {}", driver.display())),
             (Some(driver), 2..) => {
@@ -186,7 +186,7 @@ mod tests {
             [(true, 0, "no GPU"), (false, 0, "no NVIDIA driver"), (false, 1, "libcuda.so.1")]
         {
             let (gpu, said) = choice(driver, gpus);
-            assert_eq!(gpu, GpuSpec::Soft { devices: 1 });
+            assert_eq!(gpu, GpuSpec::Soft { devices: 1, apart: false });
             assert!(said.contains(why), "{said}");
         }
     }

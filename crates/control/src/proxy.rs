@@ -71,6 +71,24 @@ wire! {
         /// Hand over to the keeper what is to be held of what was captured, for this file of this
         /// image → `Yes`. Before `Write`.
         Hold = 12 { image: Text<4096>, file: Text<256> },
+        /// Its client is to move: the descriptor leads to the proxy that will have it, which the
+        /// file `owner` of the job names by `token` as soon as it has → `Ends`.
+        Move = 18 { owner: Text<4096>, token: Text<64> },
+        /// Take what the devices hold for one round of a move → `Captured`. Gated, at rest. After
+        /// the `last` one the gate stays closed whatever becomes of the supervisor, unless the
+        /// client has not moved.
+        Show = 19 { last: bool },
+        /// Send what was taken, but for what the other proxy has → `Crossed`. At most so many bytes
+        /// a second, if that is not 0.
+        Cross = 20 { rate: u64 },
+        /// The client does not move → `Yes`.
+        Stay = 21 {},
+        /// The client has moved: hear it no more → `Yes`, then end without a word to it.
+        Depart = 22 {},
+        /// To a new proxy: take a client over from the one behind the third descriptor; the first
+        /// two are the ring and the shared arena. → `Yes` when the last round has arrived. It is
+        /// the owner when the file `owner` says `token`.
+        Arrive = 23 { client: u32, owner: Text<4096>, token: Text<64> },
     }
 
     #[derive(Debug, Clone, PartialEq)]
@@ -87,6 +105,12 @@ wire! {
         /// that it had.
         Shares = 7 { pid: u32, shares: List<Share, MAX_SHARES>, released: List<(u64, u64), 4096> },
         Adopted = 8 { name: PeerName },
+        /// With the descriptors of a client's connection: the proxy's socket, the ring, the shared
+        /// arena. And the client's process.
+        Ends = 9 { pid: u32 },
+        /// So much has crossed. Not `fits`: what the other proxy has made is not what there is any
+        /// more, and another one has to take its place.
+        Crossed = 10 { bytes: u64, fits: bool },
         Failed = 5 { why: Text<4096> },
     }
 }
@@ -149,9 +173,14 @@ impl Control {
 
     /// The answer to the order that was given last.
     pub fn answer(&self, limit: Duration) -> Result<Answer, ControlError> {
-        match self.0.receive(limit)?.0 {
-            Answer::Failed { why } => Err(ControlError::Failed(why.into_inner())),
-            answer => Ok(answer),
+        self.answer_with(limit).map(|(answer, _)| answer)
+    }
+
+    /// The same, with the descriptors that came with it.
+    pub fn answer_with(&self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), ControlError> {
+        match self.0.receive(limit)? {
+            (Answer::Failed { why }, _) => Err(ControlError::Failed(why.into_inner())),
+            answered => Ok(answered),
         }
     }
 

@@ -144,9 +144,9 @@ impl Client {
         }
     }
 
-    /// As [`Client::arrive`] for a series of node scope that has `members` members, whose steps are 1, 2, 3 and so
-    /// on. They meet in memory, so that all go on by one call of the last one; the coordinator only watches that
-    /// they live.
+    /// As [`Client::arrive`] for a series of node scope that has `members` members, whose steps are
+    /// 1, 2, 3 and so on. They meet in memory, so that all go on by one call of the last one; the
+    /// coordinator only watches that they live.
     pub fn meet(
         &mut self,
         series: &Series,

@@ -1,5 +1,5 @@
-//! Who coordinates: whoever of the job holds the lock in its folder. The kernel lets go of the lock when that
-//! process ends, however it ends.
+//! Who coordinates: whoever of the job holds the lock in its folder. The kernel lets go of the lock
+//! when that process ends, however it ends.
 
 use crate::link::Link;
 use crate::remote::Far;
@@ -78,7 +78,8 @@ impl Place {
             .or_else(|error| self.far.as_ref().ok_or(error)?.connect().map(Link::Remote))
     }
 
-    /// Connects to the coordinator. Where there is none, this process becomes it, if it is on the host for that.
+    /// Connects to the coordinator. Where there is none, this process becomes it, if it is on the
+    /// host for that.
     pub fn reach(&self, job: &str) -> io::Result<(Link, Leader)> {
         if let Ok(stream) = connect(&self.folder) {
             return Ok((stream, Leader::Other));

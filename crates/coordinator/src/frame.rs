@@ -45,8 +45,8 @@ pub(crate) fn send(mut stream: impl Write, message: &impl Wire) -> io::Result<()
     stream.write_all(&frame(message))
 }
 
-/// Reads one message; nothing follows it, because it answers the only question. Nearly every one comes with one
-/// call of `read`.
+/// Reads one message; nothing follows it, because it answers the only question. Nearly every one
+/// comes with one call of `read`.
 pub(crate) fn receive<T: Wire>(
     mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     most: usize,

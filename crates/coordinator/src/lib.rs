@@ -1,9 +1,10 @@
 //! The coordinator of a job: barriers, and publish and subscribe, between its members.
 //!
-//! Members are the supervisors of a job's parts, and plugins of others. [`State`] is a pure state machine;
-//! [`Server`] gives it sockets, [`Client`] is the asking side, [`reach`] finds the coordinator or becomes it.
-//! It holds nothing that its members cannot tell again: when it is lost, any of them takes over, the others
-//! join that one and repeat what they were asking.
+//! Members are the supervisors of a job's parts, and plugins of others. [`State`] is a pure state
+//! machine;
+//! [`Server`] gives it sockets, [`Client`] is the asking side, [`reach`] finds the coordinator or
+//! becomes it. It holds nothing that its members cannot tell again: when it is lost, any of them
+//! takes over, the others join that one and repeat what they were asking.
 //!
 //! docs/design/0008-coordinator.md has the decisions.
 #![forbid(unsafe_code)]

@@ -1,4 +1,5 @@
-//! A connection between a member and the coordinator: on one host by a Unix socket, between hosts by TCP.
+//! A connection between a member and the coordinator: on one host by a Unix socket, between hosts
+//! by TCP.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

@@ -54,8 +54,8 @@ wire! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Broken { pub series: Series, pub by: Name, pub why: Why }
 
-    /// The first request of a connection. What the member remembers of a coordinator that was lost is in it,
-    /// so that nobody waits for what has happened.
+    /// The first request of a connection. What the member remembers of a coordinator that was lost
+    /// is in it, so that nobody waits for what has happened.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Hello {
         pub version: u32,
@@ -68,8 +68,8 @@ wire! {
         pub broken: List<Broken, MAX_TOLD>,
     }
 
-    /// One at a time on a connection; the answer may be long in coming. `wait_ms` bounds that: 0 is not to
-    /// wait.
+    /// One at a time on a connection; the answer may be long in coming. `wait_ms` bounds that: 0 is
+    /// not to wait.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum Request {
         Hello = 1 { hello: Hello },

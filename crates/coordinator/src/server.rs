@@ -1,4 +1,5 @@
-//! The coordinator's sockets: one thread, which lives as long as the process or until it is told to stop.
+//! The coordinator's sockets: one thread, which lives as long as the process or until it is told to
+//! stop.
 
 use crate::frame::{first, frame};
 use crate::link::Link;
@@ -36,7 +37,8 @@ pub struct Server {
 
 impl Server {
     /// Coordinates the job `job` for whoever connects to `listener`: processes of this user.
-    /// What `held` is stays there for as long as it does. Members on other hosts come to `far`, with its key.
+    /// What `held` is stays there for as long as it does. Members on other hosts come to `far`,
+    /// with its key.
     pub fn start(
         listener: UnixListener,
         far: Option<(TcpListener, JobKey)>,

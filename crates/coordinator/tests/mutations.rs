@@ -1,4 +1,5 @@
-//! The fuzz target's property on its corpus, which has a message of every shape, and on what mutations make of it.
+//! The fuzz target's property on its corpus, which has a message of every shape, and on what
+//! mutations make of it.
 
 use kedge_coordinator::*;
 use kedge_wire::{List, encode};

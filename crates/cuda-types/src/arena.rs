@@ -36,7 +36,70 @@ pub const fn device_of(addr: u64) -> Option<u32> {
     }
 }
 
+/// Which windows of the address map a process's devices have: as which of a job's devices programs
+/// count them. Its devices lie in rising windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows(u16);
+
+const _: () = assert!(MAX_DEVICES == u16::BITS);
+
+impl Windows {
+    /// Returns those of so many devices that are all of a job's.
+    pub const fn first(count: u32) -> Windows {
+        if count >= MAX_DEVICES { Windows(u16::MAX) } else { Windows((1 << count) - 1) }
+    }
+
+    /// Returns those of these numbers; `None` where they do not rise, or are no windows.
+    pub fn of(numbers: &[u32]) -> Option<Windows> {
+        let rise = numbers.is_sorted_by(|a, b| a < b);
+        let fit = numbers.iter().all(|number| *number < MAX_DEVICES);
+        let bits = || numbers.iter().fold(0, |bits, number| bits | 1 << number);
+        (rise && fit).then(|| Windows(bits()))
+    }
+
+    /// Returns how many there are.
+    pub const fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Returns the position among a process's devices of the one in a window.
+    pub fn position(self, window: u32) -> Option<usize> {
+        let bit = 1u16.checked_shl(window).filter(|bit| self.0 & bit != 0)?;
+        Some((self.0 & (bit - 1)).count_ones() as usize)
+    }
+
+    /// Returns the window that holds an address, if it is one of these.
+    pub fn holding(self, addr: u64) -> Option<u32> {
+        device_of(addr).filter(|window| self.position(*window).is_some())
+    }
+
+    /// Returns them, rising.
+    pub fn iter(self) -> impl Iterator<Item = u32> {
+        (0..MAX_DEVICES).filter(move |window| self.0 & 1 << window != 0)
+    }
+}
+
 /// Whether `addr` lies in the shared arena.
 pub const fn is_shared(addr: u64) -> bool {
     addr >= SHARED_BASE && addr < SHARED_BASE + SHARED_LEN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_positions_among_a_jobs_devices() {
+        let some = Windows::of(&[1, 4, 15]).unwrap();
+        assert_eq!((some.count(), some.iter().collect::<Vec<_>>()), (3, vec![1, 4, 15]));
+        assert_eq!([0, 1, 4, 15].map(|w| some.position(w)), [None, Some(0), Some(1), Some(2)]);
+        assert_eq!((some.position(16), some.position(u32::MAX)), (None, None));
+        assert_eq!(some.holding(device_base(4) + 5), Some(4));
+        assert_eq!([device_base(0), device_base(5), 0x1000].map(|at| some.holding(at)), [None; 3]);
+        assert_eq!(Windows::of(&[0, 1, 2]), Some(Windows::first(3)));
+        assert_eq!(Windows::first(16).count(), 16);
+        for bad in [&[1, 1][..], &[2, 1], &[16]] {
+            assert_eq!(Windows::of(bad), None, "{bad:?}");
+        }
+    }
 }

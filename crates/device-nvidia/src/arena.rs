@@ -1,6 +1,7 @@
 //! Device memory at addresses of the client's choice: one reserved range a device, slabs and
 //! program's own handles mapped into it.
 
+use crate::devices::Devices;
 use crate::driver::{Driver, check};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, DEVICE_STRIDE, device_base, device_of};
@@ -9,7 +10,6 @@ use kedge_cuda_types::memory::*;
 use kedge_protocol::{Imported, MemHandleId};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub enum ArenaError {
 
 pub(crate) struct Arena {
     driver: Arc<Driver>,
-    devices: Vec<CUdevice>,
+    devices: Devices,
     /// Devices that may access another's memory: (owner, other).
     peers: Vec<(u32, u32)>,
     pub(crate) slabs: BTreeMap<u64, Mapping>,
@@ -67,10 +67,13 @@ pub(crate) struct Handle {
     pub(crate) shareable: bool,
 }
 
-/// Reserves the address ranges of these devices, for as long as the process lives.
-pub(crate) fn reserve(driver: &Driver, devices: Range<usize>) -> Result<(), ArenaError> {
-    for index in devices {
-        let (want, mut got) = (device_base(index as u32), 0);
+/// Reserves the address ranges of these windows, for as long as the process lives.
+pub(crate) fn reserve(
+    driver: &Driver,
+    windows: impl Iterator<Item = u32>,
+) -> Result<(), ArenaError> {
+    for window in windows {
+        let (want, mut got) = (device_base(window), 0);
         // SAFETY: a live out pointer.
         let reserved = check(unsafe {
             (driver.cuMemAddressReserve)(&mut got, DEVICE_CLIENT_LEN as usize, 0, want, 0)
@@ -86,15 +89,15 @@ pub(crate) fn reserve(driver: &Driver, devices: Range<usize>) -> Result<(), Aren
 }
 
 impl Arena {
-    /// Reserves the address range of each device, but of the first `before` of them, of which that
+    /// Reserves the address range of each device, but in the first `before` windows, of which that
     /// is done.
     pub(crate) fn reserve(
         driver: &Arc<Driver>,
-        devices: &[CUdevice],
-        before: usize,
+        devices: &Devices,
+        before: u32,
     ) -> Result<Arena, ArenaError> {
-        reserve(driver, before..devices.len())?;
-        let (driver, devices) = (Arc::clone(driver), devices.to_vec());
+        reserve(driver, devices.windows().iter().filter(|window| *window >= before))?;
+        let (driver, devices) = (Arc::clone(driver), devices.clone());
         let peers = peers(&driver, &devices);
         let (slabs, handles, mapped) = Default::default();
         Ok(Arena { driver, devices, peers, slabs, handles, mapped })
@@ -148,7 +151,7 @@ impl Arena {
     }
 
     pub(crate) fn device(&self, index: u32) -> Result<CUdevice, CuError> {
-        self.devices.get(index as usize).copied().ok_or(CuError::INVALID_DEVICE)
+        self.devices.get(index).ok_or(CuError::INVALID_DEVICE)
     }
 
     pub(crate) fn create(&self, index: u32, size: u64, shareable: bool) -> Result<u64, CuError> {
@@ -280,9 +283,10 @@ impl Arena {
         let told =
             check(unsafe { (self.driver.cuMemGetAllocationPropertiesFromHandle)(&mut props, raw) });
         let on_device = told.is_ok() && props.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
-        let device = self.devices.iter().position(|device| *device == props.location.id);
-        let device = device.filter(|_| on_device).map(|at| at as u32);
-        let (device_or_first, shareable) = (device.unwrap_or(0), true);
+        let device = self.devices.iter().find(|(_, device)| *device == props.location.id);
+        let device = device.filter(|_| on_device).map(|(window, _)| window);
+        let first = self.devices.iter().next().map_or(0, |(window, _)| window);
+        let (device_or_first, shareable) = (device.unwrap_or(first), true);
         self.handles.insert(id, Handle { raw, size: None, device: device_or_first, shareable });
         Ok(Imported { device, size: None })
     }
@@ -385,7 +389,7 @@ pub(crate) fn import(driver: &Driver, fd: &OwnedFd) -> Result<u64, CuError> {
 }
 
 /// Pairs of devices of which the second can access the first's memory.
-fn peers(driver: &Driver, devices: &[CUdevice]) -> Vec<(u32, u32)> {
+fn peers(driver: &Driver, devices: &Devices) -> Vec<(u32, u32)> {
     let can = |from: CUdevice, to: CUdevice| {
         let mut yes = 0;
         // SAFETY: a live out pointer.
@@ -393,8 +397,8 @@ fn peers(driver: &Driver, devices: &[CUdevice]) -> Vec<(u32, u32)> {
         asked.is_ok() && yes != 0
     };
     let mut pairs = Vec::new();
-    for (owner, &to) in (0..).zip(devices) {
-        for (other, &from) in (0..).zip(devices) {
+    for (owner, to) in devices.iter() {
+        for (other, from) in devices.iter() {
             if owner != other && can(from, to) {
                 pairs.push((owner, other));
             }

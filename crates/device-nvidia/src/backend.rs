@@ -40,7 +40,7 @@ impl Backend for NvidiaBackend {
     }
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
-        let on = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let on = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
         let mut tables = self.tables();
         if tables.contexts.contains_key(&ctx) {
             return Err(CuError::INVALID_VALUE);
@@ -465,7 +465,7 @@ impl Backend for NvidiaBackend {
 impl NvidiaBackend {
     /// Reads what a module's images name, on a thread of its own.
     fn read_symbols(&self, module: &Module, code: Code<Vec<u8>>) {
-        let device = self.devices.get(module.ctx.device as usize).copied();
+        let device = self.devices.get(module.ctx.device);
         let sm = |id| devices::attribute(&self.shared.driver, device?, id);
         let (major, minor) = (sm(COMPUTE_CAPABILITY_MAJOR), sm(COMPUTE_CAPABILITY_MINOR));
         let sm = major.unwrap_or(0) * 10 + minor.unwrap_or(0);

@@ -1,10 +1,11 @@
 //! What the program is told of a device: what the driver says, less what kedge cannot carry.
 
 use crate::driver::{Driver, check};
+use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::{MAX_DEVICES, Windows};
 use kedge_cuda_types::attribute as a;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_cuda_types::memory::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-use kedge_cuda_types::{CuError, arena::MAX_DEVICES};
 use kedge_protocol::DeviceInfo;
 use kedge_wire::{List, Text};
 use std::ffi::{CStr, c_char, c_int};
@@ -31,6 +32,35 @@ const WITHHELD: &[u32] = &[
     a::DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED,
     a::GENERIC_COMPRESSION_SUPPORTED,
 ];
+
+/// A client's GPUs, by the windows of the address map that they have.
+#[derive(Debug, Clone)]
+pub(crate) struct Devices {
+    raw: Vec<CUdevice>,
+    windows: Windows,
+}
+
+impl Devices {
+    /// As many as there are windows.
+    pub(crate) fn new(raw: Vec<CUdevice>, windows: Option<Windows>) -> Devices {
+        let count = u32::try_from(raw.len()).unwrap_or(u32::MAX);
+        let windows = windows.filter(|windows| windows.count() == count);
+        Devices { raw, windows: windows.unwrap_or(Windows::first(count)) }
+    }
+
+    pub(crate) fn windows(&self) -> Windows {
+        self.windows
+    }
+
+    pub(crate) fn get(&self, window: u32) -> Option<CUdevice> {
+        self.raw.get(self.windows.position(window)?).copied()
+    }
+
+    /// Returns each with its window.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, CUdevice)> {
+        self.windows.iter().zip(self.raw.iter().copied())
+    }
+}
 
 /// CUcomputemode.
 const PROHIBITED: i32 = 2;
@@ -111,6 +141,7 @@ pub(crate) fn describe(driver: &Driver, device: CUdevice) -> Result<DeviceInfo, 
         pci: [number(a::PCI_DOMAIN_ID), number(a::PCI_BUS_ID), number(a::PCI_DEVICE_ID)],
         total_memory: total as u64,
         exact: false,
+        apart: false,
         attributes: List::new(known.collect()).unwrap_or_default(),
     })
 }

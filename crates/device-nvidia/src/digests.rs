@@ -4,6 +4,7 @@
 
 use crate::Shared;
 use crate::context::Context;
+use crate::devices::Devices;
 use crate::driver::{Driver, check};
 use crate::pinned::Pinned;
 use crate::sources::{From, Run};
@@ -143,12 +144,12 @@ impl Digester {
     pub(crate) fn compute(
         &self,
         shared: &Shared,
-        devices: &[CUdevice],
+        devices: &Devices,
         runs: &[Run],
         keys: &Keys,
     ) -> Result<Found, CuError> {
         let mut found = HashMap::new();
-        for (device, &raw) in (0..).zip(devices) {
+        for (device, raw) in devices.iter() {
             let context = match runs.iter().any(|run| run.device == device) {
                 true => shared.live.on(&shared.driver, device, raw)?,
                 false => continue,

@@ -58,8 +58,8 @@ impl Draft {
 /// Makes the graph `exec` of its draft, and those of the bodies in it, which come back too.
 ///
 /// # Errors
-/// INVALID_HANDLE where there is no such draft, NOT_SUPPORTED where its conditions are not numbered,
-/// and what the driver says.
+/// INVALID_HANDLE where there is no such draft, NOT_SUPPORTED where its conditions are not
+/// numbered, and what the driver says.
 pub(crate) fn build(
     driver: &Arc<Driver>,
     (tables, host): (&Tables, &Arc<dyn Host>),

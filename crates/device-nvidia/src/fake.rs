@@ -58,6 +58,9 @@ pub(crate) struct Fake {
     functions: HashMap<usize, String>,
     /// With which digests are computed; without, nothing can be launched.
     pub(crate) keys: Option<Keys>,
+    /// What the heaps give that are looked through next, in order: a hash, how many blocks, and
+    /// whether it took too long. Without, nothing can be told of them.
+    pub(crate) heaps: VecDeque<[u64; 3]>,
     /// Blocks that a kernel has copied.
     pub(crate) gathered: usize,
     /// What was made that the placement of later things depends on.
@@ -160,6 +163,8 @@ pub(crate) fn driver() -> Driver {
         cuCtxCreate_v2: context,
         cuCtxDestroy_v2: destroy_context,
         cuCtxSetCurrent: destroy_context,
+        cuCtxGetLimit: limit,
+        cuCtxSetLimit: set_limit,
         cuStreamCreateWithPriority: stream,
         cuStreamSynchronize: synchronize,
         cuStreamQuery: query,
@@ -401,6 +406,16 @@ unsafe extern "C" fn function(out: *mut CUfunction, _: CUmodule, name: *const c_
     OK
 }
 
+unsafe extern "C" fn limit(out: *mut usize, _: c_uint) -> u32 {
+    // SAFETY: see above.
+    unsafe { *out = 8 << 20 };
+    OK
+}
+
+unsafe extern "C" fn set_limit(_: c_uint, _: usize) -> u32 {
+    OK
+}
+
 /// The kernels of `digests`, by this processor; others have no work.
 unsafe extern "C" fn launch(
     function: CUfunction,
@@ -416,6 +431,12 @@ unsafe extern "C" fn launch(
     _: *mut *mut c_void,
 ) -> u32 {
     let (name, keys) = with(|fake| (fake.functions.get(&function.0).cloned(), fake.keys.clone()));
+    if name.as_deref() == Some("kedge_heap") {
+        let Some(given) = with(|fake| fake.heaps.pop_front()) else { return NOT_SUPPORTED };
+        // SAFETY: the third parameter is the address of a page.
+        unsafe { *(*(*parameters.add(2)).cast::<u64>() as *mut [u64; 3]) = given };
+        return OK;
+    }
     let Some(keys) = keys else { return NOT_SUPPORTED };
     // SAFETY: parameters of the kernels, which are addresses of lists of this many entries.
     let word = |list: usize, at: usize| unsafe {

@@ -85,7 +85,7 @@ impl NvidiaBackend {
     pub(crate) fn needs_what_is_held(&self, sources: &Sources) -> bool {
         // Under a limit, two of them are too many.
         let limited = self.shared.cache.limits.gpu < u64::MAX;
-        limited || (0..).zip(&self.devices).any(|(index, _)| self.is_short(index, sources))
+        limited || self.devices.iter().any(|(index, _)| self.is_short(index, sources))
     }
 
     fn is_short(&self, index: u32, sources: &Sources) -> bool {
@@ -105,7 +105,7 @@ impl NvidiaBackend {
             by_device.entry(device).or_default().push((fd, bytes));
         }
         for (device, parts) in by_device {
-            let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+            let raw = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
             let region = Region::import(&self.shared.driver, raw, &parts).map_err(|error| {
                 SnapshotError::new(error, "the memory that a snapshot was held in cannot be had")
             })?;

@@ -11,7 +11,8 @@
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`],
 //!   [`notes`]); [`restore`]: putting it back; [`held`]: when its process is gone. [`digests`]:
 //!   what has changed since the last; [`drain`], [`pace`]: how bytes leave a device. [`away`]:
-//!   memory that goes off the devices for a while. [`symbols`], [`timeline`], [`texture_handles`]:
+//!   memory that goes off the devices for a while. [`heap`]: whether kernels have memory of their
+//!   own. [`symbols`], [`timeline`], [`texture_handles`]:
 //!   what the driver does not tell or keep. [`steer`], [`code`]: what it places anew.
 //! - [`ready`]: GPUs that are ready before there is a client.
 //! - [`nvml`]: NVIDIA's management library, for the job's questions to it.
@@ -37,6 +38,7 @@ mod driver;
 mod fake;
 mod graph_copies;
 mod graphs;
+mod heap;
 mod held;
 #[cfg(test)]
 mod held_tests;
@@ -89,10 +91,13 @@ pub use spare::CacheLimits;
 use allocations::Allocations;
 use arena::Arena;
 use context::Live;
+use devices::Devices;
 use diagnosis::Installation;
 use digests::Digester;
 use driver::{Driver, check};
+use heap::Heaps;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::Windows;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
@@ -149,7 +154,7 @@ pub struct NvidiaBackend {
     /// What the client was told: see [`DeviceInfo::exact`].
     exact: AtomicBool,
     allocations: Mutex<Allocations>,
-    devices: Vec<CUdevice>,
+    devices: Devices,
     version: u32,
     tables: Mutex<Tables>,
     /// Held while a module is loaded.
@@ -170,6 +175,7 @@ struct Shared {
     cache: Cache,
     slots: Slots,
     digester: Digester,
+    heaps: Heaps,
     timeline: Timeline,
 }
 
@@ -209,8 +215,10 @@ pub struct Gpus {
     devices: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
     version: u32,
-    /// So many devices' addresses are reserved.
-    reserved: usize,
+    /// So many windows' addresses are reserved.
+    reserved: u32,
+    /// Where those are to be that a client gets; `None`: from the first window on.
+    windows: Option<Windows>,
 }
 
 impl Gpus {
@@ -236,7 +244,7 @@ impl Gpus {
         // SAFETY: a live out pointer.
         check(unsafe { (driver.cuDriverGetVersion)(&mut version) }).map_err(StartError::init)?;
         let version = u32::try_from(version).unwrap_or(0);
-        Ok(Gpus { driver, devices, infos, version, reserved: 0 })
+        Ok(Gpus { driver, devices, infos, version, reserved: 0, windows: None })
     }
 
     /// Those that `chosen` names by their positions.
@@ -244,6 +252,17 @@ impl Gpus {
         let devices = chosen.iter().filter_map(|&at| self.devices.get(at).copied()).collect();
         let infos = chosen.iter().filter_map(|&at| self.infos.get(at).cloned()).collect();
         Gpus { devices, infos, ..self }
+    }
+
+    /// Places those that a client gets in these windows, as many as they are.
+    #[must_use]
+    pub fn in_windows(self, windows: Windows) -> Gpus {
+        Gpus { windows: Some(windows), ..self }
+    }
+
+    /// Returns the client's, once there are no others.
+    fn placed(&self) -> Devices {
+        Devices::new(self.devices.clone(), self.windows)
     }
 
     /// What programs are told of them.
@@ -277,19 +296,21 @@ impl NvidiaBackend {
         limits: CacheLimits,
     ) -> Result<Arc<NvidiaBackend>, StartError> {
         let gpus = gpus.some(chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved)?;
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         let spare = Spare { unnamed: None, slots: Slots::new(&gpus.driver) };
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
 
     fn assemble(
-        Gpus { driver, devices, infos, version, .. }: Gpus,
+        gpus: Gpus,
         arena: Arena,
         capture: Capture,
         Spare { unnamed, slots }: Spare,
         (host, limits): (Arc<dyn Host>, CacheLimits),
     ) -> Arc<NvidiaBackend> {
+        let devices = gpus.placed();
+        let Gpus { driver, infos, version, .. } = gpus;
         Arc::new(NvidiaBackend {
             tables: Mutex::new(Tables::new(&driver, arena)),
             managed: Mutex::default(),
@@ -304,6 +325,7 @@ impl NvidiaBackend {
                 cache: Cache::new(&driver, limits),
                 slots,
                 digester: Digester::default(),
+                heaps: Heaps::default(),
                 timeline: Timeline::default(),
                 driver,
             }),

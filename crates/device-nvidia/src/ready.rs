@@ -13,6 +13,7 @@ use crate::output::Capture;
 use crate::pinned::Slots;
 use crate::{CacheLimits, Gpus, NvidiaBackend, StartError};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::MAX_DEVICES;
 use kedge_cuda_types::handle::CUdevice;
 use kedge_device::Host;
 use kedge_protocol::CtxId;
@@ -46,8 +47,9 @@ impl ReadyGpus {
     /// [`StartError`], which says what is missing and what mends it.
     pub fn new(mut gpus: Gpus, chosen: &[usize]) -> Result<ReadyGpus, StartError> {
         let driver = Arc::clone(&gpus.driver);
-        arena::reserve(&driver, gpus.reserved..chosen.len())?;
-        gpus.reserved = gpus.reserved.max(chosen.len());
+        let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX).min(MAX_DEVICES);
+        arena::reserve(&driver, gpus.reserved..count)?;
+        gpus.reserved = gpus.reserved.max(count);
         let first = chosen.first().and_then(|&at| gpus.devices.get(at).copied());
         let on = first.ok_or_else(|| StartError::init(CuError::NO_DEVICE))?;
         let context = SpareContext::make(&driver, on).map_err(StartError::init)?;
@@ -100,7 +102,7 @@ impl NvidiaBackend {
     ) -> Result<Arc<NvidiaBackend>, StartError> {
         let ReadyGpus { gpus, chosen, spare } = ready;
         let gpus = gpus.some(&chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved)?;
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved)?;
         let capture = Capture::begin().map_err(StartError::Output)?;
         Ok(NvidiaBackend::assemble(gpus, arena, capture, spare, (host, limits)))
     }
@@ -139,7 +141,7 @@ mod tests {
     fn on(ready: ReadyGpus) -> Arc<NvidiaBackend> {
         let ReadyGpus { gpus, chosen, spare } = ready;
         let gpus = gpus.some(&chosen);
-        let arena = Arena::reserve(&gpus.driver, &gpus.devices, gpus.reserved).unwrap();
+        let arena = Arena::reserve(&gpus.driver, &gpus.placed(), gpus.reserved).unwrap();
         let host = Arc::new(Quiet);
         NvidiaBackend::assemble(
             gpus,

@@ -172,7 +172,7 @@ impl NvidiaBackend {
     fn map_handle_again(&self, id: MemHandleId) -> Result<(Region, u64, Arc<Context>), CuError> {
         let found = self.tables().arena.handles().find(|handle| handle.0 == id);
         let (_, raw, bytes, device) = found.ok_or(CuError::INVALID_HANDLE)?;
-        let on = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let on = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
         let mut region = Region::reserve(&self.shared.driver, on, bytes)?;
         region.map(raw, bytes)?;
         region.open()?;
@@ -186,7 +186,7 @@ impl NvidiaBackend {
             let (_, ctx, raw, desc) = found.ok_or(CuError::INVALID_HANDLE)?;
             (Arc::clone(ctx), raw, Texels::of(desc).ok_or(CuError::NOT_SUPPORTED)?)
         };
-        let on = *self.devices.get(ctx.device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let on = self.devices.get(ctx.device).ok_or(CuError::INVALID_DEVICE)?;
         let memory = Region::whole(&self.shared.driver, on, texels.bytes())?;
         Ok(Staged { memory, ctx, raw, texels })
     }

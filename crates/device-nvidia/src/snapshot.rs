@@ -5,6 +5,7 @@ use crate::NvidiaBackend;
 use crate::Shared;
 use crate::context::{Context, Held as HeldContext};
 use crate::copies::{self, RawCopy};
+use crate::devices::Devices;
 use crate::digests::Found;
 use crate::drain;
 use crate::driver::{Driver, check};
@@ -16,7 +17,7 @@ use crate::pinned::Pinned;
 use crate::sources::{From, Run, Sources, Texels, aligned};
 use crate::spare::{Need, Region, Room};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::{CUarray, CUdevice};
+use kedge_cuda_types::handle::CUarray;
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::digest::BLOCK;
 use kedge_device::{Digests, Drained, Held, Known, Object, Piece, Snapshot, SnapshotError};
@@ -87,6 +88,12 @@ impl NvidiaBackend {
     pub(crate) fn prepare(&self, known: Option<&Known>) -> Result<(), SnapshotError> {
         let mut tables = self.tables();
         let mut sources = self.sources(&mut tables)?;
+        if !sources.allocating.is_empty() {
+            drop(tables);
+            self.shared.heaps.prepare(&self.shared, &self.devices, &sources.allocating);
+            tables = self.tables();
+            sources = self.sources(&mut tables)?;
+        }
         if sources.runs.is_empty() {
             return Ok(());
         }
@@ -120,7 +127,7 @@ impl NvidiaBackend {
     /// Has the cache hold all of `sources`, as far as it can, and some `more`.
     fn make_room(&self, sources: &Sources, more: bool) -> Result<(), CuError> {
         let mut needs = Vec::new();
-        for (index, &raw) in (0..).zip(&self.devices) {
+        for (index, raw) in self.devices.iter() {
             let bytes = sources.bytes_on(index);
             let bytes = if more { bytes + bytes / 4 + MARGIN } else { bytes };
             if bytes > 0 {
@@ -139,6 +146,7 @@ impl NvidiaBackend {
     ) -> Result<Box<dyn Snapshot>, SnapshotError> {
         let mut tables = self.tables();
         let mut sources = self.sources(&mut tables)?;
+        self.shared.heaps.check(&self.shared, &self.devices, &sources.allocating)?;
         let notes = Notes::take(self, &mut tables)?.encode()?;
         let pieces = sources.runs.iter().flat_map(|run| run.pieces.iter().map(|(_, piece)| piece));
         let mut pieces: Vec<Piece> = pieces.cloned().collect();
@@ -252,7 +260,7 @@ impl NvidiaBackend {
             start(driver, part, held).map_err(|error| not_copied(error, part))
         });
         for (device, moves) in &moves {
-            let on = self.devices.get(*device as usize).copied();
+            let on = self.devices.get(*device);
             let started = on
                 .ok_or(CuError::INVALID_DEVICE)
                 .and_then(|raw| self.shared.digester.gather(&self.shared, (*device, raw), moves));
@@ -386,7 +394,7 @@ struct GpuSnapshot {
     kept: Vec<(Piece, Place)>,
     notes: Vec<u8>,
     room: Lent,
-    devices: Vec<CUdevice>,
+    devices: Devices,
     pace: Pace,
     /// What has left the devices since.
     meter: Meter,
@@ -438,7 +446,7 @@ impl Snapshot for GpuSnapshot {
                 Ok(true)
             }
             Place::Device { device, addr } => {
-                let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+                let raw = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
                 let (shared, pace, on) = (&self.room.shared, &self.pace, (device, raw));
                 let look = || drain::look(shared, pace, on, (addr, bytes), see);
                 self.meter.during(bytes, look)
@@ -476,7 +484,7 @@ impl GpuSnapshot {
                 Ok(())
             }
             Place::Device { device, addr } => {
-                let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+                let raw = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
                 let (shared, pace, bytes) = (&self.room.shared, &self.pace, out.len());
                 let fetch = || drain::fetch(shared, pace, (device, raw), addr, out).map(|()| true);
                 self.meter.during(bytes, fetch).map(drop)

@@ -1,6 +1,7 @@
 //! Snapshots and restores, whole, on the fake driver.
 
 use crate::arena::Arena;
+use crate::devices::Devices;
 use crate::fake::Turn;
 use crate::output::Capture;
 use crate::pace::{DrainRate, DrainWays};
@@ -56,10 +57,11 @@ pub(crate) fn gpus(driver: &Arc<crate::driver::Driver>) -> Gpus {
         pci: [0; 3],
         total_memory: 0,
         exact: false,
+        apart: false,
         attributes: List::default(),
     };
     let driver = Arc::clone(driver);
-    Gpus { driver, devices: vec![0], infos: vec![info], version: 0, reserved: 0 }
+    Gpus { driver, devices: vec![0], infos: vec![info], version: 0, reserved: 0, windows: None }
 }
 
 /// Without a context.
@@ -68,7 +70,7 @@ pub(crate) fn bare(
     limits: CacheLimits,
     host: Arc<dyn Host>,
 ) -> Arc<NvidiaBackend> {
-    let arena = Arena::reserve(driver, &[0], 0).unwrap();
+    let arena = Arena::reserve(driver, &Devices::new(vec![0], None), 0).unwrap();
     let spare = Spare { unnamed: None, slots: Slots::new(driver) };
     NvidiaBackend::assemble(gpus(driver), arena, Capture::nothing(), spare, (host, limits))
 }
@@ -406,8 +408,8 @@ fn a_device_with_work_is_not_at_rest() {
 }
 
 #[test]
-fn kernels_that_allocate_are_refused_by_name() {
-    let (_turn, driver) = Turn::begin(4 << 30);
+fn kernels_that_allocate_are_refused_by_name_unless_nothing_of_it_is_left() {
+    let (turn, driver) = Turn::begin(4 << 30);
     let backend = backend(&driver, NO_LIMITS);
     let text =
         b".version 8.0\n.target sm_90\n.extern .func (.param .b64 r) malloc (.param .b64 n);";
@@ -417,6 +419,18 @@ fn kernels_that_allocate_are_refused_by_name() {
     backend.kernel(MODULE, 0, "grow").unwrap();
     let refused = backend.snapshot(None).err().unwrap();
     assert!(refused.message.contains("kernel grow"), "{refused}");
+    assert!(refused.message.contains("cannot be told"), "{refused}");
+    // Of a fresh heap what it gives once it is made counts.
+    let (before, fresh, other, late) = ([1, 1, 0], [7, 3, 0], [7, 2, 0], [7, 3, 1]);
+    turn.set(|fake| fake.heaps = [before, fresh].into());
+    backend.prepare_snapshot(None).unwrap();
+    for (given, taken) in [(fresh, true), (other, false), (late, false), (fresh, true)] {
+        turn.set(|fake| fake.heaps = [given].into());
+        let snapshot = backend.snapshot(None);
+        assert_eq!(snapshot.is_ok(), taken, "{given:?}");
+        let said = snapshot.err().map(|refused| refused.message).unwrap_or_default();
+        assert!(taken || said.contains("kernel grow") && said.contains("not free"), "{said}");
+    }
 }
 
 #[test]

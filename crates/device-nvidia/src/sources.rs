@@ -2,6 +2,7 @@
 
 use crate::NvidiaBackend;
 use crate::context::Context;
+use crate::heap::Allocating;
 use crate::modules::Variable;
 use crate::spare::Region;
 use crate::tables::Tables;
@@ -60,6 +61,8 @@ pub(crate) struct Sources {
     pub(crate) runs: Vec<Run>,
     /// The program's handles, mapped once more.
     pub(crate) mappings: Vec<Region>,
+    /// Where kernels may have memory of their own, which is not in this.
+    pub(crate) allocating: Allocating,
 }
 
 impl Sources {
@@ -92,7 +95,7 @@ impl NvidiaBackend {
 
     /// A context for copies of a device's memory.
     pub(crate) fn context_on(&self, device: u32) -> Result<Arc<Context>, CuError> {
-        let raw = *self.devices.get(device as usize).ok_or(CuError::INVALID_DEVICE)?;
+        let raw = self.devices.get(device).ok_or(CuError::INVALID_DEVICE)?;
         self.shared.live.on(&self.shared.driver, device, raw)
     }
 
@@ -101,10 +104,10 @@ impl NvidiaBackend {
         ids.sort_unstable();
         for id in ids {
             let Some(module) = tables.modules.get_mut(&id) else { continue };
-            if let Some(kernel) = module.allocator() {
-                return Err(heap(kernel));
-            }
             let ctx = Arc::clone(&module.ctx);
+            if let Some(kernel) = module.allocator() {
+                all.allocating.entry(ctx.id).or_insert((Arc::clone(&ctx), kernel.to_owned()));
+            }
             let variables = module.variables().map_err(|why| unnamed(id, &why))?;
             all.runs.extend(separately(id, &ctx, variables));
         }
@@ -173,14 +176,6 @@ fn cut(object: Object, start: u64, bytes: u64) -> Vec<(u64, Piece)> {
         (at, Piece { object: object.clone(), start: start + at, bytes })
     };
     (0..bytes.div_ceil(PIECE)).map(|n| piece(n * PIECE)).collect()
-}
-
-fn heap(kernel: &str) -> SnapshotError {
-    let message = format!(
-        "kernel {kernel} allocates memory on the device (malloc or new), which the driver lets nobody \
-         read: allocate with cudaMalloc before the launch instead"
-    );
-    SnapshotError::new(CuError::NOT_SUPPORTED, message)
 }
 
 fn unnamed(module: ModuleId, why: &str) -> SnapshotError {

@@ -111,7 +111,8 @@ LOOP:
     )
 }
 
-/// Rounds of a warp's share of a product: two tiles of A and four of B out of shared memory, eight products.
+/// Rounds of a warp's share of a product: two tiles of A and four of B out of shared memory, eight
+/// products.
 struct Product {
     name: &'static str,
     shape: &'static str,

@@ -1,15 +1,19 @@
 //! What a module becomes: a flat list of pre-decoded instructions, and tables about it.
 
+use crate::check::Checker;
 use crate::exec::control::CallSite;
 use crate::exec::{Flow, Warp};
+use crate::origin::Origins;
 use kedge_cuda_types::CuError;
+use std::sync::Arc;
 
 /// An instruction's body. `mask` holds the lanes that execute it (active, and guard true); it is
 /// never 0.
 ///
 /// # Safety
 /// `inst` must come from a [`Program`] that was lowered for this warp's frame: its operands name
-/// slots inside the frame and the pool, and the CPU has the ISA level that the handler was chosen for.
+/// slots inside the frame and the pool, and the CPU has the ISA level that the handler was chosen
+/// for.
 pub type Handler = unsafe fn(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow;
 
 /// A pre-decoded instruction: one cache line.
@@ -58,6 +62,8 @@ pub struct Program {
     pub(crate) complaints: Vec<String>,
     pub kernels: Vec<Kernel>,
     pub globals: Vec<Global>,
+    /// What takes the findings, where the program is checked.
+    pub(crate) checker: Option<Arc<Checker>>,
 }
 
 /// A function's place in the code, and its frame.
@@ -75,6 +81,15 @@ pub(crate) struct FunctionCode {
     pub local: u32,
     /// Why it cannot run: the instruction that is missing.
     pub poison: Option<String>,
+    pub origins: Origins,
+}
+
+impl Program {
+    /// Returns the origins of the function that the instruction at `pc` belongs to.
+    pub(crate) fn origins(&self, pc: usize) -> Option<&Origins> {
+        let behind = self.functions.partition_point(|function| function.entry as usize <= pc);
+        Some(&self.functions[..behind].last()?.origins)
+    }
 }
 
 /// A kernel's metadata; its position in `Program::kernels` is its index.
@@ -92,8 +107,8 @@ pub struct Kernel {
     pub shared_bytes: u32,
     /// Local memory a thread, bytes.
     pub local_bytes: u32,
-    /// Shared memory beyond the program's own (`%reserved_smem_offset_…`), bytes: large tiles of cooperative groups
-    /// meet there.
+    /// Shared memory beyond the program's own (`%reserved_smem_offset_…`), bytes: large tiles of
+    /// cooperative groups meet there.
     pub reserved_shared: u32,
     /// Recursion, an indirect call or `alloca` may need more: the stack limit comes on top.
     pub unbounded_stack: bool,

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What running kernels ask of their device.
 pub trait Services: Send + Sync {
-    /// Device `printf` (already formatted) to the program's stdout, `assert` messages to its stderr.
+    /// Device `printf` (already formatted) to the program's stdout, `assert` messages to its
+    /// stderr.
     fn print(&self, target: OutputTarget, bytes: &[u8]);
     /// Device `malloc`: 16-byte aligned, 0 when the heap is exhausted. The whole heap had better be
     /// one span: a change of the spans makes every worker look its addresses up anew.
@@ -24,7 +25,8 @@ pub trait Services: Send + Sync {
     fn free(&self, addr: u64) -> bool;
     /// A texture or surface object.
     fn texture(&self, handle: u64) -> Option<Arc<crate::exec::texture::TextureView>>;
-    /// A launch, copy or fill by a kernel, for programs that do that; a cudaError_t where it cannot be.
+    /// A launch, copy or fill by a kernel, for programs that do that; a cudaError_t where it cannot
+    /// be.
     fn submit(&self, work: DeviceWork) -> Result<(), u32> {
         let _ = work;
         Err(CuError::NOT_SUPPORTED.0)
@@ -97,8 +99,8 @@ pub(crate) struct Grid {
     /// Local memory a thread, bytes.
     pub local_len: u64,
     pub id: u64,
-    /// Where a cooperative grid's blocks synchronise (`%envreg1`, `%envreg2`): device memory that is
-    /// zero at first. 0 for other grids.
+    /// Where a cooperative grid's blocks synchronise (`%envreg1`, `%envreg2`): device memory that
+    /// is zero at first. 0 for other grids.
     pub workspace: u64,
     /// Blocks, or clusters of them.
     total: u64,
@@ -137,6 +139,11 @@ impl Grid {
         // Blocks get whole units, as on hardware: a wide load may reach into the last one's rest.
         let asked = u64::from(dynamic_base) + u64::from(spec.shared_bytes);
         let reserved_base = asked.next_multiple_of(SHARED_UNIT);
+        let shared_len = match kernel.reserved_shared {
+            // A program that is checked gets what it has asked for.
+            0 if spec.program.checker.is_some() => asked,
+            reserved => reserved_base + u64::from(reserved),
+        };
         // A kernel that only calls what is known at load needs no more than its own frames.
         let local = if kernel.unbounded_stack {
             u64::from(kernel.local_bytes) + u64::from(spec.stack_limit.max(1024))
@@ -150,7 +157,7 @@ impl Grid {
         Arc::new(Grid {
             params,
             threads,
-            shared_len: reserved_base + u64::from(kernel.reserved_shared),
+            shared_len,
             reserved_base: u32::try_from(reserved_base).unwrap_or(u32::MAX),
             dynamic_base,
             local_len: local.next_multiple_of(16),
@@ -181,6 +188,7 @@ impl Grid {
             block: [0; 3],
             thread: [0; 3],
             address: None,
+            site: None,
             line: 0,
             detail,
         })

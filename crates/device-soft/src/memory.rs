@@ -82,6 +82,13 @@ impl Spans {
         Some(Span { lo, hi: lo + size })
     }
 
+    /// The span that is nearest to `addr`, which lies in none.
+    pub fn nearest(&self, addr: u64) -> Option<Span> {
+        let spans = self.table().beside(addr).into_iter().flatten();
+        let spans = spans.map(|(lo, size)| Span { lo, hi: lo + size });
+        spans.min_by_key(|span| if addr < span.lo { span.lo - addr } else { addr - span.hi })
+    }
+
     /// Whether all of [addr, addr+size) lies in one span or in touching ones.
     pub fn covers(&self, addr: u64, size: u64) -> bool {
         self.table().cover(addr, size)
@@ -114,6 +121,18 @@ mod tests {
         assert_eq!(spans.find(120), None);
         assert_eq!(spans.find(130), Some(Span { lo: 130, hi: 200 }));
         assert!(!spans.covers(110, 20) && !spans.covers(99, 2) && !spans.covers(u64::MAX, 2));
+    }
+
+    #[test]
+    fn the_nearest_span_is_below_or_above() {
+        let spans = Spans::new();
+        assert_eq!(spans.nearest(5), None);
+        spans.insert(100, 100);
+        spans.insert(300, 50);
+        for (addr, lo) in [(0, 100), (99, 100), (200, 100), (249, 100), (251, 300), (u64::MAX, 300)]
+        {
+            assert_eq!(spans.nearest(addr).map(|span| span.lo), Some(lo), "{addr}");
+        }
     }
 
     /// The table is asked in the order of addresses, which is the worst one for a list.

@@ -65,7 +65,8 @@ impl Pool {
         self.workers
     }
 
-    /// Runs a grid; `done` is called on a worker when its last block is over, or at the first fault.
+    /// Runs a grid; `done` is called on a worker when its last block is over, or at the first
+    /// fault.
     pub fn launch(&self, spec: GridSpec, done: GridDone) {
         let grid = Grid::new(spec, done);
         let refusal = grid.refusal();

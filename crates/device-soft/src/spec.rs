@@ -2,8 +2,8 @@
 
 /// Threads of a warp.
 pub const WARP: usize = 32;
-/// Compute capability × 10: PTX for a newer target is taken only where there is no other.
-pub const SM: u32 = 90;
+/// Compute capability × 10.
+pub const SM: u32 = kedge_ptx::SOFTWARE_DEVICE_SM;
 /// PTX ISA × 10 that the parser and the instruction set follow.
 pub const PTX_VERSION: u32 = 95;
 pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
@@ -15,10 +15,12 @@ pub const SHARED_PER_BLOCK: u32 = 48 << 10;
 pub const SHARED_PER_BLOCK_OPTIN: u32 = 227 << 10;
 /// Shared memory of a multiprocessor, bytes.
 pub const SHARED_PER_SM: u32 = 228 << 10;
-/// Shared memory is given to a block in whole units of this size, bytes (PTX ISA, `%total_smem_size`, of sm_8x and later).
+/// Shared memory is given to a block in whole units of this size, bytes (PTX ISA,
+/// `%total_smem_size`, of sm_8x and later).
 pub const SHARED_UNIT: u64 = 128;
-/// An allocation's memory, and a kernel's parameters, can be accessed in whole units of this size, bytes: as large as the widest access, which
-/// compilers make of narrower ones and mask (`.pragma "used_bytes_mask"`). Hardware's units are larger.
+/// An allocation's memory, and a kernel's parameters, can be accessed in whole units of this size,
+/// bytes: as large as the widest access, which compilers make of narrower ones and mask (`.pragma
+/// "used_bytes_mask"`). Hardware's units are larger.
 pub const GLOBAL_UNIT: u64 = 32;
 /// Of each block's shared memory, what the system keeps, bytes.
 pub const SHARED_RESERVED: u32 = 1 << 10;
@@ -29,7 +31,8 @@ pub const BLOCKS_PER_SM: u32 = 32;
 pub const MAX_CLUSTER: u32 = 16;
 /// Barriers of a block (`bar.sync 0` … `15`).
 pub const BARRIERS: usize = 16;
-/// Shared memory of a block that is reserved for what compilers and headers do, where a kernel asks for it, bytes.
+/// Shared memory of a block that is reserved for what compilers and headers do, where a kernel asks
+/// for it, bytes.
 pub const RESERVED_SHARED: u32 = 1024;
 /// Threads of a warpgroup, and the most warpgroups of a block.
 pub const WARPGROUP: u32 = 128;

@@ -8,6 +8,7 @@
 
 mod code;
 pub mod digest;
+mod finding;
 mod order;
 pub mod portable;
 mod ranges;
@@ -15,6 +16,7 @@ mod roles;
 mod snapshot;
 
 pub use code::Code;
+pub use finding::{Finding, FindingKind, FindingPlace, Findings};
 pub use order::{Filling, NewBackend, Ordered, Restoring, SwapIn, Swapped, snapshots};
 pub use ranges::Ranges;
 pub use roles::{EventShare, Interprocess, Placing, Restore, Snapshots, Swap};
@@ -59,6 +61,10 @@ pub trait Host: Send + Sync {
     }
     /// One line for the job's log.
     fn log(&self, line: &str);
+    /// Devices that check the program have found something: all that they have found so far.
+    fn found(&self, findings: &Findings) {
+        let _ = findings;
+    }
     /// An allocation fails for want of a device's memory: gives back what is held there for a
     /// restart, and says whether that was anything.
     fn release_held(&self) -> bool {
@@ -74,6 +80,9 @@ pub trait Backend: Send + Sync {
     fn devices(&self) -> Vec<DeviceInfo>;
     /// What cuDriverGetVersion answers.
     fn driver_version(&self) -> u32;
+
+    /// The client has ended: what can only be said by now is told.
+    fn conclude(&self) {}
 
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError>;
     fn destroy_context(&self, ctx: CtxId) -> Result<(), CuError>;

@@ -170,6 +170,14 @@ impl Filling {
         restores(&*self.backend)?.restore_filled(object, start, bytes, fill)
     }
 
+    /// Takes the notes and all pieces of a later snapshot of the same devices, whose bytes come
+    /// next as far as they have changed: `false` where this backend has not become what those are.
+    ///
+    /// What is in none of the pieces reads as zero from now on.
+    pub fn later(&self, notes: &[u8], pieces: &[Piece]) -> Result<bool, SnapshotError> {
+        restores(&*self.backend)?.restore_later(notes, pieces)
+    }
+
     /// Waits for all bytes, and returns the backend, for use.
     pub fn finish(self) -> Result<Arc<dyn Backend>, SnapshotError> {
         restores(&*self.backend)?.restore_end()?;

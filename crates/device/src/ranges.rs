@@ -54,6 +54,13 @@ impl Ranges {
         (addr - start < len).then_some((start, len))
     }
 
+    /// The ranges next to an address that is in none, below it and above it.
+    pub fn beside(&self, addr: u64) -> [Option<(u64, u64)>; 2] {
+        let pair = |(&start, &len): (&u64, &u64)| (start, len);
+        let below = self.by_addr.range(..=addr).next_back().map(pair);
+        [below, self.by_addr.range(addr..).next().map(pair)]
+    }
+
     /// Whether a range lies in one of these.
     pub fn contain(&self, addr: u64, size: u64) -> bool {
         self.holding(addr).is_some_and(|(start, len)| size <= len - (addr - start))
@@ -64,6 +71,18 @@ impl Ranges {
         let first = self.holding(start).map_or(start, |(base, _)| base);
         let hit = self.by_addr.range(first..end.max(first));
         hit.map(move |(at, len)| ((*at).max(start), (at + len).min(end)))
+    }
+
+    /// The parts of [start, end) that are in none of these: first byte, and what is behind the
+    /// last.
+    pub fn between(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let mut at = start;
+        let last = (end.max(start), end.max(start));
+        self.within(start, end).chain(std::iter::once(last)).filter_map(move |(from, to)| {
+            let gap = (at, from);
+            at = to;
+            (gap.0 < gap.1).then_some(gap)
+        })
     }
 
     /// Whether every byte of a range is in some of these; what touches counts as one.
@@ -136,6 +155,18 @@ mod tests {
         assert!(ranges.contain(0x1000, 0x3000) && !ranges.cover(0x4800, 0x1000));
         assert!(!ranges.cover(0xfff, 2) && !ranges.cover(u64::MAX, 2));
         assert!(!ranges.contain(0x1000, u64::MAX));
+    }
+
+    #[test]
+    fn what_is_in_none_lies_between() {
+        let ranges = ranges(&[(0x1000, 0x1000), (0x2000, 0x800), (0x5000, 1)]);
+        let between = |start, end| ranges.between(start, end).collect::<Vec<_>>();
+        assert_eq!(between(0, 0x6000), [(0, 0x1000), (0x2800, 0x5000), (0x5001, 0x6000)]);
+        assert_eq!(between(0x1800, 0x2800), []);
+        assert_eq!(between(0x1800, 0x3000), [(0x2800, 0x3000)]);
+        assert_eq!(between(0x3000, 0x4000), [(0x3000, 0x4000)]);
+        assert_eq!((between(0x3000, 0x3000), between(0x3000, 0x2000)), (vec![], vec![]));
+        assert_eq!(Ranges::default().between(1, 2).collect::<Vec<_>>(), [(1, 2)]);
     }
 
     #[test]

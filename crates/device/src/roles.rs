@@ -88,6 +88,14 @@ pub trait Restore {
         let mut all = vec![0; bytes];
         if fill(&mut all) { self.restore(object, start, &all) } else { Ok(()) }
     }
+    /// Takes the notes of a later snapshot of the same devices, whose objects have been made and
+    /// ended here as there since, and its pieces ([`Snapshot::pieces`]): what is in none of them
+    /// reads as zero from now on, whatever was put there. Returns `false` where that cannot be, or
+    /// something lies elsewhere than there. Then this backend is good for nothing but to be
+    /// dropped. By default it cannot be.
+    fn restore_later(&self, _notes: &[u8], _pieces: &[Piece]) -> Result<bool, SnapshotError> {
+        Ok(false)
+    }
     fn restore_end(&self) -> Result<(), SnapshotError>;
 }
 

@@ -44,13 +44,15 @@ pub type Digests = Arc<[Option<Digest>]>;
 #[derive(Clone)]
 pub struct Known {
     pub keys: Keys,
+    /// Which snapshot that was ([`Snapshot::number`]); 0: of none.
+    pub snapshot: u64,
     pub pieces: HashMap<Piece, Digests>,
 }
 
 impl Known {
     /// Nothing as yet.
     pub fn nothing(keys: Keys) -> Known {
-        Known { keys, pieces: HashMap::new() }
+        Known { keys, snapshot: 0, pieces: HashMap::new() }
     }
 
     /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and
@@ -77,7 +79,7 @@ impl Known {
 /// What the devices held at one moment. It lasts until it is dropped, which gives back the memory
 /// that it takes; the devices run on meanwhile.
 pub trait Snapshot: Send + Sync {
-    /// All that there is to store; no byte twice.
+    /// All that there is to store; no byte twice. What is in none of them reads as zero.
     fn pieces(&self) -> &[Piece];
     /// Copies the bytes from `start` on, all of one piece, into `out`; called by several threads.
     /// Blocks while they travel.
@@ -98,6 +100,16 @@ pub trait Snapshot: Send + Sync {
     /// that was taken with something [`Known`], bytes that this shows to be known cannot be read:
     /// there is no copy.
     fn digests(&self, _piece: &Piece) -> Option<Digests> {
+        None
+    }
+    /// Returns what names it where writes are followed, greater than that of each before it; 0, by
+    /// default, where they are not.
+    fn number(&self) -> u64 {
+        0
+    }
+    /// Returns which of a piece's blocks may have been written since the snapshot of that number;
+    /// `None` where nobody knows.
+    fn written_since(&self, _piece: &Piece, _number: u64) -> Option<Vec<bool>> {
         None
     }
     /// Bytes for [`crate::NewBackend::begin_restore`]: what else a new backend must know (which

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod before;
 mod contents;
 mod saved;
 

@@ -1,14 +1,16 @@
 //! A client's device state in an image: `gpu-PID.kimg`. A section tells what there was, extents
 //! hold the bytes of its objects.
 
+use crate::before;
 use kedge_control::sharing::{Bond, What};
 use kedge_image::{ImageError, ImageFile};
 use kedge_protocol::{ArrayId, CtxId, DeviceInfo, Hello, MemHandleId, Message, ModuleId, Output};
 use kedge_wire::{Bytes, List, Text, wire};
 use thiserror::Error;
 
-/// The version of what follows, which begins with it.
-pub const VERSION: u32 = 4;
+/// The version of what follows, which begins with it. Whoever raises it has [`before`] read the
+/// version before; `tests/golden.rs` has a file of each.
+pub const VERSION: u32 = 5;
 /// The number of the section.
 pub const SECTION: u64 = 16;
 
@@ -90,21 +92,26 @@ pub enum StateError {
     Image(#[from] ImageError),
     #[error("the image's GPU state is damaged: {0}")]
     Damaged(&'static str),
-    #[error("the image's GPU state is of version {found}; this kedge knows {VERSION}")]
-    Newer { found: u32 },
+    #[error(
+        "the image's GPU state is of version {found}; this kedge knows {} and {VERSION}: restart it \
+         with the kedge that wrote it",
+        before::VERSION
+    )]
+    Unknown { found: u32 },
 }
 
 /// Reads everything but bytes from the file of a client's devices.
 ///
 /// # Errors
-/// The file cannot be read, is damaged, or is of another version.
+/// The file cannot be read, is damaged, or is of another version than this one and the one before.
 pub fn read(file: &ImageFile) -> Result<SavedProxy, StateError> {
     let section = file.section(SECTION)?;
     let version = section.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    match version {
-        Some(VERSION) => {}
-        Some(found) => return Err(StateError::Newer { found }),
+    let decoded = match version {
+        Some(VERSION) => kedge_wire::decode(&section),
+        Some(before::VERSION) => before::decode(&section),
+        Some(found) => return Err(StateError::Unknown { found }),
         None => return Err(StateError::Damaged("it is empty")),
-    }
-    kedge_wire::decode(&section).map_err(|_| StateError::Damaged("a section is nonsense"))
+    };
+    decoded.map_err(|_| StateError::Damaged("a section is nonsense"))
 }

@@ -1,4 +1,5 @@
-//! Images that build on each other: the newest says what has changed, the ones before it hold the rest.
+//! Images that build on each other: the newest says what has changed, the ones before it hold the
+//! rest.
 
 use crate::codec::Codec;
 use crate::error::ImageError;
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 /// Longest chain of images that is followed.
 const MOST_PARENTS: usize = 10_000;
 
-/// The image in `folder` and those that it builds on, itself first. Each parent is the one that its child
-/// was written for; to root, all must be one user's.
+/// The image in `folder` and those that it builds on, itself first. Each parent is the one that its
+/// child was written for; to root, all must be one user's.
 pub fn chain(folder: &Path) -> Result<Vec<(Folder, Manifest)>, ImageError> {
     let first = match Folder::open(folder) {
         Err(error) if error.is_missing() => {
@@ -51,8 +52,8 @@ fn same(a: &Path, b: &Path) -> bool {
     a.file_name() == b.file_name()
 }
 
-/// The name of the file of the same image that `name` builds on, if the image has one: memory that was written while
-/// the program still ran. What it wrote later is in `name`.
+/// The name of the file of the same image that `name` builds on, if the image has one: memory that
+/// was written while the program still ran. What it wrote later is in `name`.
 pub fn ahead_of(name: &str) -> String {
     format!("{}{AHEAD}", name.strip_suffix(KIMG).unwrap_or(name))
 }
@@ -92,8 +93,8 @@ pub struct Source {
 }
 
 impl Layers {
-    /// Opens the file `name` of the first image of `chain`, the one of the same image that it builds on, and of as many
-    /// others as they build on.
+    /// Opens the file `name` of the first image of `chain`, the one of the same image that it
+    /// builds on, and of as many others as they build on.
     pub fn open(chain: &[(Folder, Manifest)], name: &str) -> Result<Layers, ImageError> {
         let (mut layers, mut images) = (Layers::of(Vec::new()), Vec::new());
         'all: for (folder, manifest) in chain {
@@ -174,8 +175,8 @@ impl Layers {
         sources
     }
 
-    /// Opens the file at `path`, which `entry` describes, and as many others as it builds on. The manifest of its
-    /// image is read only if it builds on any.
+    /// Opens the file at `path`, which `entry` describes, and as many others as it builds on. The
+    /// manifest of its image is read only if it builds on any.
     pub fn of_file(path: &Path, entry: &FileEntry) -> Result<Layers, ImageError> {
         let folder = Folder::open(path.parent().unwrap_or(Path::new(".")))?;
         folder.is_believed()?;
@@ -265,8 +266,8 @@ impl Source {
     }
 }
 
-/// Adds `source` to `sources`, as one with what is of the same extent: it is to be read once. `places`
-/// has those that were added so, by layer and offset in the file.
+/// Adds `source` to `sources`, as one with what is of the same extent: it is to be read once.
+/// `places` has those that were added so, by layer and offset in the file.
 fn join(
     sources: &mut Vec<Source>,
     places: &mut BTreeMap<(usize, u64, u64), usize>,
@@ -295,7 +296,8 @@ fn is_ahead_of(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(is_ahead)
 }
 
-/// What `extent` has of the ranges in `wanted`, which are in order; those that end before it are taken out.
+/// What `extent` has of the ranges in `wanted`, which are in order; those that end before it are
+/// taken out.
 fn overlap(
     wanted: &mut std::iter::Peekable<impl Iterator<Item = (u64, u64)> + Clone>,
     extent: &Extent,

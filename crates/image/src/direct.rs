@@ -1,5 +1,6 @@
-//! Writing past the page cache: pages that are written once, and read after a restart if ever, would only
-//! drive the program's own pages out of it, and pass through it slower than the disk takes them.
+//! Writing past the page cache: pages that are written once, and read after a restart if ever,
+//! would only drive the program's own pages out of it, and pass through it slower than the disk
+//! takes them.
 
 use crate::PAGE;
 use std::fs::{File, OpenOptions};
@@ -44,7 +45,8 @@ impl PageBuffer {
     }
 }
 
-/// Buffers that are used again: memory that is fresh from the kernel costs more than what is copied into it.
+/// Buffers that are used again: memory that is fresh from the kernel costs more than what is copied
+/// into it.
 #[derive(Debug, Default)]
 pub struct Spare(Mutex<Vec<PageBuffer>>);
 

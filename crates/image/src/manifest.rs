@@ -14,8 +14,8 @@ pub(crate) const NAME: &str = "manifest.json";
 /// Its name until it is whole.
 pub(crate) const NEW: &str = "manifest.json.new";
 const VERSION: u32 = 1;
-/// Of images with files that build on others of the same image, which whoever knows the first version alone would
-/// take for damaged.
+/// Of images with files that build on others of the same image, which whoever knows the first
+/// version alone would take for damaged.
 const AHEAD: u32 = 2;
 /// Of images of which processes have memory in the files of others.
 const FORKED: u32 = 3;
@@ -58,8 +58,8 @@ pub struct Devices {
     pub gpu: String,
     #[serde(flatten)]
     pub limits: DeviceLimits,
-    /// The folder of the job that was first started: its processes look for the driver and for devices
-    /// there, by their environment.
+    /// The folder of the job that was first started: its processes look for the driver and for
+    /// devices there, by their environment.
     pub folder: PathBuf,
 }
 

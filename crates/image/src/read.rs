@@ -161,8 +161,8 @@ impl ImageFile {
         self.file.read_from()
     }
 
-    /// Has the kernel read the file ahead of several threads that want all of it: their own order looks
-    /// random to its readahead, which halves what the disk gives.
+    /// Has the kernel read the file ahead of several threads that want all of it: their own order
+    /// looks random to its readahead, which halves what the disk gives.
     pub fn read_ahead(&self) {
         self.file.read_ahead();
     }

@@ -19,8 +19,8 @@ const UNCLAIMED: Duration = Duration::from_secs(60);
 /// How often who waits for another's image looks for it.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A new folder for an image, which counts as being written for as long as this lives: by a lock, so
-/// that a writer that died, however it died, leaves a folder that is known to be nobody's.
+/// A new folder for an image, which counts as being written for as long as this lives: by a lock,
+/// so that a writer that died, however it died, leaves a folder that is known to be nobody's.
 #[derive(Debug)]
 pub struct Claim {
     folder: PathBuf,
@@ -47,14 +47,16 @@ impl Claim {
     }
 }
 
-/// Keeps an image that another is being written for: for as long as this lives, kedge does not remove it.
+/// Keeps an image that another is being written for: for as long as this lives, kedge does not
+/// remove it.
 #[derive(Debug)]
 pub struct Pin(#[allow(dead_code, reason = "its lock is what counts")] File);
 
 impl Pin {
     pub fn new(folder: &Path) -> Result<Pin, ImageError> {
         let file = File::open(folder).map_err(ImageError::io(folder))?;
-        // Where there are no such locks, whoever removes it in this moment makes the new one worthless.
+        // Where there are no such locks, whoever removes it in this moment makes the new one
+        // worthless.
         let _ = file.try_lock_shared();
         Ok(Pin(file))
     }
@@ -114,7 +116,8 @@ pub enum Fate {
     Open,
 }
 
-/// What becomes of the image that another writes at `folder`, as soon as that is certain; after `patience` it is open.
+/// What becomes of the image that another writes at `folder`, as soon as that is certain; after
+/// `patience` it is open.
 pub fn fate(folder: &Path, patience: Duration) -> Fate {
     let begin = Instant::now();
     loop {
@@ -170,21 +173,21 @@ fn is_locked(folder: &Path) -> bool {
     }
 }
 
-/// Whether another image is being written that builds on it. Where that cannot be known it is not taken
-/// for so: it could never be removed.
+/// Whether another image is being written that builds on it. Where that cannot be known it is not
+/// taken for so: it could never be removed.
 fn is_pinned(folder: &Path) -> bool {
     File::open(folder).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
-/// Removes all but the newest `keep` images of `job` in `parent`, and what its dead writers left; what
-/// was removed. An image on which a kept one builds is kept; so is one that is damaged, which is
-/// for its owner to judge. Another user's images neither count nor go: where several write to one
-/// folder, root could remove them all.
+/// Removes all but the newest `keep` images of `job` in `parent`, and what its dead writers left;
+/// what was removed. An image on which a kept one builds is kept; so is one that is damaged, which
+/// is for its owner to judge. Another user's images neither count nor go: where several write to
+/// one folder, root could remove them all.
 ///
 /// # Errors
 ///
-/// [`ImageError::NotOwn`] where none of the job's images is the caller's, who has just made one: the
-/// file system takes root for another user.
+/// [`ImageError::NotOwn`] where none of the job's images is the caller's, who has just made one:
+/// the file system takes root for another user.
 pub fn retain(parent: &Path, job: &str, keep: usize) -> Result<Vec<PathBuf>, ImageError> {
     let all = catalogue(parent)?;
     let mine = |folder: &Path, manifest: &Manifest| manifest.job == job && is_own(folder);

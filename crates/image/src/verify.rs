@@ -48,8 +48,8 @@ pub fn verify(folder: &Path, threads: usize) -> Result<Verified, Vec<ImageError>
     verify_telling(folder, threads, &mut |_, _| {})
 }
 
-/// As [`verify`]; `tell` is told from time to time how many bytes have been read, and of how many. Of
-/// an image of several parts, each is told of by itself.
+/// As [`verify`]; `tell` is told from time to time how many bytes have been read, and of how many.
+/// Of an image of several parts, each is told of by itself.
 pub fn verify_telling(
     folder: &Path,
     threads: usize,

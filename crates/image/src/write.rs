@@ -130,8 +130,8 @@ impl ImageWriter {
         Ok(ImageWriter { path, place, discards: false, meter: Arc::default(), state })
     }
 
-    /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody has a
-    /// descriptor of it.
+    /// Makes a file that lies in memory, without a place among files: it lasts as long as anybody
+    /// has a descriptor of it.
     pub fn in_memory(name: &str) -> Result<ImageWriter, ImageError> {
         let path = PathBuf::from(name);
         let made = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC);
@@ -148,8 +148,8 @@ impl ImageWriter {
         ImageWriter { place, ..self }
     }
 
-    /// The same, for measurements of all but the disk: memory is encoded, summed and noted, but not written, so nobody
-    /// can read it back.
+    /// The same, for measurements of all but the disk: memory is encoded, summed and noted, but not
+    /// written, so nobody can read it back.
     pub fn discarding(self) -> ImageWriter {
         ImageWriter { discards: true, ..self }
     }
@@ -159,8 +159,8 @@ impl ImageWriter {
         ImageWriter { meter: meter.clone(), ..self }
     }
 
-    /// Says that about so many bytes are to come. Where the disk has them set aside already, several
-    /// threads can write at once: a file that grows is written by one at a time.
+    /// Says that about so many bytes are to come. Where the disk has them set aside already,
+    /// several threads can write at once: a file that grows is written by one at a time.
     pub fn expect(&self, bytes: u64) {
         self.meter.expected.fetch_add(bytes, Ordering::Relaxed);
         let Place::File { file, .. } = &self.place else { return };
@@ -200,8 +200,8 @@ impl ImageWriter {
         state.extents.push(extent);
     }
 
-    /// Memory of object 0 that was stored in this range of addresses is not in the image after all: its place is
-    /// zero again. What was stored together with it stays.
+    /// Memory of object 0 that was stored in this range of addresses is not in the image after all:
+    /// its place is zero again. What was stored together with it stays.
     pub fn forget(&self, range: Range<u64>) -> Result<(), ImageError> {
         let goes = |extent: &Extent| {
             let meets = extent.address < range.end && range.start < extent.end();
@@ -361,7 +361,8 @@ fn check_table(extents: &[Extent], limit: u64, path: &Path) -> Result<(), ImageE
     }
 }
 
-/// Makes one of neighbours that are all in the same other file: they are noted by several threads, bit by bit.
+/// Makes one of neighbours that are all in the same other file: they are noted by several threads,
+/// bit by bit.
 fn join_references(extents: &mut Vec<Extent>) {
     extents.dedup_by(|next, last| {
         let same = last.codec == next.codec && last.process() == next.process();
@@ -383,8 +384,8 @@ static SPARE: Spare = Spare::new();
 /// What these may take.
 const MOST_SPARE: usize = 8 * (TOGETHER + 2 * PAGE as usize);
 
-/// Gathers small pieces of memory, so that a page here and a page there are not a write each. One for
-/// each thread that writes.
+/// Gathers small pieces of memory, so that a page here and a page there are not a write each. One
+/// for each thread that writes.
 #[derive(Debug)]
 pub struct Packer<'a> {
     writer: &'a ImageWriter,

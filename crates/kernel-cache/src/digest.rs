@@ -13,6 +13,23 @@ impl Digest {
         Digest(Sha256::digest(bytes).into())
     }
 
+    /// Returns the digest of bytes that come in parts.
+    ///
+    /// # Errors
+    /// A part's.
+    pub fn of_parts<E>(parts: impl Iterator<Item = Result<Vec<u8>, E>>) -> Result<Digest, E> {
+        let mut digest = Sha256::new();
+        for part in parts {
+            digest.update(part?);
+        }
+        Ok(Digest(digest.finalize().into()))
+    }
+
+    /// Returns its bytes.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
     /// Returns the digest that a file of the cache is named by.
     pub(crate) fn parse(name: &str) -> Option<Digest> {
         let mut digest = [0; 32];
@@ -23,6 +40,12 @@ impl Digest {
             *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
         }
         Some(Digest(digest))
+    }
+}
+
+impl From<[u8; 32]> for Digest {
+    fn from(bytes: [u8; 32]) -> Digest {
+        Digest(bytes)
     }
 }
 

@@ -4,12 +4,15 @@
 //! little-endian order. A file that another program has written, a torn one, or one that was moved
 //! to another name fails one of these.
 
-use crate::{Digest, MAX_PTX};
+use crate::Digest;
 
 const MAGIC: &[u8; 16] = b"kedge PTX 1\0\0\0\0\0";
 pub(crate) const HEADER: usize = MAGIC.len() + 32 + 32 + 8;
-/// No file of an entry is longer.
-pub(crate) const MAX_FILE: u64 = HEADER as u64 + MAX_PTX;
+
+/// Returns how long the file of an entry may be.
+pub(crate) fn max_file(most: u64) -> u64 {
+    HEADER as u64 + most
+}
 
 /// Returns the bytes of the file.
 pub(crate) fn encode(cubin: &Digest, ptx: &[u8]) -> Vec<u8> {

@@ -2,8 +2,10 @@
 //!
 //! Frameworks keep the cubins that they compile on disk, and load them in their next process. A
 //! device that runs PTX finds here what such a cubin was made from
-//! (`docs/design/0028-kernel-cache.md`). One file an entry, named by the cubin's SHA-256 and written
-//! whole or not at all; what is read is checked, and what is damaged is removed.
+//! (`docs/design/0028-kernel-cache.md`). One file an entry, named by the cubin's SHA-256 and
+//! written whole or not at all; what is read is checked, and what is damaged is removed. A second
+//! cache, of another folder, has modules' images by their own hash, for devices that are lent to
+//! other machines (`docs/design/0032-far-speed.md`).
 #![forbid(unsafe_code)]
 
 mod digest;
@@ -23,6 +25,8 @@ use thiserror::Error;
 
 /// The longest PTX that is kept, bytes.
 pub const MAX_PTX: u64 = 64 << 20;
+/// The longest image of a module that is kept, bytes.
+pub const MAX_MODULE: u64 = 512 << 20;
 /// The kernels of an entry that are listed.
 const MAX_LISTED: usize = 1000;
 /// A file that a killed process has left half written is removed after this time.
@@ -54,12 +58,18 @@ pub enum CacheError {
 struct Limits {
     bytes: u64,
     entries: usize,
+    /// Bytes of an entry.
+    entry: u64,
     /// A process looks whether the cache is within its bounds before it first writes, and each time
     /// that it has written so many bytes or entries more.
     between: (u64, u64),
 }
 
-const LIMITS: Limits = Limits { bytes: 512 << 20, entries: 16384, between: (16 << 20, 256) };
+const LIMITS: Limits =
+    Limits { bytes: 512 << 20, entries: 16384, entry: MAX_PTX, between: (16 << 20, 256) };
+/// Of modules' images: the largest fatbins of the large libraries are some hundred MiB.
+const MODULES: Limits =
+    Limits { bytes: 2 << 30, entries: 4096, entry: MAX_MODULE, between: (64 << 20, 64) };
 
 /// An entry, as [`KernelCache::list`] tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,8 +96,8 @@ pub struct Cleared {
 pub struct KernelCache {
     dir: PathBuf,
     limits: Limits,
-    /// Bytes and entries that this process has written since it looked at the bounds; at first, more
-    /// than it writes between two looks.
+    /// Bytes and entries that this process has written since it looked at the bounds; at first,
+    /// more than it writes between two looks.
     written: (AtomicU64, AtomicU64),
 }
 
@@ -106,7 +116,16 @@ impl KernelCache {
     /// # Errors
     /// [`CacheError::NoFolder`] without HOME and XDG_CACHE_HOME.
     pub fn of_user() -> Result<KernelCache, CacheError> {
-        Ok(KernelCache::at(place::path()?, LIMITS))
+        Ok(KernelCache::at(place::path("kernels")?, LIMITS))
+    }
+
+    /// Returns the user's cache of modules' images that programs elsewhere have loaded on devices
+    /// here: each is kept by its own digest. Makes nothing yet.
+    ///
+    /// # Errors
+    /// As [`KernelCache::of_user`].
+    pub fn of_modules() -> Result<KernelCache, CacheError> {
+        Ok(KernelCache::at(place::path("modules")?, MODULES))
     }
 
     fn at(dir: PathBuf, limits: Limits) -> KernelCache {
@@ -131,7 +150,9 @@ impl KernelCache {
             return Ok(None);
         }
         let path = self.file(cubin);
-        let Some((file, bytes)) = read(&path)? else { return Ok(None) };
+        let Some((file, bytes)) = read(&path, entry::max_file(self.limits.entry))? else {
+            return Ok(None);
+        };
         let ptx = entry::decode(cubin, bytes);
         match &ptx {
             // What was used last goes last. A file system that is read-only keeps its times.
@@ -146,7 +167,7 @@ impl KernelCache {
     /// # Errors
     /// [`CacheError`] where it cannot be written. The cache is as it was then.
     pub fn keep(&self, cubin: &Digest, ptx: &[u8]) -> Result<(), CacheError> {
-        if ptx.len() as u64 > MAX_PTX {
+        if ptx.len() as u64 > self.limits.entry {
             return Ok(());
         }
         place::make(&self.dir)?;
@@ -260,7 +281,9 @@ impl KernelCache {
         let mut entries = Vec::new();
         for file in self.files()? {
             let Some(cubin) = file.cubin else { continue };
-            let Ok(Some((_, bytes))) = read(&file.path) else { continue };
+            let Ok(Some((_, bytes))) = read(&file.path, entry::max_file(self.limits.entry)) else {
+                continue;
+            };
             let Some(ptx) = entry::decode(&cubin, bytes) else { continue };
             let kernels = entry::kernels(&ptx, MAX_LISTED);
             entries.push(Entry { cubin, bytes: ptx.len() as u64, used: file.used, kernels });
@@ -272,7 +295,8 @@ impl KernelCache {
     /// Removes every entry, and what killed processes have left of some.
     ///
     /// # Errors
-    /// [`CacheError`] where something cannot be removed, or another process holds the lock for long.
+    /// [`CacheError`] where something cannot be removed, or another process holds the lock for
+    /// long.
     pub fn clear(&self) -> Result<Cleared, CacheError> {
         let mut cleared = Cleared::default();
         if !place::check(&self.dir)? {
@@ -310,20 +334,21 @@ fn nofollow() -> i32 {
     (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32
 }
 
-/// Returns a file of this user's and what is in it. `None` where there is none, or it is no entry.
-fn read(path: &Path) -> Result<Option<(File, Vec<u8>)>, CacheError> {
+/// Returns a file of this user's and what is in it. `None` where there is none, or it is no entry
+/// of `most` bytes.
+fn read(path: &Path, most: u64) -> Result<Option<(File, Vec<u8>)>, CacheError> {
     let failed = |source| CacheError::Io { path: path.to_owned(), source };
     let file = match OpenOptions::new().read(true).custom_flags(nofollow()).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(failed)?,
     };
     let data = file.metadata().map_err(failed)?;
-    if !data.is_file() || !place::is_own(&data) || data.len() > entry::MAX_FILE {
+    if !data.is_file() || !place::is_own(&data) || data.len() > most {
         return Ok(None);
     }
     let mut bytes = Vec::new();
     // It may grow while it is read.
-    (&file).take(entry::MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    (&file).take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     Ok(Some((file, bytes)))
 }
 

@@ -6,16 +6,16 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Returns where the cache is or will be: `$XDG_CACHE_HOME/kedge/kernels`, else
-/// `~/.cache/kedge/kernels`.
-pub(crate) fn path() -> Result<PathBuf, CacheError> {
+/// Returns where the cache is or will be: `$XDG_CACHE_HOME/kedge/NAME`, else
+/// `~/.cache/kedge/NAME`.
+pub(crate) fn path(name: &str) -> Result<PathBuf, CacheError> {
     let variable = |name| {
         let path = std::env::var_os(name).map(PathBuf::from);
         path.filter(|path| path.is_absolute())
     };
     let caches =
         variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
-    Ok(caches.ok_or(CacheError::NoFolder)?.join("kedge/kernels"))
+    Ok(caches.ok_or(CacheError::NoFolder)?.join("kedge").join(name))
 }
 
 /// Makes the folder where there is none. What is made on the way is private, too.

@@ -89,7 +89,7 @@ fn links_pipes_folders_and_giants_are_no_entries() {
     rustix::fs::mknodat(rustix::fs::CWD, cache.file(&piped), rustix::fs::FileType::Fifo, mode, 0)
         .unwrap();
     fs::create_dir(cache.file(&folder)).unwrap();
-    File::create(cache.file(&giant)).unwrap().set_len(entry::MAX_FILE + 1).unwrap();
+    File::create(cache.file(&giant)).unwrap().set_len(entry::max_file(MAX_PTX) + 1).unwrap();
     assert!(matches!(cache.find(&linked), Err(CacheError::Io { .. })));
     for cubin in [piped, folder, giant] {
         assert_eq!(cache.find(&cubin).unwrap(), None);
@@ -103,7 +103,12 @@ fn links_pipes_folders_and_giants_are_no_entries() {
 #[test]
 fn what_was_used_longest_ago_goes_first() {
     let scratch = Scratch::new("bounded");
-    let cache = scratch.cache(Limits { bytes: 1 << 20, entries: 16, between: (1 << 30, 1) });
+    let cache = scratch.cache(Limits {
+        bytes: 1 << 20,
+        entries: 16,
+        entry: MAX_PTX,
+        between: (1 << 30, 1),
+    });
     let digest = |number: usize| Digest::of(&number.to_le_bytes());
     let age = |number: usize, seconds| {
         let file = File::options().write(true).open(cache.file(&digest(number))).unwrap();
@@ -120,7 +125,8 @@ fn what_was_used_longest_ago_goes_first() {
     let known: Vec<usize> =
         (0..18).filter(|number| cache.find(&digest(*number)).unwrap().is_some()).collect();
     assert_eq!(known, [0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]);
-    let small = scratch.cache(Limits { bytes: 1000, entries: 16, between: (1 << 30, 1) });
+    let small =
+        scratch.cache(Limits { bytes: 1000, entries: 16, entry: MAX_PTX, between: (1 << 30, 1) });
     small.keep(&digest(18), PTX).unwrap();
     let bytes: u64 = small.files().unwrap().iter().map(|file| file.bytes).sum();
     assert!(bytes <= 1000 + small.files().unwrap()[0].bytes, "{bytes}");

@@ -13,20 +13,26 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    seal: Option<Seal>,
+    seal: Option<(Sealing, Opening)>,
     /// When reading ends, however slowly bytes come.
     until: Option<Instant>,
 }
 
+/// The sealed way out.
 #[derive(Debug)]
-struct Seal {
+struct Sealing {
     sealer: Sealer,
+    /// Room for what is sealed.
+    sealed: Vec<u8>,
+}
+
+/// The sealed way in.
+#[derive(Debug)]
+struct Opening {
     opener: Opener,
     /// What was opened, and how much of it was taken.
     opened: Vec<u8>,
     taken: usize,
-    /// Room for what is sealed.
-    sealed: Vec<u8>,
 }
 
 impl Connection {
@@ -37,7 +43,7 @@ impl Connection {
     pub fn new(stream: TcpStream, secrets: Option<Secrets>) -> Result<Connection, RecordError> {
         let seal = |(sealer, opener)| {
             let (opened, sealed) = Default::default();
-            Seal { sealer, opener, opened, taken: 0, sealed }
+            (Sealing { sealer, sealed }, Opening { opener, opened, taken: 0 })
         };
         let records = secrets.map(Secrets::records).transpose()?;
         Ok(Connection { stream, seal: records.map(seal), until: None })
@@ -59,12 +65,12 @@ impl Connection {
     /// # Errors
     /// The other end has said more than was read.
     pub fn into_ends(self) -> io::Result<(TcpStream, Option<(Sealer, Opener)>)> {
-        let Some(seal) = self.seal else { return Ok((self.stream, None)) };
-        if seal.taken < seal.opened.len() || seal.opener.is_within_record() {
+        let Some((sealing, opening)) = self.seal else { return Ok((self.stream, None)) };
+        if opening.taken < opening.opened.len() || opening.opener.is_within_record() {
             let why = "the other end says more than it was asked";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        Ok((self.stream, Some((seal.sealer, seal.opener))))
+        Ok((self.stream, Some((sealing.sealer, opening.opener))))
     }
 
     /// Returns its stream and secrets, for another process to go on with.
@@ -84,7 +90,24 @@ impl From<TcpStream> for Connection {
     }
 }
 
-impl Seal {
+impl Opening {
+    /// Reads into `into` what has been opened, or what comes next.
+    fn read(
+        &mut self,
+        stream: &TcpStream,
+        until: Option<Instant>,
+        into: &mut [u8],
+    ) -> io::Result<usize> {
+        if into.is_empty() || !self.fill(stream, until)? {
+            return Ok(0);
+        }
+        let here = &self.opened[self.taken..];
+        let count = here.len().min(into.len());
+        into[..count].copy_from_slice(&here[..count]);
+        self.taken += count;
+        Ok(count)
+    }
+
     /// Reads until something was opened; `false` where the stream has ended.
     fn fill(&mut self, stream: &TcpStream, until: Option<Instant>) -> io::Result<bool> {
         let mut some = [0; 4096];
@@ -104,6 +127,15 @@ impl Seal {
     }
 }
 
+impl Sealing {
+    fn write(&mut self, mut stream: &TcpStream, from: &[u8]) -> io::Result<usize> {
+        self.sealed.clear();
+        self.sealer.seal(from, &mut self.sealed)?;
+        stream.write_all(&self.sealed)?;
+        Ok(from.len())
+    }
+}
+
 /// Reads a stream until a moment, if there is one.
 fn read(mut stream: &TcpStream, until: Option<Instant>, into: &mut [u8]) -> io::Result<usize> {
     if let Some(until) = until {
@@ -118,25 +150,19 @@ fn read(mut stream: &TcpStream, until: Option<Instant>, into: &mut [u8]) -> io::
 
 impl Read for Connection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Some(seal) = &mut self.seal else { return read(&self.stream, self.until, into) };
-        if into.is_empty() || !seal.fill(&self.stream, self.until)? {
-            return Ok(0);
+        match &mut self.seal {
+            Some((_, opening)) => opening.read(&self.stream, self.until, into),
+            None => read(&self.stream, self.until, into),
         }
-        let here = &seal.opened[seal.taken..];
-        let count = here.len().min(into.len());
-        into[..count].copy_from_slice(&here[..count]);
-        seal.taken += count;
-        Ok(count)
     }
 }
 
 impl Write for Connection {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        let Some(seal) = &mut self.seal else { return self.stream.write(from) };
-        seal.sealed.clear();
-        seal.sealer.seal(from, &mut seal.sealed)?;
-        self.stream.write_all(&seal.sealed)?;
-        Ok(from.len())
+        match &mut self.seal {
+            Some((sealing, _)) => sealing.write(&self.stream, from),
+            None => self.stream.write(from),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -45,6 +45,18 @@ impl Pins {
         self.pinned.iter().any(|(known, _)| known == name)
     }
 
+    /// Returns which certificate is pinned under a name.
+    pub fn fingerprint(&self, name: &Name) -> Option<Fingerprint> {
+        let found = self.pinned.iter().find(|(known, _)| known == name);
+        found.map(|(_, certificate)| certificate.fingerprint())
+    }
+
+    /// Returns whether a certificate is still pinned under a name, and not revoked under any.
+    pub fn counts(&self, name: &Name, certificate: Fingerprint) -> bool {
+        let revoked = self.revoked.iter().any(|(_, known)| known.fingerprint() == certificate);
+        !revoked && self.fingerprint(name) == Some(certificate)
+    }
+
     /// Returns whose a certificate is, if its owner may connect at `now`, in seconds since 1970,
     /// and is the `expected` one.
     ///
@@ -101,5 +113,10 @@ mod tests {
             let refused = judge(shown, expected, now).unwrap_err();
             assert!(refused.contains(said), "{refused}");
         }
+        let counts = |of: &str, shown: &Certificate| pins.counts(&name(of), shown.fingerprint());
+        assert!(counts("alice", &known));
+        assert!(!counts("carol", &known), "another's name");
+        assert!(!counts("carol", &old), "revoked, though pinned");
+        assert!(!counts("alice", &certificate("alice", begin, end)), "another key of the name");
     }
 }

@@ -14,8 +14,8 @@ pub(crate) type Parameters = [usize; MAX_PARAMETERS];
 /// Calls `function`: nvmlReturn_t.
 ///
 /// # Safety
-/// The parameters are what nvml.h says of the function: each pointer is NULL or valid for what is read and
-/// written there.
+/// The parameters are what nvml.h says of the function: each pointer is NULL or valid for what is
+/// read and written there.
 pub(crate) unsafe fn call(function: &Function, parameters: &Parameters) -> Result<(), Status> {
     // Said before anything of the arguments.
     state::check_started()?;
@@ -33,7 +33,8 @@ pub(crate) unsafe fn call(function: &Function, parameters: &Parameters) -> Resul
     if status.0 == 0 || status == Status::INSUFFICIENT_SIZE {
         let written = placed(function).filter(|(kind, _)| kind.has_result());
         for ((kind, at), result) in written.zip(answer.results.iter()) {
-            // SAFETY: as the caller promises; `argument` has refused those that are NULL and must not be.
+            // SAFETY: as the caller promises; `argument` has refused those that are NULL and must
+            // not be.
             unsafe { write(kind, &parameters[at..], result) };
         }
     }
@@ -113,14 +114,16 @@ fn bytes(bytes: Vec<u8>) -> Result<Argument, Status> {
     Ok(Argument::Bytes { bytes })
 }
 
-/// Writes what was told where the program asked for it; what is not of the size that is wanted is left.
+/// Writes what was told where the program asked for it; what is not of the size that is wanted is
+/// left.
 ///
 /// # Safety
 /// As for `call`, for parameters that `argument` has taken.
 unsafe fn write(kind: Kind, parameters: &[usize], result: &Bytes<MAX_BYTES>) {
     let (first, second) = (parameters[0], *parameters.get(1).unwrap_or(&0));
     let number = |bytes: &[u8]| bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
-    // SAFETY: each place is given, and the size is what the program has given it or what nvml.h says of it.
+    // SAFETY: each place is given, and the size is what the program has given it or what nvml.h
+    // says of it.
     unsafe {
         let put = |to: usize, bytes: &[u8]| {
             (to as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

@@ -1,5 +1,5 @@
-//! Who answers: a process outside of the job, by a connection that is made when something is asked and made anew
-//! where it is gone, as after a restart, or is another process's, as after a fork.
+//! Who answers: a process outside of the job, by a connection that is made when something is asked
+//! and made anew where it is gone, as after a restart, or is another process's, as after a fork.
 
 use crate::status::Status;
 use kedge_protocol::management::{Answer, INIT, Question};
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 /// The first question has the driver's library opened, which wakes devices.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A restart in the middle of a question takes the connection; another may come in the middle of the next.
+/// A restart in the middle of a question takes the connection; another may come in the middle of
+/// the next.
 const TRIES: usize = 3;
 
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! nvidia-smi, which speaks private interfaces of NVIDIA's library beside NVML: it is given NVIDIA's own.
+//! nvidia-smi, which speaks private interfaces of NVIDIA's library beside NVML: it is given
+//! NVIDIA's own.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -13,8 +14,8 @@ const SEARCHED: &str = "LD_LIBRARY_PATH";
 #[unsafe(link_section = ".init_array")]
 static LOADED: extern "C" fn() = step_aside;
 
-/// Starts the tool once more in its own place, without the job's folder among those where libraries are looked for. Where
-/// that cannot be, it goes on with this library.
+/// Starts the tool once more in its own place, without the job's folder among those where libraries
+/// are looked for. Where that cannot be, it goes on with this library.
 extern "C" fn step_aside() {
     let exe = std::env::current_exe().unwrap_or_default();
     if exe.file_name() != Some(OsStr::new(TOOL)) {
@@ -36,7 +37,8 @@ extern "C" fn step_aside() {
     let _ = command.exec();
 }
 
-/// The folders of a search path but for `ours`; `None` if that is not among them: nothing would be different.
+/// The folders of a search path but for `ours`; `None` if that is not among them: nothing would be
+/// different.
 fn without(searched: &OsStr, ours: &Path) -> Option<OsString> {
     let all: Vec<_> = std::env::split_paths(searched).collect();
     let others: Vec<_> = all.iter().filter(|folder| *folder != ours).collect();

@@ -25,6 +25,19 @@ fn job_seconds() -> Option<f64> {
     Some(total)
 }
 
+/// Processor seconds so far of the supervisor's children that run the program `name`; `None` where
+/// /proc does not tell.
+pub(crate) fn seconds_of_children(name: &str) -> Option<f64> {
+    let supervisor = parent(std::process::id())?;
+    let is_named = |pid: &u32| {
+        let read = fs::read_to_string(format!("/proc/{pid}/comm"));
+        parent(*pid) == Some(supervisor) && read.is_ok_and(|comm| comm.trim_end() == name)
+    };
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Some(pids.filter(is_named).filter_map(seconds).sum())
+}
+
 /// /proc/PID/stat after the name: field 0 is the state, 1 the parent.
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

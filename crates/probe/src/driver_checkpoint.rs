@@ -1,4 +1,5 @@
-//! The driver's own checkpoint of a process (cuCheckpointProcess*), which `kedge bench checkpoint` is compared with.
+//! The driver's own checkpoint of a process (cuCheckpointProcess*), which `kedge bench checkpoint`
+//! is compared with.
 
 use crate::ProbeError;
 use libloading::{Library, Symbol};
@@ -38,8 +39,8 @@ pub fn checkpoint_by_driver(pid: i32) -> Result<DriverTimes, ProbeError> {
 /// Seconds that it takes.
 fn step(driver: &Library, name: &'static str, pid: i32) -> Result<f64, ProbeError> {
     let begin = Instant::now();
-    // SAFETY: cuda.h gives these four this type, with a process id and arguments that may be null; no memory of this
-    // process is handed over.
+    // SAFETY: cuda.h gives these four this type, with a process id and arguments that may be null;
+    // no memory of this process is handed over.
     let code = unsafe {
         let step: Symbol<'_, Step> = driver.get(name.as_bytes())?;
         step(pid, std::ptr::null_mut())

@@ -1,5 +1,6 @@
-//! What `kedge bench checkpoint` checkpoints: a program that holds device memory, launches and synchronises without
-//! end, and tells of the longest time between two beats by its own clock.
+//! What `kedge bench checkpoint` checkpoints, and `kedge bench migrate` moves: a program that holds
+//! device memory, launches and synchronises without end, and tells of the longest time between two
+//! beats by its own clock.
 
 use crate::ProbeError;
 use crate::device::{Buffer, Device, Kernel, Pinned};
@@ -15,8 +16,8 @@ const PART: usize = 1 << 30;
 const BLOCK: usize = 256 << 10;
 /// Beats of which the median is taken.
 const RECENT: usize = 4096;
-/// Launches between two waits of `kernels`, and of a step; bytes that each kernel of a step writes, and that a step
-/// copies to and from the device.
+/// Launches between two waits of `kernels`, and of a step; bytes that each kernel of a step writes,
+/// and that a step copies to and from the device.
 const KERNELS: usize = 100;
 const STEP_KERNELS: usize = 16;
 const STEP_BYTES: usize = 64 << 20;
@@ -43,12 +44,22 @@ pub struct Held {
     pub host: usize,
     /// Whether the device's are noise; otherwise LZ4 makes little of them.
     pub noise: bool,
+    /// Bytes of one allocation at most.
+    pub part: usize,
 }
 
-/// Holds memory, says `ready`, then beats, and obeys one order a line: `ping`; `rest`, no more beats until the next
-/// order; `reset`; `gap`, the longest gap between two beats since `reset`, less their median; `rate SECONDS`, beats a
-/// second for so long; `kernels SECONDS` and `steps SECONDS`, the same of other loads; `change PERCENT` of the
-/// device memory's blocks. It answers each with a number.
+impl Held {
+    /// Returns what a program that holds so much of the device's memory, as noise, holds.
+    pub const fn noise(device: usize) -> Held {
+        Held { device, host: 0, noise: true, part: PART }
+    }
+}
+
+/// Holds memory, says `ready`, then beats, and obeys one order a line: `ping`; `rest`, no more
+/// beats until the next order; `reset`; `gap`, the longest gap between two beats since `reset`,
+/// less their median; `rate SECONDS`, beats a second for so long; `kernels SECONDS` and `steps
+/// SECONDS`, the same of other loads; `change PERCENT` of the device memory's blocks; `changing
+/// PERCENT`, from now on so many of them a second. It answers each with a number.
 pub fn beat(
     held: Held,
     input: impl BufRead + Send + 'static,
@@ -78,7 +89,10 @@ fn next(orders: &Receiver<String>, heart: &mut Heart<'_>) -> Result<Option<Strin
         match orders.try_recv() {
             Ok(line) => return Ok(Some(line)),
             Err(TryRecvError::Disconnected) => return Ok(None),
-            Err(TryRecvError::Empty) => heart.beat()?,
+            Err(TryRecvError::Empty) => {
+                heart.change_on()?;
+                heart.beat()?;
+            }
         }
     }
 }
@@ -105,6 +119,17 @@ struct Heart<'d> {
     recent: Vec<f64>,
     next: usize,
     seed: u64,
+    changing: Changing,
+}
+
+/// What is changed between beats.
+#[derive(Debug, Default)]
+struct Changing {
+    /// Of a hundred blocks, so many a second.
+    percent: f64,
+    /// Since when, and how many blocks have been.
+    begin: Option<Instant>,
+    changed: usize,
 }
 
 impl<'d> Heart<'d> {
@@ -112,13 +137,25 @@ impl<'d> Heart<'d> {
         let bytes = held.device;
         let null = device.kernel(crate::kernels::NULL, "null")?;
         let fill = device.kernel(FILL, "fill")?;
-        let parts = (0..bytes).step_by(PART).map(|at| device.alloc(PART.min(bytes - at)));
+        let part = held.part.max(16);
+        let parts = (0..bytes).step_by(part).map(|at| device.alloc(part.min(bytes - at)));
         let memory = parts.collect::<Result<Vec<_>, _>>()?;
         let (last, recent) = (Instant::now(), Vec::with_capacity(RECENT));
         let pinned = device.pinned(STEP_COPY)?;
-        let (longest, next, seed) = (0.0, 0, 1);
-        let mut heart =
-            Heart { device, null, fill, memory, pinned, last, longest, recent, next, seed };
+        let (longest, next, seed, changing) = (0.0, 0, 1, Changing::default());
+        let mut heart = Heart {
+            device,
+            null,
+            fill,
+            memory,
+            pinned,
+            last,
+            longest,
+            recent,
+            next,
+            seed,
+            changing,
+        };
         for part in 0..heart.memory.len() {
             match held.noise {
                 true => heart.write(part, 0, heart.memory[part].size)?,
@@ -168,6 +205,11 @@ impl<'d> Heart<'d> {
             "kernels" => self.rate(number, Heart::kernels)?,
             "steps" => self.rate(number, Heart::step)?,
             "change" => self.change(number)?,
+            "changing" => {
+                self.changing =
+                    Changing { percent: number, begin: Some(Instant::now()), changed: 0 };
+                0.0
+            }
             _ => 0.0,
         };
         // An order is no gap.
@@ -203,7 +245,8 @@ impl<'d> Heart<'d> {
         self.device.synchronize()
     }
 
-    /// What a step of a computation does: copies its input, runs some kernels with work, copies its output.
+    /// What a step of a computation does: copies its input, runs some kernels with work, copies its
+    /// output.
     fn step(&mut self) -> Result<(), ProbeError> {
         let bytes = STEP_BYTES.min(self.memory.first().map_or(0, |memory| memory.size));
         let Some(memory) = self.memory.first() else { return Ok(()) };
@@ -213,6 +256,29 @@ impl<'d> Heart<'d> {
             Some(memory) => memory.read(self.pinned.as_mut_slice()),
             None => Ok(()),
         }
+    }
+
+    /// Writes to one block, if it is time for one.
+    fn change_on(&mut self) -> Result<(), ProbeError> {
+        let Changing { percent, begin: Some(begin), changed } = self.changing else {
+            return Ok(());
+        };
+        let blocks: usize = self.memory.iter().map(|part| part.size / BLOCK).sum();
+        let due = begin.elapsed().as_secs_f64() * blocks as f64 * percent / 100.0;
+        if (changed as f64) >= due || blocks == 0 {
+            return Ok(());
+        }
+        self.changing.changed += 1;
+        // Blocks far from each other.
+        let mut block = changed.wrapping_mul(NOISE as usize) % blocks;
+        for part in 0..self.memory.len() {
+            let here = self.memory[part].size / BLOCK;
+            if block < here {
+                return self.write(part, block * BLOCK, BLOCK);
+            }
+            block -= here;
+        }
+        Ok(())
     }
 
     /// Writes to so many of a hundred blocks; the part that it was.

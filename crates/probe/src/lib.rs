@@ -1,4 +1,5 @@
-//! Small CUDA programs that need no compiler, for `kedge doctor` to start and `kedge bench` to time.
+//! Small CUDA programs that need no compiler, for `kedge doctor` to start and `kedge bench` to
+//! time.
 //!
 //! They load the driver or a runtime by name as every program does, so they run natively, or as
 //! clients of the job that `kedge run` has set up. None of kedge's own crates is used here: what
@@ -6,22 +7,28 @@
 
 mod calls;
 mod copy;
+mod count;
 mod cpu;
 mod device;
 mod devices;
 mod driver;
 mod driver_checkpoint;
+mod far;
 mod heartbeat;
 mod kernels;
 mod loops;
+mod model;
 mod runtime;
 mod soft;
 mod timing;
 
+pub use count::count;
 pub use devices::{DeviceReport, devices};
 pub use driver_checkpoint::{DriverTimes, checkpoint_by_driver};
+pub use far::obey;
 pub use heartbeat::{Held, beat};
 pub use loops::{hold_memory, time_loop};
+pub use model::{READS, WRITES, hold_objects, time_session, time_uses};
 pub use runtime::{RuntimeReport, start_runtime};
 pub use timing::{Series, Sink};
 

@@ -1,5 +1,5 @@
-//! What `kedge bench process` times: loops of ordinary calls, natively and as a job, and a program that holds
-//! memory and does with it what it is told.
+//! What `kedge bench process` times: loops of ordinary calls, natively and as a job, and a program
+//! that holds memory and does with it what it is told.
 
 use std::hint::black_box;
 use std::io::{BufRead, Write};
@@ -89,8 +89,9 @@ fn pages(turns: u32) -> Duration {
 }
 
 /// Holds that many bytes of random memory and obeys one order a line, each with a line of its own:
-/// `ping`; `dirty PERCENT` of its pages; `write SECONDS` long as fast as it can, or `beat SECONDS` long to a few pages each
-/// millisecond, whereupon it tells the longest gap between two writes; `work PAGES`. It answers with seconds.
+/// `ping`; `dirty PERCENT` of its pages; `write SECONDS` long as fast as it can, or `beat SECONDS`
+/// long to a few pages each millisecond, whereupon it tells the longest gap between two writes;
+/// `work PAGES`. It answers with seconds.
 pub fn hold_memory(
     bytes: usize,
     input: impl BufRead,

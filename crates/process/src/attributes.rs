@@ -9,8 +9,8 @@ use std::fs;
 const MEMBARRIER_REGISTRATIONS: u64 = 1 << 9;
 /// Registrations of membarrier(2): global, private, of cores, of restartable sequences.
 const REGISTRATIONS: [u64; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
-/// Barriers that only a process can have that has registered for them: its own, of cores, of restartable
-/// sequences. The registration for each is the next bit.
+/// Barriers that only a process can have that has registered for them: its own, of cores, of
+/// restartable sequences. The registration for each is the next bit.
 const BARRIERS: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
 /// Calls that [`ask`] makes.
 pub(crate) const QUESTIONS: usize = 4 + BARRIERS.len();
@@ -140,14 +140,16 @@ impl Attributes {
     }
 }
 
-/// What a process has registered for on a kernel before 6.3, which does not tell: what it may have. Nobody
-/// tells whether it takes part in others' barriers; it does then, which costs an interrupt each.
+/// What a process has registered for on a kernel before 6.3, which does not tell: what it may have.
+/// Nobody tells whether it takes part in others' barriers; it does then, which costs an interrupt
+/// each.
 fn registered(barriers: [i64; BARRIERS.len()]) -> u64 {
     let own = BARRIERS.iter().zip(barriers).filter(|(_, result)| *result == 0);
     own.fold(REGISTRATIONS[0], |all, (barrier, _)| all | barrier << 1)
 }
 
-/// Asks a process, or one that has inherited the answers, by [`QUESTIONS`] calls, the last of `batch`.
+/// Asks a process, or one that has inherited the answers, by [`QUESTIONS`] calls, the last of
+/// `batch`.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Result<Asked, EngineError> {
     batch.attempt(
         "read its use of huge pages",

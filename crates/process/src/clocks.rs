@@ -1,6 +1,6 @@
 //! The clocks that count from a machine's start. A restarted job finds them where they were at its
-//! capture: programs keep deadlines on them, and know that they never go back. CLOCK_REALTIME is the
-//! world's.
+//! capture: programs keep deadlines on them, and know that they never go back. CLOCK_REALTIME is
+//! the world's.
 
 use crate::EngineError;
 use serde::{Deserialize, Serialize};
@@ -42,8 +42,8 @@ impl Clocks {
         })
     }
 
-    /// Makes a time namespace for the processes that this one forks from now on, in which the clocks
-    /// stand at `self`.
+    /// Makes a time namespace for the processes that this one forks from now on, in which the
+    /// clocks stand at `self`.
     pub(crate) fn set_for_children(self) -> Result<(), EngineError> {
         let now = Clocks::now();
         let made = Clocks::offsets().and_then(|own| {

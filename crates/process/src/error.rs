@@ -44,7 +44,7 @@ pub enum EngineError {
         "{path}: it is not the file that the program had mapped (its {what} differs): put the old one back"
     )]
     FileChanged { path: PathBuf, what: &'static str },
-    #[error("this kernel has {0}; use a newer one (`kedge doctor` tells what it lacks)")]
+    #[error("this kernel has {0}; {remedy}", remedy = crate::kernel::remedy())]
     Kernel(Feature),
     #[error("this machine differs from the one that the image is from: {0}")]
     Machine(String),

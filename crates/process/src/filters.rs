@@ -1,50 +1,201 @@
 //! Filters of system calls (seccomp), which threads have each for themselves: a call that is
 //! injected into a thread is filtered like its own, and the answer may be the end of the whole
-//! process.
+//! process. So may be the stop alone: a sleep that it has interrupted goes on by
+//! restart_syscall(2).
+//!
+//! A container's filter is one that this process has as well. Nobody loses a filter, and everybody
+//! gets those of his parent: a process of the job that has no more of them than this one has the
+//! same. They need not be saved, for whoever restarts the job there has them too; what they do to
+//! the calls is tried in a child.
 
-use crate::{EngineError, proc};
-use libc::pid_t;
+use crate::{EngineError, proc, translate};
+use libc::{c_long, pid_t};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
 
 /// Longer than any status file up to its line on seccomp, but for a process with very many groups.
 const USUAL: usize = 4096;
 
-/// Refuses the processes `pids` if a thread of theirs filters its system calls.
+/// Refuses the processes `pids` if a thread of theirs filters its system calls by a filter that
+/// this process has not.
 ///
 /// # Errors
 ///
 /// [`EngineError::Unsupported`], which names the first such thread.
 pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), EngineError> {
     let mut buffer = Vec::with_capacity(USUAL);
+    let own = OWN.get_or_init(own_filters);
     for pid in pids {
         for tid in proc::threads(pid) {
-            if is_filtered(pid, tid, &mut buffer) {
-                let what = format!(
-                    "its thread {tid} filters its system calls (seccomp), which kedge cannot save yet"
-                );
-                return Err(EngineError::unsupported(pid, what));
-            }
+            let Some(what) = own.objection(&filters_of(pid, tid, &mut buffer)) else { continue };
+            return Err(EngineError::unsupported(pid, format!("its thread {tid} {what}")));
         }
     }
     Ok(())
 }
 
-/// Tells whether a thread has a filter. One that has ended has none.
-fn is_filtered(pid: pid_t, tid: pid_t, buffer: &mut Vec<u8>) -> bool {
-    buffer.clear();
-    let file = File::open(format!("/proc/{pid}/task/{tid}/status"));
-    file.is_ok_and(|mut file| file.read_to_end(buffer).is_ok())
-        && mode(buffer).is_some_and(|m| m != b"0")
+/// The filters of one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filters {
+    None,
+    /// So many; `None` where the kernel (before 5.9) does not count them, or where the thread may
+    /// only read, write and end (strict mode).
+    Some(Option<u64>),
 }
 
-/// Returns what the text of a status file says of seccomp: `0` is no filter. A kernel without
-/// seccomp says nothing.
-fn mode(status: &[u8]) -> Option<&[u8]> {
-    // The name, which comes first, may hold anything but a line's end.
-    let line =
-        status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Seccomp:"))?;
-    Some(line.trim_ascii())
+/// The filters of this process.
+#[derive(Debug)]
+struct Own {
+    filters: Filters,
+    /// Whether the calls that are injected harm no process that has these filters.
+    spare: bool,
+}
+
+static OWN: OnceLock<Own> = OnceLock::new();
+
+fn own_filters() -> Own {
+    let own = std::process::id() as pid_t;
+    let filters = filters_of(own, own, &mut Vec::with_capacity(USUAL));
+    Own { filters, spare: filters == Filters::None || calls_are_spared() }
+}
+
+/// Whether this process has a filter, as those in a container do.
+pub(crate) fn are_inherited() -> bool {
+    OWN.get_or_init(own_filters).filters != Filters::None
+}
+
+impl Own {
+    /// Why a thread with `filters` cannot be saved; None where it can.
+    fn objection(&self, filters: &Filters) -> Option<&'static str> {
+        // The one that translates addresses lets every other call be.
+        let translating = u64::from(translate::is_on());
+        let inherited = match (self.filters, filters) {
+            (_, Filters::None) => return None,
+            (Filters::None, Filters::Some(Some(count))) => *count <= translating,
+            (Filters::Some(Some(own)), Filters::Some(Some(count))) => *count <= own + translating,
+            _ => false,
+        };
+        match (inherited, self.spare) {
+            (true, true) => None,
+            (true, false) => Some(
+                "has this container's filter of system calls (seccomp), which ends a process for \
+                 calls that a checkpoint makes in it; run the container with one that fails them, \
+                 or with none (--security-opt seccomp=unconfined): docs/containers.md",
+            ),
+            (false, _) => Some("filters its system calls (seccomp), which kedge cannot save yet"),
+        }
+    }
+}
+
+/// Returns the filters of a thread. One that has ended has none.
+fn filters_of(pid: pid_t, tid: pid_t, buffer: &mut Vec<u8>) -> Filters {
+    buffer.clear();
+    let file = File::open(format!("/proc/{pid}/task/{tid}/status"));
+    if !file.is_ok_and(|mut file| file.read_to_end(buffer).is_ok()) {
+        return Filters::None;
+    }
+    match field(buffer, b"Seccomp:") {
+        None | Some(b"0") => Filters::None,
+        Some(b"2") => Filters::Some(
+            field(buffer, b"Seccomp_filters:")
+                .and_then(|count| str::from_utf8(count).ok()?.parse().ok()),
+        ),
+        Some(_) => Filters::Some(None),
+    }
+}
+
+/// Returns what the text of a status file says of `name`: of seccomp, `0` is no filter. A kernel
+/// without seccomp says nothing.
+fn field<'a>(status: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    // The process's name, which comes first, may hold anything but a line's end.
+    let mut lines = status.split(|byte| *byte == b'\n');
+    Some(lines.find_map(|line| line.strip_prefix(name))?.trim_ascii())
+}
+
+/// What the engine has the processes of a job do, and a call that no kernel knows: a filter that
+/// lists what is allowed treats all others as that one.
+const INJECTED: [c_long; 53] = [
+    0xffff,
+    libc::SYS_brk,
+    libc::SYS_capset,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_connect,
+    libc::SYS_dup3,
+    libc::SYS_epoll_ctl,
+    libc::SYS_fchdir,
+    libc::SYS_fcntl,
+    libc::SYS_get_mempolicy,
+    libc::SYS_get_robust_list,
+    libc::SYS_getitimer,
+    libc::SYS_getpeername,
+    libc::SYS_getpriority,
+    libc::SYS_getsockname,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_ioctl,
+    libc::SYS_ioprio_get,
+    libc::SYS_kcmp,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_openat,
+    libc::SYS_personality,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pidfd_open,
+    libc::SYS_prctl,
+    libc::SYS_prlimit64,
+    libc::SYS_read,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sendmsg,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_setpgid,
+    libc::SYS_shmat,
+    libc::SYS_sigaltstack,
+    libc::SYS_timer_gettime,
+    libc::SYS_userfaultfd,
+    libc::SYS_wait4,
+    libc::SYS_write,
+];
+
+/// Whether a child that makes those calls, with arguments of which none does anything, lives.
+fn calls_are_spared() -> bool {
+    let Ok((mut lives, tells)) = io::pipe() else { return false };
+    // SAFETY: the child makes system calls alone, whatever other threads hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        for number in INJECTED {
+            // SAFETY: no address, descriptor, process or flag is -1: the kernel refuses the call,
+            // or (set_tid_address) stores a number that this process alone is harmed by.
+            unsafe { libc::syscall(number, -1, 0, 0, 0, 0, 0) };
+        }
+        // SAFETY: one byte is read, of a constant; no destructor runs.
+        unsafe {
+            libc::write(tells.as_raw_fd(), b"!".as_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    drop(tells);
+    let spared = child > 0 && lives.read(&mut [0]).is_ok_and(|count| count == 1);
+    if child > 0 {
+        // SAFETY: it is this process's child; somebody else may have collected it.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::__WALL) };
+    }
+    spared
 }
 
 #[cfg(test)]
@@ -53,14 +204,38 @@ mod tests {
 
     #[test]
     fn the_mode_is_found() {
-        assert_eq!(mode(b"Name:\tSeccomp: 9\nSeccomp:\t2\nSeccomp_filters:\t1\n"), Some(&b"2"[..]));
-        assert_eq!(mode(b"Name:\ta\nSeccomp_filters:\t1\n"), None);
+        let status = b"Name:\tSeccomp: 9\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        assert_eq!(field(status, b"Seccomp:"), Some(&b"2"[..]));
+        assert_eq!(field(b"Name:\ta\nSeccomp_filters:\t1\n", b"Seccomp:"), None);
     }
 
     #[test]
     fn a_thread_without_a_filter_has_none() {
         let pid = std::process::id() as pid_t;
-        assert!(!is_filtered(pid, pid, &mut Vec::new()));
+        assert_eq!(filters_of(pid, pid, &mut Vec::new()), Filters::None);
         refuse([pid]).unwrap();
+    }
+
+    #[test]
+    fn only_filters_that_this_process_has_not_are_refused() {
+        let own = |filters, spare| Own { filters, spare };
+        let [none, one, two] = [Filters::None, Filters::Some(Some(1)), Filters::Some(Some(2))];
+        let unknown = Filters::Some(None);
+        for (own, theirs, refused) in [
+            (own(none, true), none, false),
+            (own(none, true), one, true),
+            (own(none, true), unknown, true),
+            (own(one, true), one, false),
+            (own(one, true), two, true),
+            (own(unknown, true), unknown, true),
+            (own(one, false), one, true),
+        ] {
+            assert_eq!(own.objection(&theirs).is_some(), refused, "{own:?} {theirs:?}");
+        }
+    }
+
+    #[test]
+    fn the_calls_do_nothing() {
+        assert!(calls_are_spared());
     }
 }

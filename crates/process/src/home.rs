@@ -1,8 +1,8 @@
 //! The way home of a thread whose tracer is killed while it makes calls for it.
 //!
 //! A thread that is away makes its calls in a piece of code that goes on, if nobody stops it after
-//! the call, by bringing back its signal mask and registers and jumping to where it was: untraced it
-//! finishes its call and is home. The extended registers need nothing, because calls leave them
+//! the call, by bringing back its signal mask and registers and jumping to where it was: untraced
+//! it finishes its call and is home. The extended registers need nothing, because calls leave them
 //! alone. The code is written for one thread at a time, into the zeros at the vDSO's end: nothing
 //! has to be mapped first, and only one thread of a process is away at a time. Clones that nobody
 //! stops end there.
@@ -44,8 +44,9 @@ pub(crate) struct Question {
     pub(crate) answer: u64,
 }
 
-/// Addresses, from one up to another by steps, that a thread asks rseq(2) for until one is answered with
-/// another error than EINVAL. Each is that of an area as long as the step, with that signature.
+/// Addresses, from one up to another by steps, that a thread asks rseq(2) for until one is answered
+/// with another error than EINVAL. Each is that of an area as long as the step, with that
+/// signature.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seek {
     pub(crate) from: u64,
@@ -54,8 +55,8 @@ pub(crate) struct Seek {
     pub(crate) signature: u32,
 }
 
-/// What the code leaves if all addresses were answered with EINVAL: no address of a [`Seek`] plus an
-/// error, because those are multiples of the step.
+/// What the code leaves if all addresses were answered with EINVAL: no address of a [`Seek`] plus
+/// an error, because those are multiples of the step.
 pub(crate) const SEEKING_NOWHERE: i64 = 0;
 
 /// Signals that do nothing by default: one that the program neither catches nor blocks can be sent
@@ -86,8 +87,8 @@ pub(crate) struct Ways {
     memory: Option<File>,
     /// The program's own system call instruction.
     outside: u64,
-    /// Where the code lies; `None` if the vDSO has no room for it. Then threads go home only as long
-    /// as they are traced.
+    /// Where the code lies; `None` if the vDSO has no room for it. Then threads go home only as
+    /// long as they are traced.
     base: Option<u64>,
     /// Whether there is room for calls in a row before it.
     rows: bool,
@@ -219,7 +220,8 @@ impl Ways {
         self.at(HOME)
     }
 
-    /// The one for a call that makes a clone: that ends, if nobody stops it, and its maker goes home.
+    /// The one for a call that makes a clone: that ends, if nobody stops it, and its maker goes
+    /// home.
     pub(crate) fn split(&self) -> u64 {
         self.at(SPLIT)
     }
@@ -280,8 +282,8 @@ fn asking(questions: &[Question], quiet: i32) -> ([u8; ROW], usize) {
     (whole(code), end)
 }
 
-/// Code that asks rseq(2) for one address after the other, with what it has found in r9; the offset is
-/// that of what follows the signal.
+/// Code that asks rseq(2) for one address after the other, with what it has found in r9; the offset
+/// is that of what follows the signal.
 fn seeking(seek: &Seek, quiet: i32) -> ([u8; ROW], usize) {
     let mut code = ROW_START.to_vec();
     code.extend(load(ESI, seek.step as i32));

@@ -51,8 +51,8 @@ impl Parasite {
         checked(thread.pid(), what, result)
     }
 
-    /// One call whose arguments point to `data`, which is put where [`Parasite::data`] says; what it
-    /// is for is told if it fails.
+    /// One call whose arguments point to `data`, which is put where [`Parasite::data`] says; what
+    /// it is for is told if it fails.
     pub(crate) fn call_with(
         self,
         thread: &mut Thread,

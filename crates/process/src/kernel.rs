@@ -2,8 +2,8 @@
 //!
 //! Distributions bring newer features to older versions, so a kernel is asked for what it has.
 
-use crate::EngineError;
 use crate::pagemap::{Run, Scanner, Wanted};
+use crate::{EngineError, filters};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
@@ -131,6 +131,15 @@ impl std::fmt::Display for Feature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let linux = if self.since.starts_with("CONFIG") { "" } else { "Linux " };
         write!(f, "no {} ({linux}{}): {}", self.name, self.since, self.without)
+    }
+}
+
+/// Returns what helps where a feature is missing.
+#[must_use]
+pub fn remedy() -> &'static str {
+    match filters::are_inherited() {
+        true => "this container's filter of system calls may hide it: docs/containers.md",
+        false => "use a newer one (`kedge doctor` tells what it lacks): docs/kernels.md",
     }
 }
 

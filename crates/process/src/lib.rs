@@ -1,6 +1,7 @@
 //! The process engine: stops the processes of a job from outside, captures them into an image while
 //! they go on, and brings them back from it.
 
+mod aio;
 mod attributes;
 mod capture;
 mod clocks;
@@ -8,6 +9,7 @@ mod error;
 mod filters;
 mod freeze;
 mod home;
+mod huge;
 mod inject;
 pub mod kernel;
 mod lineage;
@@ -27,6 +29,7 @@ mod sys;
 mod thread;
 mod timers;
 mod track;
+mod translate;
 mod vdso;
 
 pub use capture::{Begun, Captured, Options, Together, checkpoint};

@@ -125,8 +125,8 @@ pub(crate) fn named(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
     Ok(mappings)
 }
 
-/// Gives shared memory its name where it was mapped under one that is gone: sem_open(3) links what it makes to its
-/// name afterwards.
+/// Gives shared memory its name where it was mapped under one that is gone: sem_open(3) links what
+/// it makes to its name afterwards.
 pub(crate) fn find_names(mappings: &mut [Mapping]) {
     let gone =
         |mapping: &Mapping| mapping.shared && mapping.deleted() && mapping.name.starts_with(SHARED);

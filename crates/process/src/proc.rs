@@ -59,13 +59,13 @@ pub(crate) fn link(pid: pid_t, file: &'static str) -> Result<PathBuf, EngineErro
     fs::read_link(format!("/proc/{pid}/{file}")).map_err(|source| failed(pid, source))
 }
 
-/// The thread whose files in /proc tell of a process's memory and descriptors: its first, or, where that has ended
-/// before the others, another one.
+/// The thread whose files in /proc tell of a process's memory and descriptors: its first, or, where
+/// that has ended before the others, another one.
 pub(crate) fn reach(pid: pid_t) -> pid_t {
     if !is_zombie(pid) {
         return pid;
     }
-    threads(pid).into_iter().find(|tid| lives(*tid)).unwrap_or(pid)
+    own_threads(pid).into_iter().find(|tid| lives(*tid)).unwrap_or(pid)
 }
 
 /// Whether a thread has ended and was not collected. Others of its process may go on.
@@ -86,6 +86,23 @@ pub(crate) fn lives(tid: pid_t) -> bool {
 /// The threads of `pid`; none if it has ended.
 pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
     numbers(&format!("/proc/{pid}/task"))
+}
+
+/// The threads of `pid` but for those that the kernel has made in it for its own work (io_uring):
+/// they are listed and can be traced like the program's, and run none of its code.
+pub(crate) fn own_threads(pid: pid_t) -> Vec<pid_t> {
+    let mut threads = threads(pid);
+    threads.retain(|tid| *tid == pid || !works_for_the_kernel(pid, *tid));
+    threads
+}
+
+/// Whether the kernel has made the thread. Its name is a first hint, which takes less to read.
+fn works_for_the_kernel(pid: pid_t, tid: pid_t) -> bool {
+    const NAME: &str = "iou-";
+    /// PF_IO_WORKER (include/linux/sched.h), since Linux 5.12.
+    const WORKER: i64 = 1 << 4;
+    let worker = |stat: Stat| stat.get(Field::Flags) & WORKER != 0;
+    name(pid, tid).starts_with(NAME) && Stat::of(tid).is_ok_and(worker)
 }
 
 fn numbers(folder: &str) -> Vec<i32> {
@@ -121,6 +138,7 @@ pub(crate) enum Field {
     Ppid = 4,
     Pgrp = 5,
     Session = 6,
+    Flags = 9,
     /// Page faults of children that were waited for.
     ChildrenMinorFaults = 11,
     ChildrenMajorFaults = 13,

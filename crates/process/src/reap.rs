@@ -1,7 +1,7 @@
 //! Collecting children that have ended, in a process another of whose threads traces some of them.
 //!
-//! waitpid() for any child will not do: a child that is traced by a thread of its own parent is shown
-//! to the whole parent, `__WNOTHREAD` or not, and its stops would be taken from the tracer
+//! waitpid() for any child will not do: a child that is traced by a thread of its own parent is
+//! shown to the whole parent, `__WNOTHREAD` or not, and its stops would be taken from the tracer
 //! (wait_consider_task() in the kernel: "just pretend the caller is ptrace_do_wait()"). So only
 //! children that are known to have ended are waited for, by id.
 
@@ -32,7 +32,8 @@ pub fn reap(wanted: &[pid_t]) -> Reaped {
     }
     for pid in children {
         let ready = is_zombie(pid) && (wanted.contains(&pid) || !is_traced(pid));
-        // One whose first thread has ended before the others shows as ended, and cannot be collected yet.
+        // One whose first thread has ended before the others shows as ended, and cannot be
+        // collected yet.
         match ready.then(|| collect(pid)).flatten() {
             Some(one) => reaped.ended.push(one),
             None => reaped.more = true,
@@ -57,8 +58,9 @@ fn is_traced(pid: pid_t) -> bool {
     Status::of(pid).is_ok_and(|status| status.decimal("TracerPid") != 0)
 }
 
-/// A process that has ended: its id and status. One of its threads may have ended while it was traced
-/// here still, as those of a restarted program that ends at once: it goes first, or nothing does.
+/// A process that has ended: its id and status. One of its threads may have ended while it was
+/// traced here still, as those of a restarted program that ends at once: it goes first, or nothing
+/// does.
 fn collect(pid: pid_t) -> Option<(pid_t, i32)> {
     wait_for(pid).or_else(|| {
         let threads = proc::threads(pid).into_iter().filter(|tid| *tid != pid);
@@ -83,8 +85,9 @@ pub(crate) fn is_ending(tid: pid_t) {
     ENDING.with_borrow_mut(|ending| ending.push(tid));
 }
 
-/// Passes the ends of what [`is_ending`] was told of on, by `deadline`. Until then their parents wait for them in vain,
-/// and who looks for the job's processes takes them for clones. What becomes of `others` is [`reap`]'s to tell.
+/// Passes the ends of what [`is_ending`] was told of on, by `deadline`. Until then their parents
+/// wait for them in vain, and who looks for the job's processes takes them for clones. What becomes
+/// of `others` is [`reap`]'s to tell.
 pub(crate) fn settle(deadline: Instant, others: impl Fn(pid_t) -> bool) {
     let process = |tid: pid_t| Status::of(tid).map_or(0, |status| status.decimal("Tgid") as pid_t);
     let ending = ENDING.take().into_iter().filter(|tid| is_traced(*tid) && !others(*tid));

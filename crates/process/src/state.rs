@@ -1,7 +1,9 @@
 //! What an image holds of a process besides its memory, and the checks on reading it back.
 
 use crate::EngineError;
+use crate::aio::Context;
 use crate::attributes::Attributes;
+use crate::huge;
 use crate::maps::{MAX_MAPPINGS, TOP};
 use crate::stop::STOPPING;
 use crate::timers::{MAX_TIMERS, Timer};
@@ -42,6 +44,9 @@ pub(crate) struct SharedObject {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) bytes: u64,
+    /// Bytes of its huge pages; 0 for ordinary ones, and in older images.
+    #[serde(default)]
+    pub(crate) huge: u64,
 }
 
 /// A child that has ended and that its parent has not waited for.
@@ -95,6 +100,9 @@ pub(crate) struct ProcessState {
     pub(crate) mm: MemoryMap,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) mappings: Vec<Saved>,
+    /// Its contexts of kernel AIO, in the order of their rings; none in older images.
+    #[serde(default)]
+    pub(crate) aio: Vec<Context>,
     /// Ranges of its memory that fault (MADV_GUARD_INSTALL).
     pub(crate) guards: Vec<(u64, u64)>,
     /// The leader first.
@@ -178,6 +186,9 @@ pub(crate) struct Saved {
     pub(crate) flags: Vec<String>,
     /// What the program has called it (PR_SET_VMA_ANON_NAME).
     pub(crate) name: Option<String>,
+    /// Bytes of its huge pages; 0 for ordinary ones, and in older images.
+    #[serde(default)]
+    pub(crate) huge: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +202,8 @@ pub(crate) enum Backing {
     Segment(i32),
     /// An open file description, whose plugin brings back what it holds.
     Description(u32),
+    /// The ring of a kernel AIO context.
+    Aio,
     /// The kernel's: [vdso] or one of its data pages. Of the vDSO: the checksum of its code.
     Kernel {
         name: String,
@@ -306,6 +319,7 @@ impl ProcessState {
         require(apart, "mappings that overlap or are out of order")?;
         let stops = self.stop_signal == 0 || STOPPING.contains(&self.stop_signal);
         require(stops, "a signal that stops nobody")?;
+        self.check_contexts()?;
         self.guards.iter().try_for_each(|guard| self.check_guard(*guard))
     }
 
@@ -313,6 +327,14 @@ impl ProcessState {
     pub(crate) fn stopped_by(&self) -> Option<i32> {
         let signal = if self.stop_signal == 0 { libc::SIGSTOP } else { self.stop_signal };
         self.stopped.then_some(signal)
+    }
+
+    /// Each context has its mapping, and the other way round.
+    fn check_contexts(&self) -> Result<(), EngineError> {
+        let rings = self.mappings.iter().filter(|saved| saved.backing == Backing::Aio);
+        let theirs = self.aio.iter().map(|context| (context.ring, context.ring_bytes));
+        require(rings.map(|saved| (saved.start, saved.len())).eq(theirs), "AIO without its ring")?;
+        require(self.aio.iter().all(Context::is_possible), "an impossible ring of AIO")
     }
 
     fn check_guard(&self, (start, end): (u64, u64)) -> Result<(), EngineError> {
@@ -339,11 +361,14 @@ impl Saved {
         let pages = is_page(self.start) && is_page(self.end) && is_page(self.offset);
         require(pages && self.offset < 1 << 62, "a mapping that is not made of pages")?;
         require((0..8).contains(&self.protection), "an impossible protection")?;
+        let huge = self.huge == 0 || huge::is_possible(self.huge, self.start, self.len());
+        require(huge, "huge pages of an impossible size or place")?;
         require(self.name.as_ref().is_none_or(|name| name.len() < 80), "an impossible name")?;
         match &self.backing {
             Backing::File(index) => require(*index < files, "a mapping of no file"),
             Backing::Object(number) => require(*number != 0, "a mapping of no object"),
             Backing::Description(_) => Ok(()),
+            Backing::Aio => require(self.shared, "a ring of AIO that is not shared"),
             Backing::Segment(id) => require(self.shared && *id >= 0, "an impossible segment"),
             Backing::Anonymous => require(!self.shared, "shared memory without its object"),
             Backing::Kernel { name, .. } => {
@@ -386,8 +411,10 @@ mod tests {
             backing: Backing::Anonymous,
             flags: Vec::new(),
             name: None,
+            huge: 0,
         };
         good.check(0).unwrap();
+        Saved { start: 2 << 20, end: 4 << 20, huge: 2 << 20, ..good.clone() }.check(0).unwrap();
         let bad = [
             Saved { start: 0, ..good.clone() },
             Saved { start: 0x3000, ..good.clone() },
@@ -395,6 +422,7 @@ mod tests {
             Saved { end: 0x2fff, ..good.clone() },
             Saved { offset: 8, ..good.clone() },
             Saved { protection: 8, ..good.clone() },
+            Saved { huge: 8192, ..good.clone() },
             Saved { shared: true, ..good.clone() },
             Saved { backing: Backing::File(0), ..good.clone() },
             Saved { backing: Backing::Object(0), ..good.clone() },

@@ -141,22 +141,37 @@ fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError
         if new.is_empty() {
             break;
         }
-        for pid in new {
-            seen.insert(pid);
-            match stop_process(pid, deadline) {
+        seen.extend(&new);
+        let mut failed = Ok(());
+        for (pid, stopped) in stop_processes(new, deadline) {
+            match stopped {
                 Ok(process) => job.processes.push(process),
                 Err(EngineError::Ended { .. }) => {
                     // Its parent, which may stand still by now, is still to collect it.
                     reap::settle(deadline, reap::is_own_child);
-                    if proc::has_ended(pid) {
+                    if is_to_be_collected(pid, deadline) {
                         job.zombies.push(pid);
                     }
                 }
-                Err(other) => return Err(other),
+                // The others go on with the job.
+                Err(other) => failed = failed.and(Err(other)),
             }
         }
+        failed?;
     }
     if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
+}
+
+/// Whether a process that is ending is its parent's to collect, once it has ended. Some of its
+/// threads may need a while.
+fn is_to_be_collected(pid: pid_t, deadline: Instant) -> bool {
+    while Stat::of(pid).is_ok() && Instant::now() < deadline {
+        if proc::has_ended(pid) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    proc::has_ended(pid)
 }
 
 /// The processes that there are now, zombies included.
@@ -229,58 +244,111 @@ fn largest_id() -> pid_t {
     told.and_then(|text| text.trim().parse().ok()).unwrap_or(pid_t::MAX)
 }
 
-/// The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are queued
-/// all the same, and would end other threads' calls.
-fn stop_process(pid: pid_t, deadline: Instant) -> Result<StoppedProcess, EngineError> {
-    let mut others = BTreeMap::new();
-    stop_others(pid, &mut others, deadline)?;
-    let leader = match ask(pid, pid).and_then(|asked| arrive(pid, asked, deadline)) {
-        Err(EngineError::Ended { .. }) if !others.is_empty() => None,
-        other => Some(other?),
+/// Stops these processes side by side: each step is asked of all before the first is waited for.
+fn stop_processes(
+    pids: Vec<pid_t>,
+    deadline: Instant,
+) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
+    let mut all: Vec<(Stopping, Result<(), EngineError>)> =
+        pids.into_iter().map(|pid| (Stopping::new(pid), Ok(()))).collect();
+    let mut each = |step: &mut dyn FnMut(&mut Stopping) -> Result<(), EngineError>| {
+        for (one, result) in all.iter_mut().filter(|(_, result)| result.is_ok()) {
+            *result = step(one);
+        }
     };
-    // What the leader had made meanwhile.
-    stop_others(pid, &mut others, deadline)?;
-    let first_ended = match leader {
-        Some(_) => None,
-        None => Some(Stat::of(pid)?.get(Field::ExitCode) as i32),
-    };
-    let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
-    let main = main.ok_or(EngineError::Ended { pid })?;
-    // Of the moment at which this thread stopped. What comes later is pending.
-    let stop_signal = Some(sys::reported(main.pid())?).filter(|signal| STOPPING.contains(signal));
-    let stop_signal = stop_signal.unwrap_or(0);
-    let others = others.into_values().collect();
-    Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
+    // The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are
+    // queued all the same, and would end other threads' calls.
+    each(&mut Stopping::ask_others);
+    each(&mut |one| one.others_arrive(deadline));
+    each(&mut Stopping::ask_leader);
+    each(&mut |one| one.leader_arrives(deadline));
+    all.into_iter().map(|(one, result)| (one.pid, result.and_then(|()| one.stopped()))).collect()
 }
 
-fn stop_others(
+/// A process some of whose threads are stopped.
+struct Stopping {
     pid: pid_t,
-    stopped: &mut BTreeMap<pid_t, Thread>,
-    deadline: Instant,
-) -> Result<(), EngineError> {
-    let mut gone = BTreeSet::new();
-    loop {
-        let known = |tid: &pid_t| *tid == pid || stopped.contains_key(tid) || gone.contains(tid);
-        let new: Vec<pid_t> = proc::threads(pid).into_iter().filter(|tid| !known(tid)).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        // All are asked before the first is waited for: they stop side by side.
-        let mut asked = Vec::new();
-        for tid in new {
-            match ask(pid, tid) {
-                Ok(one) => asked.push((tid, one)),
-                Err(EngineError::Ended { .. }) => drop(gone.insert(tid)),
+    others: BTreeMap<pid_t, Thread>,
+    asked: Vec<(pid_t, Interrupted)>,
+    /// Threads that have ended.
+    gone: BTreeSet<pid_t>,
+    asked_leader: Option<Interrupted>,
+    leader: Option<Thread>,
+}
+
+impl Stopping {
+    fn new(pid: pid_t) -> Stopping {
+        let (others, asked, gone) = Default::default();
+        Stopping { pid, others, asked, gone, asked_leader: None, leader: None }
+    }
+
+    /// Asks the threads that it has now.
+    fn ask_others(&mut self) -> Result<(), EngineError> {
+        for tid in proc::own_threads(self.pid) {
+            if tid == self.pid || self.others.contains_key(&tid) || self.gone.contains(&tid) {
+                continue;
+            }
+            match ask(self.pid, tid) {
+                Ok(one) => self.asked.push((tid, one)),
+                Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
                 Err(other) => return Err(other),
             }
         }
-        for (tid, one) in asked {
-            match arrive(pid, one, deadline) {
-                Ok(thread) => drop(stopped.insert(tid, thread)),
-                Err(EngineError::Ended { .. }) => drop(gone.insert(tid)),
-                Err(other) => return Err(other),
+        Ok(())
+    }
+
+    /// Until those that were asked have stopped, and those that they had made meanwhile.
+    fn others_arrive(&mut self, deadline: Instant) -> Result<(), EngineError> {
+        while !self.asked.is_empty() {
+            for (tid, one) in std::mem::take(&mut self.asked) {
+                match arrive(self.pid, one, deadline) {
+                    Ok(thread) => drop(self.others.insert(tid, thread)),
+                    Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
+                    Err(other) => return Err(other),
+                }
             }
+            self.ask_others()?;
         }
+        Ok(())
+    }
+
+    fn ask_leader(&mut self) -> Result<(), EngineError> {
+        match ask(self.pid, self.pid) {
+            Ok(asked) => self.asked_leader = Some(asked),
+            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    fn leader_arrives(&mut self, deadline: Instant) -> Result<(), EngineError> {
+        let asked = self.asked_leader.take();
+        match asked.map(|asked| arrive(self.pid, asked, deadline)).transpose() {
+            Ok(leader) => self.leader = leader,
+            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(other) => return Err(other),
+        }
+        // What the leader had made meanwhile, under whatever id.
+        self.gone.clear();
+        self.ask_others()?;
+        self.others_arrive(deadline)
+    }
+
+    /// All threads are stopped.
+    fn stopped(self) -> Result<StoppedProcess, EngineError> {
+        let Stopping { pid, mut others, leader, .. } = self;
+        let first_ended = match leader {
+            Some(_) => None,
+            None => Some(Stat::of(pid)?.get(Field::ExitCode) as i32),
+        };
+        let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
+        let main = main.ok_or(EngineError::Ended { pid })?;
+        // Of the moment at which this thread stopped. What comes later is pending.
+        let stop_signal =
+            Some(sys::reported(main.pid())?).filter(|signal| STOPPING.contains(signal));
+        let stop_signal = stop_signal.unwrap_or(0);
+        let others = others.into_values().collect();
+        Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
     }
 }
 

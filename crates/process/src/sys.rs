@@ -123,8 +123,8 @@ pub(crate) fn wait_until(pid: pid_t, deadline: Instant) -> Result<Option<Stop>, 
     }
 }
 
-/// The stop that `pid` has to report, if waitid with `flags` finds one. Its end is left for its parent
-/// to collect, which may be another thread of this process (see `reap.rs`).
+/// The stop that `pid` has to report, if waitid with `flags` finds one. Its end is left for its
+/// parent to collect, which may be another thread of this process (see `reap.rs`).
 fn poll(pid: pid_t, flags: i32) -> Result<Option<Stop>, EngineError> {
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WSTOPPED | libc::__WALL | flags;
@@ -173,8 +173,8 @@ pub(crate) fn read(pid: pid_t, address: u64, into: &mut [u8]) -> Result<usize, E
 /// Ranges that are read in one call.
 pub(crate) const MOST_RANGES: usize = 1024;
 
-/// Reads those ranges of the memory of `pid`, each address and length, one after the other into `into`;
-/// whether it could read all of them.
+/// Reads those ranges of the memory of `pid`, each address and length, one after the other into
+/// `into`; whether it could read all of them.
 pub(crate) fn gather(pid: pid_t, ranges: &[(u64, u64)], into: &mut [u8]) -> bool {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
     let remote = |(address, length): &(u64, u64)| libc::iovec {

@@ -14,9 +14,9 @@ const STOPPING: i32 = libc::PTRACE_O_TRACESYSGOOD;
 const CALLING: i32 =
     STOPPING | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
 
-/// Calls that the kernel ends with EINTR after any stop (signal(7)), by number: some always, those that can be made on
-/// sockets where a time-out is set (SO_RCVTIMEO, SO_SNDTIMEO).
-const NEVER_RESTARTED: [i64; 22] = [
+/// Calls that the kernel ends with EINTR after any stop (signal(7)), by number: some always, those
+/// that can be made on sockets where a time-out is set (SO_RCVTIMEO, SO_SNDTIMEO).
+const NEVER_RESTARTED: [i64; 23] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -26,6 +26,7 @@ const NEVER_RESTARTED: [i64; 22] = [
     libc::SYS_msgrcv,
     libc::SYS_msgsnd,
     libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_connect,
@@ -103,6 +104,15 @@ fn state(pid: pid_t) -> char {
 enum Owed {
     Row(Row),
     Call(u64),
+}
+
+/// How far a thread has come that makes a row of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It has made this process, which is traced and has not run.
+    Made(pid_t),
+    /// It has made all calls: what the code has left in r9.
+    End(i64),
 }
 
 /// A stopped thread. It goes on from where it was when this is dropped.
@@ -241,22 +251,44 @@ impl Thread {
         row: Row,
         mut made: impl FnMut(pid_t) -> Result<(), EngineError>,
     ) -> Result<i64, EngineError> {
+        self.set_out(row)?;
+        loop {
+            match self.reached(row)? {
+                Reached::Made(pid) => {
+                    made(pid)?;
+                    self.go_on()?;
+                }
+                Reached::End(result) => return Ok(result),
+            }
+        }
+    }
+
+    /// Lets it begin the calls of `row`, without waiting for them: what it reaches is told by
+    /// [`Thread::reached`].
+    pub(crate) fn set_out(&mut self, row: Row) -> Result<(), EngineError> {
         let mut registers = self.home;
         (registers.rip, registers.orig_rax) = (row.entry, u64::MAX);
         sys::set_registers(self.pid, &registers)?;
         // The mask last: the way home brings it back, but home itself does not.
         sys::set_signal_mask(self.pid, !(1 << (row.quiet - 1)))?;
         self.away = true;
+        self.go_on()
+    }
+
+    /// Waits until one that has set out has made somebody, or all calls of `row`. It stands still
+    /// then.
+    pub(crate) fn reached(&mut self, row: Row) -> Result<Reached, EngineError> {
         loop {
-            sys::request(libc::PTRACE_CONT, self.pid, 0, "let it call")?;
             match sys::wait(self.pid)? {
                 Stop::Signal(signal) if signal == row.quiet => {
                     let registers = sys::registers(self.pid)?;
                     if registers.rip == row.end {
-                        return Ok(registers.r9 as i64);
+                        return Ok(Reached::End(registers.r9 as i64));
                     }
                 }
-                Stop::Event(libc::PTRACE_EVENT_CLONE) => made(sys::event_message(self.pid)?)?,
+                Stop::Event(libc::PTRACE_EVENT_CLONE) => {
+                    return Ok(Reached::Made(sys::event_message(self.pid)?));
+                }
                 Stop::Signal(libc::SIGSTOP) => self.stopped = true,
                 Stop::Signal(signal @ (libc::SIGSEGV | libc::SIGILL | libc::SIGBUS)) => {
                     let source = io::Error::other(format!("signal {signal}"));
@@ -264,7 +296,13 @@ impl Thread {
                 }
                 Stop::Signal(_) | Stop::Syscall | Stop::Event(_) => {}
             }
+            self.go_on()?;
         }
+    }
+
+    /// Lets it make the calls that follow.
+    pub(crate) fn go_on(&self) -> Result<(), EngineError> {
+        sys::request(libc::PTRACE_CONT, self.pid, 0, "let it call")
     }
 
     /// Has whoever it makes from here on traced.
@@ -345,8 +383,10 @@ impl Thread {
         self.arrive_home()
     }
 
-    fn arrive_home(&mut self) -> Result<(), EngineError> {
-        // The mask first: a thread at home that takes no signal would be worse than one that is lost.
+    /// Gives one that has made all calls of its row its own registers back.
+    pub(crate) fn arrive_home(&mut self) -> Result<(), EngineError> {
+        // The mask first: a thread at home that takes no signal would be worse than one that is
+        // lost.
         sys::set_signal_mask(self.pid, self.mask)?;
         sys::set_registers(self.pid, &self.home)?;
         self.away = false;

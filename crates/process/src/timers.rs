@@ -1,4 +1,5 @@
-//! POSIX timers (timer_create(2)): read from /proc and by timer_gettime, made again under their ids.
+//! POSIX timers (timer_create(2)): read from /proc and by timer_gettime, made again under their
+//! ids.
 
 use crate::EngineError;
 use crate::inject::Parasite;
@@ -33,7 +34,8 @@ pub(crate) fn of(pid: pid_t) -> Result<Vec<Timer>, EngineError> {
     parse(&text).filter(|timers| timers.len() <= MAX_TIMERS).ok_or(strange)
 }
 
-/// Four lines a timer: `ID: 0`, `signal: 60/00000000deadbeef`, `notify: signal/pid.2634`, `ClockID: 0`.
+/// Four lines a timer: `ID: 0`, `signal: 60/00000000deadbeef`, `notify: signal/pid.2634`, `ClockID:
+/// 0`.
 fn parse(text: &str) -> Option<Vec<Timer>> {
     let mut timers = Vec::<Timer>::new();
     for line in text.lines() {

@@ -1,8 +1,10 @@
-//! One kernel's vDSO in the place of another's. A program keeps the addresses of its functions, so the old code stays
-//! where it was, and each function's entry jumps to the one of the same name in the code of the kernel that runs.
+//! One kernel's vDSO in the place of another's. A program keeps the addresses of its functions, so
+//! the old code stays where it was, and each function's entry jumps to the one of the same name in
+//! the code of the kernel that runs.
 //!
-//! A thread that was inside of a function goes on in the old code, as it was. Its data pages are zeros then, which the code
-//! of all kernels takes for "no clock that can be read here": the function makes the system call instead.
+//! A thread that was inside of a function goes on in the old code, as it was. Its data pages are
+//! zeros then, which the code of all kernels takes for "no clock that can be read here": the
+//! function makes the system call instead.
 
 use crate::EngineError;
 use crate::home;
@@ -71,7 +73,8 @@ impl Vdso {
 pub(crate) struct Redirected(pub(crate) Vec<u8>);
 
 impl Redirected {
-    /// `old` lay at `at`; the running kernel's `new` lies at `to`. An error says what is wrong with one.
+    /// `old` lay at `at`; the running kernel's `new` lies at `to`. An error says what is wrong with
+    /// one.
     pub(crate) fn new(old: &[u8], at: u64, new: &[u8], to: u64) -> Result<Self, &'static str> {
         let here = functions(new).ok_or("this kernel's has no table of functions")?;
         let there = functions(old).ok_or("the old one has no table of functions")?;
@@ -106,7 +109,8 @@ impl Redirected {
     }
 }
 
-/// The functions that an image of a vDSO exports, by name, as offsets; `None` if it is none or has no table of them.
+/// The functions that an image of a vDSO exports, by name, as offsets; `None` if it is none or has
+/// no table of them.
 fn functions(code: &[u8]) -> Option<BTreeMap<&[u8], usize>> {
     const MOST_SECTIONS: usize = 64;
     const SYMBOLS: u32 = 11;

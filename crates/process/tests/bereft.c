@@ -1,5 +1,5 @@
-// Counts steps, and looks at each whether it can collect a child that somebody else kills. The child has threads, and
-// memory enough for its end to take a while.
+// Counts steps, and looks at each whether it can collect a child that somebody else kills. The
+// child has threads, and memory enough for its end to take a while.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>

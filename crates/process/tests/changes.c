@@ -1,5 +1,5 @@
-// Changes its memory in every way that a mapping knows, at random, and checks that each page is as it was
-// left: a page that came back as it was before, or not at all, says "wrong" and ends it.
+// Changes its memory in every way that a mapping knows, at random, and checks that each page is as
+// it was left: a page that came back as it was before, or not at all, says "wrong" and ends it.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-// As step.c; wrong if a clock that counts from the machine's start goes back, or forth by eight seconds.
+// As step.c; wrong if a clock that counts from the machine's start goes back, or forth by eight
+// seconds.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

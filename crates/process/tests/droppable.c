@@ -1,6 +1,6 @@
-// A process that has memory which the kernel may drop (MAP_DROPPABLE) where its child still has what both had before.
-// It says "step 1" before it maps the second half of that, and waits for SIGUSR1. Both check their memory at each step.
-// Ends with 77 where the kernel has no such memory.
+// A process that has memory which the kernel may drop (MAP_DROPPABLE) where its child still has
+// what both had before. It says "step 1" before it maps the second half of that, and waits for
+// SIGUSR1. Both check their memory at each step. Ends with 77 where the kernel has no such memory.
 //
 // droppable STEPS
 #include <errno.h>

@@ -1,5 +1,5 @@
-// As step.c: each step waits in one call, of those that signal(7) lists for EINTR after a stop alone. Nothing here has a
-// signal handler, so EINTR is never due.
+// As step.c: each step waits in one call, of those that signal(7) lists for EINTR after a stop
+// alone. Nothing here has a signal handler, so EINTR is never due.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

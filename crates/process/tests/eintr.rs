@@ -1,5 +1,5 @@
-//! signal(7) lists calls that the kernel ends with EINTR after a stop, although there is no signal handler. No program
-//! sees that of a checkpoint, neither where it goes on nor where it comes back.
+//! signal(7) lists calls that the kernel ends with EINTR after a stop, although there is no signal
+//! handler. No program sees that of a checkpoint, neither where it goes on nor where it comes back.
 
 mod support;
 

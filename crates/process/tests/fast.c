@@ -1,5 +1,5 @@
-// As step.c, beside a thread that writes to all of a large memory again and again; each page has the same number
-// everywhere, whenever it stands still.
+// As step.c, beside a thread that writes to all of a large memory again and again; each page has
+// the same number everywhere, whenever it stands still.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

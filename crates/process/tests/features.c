@@ -1,4 +1,5 @@
-// As step.c; each step looks whether one feature, which the first argument names, is still as it was at the start.
+// As step.c; each step looks whether one feature, which the first argument names, is still as it
+// was at the start.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -167,7 +168,8 @@ static void ended_leader(void) {
     SAME(info.si_status, 5);
 }
 
-// Orphans of other sessions, one of which nobody leads any more, and a group whose leader has moved on.
+// Orphans of other sessions, one of which nobody leads any more, and a group whose leader has moved
+// on.
 static void subreaper(void) {
     if (begun) return;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -365,7 +367,8 @@ static void advice(void) {
     }
 }
 
-// Memory that the kernel may drop is dropped by a restart: what random numbers are made of must not come twice.
+// Memory that the kernel may drop is dropped by a restart: what random numbers are made of must not
+// come twice.
 static void droppable(void) {
     static uint64_t *at;
     if (!begun) {

@@ -1,5 +1,5 @@
-// Its first thread ends by itself when the others run: they count steps by turns with a child, which another
-// thread has made, and look whether the first one is gone.
+// Its first thread ends by itself when the others run: they count steps by turns with a child,
+// which another thread has made, and look whether the first one is gone.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Forbids the middle of its memory, and later moves all of it: it is one mapping then (mremap(2) fails with EFAULT
-// otherwise). Says when the middle is forbidden.
+// Forbids the middle of its memory, and later moves all of it: it is one mapping then (mremap(2)
+// fails with EFAULT otherwise). Says when the middle is forbidden.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

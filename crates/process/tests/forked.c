@@ -1,6 +1,7 @@
-// A process and those that it has forked share 64 MiB, of which each changes, unmaps, moves or protects some. All check
-// at each step that every page is as they left it: one that is not says "wrong" and ends them. Each step's line says how
-// much memory they take together, in KiB: a page that several share counts once.
+// A process and those that it has forked share 64 MiB, of which each changes, unmaps, moves or
+// protects some. All check at each step that every page is as they left it: one that is not says
+// "wrong" and ends them. Each step's line says how much memory they take together, in KiB: a page
+// that several share counts once.
 //
 // forked KIND STEPS; KIND: "family", or "orphans", whose first parent has ended.
 #include <errno.h>
@@ -68,7 +69,8 @@ static void *at(struct region *region, int page) { return region->memory + (size
 
 static struct region map(int pages) {
     struct region region = { .pages = pages };
-    // Between pages without access, so that it joins none of its neighbours by the chance of addresses.
+    // Between pages without access, so that it joins none of its neighbours by the chance of
+    // addresses.
     uint8_t *room = mmap(NULL, (size_t)(pages + 2) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED) fail("mmap", pages);
     region.memory = (uint64_t *)(room + PAGE);
@@ -122,7 +124,8 @@ static void be_different(void) {
         if (madvise(at(&large, 8000), 500 * PAGE, MADV_DONTNEED)) fail("madvise", 0);
         memset(large.owner + 8000, 0, 500);
         fill(&large, 8100, 1, 2);
-        // Its first own page in memory that its maker and its child have in common, and that it cannot write any more.
+        // Its first own page in memory that its maker and its child have in common, and that it
+        // cannot write any more.
         fill(&sealed, 3, 1, 2);
         if (mprotect(sealed.memory, FEW * PAGE, PROT_READ)) fail("mprotect", 2);
         // Two mappings of what is one of its child's, and cut elsewhere in the first process.

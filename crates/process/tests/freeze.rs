@@ -65,7 +65,8 @@ impl Survivor {
         }
     }
 
-    /// Waits until no thread is on its way: such a one blocks all signals, until shortly before it is home.
+    /// Waits until no thread is on its way: such a one blocks all signals, until shortly before it
+    /// is home.
     fn wait_until_home(&self) {
         const ALL: &str = "SigBlk:\tfffffffffffbfeff";
         let status = |tid: std::fs::DirEntry| std::fs::read_to_string(tid.path().join("status"));
@@ -185,8 +186,8 @@ fn a_tracer_that_is_killed_harms_no_thread() {
             assert_eq!(libc::waitpid(tracer, &mut status, 0), tracer);
         }
         assert!(libc::WIFSIGNALED(status), "the tracer failed: {status:x}");
-        // The next one must not write its way over a thread that is still on this one's. A job whose
-        // supervisor was killed gets no other, so the engine need not look for that.
+        // The next one must not write its way over a thread that is still on this one's. A job
+        // whose supervisor was killed gets no other, so the engine need not look for that.
         survivor.wait_until_home();
     }
     let said = survivor.finish();

@@ -1,10 +1,11 @@
 //! Images of the first forms come back, whatever has been added to images since.
 //!
-//! No image of an older kedge lies here: it would hold the features of one processor and the vDSO of
-//! one kernel, and name files of one machine, so that it came back there alone. So the test makes
-//! one. It captures a program, and writes what was captured by code of its own: byte for byte as the
-//! first form was, with the fields of `golden/fields.txt` and no others. What breaks older images
-//! fails here: a changed layout, a number that means something else, a field without a default.
+//! No image of an older kedge lies here: it would hold the features of one processor and the vDSO
+//! of one kernel, and name files of one machine, so that it came back there alone. So the test
+//! makes one. It captures a program, and writes what was captured by code of its own: byte for byte
+//! as the first form was, with the fields of `golden/fields.txt` and no others. What breaks older
+//! images fails here: a changed layout, a number that means something else, a field without a
+//! default.
 
 mod support;
 
@@ -142,7 +143,7 @@ fn comes_back(name: &str, version: u32, ahead: Option<u64>) {
     kill(running, &manifest.processes);
     let gone = make_first(&image, &manifest, &first, version);
     // It is another form than that of today.
-    for added in ["attributes", "vdsos", "stop_signal", "securebits"] {
+    for added in ["attributes", "vdsos", "stop_signal", "securebits", "aio"] {
         assert!(gone.contains(added), "{added}: {gone:?}");
     }
     fs::remove_dir_all(&image).unwrap();

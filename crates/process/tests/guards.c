@@ -1,5 +1,5 @@
-// Puts guards into its memory, of which half is shared, and takes them away, and checks that each page is a guard or holds
-// what was written last: anything else says "wrong" and ends it.
+// Puts guards into its memory, of which half is shared, and takes them away, and checks that each
+// page is a guard or holds what was written last: anything else says "wrong" and ends it.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

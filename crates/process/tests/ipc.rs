@@ -1,4 +1,5 @@
-//! What processes share by ids, keys and names: System V IPC, POSIX shared memory, semaphores and message queues.
+//! What processes share by ids, keys and names: System V IPC, POSIX shared memory, semaphores and
+//! message queues.
 
 mod support;
 
@@ -11,7 +12,8 @@ use support::{Folder, Running, alone, bring_back, build};
 
 const STEPS: usize = 200;
 
-/// `between` is done when the job is dead and not yet brought back, `after` when it has ended; both know its nonce.
+/// `between` is done when the job is dead and not yet brought back, `after` when it has ended; both
+/// know its nonce.
 fn shared_survives(name: &str, source: &str, between: impl Fn(&str), after: impl Fn(&str)) {
     let _alone = alone();
     let folder = Folder::new(name);
@@ -41,8 +43,8 @@ fn memory(nonce: &str) -> PathBuf {
     format!("/dev/shm/kedge-test-memory-{nonce}").into()
 }
 
-/// The queue is gone, a semaphore too, and the memory's name is somebody else's now. Where its image took long to write,
-/// the program has removed them all itself, at its end.
+/// The queue is gone, a semaphore too, and the memory's name is somebody else's now. Where its
+/// image took long to write, the program has removed them all itself, at its end.
 fn replace_names(nonce: &str) {
     let queue = CString::new(format!("/kedge-test-queue-{nonce}")).unwrap();
     // SAFETY: the name lives through the call.

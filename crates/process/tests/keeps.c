@@ -1,4 +1,5 @@
-// Fills memory once, and looks at all of it with every step: none of it is dropped before it was needed.
+// Fills memory once, and looks at all of it with every step: none of it is dropped before it was
+// needed.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-//! Processes that somebody kills while their job is being captured: whatever becomes of the capture, their parents are
-//! still to collect them, in the job that goes on and in the one that comes back.
+//! Processes that somebody kills while their job is being captured: whatever becomes of the
+//! capture, their parents are still to collect them, in the job that goes on and in the one that
+//! comes back.
 
 mod support;
 

@@ -1,5 +1,5 @@
-// Counts steps without ever sleeping, and kills its children the moment that it is restarted: they may not have been let
-// go by then. Each has many threads. It then waits for them, and goes on.
+// Counts steps without ever sleeping, and kills its children the moment that it is restarted: they
+// may not have been let go by then. Each has many threads. It then waits for them, and goes on.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>

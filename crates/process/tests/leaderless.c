@@ -1,5 +1,6 @@
-// One of its threads ends it: 5. Its first thread has ended by then, or, as `led`, waits for ever; so does a third one.
-// With an argument the end comes when its input ends, without one a while later.
+// One of its threads ends it: 5. Its first thread has ended by then, or, as `led`, waits for ever;
+// so does a third one. With an argument the end comes when its input ends, without one a while
+// later.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -49,7 +49,8 @@ static int writable(char *at) {
 
 static char maps[1 << 16];
 static char *gone, *shared;
-// Everything but the stack, which may grow, and what has lost its file: it comes back as memory without.
+// Everything but the stack, which may grow, and what has lost its file: it comes back as memory
+// without.
 static unsigned long shape(void) {
     int fd = open("/proc/self/maps", O_RDONLY), length = 0, count;
     while ((count = read(fd, maps + length, sizeof maps - 1 - length)) > 0) length += count;
@@ -158,8 +159,8 @@ int main(int argc, char **argv) {
         check(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 && prctl(PR_GET_DUMPABLE) == 1, 46);
         memset(now, 0, sizeof now);
         check(readlink("/proc/self/exe", now, sizeof now - 1) > 0 && !strcmp(exe, now), 47);
-        // Whoever watches memory parts mappings and joins them again while this runs, and a list that is read meanwhile may
-        // have a part twice: what stays so is wrong.
+        // Whoever watches memory parts mappings and joins them again while this runs, and a list
+        // that is read meanwhile may have a part twice: what stays so is wrong.
         for (int tries = 0; shape() != start; tries++) check(tries < 500, 48), usleep(1000);
         sum += 1.0 / step;
         value = value * 6364136223846793005u + 1;

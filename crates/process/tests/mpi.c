@@ -1,5 +1,5 @@
-// A ring and a sum over all ranks at each step. The first rank draws the nonce and speaks, as step.c does; what the
-// ring and the sum bring must be right, or it says "wrong".
+// A ring and a sum over all ranks at each step. The first rank draws the nonce and speaks, as
+// step.c does; what the ring and the sum bring must be right, or it says "wrong".
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,7 +25,8 @@ static uint64_t around(uint64_t word) {
     return word;
 }
 
-// Blocks that are large enough to be copied between the processes' memory, and some in flight at any moment.
+// Blocks that are large enough to be copied between the processes' memory, and some in flight at
+// any moment.
 static int exchange(uint64_t word, int step) {
     enum { WORDS = 40000 };
     static uint64_t mine[WORDS], theirs[WORDS];

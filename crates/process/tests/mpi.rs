@@ -1,8 +1,9 @@
-//! MPI jobs of four ranks on one host: launcher, daemons and ranks are captured at some moment, killed and brought back,
-//! on a host with another address too.
+//! MPI jobs of four ranks on one host: launcher, daemons and ranks are captured at some moment,
+//! killed and brought back, on a host with another address too.
 
 mod support;
 
+use kedge_left_out::{left_out, needs_root};
 use std::path::PathBuf;
 use std::process::Command;
 use support::launchers::{MPICH, OPEN_MPI};
@@ -10,7 +11,7 @@ use support::survive::{as_an_ordinary_user, command_survives_for, continues, ins
 use support::{Folder, Running, alone, bring_back};
 
 /// Ranks that wait for each other without sleeping take long where cores are few.
-const STEPS: usize = 120;
+const STEPS: usize = 60;
 
 /// The program, built by that implementation's compiler.
 fn build(folder: &Folder, compiler: &str) -> PathBuf {
@@ -60,8 +61,9 @@ fn mpich_goes_on() {
     ranks_survive("mpich", "mpicc.mpich", &MPICH);
 }
 
-/// MPICH's ranks reach each other by TCP alone, on that device. UCX's end over TCP hangs in about every third run of the
-/// MPICH 4.0 that this was written with, undisturbed too, so the ranks end without, of which MPICH complains at length.
+/// MPICH's ranks reach each other by TCP alone, on that device. UCX's end over TCP hangs in about
+/// every third run of the MPICH 4.0 that this was written with, undisturbed too, so the ranks end
+/// without, of which MPICH complains at length.
 fn mpich_over_tcp(device: &'static str) -> Vec<&'static str> {
     let environment =
         ["WITHOUT_END=1", "MPIR_CVAR_NOLOCAL=1", "UCX_TLS=tcp,self", "FI_PROVIDER=tcp", device];
@@ -94,8 +96,7 @@ const PHASE: &str = "KEDGE_TEST_PHASE";
 fn ranks_move(name: &str, compiler: &str, launcher: &[&str]) {
     // SAFETY: a plain call.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("not root, so there are no hosts of its own: not tested");
-        return;
+        return needs_root(name, "only root can make hosts of its own");
     }
     let _alone = alone();
     if !installed(compiler) || !installed("ip") {
@@ -110,7 +111,8 @@ fn ranks_move(name: &str, compiler: &str, launcher: &[&str]) {
     }
 }
 
-/// Does `phase` in a new network namespace with that address; `None` where there can be no such namespace.
+/// Does `phase` in a new network namespace with that address; `None` where there can be no such
+/// namespace.
 fn on_a_host(address: &str, phase: &str, folder: &Folder) -> Option<()> {
     const NETWORK: &str = "ip link set lo up && ip link add kedge0 type veth peer name kedge1 && \
         ip addr add $0/24 dev kedge0 && ip link set kedge0 up && ip link set kedge1 up && \
@@ -124,7 +126,7 @@ fn on_a_host(address: &str, phase: &str, folder: &Folder) -> Option<()> {
     };
     let possible = network("");
     if !possible.status.success() {
-        eprintln!("no network namespace: not tested: {}", text(&possible.stderr));
+        left_out("a network namespace", &text(&possible.stderr));
         return None;
     }
     let ended = network("&& exec \"$@\"");

@@ -1,5 +1,5 @@
-//! Temporary files that a program has closed, and whose names are all that it has of them, come back where they are gone;
-//! other programs' do not.
+//! Temporary files that a program has closed, and whose names are all that it has of them, come
+//! back where they are gone; other programs' do not.
 
 mod support;
 
@@ -27,8 +27,8 @@ fn left(pid: u32) -> Vec<PathBuf> {
     fs::read_dir("/tmp").unwrap().map(|entry| entry.unwrap().path()).filter(is).collect()
 }
 
-/// Runs the program to its end, captured before it makes its last file and after that, as `options` are for each; then
-/// both images bring back what it has removed.
+/// Runs the program to its end, captured before it makes its last file and after that, as `options`
+/// are for each; then both images bring back what it has removed.
 fn comes_back(name: &str, options: impl Fn(Options) -> Options) {
     let _alone = alone();
     let folder = Folder::new(name);

@@ -1,5 +1,7 @@
 /* Unix sockets. */
 #include "plugins_child.h"
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -278,11 +280,87 @@ static void check_outside(int role) {
     expect_end(10);
 }
 
+static void make_vsock(void) {
+    int fd = socket(AF_VSOCK, SOCK_STREAM, 0);
+    put(fd < 0 ? socket(AF_UNIX, SOCK_STREAM, 0) : fd, 10);
+}
+
+static void check_vsock(int role) {
+}
+
+static struct sockaddr_nl name_of(int fd) {
+    struct sockaddr_nl name = {0};
+    socklen_t length = sizeof name;
+    EXPECT(getsockname(fd, (void *)&name, &length) == 0);
+    return name;
+}
+
+/* Asks for the loopback's link, and reads all of the answer. */
+static void ask_for_links(int fd, uint32_t port) {
+    struct {
+        struct nlmsghdr header;
+        struct ifinfomsg link;
+    } request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST, 7, 0}, {.ifi_index = 1}};
+    char answer[16384];
+    EXPECT(send(fd, &request, sizeof request, 0) == sizeof request);
+    ssize_t length = recv(fd, answer, sizeof answer, 0);
+    struct nlmsghdr *header = (void *)answer;
+    EXPECT(length > (ssize_t)sizeof *header && header->nlmsg_type == RTM_NEWLINK);
+    EXPECT(header->nlmsg_seq == 7 && header->nlmsg_pid == port);
+}
+
 static void make_netlink(void) {
-    put(socket(AF_NETLINK, SOCK_RAW, 0), 10);
+    int on = 1, beyond = 33;
+    struct sockaddr_nl links = {AF_NETLINK, .nl_pid = 0x6b656467, .nl_groups = RTMGRP_LINK};
+    put(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE), 10);
+    EXPECT(bind(10, (void *)&links, sizeof links) == 0);
+    EXPECT(setsockopt(10, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &beyond, sizeof beyond) == 0);
+    EXPECT(setsockopt(10, SOL_NETLINK, NETLINK_EXT_ACK, &on, sizeof on) == 0);
+    /* One that is bound by asking, and one that nobody has used. */
+    put(socket(AF_NETLINK, SOCK_DGRAM, NETLINK_ROUTE), 11);
+    ask_for_links(11, name_of(11).nl_pid ? name_of(11).nl_pid : getpid());
+    put(socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG), 12);
+    put(open("port", O_RDWR | O_CREAT, 0600), 13);
+    uint32_t port = name_of(11).nl_pid;
+    EXPECT(write(13, &port, sizeof port) == sizeof port);
 }
 
 static void check_netlink(int role) {
+    struct sockaddr_nl name = name_of(10);
+    EXPECT(name.nl_pid == 0x6b656467 && name.nl_groups == RTMGRP_LINK);
+    int on = 0;
+    uint32_t groups[64] = {0}, port;
+    socklen_t length = sizeof groups, size = sizeof on;
+    EXPECT(getsockopt(10, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, groups, &length) == 0);
+    EXPECT(groups[0] == 1 && groups[1] == 1);
+    EXPECT(getsockopt(10, SOL_NETLINK, NETLINK_EXT_ACK, &on, &size) == 0 && on == 1);
+    EXPECT(pread(13, &port, sizeof port, 0) == sizeof port && name_of(11).nl_pid == port);
+    ask_for_links(10, 0x6b656467);
+    ask_for_links(11, port);
+    EXPECT(name_of(12).nl_pid == 0);
+    int type;
+    EXPECT(getsockopt(11, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM);
+    EXPECT(getsockopt(12, SOL_SOCKET, SO_PROTOCOL, &type, &size) == 0 && type == NETLINK_SOCK_DIAG);
+}
+
+/* Has an answer that it never reads. */
+static void make_unread(void) {
+    put(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE), 10);
+    struct {
+        struct nlmsghdr header;
+        struct ifinfomsg link;
+    } request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST, 7, 0}, {.ifi_index = 1}};
+    EXPECT(send(10, &request, sizeof request, 0) == sizeof request);
+}
+
+static void check_unread(int role) {
+}
+
+/* Has joined a group of generic netlink: notices of its families. */
+static void make_generic(void) {
+    int notices = 16;
+    put(socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC), 10);
+    EXPECT(setsockopt(10, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &notices, sizeof notices) == 0);
 }
 
 /* Names that lead nowhere, or to others by now; only root is root elsewhere for a moment. */
@@ -361,5 +439,8 @@ const struct scenario scenarios[] = {
     {"empty", make_empty, check_empty},
     {"outside", make_outside, check_outside},
     {"netlink", make_netlink, check_netlink},
+    {"unread", make_unread, check_unread},
+    {"generic", make_generic, check_unread},
+    {"vsock", make_vsock, check_vsock},
     {0},
 };

@@ -2,7 +2,7 @@
 
 mod plugins_support;
 
-use kedge_process::plugins::PathMap;
+use kedge_process::plugins::{PathMap, Survey};
 use plugins_support::{Scenario, as_an_ordinary_user};
 
 const SOURCE: &str = "plugins_sockets.c";
@@ -25,6 +25,28 @@ fn datagrams_come_back_with_their_senders() {
 #[test]
 fn messages_without_data_come_back_among_others() {
     Scenario::round_trip(SOURCE, "empty");
+}
+
+#[test]
+fn idle_netlink_sockets_come_back_with_ports_and_groups() {
+    Scenario::round_trip(SOURCE, "netlink");
+}
+
+#[test]
+fn netlink_sockets_with_an_answer_are_refused() {
+    let mut scenario = Scenario::start(SOURCE, "unread");
+    let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+    assert!(refusals[0].to_string().contains("waits in this netlink socket"), "{}", refusals[0]);
+    scenario.kill();
+}
+
+/// Another kernel, or this one after another start, gives a group's number to another family.
+#[test]
+fn groups_of_generic_netlink_are_refused() {
+    let mut scenario = Scenario::start(SOURCE, "generic");
+    let refusals = Survey::of(&scenario.pids, &scenario.options()).unwrap_err();
+    assert!(refusals[0].to_string().contains("groups of generic netlink"), "{}", refusals[0]);
+    scenario.kill();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-// Parent and child that share what POSIX names: shared memory, semaphores and message queues. Nothing is held open that
-// need not be: the child opens the memory by its name at each step.
+// Parent and child that share what POSIX names: shared memory, semaphores and message queues.
+// Nothing is held open that need not be: the child opens the memory by its name at each step.
 #include <errno.h>
 #include <fcntl.h>
 #include <mqueue.h>

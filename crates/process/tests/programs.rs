@@ -1,7 +1,9 @@
-//! Programs that people run: databases, servers, editors, and languages with their ways to share work.
+//! Programs that people run: databases, servers, editors, and languages with their ways to share
+//! work.
 
 mod support;
 
+use kedge_left_out::left_out;
 use std::fs;
 use std::process::Command;
 use support::survive::{as_an_ordinary_user, command_survives_for, installed};
@@ -57,7 +59,7 @@ fn numpy_goes_on() {
     if there() {
         python_survives("numpy", include_str!("programs/numbers.py"), &[]);
     } else {
-        eprintln!("NumPy is not installed: not tested");
+        left_out("NumPy", "it is not installed: scripts/setup --tests");
     }
 }
 

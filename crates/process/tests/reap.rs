@@ -61,8 +61,8 @@ fn a_process_whose_first_thread_has_ended_is_not_gone() {
     assert_eq!(collected(pid), [(pid, 5 << 8)]);
 }
 
-/// A program that is restarted and ends at once does so while its other threads are still traced: they
-/// stay, and it is not collected before they are.
+/// A program that is restarted and ends at once does so while its other threads are still traced:
+/// they stay, and it is not collected before they are.
 #[test]
 fn a_thread_that_ends_under_trace_keeps_no_process() {
     let _alone = alone();
@@ -106,8 +106,8 @@ fn a_wanted_child_is_collected_without_a_free_descriptor() {
     assert_eq!(found.ended, [(pid, 0)]);
 }
 
-/// The clones that hold a job's memory are orphans; those of a subreaper's descendants, and its own,
-/// must not become its children.
+/// The clones that hold a job's memory are orphans; those of a subreaper's descendants, and its
+/// own, must not become its children.
 #[test]
 fn a_program_that_is_a_subreaper_gets_no_clone_for_a_child() {
     let _alone = alone();

@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/io_uring.h>
+#include <linux/rtnetlink.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
@@ -13,11 +15,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/fanotify.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -56,21 +61,133 @@ static void *outlive(void *unused) {
 
 static atomic_int filtered;
 
-// May sleep, and nothing else: any other call ends the whole process.
+// May sleep, and nothing else: any other call ends the whole process, also the one by which a sleep
+// goes on after a stop.
 static void *sleep_filtered(void *unused) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_restart_syscall, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 1, 0),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    struct timespec while_ = {0, 1000000};
+    struct timespec while_ = {0, 20000000};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) _exit(1);
     filtered = 1;
     for (;;) clock_nanosleep(CLOCK_MONOTONIC, 0, &while_, 0);
     return unused;
+}
+
+// Maps a file of huge pages that nobody has open any more and that no name leads to, of a file
+// system that is mounted no more. It takes none of the pages that are set aside.
+static int map_nameless_huge_file(void) {
+    char folder[] = "/tmp/kedge-test-huge-XXXXXX", path[64];
+    if (!mkdtemp(folder)) return 1;
+    if (mount("none", folder, "hugetlbfs", 0, "pagesize=2M")) {
+        int error = errno;
+        rmdir(folder);
+        errno = error;
+        return 1;
+    }
+    snprintf(path, sizeof path, "%s/pages", folder);
+    int fd = open(path, O_CREAT | O_RDWR, 0600), flags = MAP_PRIVATE | MAP_NORESERVE;
+    void *pages = mmap(0, 2 << 20, PROT_READ | PROT_WRITE, flags, fd, 0);
+    int error = errno;
+    close(fd);
+    unlink(path);
+    umount2(folder, MNT_DETACH);
+    rmdir(folder);
+    errno = error;
+    return pages == MAP_FAILED;
+}
+
+static void ignore(union sigval unused) { (void)unused; }
+
+// Submits one request to a ring of its own.
+static int submit(int ring, const struct io_uring_params *p, struct io_uring_sqe request) {
+    int both = PROT_READ | PROT_WRITE;
+    char *queues = mmap(0, 4096, both, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *requests = mmap(0, 4096, both, MAP_SHARED, ring, IORING_OFF_SQES);
+    if (queues == MAP_FAILED || requests == MAP_FAILED) return 1;
+    requests[0] = request;
+    *(_Atomic unsigned *)(queues + p->sq_off.tail) = 1;
+    return syscall(SYS_io_uring_enter, ring, 1, 0, 0, 0, 0) != 1;
+}
+
+// A poll that has told of two bytes, and the end of it, is one request with three completions: two
+// that wait seem to be none.
+static int hold_more_completions(int ring, const struct io_uring_params *p, int ends[2]) {
+    static struct __kernel_timespec hour = {3600, 0};
+    int both = PROT_READ | PROT_WRITE;
+    char *queues = mmap(0, 4096, both, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *requests = mmap(0, 4096, both, MAP_SHARED, ring, IORING_OFF_SQES);
+    if (queues == MAP_FAILED || requests == MAP_FAILED) return 1;
+    struct io_uring_sqe wait = {.opcode = IORING_OP_TIMEOUT, .addr = (unsigned long)&hour, .len = 1};
+    requests[0] = (struct io_uring_sqe){
+        .opcode = IORING_OP_POLL_ADD, .fd = ends[0], .poll32_events = 1, .len = IORING_POLL_ADD_MULTI, .user_data = 7};
+    requests[1] = (struct io_uring_sqe){.opcode = IORING_OP_POLL_REMOVE, .addr = 7};
+    requests[2] = requests[3] = wait;
+    _Atomic unsigned *tail = (void *)(queues + p->sq_off.tail);
+    unsigned *array = (void *)(queues + p->sq_off.array);
+    for (unsigned i = 0; i < 4; i++) array[i] = i;
+    for (unsigned i = 0; i < 4; i++) {
+        *tail = i + 1;
+        if (syscall(SYS_io_uring_enter, ring, 1, 0, 0, 0, 0) != 1) return 1;
+        for (unsigned byte = 1; i == 0 && byte <= 2; byte++) {
+            if (write(ends[1], "!", 1) != 1) return 1;
+            if (syscall(SYS_io_uring_enter, ring, 0, byte, IORING_ENTER_GETEVENTS, 0, 0)) return 1;
+        }
+    }
+    return 0;
+}
+
+static int hold_ring(const char *what) {
+    struct io_uring_params p = {0};
+    struct __kernel_timespec hour = {3600, 0};
+    static char page[4096] __attribute__((aligned(4096)));
+    int ends[2], entries = 4;
+    if (is(what, "with_a_thread")) p.flags = IORING_SETUP_SQPOLL;
+    if (is(what, "of_one_thread")) p.flags = IORING_SETUP_SINGLE_ISSUER;
+    if (is(what, "that_is_polled")) p.flags = IORING_SETUP_IOPOLL;
+    if (is(what, "that_is_disabled")) p.flags = IORING_SETUP_R_DISABLED;
+    if (is(what, "of_large_requests")) p.flags = IORING_SETUP_SQE128;
+    if (is(what, "of_large_completions")) p.flags = IORING_SETUP_CQE32;
+    if (strncmp(what, "of_large", 8) == 0) entries = 256;
+    int ring = syscall(SYS_io_uring_setup, entries, &p);
+    if (ring < 0 || pipe(ends)) return 1;
+    if (is(what, "that_waits")) {
+        struct io_uring_sqe request = {.opcode = IORING_OP_POLL_ADD, .fd = ends[0], .poll32_events = 1};
+        return submit(ring, &p, request);
+    }
+    if (is(what, "with_a_timeout")) {
+        struct io_uring_sqe request = {.opcode = IORING_OP_TIMEOUT, .addr = (unsigned long)&hour, .len = 1};
+        return submit(ring, &p, request);
+    }
+    if (is(what, "that_had_more_completions")) return hold_more_completions(ring, &p, ends);
+    if (is(what, "with_files")) return syscall(SYS_io_uring_register, ring, IORING_REGISTER_FILES, ends, 2);
+    if (is(what, "with_buffers")) {
+        struct iovec buffer = {page, sizeof page};
+        return syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1);
+    }
+    if (is(what, "with_a_group")) {
+        struct io_uring_buf_reg group = {.ring_addr = (unsigned long)page, .ring_entries = 8, .bgid = 7};
+        return syscall(SYS_io_uring_register, ring, IORING_REGISTER_PBUF_RING, &group, 1);
+    }
+    if (is(what, "with_an_eventfd")) {
+        int event = eventfd(0, 0);
+        return syscall(SYS_io_uring_register, ring, IORING_REGISTER_EVENTFD, &event, 1);
+    }
+    if (is(what, "with_credentials")) {
+        int credentials = syscall(SYS_io_uring_register, ring, IORING_REGISTER_PERSONALITY, 0, 0);
+        struct io_uring_sqe request = {.opcode = IORING_OP_NOP, .personality = credentials};
+        return credentials < 0 || submit(ring, &p, request);
+    }
+    if (is(what, "in_a_list")) {
+        struct io_uring_rsrc_update update = {.offset = -1U, .data = ring};
+        void *queues = mmap(0, 4096, PROT_READ, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+        return queues == MAP_FAILED || syscall(SYS_io_uring_register, ring, IORING_REGISTER_RING_FDS, &update, 1) != 1;
+    }
+    return 0;
 }
 
 static int hold(const char *what) {
@@ -86,24 +203,37 @@ static int hold(const char *what) {
         return 0;
     }
     if (is(what, "namespace")) return unshare(CLONE_NEWUSER | CLONE_NEWNET);
-    if (is(what, "io_uring")) {
-        char parameters[120] = {0};
-        return syscall(SYS_io_uring_setup, 4, parameters) < 0;
-    }
-    if (is(what, "aio")) {
+    if (strncmp(what, "ring_", 5) == 0) return hold_ring(what + 5);
+    if (is(what, "aio_of_a_parent")) {
+        // The ring is mapped here as well, and the context is the parent's alone.
         unsigned long context = 0;
-        return syscall(SYS_io_setup, 4, &context);
+        if (syscall(SYS_io_setup, 4, &context)) return 1;
+        if (fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (;;) pause();
+        }
+        return 0;
     }
     if (is(what, "userfaultfd")) return syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY) < 0;
-    if (is(what, "netlink")) return socket(AF_NETLINK, SOCK_RAW, 0) < 0;
+    if (is(what, "netlink")) {
+        // With an answer that it never reads.
+        struct {
+            struct nlmsghdr header;
+            struct ifinfomsg link;
+        } request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST, 7, 0}, {.ifi_index = 1}};
+        int fd = socket(AF_NETLINK, SOCK_RAW, 0);
+        return fd < 0 || send(fd, &request, sizeof request, 0) != sizeof request;
+    }
+    if (is(what, "huge_file")) return map_nameless_huge_file();
     if (is(what, "notification")) {
         mqd_t queue = mq_open("/kedge-test-notification", O_CREAT | O_RDWR, 0600, 0);
         struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
         return queue < 0 || mq_unlink("/kedge-test-notification") || mq_notify(queue, &event);
     }
-    if (is(what, "huge")) {
-        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE;
-        return mmap(0, 2 << 20, PROT_READ, flags, -1, 0) == MAP_FAILED;
+    if (is(what, "notification_of_a_thread")) {
+        mqd_t queue = mq_open("/kedge-test-thread", O_CREAT | O_RDWR, 0600, 0);
+        struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = ignore};
+        return queue < 0 || mq_unlink("/kedge-test-thread") || mq_notify(queue, &event);
     }
     if (is(what, "guard")) {
         char *shared = mmap(0, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1,6 +1,6 @@
-// Two threads that register an area for restartable sequences each, at a place that the first argument
-// names, and tell their id, its address, and then nothing more. To be run without the C library's own
-// registration (GLIBC_TUNABLES=glibc.pthread.rseq=0), but for `library`.
+// Two threads that register an area for restartable sequences each, at a place that the first
+// argument names, and tell their id, its address, and then nothing more. To be run without the C
+// library's own registration (GLIBC_TUNABLES=glibc.pthread.rseq=0), but for `library`.
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-// Maps, moves and unmaps neighbouring memory without rest: a mapping of which only a part is watched is two for
-// mremap(2), which fails then (EFAULT).
+// Maps, moves and unmaps neighbouring memory without rest: a mapping of which only a part is
+// watched is two for mremap(2), which fails then (EFAULT).
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -9,9 +9,10 @@ use std::time::Duration;
 use support::alone::Alone;
 use support::kernel::reaches_threads;
 use support::survive::{
-    as_an_ordinary_user, command_survives, continues, installed, script_survives, steps_survive,
+    as_an_ordinary_user, captured_again, command_survives, continues, installed, script_survives,
+    steps_survive,
 };
-use support::{Folder, Running, alone, bring_back, build, capture_again, step};
+use support::{Folder, Running, alone, bring_back, build, step};
 
 #[test]
 fn a_static_program_goes_on() {
@@ -139,7 +140,8 @@ fn go_goes_on() {
     command_survives(&Folder::new("go"), &[build_go(&alone).to_str().unwrap()]);
 }
 
-/// Once for all: its library takes half a minute. Beside another test the compiler would be one of that one's job.
+/// Once for all: its library takes half a minute. Beside another test the compiler would be one of
+/// that one's job.
 fn build_go(_alone: &Alone) -> PathBuf {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (program, source) = (kept.join("steps-go"), kept.join("steps.go"));
@@ -210,26 +212,6 @@ fn a_restarted_program_without_its_first_thread_can_be_captured_again() {
         return;
     }
     captured_again("firstless-again", "firstless.c");
-}
-
-fn captured_again(name: &str, source: &str) {
-    let _alone = alone();
-    let folder = Folder::new(name);
-    let program = build(&folder, source, &["-pthread"]);
-    let steps = 400;
-    let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
-    let before = running.lines(10);
-    let images = [folder.path("image-0"), folder.path("image-1"), folder.path("image-2")];
-    running.capture_and_kill(&images[0]);
-    let mut said = before.clone();
-    for pair in images.windows(2) {
-        said.extend(capture_again(&pair[0], &pair[1]));
-        assert!(said.iter().all(|line| line[..16] == before[0][..16]), "{said:?}");
-    }
-    let (after, status) = bring_back(&images[2]);
-    assert!(!after.is_empty(), "status {status:#x} after {:?}", said.last());
-    continues(&before, &after, steps);
-    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
 }
 
 #[test]

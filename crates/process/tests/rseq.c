@@ -1,6 +1,7 @@
-// As step.c, by a thread that is nearly always inside a restartable sequence. The kernel forgets a sequence that
-// it finds left without an abort; so one that is brought back into its middle ends in a sequence that is none.
-// To be run without the C library's own registration: GLIBC_TUNABLES=glibc.pthread.rseq=0.
+// As step.c, by a thread that is nearly always inside a restartable sequence. The kernel forgets a
+// sequence that it finds left without an abort; so one that is brought back into its middle ends in
+// a sequence that is none. To be run without the C library's own registration:
+// GLIBC_TUNABLES=glibc.pthread.rseq=0.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -2,6 +2,7 @@
 
 mod support;
 
+use kedge_left_out::needs_root;
 use std::process::Command;
 use support::{Folder, Running, alone, bring_back, build};
 
@@ -12,8 +13,7 @@ fn comes_back(name: &str, arguments: &[&str]) {
     let _alone = alone();
     // SAFETY: a plain call.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("{name}: not tested, because only root may set securebits");
-        return;
+        return needs_root(name, "only root may set securebits");
     }
     let folder = Folder::new(name);
     let program = build(&folder, "securebits.c", &[]);

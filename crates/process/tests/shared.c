@@ -1,5 +1,6 @@
-// Two processes change memory that they share, in every way that there is, and check that each page is as it was left:
-// one that came back as it was before, or not at all, says "wrong" and ends both.
+// Two processes change memory that they share, in every way that there is, and check that each page
+// is as it was left: one that came back as it was before, or not at all, says "wrong" and ends
+// both.
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>

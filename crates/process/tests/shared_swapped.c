@@ -1,5 +1,6 @@
-// When it is told to (SIGUSR1), writes a page of shared memory by a mapping in the place of another page, and has that one
-// there again. Ends some moments later, with 7 if all of its memory is as it was left.
+// When it is told to (SIGUSR1), writes a page of shared memory by a mapping in the place of another
+// page, and has that one there again. Ends some moments later, with 7 if all of its memory is as it
+// was left.
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,7 @@
-// Changes memory that two processes share in a way that page tables do not tell, a part at each step, and checks all of
-// it: "removed" takes pages out and looks at them, "twice" writes by a second mapping that comes and goes, "firstless"
-// does so without its first thread, "dropped" has what it has written mapped no more.
+// Changes memory that two processes share in a way that page tables do not tell, a part at each
+// step, and checks all of it: "removed" takes pages out and looks at them, "twice" writes by a
+// second mapping that comes and goes, "firstless" does so without its first thread, "dropped" has
+// what it has written mapped no more.
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

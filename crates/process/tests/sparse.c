@@ -1,5 +1,5 @@
-// Has its pages one by one, each with holes around it, and checks all of them at each step: so many runs that the
-// kernel tells them in several answers.
+// Has its pages one by one, each with holes around it, and checks all of them at each step: so many
+// runs that the kernel tells them in several answers.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,7 +23,8 @@ static void check(long runs) {
     for (long run = 0; run < runs; run++) {
         for (int i = 0; i < APART * WORDS; i++) {
             uint64_t expected = i < WORDS ? seeds[run] * 0x9e3779b97f4a7c15u * (i + 1) : 0;
-            // Zeros are looked at by one byte in a while: what is looked at stays no hole, but a page of zeros.
+            // Zeros are looked at by one byte in a while: what is looked at stays no hole, but a
+            // page of zeros.
             if (i >= WORDS && run % 64) break;
             if (memory[run * APART * WORDS + i] == expected) continue;
             printf("wrong: run %ld word %d\n", run, i);

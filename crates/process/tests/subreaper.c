@@ -1,5 +1,6 @@
-// A subreaper with a child that is one, too, and a grandchild that is none: each looks all the time whether it has
-// other children than its own, until SIGTERM. With an argument, all signals that do nothing are caught.
+// A subreaper with a child that is one, too, and a grandchild that is none: each looks all the time
+// whether it has other children than its own, until SIGTERM. With an argument, all signals that do
+// nothing are caught.
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 static volatile long counter;
-// epoll_wait may end early: a tracer that is killed cannot set it back to its beginning (signal(7)).
+// epoll_wait may end early: a tracer that is killed cannot set it back to its beginning
+// (signal(7)).
 static int interrupted;
 static volatile sig_atomic_t done;
 

@@ -1,5 +1,6 @@
-// Parent and child that share all kinds of System V IPC. At each step the word goes from the one to the other through
-// shared memory, under semaphores and by messages; what waits unused is looked at each time.
+// Parent and child that share all kinds of System V IPC. At each step the word goes from the one to
+// the other through shared memory, under semaphores and by messages; what waits unused is looked at
+// each time.
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>

@@ -1,5 +1,6 @@
-// As step.c, but each step is done by another one of 64 threads, which wait for their turns in as many
-// ways as there are: a condition variable, a futex, polling. Each checks that it is still itself.
+// As step.c, but each step is done by another one of 64 threads, which wait for their turns in as
+// many ways as there are: a condition variable, a futex, polling. Each checks that it is still
+// itself.
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -91,7 +92,8 @@ static void tick(int signal, siginfo_t *info, void *context) {
     if (info->si_code == SI_TIMER && info->si_value.sival_int == 77) ticks++;
 }
 
-// Two timers after one that was deleted, so that their ids are not the first: one ticks, one waits for long.
+// Two timers after one that was deleted, so that their ids are not the first: one ticks, one waits
+// for long.
 static timer_t ticking, waiting;
 static void start_timers(void) {
     struct sigaction action = {.sa_sigaction = tick, .sa_flags = SA_SIGINFO | SA_RESTART};

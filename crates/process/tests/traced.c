@@ -1,4 +1,5 @@
-// A parent that traces its child, as a debugger does, and both go on: a line each time the child lives.
+// A parent that traces its child, as a debugger does, and both go on: a line each time the child
+// lives.
 #include <stdio.h>
 #include <sys/ptrace.h>
 #include <unistd.h>

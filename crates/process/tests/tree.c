@@ -1,5 +1,5 @@
-// As step.c, but each step is done by another process of a tree, by turns, through memory that they share.
-// Each checks its ids, its parent's, group's and session's, and what it has of its own.
+// As step.c, but each step is done by another process of a tree, by turns, through memory that they
+// share. Each checks its ids, its parent's, group's and session's, and what it has of its own.
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

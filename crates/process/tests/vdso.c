@@ -1,5 +1,6 @@
-// As step.c, by a vDSO that is made another kernel's: its code differs. A thread reads clocks all the time, so that it is
-// inside of the vDSO at most moments. Ends with 7 if the vDSO lies elsewhere in the end and the old code leads there.
+// As step.c, by a vDSO that is made another kernel's: its code differs. A thread reads clocks all
+// the time, so that it is inside of the vDSO at most moments. Ends with 7 if the vDSO lies
+// elsewhere in the end and the old code leads there.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -35,7 +36,8 @@ static long long by_call(clockid_t clock) {
     return nanoseconds(at);
 }
 
-// What the vDSO says lies between what the kernel says before and after; coarse clocks are a tick behind at most.
+// What the vDSO says lies between what the kernel says before and after; coarse clocks are a tick
+// behind at most.
 static void check(clockid_t clock, long long behind) {
     struct timespec at;
     long long before = by_call(clock);

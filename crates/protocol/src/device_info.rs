@@ -3,7 +3,7 @@
 use kedge_wire::{List, Text, wire};
 
 /// Changes with every incompatible change of a message.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 wire! {
     /// The client's first message, sent over the socket together with the descriptors of the ring
@@ -44,6 +44,9 @@ wire! {
         /// and its modules' variables lie in its arena. Else memory is valid a slab at a time, and
         /// variables lie where the driver puts them.
         pub exact: bool,
+        /// The device sees none of the host's pages: managed memory lies in its arena, and the
+        /// client keeps pages of its own at the same addresses.
+        pub apart: bool,
         /// (CUdevice_attribute, value).
         pub attributes: List<(u32, i32), 512>,
     }

@@ -91,6 +91,7 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         pci: [0, 1, 0],
         total_memory: 1 << 30,
         exact: true,
+        apart: false,
         attributes: List::new(vec![(1, 1024), (2, -1)]).unwrap(),
     };
     let parts = vec![(OutputTarget::Stderr {}, Bytes::new(b"assert".to_vec()).unwrap())];

@@ -1,5 +1,5 @@
-//! A client whose devices' memory is swapped out: it lies in files in memory, packed, and comes back before
-//! the next message is dispatched.
+//! A client whose devices' memory is swapped out: it lies in files in memory, packed, and comes
+//! back before the next message is dispatched.
 
 use crate::capture::CaptureError;
 use crate::hold::has_room;

@@ -1,8 +1,10 @@
 //! Which devices a client gets.
 
 use crate::visible::{self, Cut};
+use kedge_control::check::Check;
 use kedge_control::gpu::{GpuSpec, default_memory};
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::Windows;
 use kedge_device::{Backend, Host, NewBackend};
 use kedge_device_nvidia::{CacheLimits, Gpus, NvidiaBackend, ReadyGpus};
 use kedge_device_soft::device::{SoftBackend, SoftConfig, Started};
@@ -15,12 +17,16 @@ use thiserror::Error;
 #[derive(Debug, Clone)]
 pub struct BackendConfig {
     pub gpu: GpuSpec,
+    /// As which of the job's devices the client counts those that it gets; `None`: as all of them.
+    pub windows: Option<Windows>,
     /// Bytes of each software device; `None`: half of what this machine lets us use, shared out.
     pub soft_memory: Option<u64>,
     /// Worker threads of the software devices; `None`: one a core.
     pub workers: Option<usize>,
     /// What snapshots of GPUs may take.
     pub cache: CacheLimits,
+    /// What software devices look for in the programs that they run.
+    pub check: Option<Check>,
 }
 
 /// Why a client has no device.
@@ -37,6 +43,11 @@ pub enum BuildError {
         count - 1
     )]
     Hidden { list: String, count: usize, why: String, code: CuError },
+    #[error(
+        "the job counts {wanted} of its devices as {spec}'s, which gives {count}: give --gpu the \
+         numbers of devices that are there"
+    )]
+    Windows { spec: String, wanted: u32, count: usize },
 }
 
 impl BuildError {
@@ -44,7 +55,9 @@ impl BuildError {
     pub fn code(&self) -> CuError {
         match self {
             BuildError::Nvidia(error) => error.code(),
-            BuildError::Soft(_) | BuildError::Elsewhere(_) => CuError::NO_DEVICE,
+            BuildError::Soft(_) | BuildError::Elsewhere(_) | BuildError::Windows { .. } => {
+                CuError::NO_DEVICE
+            }
             BuildError::Hidden { code, .. } => *code,
         }
     }
@@ -68,10 +81,10 @@ impl fmt::Debug for Ready {
 /// Makes those of the devices ready that a client with this `choice` will get.
 pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready, BuildError> {
     match &config.gpu {
-        GpuSpec::Soft { devices } => {
+        GpuSpec::Soft { devices, .. } => {
             let soft = soft_config(config, *devices);
             let (chosen, _) = choose(&soft.describe(), choice)?;
-            Ok(Ready::Soft(Started::new(soft, chosen.len() as u32)?))
+            Ok(Ready::Soft(Started::new(soft, windows_of(config, chosen.len())?)?))
         }
         GpuSpec::Local { ordinals } => {
             let gpus = Gpus::open(ordinals)?;
@@ -79,12 +92,14 @@ pub fn make_ready(config: &BackendConfig, choice: &DeviceChoice) -> Result<Ready
             let ready = ReadyGpus::new(gpus, &chosen)?;
             Ok(Ready::Nvidia(Box::new(ready)))
         }
-        GpuSpec::Remote { server, .. } => Err(BuildError::Elsewhere(server.to_string())),
+        elsewhere @ (GpuSpec::Remote { .. } | GpuSpec::Several(_)) => {
+            Err(BuildError::Elsewhere(elsewhere.to_string()))
+        }
     }
 }
 
-/// Builds the backend that `config` asks for, with those of its devices that the client chooses: on those
-/// that are `ready` where they are the ones.
+/// Builds the backend that `config` asks for, with those of its devices that the client chooses: on
+/// those that are `ready` where they are the ones.
 pub fn build(
     config: &BackendConfig,
     choice: &DeviceChoice,
@@ -92,20 +107,21 @@ pub fn build(
     ready: Option<Ready>,
 ) -> Result<NewBackend, BuildError> {
     let backend: Arc<dyn Backend> = match &config.gpu {
-        GpuSpec::Soft { devices } => {
+        GpuSpec::Soft { devices, .. } => {
             let soft = soft_config(config, *devices);
             let infos = soft.describe();
             let chosen = choose_aloud(&infos, choice, &*host)?;
             let infos: Vec<_> = chosen.iter().map(|&at| infos[at].clone()).collect();
+            let windows = windows_of(config, infos.len())?;
             match ready {
-                Some(Ready::Soft(started)) if started.devices() as usize == infos.len() => {
+                Some(Ready::Soft(started)) if started.windows() == windows => {
                     SoftBackend::on(started, infos, host)
                 }
                 other => {
                     say_unfit(&*host, other.is_some(), choice);
                     // Its addresses are wanted.
                     drop(other);
-                    SoftBackend::new(soft, infos, host)?
+                    SoftBackend::on(Started::new(soft, windows)?, infos, host)
                 }
             }
         }
@@ -113,7 +129,7 @@ pub fn build(
             let gpus = match ready {
                 Some(Ready::Nvidia(ready)) => {
                     let chosen = choose_aloud(ready.infos(), choice, &*host)?;
-                    if chosen == ready.chosen() {
+                    if chosen == ready.chosen() && config.windows.is_none() {
                         let backend = NvidiaBackend::on(*ready, host, config.cache)?;
                         return Ok(NewBackend::new(backend));
                     }
@@ -123,13 +139,25 @@ pub fn build(
                 _ => Gpus::open(ordinals)?,
             };
             let chosen = choose_aloud(gpus.infos(), choice, &*host)?;
-            NvidiaBackend::with_cache(gpus, &chosen, host, config.cache)?
+            let windows = windows_of(config, chosen.len())?;
+            NvidiaBackend::with_cache(gpus.in_windows(windows), &chosen, host, config.cache)?
         }
-        GpuSpec::Remote { server, .. } => {
-            return Err(BuildError::Elsewhere(server.to_string()));
+        elsewhere @ (GpuSpec::Remote { .. } | GpuSpec::Several(_)) => {
+            return Err(BuildError::Elsewhere(elsewhere.to_string()));
         }
     };
     Ok(NewBackend::new(backend))
+}
+
+/// Returns where so many devices are for their client.
+fn windows_of(config: &BackendConfig, count: usize) -> Result<Windows, BuildError> {
+    let all = Windows::first(u32::try_from(count).unwrap_or(u32::MAX));
+    let windows = config.windows.unwrap_or(all);
+    if windows.count() as usize != count {
+        let (spec, wanted) = (config.gpu.to_string(), windows.count());
+        return Err(BuildError::Windows { spec, wanted, count });
+    }
+    Ok(windows)
 }
 
 fn say_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
@@ -141,7 +169,8 @@ fn say_unfit(host: &dyn Host, was_ready: bool, choice: &DeviceChoice) {
     }
 }
 
-/// The positions of the devices that the client sees, at least one; and why it names less than it seems to.
+/// The positions of the devices that the client sees, at least one; and why it names less than it
+/// seems to.
 fn choose(
     infos: &[DeviceInfo],
     choice: &DeviceChoice,
@@ -170,8 +199,8 @@ fn choose_aloud(
     Ok(devices)
 }
 
-/// A variable for tests: where it is set, clients are told of software devices what they are told of GPUs, and
-/// do as they do there.
+/// A variable for tests: where it is set, clients are told of software devices what they are told
+/// of GPUs, and do as they do there.
 const LIKE_GPU: &str = "KEDGE_SOFT_LIKE_GPU";
 
 pub(crate) fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
@@ -181,5 +210,11 @@ pub(crate) fn soft_config(config: &BackendConfig, devices: u32) -> SoftConfig {
         memory_per_device: config.soft_memory.unwrap_or_else(|| default_memory(devices)),
         workers: config.workers.unwrap_or_else(cores).max(1),
         exact: std::env::var_os(LIKE_GPU).is_none(),
+        apart: matches!(config.gpu, GpuSpec::Soft { apart: true, .. }),
+        check: config.check.map(|check| kedge_device_soft::Check {
+            races: check.races,
+            init: check.init,
+            unused: check.unused,
+        }),
     }
 }

@@ -1,5 +1,5 @@
-//! What a client's devices held at one moment: taken while nothing is dispatched and the client stands
-//! still, written while both go on.
+//! What a client's devices held at one moment: taken while nothing is dispatched and the client
+//! stands still, written while both go on.
 
 use crate::changes::{Key, Tracked, Written, blocks};
 use crate::client_memory;
@@ -12,7 +12,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy::BENCH_DISCARD;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
-use kedge_device::{Code, Digests, Piece, Snapshot, SnapshotError};
+use kedge_device::{Code, Digests, Known, Piece, Snapshot, SnapshotError};
 use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Choice, Encoded, ImageError, ImageWriter, PAGE};
 use kedge_remote::ImageLineError;
@@ -25,10 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thiserror::Error;
 
-/// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from a GPU holds up
-/// the program's calls for a moment.
+/// Bytes that are read, encoded and stored together: whole blocks, and many, because each copy from
+/// a GPU holds up the program's calls for a moment.
 const CHUNK: u64 = kedge_image::MAX_EXTENT;
-/// Threads that read, encode and store: what lies in host memory leaves it as fast as the bus is with twelve.
+/// Threads that read, encode and store: what lies in host memory leaves it as fast as the bus is
+/// with twelve.
 const WRITERS: usize = 12;
 /// Parts of the shared arena, each an object of its own.
 const ARENA_PART: u64 = 4 << 20;
@@ -51,6 +52,8 @@ pub(crate) enum CaptureError {
         "{needs} MiB are more than the {limit} MiB of host memory that may be taken: raise --cache-host"
     )]
     NoRoom { needs: u64, limit: u64 },
+    #[error("the proxy that it is to move to: {0}")]
+    Other(#[from] crate::moving::LineError),
     #[error("its devices, on another machine: {0}")]
     Far(#[from] ImageLineError),
 }
@@ -65,7 +68,12 @@ pub(crate) struct Capture {
     pub(crate) snapshot: Box<dyn Snapshot>,
     /// What the image may refer to, if it may.
     tracked: Option<Tracked>,
+    /// Whether nobody asks for digests where writes are followed.
+    to_move: bool,
 }
+
+/// Stands for the digest of a block that is followed by its writes alone.
+const FOLLOWED: Digest = [0; 4];
 
 /// Whether what devices held is read and summed, and not written.
 fn discards() -> bool {
@@ -85,8 +93,29 @@ impl Capture {
         near: &NearEnd<'_>,
         tracked: Option<Tracked>,
     ) -> Result<Capture, CaptureError> {
+        let arena = copy_arena(near.shared).map_err(CaptureError::Arena)?;
+        Capture::take_with(dispatcher, near, tracked, arena)
+    }
+
+    /// Takes it for a move: the shared arena stays where it is, and the client need not stand
+    /// still.
+    pub(crate) fn take_to_move(
+        dispatcher: &Dispatcher,
+        near: &NearEnd<'_>,
+        tracked: Tracked,
+    ) -> Result<Capture, CaptureError> {
+        let capture = Capture::take_with(dispatcher, near, Some(tracked), Vec::new())?;
+        Ok(Capture { to_move: true, ..capture })
+    }
+
+    fn take_with(
+        dispatcher: &Dispatcher,
+        near: &NearEnd<'_>,
+        tracked: Option<Tracked>,
+        arena: Vec<(Range<u64>, Vec<u8>)>,
+    ) -> Result<Capture, CaptureError> {
         let (backend, host) = (dispatcher.backend(), dispatcher.host());
-        let NearEnd { identity, shared, position } = *near;
+        let NearEnd { identity, position, .. } = *near;
         let sharing = dispatcher.sharing.save()?;
         let known = tracked.as_ref().map(|tracked| &**tracked.known());
         let snapshot = kedge_device::snapshots(backend)?.snapshot(known)?;
@@ -95,7 +124,7 @@ impl Capture {
             let key = Key::Piece(piece.clone());
             objects.add(key, SavedObject::of(piece), Source::Piece(piece.clone()));
         }
-        for (range, copy) in copy_arena(shared).map_err(CaptureError::Arena)? {
+        for (range, copy) in arena {
             let (start, bytes) = (range.start, range.end - range.start);
             let object = SavedObject::Arena { start, bytes };
             objects.add(Key::Arena(start, bytes), object, Source::Arena(copy));
@@ -117,7 +146,7 @@ impl Capture {
             notes: Bytes::new(snapshot.notes())?,
             sharing,
         };
-        Ok(Capture { saved, sources, snapshot, tracked })
+        Ok(Capture { saved, sources, snapshot, tracked, to_move: false })
     }
 
     /// Bytes of all objects.
@@ -139,20 +168,11 @@ impl Capture {
             writer = writer.discarding();
         }
         self.write_section(&writer)?;
-        let writing = Writing { capture: &self, writer, codec, builds: AtomicBool::new(false) };
-        let digests: Vec<Mutex<Vec<Option<Digest>>>> =
-            self.saved.objects.iter().map(|_| Mutex::default()).collect();
-        let mut chunks = Vec::new();
-        for (index, (number, object)) in self.saved.objects.iter().enumerate() {
-            chunks.extend(writing.chunks(index, *number, object)?);
-        }
-        work::by(WRITERS, &chunks, Vec::new, |chunk, buffer| {
-            writing.store(chunk, buffer, &digests)
-        })?;
-        let Writing { writer, builds, .. } = writing;
+        let file = IntoFile { writer, codec, builds: AtomicBool::new(false) };
+        let written = self.give(&file, Give::All)?;
+        let IntoFile { writer, builds, .. } = file;
         let builds = builds.into_inner();
         let entry = writer.finish()?;
-        let written = self.written(digests);
         let mut tracked = self.tracked.take();
         if let Some(tracked) = &mut tracked {
             tracked.succeed(entry.checksum, written);
@@ -160,9 +180,32 @@ impl Capture {
         Ok((Stored { entry, builds, drained: self.snapshot.drained() }, tracked))
     }
 
+    /// Gives all bytes to `sink` that it has not got, and says what it has then.
+    pub(crate) fn give(&self, sink: &dyn Sink, give: Give) -> Result<Written, CaptureError> {
+        let writing = Writing { capture: self, sink };
+        let digests: Vec<Mutex<Vec<Option<Digest>>>> =
+            self.saved.objects.iter().map(|_| Mutex::default()).collect();
+        let mut chunks = Vec::new();
+        for (index, (number, object)) in self.saved.objects.iter().enumerate() {
+            let image = matches!(object, SavedObject::Image { .. });
+            if give == Give::All || image == (give == Give::Images) {
+                chunks.extend(writing.chunks(index, *number, object, &digests[index])?);
+            }
+        }
+        work::by(WRITERS, &chunks, Vec::new, |chunk, buffer| {
+            writing.store(chunk, buffer, &digests)
+        })?;
+        Ok(self.written(digests))
+    }
+
+    /// What follows changes comes back when all has been given.
+    pub(crate) fn into_tracked(self) -> Option<Tracked> {
+        self.tracked
+    }
+
     /// What the file has now; the digests that were computed as it was written.
     fn written(&self, digests: Vec<Mutex<Vec<Option<Digest>>>>) -> Written {
-        let mut written = Written::default();
+        let mut written = Written { snapshot: self.snapshot.number(), ..Written::default() };
         for (((number, object), source), computed) in
             self.saved.objects.iter().zip(&self.sources).zip(digests)
         {
@@ -233,12 +276,47 @@ struct Chunk {
     digests: bool,
 }
 
+/// What is to be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Give {
+    All,
+    /// Of modules alone.
+    Images,
+    /// All else.
+    Bytes,
+}
+
+/// What a capture's bytes go to, from several threads.
+pub(crate) trait Sink: Sync {
+    /// Takes whole pages of an object, from `from` on.
+    fn put(&self, number: u64, from: u64, bytes: &[u8]) -> Result<(), CaptureError>;
+    /// Hears that bytes are as they were when they were given last.
+    fn known(&self, number: u64, from: u64, bytes: u64) -> Result<(), CaptureError>;
+}
+
 /// A file that is being written.
-struct Writing<'a> {
-    capture: &'a Capture,
+struct IntoFile {
     writer: ImageWriter,
     codec: Choice,
     builds: AtomicBool,
+}
+
+impl Sink for IntoFile {
+    fn put(&self, number: u64, from: u64, bytes: &[u8]) -> Result<(), CaptureError> {
+        let encoded = kedge_image::encode(bytes, self.codec);
+        Ok(self.writer.memory(number, from, bytes.len() as u64, &encoded)?)
+    }
+
+    fn known(&self, number: u64, from: u64, bytes: u64) -> Result<(), CaptureError> {
+        self.builds.store(true, Ordering::Relaxed);
+        Ok(self.writer.memory(number, from, bytes.next_multiple_of(PAGE), &Encoded::parent())?)
+    }
+}
+
+/// A capture whose bytes are being given away.
+struct Writing<'a> {
+    capture: &'a Capture,
+    sink: &'a dyn Sink,
 }
 
 impl Writing<'_> {
@@ -248,23 +326,31 @@ impl Writing<'_> {
         index: usize,
         number: u64,
         object: &SavedObject,
+        computed: &Mutex<Vec<Option<Digest>>>,
     ) -> Result<Vec<Chunk>, CaptureError> {
         let (tracked, bytes) = (self.capture.tracked.as_ref(), object.bytes());
+        let mut digests = false;
         let runs = match (&self.capture.sources[index], tracked) {
             (Source::Image(_), Some(tracked)) => vec![(0, bytes, tracked.has_image(number))],
-            (Source::Piece(piece), Some(tracked)) => {
-                let digests = self.capture.snapshot.digests(piece);
-                digests.map_or_else(Vec::new, |digests| tracked.known().compare(piece, &digests))
+            (Source::Piece(piece), Some(tracked)) => match self.capture.snapshot.digests(piece) {
+                Some(digests) => tracked.known().compare(piece, &digests),
+                None => {
+                    let (runs, followed) = self.unwritten(piece, tracked.known(), computed);
+                    digests = !followed;
+                    runs
+                }
+            },
+            (Source::Arena(_), tracked) => {
+                digests = tracked.is_some();
+                Vec::new()
             }
-            _ => Vec::new(),
+            (_, None) => Vec::new(),
         };
-        let image = matches!(self.capture.sources[index], Source::Image(_));
-        let digests = runs.is_empty() && tracked.is_some() && !image;
         let runs = if runs.is_empty() { vec![(0, bytes, false)] } else { runs };
         let mut chunks = Vec::new();
         for (from, to, known) in runs {
             if known && to > from {
-                self.refer(number, from, to - from)?;
+                self.sink.known(number, from, to - from)?;
                 continue;
             }
             let parts = (from..to).step_by(CHUNK as usize);
@@ -274,10 +360,26 @@ impl Writing<'_> {
         Ok(chunks)
     }
 
-    /// Notes that bytes are as in the file before.
-    fn refer(&self, number: u64, from: u64, bytes: u64) -> Result<(), CaptureError> {
-        self.builds.store(true, Ordering::Relaxed);
-        Ok(self.writer.memory(number, from, bytes.next_multiple_of(PAGE), &Encoded::parent())?)
+    /// The runs of blocks of a piece, as [`Known::compare`] tells them, by what has been written
+    /// since: their digests are those that they had. And whether nothing else is to be known of the
+    /// others.
+    fn unwritten(
+        &self,
+        piece: &Piece,
+        known: &Known,
+        computed: &Mutex<Vec<Option<Digest>>>,
+    ) -> (Vec<(u64, u64, bool)>, bool) {
+        let since = self.capture.snapshot.written_since(piece, known.snapshot);
+        let Some(since) = since else { return (Vec::new(), false) };
+        let followed = self.capture.to_move;
+        let before = known.pieces.get(piece).filter(|_| known.snapshot > 0);
+        let before = before.map_or_else(Vec::new, |before| before.to_vec());
+        let same = before.iter().zip(&since);
+        let same: Vec<_> = same.map(|(digest, written)| digest.filter(|_| !written)).collect();
+        let runs = known.compare(piece, &same);
+        let digests = if followed { vec![Some(FOLLOWED); since.len()] } else { same };
+        *computed.lock().unwrap_or_else(PoisonError::into_inner) = digests;
+        (runs, followed)
     }
 
     /// Stores a chunk, but for what is as it was.
@@ -303,10 +405,9 @@ impl Writing<'_> {
             let to = ((block + run) * BLOCK as usize).min(buffer.len());
             let (address, length) = (range.start + from as u64, (to - from) as u64);
             if *known {
-                self.refer(*number, address, length)?;
+                self.sink.known(*number, address, length)?;
             } else {
-                let encoded = kedge_image::encode(&buffer[from..to], self.codec);
-                self.writer.memory(*number, address, length, &encoded)?;
+                self.sink.put(*number, address, &buffer[from..to])?;
             }
             block += run;
         }
@@ -325,8 +426,7 @@ impl Writing<'_> {
         }
         let mut stored = Ok(());
         let mut store = |there: &[u8]| {
-            let encoded = kedge_image::encode(there, self.codec);
-            stored = self.writer.memory(*number, range.start, bytes, &encoded);
+            stored = self.sink.put(*number, range.start, there);
         };
         let snapshot = &self.capture.snapshot;
         let seen = snapshot.look(piece, piece.start + range.start, bytes as usize, &mut store);

@@ -1,5 +1,5 @@
-//! What the last image has of a client's devices, so that the next can refer to it: the numbers of its objects and
-//! the digests of their blocks.
+//! What the last image has of a client's devices, so that the next can refer to it: the numbers of
+//! its objects and the digests of their blocks.
 
 use crate::record::Image;
 use crate::saved::DevicePiece;
@@ -26,15 +26,16 @@ impl Key {
     }
 }
 
-/// Which objects there are in the image that is being made, and what of the last one is known. Each has a number,
-/// which is never another's while images build on each other.
+/// Which objects there are in the image that is being made, and what of the last one is known. Each
+/// has a number, which is never another's while images build on each other.
 pub(crate) struct Tracked {
     /// Of the file that the next one may build on; `None` before the first.
     checksum: Option<u64>,
     known: Arc<Known>,
     arena: HashMap<(u64, u64), Digests>,
     numbers: HashMap<Key, u64>,
-    /// Numbers of modules' images that the last file has; an address is nobody else's while it is known here.
+    /// Numbers of modules' images that the last file has; an address is nobody else's while it is
+    /// known here.
     images: HashMap<u64, Weak<Vec<u8>>>,
     last: u64,
 }
@@ -42,6 +43,8 @@ pub(crate) struct Tracked {
 /// What has been written.
 #[derive(Default)]
 pub(crate) struct Written {
+    /// Of which snapshot.
+    pub(crate) snapshot: u64,
     pub(crate) pieces: HashMap<Piece, Digests>,
     pub(crate) arena: HashMap<(u64, u64), Digests>,
     pub(crate) images: Vec<(u64, Image)>,
@@ -96,14 +99,14 @@ impl Tracked {
 
     /// The file with this checksum has all of `written`, and what is not in it is no more.
     pub(crate) fn succeed(&mut self, checksum: u64, written: Written) {
-        let Written { pieces, arena, images } = written;
+        let Written { snapshot, pieces, arena, images } = written;
         let known = images.iter().map(|(number, _)| *number).collect::<HashSet<u64>>();
         self.numbers.retain(|key, number| match key {
             Key::Piece(piece) => pieces.contains_key(piece),
             Key::Arena(start, bytes) => arena.contains_key(&(*start, *bytes)),
             Key::Image(_) => known.contains(number),
         });
-        self.known = Arc::new(Known { keys: self.known.keys.clone(), pieces });
+        self.known = Arc::new(Known { keys: self.known.keys.clone(), snapshot, pieces });
         self.arena = arena;
         self.images =
             images.into_iter().map(|(number, image)| (number, Arc::downgrade(&image))).collect();

@@ -97,10 +97,11 @@ pub(crate) fn read_shared(addr: u64, out: &mut [u8]) -> Result<(), CuError> {
     if !in_shared_arena(addr, out.len() as u64) {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the whole arena is mapped readable before the first message is dispatched, and its memfd is
-    // sealed against shrinking; a file that the client has put in its place (`Call::Adopt`) is not, and
-    // ends this process, which is the client's own, if it shrinks. The client may write it meanwhile; the copy then holds
-    // some mix of bytes, which the caller treats as untrusted anyway.
+    // SAFETY: the whole arena is mapped readable before the first message is dispatched, and its
+    // memfd is sealed against shrinking; a file that the client has put in its place
+    // (`Call::Adopt`) is not, and ends this process, which is the client's own, if it shrinks. The
+    // client may write it meanwhile; the copy then holds some mix of bytes, which the caller treats
+    // as untrusted anyway.
     unsafe {
         std::ptr::copy_nonoverlapping(addr as *const u8, out.as_mut_ptr(), out.len());
     }
@@ -122,11 +123,22 @@ pub(crate) fn write_shared(addr: u64, bytes: &[u8]) -> Result<(), CuError> {
 
 /// The parts of a shared arena that hold anything, by offset.
 pub(crate) fn extents(shared: BorrowedFd<'_>) -> io::Result<Vec<Range<u64>>> {
+    extents_within(shared, 0..arena::SHARED_LEN)
+}
+
+/// The same of what lies in a part of it.
+pub(crate) fn extents_within(
+    shared: BorrowedFd<'_>,
+    part: Range<u64>,
+) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
-    let mut at = 0;
-    while let Some(start) = seek(shared, at, libc::SEEK_DATA)? {
+    let mut at = part.start;
+    while at < part.end
+        && let Some(start) = seek(shared, at, libc::SEEK_DATA)?
+        && start < part.end
+    {
         let end = seek(shared, start, libc::SEEK_HOLE)?.unwrap_or(arena::SHARED_LEN);
-        found.push(start..end);
+        found.push(start..end.min(part.end));
         at = end;
     }
     Ok(found)
@@ -143,6 +155,20 @@ fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<Option
             e => Err(e),
         },
     }
+}
+
+/// The shared arena of the tests of this process, which can map one only: each test uses a part of
+/// its own.
+#[cfg(test)]
+pub(crate) fn arena_of_tests() -> &'static std::os::fd::OwnedFd {
+    use std::os::fd::AsFd;
+    use std::sync::LazyLock;
+    static ARENA: LazyLock<std::os::fd::OwnedFd> = LazyLock::new(|| {
+        let arena = kedge_transport::create_shared_arena().unwrap();
+        kedge_transport::map_shared_arena(arena.as_fd()).unwrap();
+        arena
+    });
+    &ARENA
 }
 
 #[cfg(test)]
@@ -165,7 +191,8 @@ mod tests {
     fn memory_that_is_not_there_is_an_error() {
         let memory = ClientMemory::new(std::process::id());
         let mut out = [0; 16];
-        for addr in [0, 0x1000, u64::MAX - 4, arena::DEVICE_BASE] {
+        // Between the arenas: beside them lies what other tests of this process map.
+        for addr in [0, 0x1000, u64::MAX - 4, arena::DEVICE_BASE - 0x10_0000] {
             assert!(memory.read(addr, &mut out).is_err(), "{addr:#x}");
             assert!(memory.write(addr, &out).is_err(), "{addr:#x}");
         }

@@ -1,7 +1,11 @@
-//! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy goes on.
+//! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy
+//! goes on.
 
+use crate::ending;
 use crate::executor::{Build, Captured, Identity, NearEnd, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
+use crate::moving::{Owner, Source};
+use crate::watch::Watcher;
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::{self, Offer};
 use kedge_control::proxy::{Answer, Order, SEND_LIMIT};
@@ -16,7 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A proxy waits for orders as long as it lives.
@@ -57,9 +61,21 @@ pub(crate) struct Serving {
     pub(crate) client: u32,
     pub(crate) inodes: Inodes,
     pub(crate) shared: Arc<OwnedFd>,
+    /// The client's socket, and the ring.
+    pub(crate) ends: [OwnedFd; 2],
+    /// What hears the client.
+    pub(crate) watcher: Mutex<Option<Watcher>>,
     pub(crate) log: Arc<JobLog>,
     /// Where the job's keeper answers.
     pub(crate) keeper: Option<PathBuf>,
+}
+
+/// What orders have begun and others will end.
+#[derive(Default)]
+struct UnderWay<'a> {
+    moving: Option<Source>,
+    closed: Option<Closed<'a>>,
+    captured: Option<Box<dyn Captured>>,
 }
 
 impl Serving {
@@ -69,25 +85,119 @@ impl Serving {
 
     /// Obeys until the supervisor has gone.
     fn run(&self) {
-        let (mut closed, mut captured) = (None, None);
-        while let Ok((order, _)) = self.channel.receive::<Order>(FOREVER) {
-            let answer = self.obey(order, &mut closed, &mut captured);
+        let mut under_way = UnderWay::default();
+        while let Ok((order, fds)) = self.channel.receive::<Order>(FOREVER) {
+            let departs = order == Order::Depart {};
+            let ends = matches!(order, Order::Move { .. });
+            let answer = self.obey(order, fds, &mut under_way);
             let answer = answer.unwrap_or_else(|error| {
-                self.log.line(&format!("checkpoint: {error}"));
+                self.log.line(&format!("not done: {error}"));
                 Answer::Failed { why: Text::truncated(error) }
             });
-            if self.channel.send(&answer, &[], SEND_LIMIT).is_err() {
-                return;
+            if under_way.captured.is_some() {
+                ending::is_captured(true);
             }
+            let over = under_way.moving.as_ref().filter(|source| source.may_be_over());
+            if !ending::may_have_moved(over.map(|source| source.owner.clone())) {
+                // The supervisor takes an answer for a client that can move.
+                break;
+            }
+            let [socket, ring] = &self.ends;
+            let fds = [socket.as_fd(), ring.as_fd(), self.shared.as_fd()];
+            let some = if ends { &fds[..] } else { &[] };
+            let sent = self.channel.send(&answer, some, SEND_LIMIT);
+            if departs && answer == (Answer::Yes {}) {
+                ending::end_moved();
+            }
+            if sent.is_err() {
+                break;
+            }
+            ending::is_captured(under_way.captured.is_some());
         }
+        ending::is_captured(false);
+        // Nobody is left to say where the client is: what was written down does, before the gate
+        // opens.
+        let over = under_way.moving.as_ref().filter(|source| source.may_be_over());
+        if over.is_some_and(|source| source.owner.has_moved()) {
+            self.hear_no_more();
+            ending::end_moved();
+        }
+        ending::may_have_moved(None);
+    }
+
+    fn hear_no_more(&self) {
+        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        watcher.into_iter().for_each(Watcher::end);
+    }
+
+    /// What a move has this proxy do; `None` of an order that is none of its.
+    fn move_on(
+        &self,
+        order: &Order,
+        mut fds: Vec<OwnedFd>,
+        under_way: &mut UnderWay<'_>,
+    ) -> Option<Result<Answer, String>> {
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let moving = &mut under_way.moving;
+        Some(match order {
+            Order::Move { owner, token } => {
+                let owner = Owner::new(owner.to_string(), token.to_string());
+                let line = fds.pop().ok_or("no way to the other proxy".to_owned());
+                let source = line.and_then(|l| Source::new(l, owner).map_err(|e| said(&e)));
+                source.map(|source| {
+                    *moving = Some(source);
+                    Answer::Ends { pid: self.client }
+                })
+            }
+            Order::Show { last } => match (moving, &under_way.closed) {
+                (Some(source), Some(gate)) => self.show(source, gate, *last),
+                _ => Err("it does not move, or its gate is open".into()),
+            },
+            Order::Cross { rate } => match moving {
+                Some(source) => source
+                    .cross(*rate)
+                    .map(|(bytes, fits)| Answer::Crossed { bytes, fits })
+                    .map_err(|error| said(&error)),
+                None => Err("it does not move".into()),
+            },
+            Order::Stay {} => {
+                *moving = None;
+                Ok(Answer::Yes {})
+            }
+            Order::Depart {} => match moving.as_ref().is_some_and(Source::may_be_over) {
+                true => {
+                    self.hear_no_more();
+                    Ok(Answer::Yes {})
+                }
+                false => Err("nobody has its client".into()),
+            },
+            Order::Arrive { .. } => Err("it serves already".into()),
+            _ => return None,
+        })
+    }
+
+    fn show(&self, source: &mut Source, gate: &Closed<'_>, last: bool) -> Result<Answer, String> {
+        let follows = source.follows();
+        let (identity, shared) = (self.identity.clone(), self.shared.clone());
+        let taken = gate.ask(CAPTURE_LIMIT, move |parked| {
+            let (shared, position) = (shared.as_fd(), parked.server.position());
+            let near = NearEnd { identity: &identity, shared, position };
+            parked.executor.show(&near, follows)
+        });
+        let taken = taken.ok_or(BUSY)?.map_err(|error| error.to_string())?;
+        Ok(Answer::Captured { bytes: source.take(taken, last) })
     }
 
     fn obey<'a>(
         &'a self,
         order: Order,
-        closed: &mut Option<Closed<'a>>,
-        captured: &mut Option<Box<dyn Captured>>,
+        fds: Vec<OwnedFd>,
+        under_way: &mut UnderWay<'a>,
     ) -> Result<Answer, String> {
+        if let Some(done) = self.move_on(&order, fds, under_way) {
+            return done;
+        }
+        let UnderWay { closed, captured, .. } = under_way;
         let yes = |yes| Ok(if yes { Answer::Yes {} } else { Answer::No {} });
         match (order, &closed) {
             (Order::Gate { within_ms }, _) => {
@@ -202,7 +312,16 @@ impl Serving {
                 None,
             ) => Err("its gate is open".into()),
             (
-                Order::Restore { .. } | Order::Begin { .. } | Order::Parts {} | Order::Serve { .. },
+                Order::Restore { .. }
+                | Order::Begin { .. }
+                | Order::Parts {}
+                | Order::Serve { .. }
+                | Order::Arrive { .. }
+                | Order::Move { .. }
+                | Order::Show { .. }
+                | Order::Cross { .. }
+                | Order::Stay {}
+                | Order::Depart {},
                 _,
             ) => Err("it serves already".into()),
         }

@@ -1,6 +1,7 @@
-//! Bringing a client back on devices of another kind than those that it was captured on: GPUs for software devices,
-//! or the reverse. The messages that made its objects mean the same to both, and so do the addresses of what it
-//! has allocated. What each kind notes, and where variables of modules lie, is translated here.
+//! Bringing a client back on devices of another kind than those that it was captured on: GPUs for
+//! software devices, or the reverse. The messages that made its objects mean the same to both, and
+//! so do the addresses of what it has allocated. What each kind notes, and where variables of
+//! modules lie, is translated here.
 
 use kedge_control::gpu::GpuSpec;
 use kedge_cuda_types::CuError;
@@ -83,8 +84,8 @@ impl Crossing {
         Ok(Crossing { notes, to_software, variables, by_name, allocations })
     }
 
-    /// Where `bytes` bytes from `start` on of an object go: on GPUs, variables are objects of their own, and on
-    /// software devices memory as all else.
+    /// Where `bytes` bytes from `start` on of an object go: on GPUs, variables are objects of their
+    /// own, and on software devices memory as all else.
     pub(crate) fn places(
         &self,
         object: &Object,

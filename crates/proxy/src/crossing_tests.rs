@@ -51,7 +51,14 @@ fn device() -> NewBackend {
     let memory = ClientMemory::new(std::process::id());
     let log = Arc::new(JobLog::none());
     let host = Arc::new(ProxyHost::new(server.outbox().clone(), memory, log, None));
-    let config = SoftConfig { devices: 1, memory_per_device: 64 << 20, workers: 1, exact: true };
+    let config = SoftConfig {
+        devices: 1,
+        memory_per_device: 64 << 20,
+        workers: 1,
+        exact: true,
+        apart: false,
+        check: None,
+    };
     let backend: Arc<dyn Backend> =
         SoftBackend::new(config, config.describe(), host.clone()).unwrap();
     host.set_backend(&backend);

@@ -304,6 +304,10 @@ impl Dispatcher {
                 let elapsed = elapsed.map(|milliseconds| Elapsed { milliseconds });
                 self.answer(to, &elapsed.map_err(code));
             }
+            Call::HandleExport { handle } if self.sharing.far => {
+                let named = self.sharing.name_handle(handle);
+                self.answer(to, &named.map_err(code));
+            }
             Call::HandleExport { handle } => {
                 let exported = self.sharing.export_handle(handle);
                 self.answer(to, &status(exported));
@@ -368,8 +372,8 @@ impl Dispatcher {
         }
     }
 
-    /// Carries out a call that makes or ends something and answers with its outcome alone, or with the
-    /// handle of a texture.
+    /// Carries out a call that makes or ends something and answers with its outcome alone, or with
+    /// the handle of a texture.
     fn make(&mut self, call: Call) -> Result<u64, CuError> {
         let backend = &self.backend;
         let made = match &call {

@@ -40,7 +40,11 @@ fn connected() -> (Client, Arc<AtomicU64>) {
     let (pidfd, socket) =
         (watch::pidfd(std::process::id()).unwrap(), server.socket().try_clone_to_owned().unwrap());
     let hears = host.clone();
-    thread::spawn(move || watch::wait(&pidfd, &socket, |said| hears.heard(said)));
+    let (never, stop) = std::io::pipe().unwrap();
+    thread::spawn(move || {
+        let _stop = stop;
+        watch::wait(&pidfd, &socket, &never.into(), |said| hears.heard(said))
+    });
     thread::spawn(move || {
         let socket = server.socket().try_clone_to_owned().unwrap();
         let dispatcher = Dispatcher::new(backend, host.clone(), socket);

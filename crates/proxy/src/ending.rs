@@ -1,10 +1,15 @@
 //! How this process ends before its client does.
 
-use crate::warm;
+use crate::moving::Owner;
+use crate::wait::until;
+use crate::{findings, stats, warm};
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_transport::Outbox;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 /// The client's way to hear of it.
 static OUTBOX: OnceLock<Outbox> = OnceLock::new();
@@ -18,8 +23,60 @@ pub(crate) fn tells(outbox: Outbox) {
 /// may hear of it and end, or its ring be found closed, before this process has ended.
 static STATUS: OnceLock<u8> = OnceLock::new();
 
-/// Tells the client that there are no devices any more, and ends the process.
+/// Whose the client is.
+enum Client {
+    /// This process's.
+    Own,
+    /// A move's last bytes have crossed: the supervisor has still to decide, or has. The thread
+    /// that hears it.
+    Undecided(Owner, ThreadId),
+    /// It hears that its devices are gone.
+    Lost,
+}
+
+static CLIENT: Mutex<Client> = Mutex::new(Client::Own);
+
+/// How long the supervisor may take for its decision.
+const DECISION: Duration = Duration::from_secs(180);
+
+fn client() -> MutexGuard<'static, Client> {
+    CLIENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that the client may be another proxy's from now on, or that it is this one's. Returns false
+/// where neither can be: the process is about to end, and has told it.
+pub(crate) fn may_have_moved(owner: Option<Owner>) -> bool {
+    let mut client = client();
+    match (&*client, owner) {
+        (Client::Lost, owner) => return owner.is_none(),
+        (_, Some(owner)) => *client = Client::Undecided(owner, thread::current().id()),
+        (_, None) => *client = Client::Own,
+    }
+    true
+}
+
+/// Tells the client that there are no devices any more, and ends the process. A client that another
+/// proxy has by now, or may get, is told nothing: its devices are there.
 pub(crate) fn end_now(status: u8) -> ! {
+    let mut decided = || match &mut *client() {
+        Client::Undecided(owner, hears) => {
+            // Who would hear the decision waits for none.
+            owner.has_moved() || *hears == thread::current().id()
+        }
+        own => {
+            *own = Client::Lost;
+            true
+        }
+    };
+    until(DECISION, &mut decided);
+    if let Client::Undecided(owner, _) = &*client() {
+        if owner.has_moved() {
+            end_moved();
+        }
+        // If nobody takes it after all, the client finds its connection closed, and the supervisor
+        // a proxy that is lost.
+        end(*STATUS.get_or_init(|| status));
+    }
     let status = *STATUS.get_or_init(|| status);
     if let Some(outbox) = OUTBOX.get() {
         outbox.close();
@@ -27,19 +84,41 @@ pub(crate) fn end_now(status: u8) -> ! {
     end(status)
 }
 
-/// Ends the process, whose client has ended.
+/// Whether what was captured is still to be written, or its writing to be told.
+static CAPTURED: AtomicBool = AtomicBool::new(false);
+
+/// How long a client's end waits for that, at most.
+const WRITING: Duration = Duration::from_secs(3600);
+
+/// Says whether there is something captured whose image the process must outlive its client for.
+pub(crate) fn is_captured(captured: bool) {
+    CAPTURED.store(captured, Ordering::SeqCst);
+}
+
+/// Ends the process, whose client has ended, once what was captured of it has been written: a job
+/// that is asked to end as soon as it is captured has its last image so.
 pub(crate) fn end_with_client() -> ! {
+    until(WRITING, || !CAPTURED.load(Ordering::SeqCst));
+    end(*STATUS.get_or_init(|| 0))
+}
+
+/// Ends the process, whose client another one serves by now, and hears nothing of it.
+pub(crate) fn end_moved() -> ! {
     end(*STATUS.get_or_init(|| 0))
 }
 
 /// Ends the process in good order, whose client is served no longer.
 pub fn end_orderly(status: u8) -> ! {
     let status = *STATUS.get_or_init(|| status);
+    stats::write();
+    findings::conclude();
     warm::farewell(status);
     std::process::exit(status.into())
 }
 
 fn end(status: u8) -> ! {
+    stats::write();
+    findings::conclude();
     warm::farewell(status);
     // SAFETY: _exit takes no pointer. Nothing is worth an orderly end: other threads may run
     // kernels, or be busy with the client's memory.

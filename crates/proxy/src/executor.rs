@@ -1,12 +1,14 @@
 //! What stands between a client's ring and its devices: the contract that the ring's loop, the gate
 //! and the control thread know. [`crate::local`] carries messages out in this process.
 //!
-//! An executor belongs to the dispatcher's thread. Replies, output, faults and progress go the other
-//! way, by [`crate::host::ProxyHost`]. All that goes in and comes out can be bytes, but for what
+//! An executor belongs to the dispatcher's thread. Replies, output, faults and progress go the
+//! other way, by [`crate::host::ProxyHost`]. All that goes in and comes out can be bytes, but for
+//! what
 //! [`Nearby`] has.
 
 use crate::capture::CaptureError;
 use crate::hold::Holding;
+use crate::moving::{Follows, Shown};
 use kedge_control::sharing::{Bond, Share, What};
 use kedge_device::{Drained, SnapshotError};
 use kedge_image::{Choice, FileEntry};
@@ -21,8 +23,9 @@ pub(crate) trait Executor: Send {
     /// Carries out a message, after all those before it. The reply to a call may come later.
     fn execute(&mut self, incoming: Incoming);
 
-    /// Hears that the ring is empty: whatever was collected may leave.
-    fn flush(&mut self);
+    /// Hears that the ring is empty: whatever was collected may leave. Returns for how long to look
+    /// for more before this is called again; zero where nothing is left.
+    fn flush(&mut self) -> Duration;
 
     /// Returns how long the thread looks for a message before it sleeps, where `spin` is usual.
     fn spin(&self, spin: Duration) -> Duration;
@@ -36,6 +39,13 @@ pub(crate) trait Executor: Send {
     /// Takes what the devices hold. All rests, and the client stands still.
     fn capture(&mut self, near: &NearEnd<'_>, on: Build)
     -> Result<Box<dyn Captured>, CaptureError>;
+
+    /// Takes what the devices hold for a round of a move. All rests.
+    fn show(
+        &mut self,
+        near: &NearEnd<'_>,
+        follows: Follows,
+    ) -> Result<Box<dyn Shown>, CaptureError>;
 
     /// Returns what other processes may have too; what is this client's has a name from now on.
     fn shares(&mut self) -> Result<Shares, SnapshotError>;

@@ -1,5 +1,5 @@
-//! The gate between the ring and the devices: closed, no message is carried out, and the thread that
-//! would do what it is asked to instead.
+//! The gate between the ring and the devices: closed, no message is carried out, and the thread
+//! that would do what it is asked to instead.
 
 use crate::executor::Executor;
 use crate::host::ProxyHost;

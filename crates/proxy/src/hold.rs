@@ -1,5 +1,5 @@
-//! What outlives a capture's proxy: the memory of the devices that it lies in, and a file in memory with all
-//! the rest. A client's devices come back from it as from the image, only sooner.
+//! What outlives a capture's proxy: the memory of the devices that it lies in, and a file in memory
+//! with all the rest. A client's devices come back from it as from the image, only sooner.
 
 use crate::capture::{Capture, CaptureError};
 use crate::restore::RestoreError;

@@ -2,13 +2,14 @@
 
 use crate::client_memory;
 use crate::faults::Faults;
+use crate::findings;
 use crate::host_fns::HostFns;
 use crate::outlet::{Outlet, PrivateMemory};
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
-use kedge_device::{Backend, Done, Host};
+use kedge_device::{Backend, Done, Findings, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
 use kedge_transport::{Announcement, processors_to_spare};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ pub(crate) struct ProxyHost {
     backend: OnceLock<Weak<dyn Backend>>,
     /// Where the job's keeper answers.
     keeper: Option<PathBuf>,
+    /// The folder where what is found in the program is told.
+    findings: Option<PathBuf>,
 }
 
 impl ProxyHost {
@@ -54,7 +57,13 @@ impl ProxyHost {
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),
             keeper,
+            findings: None,
         }
+    }
+
+    /// The same, with what is found in the program told in a folder.
+    pub(crate) fn with_findings(self, findings: Option<PathBuf>) -> ProxyHost {
+        ProxyHost { findings, ..self }
     }
 
     /// The job's.
@@ -94,6 +103,13 @@ impl ProxyHost {
         self.memory.belongs_to(pid);
     }
 
+    /// The client has ended: its devices tell what they can only tell by now.
+    pub(crate) fn conclude(&self) {
+        if let Some(backend) = self.backend.get().and_then(Weak::upgrade) {
+            backend.conclude();
+        }
+    }
+
     /// What the client has not taken of the output.
     pub(crate) fn copy_output(&self) -> Vec<Output> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,6 +143,11 @@ impl ProxyHost {
             Announcement::Descriptor(ticket, fd) => self.tickets.put(ticket, fd),
             Announcement::Nonsense => false,
         }
+    }
+
+    /// Asks the client to run what waits for room in its queue.
+    pub(crate) fn ask_waiting(&self) {
+        self.host_fns.ask_waiting(&*self.outlet);
     }
 
     /// The client has run host function `token`; `false` where it was not asked to.
@@ -179,6 +200,13 @@ impl Host for ProxyHost {
 
     fn log(&self, line: &str) {
         self.log.line(line);
+    }
+
+    fn found(&self, found: &Findings) {
+        let Some(folder) = &self.findings else { return };
+        if let Err(error) = findings::report(found).write(folder) {
+            self.log.line(&format!("{}: findings are lost: {error}", folder.display()));
+        }
     }
 
     fn release_held(&self) -> bool {

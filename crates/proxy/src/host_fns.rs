@@ -27,6 +27,12 @@ impl HostFns {
         send_waiting(&mut state, outlet);
     }
 
+    /// Asks the client to run what waits for room.
+    pub(crate) fn ask_waiting(&self, outlet: &dyn Outlet) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        send_waiting(&mut state, outlet);
+    }
+
     /// Whether none is under way.
     pub(crate) fn none(&self) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).running.is_empty()

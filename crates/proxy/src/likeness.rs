@@ -1,5 +1,6 @@
-//! Whether a program that has seen one device can go on with another. What it has been told it will not ask again, so
-//! whatever it may rely on must hold: limits that are no lower, abilities that are still there.
+//! Whether a program that has seen one device can go on with another. What it has been told it will
+//! not ask again, so whatever it may rely on must hold: limits that are no lower, abilities that
+//! are still there.
 
 use kedge_cuda_types::attribute::{self as a, name};
 use kedge_protocol::DeviceInfo;
@@ -45,8 +46,8 @@ const MAY_NOT_GROW: &[u32] = &[
     a::TENSOR_MAP_LARGE_TENSOR_MIN_SIZE,
 ];
 
-/// What GPUs have and software devices lack, and no program that runs under kedge can have used: functions that are
-/// refused, and hints.
+/// What GPUs have and software devices lack, and no program that runs under kedge can have used:
+/// functions that are refused, and hints.
 const OF_NO_USE: &[u32] = &[
     a::CAN_FLUSH_REMOTE_WRITES,
     a::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
@@ -58,8 +59,9 @@ const OF_NO_USE: &[u32] = &[
     a::VULKAN_CIG_SUPPORTED,
 ];
 
-/// What software devices have, most GPUs lack, and programs under kedge have on both: managed memory is one memory that host and
-/// device access, and the functions for streams' values are there under their newer names.
+/// What software devices have, most GPUs lack, and programs under kedge have on both: managed
+/// memory is one memory that host and device access, and the functions for streams' values are
+/// there under their newer names.
 const ALWAYS_SO: &[u32] = &[
     a::CAN_USE_64_BIT_STREAM_MEM_OPS_V1,
     a::CAN_USE_STREAM_MEM_OPS_V1,
@@ -113,6 +115,7 @@ mod tests {
             pci: [0; 3],
             total_memory: 1 << 30,
             exact: false,
+            apart: false,
             attributes: List::new(attributes.to_vec()).unwrap(),
         }
     }

@@ -6,6 +6,7 @@ use crate::dispatch::Dispatcher;
 use crate::executor::{Build, Captured, Executor, NearEnd, Nearby, Room, Shares, Stored};
 use crate::hold::Holding;
 use crate::host::ProxyHost;
+use crate::moving::{Follows, Shown, ShownHere};
 use crate::wait::until;
 use kedge_control::sharing::{Bond, What};
 use kedge_device::{Backend, SnapshotError};
@@ -41,6 +42,12 @@ impl Local {
 }
 
 impl Local {
+    /// The same, for a client on another machine.
+    pub(crate) fn of_far_client(mut self) -> Local {
+        self.dispatcher.sharing.far = true;
+        self
+    }
+
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         self.dispatcher.backend_too()
     }
@@ -63,8 +70,9 @@ impl Executor for Local {
         self.dispatcher.dispatch(incoming);
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> Duration {
         self.host.publish_progress();
+        Duration::ZERO
     }
 
     fn spin(&self, spin: Duration) -> Duration {
@@ -89,6 +97,20 @@ impl Executor for Local {
         self.take(near, on).map(|taken| Box::new(taken) as Box<dyn Captured>)
     }
 
+    fn show(
+        &mut self,
+        near: &NearEnd<'_>,
+        follows: Follows,
+    ) -> Result<Box<dyn Shown>, CaptureError> {
+        self.dispatcher.sharing.check_movable()?;
+        let tracked = match follows {
+            Follows::Here(tracked) => tracked,
+            Follows::Nothing | Follows::There => Tracked::new().map_err(CaptureError::Keys)?,
+        };
+        let capture = Capture::take_to_move(&self.dispatcher, near, tracked)?;
+        Ok(Box::new(ShownHere::new(capture)))
+    }
+
     fn shares(&mut self) -> Result<Shares, SnapshotError> {
         let sharing = &mut self.dispatcher.sharing;
         Ok(Shares { shares: sharing.shares()?, released: sharing.released() })
@@ -107,8 +129,8 @@ impl Executor for Local {
     }
 }
 
-/// What the next capture can build on. It goes with a capture, and is lost with one that fails: then
-/// the next is a whole one.
+/// What the next capture can build on. It goes with a capture, and is lost with one that fails:
+/// then the next is a whole one.
 struct Tracking {
     backend: Arc<dyn Backend>,
     tracked: Mutex<Option<Tracked>>,

@@ -41,8 +41,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves a session whose near end is on another machine: standard input is its line, standard output a
-/// server's channel.
+/// Serves a session whose near end is on another machine: standard input is its line, standard
+/// output a server's channel.
 fn serve_far(options: &Options) -> ExitCode {
     let taken = std::io::stdin().as_fd().try_clone_to_owned().and_then(|line| {
         let control = std::io::stdout().as_fd().try_clone_to_owned()?;
@@ -113,7 +113,7 @@ fn serve(
 ) -> u8 {
     let Err(error) = kedge_proxy::serve(client, control, options, log.clone(), ready);
     match error {
-        ServeError::NoDevice(_) | ServeError::NoSession(_) => {
+        ServeError::NoDevice(_) | ServeError::NoSession(_) | ServeError::NoPlaces(_) => {
             log.refused(&error.to_string());
             0
         }
@@ -124,8 +124,9 @@ fn serve(
     }
 }
 
-/// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB, which would
-/// move what the driver places after it: a proxy that takes this one's place has other threads by then.
+/// Has all threads share the first heap. A heap of a thread's own is a reservation of 128 MiB,
+/// which would move what the driver places after it: a proxy that takes this one's place has other
+/// threads by then.
 fn one_heap() {
     // SAFETY: a plain call before any other thread is there.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
@@ -136,8 +137,8 @@ fn fail(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Takes the client's socket, and the supervisor's in the next descriptor, and closes whatever else the
-/// supervisor's shell left open: a pipe held here would keep its reader waiting.
+/// Takes the client's socket, and the supervisor's in the next descriptor, and closes whatever else
+/// the supervisor's shell left open: a pipe held here would keep its reader waiting.
 fn only_sockets(fd: RawFd, control: bool) -> Option<(OwnedFd, Option<OwnedFd>)> {
     let last = if control { fd.checked_add(1)? } else { fd };
     // SAFETY: plain calls; F_GETFD tells whether the number is a descriptor at all. Called first

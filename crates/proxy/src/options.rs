@@ -1,6 +1,7 @@
 //! The proxy's command line, written by the supervisor and read here.
 
 use crate::backend::BackendConfig;
+use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
 use kedge_device_nvidia::{CacheLimits, DrainRate};
 use kedge_protocol::DeviceChoice;
@@ -20,9 +21,11 @@ pub struct Options {
     pub control: bool,
     /// It takes the place of a proxy that is gone, and is told of it there.
     pub restore: bool,
-    /// It is made ready before there is a client: `fd` is the supervisor's socket, by which the client's comes.
+    /// It is made ready before there is a client: `fd` is the supervisor's socket, by which the
+    /// client's comes.
     pub warm: bool,
-    /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor after it one that listens.
+    /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor
+    /// after it one that listens.
     pub management: bool,
     /// Its client is on another machine: it has a line instead of `fd`.
     pub far: bool,
@@ -32,6 +35,10 @@ pub struct Options {
     pub choice: DeviceChoice,
     pub backend: BackendConfig,
     pub log: Option<PathBuf>,
+    /// The folder where what the client asks of its devices is told when it has ended.
+    pub stats: Option<PathBuf>,
+    /// The folder where what a checked program has done wrong is told.
+    pub findings: Option<PathBuf>,
     /// Where the job's keeper answers: a socket.
     pub keeper: Option<PathBuf>,
     /// How long the dispatcher spins for messages before it sleeps.
@@ -51,12 +58,12 @@ pub enum OptionsError {
 }
 
 impl Options {
-    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`, `--warm`,
-    /// `--management`, `--far` and `--pci-order`.
+    /// Reads `--name value` pairs, and those that have no value: `--control`, `--restore`,
+    /// `--warm`, `--management`, `--far` and `--pci-order`.
     pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Options, OptionsError> {
         let mut args = args.into_iter();
         let mut fd = None;
-        let gpu = GpuSpec::Soft { devices: 1 };
+        let gpu = GpuSpec::Soft { devices: 1, apart: false };
         let mut options = Options {
             fd: -1,
             control: false,
@@ -68,11 +75,15 @@ impl Options {
             choice: DeviceChoice::default(),
             backend: BackendConfig {
                 gpu,
+                windows: None,
                 soft_memory: None,
                 workers: None,
                 cache: CacheLimits::default(),
+                check: None,
             },
             log: None,
+            stats: None,
+            findings: None,
             keeper: None,
             spin: Duration::from_micros(50),
         };
@@ -118,6 +129,9 @@ impl Options {
                     | "--spin-us"
                     | "--reconnect-ms"
                     | "--log"
+                    | "--stats"
+                    | "--check"
+                    | "--findings"
                     | "--keeper"
             ) {
                 return Err(OptionsError::Unknown(arg));
@@ -142,6 +156,13 @@ impl Options {
                     options.reconnect = Duration::from_millis(number(&name, &value)?);
                 }
                 "--keeper" => options.keeper = Some(value.into()),
+                "--stats" => options.stats = Some(value.into()),
+                "--check" => {
+                    let check = value.to_str().and_then(Check::of_words);
+                    let bad = OptionsError::BadValue { option: name.clone(), value: value.clone() };
+                    options.backend.check = Some(check.ok_or(bad)?);
+                }
+                "--findings" => options.findings = Some(value.into()),
                 _ => options.log = Some(value.into()),
             }
         }

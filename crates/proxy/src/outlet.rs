@@ -1,5 +1,5 @@
-//! What a client hears of its devices, and its private memory: through its ring and the kernel where
-//! it is on this host, over a line where it is not.
+//! What a client hears of its devices, and its private memory: through its ring and the kernel
+//! where it is on this host, over a line where it is not.
 
 use crate::client_memory::ClientMemory;
 use kedge_cuda_types::CuError;

@@ -36,8 +36,8 @@ impl Peers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name under which others find `what`, which `share` makes where it is shared for the first
-    /// time.
+    /// The name under which others find `what`, which `share` makes where it is shared for the
+    /// first time.
     pub(crate) fn share(
         &mut self,
         what: What,
@@ -82,6 +82,12 @@ impl Peers {
         let shared = share()?;
         self.table().insert(*key, shared);
         Ok(())
+    }
+
+    /// What this client itself shares under a name.
+    pub(crate) fn own(&self, name: &PeerName) -> Option<What> {
+        let keys = self.keys.iter().filter(|_| self.name == Some(name.proxy));
+        keys.into_iter().find_map(|(what, key)| (*key == name.key).then_some(*what))
     }
 
     /// Whether nothing is shared.
@@ -129,8 +135,8 @@ impl Peers {
         })
     }
 
-    /// At a restart, first of all: the proxy in whose place this one is was called so, and its client
-    /// shared this.
+    /// At a restart, first of all: the proxy in whose place this one is was called so, and its
+    /// client shared this.
     pub(crate) fn resume(
         &mut self,
         name: PeerKey,

@@ -1,8 +1,8 @@
 //! What the client has made and not ended: the messages that a restart hands to a new backend.
 //!
 //! Pruned as things end, so a client that makes and ends things for days does not make it grow. The
-//! order stays that in which things were made: what a device places by itself then comes to lie where
-//! it lay. What memory holds, and which ranges of it are valid, a snapshot tells.
+//! order stays that in which things were made: what a device places by itself then comes to lie
+//! where it lay. What memory holds, and which ranges of it are valid, a snapshot tells.
 
 mod graph;
 
@@ -223,16 +223,13 @@ impl Record {
         self.add(Subject::Module(module), Some(ctx), What::Module(module, code));
     }
 
-    /// Another process's memory has become the client's own. It is made before all else: who waits for it at
-    /// a restart may have what this client waits for.
+    /// Another process's memory has become the client's own. It is made before all else: who waits
+    /// for it at a restart may have what this client waits for.
     pub(crate) fn adopt_handle(&mut self, handle: MemHandleId, device: u32, size: u64) {
         let subject = Subject::Handle(handle);
         self.forget(subject);
         let call = Call::HandleCreate { handle, device, size, shareable: true };
-        self.first -= 1;
-        let what = What::Message(Message::Call { call }, 0);
-        self.entries.insert(self.first, Entry { owner: None, what });
-        self.subjects.entry(subject).or_default().push(self.first);
+        self.add_first(subject, call);
     }
 
     /// Another process's event has become the client's own.
@@ -285,8 +282,7 @@ impl Record {
         steps
     }
 
-    /// Entries that there are.
-    #[cfg(test)]
+    /// Returns how many entries there are.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -304,6 +300,14 @@ impl Record {
         self.next += 1;
         self.entries.insert(self.next, Entry { owner, what });
         self.subjects.entry(subject).or_default().push(self.next);
+    }
+
+    /// Adds a call that needs nothing else to be there.
+    fn add_first(&mut self, subject: Subject, call: Call) {
+        self.first -= 1;
+        let what = What::Message(Message::Call { call }, 0);
+        self.entries.insert(self.first, Entry { owner: None, what });
+        self.subjects.entry(subject).or_default().push(self.first);
     }
 
     fn forget(&mut self, subject: Subject) {
@@ -379,7 +383,8 @@ impl Record {
         self.forget_range(Subject::Access(addr, 0), Subject::Access(end, 0));
     }
 
-    /// Ends a part of what is aliased, which may be parts of several aliases.
+    /// Ends a part of what is aliased, which may be parts of several aliases. What is left is made
+    /// before all else: memory that was shared later may lie in it.
     fn cut_alias(&mut self, from: u64, size: u64) {
         let to = from.saturating_add(size);
         let before = self.subjects.range(Subject::Alias(0)..Subject::Alias(from)).next_back();
@@ -401,12 +406,13 @@ impl Record {
                 continue;
             }
             self.forget(subject);
-            if alias < from {
-                self.call(Call::Alias { alias, addr, size: from - alias }, 0);
-            }
             if end > to {
                 let rest = Call::Alias { alias: to, addr: addr + (to - alias), size: end - to };
-                self.call(rest, 0);
+                self.add_first(Subject::Alias(to), rest);
+            }
+            if alias < from {
+                let rest = Call::Alias { alias, addr, size: from - alias };
+                self.add_first(subject, rest);
             }
         }
     }
@@ -561,10 +567,23 @@ mod tests {
             Step::Message { message, result: 0 }
         };
         let left =
-            [alias(0x10_0000, 0x1000_0000, 0x2000), alias(0x10_5000, 0x1040_0000 + 0x1000, 0x3000)];
+            [alias(0x10_5000, 0x1040_0000 + 0x1000, 0x3000), alias(0x10_0000, 0x1000_0000, 0x2000)];
         assert_eq!(record.steps(), left);
         record.post(Post::Unalias { alias: 0, size: 1 << 40 });
         assert_eq!(record.len(), 0);
+    }
+
+    #[test]
+    fn an_alias_that_is_cut_is_made_before_what_is_shared_in_it() {
+        let mut record = Record::default();
+        // Two registrations with a page in common, the first of which ends.
+        record.call(Call::Alias { alias: 0x10_0000, addr: 0x1000_0000, size: 0x3000 }, 0);
+        record.call(Call::Share { addr: 0x10_0064, size: 0x2710 }, 0);
+        record.call(Call::Alias { alias: 0x10_3000, addr: 0x1000_3000, size: 0x5000 }, 0);
+        record.call(Call::Share { addr: 0x10_2774, size: 0x4e20 }, 0);
+        record.post(Post::Unshare { addr: 0x10_0064, size: 0x2710 });
+        record.post(Post::Unalias { alias: 0x10_0000, size: 0x2000 });
+        assert_eq!(names(&record), ["Alias", "Alias", "Share"]);
     }
 
     #[test]

@@ -11,8 +11,8 @@ const GONE: &str = "; the proxy of another process, whose it is, has ended or do
 const ANOTHER_NUMBER: &str = "; the driver does not give a texture or surface object the number by which the program \
     knows it: restart on devices of the kind where it was made, or have the program destroy it before the checkpoint";
 
-/// Words that follow the error; none where nothing is known to help. `what` was to be made. `driver`: the
-/// version here.
+/// Words that follow the error; none where nothing is known to help. `what` was to be made.
+/// `driver`: the version here.
 pub(crate) fn of(what: &str, error: CuError, saved: &SavedProxy, driver: u32) -> String {
     match error {
         _ if OF_OTHERS.contains(&what) => GONE.to_owned(),

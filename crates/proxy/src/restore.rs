@@ -1,5 +1,5 @@
-//! A proxy in the place of one that is gone: it builds the devices and everything on them from an image,
-//! then serves the client, which notices nothing.
+//! A proxy in the place of one that is gone: it builds the devices and everything on them from an
+//! image, then serves the client, which notices nothing.
 
 use crate::backend::{self, BackendConfig, BuildError, Ready};
 use crate::client_memory::ClientMemory;
@@ -66,6 +66,10 @@ pub(crate) enum RestoreError {
     Line(#[from] ImageLineError),
     #[error("its devices, on another machine: {0}")]
     Far(String),
+    #[error("only software devices move to software devices as yet, and it is on {from}")]
+    GpusStay { from: String },
+    #[error("the proxy that it comes from: {0}")]
+    Moving(#[from] crate::moving::LineError),
     #[error(
         "what is held of it lies on devices of this machine: restart it here, or from its image"
     )]
@@ -73,7 +77,8 @@ pub(crate) enum RestoreError {
 }
 
 const BEYOND: RestoreError = RestoreError::Damaged("an object beyond all memory");
-/// What lies in the page cache is copied by as many threads as there are cores, up to here: a bus takes 55 GB/s.
+/// What lies in the page cache is copied by as many threads as there are cores, up to here: a bus
+/// takes 55 GB/s.
 const READERS: usize = 16;
 
 /// A client's devices, as they were.
@@ -141,13 +146,14 @@ pub(crate) fn restore(
     let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
     let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
     let executor: Box<dyn Executor> = match &options.backend.gpu {
-        GpuSpec::Remote { server, devices } => {
+        GpuSpec::Remote { server: lender, devices } => {
             if from.held.is_some_and(|held| !held.parts.is_empty()) {
                 return Err(RestoreError::HeldHere);
             }
             let (layers, saved, host, shared) = (&layers, &saved, &host, &shared);
-            let gone = Gone { layers, saved, host, shared, reconnect: options.reconnect };
-            let session = far::restore(server, devices, &gone)?;
+            let (socket, reconnect) = (server.socket(), options.reconnect);
+            let gone = Gone { layers, saved, host, shared, socket, reconnect };
+            let session = far::restore(lender, devices, &gone)?;
             phases.over("its devices, far");
             log.note(&format!("brought back in {}", phases.told()));
             Box::new(session)
@@ -206,19 +212,28 @@ impl Here<'_> {
         filling.finish()?;
         phases.over("bytes");
         host.log.note(&format!("brought back in {}", phases.told()));
-        for (ctx, error) in saved.faults.iter() {
-            host.faults.set(&*host.outlet, *ctx, CuError(*error));
-        }
-        for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
-            host.output(*target, bytes);
-        }
-        host.set_dispatched(saved.position);
+        tell_host(saved, host);
         Ok(Local::new(dispatcher, host.clone(), config.cache))
     }
 }
 
+/// Gives the host what it knew of the client.
+pub(crate) fn tell_host(saved: &SavedProxy, host: &ProxyHost) {
+    for (ctx, error) in saved.faults.iter() {
+        host.faults.set(&*host.outlet, *ctx, CuError(*error));
+    }
+    for (target, bytes) in saved.output.iter().flat_map(|output| output.parts.iter()) {
+        host.output(*target, bytes);
+    }
+    host.set_dispatched(saved.position);
+}
+
 /// What the program has been told of its devices must stay true.
-fn alike(was: &[DeviceInfo], here: &[DeviceInfo], software: bool) -> Result<(), RestoreError> {
+pub(crate) fn alike(
+    was: &[DeviceInfo],
+    here: &[DeviceInfo],
+    software: bool,
+) -> Result<(), RestoreError> {
     let refused = |why: String| {
         let first = |all: &[DeviceInfo]| all.first().map_or("none".into(), |d| d.name.to_string());
         let (was, here) = (first(was), first(here));
@@ -243,16 +258,26 @@ fn repeat(
         _ => None,
     });
     let mut images = Images { layers, lengths: lengths.collect(), known: HashMap::new() };
-    for step in saved.steps.iter() {
+    repeat_steps(saved.steps.iter(), saved, dispatcher, |number| images.get(number))
+}
+
+/// Does these steps again, whose modules have the images that `image` gives.
+pub(crate) fn repeat_steps<'a>(
+    steps: impl Iterator<Item = &'a SavedStep>,
+    saved: &SavedProxy,
+    dispatcher: &mut Dispatcher,
+    mut image: impl FnMut(u64) -> Result<Image, RestoreError>,
+) -> Result<(), RestoreError> {
+    for step in steps {
         let (what, step) = match step.clone() {
             SavedStep::Message { message, result } => {
                 (name(&message), Step::Message { message, result })
             }
-            SavedStep::Module { ctx, module, image } => {
-                ("a module", Step::Module { ctx, module, code: Code::Whole(images.get(image)?) })
+            SavedStep::Module { ctx, module, image: number } => {
+                ("a module", Step::Module { ctx, module, code: Code::Whole(image(number)?) })
             }
             SavedStep::Linked { ctx, module, images: numbers } => {
-                let found = numbers.iter().map(|number| images.get(*number));
+                let found = numbers.iter().map(|number| image(*number));
                 let code = Code::Parts(found.collect::<Result<Vec<Image>, _>>()?);
                 ("a linked module", Step::Module { ctx, module, code })
             }
@@ -263,7 +288,7 @@ fn repeat(
     Ok(())
 }
 
-fn not_made(
+pub(crate) fn not_made(
     what: &'static str,
     source: CuError,
     saved: &SavedProxy,
@@ -376,10 +401,10 @@ fn complete(object: &SavedObject, sources: &[Source]) -> Result<(), RestoreError
 }
 
 /// The new devices.
-struct Target<'a> {
-    filling: &'a Filling,
+pub(crate) struct Target<'a> {
+    pub(crate) filling: &'a Filling,
     /// If they are of another kind.
-    crossing: Option<&'a Crossing>,
+    pub(crate) crossing: Option<&'a Crossing>,
 }
 
 impl Target<'_> {
@@ -394,7 +419,7 @@ impl Target<'_> {
     }
 }
 
-fn put(
+pub(crate) fn put(
     object: &SavedObject,
     at: u64,
     bytes: &[u8],

@@ -8,11 +8,14 @@ use crate::executor::{Executor, Identity};
 use crate::gate::Gate;
 use crate::host::ProxyHost;
 use crate::local::Local;
+use crate::moving::{self, Owner};
 use crate::options::Options;
+use crate::places::hub::Hub;
+use crate::places::open::{PlacesError, Wants};
 use crate::remote::open::{Client, SessionError, open_session};
 use crate::restore::{self, Restored};
-use crate::{ending, watch};
-use kedge_control::gpu::GpuSpec;
+use crate::{ending, findings, places, stats, watch};
+use kedge_control::gpu::{GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
 use kedge_control::proxy::{Answer, Order};
@@ -22,10 +25,10 @@ use kedge_transport::{AcceptError, Accepted, ConnectError, RingError, Server};
 use kedge_wire::{List, Text};
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -49,6 +52,9 @@ pub enum ServeError {
     /// The client has been told.
     #[error("{0}")]
     NoSession(#[from] SessionError),
+    /// The client has been told.
+    #[error("{0}")]
+    NoPlaces(#[from] PlacesError),
     #[error("{count} devices are more than a client can be told of")]
     TooManyDevices { count: usize },
     #[error("the client's ring is broken: {0}")]
@@ -62,8 +68,8 @@ pub enum ServeError {
     Restore(String),
 }
 
-/// Serves the client on `socket`; `control` is the supervisor's, and `ready` what was made ready for it.
-/// Returns only on failure: when the client ends, so does the process.
+/// Serves the client on `socket`; `control` is the supervisor's, and `ready` what was made ready
+/// for it. Returns only on failure: when the client ends, so does the process.
 pub fn serve(
     socket: OwnedFd,
     control: Option<OwnedFd>,
@@ -104,11 +110,27 @@ fn serve_accepted(
         log.line("the client's memory cannot be read here: copies go through the shared arena");
     }
     let outbox = accepted.server.outbox().clone();
+    if let GpuSpec::Several(several) = &options.backend.gpu {
+        let came = Came { accepted, client, shared, memory, client_memory };
+        return serve_places(several, came, control, options, log);
+    }
     let keeper = options.keeper.clone();
-    let host = Arc::new(ProxyHost::new(outbox, memory, log.clone(), keeper));
+    let host = ProxyHost::new(outbox, memory, log.clone(), keeper);
+    let host = Arc::new(host.with_findings(options.findings.clone()));
+    findings::ask_at_end(&host);
     if let GpuSpec::Remote { server, devices } = &options.backend.gpu {
         let (restore, reconnect) = (None, options.reconnect);
-        let begins = Client { hello: &hello, host: &host, shared: &shared, reconnect, restore };
+        let socket = accepted.server.socket();
+        let begins = Client {
+            hello: &hello,
+            choice: &hello.choice,
+            windows: &[],
+            host: &host,
+            shared: &shared,
+            socket,
+            reconnect,
+            restore,
+        };
         let (session, welcome) = match open_session(server, devices, &begins) {
             Ok(session) => session,
             Err(error) => {
@@ -123,7 +145,7 @@ fn serve_accepted(
         let gpu = options.backend.gpu.to_string();
         let identity = Identity { gpu, hello, client_memory, devices };
         let pid = identity.hello.pid;
-        let connected = Connected { server, executor, host, identity, shared, pid };
+        let connected = Connected { server, executor, host, hub: None, identity, shared, pid };
         return connected.run(client, control, options, log);
     }
     let backend = match backend::build(&options.backend, &hello.choice, host.clone(), ready) {
@@ -147,7 +169,50 @@ fn serve_accepted(
     let socket = server.socket().try_clone_to_owned().map_err(ServeError::Watch)?;
     let dispatcher = Dispatcher::new(backend, host.clone(), socket);
     let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
-    let connected = Connected { server, executor, host, identity, shared, pid };
+    let connected = Connected { server, executor, host, hub: None, identity, shared, pid };
+    connected.run(client, control, options, log)
+}
+
+/// A client that has said hello.
+struct Came {
+    accepted: Accepted,
+    /// Its process.
+    client: OwnedFd,
+    shared: OwnedFd,
+    memory: ClientMemory,
+    client_memory: bool,
+}
+
+/// Serves a client with devices of several places.
+fn serve_places(
+    several: &Several,
+    came: Came,
+    control: Option<Channel>,
+    options: &Options,
+    log: Arc<JobLog>,
+) -> Result<Infallible, ServeError> {
+    let Came { accepted, client, shared, memory, client_memory } = came;
+    let hello = accepted.hello.clone();
+    let (outbox, socket) = (accepted.server.outbox().clone(), accepted.server.socket());
+    let wants = Wants { several, hello: &hello, options, log: &log, shared: &shared, socket };
+    let (places, hub, welcome) = match places::open::open(&wants, outbox.clone(), memory) {
+        Ok(begun) => begun,
+        Err(error) => {
+            let reason = Text::truncated(error.to_string());
+            accepted.refuse(Refusal { code: error.code().0, reason })?;
+            return Err(error.into());
+        }
+    };
+    let pid = hello.pid;
+    // The gate's: each place has a host of its own.
+    let own = ClientMemory::new(pid);
+    let host = Arc::new(ProxyHost::new(outbox, own, log.clone(), options.keeper.clone()));
+    let devices = welcome.devices.to_vec();
+    let server = accepted.welcome(Welcome { client_memory, ..welcome })?;
+    let gpu = options.backend.gpu.to_string();
+    let identity = Identity { gpu, hello, client_memory, devices };
+    let executor = Box::new(places);
+    let connected = Connected { server, executor, host, hub: Some(hub), identity, shared, pid };
     connected.run(client, control, options, log)
 }
 
@@ -168,6 +233,10 @@ fn replace(
     while order == (Order::Parts {}) && parts.len() <= MAX_PARTS {
         parts.append(&mut fds);
         (order, fds) = control.receive(ORDER_TIMEOUT)?;
+    }
+    if let Order::Arrive { client, owner, token } = order {
+        let owner = Owner::new(owner.into_inner(), token.into_inner());
+        return take_over(Taking { socket, fds, client, owner }, control, options, log, ready);
     }
     let Order::Restore { path, bytes, checksum } = order else {
         return Err(ServeError::NoControl);
@@ -200,20 +269,92 @@ fn replace(
     // Of a client in another namespace, its descriptor alone says which process that is here.
     let client = fds.pop().map_or_else(|| watch::pidfd(pid), Ok).map_err(ServeError::Watch)?;
     let here = if options.warm { watch::process_of(&client) } else { Ok(pid) };
-    let Restored { server, executor, host, saved, shared } = restored;
-    host.client_is(here.map_err(ServeError::Watch)?);
-    let (program, path) = (&*saved.hello.program, path.display());
+    restored.host.client_is(here.map_err(ServeError::Watch)?);
+    let (program, path) = (&*restored.saved.hello.program, path.display());
     log.note(&format!("client {pid} ({program}) goes on from {path}, by {way}{warm}"));
     control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT)?;
+    go_on(restored, pid, client, control, options, log)
+}
+
+/// Serves the client `pid`, whose devices are here.
+fn go_on(
+    restored: Restored,
+    pid: u32,
+    client: OwnedFd,
+    control: Channel,
+    options: &Options,
+    log: Arc<JobLog>,
+) -> Result<Infallible, ServeError> {
+    let Restored { server, executor, host, saved, shared } = restored;
     let gpu = options.backend.gpu.to_string();
     let (hello, client_memory) = (saved.hello, saved.client_memory);
     let devices = saved.devices.into_inner();
     let identity = Identity { gpu, hello, client_memory, devices };
     let outbox = server.outbox().clone();
-    let connected = Connected { server, executor, host, identity, shared, pid };
+    let connected = Connected { server, executor, host, hub: None, identity, shared, pid };
     let result = connected.run(client, Some(control), options, log);
     outbox.close();
     result
+}
+
+/// What a client is taken over with.
+struct Taking {
+    socket: OwnedFd,
+    /// The ring, the shared arena, and the way to the proxy that has it.
+    fds: Vec<OwnedFd>,
+    client: u32,
+    owner: Owner,
+}
+
+/// Takes a running client over from another proxy.
+fn take_over(
+    taking: Taking,
+    control: Channel,
+    options: &Options,
+    log: Arc<JobLog>,
+    ready: Option<Ready>,
+) -> Result<Infallible, ServeError> {
+    let Taking { socket, fds, client: pid, owner } = taking;
+    let Ok([ring, shared, line]) = <[OwnedFd; 3]>::try_from(fds) else {
+        return Err(ServeError::NoControl);
+    };
+    let connection = restore::Connection { socket, ring, shared };
+    let restored = match moving::arrive(line, connection, options, &log, ready) {
+        Ok(restored) => restored,
+        Err(error) => {
+            let why = Text::truncated(error.to_string());
+            control.send(&Answer::Failed { why }, &[], ORDER_TIMEOUT)?;
+            return Err(ServeError::Restore(error.to_string()));
+        }
+    };
+    // From here on the supervisor's file decides, also where it is gone.
+    let told = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+    let begin = told.and_then(|()| control.receive::<Order>(ORDER_TIMEOUT));
+    match begin {
+        Ok((Order::Begin { .. }, _)) => {}
+        _ if owner.has_moved() => {}
+        _ => return Err(ServeError::NoControl),
+    }
+    let client = match watch::pidfd(pid) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+            log.note(&format!("client {pid} has moved here, and has ended meanwhile"));
+            // Whoever asked may be gone, too.
+            let _ = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+            ending::end_with_client()
+        }
+        other => other.map_err(ServeError::Watch)?,
+    };
+    let Restored { server, host, saved, .. } = &restored;
+    ending::tells(server.outbox().clone());
+    host.client_is(pid);
+    // A far end has told its own.
+    if !matches!(options.backend.gpu, GpuSpec::Remote { .. }) {
+        restore::tell_host(saved, host);
+    }
+    log.note(&format!("client {pid} ({}) goes on here: it has moved", &*saved.hello.program));
+    // Whoever asked may be gone: the client is served all the same.
+    let _ = control.send(&Answer::Yes {}, &[], ORDER_TIMEOUT);
+    go_on(restored, pid, client, control, options, log)
 }
 
 /// A client with its devices.
@@ -221,6 +362,8 @@ struct Connected {
     server: Server,
     executor: Box<dyn Executor>,
     host: Arc<ProxyHost>,
+    /// Where its devices are of several places.
+    hub: Option<Arc<Hub>>,
     identity: Identity,
     shared: OwnedFd,
     /// The client's process.
@@ -236,18 +379,40 @@ impl Connected {
         options: &Options,
         log: Arc<JobLog>,
     ) -> Result<Infallible, ServeError> {
-        let Connected { server, executor, host, identity, shared, pid } = self;
+        let Connected { server, executor, host, hub, identity, shared, pid } = self;
         let hears = host.clone();
-        watch::start(client, server.socket(), log.clone(), move |said| hears.heard(said))
-            .map_err(ServeError::Watch)?;
+        let heard = move |said| match &hub {
+            Some(hub) => hub.heard(said),
+            None => hears.heard(said),
+        };
+        let watcher =
+            watch::start(client, server.socket(), log.clone(), heard).map_err(ServeError::Watch)?;
         let gate = Arc::new(Gate::new(server.nudge()));
+        let executor = match &options.stats {
+            Some(folder) => stats::counting(executor, folder, server.meter(), &identity.devices),
+            None => executor,
+        };
         if let Some(channel) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
+            let again = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(ServeError::Watch);
+            let ends = [again(server.socket())?, again(server.ring())?];
+            let watcher = Mutex::new(Some(watcher));
             let (room, keeper) = (executor.room(), options.keeper.clone());
             let client = pid;
-            let serving =
-                Serving { channel, gate, room, identity, client, inodes, shared, log, keeper };
+            let serving = Serving {
+                channel,
+                gate,
+                room,
+                identity,
+                client,
+                inodes,
+                shared,
+                ends,
+                watcher,
+                log,
+                keeper,
+            };
             serving.start().map_err(ServeError::Watch)?;
         }
         Err(execute_all(server, executor, &host, &gate, options.spin).into())
@@ -267,8 +432,10 @@ pub(crate) fn execute_all(
         match server.try_next() {
             Ok(Some(incoming)) => executor.execute(incoming),
             Ok(None) => {
-                executor.flush();
-                if let Err(error) = server.wait(executor.spin(spin)) {
+                let pause = executor.flush();
+                if !pause.is_zero() {
+                    server.look(pause);
+                } else if let Err(error) = server.wait(executor.spin(spin)) {
                     return error;
                 }
             }

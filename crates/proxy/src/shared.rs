@@ -1,6 +1,6 @@
-//! Host memory that devices use in place: which of the shared arena's bytes they may, and the arena's
-//! pages at a second address. Memory that the program registered keeps its own address, and kernels
-//! may use that address too where this process has nothing else there.
+//! Host memory that devices use in place: which of the shared arena's bytes they may, and the
+//! arena's pages at a second address. Memory that the program registered keeps its own address, and
+//! kernels may use that address too where this process has nothing else there.
 
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN};
@@ -85,8 +85,8 @@ impl SharedMemory {
 }
 
 impl SharedMemory {
-    /// Shows a file's bytes from `offset` on in the place of the arena's pages [addr, addr+size). A client
-    /// that shortens the file meanwhile ends this process, which is its own.
+    /// Shows a file's bytes from `offset` on in the place of the arena's pages [addr, addr+size). A
+    /// client that shortens the file meanwhile ends this process, which is its own.
     pub(crate) fn adopt(
         &mut self,
         file: OwnedFd,
@@ -112,7 +112,8 @@ impl SharedMemory {
         map(addr + STASH, addr, size)?;
         let (at, access) = (addr as usize as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        // SAFETY: replaces pages of the arena, which stay mapped in the stash and which no device may use.
+        // SAFETY: replaces pages of the arena, which stay mapped in the stash and which no device
+        // may use.
         let got = unsafe { libc::mmap(at, size as usize, access, flags, file.as_raw_fd(), offset) };
         if got == libc::MAP_FAILED {
             unstash(addr, size)?;
@@ -149,8 +150,8 @@ impl SharedMemory {
 fn unstash(addr: u64, size: u64) -> Result<(), CuError> {
     let (from, to) = ((addr + STASH) as usize, addr as usize);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: `adopt` mapped the stash, and what it replaces is the file that it showed or pages of the
-    // arena; no device may use them.
+    // SAFETY: `adopt` mapped the stash, and what it replaces is the file that it showed or pages of
+    // the arena; no device may use them.
     let got = unsafe {
         libc::mremap(from as *mut _, size as usize, size as usize, flags, to as *mut libc::c_void)
     };
@@ -168,8 +169,8 @@ fn map(alias: u64, addr: u64, size: u64) -> Result<(), CuError> {
     let from = addr as usize as *mut libc::c_void;
     let reserve =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: the reservation replaces nothing. mremap with an old length of 0 makes a second mapping
-    // of the shared pages, here over that reservation, and leaves the first as it is.
+    // SAFETY: the reservation replaces nothing. mremap with an old length of 0 makes a second
+    // mapping of the shared pages, here over that reservation, and leaves the first as it is.
     unsafe {
         let got = libc::mmap(want, len, libc::PROT_NONE, reserve, -1, 0);
         if got == libc::MAP_FAILED {
@@ -279,8 +280,7 @@ mod tests {
 
     #[test]
     fn a_file_is_shown_in_the_arena_until_it_is_disowned() {
-        let arena = kedge_transport::create_shared_arena().unwrap();
-        kedge_transport::map_shared_arena(std::os::fd::AsFd::as_fd(&arena)).unwrap();
+        crate::client_memory::arena_of_tests();
         let addr = SHARED_BASE + (1 << 30);
         let byte = |page: u64| (addr + page * PAGE) as usize as *mut u8;
         let mut memory = SharedMemory::default();

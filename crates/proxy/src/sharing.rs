@@ -35,6 +35,9 @@ pub(crate) struct Sharing {
     borrows: HashMap<What, PeerName>,
     /// Whether devices use files that the program maps shared, in place.
     pub(crate) files: bool,
+    /// Whether the client is on another machine: descriptors do not reach it, nor do the job's
+    /// files reach this process.
+    pub(crate) far: bool,
 }
 
 /// What is known of something that another process may have, too.
@@ -55,8 +58,8 @@ impl Known {
         Known { by: vec![Identity::Name { name: *name }], ..Known::new(false) }
     }
 
-    /// It is the memory of this descriptor. A file tells itself; of the driver's, all descriptions look
-    /// alike, so that one is kept.
+    /// It is the memory of this descriptor. A file tells itself; of the driver's, all descriptions
+    /// look alike, so that one is kept.
     fn add(&mut self, fd: OwnedFd) -> Result<(), CuError> {
         let file = File::from(fd);
         let found = file.metadata().map_err(|_| CuError::OPERATING_SYSTEM)?;
@@ -84,7 +87,8 @@ impl Sharing {
     pub(crate) fn new(backend: Arc<dyn Backend>, host: Arc<ProxyHost>, socket: OwnedFd) -> Sharing {
         let peers = Peers::new(host.log.clone(), host.folder());
         let (handles, events, released, borrows) = Default::default();
-        Sharing { backend, host, socket, peers, handles, events, released, borrows, files: false }
+        let (files, far) = (false, false);
+        Sharing { backend, host, socket, peers, handles, events, released, borrows, files, far }
     }
 
     fn role(&self) -> Result<&dyn Interprocess, CuError> {
@@ -101,13 +105,21 @@ impl Sharing {
         })
     }
 
+    /// Lets other clients open a handle's memory by name.
+    pub(crate) fn name_handle(&mut self, handle: MemHandleId) -> Result<PeerName, CuError> {
+        let fd = self.role()?.export_handle(handle)?;
+        self.know(handle, true, &fd)?;
+        let shared = || Ok(Shared { fd: Some(fd), note: Vec::new() });
+        self.peers.share(What::Handle { handle }, shared)
+    }
+
     fn know(&mut self, handle: MemHandleId, own: bool, fd: &OwnedFd) -> Result<(), CuError> {
         let fd = fd.try_clone().map_err(|_| CuError::OPERATING_SYSTEM)?;
         self.handles.entry(handle).or_insert_with(|| Known::new(own)).add(fd)
     }
 
-    /// Whether the client has read all that was sent on its socket, be it its welcome or descriptors: what
-    /// is on its way does not outlive this process.
+    /// Whether the client has read all that was sent on its socket, be it its welcome or
+    /// descriptors: what is on its way does not outlive this process.
     pub(crate) fn delivered(&self) -> bool {
         let mut unread: libc::c_int = 0;
         // SAFETY: the call fills an int.
@@ -159,7 +171,11 @@ impl Sharing {
         handle: MemHandleId,
         name: &PeerName,
     ) -> Result<Imported, CuError> {
-        let fd = self.peers.open(name)?.fd.ok_or(CuError::INVALID_VALUE)?;
+        let fd = match self.peers.own(name) {
+            // By a descriptor, a process opens its own memory, too.
+            Some(What::Handle { handle }) => self.role()?.export_handle(handle)?,
+            _ => self.peers.open(name)?.fd.ok_or(CuError::INVALID_VALUE)?,
+        };
         self.import(handle, fd, Known::opened(name))
     }
 
@@ -247,8 +263,8 @@ impl Sharing {
         self.released.iter().copied().collect()
     }
 
-    /// Something of another process's, which has it no more, becomes this client's own: its name, and the
-    /// context of an event, or device and bytes of memory.
+    /// Something of another process's, which has it no more, becomes this client's own: its name,
+    /// and the context of an event, or device and bytes of memory.
     pub(crate) fn adopt(
         &mut self,
         what: What,
@@ -315,9 +331,23 @@ impl Sharing {
         Err(SnapshotError::new(CuError::NOT_SUPPORTED, why))
     }
 
+    /// Whether the client can move to another proxy, alone.
+    pub(crate) fn check_movable(&self) -> Result<(), SnapshotError> {
+        self.check_files()?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let why = "the program shares device memory or events with another process \
+                   (cuMemExportToShareableHandle, cuIpcGetMemHandle or their like), which cannot move as yet";
+        Err(SnapshotError::new(CuError::NOT_SUPPORTED, why))
+    }
+
     /// What an image has to know.
     pub(crate) fn save(&self) -> Result<SavedSharing, SnapshotError> {
         self.check_files()?;
+        if self.far && !self.is_empty() {
+            return Err(far());
+        }
         let find = |(what, _): (What, &Known)| {
             let name = *self.borrows.get(&what).ok_or_else(foreign)?;
             Ok(Bond { what, name })
@@ -342,6 +372,13 @@ pub(crate) enum Adopted {
 
 fn many() -> SnapshotError {
     SnapshotError::new(CuError::NOT_SUPPORTED, "it shares more than a checkpoint can tell of")
+}
+
+fn far() -> SnapshotError {
+    let why = "the program shares device memory or events of another machine with other processes \
+               (cuMemExportToShareableHandle, cuIpcGetMemHandle or their like), which no checkpoint \
+               keeps as yet: take one before it shares them, or after it has freed them";
+    SnapshotError::new(CuError::NOT_SUPPORTED, why)
 }
 
 fn foreign() -> SnapshotError {

@@ -19,7 +19,8 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
-    /// Keeps a descriptor; false where the client has broken the rules: too many, or a ticket twice.
+    /// Keeps a descriptor; false where the client has broken the rules: too many, or a ticket
+    /// twice.
     pub(crate) fn put(&self, ticket: u64, fd: Option<OwnedFd>) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() >= MAX || waiting.contains_key(&ticket) {
@@ -30,8 +31,8 @@ impl Tickets {
         true
     }
 
-    /// Takes the descriptor that came as `ticket`. NOT_READY where none came: it may have gone to the proxy
-    /// whose place this one took, and the client sends it again.
+    /// Takes the descriptor that came as `ticket`. NOT_READY where none came: it may have gone to
+    /// the proxy whose place this one took, and the client sends it again.
     pub(crate) fn take(&self, ticket: u64) -> Result<OwnedFd, CuError> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |waiting: &mut HashMap<_, _>| !waiting.contains_key(&ticket);

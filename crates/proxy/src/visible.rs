@@ -142,6 +142,7 @@ mod tests {
             pci: [0, 9 - i32::from(index), 0],
             total_memory: 0,
             exact: true,
+            apart: false,
             attributes: List::default(),
         };
         (0..4).map(device).collect()

@@ -1,6 +1,6 @@
-//! A proxy that is made ready before it has a client: its devices are started, its memory is reserved, its
-//! first context is there. It waits for a client, which it serves as any other proxy would; nobody else
-//! comes after that one.
+//! A proxy that is made ready before it has a client: its devices are started, its memory is
+//! reserved, its first context is there. It waits for a client, which it serves as any other proxy
+//! would; nobody else comes after that one.
 
 use crate::backend::{self, BackendConfig, BuildError, Ready};
 use crate::options::{Options, OptionsError};
@@ -116,15 +116,16 @@ fn last_words_to(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Where it says how it ends. Whoever it serves did not start it, and cannot learn that from the kernel.
+/// Where it says how it ends. Whoever it serves did not start it, and cannot learn that from the
+/// kernel.
 static ENDING: OnceLock<OwnedFd> = OnceLock::new();
 
 /// This process is about to end with `status`.
 pub fn farewell(status: u8) {
     crate::remote::session::say_bye();
     if let Some(ending) = ENDING.get() {
-        // SAFETY: one byte of a local. A reader that has gone does not ask (SIGPIPE is ignored in Rust's
-        // processes).
+        // SAFETY: one byte of a local. A reader that has gone does not ask (SIGPIPE is ignored in
+        // Rust's processes).
         unsafe { libc::write(ending.as_raw_fd(), (&raw const status).cast(), 1) };
     }
 }

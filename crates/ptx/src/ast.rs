@@ -5,6 +5,8 @@
 //! resolved: registers, labels and variables of nested blocks have ids or unique names of their
 //! function.
 
+use std::sync::Arc;
+
 /// PTX fundamental types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Type {
@@ -141,6 +143,8 @@ pub struct Function {
     /// None: a declaration.
     pub body: Option<Body>,
     pub line: u32,
+    /// Its module's source files (`.file`), by their numbers.
+    pub files: Arc<[(u32, String)]>,
 }
 
 /// Performance-tuning directives of a kernel; 0 where absent.
@@ -171,6 +175,21 @@ pub struct Body {
     /// `.branchtargets` by label name, for `brx.idx`.
     pub branch_targets: Vec<(String, Vec<LabelId>)>,
     pub statements: Vec<Statement>,
+    /// `.loc`, in their order.
+    pub locations: Vec<Location>,
+}
+
+/// The place in a source file that the instructions behind a line of PTX come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location {
+    /// The line of PTX.
+    pub ptx_line: u32,
+    /// A number of `Function::files`.
+    pub file: u32,
+    /// The line in that file; 0 where the compiler names none.
+    pub line: u32,
+    /// File and line into which that was inlined.
+    pub inlined_at: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Clone)]

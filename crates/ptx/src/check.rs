@@ -1,5 +1,5 @@
-//! Whether the promises of this crate hold for some input: the bodies of the fuzz targets in `fuzz/`
-//! and of the tests that replay their corpus.
+//! Whether the promises of this crate hold for some input: the bodies of the fuzz targets in
+//! `fuzz/` and of the tests that replay their corpus.
 
 use crate::ast::{Body, LabelId, Module, Operand, RegId, Statement};
 use crate::{fatbin, link, parse};

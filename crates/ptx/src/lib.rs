@@ -10,6 +10,10 @@ mod lexer;
 pub mod link;
 mod parse;
 
+/// Compute capability × 10 that software devices stand for. They take PTX for a newer one only
+/// where there is no other.
+pub const SOFTWARE_DEVICE_SM: u32 = 90;
+
 pub use error::ParseError;
 pub use link::{LinkError, Linked, link};
 pub use parse::parse;

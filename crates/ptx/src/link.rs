@@ -1,23 +1,24 @@
 //! Linking several PTX modules into one, as nvlink and the driver do.
 //!
-//! **What a program brings** (nvcc 13.5, seen in its binaries). Without `-rdc`, one wrapper of version 1
-//! and one container, in which each PTX entry is a whole program. With `-rdc=true`, the host registers
-//! a wrapper of version 2: its `data` is a container with the linked cubin alone, and no PTX; its other
-//! pointer is a NULL-terminated array, filled before main, of pointers to one container per translation
-//! unit (in `__nv_relfatbin`), each with a relocatable cubin and PTX whose options are
-//! `--compile-only`. So PTX is chosen in each of the array's containers and linked here.
+//! **What a program brings** (nvcc 13.5, seen in its binaries). Without `-rdc`, one wrapper of
+//! version 1 and one container, in which each PTX entry is a whole program. With `-rdc=true`, the
+//! host registers a wrapper of version 2: its `data` is a container with the linked cubin alone,
+//! and no PTX; its other pointer is a NULL-terminated array, filled before main, of pointers to one
+//! container per translation unit (in `__nv_relfatbin`), each with a relocatable cubin and PTX
+//! whose options are `--compile-only`. So PTX is chosen in each of the array's containers and
+//! linked here.
 //!
-//! In such PTX, functions and variables of a unit are `.visible`, those of others `.extern`, template
-//! instances `.weak` (declared and defined in every unit that uses them), statics and string
-//! literals (`$str`) have no directive and clash between units. `extern __shared__ T s[]` is `.extern
-//! .shared .b8 s[]` in each, perhaps with different alignments.
+//! In such PTX, functions and variables of a unit are `.visible`, those of others `.extern`,
+//! template instances `.weak` (declared and defined in every unit that uses them), statics and
+//! string literals (`$str`) have no directive and clash between units. `extern __shared__ T s[]` is
+//! `.extern .shared .b8 s[]` in each, perhaps with different alignments.
 //!
 //! **Dynamic parallelism.** Device code calls `__cudaCDP2GetParameterBufferV2` and
-//! `__cudaCDP2LaunchDeviceV2` (with `__cudaCDP2StreamCreateWithFlags` and others for the rest of the
-//! device runtime's API), all `.extern`; libcudadevrt.a is one more container in the array. Its PTX is
-//! for the newest architecture only (`sm_121`, 172 functions) and needs the driver's own system
-//! calls, so a module that defines `__cudaCDP2LaunchDeviceV2` is left out, and its functions stay
-//! unresolved: the software device provides them, like `vprintf` and `malloc`.
+//! `__cudaCDP2LaunchDeviceV2` (with `__cudaCDP2StreamCreateWithFlags` and others for the rest of
+//! the device runtime's API), all `.extern`; libcudadevrt.a is one more container in the array. Its
+//! PTX is for the newest architecture only (`sm_121`, 172 functions) and needs the driver's own
+//! system calls, so a module that defines `__cudaCDP2LaunchDeviceV2` is left out, and its functions
+//! stay unresolved: the software device provides them, like `vprintf` and `malloc`.
 
 mod rename;
 #[cfg(test)]
@@ -36,8 +37,8 @@ const DEVICE_RUNTIME: &str = "__cudaCDP2LaunchDeviceV2";
 pub struct Linked {
     /// Aliases are replaced by what they stand for. Each unresolved function is still declared.
     pub module: Module,
-    /// Functions that are declared and defined nowhere: the device runtime's own, such as `vprintf`,
-    /// `malloc` and `__assertfail`.
+    /// Functions that are declared and defined nowhere: the device runtime's own, such as
+    /// `vprintf`, `malloc` and `__assertfail`.
     pub unresolved: Vec<String>,
 }
 
@@ -151,8 +152,8 @@ struct Alias {
     linkage: Linkage,
 }
 
-/// A module's aliases, each directly to its function. Their declarations go, since references to them
-/// will.
+/// A module's aliases, each directly to its function. Their declarations go, since references to
+/// them will.
 fn take_aliases(module: &mut Module) -> Result<Vec<Alias>, LinkError> {
     let direct: BTreeMap<_, _> = std::mem::take(&mut module.aliases).into_iter().collect();
     if direct.is_empty() {

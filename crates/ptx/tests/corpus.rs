@@ -1,5 +1,5 @@
-//! Replays the fuzz targets' corpus, then mutations of it: damaged input gives errors, never panics,
-//! endless loops or memory without bound.
+//! Replays the fuzz targets' corpus, then mutations of it: damaged input gives errors, never
+//! panics, endless loops or memory without bound.
 
 use std::fs;
 use std::path::Path;

@@ -12,6 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
+/// What a piece counts for at least, so that pieces of nothing come to an end as well.
+const LEAST: u64 = 64;
+
 /// Why the bytes of an image did not cross.
 #[derive(Debug, Error)]
 pub enum ImageLineError {
@@ -23,6 +26,8 @@ pub enum ImageLineError {
     Far(String),
     #[error("a file of {0} bytes is more than was captured")]
     TooLong(u64),
+    #[error("it does not end: more has come than the {0} bytes that a file may have")]
+    Endless(u64),
     #[error("cannot store its bytes: {0}")]
     Store(io::Error),
 }
@@ -97,15 +102,18 @@ impl<S: Write + Send> Sink for DrainSink<S> {
 }
 
 /// Stores what comes in the new `file`, up to the last word, and makes it durable. It may have
-/// `most` bytes.
+/// `most` bytes, and all that comes no more than that: each byte is sent once, but for headers.
 ///
 /// # Errors
 /// The far end fails, the connection or the file does, or more comes than may.
 pub fn receive_file(stream: impl Read, file: &File, most: u64) -> Result<Arrived, ImageLineError> {
     let mut frames = Frames::new(stream);
+    let mut left = most;
     loop {
         match frames.receive::<Drained>()? {
             Drained::Piece { offset, bytes } => {
+                let counts = (bytes.len() as u64).max(LEAST);
+                left = left.checked_sub(counts).ok_or(ImageLineError::Endless(most))?;
                 let end = offset.saturating_add(bytes.len() as u64);
                 if end > most {
                     return Err(ImageLineError::TooLong(end));
@@ -134,7 +142,7 @@ mod tests {
     use std::path::PathBuf;
 
     const DONE: Drained =
-        Drained::Done { bytes: 9, checksum: 0, builds: false, drained: 0, drained_us: 0 };
+        Drained::Done { bytes: 99, checksum: 0, builds: false, drained: 0, drained_us: 0 };
 
     fn scratch(name: &str) -> (PathBuf, File) {
         let path = std::env::temp_dir().join(format!("kdrain-{name}-{}", std::process::id()));
@@ -209,9 +217,31 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
+    /// A far end that sends the same bytes again and again keeps no checkpoint for ever.
+    #[test]
+    fn a_drain_without_end_is_ended() {
+        for (name, len) in [("again", 100), ("nothing", 0)] {
+            let sent = std::sync::atomic::AtomicU64::new(0);
+            let (path, arrived) = received(name, 10_000, |DrainSink(sending)| {
+                let mut sending = sending.lock().unwrap();
+                let mut again = || {
+                    let bytes = Bytes::new(vec![1; len]).unwrap();
+                    sending.add(&Drained::Piece { offset: 0, bytes })?;
+                    sending.flush()
+                };
+                // Without the bound it would be taken to the last piece.
+                while sent.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < 100_000
+                    && again().is_ok()
+                {}
+            });
+            assert!(matches!(arrived, Err(ImageLineError::Endless(10_000))), "{name}: {arrived:?}");
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+
     #[test]
     fn no_more_is_stored_than_was_captured() {
-        for (name, most, offset) in [("far", 100, 93), ("huge", 100, u64::MAX), ("done", 8, 0)] {
+        for (name, most, offset) in [("far", 100, 93), ("huge", 100, u64::MAX), ("done", 64, 0)] {
             let (path, arrived) = received(name, most, |sink| {
                 let _ = sink.write_all_at(&[1; 8], offset).and_then(|()| sink.end(&DONE));
             });

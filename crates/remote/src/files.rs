@@ -61,10 +61,11 @@ fn bytes(layers: &Layers, ReadFile { file, offset, len }: ReadFile) -> FileBytes
 ///
 /// # Errors
 /// They cannot be read there, or are not what they are called.
-pub fn far_layers<S>(reading: S, writing: S, named: &[StoredFile]) -> Result<Layers, ImageError>
-where
-    S: Read + Write + Send + 'static,
-{
+pub fn far_layers(
+    reading: impl Read + Send + 'static,
+    writing: impl Write + Send + 'static,
+    named: &[StoredFile],
+) -> Result<Layers, ImageError> {
     let line = Arc::new(FileLine {
         asking: Mutex::new((writing, 0)),
         answers: Mutex::new(Answers { stream: reading, turn: 0 }),
@@ -79,15 +80,15 @@ where
 }
 
 /// A connection on which several threads ask, and are answered in the order in which they have.
-struct FileLine<S> {
+struct FileLine<R, W> {
     /// With the number of questions that were asked.
-    asking: Mutex<(S, u64)>,
-    answers: Mutex<Answers<S>>,
+    asking: Mutex<(W, u64)>,
+    answers: Mutex<Answers<R>>,
     next: Condvar,
 }
 
-struct Answers<S> {
-    stream: S,
+struct Answers<R> {
+    stream: R,
     /// Whose answer is the next.
     turn: u64,
 }
@@ -96,7 +97,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<S: Read + Write> FileLine<S> {
+impl<R: Read, W: Write> FileLine<R, W> {
     fn read(&self, ask: ReadFile) -> io::Result<Vec<u8>> {
         let own = {
             let (stream, asked) = &mut *locked(&self.asking);
@@ -119,19 +120,19 @@ impl<S: Read + Write> FileLine<S> {
 }
 
 /// A file at the near end.
-struct FarFile<S> {
-    line: Arc<FileLine<S>>,
+struct FarFile<R, W> {
+    line: Arc<FileLine<R, W>>,
     number: u32,
     bytes: u64,
 }
 
-impl<S> fmt::Debug for FarFile<S> {
+impl<R, W> fmt::Debug for FarFile<R, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FarFile({})", self.number)
     }
 }
 
-impl<S: Read + Write + Send> ReadAt for FarFile<S> {
+impl<R: Read + Send, W: Write + Send> ReadAt for FarFile<R, W> {
     fn length(&self) -> io::Result<u64> {
         Ok(self.bytes)
     }

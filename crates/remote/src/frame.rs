@@ -10,6 +10,9 @@ const MAX_FRAME: usize = (64 << 20) + 64;
 const ROOM: usize = 256 << 10;
 /// Bytes of a frame's length.
 const HEAD: usize = 4;
+/// Room that is kept from one frame to the next: that of a frame of bulk bytes, and no long
+/// reply's. To have the kernel make it anew costs as much as the bytes' whole way.
+const KEPT: usize = 4 << 20;
 
 /// Why a stream is of no more use.
 #[derive(Debug, Error)]
@@ -64,9 +67,8 @@ impl<S: Read> Frames<S> {
         self.from += HEAD + len;
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
-            // A long reply's room is not kept.
-            self.buffer.truncate(4 * ROOM);
-            self.buffer.shrink_to(4 * ROOM);
+            self.buffer.truncate(KEPT);
+            self.buffer.shrink_to(KEPT);
         }
         Ok(message)
     }
@@ -130,6 +132,11 @@ impl<S: Write> Sending<S> {
         self.put(|w| message.put(w))
     }
 
+    /// Returns whether nothing was collected that has not been sent.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
     /// Sends what was collected.
     ///
     /// # Errors
@@ -140,7 +147,7 @@ impl<S: Write> Sending<S> {
         }
         let sent = self.stream.write_all(&self.buffer);
         self.buffer.clear();
-        self.buffer.shrink_to(4 * ENOUGH);
+        self.buffer.shrink_to(KEPT);
         sent
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A session has two [links](Links): [`ToFar`] and [`ToNear`] go on the line, in order, and
 //! [`Aside`] on the other, from the near end alone: answers that the far end waits for while it may
-//! not read the line. The bytes of an image have a connection each time ([`ImageAsk`]), so that they
+//! not read the line. The bytes of an image have a link each time ([`ImageAsk`]), so that they
 //! hold up nothing. Each connection begins with an [`Opening`], which the server reads, and which
 //! tells it whom to hand the connection to.
 #![forbid(unsafe_code)]
@@ -12,18 +12,23 @@ mod connect;
 mod drain;
 mod files;
 mod frame;
+mod inlet;
 mod link;
+mod measure;
 mod messages;
 
 pub use connect::{
-    ConnectError, Connected, Dialer, Wanted, connect, image_connection, is_here, tune,
+    ConnectError, Connected, Dialer, MAX_MANAGEMENT, Management, Wanted, connect, draw_session_key,
+    end_session, is_here, tune,
 };
 pub use drain::{Arrived, DrainSink, ImageLineError, receive_file};
 pub use files::{far_layers, named, serve_files};
 pub use frame::{FrameError, Frames, Sending, read_one, write_one};
-pub use link::{Connections, Inlet, Links, Receiver, Sender, Which};
+pub use inlet::{Connections, Inlet, Receiver};
+pub use link::{FIRST_IMAGE, Links, Sender, Which};
+pub use measure::{MeasureError, Measuring, be_measured};
 pub use messages::{
     Accepted, Answer, Aside, Ask, CHUNK, Capture, Drained, FILES, FileBytes, HandedOver, Handover,
-    ImageAsk, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, ReadFile, Refused,
-    SessionKey, Start, StoredFile, ToFar, ToNear, VERSION, put_message,
+    ImageAsk, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, RUNS, ReadFile,
+    Refused, SessionKey, Start, StoredFile, ToFar, ToNear, VERSION, put_message,
 };

@@ -3,16 +3,17 @@
 //! Each direction counts its bytes. The sender keeps what the other end has not acknowledged; after
 //! a cut both ends say how many bytes have arrived, and each sends on from there. A session has two
 //! links, the line and the aside; a packet of either acknowledges bytes of both, so that whoever
-//! waits for room on one need not be who reads it.
+//! waits for room on one need not be who reads it. The bytes of an image cross by a link of their
+//! own, which has only a line.
 //!
 //! Whoever sends writes to the socket himself while the socket takes it; a thread sends the rest.
 
-use kedge_keys::{Connection, Opener, RecordError, Sealer};
+use kedge_keys::{RecordError, Sealer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,24 +23,25 @@ use std::time::{Duration, Instant};
 /// Unacknowledged bytes beyond which [`Links::wait_for_room`] waits.
 const LIMIT: usize = 32 << 20;
 /// Bytes of a packet's payload.
-const PACKET: usize = 256 << 10;
+pub(crate) const PACKET: usize = 256 << 10;
 /// Bytes of a packet's head: the payload's length, and how much of each link has arrived.
-const HEAD: usize = 4 + 8 + 8;
+pub(crate) const HEAD: usize = 4 + 8 + 8;
 /// Bytes that arrive before they are acknowledged without being asked.
 const UNTOLD: u64 = 1 << 20;
 /// What is read from a socket at once.
-const ROOM: usize = 64 << 10;
+pub(crate) const ROOM: usize = 64 << 10;
 /// Between two packets at most, also empty ones; and a silence that means that a connection is cut:
 /// behind a tunnel the kernel sees but its own end.
 const BEAT: Duration = Duration::from_secs(5);
-const SILENCE: Duration = Duration::from_secs(20);
-/// What is read of a sealed connection at once: with a record that has arrived in part it fits into
-/// the room.
-const SEALED: usize = ROOM / 2;
-/// Room that an empty link keeps.
+pub(crate) const SILENCE: Duration = Duration::from_secs(20);
+/// Room that a link keeps which has been empty for a `BEAT`.
 const SPARE: usize = 1 << 20;
 /// A look at a connection that takes nothing, so that its end is noticed.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The number of the first link that an image's bytes cross by; each has the next, and none comes
+/// again.
+pub const FIRST_IMAGE: u32 = 2;
 
 /// The links of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,15 +66,6 @@ impl Which {
     }
 }
 
-/// Where new connections come from.
-pub trait Connections: Send {
-    /// Has a link go on with another connection, by [`Inlet::go_on`], and returns then.
-    ///
-    /// # Errors
-    /// There will be none: the session is over, and why.
-    fn next(&mut self, inlet: &Inlet) -> Result<(), String>;
-}
-
 /// Both links of a session, for all who send.
 #[derive(Debug)]
 pub struct Links {
@@ -80,14 +73,14 @@ pub struct Links {
 }
 
 #[derive(Debug, Default)]
-struct Link {
+pub(crate) struct Link {
     out: Mutex<Out>,
     /// Something was acknowledged, or the session is over.
     room: Condvar,
     /// The socket takes no more, or the session is over.
     blocked: Condvar,
     /// Bytes that have arrived here, and those of them that the other end was told of.
-    received: AtomicU64,
+    pub(crate) received: AtomicU64,
     told: AtomicU64,
 }
 
@@ -111,14 +104,16 @@ struct Out {
     /// An empty packet is wanted if there is no other.
     tell: bool,
     waits_for_socket: bool,
+    /// What was acknowledged when the link was last asked for room that it does not need.
+    idle_at: u64,
     over: bool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn over() -> io::Error {
+pub(crate) fn over() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the session is over")
 }
 
@@ -131,9 +126,6 @@ impl Out {
         let Some(count) = arrived.checked_sub(self.acked) else { return true };
         self.kept.drain(..count as usize);
         self.acked = arrived;
-        if self.kept.is_empty() {
-            self.kept.shrink_to(SPARE);
-        }
         true
     }
 
@@ -191,6 +183,7 @@ impl Links {
         let beat = move || {
             while let Some(links) = beats.upgrade().filter(|links| !links.is_over()) {
                 links.tell();
+                links.give_back();
                 drop(links);
                 thread::sleep(BEAT);
             }
@@ -199,7 +192,18 @@ impl Links {
         Ok(links)
     }
 
-    fn link(&self, which: Which) -> &Link {
+    /// Gives the room of links back through which nothing has gone since the last time.
+    fn give_back(&self) {
+        for link in &self.links {
+            let mut out = locked(&link.out);
+            if out.acked == out.idle_at && out.kept.is_empty() {
+                out.kept.shrink_to(SPARE);
+            }
+            out.idle_at = out.acked;
+        }
+    }
+
+    pub(crate) fn link(&self, which: Which) -> &Link {
         &self.links[which as usize]
     }
 
@@ -335,7 +339,7 @@ impl Links {
     }
 
     /// Sends on from `arrived`, by another connection; `None` where that was not sent.
-    fn join(
+    pub(crate) fn join(
         &self,
         which: Which,
         stream: TcpStream,
@@ -359,7 +363,7 @@ impl Links {
     }
 
     /// Takes what a packet says has arrived; `false` where that was not sent.
-    fn acknowledged(&self, arrived: [u64; 2]) -> bool {
+    pub(crate) fn acknowledged(&self, arrived: [u64; 2]) -> bool {
         Which::BOTH.into_iter().zip(arrived).all(|(which, count)| {
             let link = self.link(which);
             let mut out = locked(&link.out);
@@ -373,7 +377,7 @@ impl Links {
     }
 
     /// Counts bytes that have arrived, and tells the other end now and then.
-    fn count(&self, which: Which, bytes: usize) {
+    pub(crate) fn count(&self, which: Which, bytes: usize) {
         let link = self.link(which);
         let received = link.received.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
         if received - link.told.load(Ordering::Relaxed) >= UNTOLD {
@@ -393,220 +397,56 @@ impl Links {
 }
 
 /// A link's sending end, for [`crate::Sending`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sender {
     links: Arc<Links>,
     which: Which,
+    room: Room,
+}
+
+/// What a sender does while its link keeps much.
+#[derive(Debug, Clone, Copy)]
+enum Room {
+    Makes,
+    Waits,
+    /// It fails from so many bytes on.
+    Fails(usize),
 }
 
 impl Sender {
+    /// Makes one that sends whatever the link keeps.
     pub fn new(links: Arc<Links>, which: Which) -> Sender {
-        Sender { links, which }
+        Sender { links, which, room: Room::Makes }
+    }
+
+    /// Makes one that waits for room ([`Links::wait_for_room`]).
+    pub fn waiting(links: Arc<Links>, which: Which) -> Sender {
+        Sender { links, which, room: Room::Waits }
+    }
+
+    /// Makes one that fails once the other end has not taken `most` bytes: for who answers, and may
+    /// not wait.
+    pub fn limited(links: Arc<Links>, which: Which, most: usize) -> Sender {
+        Sender { links, which, room: Room::Fails(most) }
     }
 }
 
 impl Write for Sender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.room {
+            Room::Makes => {}
+            Room::Waits => self.links.wait_for_room(self.which)?,
+            Room::Fails(most) if locked(&self.links.link(self.which).out).kept.len() >= most => {
+                return Err(io::Error::other("the other end asks on, and takes no answers"));
+            }
+            Room::Fails(_) => {}
+        }
         self.links.send(self.which, bytes)?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Where a link's bytes arrive.
-#[derive(Debug)]
-pub struct Inlet {
-    links: Arc<Links>,
-    which: Which,
-    /// Held by a reader while it waits for its connection, and by nobody else for long.
-    arriving: Mutex<Arriving>,
-}
-
-/// What of a connection has been read and not been taken.
-#[derive(Debug, Default)]
-struct Arriving {
-    stream: Option<Arc<TcpStream>>,
-    /// Of a connection that is sealed; what is read of it, and what was opened of that.
-    opener: Option<Opener>,
-    sealed: Vec<u8>,
-    opened: Vec<u8>,
-    buffer: Vec<u8>,
-    from: usize,
-    to: usize,
-    /// Bytes of the present packet that have not been taken.
-    left: usize,
-}
-
-impl Inlet {
-    /// Returns which link it is.
-    pub fn which(&self) -> Which {
-        self.which
-    }
-
-    /// Returns how many bytes of the link have been taken.
-    pub fn received(&self) -> u64 {
-        self.links.link(self.which).received.load(Ordering::Acquire)
-    }
-
-    /// Goes on with another connection, on any thread: what the one before brought and was not
-    /// taken comes again. `tell` says to the other end how much has arrived here, and returns how
-    /// much has there.
-    ///
-    /// # Errors
-    /// `tell` fails, or the other end claims what was not sent.
-    pub fn go_on(
-        &self,
-        connection: impl Into<Connection>,
-        tell: impl FnOnce(&mut Connection, u64) -> io::Result<u64>,
-    ) -> io::Result<()> {
-        let mut connection = connection.into();
-        // A reader that waits for the older connection lets go.
-        self.links.cut(self.which);
-        let mut arriving = locked(&self.arriving);
-        arriving.clear();
-        let arrived = tell(&mut connection, self.received())?;
-        let (stream, ends) = connection.into_ends()?;
-        let (sealer, opener) = ends.unzip();
-        // The other end says every `BEAT` that it is there.
-        stream.set_read_timeout(Some(SILENCE))?;
-        let nonsense = || io::Error::other("the other end has bytes that were not sent");
-        let joined = self.links.join(self.which, stream, sealer, arrived).ok_or_else(nonsense)?;
-        arriving.stream = Some(joined);
-        arriving.opener = opener;
-        Ok(())
-    }
-
-    /// Takes bytes; 0 where the connection is cut.
-    fn take(&self, into: &mut [u8]) -> io::Result<usize> {
-        let mut arriving = locked(&self.arriving);
-        loop {
-            let count = arriving.take(into);
-            if count > 0 {
-                self.links.count(self.which, count);
-                return Ok(count);
-            }
-            let head = if arriving.left > 0 { None } else { arriving.head()? };
-            match head {
-                Some(arrived) if !self.links.acknowledged(arrived) => return Err(nonsense()),
-                Some(_) => {}
-                None if arriving.fill() => {}
-                None => {
-                    arriving.clear();
-                    return Ok(0);
-                }
-            }
-        }
-    }
-}
-
-fn nonsense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "a packet is nonsense")
-}
-
-impl Arriving {
-    fn clear(&mut self) {
-        (self.stream, self.opener) = (None, None);
-        (self.from, self.to, self.left) = (0, 0, 0);
-    }
-
-    fn take(&mut self, into: &mut [u8]) -> usize {
-        let count = self.left.min(self.to - self.from).min(into.len());
-        into[..count].copy_from_slice(&self.buffer[self.from..self.from + count]);
-        self.from += count;
-        self.left -= count;
-        count
-    }
-
-    /// Takes a packet's head, if it is here: how much of each link it says has arrived.
-    fn head(&mut self) -> io::Result<Option<[u64; 2]>> {
-        let here = &self.buffer[self.from..self.to];
-        let Some(head) = here.first_chunk::<HEAD>() else { return Ok(None) };
-        let (len, counts) = head.split_at(4);
-        let len = len.iter().rev().fold(0usize, |sum, byte| sum << 8 | usize::from(*byte));
-        let mut arrived = [0; 2];
-        for (count, bytes) in arrived.iter_mut().zip(counts.as_chunks::<8>().0) {
-            *count = u64::from_le_bytes(*bytes);
-        }
-        if len > PACKET {
-            return Err(nonsense());
-        }
-        self.from += HEAD;
-        self.left = len;
-        Ok(Some(arrived))
-    }
-
-    /// Reads what has come of the connection; `false` where it is cut.
-    fn fill(&mut self) -> bool {
-        self.buffer.copy_within(self.from..self.to, 0);
-        (self.from, self.to) = (0, self.to - self.from);
-        let Some(stream) = &self.stream else { return false };
-        let Some(opener) = &mut self.opener else {
-            let count = read(stream, &mut self.buffer[self.to..]);
-            self.to += count;
-            return count > 0;
-        };
-        self.sealed.resize(SEALED, 0);
-        self.opened.clear();
-        while self.opened.is_empty() {
-            let count = read(stream, &mut self.sealed);
-            let opened = opener.open(&self.sealed[..count], &mut self.opened);
-            if count == 0 || opened != Ok(true) && self.opened.is_empty() {
-                // What was changed on its way comes again, by another connection.
-                let _ = stream.shutdown(Shutdown::Both);
-                return false;
-            }
-        }
-        self.buffer[self.to..self.to + self.opened.len()].copy_from_slice(&self.opened);
-        self.to += self.opened.len();
-        true
-    }
-}
-
-/// Reads what has come of a connection; nothing where it is cut.
-fn read(mut stream: &TcpStream, into: &mut [u8]) -> usize {
-    loop {
-        match stream.read(into) {
-            Ok(count) => return count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return 0,
-        }
-    }
-}
-
-/// A link's receiving end: reads on over cuts.
-#[derive(Debug)]
-pub struct Receiver<C> {
-    inlet: Arc<Inlet>,
-    connections: C,
-}
-
-impl<C: Connections> Receiver<C> {
-    pub fn new(links: Arc<Links>, which: Which, connections: C) -> Receiver<C> {
-        let arriving = Mutex::new(Arriving { buffer: vec![0; ROOM], ..Arriving::default() });
-        Receiver { inlet: Arc::new(Inlet { links, which, arriving }), connections }
-    }
-
-    /// Returns where its bytes arrive.
-    pub fn inlet(&self) -> &Arc<Inlet> {
-        &self.inlet
-    }
-}
-
-impl<C: Connections> Read for Receiver<C> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let count = self.inlet.take(into)?;
-            if count > 0 || into.is_empty() {
-                return Ok(count);
-            }
-            if self.inlet.links.is_over() {
-                return Err(over());
-            }
-            self.connections.next(&self.inlet).map_err(io::Error::other)?;
-        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Links whose connections are cut all the time: every byte arrives once, in order.
 
 use super::*;
-use kedge_keys::{Secrets, TrafficKey};
+use crate::inlet::{Connections, Inlet, Receiver};
+use kedge_keys::{Connection, Secrets, TrafficKey};
+use std::io::Read;
 use std::net::TcpListener;
 use std::sync::mpsc::{self, Receiver as Queue, Sender as Feed};
 
@@ -334,6 +336,45 @@ fn a_full_link_waits_and_its_end_is_heard() {
     assert!(waiting.join().unwrap().is_err());
     assert!(begin.elapsed() >= Duration::from_millis(50));
     assert!(links.send(Which::Line, b"more").is_err());
+}
+
+/// Whoever sends much waits or fails, as he has said.
+#[test]
+fn senders_are_bounded_where_nothing_is_taken() {
+    let links = Links::start().unwrap();
+    let mut limited = Sender::limited(links.clone(), Which::Line, 1000);
+    limited.write_all(&[0; 600]).unwrap();
+    limited.write_all(&[0; 600]).unwrap();
+    let error = limited.write_all(&[0; 1]).unwrap_err();
+    assert!(error.to_string().contains("takes no answers"), "{error}");
+    let mut waiting = Sender::waiting(links.clone(), Which::Line);
+    waiting.write_all(&vec![0; LIMIT]).unwrap();
+    let waits = thread::spawn(move || waiting.write_all(&[0; 1]));
+    thread::sleep(Duration::from_millis(50));
+    assert!(!waits.is_finished());
+    links.end();
+    assert!(waits.join().unwrap().is_err());
+}
+
+/// An end that is there and says nothing is given up.
+#[test]
+fn silence_behind_beats_has_an_end() {
+    let links = Links::start().unwrap();
+    let (near, mut far) = pair();
+    let (dials, _takes) = connected(Which::Line, Seal::Plain, 1, 1, 0);
+    let mut receiver = Receiver::new(links.clone(), Which::Line, dials);
+    receiver.inlet().go_on(near, |_, _| Ok(0)).unwrap();
+    receiver.set_patience(Some(Duration::from_millis(100)));
+    let beats = thread::spawn(move || {
+        while far.write_all(&[0; HEAD]).is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let error = receiver.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    links.end();
+    drop(receiver);
+    beats.join().unwrap();
 }
 
 #[test]

@@ -6,15 +6,19 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 7;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
 pub const PAGE: usize = 4096;
 /// Pages in one frame.
 pub const PATCHES: usize = 256;
+/// Runs of bytes that are told of a page one by one.
+pub const RUNS: usize = 128;
 /// Bytes of a line of text.
 pub const LINE: usize = 4096;
+/// Bytes of a message that only measures the line.
+pub(crate) const ECHO: usize = 64;
 /// Files that an image of a client's devices has, with those that it builds on.
 pub const FILES: usize = 4096;
 /// Bytes of a reply: the ring's own limit.
@@ -36,25 +40,45 @@ wire! {
 
     #[derive(Debug, Clone, PartialEq)]
     pub enum Purpose {
-        /// A new session on those of the server's devices, by number; none: on all → `Offer`.
-        Session = 1 { devices: List<u32, 16> },
-        /// A connection of a session's link → `Result<Accepted, Refused>`, by its proxy.
+        /// A new session on those of the server's devices, by number; none: on all →
+        /// `Result<Offer, Refused>`. The near end has drawn its key; one that is there already of
+        /// an earlier attempt is ended first.
+        Session = 1 { session: SessionKey, attempt: u32, devices: List<u32, 16> },
+        /// A connection of a session's link, or of one for an image's bytes (what [`ImageAsk`]
+        /// says) → `Result<Accepted, Refused>`, by its proxy.
         Join = 2 { session: SessionKey, hand: Handover },
-        /// One more of a session, for the bytes of an image → what [`ImageAsk`] says.
-        Image = 3 { session: SessionKey },
+        /// A session's near end is gone → `Result<Offer, Refused>` once its proxy is as well.
+        End = 3 { session: SessionKey },
+        /// One that measures the line → `Result<Measured, Refused>`, then what [`Measure`] says.
+        Measure = 4 {},
     }
+
+    /// From the near end, on a connection that measures the line.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub enum Measure {
+        /// So many times [`ECHO`] bytes follow → the same bytes, each time.
+        Echo = 1 { count: u32 },
+        /// So many bytes follow, as they are → `Measured`.
+        Take = 2 { bytes: u64 },
+        /// → so many bytes, as they are.
+        Give = 3 { bytes: u64 },
+        /// → `Measured`: nanoseconds for which the proxies of the asker's sessions have run.
+        Processors = 4 {},
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Measured { pub number: u64 }
 
     /// What a connection is for that the server hands over to a session's proxy.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub enum HandedOver {
         Link = 1 { hand: Handover },
-        Image = 2 {},
     }
 
     /// A connection that goes on with a link.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct Handover {
-        /// `Which::number`.
+        /// `Which::number`; from `FIRST_IMAGE` on one for an image's bytes.
         pub link: u32,
         /// Larger than that of any connection of this link before it.
         pub generation: u32,
@@ -66,24 +90,31 @@ wire! {
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct Accepted { pub arrived: u64 }
 
-    /// The server's answer: `Result<Offer, Refused>`.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct Offer { pub session: SessionKey }
+    /// The server's yes.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Offer {}
 
     #[derive(Debug, Clone, PartialEq)]
     pub struct Refused { pub why: Text<LINE> }
 
-    /// The near end's next frame, to the proxy → `Result<Welcome, Refusal>`.
+    /// The near end's next frame, which it sends without waiting for the offer, to the proxy →
+    /// `Result<Welcome, Refusal>`.
     #[derive(Debug, Clone, PartialEq)]
     pub struct Start {
         /// The client's program, for logs.
         pub program: Text<4096>,
         pub choice: DeviceChoice,
+        /// As which of the job's devices the client counts those that it gets here, rising; none:
+        /// as all of them.
+        pub windows: List<u32, 16>,
         /// How long the near end tries to go on after a cut, milliseconds.
         pub reconnect_ms: u32,
-        /// Whether the client goes on from an image, which comes by `Purpose::Image`; the line
-        /// then has `Answer::Yes` or `Answer::Failed` before anything else is in order.
+        /// Whether the client goes on from an image, or from another proxy, by a link of its own;
+        /// the line then has `Answer::Yes` or `Answer::Failed` before anything else is in order.
         pub restore: bool,
+        /// Whether there is no client, but a job's questions to NVML: after the answer, which tells
+        /// of no devices, each `management::Question` on the line has its `management::Answer`.
+        pub management: bool,
     }
 
     /// From the near end, in order.
@@ -93,6 +124,9 @@ wire! {
         Message = 1 { seq: u64, to: Option<u32>, message: Message },
         /// Bytes of the client's private memory, which the next message has read: a module.
         Staged = 2 { addr: u64, bytes: Bytes<CHUNK> },
+        /// The next message reads so many bytes of the client's private memory there, a module's
+        /// image, of this SHA-256. The far end has them, or asks for them.
+        Named = 5 { addr: u64, len: u64, digest: [u8; 32] },
         /// What follows has been said after so many `Aside::Patches`, and counts on them.
         Patched = 3 { count: u64 },
         /// An order. Each has one answer.
@@ -108,6 +142,9 @@ wire! {
         /// The devices' memory is taken off them until the next message. All rests → `Captured`, of
         /// no number, or `Failed`.
         SwapOut = 3 {},
+        /// What the devices hold is taken for a round of a move; `first`: the proxy that it goes to
+        /// has nothing yet. All rests → `Captured` or `Failed`.
+        Show = 4 { capture: Capture, first: bool },
     }
 
     /// What a far end needs for a capture.
@@ -147,9 +184,11 @@ wire! {
         Bye = 4 {},
         /// Nobody wants a capture any more.
         Forget = 5 { number: u64 },
+        /// A link for an image's bytes is of no more use.
+        ImageOver = 6 { link: u32 },
     }
 
-    /// The near end's first word on a connection for an image's bytes.
+    /// The near end's first word on a link for an image's bytes.
     #[derive(Debug, Clone, PartialEq)]
     pub enum ImageAsk {
         /// A capture is to be written, with this codec → `Drained`, until its last.
@@ -159,6 +198,11 @@ wire! {
         /// A client is to be restored. The far end reads these files, the newest first: each of its
         /// `ReadFile` is answered with a `FileBytes`, in order.
         Restore = 3 { files: List<StoredFile, FILES> },
+        /// A client arrives from another proxy: what that one says follows, as do the answers.
+        Arrive = 4 {},
+        /// What was shown goes to another proxy: what this one says follows, as do the answers, and
+        /// then `Drained`'s last.
+        Cross = 5 { number: u64, last: bool },
     }
 
     /// From the far end: an image's file as it is written.
@@ -224,7 +268,10 @@ wire! {
     pub struct PagePatch {
         /// Its offset in the memory that both ends see, in pages.
         pub page: u32,
-        /// A bit for each byte, the lowest first; empty: all have changed.
+        /// The runs of bytes that have, in order: where each begins, in the upper half, and how
+        /// long it is.
+        pub runs: List<u32, RUNS>,
+        /// Where there are more runs: a bit for each byte, the lowest first.
         pub mask: Bytes<512>,
         /// The bytes that have, in order.
         pub bytes: Bytes<PAGE>,

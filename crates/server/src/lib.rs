@@ -5,31 +5,35 @@
 //! says after that frame, its proxy alone reads.
 #![forbid(unsafe_code)]
 
+mod measure;
+mod openings;
 mod owner;
 mod sessions;
 
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Name};
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
-    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, VERSION, is_here, read_one,
-    tune, write_one,
+    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION, is_here,
+    read_one, tune, write_one,
 };
 use kedge_wire::Text;
-use sessions::{Begun, Sessions, hand_over};
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use openings::Openings;
+use sessions::{Begun, Client, Sessions, hand_over};
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Connections that have not said what they are for, at a time.
-const MAX_OPENING: usize = 512;
 /// For a connection to say it.
 const OPENING_LIMIT: Duration = Duration::from_secs(5);
+/// For one that is refused to take the answer and close.
+const LINGER: Duration = Duration::from_millis(500);
+/// Between two looks whether the keys of open sessions still count.
+const KEYS_LOOK: Duration = Duration::from_millis(500);
 /// Longest first frame.
 const MAX_FIRST: usize = 4 << 10;
 
@@ -54,6 +58,8 @@ pub enum ServeError {
     Keys { address: SocketAddr, source: KeyError },
     #[error("--gpu {0} are not devices of this machine: give soft, soft:N, local or local:I,J…")]
     NotHere(String),
+    #[error("cannot start the thread that ends sessions of revoked keys: {0}")]
+    Watch(io::Error),
 }
 
 /// A server that listens.
@@ -67,7 +73,7 @@ pub struct Server {
 struct Lender {
     spec: ServeSpec,
     sessions: Sessions,
-    opening: AtomicUsize,
+    openings: Openings,
     say: fn(&str),
 }
 
@@ -78,7 +84,7 @@ impl Server {
     /// The address cannot be had, or is one that others reach and there is no key; the devices are
     /// not this machine's.
     pub fn bind(spec: ServeSpec, say: fn(&str)) -> Result<Server, ServeError> {
-        if matches!(spec.gpu, GpuSpec::Remote { .. }) {
+        if matches!(spec.gpu, GpuSpec::Remote { .. } | GpuSpec::Several(_)) {
             return Err(ServeError::NotHere(spec.gpu.to_string()));
         }
         let address = spec.listen;
@@ -92,8 +98,21 @@ impl Server {
         }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
-        let (sessions, opening) = Default::default();
-        Ok(Server { listener, lender: Arc::new(Lender { spec, sessions, opening, say }) })
+        let (sessions, openings) = Default::default();
+        let lender = Arc::new(Lender { spec, sessions, openings, say });
+        if !is_here(address) {
+            let watched = Arc::downgrade(&lender);
+            let watch = move || {
+                let mut failed = None;
+                while let Some(lender) = watched.upgrade() {
+                    lender.end_revoked(&mut failed);
+                    drop(lender);
+                    thread::sleep(KEYS_LOOK);
+                }
+            };
+            thread::Builder::new().name("keys".into()).spawn(watch).map_err(ServeError::Watch)?;
+        }
+        Ok(Server { listener, lender })
     }
 
     /// Returns where it listens.
@@ -118,17 +137,20 @@ impl Server {
         }
     }
 
-    /// Hears a connection on a thread of its own, if not too many are heard already.
+    /// Hears a connection on a thread of its own.
     fn accepted(&self, stream: TcpStream, from: SocketAddr) {
-        if self.lender.opening.fetch_add(1, Ordering::SeqCst) >= MAX_OPENING {
-            self.lender.opening.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
         let lender = self.lender.clone();
-        let counted = Counted(self.lender.clone());
+        let opened = match lender.openings.add(&stream, from.ip()) {
+            Ok(opened) => opened,
+            Err(error) => return (lender.say)(&format!("cannot hear {from}: {error}")),
+        };
         let hear = move || {
-            let _counted = counted;
-            if let Err(why) = lender.open(stream) {
+            let opened = opened;
+            let heard = lender.open(stream);
+            // Whoever makes many connections does not write the log full with those that had to go.
+            if let Err(why) = heard
+                && opened.is_there()
+            {
                 (lender.say)(&format!("{from}: {why}"));
             }
         };
@@ -140,19 +162,33 @@ impl Server {
     }
 }
 
-/// One of the connections that have not said what they are for.
-struct Counted(Arc<Lender>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.opening.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// A connection, and whose it is: nobody's name where it comes from this machine.
-type Admitted = (Option<Name>, Connection);
+/// A connection, and whose it is: nobody's where it comes from this machine.
+type Admitted = (Option<Client>, Connection);
 
 impl Lender {
+    /// Ends the sessions whose keys are not pinned any more. `failed` is why the pins could not be
+    /// read before, so that it is said once.
+    fn end_revoked(&self, failed: &mut Option<String>) {
+        let Some(keys) = self.spec.keys.as_ref().filter(|_| self.sessions.any_from_afar()) else {
+            return;
+        };
+        match keys.pins() {
+            Ok(pins) => {
+                *failed = None;
+                let counts = |client: &Client| pins.counts(&client.name, client.certificate);
+                self.sessions.end_unless(counts);
+            }
+            // Nobody new gets in meanwhile. Who has been let in has not been revoked by damage.
+            Err(error) => {
+                let why = format!("open sessions go on, whoever is revoked: {error}");
+                if failed.as_ref() != Some(&why) {
+                    (self.say)(&why);
+                    *failed = Some(why);
+                }
+            }
+        }
+    }
+
     /// Finds out whose a connection is: a pinned key's, or this user's own from this machine.
     /// Nothing is returned where somebody looks whether a server is there.
     fn admit(&self, mut stream: TcpStream) -> Result<Option<Admitted>, String> {
@@ -174,6 +210,8 @@ impl Lender {
             Err(HandshakeError::Closed) => return Ok(None),
             Err(error) => return Err(error.to_string()),
         };
+        let certificate = pins.fingerprint(&who).ok_or("its key is not pinned")?;
+        let who = Client { name: who, certificate };
         let connection = Connection::new(stream, Some(secrets));
         Ok(Some((Some(who), connection.map_err(|error| error.to_string())?)))
     }
@@ -209,21 +247,18 @@ impl Lender {
                     }
                 }
             }
-            Purpose::Image { session } => {
-                // Both ends read and write an image's connection at the same time, which a sealed
-                // one cannot do as yet.
-                let proxy = self.sessions.proxy_of(&session, who.as_ref());
-                match proxy.filter(|_| who.is_none()) {
-                    Some(proxy) => hand_over(&proxy, HandedOver::Image {}, stream),
-                    None => Err("a connection for an image that is not to be had".into()),
-                }
-            }
-            Purpose::Session { devices } => {
+            Purpose::Measure {} => self.measured(who.as_ref(), &mut stream),
+            Purpose::End { session } => match self.sessions.end(&session, who.as_ref()) {
+                Ok(()) => write_one(&mut stream, &Ok::<_, Refused>(Offer {}))
+                    .map_err(|error| error.to_string()),
+                Err(why) => self.refuse(&mut stream, why),
+            },
+            Purpose::Session { session, attempt, devices } => {
                 let gpu = match chosen(&self.spec.gpu, &devices) {
                     Ok(gpu) => gpu,
                     Err(why) => return self.refuse(&mut stream, why),
                 };
-                self.begin(who, stream, &gpu)
+                self.begin((session, attempt), who, stream, &gpu)
             }
         }
     }
@@ -232,25 +267,27 @@ impl Lender {
         let refused = Refused { why: Text::truncated(why.clone()) };
         // Who has gone need not be told. What a success would hold does not matter.
         let _ = write_one(stream, &Err::<Offer, _>(refused));
+        let _ = linger(stream.stream());
         Err(why)
     }
 
     /// Gives a session its proxy.
     fn begin(
         self: &Arc<Lender>,
-        who: Option<Name>,
+        session: (SessionKey, u32),
+        who: Option<Client>,
         mut stream: Connection,
         gpu: &GpuSpec,
     ) -> Result<(), String> {
         let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
-        let begun = match self.sessions.begin(&self.spec, gpu, who, stream.stream()) {
+        let begun = match self.sessions.begin(&self.spec, gpu, session, who, stream.stream()) {
             Ok(begun) => begun,
             Err(why) => return self.refuse(&mut stream, why),
         };
-        let Begun { key: session, proxy, channel } = begun;
+        let ((session, _), Begun { proxy, channel }) = (session, begun);
         let begins = format!("session of {from} on {gpu} begins, proxy {}", proxy.id());
-        let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer { session }));
+        let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer {}));
         // Without it the proxy ends.
         let handed = sessions::tell_secrets(&channel, stream);
         let lender = self.clone();
@@ -264,6 +301,23 @@ impl Lender {
     }
 }
 
+/// Reads for a moment what the other end goes on to say: closed with that unread, a connection is
+/// reset, and what was last said to it is lost.
+fn linger(mut stream: &TcpStream) -> io::Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    let until = Instant::now() + LINGER;
+    let mut some = [0; 4096];
+    while let left = until.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+    {
+        stream.set_read_timeout(Some(left))?;
+        if stream.read(&mut some)? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Those of the server's devices that a session asks for, by number; all if it names none.
 fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
     let missing = |count: usize| {
@@ -272,10 +326,10 @@ fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
     };
     match gpu {
         _ if devices.is_empty() => Ok(gpu.clone()),
-        GpuSpec::Soft { devices: all } => {
+        GpuSpec::Soft { devices: all, apart } => {
             let unknown = devices.iter().find(|number| *number >= all);
             unknown.map(missing(*all as usize)).map_or(Ok(()), Err)?;
-            Ok(GpuSpec::Soft { devices: devices.len() as u32 })
+            Ok(GpuSpec::Soft { devices: devices.len() as u32, apart: *apart })
         }
         // All of the machine's: the driver knows how many.
         GpuSpec::Local { ordinals } if ordinals.is_empty() => {
@@ -289,7 +343,7 @@ fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
             let ordinals = devices.iter().map(find).collect::<Result<_, _>>()?;
             Ok(GpuSpec::Local { ordinals })
         }
-        GpuSpec::Remote { .. } => Err("it has no devices of its own".into()),
+        GpuSpec::Remote { .. } | GpuSpec::Several(_) => Err("it has no devices of its own".into()),
     }
 }
 

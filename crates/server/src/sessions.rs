@@ -2,21 +2,37 @@
 
 use crate::ServeSpec;
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, Name};
+use kedge_keys::{Connection, Fingerprint, Name};
 use kedge_remote::{HandedOver, SessionKey};
 use kedge_socket::Channel;
-use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::HashMap;
+use std::fmt;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sessions at a time.
 const MAX_SESSIONS: usize = 256;
-/// For a proxy to take a connection.
+/// For a proxy to take a connection, and to end once it is killed.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks whether it has.
+const ENDING: Duration = Duration::from_millis(5);
+
+/// Who has connected from another machine. Another certificate of the same name is another client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) name: Name,
+    pub(crate) certificate: Fingerprint,
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
+    }
+}
 
 /// By key.
 #[derive(Debug, Default)]
@@ -24,15 +40,21 @@ pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Session>>);
 
 #[derive(Debug)]
 struct Session {
-    /// Whose it is; nobody's name where it comes from this machine.
-    who: Option<Name>,
+    /// Whose it is; nobody's where it comes from this machine.
+    who: Option<Client>,
+    /// Its proxy's process, as what signals it, and its number.
+    process: OwnedFd,
+    /// How often its near end had tried to begin it.
+    attempt: u32,
+    /// Why it was ended, if it was.
+    ended: Option<&'static str>,
     /// The way to its proxy.
     channel: Arc<Channel>,
+    pid: u32,
 }
 
 /// A proxy that has been started for a session, and waits for its line's secrets.
 pub(crate) struct Begun {
-    pub(crate) key: SessionKey,
     pub(crate) proxy: Child,
     pub(crate) channel: Arc<Channel>,
 }
@@ -42,16 +64,21 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a proxy for the session on `line`, or says why not.
+    /// Starts a proxy for a session on `line`, or says why not. What an earlier attempt has begun
+    /// is ended first.
     pub(crate) fn begin(
         &self,
         spec: &ServeSpec,
         gpu: &GpuSpec,
-        who: Option<Name>,
+        (key, attempt): (SessionKey, u32),
+        who: Option<Client>,
         line: &TcpStream,
     ) -> Result<Begun, String> {
-        let key = draw_key()?;
+        self.end_before(&key, attempt, who.as_ref())?;
         let mut sessions = self.locked();
+        if sessions.contains_key(&key) {
+            return Err("its session is begun twice at once".into());
+        }
         if sessions.len() >= MAX_SESSIONS {
             return Err(format!("it has {MAX_SESSIONS} sessions already"));
         }
@@ -65,27 +92,103 @@ impl Sessions {
         }
         // Near ends choose among the server's devices.
         command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
-        let proxy = command.spawn().map_err(failed)?;
+        let mut proxy = command.spawn().map_err(failed)?;
+        let process = pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty());
+        let process = process.map_err(|error| {
+            // What could not be ended later is not begun. It is a child that nobody waits for yet.
+            let _ = proxy.kill().and_then(|()| proxy.wait());
+            failed(error.into())
+        })?;
         let channel = Arc::new(channel);
-        sessions.insert(key, Session { who, channel: channel.clone() });
-        Ok(Begun { key, proxy, channel })
+        let (pid, own) = (proxy.id(), channel.clone());
+        let session = Session { who, process, attempt, ended: None, channel: own, pid };
+        sessions.insert(key, session);
+        Ok(Begun { proxy, channel })
     }
 
     /// Returns the way to a session's proxy, if it is theirs who ask.
-    pub(crate) fn proxy_of(&self, key: &SessionKey, who: Option<&Name>) -> Option<Arc<Channel>> {
+    pub(crate) fn proxy_of(&self, key: &SessionKey, who: Option<&Client>) -> Option<Arc<Channel>> {
         let sessions = self.locked();
         let session = sessions.get(key).filter(|session| session.who.as_ref() == who)?;
         Some(session.channel.clone())
     }
 
+    /// Returns the processes of the proxies of somebody's sessions.
+    pub(crate) fn processes(&self, who: Option<&Client>) -> Vec<u32> {
+        let sessions = self.locked();
+        let theirs = sessions.values().filter(|session| session.who.as_ref() == who);
+        theirs.map(|session| session.pid).collect()
+    }
+
+    /// Returns whether any session comes from another machine.
+    pub(crate) fn any_from_afar(&self) -> bool {
+        self.locked().values().any(|session| session.who.is_some())
+    }
+
+    /// Ends the sessions from other machines whose client does not count any more.
+    ///
+    /// Their near ends find the line cut, connect anew, and hear in the handshake why.
+    pub(crate) fn end_unless(&self, counts: impl Fn(&Client) -> bool) {
+        for session in self.locked().values_mut() {
+            if session.who.as_ref().is_some_and(|who| !counts(who)) {
+                session.end("its key is not pinned here any more");
+            }
+        }
+    }
+
+    /// Ends a session whose near end is gone, if it is theirs who ask, and waits until its proxy
+    /// has ended: none is as good.
+    pub(crate) fn end(&self, key: &SessionKey, who: Option<&Client>) -> Result<(), String> {
+        self.end_before(key, u32::MAX, who)
+    }
+
+    /// The same of what an attempt before this one has begun.
+    fn end_before(
+        &self,
+        key: &SessionKey,
+        attempt: u32,
+        who: Option<&Client>,
+    ) -> Result<(), String> {
+        let begin = Instant::now();
+        loop {
+            let mut sessions = self.locked();
+            let Some(session) = sessions.get_mut(key) else { return Ok(()) };
+            if session.who.as_ref() != who {
+                return Err("that session is another's".into());
+            }
+            if session.attempt >= attempt {
+                return Err("a later attempt has begun that session".into());
+            }
+            session.end("its near end is gone");
+            drop(sessions);
+            if begin.elapsed() > LIMIT {
+                return Err("the proxy of that session does not end".into());
+            }
+            std::thread::sleep(ENDING);
+        }
+    }
+
     /// Waits for a session's proxy: how it ended.
     pub(crate) fn wait(&self, key: &SessionKey, mut proxy: Child) -> String {
         let ended = proxy.wait();
-        self.locked().remove(key);
+        let session = self.locked().remove(key);
+        if let Some(why) = session.and_then(|session| session.ended) {
+            return why.into();
+        }
         match ended {
             Ok(status) if status.success() => "its program has ended".into(),
             Ok(status) => format!("its proxy has failed ({status})"),
             Err(error) => format!("its proxy is lost: {error}"),
+        }
+    }
+}
+
+impl Session {
+    fn end(&mut self, why: &'static str) {
+        if self.ended.is_none() {
+            self.ended = Some(why);
+            // A proxy that has ended meanwhile is what is wanted.
+            let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
     }
 }
@@ -107,11 +210,103 @@ pub(crate) fn hand_over(
     handed.map_err(|error| error.to_string())
 }
 
-fn draw_key() -> Result<SessionKey, String> {
-    let mut key = SessionKey::default();
-    let drawn = getrandom(&mut key, GetRandomFlags::empty());
-    match drawn {
-        Ok(count) if count == key.len() => Ok(key),
-        _ => Err("it cannot draw random keys".into()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_keys::Keys;
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+    use std::{fs, thread};
+
+    /// A folder of the test's own, with keys and a proxy that does nothing.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new() -> Place {
+            let path = std::env::temp_dir().join(format!("kserved-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            let place = Place(path);
+            fs::write(place.proxy(), "#!/bin/sh\nexec sleep 100\n").unwrap();
+            fs::set_permissions(place.proxy(), fs::Permissions::from_mode(0o700)).unwrap();
+            place
+        }
+
+        fn proxy(&self) -> PathBuf {
+            self.0.join("proxy")
+        }
+
+        /// A client with a key that nobody else has.
+        fn client(&self, name: &str) -> Client {
+            let keys = Keys::at(self.0.join("keys"));
+            let made = keys.make(name, Duration::from_secs(1000), true).unwrap();
+            Client { name: name.parse().unwrap(), certificate: made.fingerprint() }
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_session_ends_with_its_key_and_is_nobody_elses() {
+        let place = Place::new();
+        let spec = ServeSpec {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            gpu: "soft".parse().unwrap(),
+            soft_memory: None,
+            keys: None,
+            proxy: place.proxy(),
+        };
+        let listener = TcpListener::bind(spec.listen).unwrap();
+        let line = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (alice, later, bob) =
+            (place.client("alice"), place.client("alice"), place.client("bob"));
+        let sessions = Arc::<Sessions>::default();
+        assert!(!sessions.any_from_afar());
+        let (ends, ended) = mpsc::channel();
+        let begin = |key: SessionKey, attempt, who: Option<&Client>| {
+            let name = (key, attempt);
+            let begun = sessions.begin(&spec, &spec.gpu, name, who.cloned(), &line).unwrap();
+            let (all, ends) = (sessions.clone(), ends.clone());
+            thread::spawn(move || ends.send((key, all.wait(&key, begun.proxy))));
+            key
+        };
+        let here = begin([1; 16], 1, None);
+        assert!(!sessions.any_from_afar());
+        let of_alice = begin([2; 16], 1, Some(&alice));
+        let of_bob = begin([3; 16], 1, Some(&bob));
+        assert!(sessions.any_from_afar());
+        // Another key of the same name is another client.
+        assert!(sessions.proxy_of(&of_alice, Some(&alice)).is_some());
+        for other in [Some(&later), Some(&bob), None] {
+            assert!(sessions.proxy_of(&of_alice, other).is_none(), "{other:?}");
+        }
+        let limit = Duration::from_secs(20);
+        // A later attempt takes the place of the one before; an earlier one, and another's, do not.
+        let refused = |attempt, who: Option<&Client>| {
+            sessions.begin(&spec, &spec.gpu, (here, attempt), who.cloned(), &line).is_err()
+        };
+        assert!(refused(1, None) && refused(2, Some(&bob)));
+        assert!(sessions.end(&of_alice, None).is_err() && sessions.end(&[9; 16], None).is_ok());
+        let first = sessions.locked()[&here].pid;
+        begin(here, 2, None);
+        assert_eq!(ended.recv_timeout(limit).unwrap(), (here, "its near end is gone".into()));
+        assert_ne!(sessions.locked()[&here].pid, first);
+        sessions.end_unless(|client| *client == bob || *client == later);
+        let (key, why) = ended.recv_timeout(limit).unwrap();
+        assert_eq!((key, &*why), (of_alice, "its key is not pinned here any more"));
+        for living in [here, of_bob] {
+            assert!(sessions.locked().contains_key(&living));
+        }
+        sessions.end_unless(|_| false);
+        assert_eq!(ended.recv_timeout(limit).unwrap().0, of_bob);
+        // Who comes from this machine has no key to be revoked.
+        assert!(ended.recv_timeout(Duration::from_millis(300)).is_err());
+        let process = &sessions.locked()[&here].process;
+        pidfd_send_signal(process, Signal::KILL).unwrap();
     }
 }

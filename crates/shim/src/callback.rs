@@ -4,7 +4,7 @@
 //! graph's node lives as long as the node, and as launches that still run.
 
 use crate::stream::{self, Stream};
-use crate::{log, session};
+use crate::{log, memory, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUhostFn, CUstream, CUstreamCallback};
 use kedge_protocol::{CtxId, StreamOp};
@@ -170,7 +170,9 @@ fn start_thread() -> Result<(), CuError> {
 fn serve(session: &'static session::Session) {
     IN_CALLBACK.set(true);
     while let Ok(token) = session.client.next_host_fn() {
+        memory::paged::host_function_begins(token);
         run(token);
+        memory::paged::host_function_ends();
         if session.client.host_fn_done(token).is_err() {
             return;
         }

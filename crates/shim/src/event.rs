@@ -57,8 +57,8 @@ impl Event {
         }
     }
 
-    /// Returns once the proxy has taken what was posted about an interprocess event: another process may
-    /// be told of it now, by other ways, and must find it so.
+    /// Returns once the proxy has taken what was posted about an interprocess event: another
+    /// process may be told of it now, by other ways, and must find it so.
     fn settle(&self) -> Result<(), CuError> {
         if self.interprocess { session::get()?.call_status(&Call::Ping {}) } else { Ok(()) }
     }

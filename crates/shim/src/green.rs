@@ -1,9 +1,9 @@
 //! Green contexts: parts of a device's multiprocessors, on software devices.
 //!
-//! Resources are counted and shared out as the program asks. What runs in a green context may use all of the
-//! device all the same: a software device's multiprocessors are threads, which take whatever block is next.
-//! A green context stands in its device's primary context; its CUcontext is one of its own, in which all is
-//! done as in the primary one.
+//! Resources are counted and shared out as the program asks. What runs in a green context may use
+//! all of the device all the same: a software device's multiprocessors are threads, which take
+//! whatever block is next. A green context stands in its device's primary context; its CUcontext is
+//! one of its own, in which all is done as in the primary one.
 
 use crate::context::{self, Context};
 use crate::handle::{Kind, Table};

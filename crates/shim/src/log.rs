@@ -21,8 +21,8 @@ pub(crate) fn refused(text: &str) {
     line(&format!("refused: {text}"));
 }
 
-/// Opens the file for each line: a descriptor that stays would be the program's to close and to number anew, and a
-/// checkpoint would take the log for a file of the program's.
+/// Opens the file for each line: a descriptor that stays would be the program's to close and to
+/// number anew, and a checkpoint would take the log for a file of the program's.
 fn append(log: &Path, text: &str) {
     let mut line = format!("[{}] ", std::process::id());
     line.extend(text.chars().map(|c| if c == '\n' { ' ' } else { c }));

@@ -23,8 +23,8 @@ pub(crate) struct Session {
     pub(crate) devices: Vec<Device>,
 }
 
-/// How long a thread that waits for a GPU spins, where processors are many: NVIDIA's driver does so until
-/// the end. Waking costs some 60 µs, which is one in a hundred of a copy that takes 5 ms.
+/// How long a thread that waits for a GPU spins, where processors are many: NVIDIA's driver does so
+/// until the end. Waking costs some 60 µs, which is one in a hundred of a copy that takes 5 ms.
 const GPU_PATIENCE: Duration = Duration::from_millis(10);
 
 const FRESH: u8 = 0;
@@ -43,7 +43,8 @@ pub(crate) fn ready() -> Result<(), CuError> {
     if PHASE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(CuError::NOT_INITIALIZED) }
 }
 
-/// As [`ready`]; DEVICE_UNAVAILABLE once the proxy is known to be gone, for calls too that would not ask it.
+/// As [`ready`]; DEVICE_UNAVAILABLE once the proxy is known to be gone, for calls too that would
+/// not ask it.
 #[inline]
 pub(crate) fn alive() -> Result<(), CuError> {
     if get()?.client.is_dead() { Err(CuError::DEVICE_UNAVAILABLE) } else { Ok(()) }
@@ -115,7 +116,8 @@ fn connect() -> Result<Session, CuError> {
     Ok(Session { client, driver_version, client_memory, devices })
 }
 
-/// What the environment says of devices, now that cuInit is called: a program may have set it itself.
+/// What the environment says of devices, now that cuInit is called: a program may have set it
+/// itself.
 fn device_choice() -> DeviceChoice {
     let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     DeviceChoice {

@@ -29,8 +29,8 @@ impl Amount {
         Amount { folder: options.folder.clone(), meter: options.meter.clone(), devices }
     }
 
-    /// Does `work`, which has a `tell` of its own, and meanwhile tells how much is written, if that is
-    /// `wanted`.
+    /// Does `work`, which has a `tell` of its own, and meanwhile tells how much is written, if that
+    /// is `wanted`.
     pub(crate) fn telling<T>(
         &self,
         wanted: bool,

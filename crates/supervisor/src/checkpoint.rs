@@ -7,12 +7,15 @@ use crate::jobs::{self, JobName, LastImage};
 use crate::joint::{ConductError, Joint, Meeting};
 use crate::keeper::At;
 use crate::launcher::LAUNCHER;
+use crate::moving::MoveError;
 use crate::policy::{FULL_EVERY, NoStateFolder, Policy, default_dir};
 use crate::proxies::Proxies;
 use crate::quiesce::QuiesceError;
 use crate::recover::Recovery;
 use crate::sharing::{self, SharingError};
+use crate::tally::Tally;
 use crate::verify::{Unverified, read_back};
+use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy;
 use kedge_image::{Choice, Claim, Devices, ImageError, Manifest, retain};
@@ -28,8 +31,8 @@ use thiserror::Error;
 
 /// What a checkpoint that is durable may need to say so.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// So often it is tried where something cannot be saved: a process that is at its end holds half of what it
-/// held, for a moment.
+/// So often it is tried where something cannot be saved: a process that is at its end holds half of
+/// what it held, for a moment.
 const ENDING: u32 = 4;
 /// A process gets its devices within some of these.
 const CONNECTING: Duration = Duration::from_millis(20);
@@ -41,8 +44,13 @@ const LONGEST_WARNING: usize = 1000;
 
 #[derive(Debug, Error)]
 pub(crate) enum CheckpointError {
-    #[error("a checkpoint of this job is under way: try again when it is durable")]
+    #[error("a checkpoint or a move of this job is under way: try again when that is over")]
     Busy,
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// What the job's devices cannot, and what mends it.
+    #[error("{0}")]
+    Several(String),
     #[error(transparent)]
     Quiesce(#[from] QuiesceError),
     #[error("cannot look at the connections to its devices: {0}")]
@@ -72,8 +80,8 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether it may be over in a moment: a process gets its devices, or is at its end and has let go of
-    /// some of what it held.
+    /// Whether it may be over in a moment: a process gets its devices, or is at its end and has let
+    /// go of some of what it held.
     fn passes(&self, tries: u32) -> bool {
         let CheckpointError::Engine(error) = self else { return false };
         let refused = matches!(error, EngineError::Descriptors(PluginError::Survey(_)));
@@ -98,8 +106,8 @@ impl CheckpointError {
 pub(crate) struct Checkpointer {
     pub(crate) name: JobName,
     pub(crate) command: Vec<String>,
-    /// The devices that the job sees, if any.
-    pub(crate) devices: Option<Devices>,
+    /// The devices that the job is on, if any.
+    pub(crate) devices: Mutex<Option<Devices>>,
     /// Where its processes ask for devices.
     pub(crate) socket: PathBuf,
     /// What drives them.
@@ -109,6 +117,8 @@ pub(crate) struct Checkpointer {
     pub(crate) log: Arc<JobLog>,
     /// Where the latest image is noted.
     pub(crate) last: PathBuf,
+    /// How often one was durable, and how often one failed.
+    pub(crate) tally: Tally,
     /// Held by a checkpoint from its beginning to its end.
     pub(crate) under_way: Mutex<()>,
     /// Held by whoever ends the job.
@@ -133,8 +143,20 @@ pub(crate) fn new_life() -> String {
 }
 
 impl Checkpointer {
-    /// Takes a checkpoint and tells how far it has come. One that fails leaves the job as it was, and
-    /// no image.
+    /// The devices that the job is on, if any.
+    pub(crate) fn devices(&self) -> MutexGuard<'_, Option<Devices>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what cannot be done with devices of several places, by its name.
+    pub(crate) fn of_one_place(&self, what: &str) -> Result<(), CheckpointError> {
+        let spec = self.devices().as_ref().and_then(|devices| devices.gpu.parse::<GpuSpec>().ok());
+        let refused = spec.and_then(|spec| spec.refuse_several(what));
+        refused.map_or(Ok(()), |refused| Err(CheckpointError::Several(refused)))
+    }
+
+    /// Takes a checkpoint and tells how far it has come. One that fails leaves the job as it was,
+    /// and no image.
     pub(crate) fn checkpoint(
         &self,
         order: &Order,
@@ -165,6 +187,7 @@ impl Checkpointer {
         meeting: Option<&Arc<Meeting>>,
         tell: impl FnMut(Progress) + Send,
     ) -> Result<(), CheckpointError> {
+        self.of_one_place("a checkpoint")?;
         let _one = self.begin().ok_or(CheckpointError::Busy)?;
         // A thread of its own: what it traces is let go, at the latest, when it ends.
         let taken = thread::scope(|scope| {
@@ -181,10 +204,14 @@ impl Checkpointer {
         if let Err(error) = &taken {
             self.log.line(&format!("checkpoint failed: {error}"));
         }
+        if let Err(error) = self.tally.took(&taken) {
+            self.log.line(&error.to_string());
+        }
         taken
     }
 
-    /// The right to take a checkpoint, if no other is under way or that one just says that it is done.
+    /// The right to take a checkpoint, if no other is under way or that one just says that it is
+    /// done.
     pub(crate) fn begin(&self) -> Option<MutexGuard<'_, ()>> {
         let asked = Instant::now();
         loop {
@@ -236,12 +263,13 @@ impl Checkpointer {
             let usual = Options::new(claim.folder().to_owned());
             let except = self.last.parent().map(Path::to_owned).into_iter().collect();
             let together = meeting.map(|meeting| meeting.clone() as Arc<dyn Together>);
-            // What has been stopped has no pause to be shortened, and what has been written once is written late enough.
+            // What has been stopped has no pause to be shortened, and what has been written once is
+            // written late enough.
             let ahead = (order.ahead && !hold && tries == 1).then_some(LARGE);
             let options =
                 Options { codec, contents, hold, tracker, full, ahead, together, except, ..usual };
             let patience = options.patience;
-            let amount = Amount::of(&options, self.devices.is_some());
+            let amount = Amount::of(&options, self.devices().is_some());
             let written = amount.telling(order.tell, &mut tell, |mut tell| {
                 self.write(options, order.verify, ttl.is_some(), meeting, &mut tell)
             });
@@ -314,7 +342,7 @@ impl Checkpointer {
         tell(Progress::Captured { image: image.clone(), processes, stall_seconds, warnings });
         let mut manifest = Manifest::new(self.name.to_string(), self.command.clone(), at);
         manifest.settings = self.policy.to_settings_in(&self.home);
-        manifest.devices = self.devices.clone();
+        manifest.devices = self.devices().clone();
         let holder = holds.then_some(&*self.log);
         let late = captured.late_warnings.clone();
         let (manifest, held) = captures.write(captured, manifest, &folder, codec, holder)?;
@@ -361,7 +389,8 @@ impl Checkpointer {
         warnings.iter().take(MOST_WARNINGS).map(short).collect()
     }
 
-    /// What follows the job's memory for this image, if anything does, and whether it builds on none.
+    /// What follows the job's memory for this image, if anything does, and whether it builds on
+    /// none.
     fn content(&self, order: &Order) -> (Option<Tracker>, bool) {
         let every = self.policy.full_every;
         let changes = match order.content {

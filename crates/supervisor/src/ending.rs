@@ -29,8 +29,8 @@ impl Checkpointer {
         self.roots.without(&proxies)
     }
 
-    /// Ends all of the job: by SIGTERM, and what is left of it after `grace` by SIGKILL; at once if `grace`
-    /// is nothing. Whether nothing is left.
+    /// Ends all of the job: by SIGTERM, and what is left of it after `grace` by SIGKILL; at once if
+    /// `grace` is nothing. Whether nothing is left.
     pub(crate) fn end(&self, grace: Duration) -> bool {
         self.recovery.give_up();
         let _one = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,8 +38,8 @@ impl Checkpointer {
         ended || self.end_by(libc::SIGKILL, LAST)
     }
 
-    /// Sends a signal to every process of the job, also to those that come later, until none is left or
-    /// `limit` has passed.
+    /// Sends a signal to every process of the job, also to those that come later, until none is
+    /// left or `limit` has passed.
     pub(crate) fn end_by(&self, signal: i32, limit: Duration) -> bool {
         let begin = Instant::now();
         let (mut sent, mut looks) = (BTreeSet::new(), looks());

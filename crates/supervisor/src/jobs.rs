@@ -1,4 +1,5 @@
-//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, log, former/, socket, control, lib/}` in a folder
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, checkpoints.json, log,
+//! former/, socket, control, lib/}` in a folder
 //! private to the user, which [`places`] finds.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
@@ -12,6 +13,7 @@ use crate::keeper::HeldImage;
 use crate::left::{self, Marks};
 use crate::parts::Parts;
 use crate::policy::Policy;
+use crate::tally::Checkpoints;
 use places::Surroundings;
 pub(crate) use places::{HOSTS, JOBS, variable};
 use rustix::io::FdFlags;
@@ -29,7 +31,8 @@ use thiserror::Error;
 
 /// Finished jobs that are kept.
 const KEPT: usize = 50;
-/// So many more there may be before they are looked at, which takes as long as the end of a short job.
+/// So many more there may be before they are looked at, which takes as long as the end of a short
+/// job.
 const MORE: usize = 16;
 /// A supervisor that was killed needs no longer for its end.
 const DYING: Duration = Duration::from_millis(300);
@@ -38,6 +41,7 @@ const DYING: Duration = Duration::from_millis(300);
 const ENDING: Duration = Duration::from_secs(3);
 /// Beside the job's socket, where NVML is answered.
 pub(crate) const NVML_SOCKET: &str = "nvml";
+const CHECKPOINTS: &str = "checkpoints.json";
 
 #[derive(Debug, Error)]
 pub enum JobError {
@@ -125,6 +129,22 @@ pub enum State {
     Unsupervised,
 }
 
+impl State {
+    /// All that [`State::name`] returns.
+    pub const NAMES: [&str; 4] = ["running", "unsupervised", "exited", "killed"];
+
+    /// Returns the word that tells it from the others.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Running => "running",
+            State::Unsupervised => "unsupervised",
+            State::Exited(_) => "exited",
+            State::Killed(_) => "killed",
+        }
+    }
+}
+
 /// What `meta.json` says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Meta {
@@ -197,8 +217,8 @@ impl Jobs {
         if new.exists() { new } else { old.find(|dir| dir.exists()).unwrap_or(new) }
     }
 
-    /// Takes `name` for a job of this process. What an ended job of that name has left goes when this
-    /// one has come to be and ended.
+    /// Takes `name` for a job of this process. What an ended job of that name has left goes when
+    /// this one has come to be and ended.
     pub(crate) fn create(&self, name: &JobName) -> Result<JobDir, JobError> {
         if self.others.iter().any(|other| stays_locked(&other.join(&name.0))) {
             return Err(JobError::InUse { name: name.clone() });
@@ -248,7 +268,8 @@ impl Jobs {
         if lock < 3 || (known.dev(), known.ino()) != (handed.dev(), handed.ino()) {
             return Err(JobError::InUse { name: name.clone() });
         }
-        // SAFETY: the descriptor is open, as was just seen, and nothing of this process has made it.
+        // SAFETY: the descriptor is open, as was just seen, and nothing of this process has made
+        // it.
         let lock = unsafe { File::from_raw_fd(lock) };
         let dir = JobDir { dir, lock };
         dir.stays_open(false).map_err(io_error(&dir.dir))?;
@@ -342,6 +363,11 @@ impl Jobs {
         serde_json::from_slice(&fs::read(self.job_dir(name).join("last.json")).ok()?).ok()
     }
 
+    /// How the checkpoints of job `name` went.
+    pub fn checkpoints(&self, name: &JobName) -> Checkpoints {
+        Checkpoints::read(&self.job_dir(name).join(CHECKPOINTS))
+    }
+
     /// Removes all but the latest ended jobs, if there are many more.
     pub(crate) fn prune(&self) {
         if fs::read_dir(&self.dir).map_or(0, Iterator::count) <= KEPT + MORE {
@@ -382,6 +408,11 @@ impl JobDir {
         self.dir.join("last.json")
     }
 
+    /// Where checkpoints are counted.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.dir.join(CHECKPOINTS)
+    }
+
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
@@ -416,6 +447,16 @@ impl JobDir {
         self.dir.join("lost")
     }
 
+    /// Where proxies tell what they have counted.
+    pub(crate) fn stats(&self) -> PathBuf {
+        self.dir.join("stats")
+    }
+
+    /// Where proxies tell what is wrong with a program that is checked.
+    pub(crate) fn findings(&self) -> PathBuf {
+        self.dir.join("findings")
+    }
+
     /// What says whose the folder is.
     pub(crate) fn lock(&self) -> RawFd {
         self.lock.as_raw_fd()
@@ -438,7 +479,10 @@ impl JobDir {
         for left in sockets.into_iter().chain([self.held(), self.lost()]) {
             let _ = fs::remove_file(left);
         }
+        kedge_control::session::clear(&self.dir);
         let _ = fs::remove_dir_all(self.lib());
+        let _ = fs::remove_dir_all(self.stats());
+        let _ = fs::remove_dir_all(self.findings());
     }
 
     /// Notes that the job has ended as kedge itself has.
@@ -453,7 +497,8 @@ impl JobDir {
         self.dir.join("lib")
     }
 
-    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where there is kedge's.
+    /// Makes `lib/` with the names under which programs look for the driver, and for NVML where
+    /// there is kedge's.
     pub(crate) fn link_driver(&self, parts: &Parts) -> Result<(), JobError> {
         let lib = self.lib();
         // There already where an older image is tried next.
@@ -470,8 +515,9 @@ impl JobDir {
         Ok(())
     }
 
-    /// Has what is in this folder found in `former` too, the folder that the job's processes know; what is
-    /// for devices if it has any. `None` where that is another job's by now, or cannot be made.
+    /// Has what is in this folder found in `former` too, the folder that the job's processes know;
+    /// what is for devices if it has any. `None` where that is another job's by now, or cannot be
+    /// made.
     pub(crate) fn stand_in_for(&self, former: &Path, devices: bool) -> Option<StandIn> {
         if former == self.dir {
             return Some(StandIn::default());
@@ -487,8 +533,8 @@ impl JobDir {
             let link = former.join(name);
             let taken = link.is_symlink() && link.exists();
             if !taken && !another_s && is_left_over(&link) {
-                // What a job that was killed has left leads nowhere. A folder of libraries leads where its own
-                // kedge is, which is as good.
+                // What a job that was killed has left leads nowhere. A folder of libraries leads
+                // where its own kedge is, which is as good.
                 let _ = fs::remove_file(&link);
             }
             match std::os::unix::fs::symlink(own, &link) {
@@ -498,6 +544,11 @@ impl JobDir {
             }
         }
         Some(made)
+    }
+
+    /// Returns the devices that the job is on, as `meta.json` says.
+    pub(crate) fn gpu(&self) -> Option<String> {
+        Some(read_meta(&self.dir)?.gpu)
     }
 
     /// Replaces `meta.json` as a whole.
@@ -613,7 +664,8 @@ pub(crate) fn try_lock(file: &File) -> bool {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// When the name was taken for its latest job: many start in one second, and process ids begin anew.
+/// When the name was taken for its latest job: many start in one second, and process ids begin
+/// anew.
 fn taken(dir: &Path) -> Option<SystemTime> {
     fs::symlink_metadata(dir.join("lock")).and_then(|lock| lock.modified()).ok()
 }
@@ -622,7 +674,8 @@ fn is_locked(dir: &Path) -> bool {
     open_lock(dir).is_ok_and(|lock| !try_lock(&lock))
 }
 
-/// Whether another job has that folder. One whose supervisor was killed a moment ago, and is not gone yet, has not.
+/// Whether another job has that folder. One whose supervisor was killed a moment ago, and is not
+/// gone yet, has not.
 fn stays_locked(dir: &Path) -> bool {
     open_lock(dir).is_ok_and(|lock| !lock_soon(&lock))
 }
@@ -667,6 +720,14 @@ fn current(dir: &Path) -> Option<Meta> {
         meta.state = if left { State::Unsupervised } else { State::Killed(libc::SIGKILL) };
     }
     Some(meta)
+}
+
+/// Notes in a job's folder that it is on other devices.
+pub(crate) fn note_gpu(dir: &Path, gpu: &str) -> Result<(), JobError> {
+    match read_meta(dir) {
+        Some(meta) => replace(&dir.join("meta.json"), &Meta { gpu: gpu.to_owned(), ..meta }),
+        None => Ok(()),
+    }
 }
 
 fn read_meta(dir: &Path) -> Option<Meta> {

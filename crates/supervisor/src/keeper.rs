@@ -1,6 +1,6 @@
-//! Holds what brings a job's devices back when its proxies are gone: descriptors that they have handed over,
-//! of their newest image. No code of this process touches what is behind them, and the kernel lets go of
-//! it when this process ends, however that ends.
+//! Holds what brings a job's devices back when its proxies are gone: descriptors that they have
+//! handed over, of their newest image. No code of this process touches what is behind them, and the
+//! kernel lets go of it when this process ends, however that ends.
 
 use crate::jobs::{self, JobDir, JobName, Jobs};
 use crate::proxies;
@@ -134,8 +134,8 @@ impl HeldNote {
 
 /// A descriptor by a number that was found open, once.
 fn own(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: `take` has seen that the number is open, above the standard ones, and named once; it was
-    // handed to this process under that number, before anything here was opened.
+    // SAFETY: `take` has seen that the number is open, above the standard ones, and named once; it
+    // was handed to this process under that number, before anything here was opened.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     Ok(fd)
@@ -310,8 +310,8 @@ impl At {
         At { socket: dir.keeper(), note: dir.held() }
     }
 
-    /// An image has become durable: `held`, so many of its clients are to be held for so long. What was held
-    /// before is not needed any longer.
+    /// An image has become durable: `held`, so many of its clients are to be held for so long. What
+    /// was held before is not needed any longer.
     pub(crate) fn durable(&self, image: &Path, held: Option<(u32, Duration)>, log: &JobLog) {
         let done = match held {
             Some((clients, ttl)) => keeper::commit(&self.socket, image, clients, ttl),

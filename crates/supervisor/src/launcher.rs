@@ -1,5 +1,6 @@
-//! The launcher of a parallel program (mpirun and its like) that has started kedge: it is outside of the job, and a
-//! program that is connected to it cannot go on without it. Such a connection is refused before anything is stopped.
+//! The launcher of a parallel program (mpirun and its like) that has started kedge: it is outside
+//! of the job, and a program that is connected to it cannot go on without it. Such a connection is
+//! refused before anything is stopped.
 
 use kedge_process::plugins::{Claim, Found, Job, Plugin};
 use rustix::net::getpeername;
@@ -9,7 +10,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// PMIx (Open MPI, Slurm): `NAMESPACE.RANK;tcp4://ADDRESS:PORT`, one variable for each version of its protocol.
+/// PMIx (Open MPI, Slurm): `NAMESPACE.RANK;tcp4://ADDRESS:PORT`, one variable for each version of
+/// its protocol.
 const PMIX: &str = "PMIX_SERVER_URI";
 /// PMI (MPICH, Intel MPI, Slurm): the number of a descriptor that is connected to the launcher.
 const PMI: &str = "PMI_FD";

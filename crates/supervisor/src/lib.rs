@@ -3,7 +3,9 @@
 //! [`run`] makes the job's folder, listens on its socket, starts the program, gives each process of
 //! the job that connects a proxy of its own, and ends when the program does.
 
+mod again;
 mod amount;
+mod check;
 mod checkpoint;
 pub mod control;
 mod ending;
@@ -15,6 +17,7 @@ mod launcher;
 mod left;
 mod management;
 mod missed;
+mod moving;
 mod owner;
 mod parts;
 pub mod policy;
@@ -24,19 +27,24 @@ mod proxies;
 mod quiesce;
 mod recover;
 mod restart;
+pub mod resume;
 mod sharing;
 mod shown;
 mod signals;
+mod stats;
 mod swap;
+mod tally;
 mod verify;
 pub mod warm;
 mod watch;
 
+pub use again::{CONFIG, kedge_again};
 use checkpoint::{Checkpointer, new_life};
 pub use gpu::is_of_client as is_of_devices;
 use jobs::{JobDir, JobError, JobName, Jobs, Meta, State};
 use joint::Joint;
 pub use joint::{Joining, KEY, far};
+use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 pub use kedge_coordinator::{Far, FarError};
@@ -64,6 +72,9 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use tally::Tally;
+pub use tally::{Checkpoints, LastFailure};
 use thiserror::Error;
 use warm::{Kind, Own, Sources};
 use watch::Watch;
@@ -86,6 +97,10 @@ pub struct JobSpec {
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub policy: Policy,
+    /// What the job asks of its devices is counted.
+    pub stats: bool,
+    /// What its devices, software devices, look for in the program.
+    pub check: Option<Check>,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -242,7 +257,13 @@ fn supervise(
         let note = why.map(|why| format!("--gpu {gpu} is the default here: {why}"));
         let kind = Kind::here(parts, gpu, &spec.limits);
         let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
-        let launch = Launch::new(parts, gpu, &spec.limits, dir).with_warm(warm);
+        let mut launch = Launch::new(parts, gpu, &spec.limits, dir).with_warm(warm);
+        if spec.stats {
+            launch = launch.with_stats(&stats::folder(dir)?);
+        }
+        if let Some(check) = spec.check {
+            launch = launch.with_check(check, &check::folder(dir)?);
+        }
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
         keeper.serve().map_err(|source| RunError::Listen { path: dir.keeper(), source })?;
@@ -268,6 +289,7 @@ fn supervise(
         }
     };
     drop(starting);
+    let begin = Instant::now();
     (meta.pid, meta.marks) = (Some(program.pid), Some(Marks::here(Some(program.pid))));
     let _ = dir.write_meta(&meta);
     let signalled = program.clone();
@@ -300,11 +322,16 @@ fn supervise(
         recover::end_all()?;
         return Ok(None);
     };
-    let missed = missed.told();
+    let took = begin.elapsed();
     checkpointer.ended();
     program.see_proxies_off(&signals, &proxies, &recovery);
     finish(dir, meta, outcome, &log);
-    Ok(Some(postscript.of(name, outcome, missed)))
+    let concluded = resume::concluded(name, &spec.policy, outcome, &missed, &log);
+    let mut ended = postscript.of(name, outcome, missed.told());
+    ended.outcome = concluded;
+    ended.found = spec.check.and_then(|_| check::of_job(dir, &log));
+    ended.stats = spec.stats.then(|| stats::of_job(spec, name, dir, took, &log));
+    Ok(Some(ended))
 }
 
 /// Notes how the job ended.
@@ -314,6 +341,8 @@ fn finish(dir: &JobDir, mut meta: Meta, outcome: Outcome, log: &JobLog) {
         Outcome::Killed(signal) => State::Killed(signal),
     };
     meta.ended = Some(jobs::now());
+    // It may have moved.
+    meta.gpu = dir.gpu().unwrap_or(meta.gpu);
     // The program has ended as it has ended; a full disk does not change that.
     if let Err(error) = dir.write_meta(&meta) {
         log.line(&error.to_string());
@@ -333,16 +362,18 @@ fn serve_control(
     let log = &recovery.log;
     let (gpu, limits) = (spec.gpu.to_string(), spec.limits);
     let has_devices = matches!(spec.gpu, JobGpu::Devices(_));
+    let devices = has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() });
     let checkpointer = Arc::new(Checkpointer {
         name: name.clone(),
         command: spec.command(),
-        devices: has_devices.then_some(Devices { gpu, limits, folder: dir.path().to_owned() }),
+        devices: Mutex::new(devices),
         socket: dir.socket(),
         proxies: proxies.clone(),
         policy: spec.policy.clone(),
         roots,
         log: log.clone(),
         last: dir.last_image(),
+        tally: Tally::new(dir.checkpoints()),
         under_way: Mutex::default(),
         ending: Mutex::default(),
         recovery: recovery.clone(),

@@ -1,5 +1,5 @@
-//! NVIDIA's management library (NVML), which programs ask beside the devices: the process that answers them, and what of
-//! it a checkpoint finds in the job's processes.
+//! NVIDIA's management library (NVML), which programs ask beside the devices: the process that
+//! answers them, and what of it a checkpoint finds in the job's processes.
 
 use crate::gpu::leads_to;
 use crate::jobs::JobDir;
@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// How long the process may take to end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The process that answers: a child that is none of the job's, and ends when this is dropped or this process ends.
+/// The process that answers: a child that is none of the job's, and ends when this is dropped or
+/// this process ends.
 #[derive(Debug)]
 pub(crate) struct Management {
     /// While it is open.
@@ -54,8 +55,8 @@ impl Management {
         // Out of the terminal's reach, as a proxy.
         command.process_group(0);
         let fds = [far.as_raw_fd(), listener.as_raw_fd()];
-        // SAFETY: the closure runs in the child between fork and exec and only makes system calls; both
-        // descriptors outlive the spawn.
+        // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
+        // both descriptors outlive the spawn.
         unsafe { command.pre_exec(move || hand_over(fds)) };
         let pid = command.spawn()?.id();
         // Where memory runs out, it goes before the program.
@@ -83,11 +84,12 @@ impl Drop for Management {
     }
 }
 
-/// What a description of a job's is, as an image notes it: a connection to the process that answers, or a path.
+/// What a description of a job's is, as an image notes it: a connection to the process that
+/// answers, or a path.
 const CONNECTION: &str = "connection";
 
-/// What of NVML's a descriptor leads to: the process that answers at `socket`; or a file of the driver's, which
-/// NVIDIA's own library has open where a program has found that by its path.
+/// What of NVML's a descriptor leads to: the process that answers at `socket`; or a file of the
+/// driver's, which NVIDIA's own library has open where a program has found that by its path.
 pub(crate) fn opened(file: &Found, job: &Job, socket: &Path) -> Option<String> {
     if file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX) {
         let end = UnixStream::from(job.duplicate(file).ok()?);
@@ -112,9 +114,9 @@ pub(crate) fn save(capture: &mut Capture, mine: &[usize], socket: &Path) -> Vec<
     found
 }
 
-/// A connection comes back as one that is over, and kedge's library makes another for its next question. A file is
-/// opened anew, which knows nothing of what was asked through the old one; where it is not there, something that answers
-/// nothing.
+/// A connection comes back as one that is over, and kedge's library makes another for its next
+/// question. A file is opened anew, which knows nothing of what was asked through the old one;
+/// where it is not there, something that answers nothing.
 pub(crate) fn reopen(description: u32, what: &str, world: &mut World) -> Result<(), PluginError> {
     let made: io::Result<OwnedFd> = match what {
         CONNECTION => UnixStream::pair().map(|(end, _)| end.into()),

@@ -19,12 +19,14 @@ struct State {
     latest: Option<(Instant, String)>,
     /// The one before the end.
     last: Option<String>,
+    /// When that one was asked for, seconds since 1970, if the job has been captured.
+    captured: Option<u64>,
 }
 
 impl Missed {
     pub(crate) fn new() -> Missed {
         let good = Instant::now();
-        Missed(Mutex::new(State { good, failures: 0, latest: None, last: None }))
+        Missed(Mutex::new(State { good, failures: 0, latest: None, last: None, captured: None }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -46,6 +48,17 @@ impl Missed {
     /// Notes that the checkpoint before the end could not be taken.
     pub(crate) fn last(&self, failure: String) {
         self.state().last = Some(failure);
+    }
+
+    /// Notes that the job has been captured before its end, by a checkpoint that was asked for
+    /// `since`, in seconds since 1970.
+    pub(crate) fn captured_last(&self, since: u64) {
+        self.state().captured = Some(since);
+    }
+
+    /// Returns when the checkpoint was asked for by which the job was captured before its end.
+    pub(crate) fn captured_since(&self) -> Option<u64> {
+        self.state().captured
     }
 
     /// Returns what there is to say, now that the program has ended.

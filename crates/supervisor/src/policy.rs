@@ -19,6 +19,29 @@ pub enum JobGpu {
     Devices(GpuSpec),
 }
 
+impl JobGpu {
+    /// Returns what devices of several places cannot have: `what`, by name, and what mends it.
+    pub fn refuse_several(&self, what: &str) -> Option<String> {
+        match self {
+            JobGpu::None => None,
+            JobGpu::Devices(spec) => spec.refuse_several(what),
+        }
+    }
+}
+
+impl Policy {
+    /// Returns the options that say what needs devices of one place, and whether each is given.
+    pub fn needs_one_place(&self) -> [(&'static str, bool); 5] {
+        [
+            ("--hold", self.hold.is_some()),
+            ("--recover", self.recover.is_some()),
+            ("--warm", self.warm.is_some()),
+            ("--interval", self.interval.is_some()),
+            ("--on-term", self.on_term.is_some()),
+        ]
+    }
+}
+
 impl FromStr for JobGpu {
     type Err = BadGpuSpec;
     fn from_str(text: &str) -> Result<JobGpu, BadGpuSpec> {
@@ -62,6 +85,9 @@ pub struct Policy {
     /// So many proxies are kept ready for it.
     #[serde(default)]
     pub warm: Option<NonZeroU32>,
+    /// A program that ends with status 0 is noted to be done, for who resumes its job next.
+    #[serde(default)]
+    pub resume: bool,
 }
 
 /// Shortest time between two checkpoints that nobody asks for.
@@ -110,6 +136,7 @@ impl Policy {
             recover: self.recover.or(before.recover),
             hold: self.hold.or(before.hold),
             warm: self.warm.or(before.warm),
+            resume: self.resume || before.resume,
         }
     }
 }
@@ -117,8 +144,12 @@ impl Policy {
 /// A checkpoint before the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnTerm {
-    /// From the signal on; when it has passed, the program is asked to end and no image is waited for.
+    /// From the signal on; when it has passed, the program is asked to end and no image is waited
+    /// for.
     pub deadline: Option<Duration>,
+    /// What kedge ends with when the job has been captured so: the batch system requeues it.
+    #[serde(default)]
+    pub requeue_exit: Option<u8>,
 }
 
 /// The folder that the processes of the job know whose image that is.

@@ -2,7 +2,9 @@
 
 use crate::Outcome;
 use crate::jobs::JobName;
+use kedge_control::check::Report;
 use kedge_control::joblog::{self, Failure};
+use kedge_control::stats::JobStats;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -20,11 +22,15 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Lines for whoever started it. None where all went well.
     pub postscript: Vec<String>,
+    /// What it asked of its devices, where that was counted.
+    pub stats: Option<JobStats>,
+    /// What was found in it, where it was checked.
+    pub found: Option<Report>,
 }
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended { outcome, postscript: Vec::new() }
+        Ended { outcome, postscript: Vec::new(), stats: None, found: None }
     }
 }
 
@@ -61,7 +67,7 @@ impl Postscript {
                 told.push(text);
             }
         }
-        Ended { outcome, postscript: said(job, &told) }
+        Ended { outcome, postscript: said(job, &told), stats: None, found: None }
     }
 }
 

@@ -76,9 +76,12 @@ impl Program {
         if let Some(visible) = visible(&spec.gpu) {
             command.env(VISIBLE, visible);
         }
-        // libuv may use io_uring, which nobody can save; without it, it does the same by epoll and threads.
-        if std::env::var_os(LIBUV_URING).is_none() {
-            command.env(LIBUV_URING, "0");
+        // libuv may use io_uring, which nobody can save; without it, it does the same by epoll and
+        // threads.
+        for told in NO_URING {
+            if std::env::var_os(told).is_none() {
+                command.env(told, "0");
+            }
         }
         // SAFETY: the closure runs in the child between fork and exec and makes one system call.
         unsafe {
@@ -151,12 +154,14 @@ impl Program {
     }
 }
 
-/// Where libuv (Node.js, PyTorch's stores) is told whether it may use io_uring.
-const LIBUV_URING: &str = "UV_USE_IO_URING";
+/// Where libuv (Node.js) is told whether it may use io_uring, and PyTorch's stores whether they may
+/// use their own libuv, which is not told by the first.
+const NO_URING: [&str; 2] = ["UV_USE_IO_URING", "USE_LIBUV"];
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// All of the job's GPUs, by number, where these are some of the machine's: NVIDIA's management library shows all
-/// of the machine's, and PyTorch takes their number from there unless this variable tells another.
+/// All of the job's GPUs, by number, where these are some of the machine's: NVIDIA's management
+/// library shows all of the machine's, and PyTorch takes their number from there unless this
+/// variable tells another.
 fn visible(gpu: &JobGpu) -> Option<String> {
     let JobGpu::Devices(GpuSpec::Local { ordinals }) = gpu else { return None };
     if ordinals.is_empty() || std::env::var_os(VISIBLE).is_some() {

@@ -5,24 +5,27 @@ use crate::parts::Parts;
 use crate::program::Outcome;
 use crate::signals::look_at_children;
 use crate::warm::{Leaving, Sources, WarmProxy};
+use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::Control;
 use kedge_image::DeviceLimits;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Clients of one job at a time.
 const MAX_PROXIES: usize = 512;
@@ -35,6 +38,8 @@ pub(crate) struct Proxies {
     running: Running,
     /// Those that have ended and are no children, and how.
     left: Arc<Mutex<Vec<(ProxyId, Outcome)>>>,
+    /// What new ones are started with.
+    launch: Arc<Mutex<Option<Launch>>>,
 }
 
 pub(crate) type Known = BTreeMap<ProxyId, Arc<Proxy>>;
@@ -45,7 +50,8 @@ type Running = Arc<Mutex<Known>>;
 pub(crate) enum ProxyId {
     /// Of a child.
     Child(u32),
-    /// Of one that was ready before, which is no child and may have another id in this namespace, or none.
+    /// Of one that was ready before, which is no child and may have another id in this namespace,
+    /// or none.
     Warm(u32),
 }
 
@@ -62,14 +68,37 @@ pub(crate) struct Proxy {
     pub(crate) id: ProxyId,
     /// What gives it orders.
     pub(crate) control: Control,
+    /// Where its devices are.
+    pub(crate) place: PlaceId,
     /// How one that is no child is seen to end.
     leaving: Option<Leaving>,
+}
+
+/// Tells the places apart that the devices of a job have come to, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlaceId(u64);
+
+impl PlaceId {
+    /// Another one than all before.
+    fn new() -> PlaceId {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        PlaceId(LAST.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 impl Proxy {
     pub(crate) fn pid(&self) -> u32 {
         let (ProxyId::Child(pid) | ProxyId::Warm(pid)) = self.id;
         pid
+    }
+
+    /// Returns what means this process even when its id means another.
+    pub(crate) fn process(&self) -> io::Result<OwnedFd> {
+        if let Some(leaving) = &self.leaving {
+            return leaving.process();
+        }
+        let pid = Pid::from_raw(self.pid() as i32).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(pidfd_open(pid, PidfdFlags::empty())?)
     }
 
     /// Whether it has ended.
@@ -80,8 +109,22 @@ impl Proxy {
             (None, ProxyId::Warm(_)) => false,
         }
     }
+
+    /// Whether it ends within `limit`.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        while !self.is_over() {
+            if begin.elapsed() > limit {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
 }
 
+/// A proxy's option for its devices.
+const GPU: &str = "--gpu";
 /// The driver's variable for the GPUs that it shows.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -90,19 +133,19 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 pub(crate) struct Launch {
     executable: PathBuf,
     arguments: Vec<OsString>,
+    pub(crate) place: PlaceId,
     log_path: PathBuf,
     /// Where there may be some that are ready.
     warm: Option<Arc<Sources>>,
     /// Which GPUs the driver shows it: see [`show_only`].
     shown: Option<String>,
-    /// Its mappings are not placed at random: the driver puts variables and tables of modules into them,
-    /// and the program has pointers to those, which a restart must find where they were.
+    /// Its mappings are not placed at random: the driver puts variables and tables of modules into
+    /// them, and the program has pointers to those, which a restart must find where they were.
     fixed_places: bool,
 }
 
 /// What gives each client that connects a proxy.
 struct Starter {
-    launch: Launch,
     log: Arc<JobLog>,
     /// A note for the log when the first client comes.
     first: Mutex<Option<String>>,
@@ -110,8 +153,8 @@ struct Starter {
 }
 
 impl Proxies {
-    /// Gives each client that connects to the job's socket a proxy, on a thread of its own. `first` is a
-    /// note for the log when the first client comes.
+    /// Gives each client that connects to the job's socket a proxy, on a thread of its own. `first`
+    /// is a note for the log when the first client comes.
     pub(crate) fn serve(
         &self,
         listener: UnixListener,
@@ -120,9 +163,20 @@ impl Proxies {
         first: Option<String>,
     ) -> io::Result<()> {
         let (first, proxies) = (Mutex::new(first), self.clone());
-        let starter = Starter { launch, log, first, proxies };
+        self.launch_by(launch);
+        let starter = Starter { log, first, proxies };
         let thread = thread::Builder::new().name("accept".into());
         thread.spawn(move || starter.accept_all(&listener)).map(drop)
+    }
+
+    /// What new ones are started with, once the job has a socket to ask for them.
+    pub(crate) fn launch(&self) -> Option<Launch> {
+        self.launch.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on new ones are started so.
+    pub(crate) fn launch_by(&self, launch: Launch) {
+        *self.launch.lock().unwrap_or_else(PoisonError::into_inner) = Some(launch);
     }
 
     /// Whether no proxy runs.
@@ -139,9 +193,10 @@ impl Proxies {
     /// Those that have ended and were no children, and how: told once.
     pub(crate) fn take_left(&self) -> Vec<(ProxyId, Outcome)> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = std::mem::take(&mut *left);
+        let mut left = std::mem::take(&mut *left);
         let mut running = self.locked();
-        left.iter().for_each(|(id, _)| drop(running.remove(id)));
+        // One whose client has moved is none of the job's.
+        left.retain(|(id, _)| running.remove(id).is_some());
         left
     }
 
@@ -201,12 +256,44 @@ impl Launch {
         let fixed_places = matches!(gpu, GpuSpec::Local { .. });
         let executable = parts.proxy.clone();
         let (log_path, shown) = (dir.log(), gpu.shown());
-        Launch { executable, arguments, log_path, warm: None, shown, fixed_places }
+        let (place, warm) = (PlaceId::new(), None);
+        Launch { executable, arguments, place, log_path, warm, shown, fixed_places }
+    }
+
+    /// The same, at another place that is like this one.
+    pub(crate) fn elsewhere(self) -> Launch {
+        Launch { place: PlaceId::new(), ..self }
     }
 
     /// The same, where some may be ready.
     pub(crate) fn with_warm(self, warm: Sources) -> Launch {
         Launch { warm: Some(Arc::new(warm)), ..self }
+    }
+
+    /// The same, with what proxies count told in a folder.
+    pub(crate) fn with_stats(mut self, folder: &Path) -> Launch {
+        self.arguments.extend(["--stats".into(), folder.into()]);
+        self
+    }
+
+    /// The same, with the program checked, and what is found told in a folder. None are ready for
+    /// that.
+    pub(crate) fn with_check(mut self, check: Check, folder: &Path) -> Launch {
+        self.arguments.extend(["--check".into(), check.words().into()]);
+        self.arguments.extend(["--findings".into(), folder.into()]);
+        self.cold()
+    }
+
+    /// The same, on other devices, of which none are ready.
+    pub(crate) fn on(self, gpu: &GpuSpec) -> Launch {
+        let mut arguments = self.arguments;
+        if let Some(place) = arguments.iter().position(|argument| argument == GPU)
+            && let Some(value) = arguments.get_mut(place + 1)
+        {
+            *value = gpu.to_string().into();
+        }
+        let fixed_places = matches!(gpu, GpuSpec::Local { .. });
+        Launch { arguments, warm: None, shown: gpu.shown(), fixed_places, ..self }
     }
 
     /// The same, where none is: another process is the one that can ask.
@@ -239,7 +326,8 @@ impl Launch {
                 self.arguments.iter().cloned().chain(more.iter().map(Into::into)).collect();
             // The log of the job has why it was made in vain.
             let (control, leaving) = ready.serve(client, &arguments).ok()?;
-            Some(Proxy { id: ProxyId::Warm(pid), control, leaving: Some(leaving) })
+            let (id, leaving) = (ProxyId::Warm(pid), Some(leaving));
+            Some(Proxy { id, control, place: self.place, leaving })
         });
         served.map_or_else(|| self.start(client, more), Ok).map(Arc::new)
     }
@@ -254,7 +342,8 @@ impl Launch {
             .stdin(Stdio::null())
             .stdout(self.log_file()?)
             .stderr(self.log_file()?)
-            // Out of the terminal's reach: a key that ends the program must not end its proxy first.
+            // Out of the terminal's reach: a key that ends the program must not end its proxy
+            // first.
             .process_group(0);
         show_only(&mut command, self.shown.as_deref());
         let fds = [client.as_raw_fd(), orders.as_raw_fd()];
@@ -270,7 +359,7 @@ impl Launch {
             });
         }
         let id = ProxyId::Child(command.spawn()?.id());
-        Ok(Proxy { id, control, leaving: None })
+        Ok(Proxy { id, control, place: self.place, leaving: None })
     }
 
     /// Where the proxy's last words go, should it abort.
@@ -279,9 +368,9 @@ impl Launch {
     }
 }
 
-/// Has the driver show a proxy the job's GPUs and no others: where it places things depends on how many
-/// it shows, and a job must find them where they were on a machine that has more or fewer. Among the
-/// job's the proxy chooses, for each client by the client's own environment.
+/// Has the driver show a proxy the job's GPUs and no others: where it places things depends on how
+/// many it shows, and a job must find them where they were on a machine that has more or fewer.
+/// Among the job's the proxy chooses, for each client by the client's own environment.
 pub(crate) fn show_only(command: &mut Command, shown: Option<&str>) {
     match shown {
         Some(list) => command.env(VISIBLE, list),
@@ -291,7 +380,7 @@ pub(crate) fn show_only(command: &mut Command, shown: Option<&str>) {
 
 fn arguments(gpu: &GpuSpec, limits: &DeviceLimits, dir: &JobDir) -> Vec<OsString> {
     let mut list: Vec<OsString> =
-        vec!["--fd".into(), PROXY_FD.to_string().into(), "--gpu".into(), gpu.to_string().into()];
+        vec!["--fd".into(), PROXY_FD.to_string().into(), GPU.into(), gpu.to_string().into()];
     let sizes = [
         ("--soft-memory", limits.soft_memory),
         ("--cache-gpu", limits.cache_gpu),
@@ -330,23 +419,29 @@ impl Starter {
         if !kedge_socket::is_own_user(client.as_fd())? {
             return Err(io::Error::other("it belongs to another user"));
         }
-        let ready = self.launch.warm(1).pop();
-        // Held while starting, so that a proxy that ends at once is known when it is reaped.
+        let launch = || self.proxies.launch().ok_or(io::ErrorKind::NotConnected);
+        let before = launch()?;
+        let ready = before.warm(1).pop();
+        // Held while starting, so that a proxy that ends at once is known when it is reaped; and
+        // one that is not where the job is by now, to whoever moves it there.
         let mut running = self.proxies.locked();
+        let launch = launch()?;
+        let ready = ready.filter(|_| launch.place == before.place);
         if running.len() >= MAX_PROXIES {
             return Err(io::Error::other(format!("the job has {MAX_PROXIES} clients already")));
         }
         if let Some(note) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take() {
             self.log.note(&note);
         }
-        let proxy = self.launch.provide(ready, client.as_fd(), &[])?;
+        let proxy = launch.provide(ready, client.as_fd(), &[])?;
         running.insert(proxy.id, proxy.clone());
         drop(running);
         self.proxies.watch(proxy)
     }
 }
 
-/// In the child: no random places from exec on. Where that is not allowed, a restart is what finds out.
+/// In the child: no random places from exec on. Where that is not allowed, a restart is what finds
+/// out.
 pub(crate) fn fix_places() {
     const ASK: libc::c_ulong = 0xffff_ffff;
     // SAFETY: plain calls.
@@ -360,8 +455,8 @@ pub(crate) fn fix_places() {
 
 /// In the child: gives the sockets their agreed numbers, open across exec.
 pub(crate) fn hand_over<const N: usize>(fds: [RawFd; N]) -> io::Result<()> {
-    // SAFETY: plain system calls on descriptors of the child. All are moved out of the way first: one
-    // may have another's number.
+    // SAFETY: plain system calls on descriptors of the child. All are moved out of the way first:
+    // one may have another's number.
     let failed = unsafe {
         let mut none = std::mem::MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());

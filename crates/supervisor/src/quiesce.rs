@@ -1,12 +1,14 @@
-//! Bringing a job's devices to rest, all of them at one moment, without stopping the program's threads.
+//! Bringing a job's devices to rest, all of them at one moment, without stopping the program's
+//! threads.
 //!
-//! Gates are closed first: what the program asks of its devices from then on waits in its rings, while its
-//! threads, callbacks and libraries go on. Then what was asked before must come to its end. It may not: a
-//! process that takes part in a collective operation waits for another one, which was gated before it could
-//! take part. So those that are at rest while others are not are let on by one message at a time, which
-//! brings the late ones to where the others wait. Where that does not help either, those that are busy are let on by
-//! a few messages, too: a kernel may wait for another one, which its own process submits. At last all gates open for a
-//! while, and it is tried again.
+//! Gates are closed first: what the program asks of its devices from then on waits in its rings,
+//! while its threads, callbacks and libraries go on. Then what was asked before must come to its
+//! end. It may not: a process that takes part in a collective operation waits for another one,
+//! which was gated before it could take part. So those that are at rest while others are not are
+//! let on by one message at a time, which brings the late ones to where the others wait. Where that
+//! does not help either, those that are busy are let on by a few messages, too: a kernel may wait
+//! for another one, which its own process submits. At last all gates open for a while, and it is
+//! tried again.
 
 use crate::proxies::{Known, Proxies, Proxy, has_ended};
 use kedge_control::proxy::{Answer, Control, ControlError, Order};
@@ -21,10 +23,11 @@ const FIRST_TRY: Duration = Duration::from_millis(500);
 const BETWEEN: Duration = Duration::from_millis(50);
 /// What a dispatcher may need for the message that it is at.
 const GATE_MS: u32 = 2_000;
-/// One look at whether all rest, and the time to take one message. An operation that all take part in ends
-/// everywhere within much less.
+/// One look at whether all rest, and the time to take one message. An operation that all take part
+/// in ends everywhere within much less.
 const LOOK_MS: u32 = 1;
-/// Messages by which who is busy is let on, one at a time; more would only be more work. And how long each may take.
+/// Messages by which who is busy is let on, one at a time; more would only be more work. And how
+/// long each may take.
 const LET_ON: u32 = 4;
 const LET_ON_MS: u32 = 5;
 /// How long a proxy whose client has ended may take to end.
@@ -64,7 +67,7 @@ pub(crate) struct Quiet<'a> {
     pub(crate) tries: u32,
     pub(crate) seconds: f64,
     /// No new client meanwhile.
-    _none_new: MutexGuard<'a, Known>,
+    none_new: MutexGuard<'a, Known>,
 }
 
 impl Proxies {
@@ -85,7 +88,8 @@ impl Proxies {
         last: impl FnOnce(),
     ) -> Result<Quiet<'_>, QuiesceError> {
         let known = self.locked();
-        // A proxy that has ended with its client is no matter. Whoever collects it still has to know it.
+        // A proxy that has ended with its client is no matter. Whoever collects it still has to
+        // know it.
         let mut running = known.clone();
         without_gone(&mut running);
         prepare(&running, preparing);
@@ -106,7 +110,7 @@ impl Proxies {
                 Ok((clients, None)) => {
                     let proxies = Proxies::children(&known);
                     let seconds = begin.elapsed().as_secs_f64();
-                    return Ok(Quiet { clients, proxies, tries, seconds, _none_new: known });
+                    return Ok(Quiet { clients, proxies, tries, seconds, none_new: known });
                 }
                 Ok((_, Some(busy))) => busy,
                 Err(QuiesceError::Proxy { pid, ref source })
@@ -126,8 +130,8 @@ impl Proxies {
     }
 }
 
-/// Has all proxies make room for what they will capture, before anything stands still. One that does not
-/// answer is found out by the next order.
+/// Has all proxies make room for what they will capture, before anything stands still. One that
+/// does not answer is found out by the next order.
 fn prepare(running: &Known, preparing: &Order) {
     let controls: Vec<(u32, &Control)> = running.values().map(|p| (p.pid(), &p.control)).collect();
     ask_all(&controls, preparing);
@@ -213,7 +217,8 @@ pub(crate) fn ask_all(
     answers.map(|(given, (_, control))| given.and_then(|()| control.answer(ANSWER))).collect()
 }
 
-/// Whether it has ended, or is about to: connections close before a GPU's driver has put away what a process had.
+/// Whether it has ended, or is about to: connections close before a GPU's driver has put away what
+/// a process had.
 fn ends(pid: u32, error: &ControlError) -> bool {
     let closed = matches!(error, ControlError::Channel(_));
     let begin = Instant::now();
@@ -237,6 +242,16 @@ fn open(clients: &[Resting]) {
     for client in clients {
         // One that does not hear it has ended, and its gate with it.
         let _ = client.proxy.control.does(&Order::Open {}, ANSWER);
+    }
+}
+
+impl Quiet<'_> {
+    /// A client has another proxy, whose gate is open as soon as it serves; the old one is none of
+    /// the job's any more, however it ends.
+    pub(crate) fn replace(&mut self, old: &Proxy, new: Arc<Proxy>) {
+        self.clients.retain(|client| client.proxy.id != old.id);
+        self.none_new.remove(&old.id);
+        self.none_new.insert(new.id, new);
     }
 }
 

@@ -1,6 +1,7 @@
-//! Going back: a job that has lost a proxy, and with it what its devices held, or whose program was killed, is
-//! ended and restarted from its newest good image. `kedge restart` does that, in the place of the process that supervised the job:
-//! it has the same id, standard streams and signals, so whoever waits for it notices nothing.
+//! Going back: a job that has lost a proxy, and with it what its devices held, or whose program was
+//! killed, is ended and restarted from its newest good image. `kedge restart` does that, in the
+//! place of the process that supervised the job: it has the same id, standard streams and signals,
+//! so whoever waits for it notices nothing.
 
 use crate::checkpoint::Checkpointer;
 use crate::ending;
@@ -14,8 +15,10 @@ use crate::restart::{Back, RestartSpec};
 use crate::signals::{Signals, look_at_children};
 use crate::warm::Own;
 use crate::{Outcome, RunError};
+use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::{EXIT_BUG, EXIT_LOST};
+use kedge_control::session::FarSession;
 use kedge_image::{ImageError, Manifest};
 use kedge_process::Roots;
 use serde::{Deserialize, Serialize};
@@ -28,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Images that are noted: more than anybody goes back past.
 const MOST_IMAGES: usize = 32;
+/// For a server to end a session.
+const SERVER: Duration = Duration::from_secs(3);
 /// A process that is killed may have much memory to give back.
 pub(crate) const LAST: Duration = Duration::from_secs(30);
 
@@ -39,6 +44,8 @@ pub(crate) struct Recovery {
     /// How often it has.
     pub(crate) used: u32,
     pub(crate) images: Images,
+    /// The job's.
+    folder: PathBuf,
     pub(crate) log: Arc<JobLog>,
     pub(crate) fate: Mutex<Fate>,
 }
@@ -61,8 +68,8 @@ pub(crate) enum Fate {
 pub(crate) enum Loss {
     /// Devices, with this proxy.
     Devices { proxy: ProxyId, how: Outcome },
-    /// The program's first process, by SIGKILL: nothing that a program does ends it so, but the kernel
-    /// where memory runs out.
+    /// The program's first process, by SIGKILL: nothing that a program does ends it so, but the
+    /// kernel where memory runs out.
     Program,
     /// Its init, and with it all processes.
     Init,
@@ -87,7 +94,8 @@ impl Recovery {
     pub(crate) fn new(policy: &Policy, used: u32, dir: &JobDir, log: &Arc<JobLog>) -> Recovery {
         let limit = policy.recover.map(u32::from);
         let images = Images(dir.images());
-        Recovery { limit, used, images, log: log.clone(), fate: Mutex::default() }
+        let (folder, log) = (dir.path().to_owned(), log.clone());
+        Recovery { limit, used, images, folder, log, fate: Mutex::default() }
     }
 
     /// Whether it may come to that.
@@ -97,6 +105,7 @@ impl Recovery {
 
     /// A proxy has ended.
     pub(crate) fn proxy_ended(&self, proxy: ProxyId, how: Outcome) {
+        self.end_session(proxy, how);
         if how == Outcome::Exited(0) {
             return;
         }
@@ -107,6 +116,29 @@ impl Recovery {
         } else {
             self.log.line(&format!("proxy {proxy} has ended: {how}"));
         }
+    }
+
+    /// Has the server end the session of a proxy that could not, so that its devices' memory is
+    /// free: before the job goes back to an image, which may want it.
+    fn end_session(&self, (ProxyId::Child(pid) | ProxyId::Warm(pid)): ProxyId, how: Outcome) {
+        let sessions = FarSession::take(&self.folder, pid);
+        // It has said goodbye, or found that the server cannot be reached or has no such session.
+        // Of several, it may have come to one alone.
+        match matches!(how, Outcome::Exited(status) if [0, EXIT_LOST].contains(&status.into())) {
+            true if sessions.len() <= 1 => {}
+            true => end_sessions(sessions, |_| ()),
+            false => end_sessions(sessions, |error| self.cannot_end(pid, error)),
+        }
+    }
+
+    /// Has the servers end the sessions of a proxy that has ended, or is about to, if it has any.
+    pub(crate) fn end_session_of(&self, pid: u32) {
+        end_sessions(FarSession::take(&self.folder, pid), |error| self.cannot_end(pid, error));
+    }
+
+    fn cannot_end(&self, pid: u32, error: &dyn fmt::Display) {
+        let why = "so its devices' memory is free only once the server gives the session up";
+        self.log.line(&format!("the session of proxy {pid} cannot be ended ({error}), {why}"));
     }
 
     /// The program's first process has ended.
@@ -156,6 +188,15 @@ impl Recovery {
 
     fn fate(&self) -> MutexGuard<'_, Fate> {
         self.fate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the servers end `sessions`; `failed` hears why one cannot be ended.
+fn end_sessions(sessions: Vec<FarSession>, failed: impl Fn(&dyn fmt::Display)) {
+    for FarSession { server, key } in sessions {
+        if let Err(error) = kedge_remote::end_session(&server, key, SERVER) {
+            failed(&error);
+        }
     }
 }
 
@@ -261,7 +302,9 @@ impl GoBack {
         dir.stays_open(true).map_err(failed)?;
         let newest = Images::of(&dir).newest();
         let (image, _) = newest.ok_or(ImageError::NoImage { path: dir.images() })?;
-        let gpu = spec.gpu.map(|gpu| gpu.to_string());
+        // Where it has moved by now, if it has: its image may be from before.
+        let here = dir.gpu().filter(|gpu| gpu.parse::<GpuSpec>().is_ok());
+        let gpu = here.or_else(|| spec.gpu.map(|gpu| gpu.to_string()));
         let (paths, policy, lock) = (spec.paths, spec.policy, dir.lock());
         let soft_memory = spec.soft_memory;
         let ours = |held: &Held| held.image == image && held.numbers().len() <= MOST_HELD;
@@ -297,6 +340,7 @@ impl RestartSpec {
             parts: Vec::new(),
             showing: None,
             quiet: false,
+            resume: None,
             gpu: note.gpu.map(|gpu| gpu.parse()).transpose()?,
             soft_memory: note.soft_memory,
             back: Some(Back {
@@ -337,8 +381,8 @@ pub(crate) struct Init<'a> {
 }
 
 impl Init<'_> {
-    /// Looks at children that have ended: whether their end is all, and not the job's way back. For that,
-    /// nothing of the job runs any more, and the supervisor has been told.
+    /// Looks at children that have ended: whether their end is all, and not the job's way back. For
+    /// that, nothing of the job runs any more, and the supervisor has been told.
     pub(crate) fn look(&mut self, ended: &[(i32, i32)], signals: &Signals) -> bool {
         let recovery = &self.job.recovery;
         self.proxies(ended);

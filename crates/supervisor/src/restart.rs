@@ -1,5 +1,5 @@
-//! Restarting a job from its image: it is a job as any other, but that its processes live in namespaces of
-//! their own, where the init that made them takes its checkpoints.
+//! Restarting a job from its image: it is a job as any other, but that its processes live in
+//! namespaces of their own, where the init that made them takes its checkpoints.
 
 use crate::checkpoint::{Checkpointer, new_life};
 use crate::gpu::{GPU, Restart};
@@ -16,14 +16,15 @@ use crate::proxies::{Launch, Proxies};
 use crate::recover::{self, End, GoBack, Images, Init, Loss, Recovery};
 use crate::shown::{SHOWN, Showing};
 use crate::signals::{self, Signals};
+use crate::tally::Tally;
 use crate::warm::{Kind, Own, Sources, WarmProxy};
 use crate::watch::Watch;
-use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, warm_of};
+use crate::{Outcome, RunError, control, finish, gpu, management_of, open_log, resume, warm_of};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_coordinator::Far;
 use kedge_image::{Devices, ImageError, Manifest};
-use kedge_process::plugins::{More, PathMap, settle_all};
+use kedge_process::plugins::{More, Others, PathMap, settle_all};
 use kedge_process::{EngineError, Rebuilt, RestartOptions, Restarted, Tracker};
 use std::fs;
 use std::io::{self, Write};
@@ -63,6 +64,8 @@ pub struct RestartSpec {
     pub showing: Option<Showing>,
     /// Nothing is said when it has ended.
     pub quiet: bool,
+    /// Of the images in `path`, only this job's that it has not outlived are meant.
+    pub resume: Option<JobName>,
 }
 
 /// A job that goes back, as the process before this one has left it.
@@ -84,15 +87,15 @@ impl Back {
     }
 }
 
-/// Restarts a job and runs it to its end. Takes this process's signals and children over; it must have
-/// one thread only.
+/// Restarts a job and runs it to its end. Takes this process's signals and children over; it must
+/// have one thread only.
 pub fn restart(spec: &RestartSpec) -> Result<End, RunError> {
     let begin = Instant::now();
     signals::block_file_limit();
     // What a restart has left that was killed with all that belonged to it.
     settle_all().said.iter().for_each(|said| tell(said));
     if let (None, None) = (&spec.back, &spec.joining) {
-        let images = candidates(&spec.path)?;
+        let images = spec.images()?;
         if images.first().is_some_and(|(_, manifest)| !manifest.parts.is_empty()) {
             return joint::restart_parts(spec, &images).map(|outcome| End::Ended(outcome.into()));
         }
@@ -138,7 +141,8 @@ fn tell(what: &str) {
     let _ = writeln!(io::stderr(), "kedge: {what}");
 }
 
-/// A restart that a signal has ended is no failure: this process ends by that signal, once nothing is left.
+/// A restart that a signal has ended is no failure: this process ends by that signal, once nothing
+/// is left.
 fn given_up(outcome: Result<Option<Ended>, RunError>) -> Result<Option<Ended>, RunError> {
     let Err(RunError::Restart(EngineError::GivenUp)) = outcome else { return outcome };
     recover::end_all()?;
@@ -152,7 +156,7 @@ fn place(spec: &RestartSpec, jobs: &Jobs) -> Result<(JobName, JobDir, Candidates
         let images = Images::of(&dir).all();
         return Ok((name.clone(), dir, images));
     }
-    let images = candidates(&spec.path)?;
+    let images = spec.images()?;
     let (_, first) = images.first().ok_or(ImageError::NoImage { path: spec.path.clone() })?;
     let name = spec.name.clone().map_or_else(|| first.job.parse(), Ok)?;
     let dir = jobs.create(&name)?;
@@ -232,8 +236,7 @@ fn restart_one(
     }
     let restarted = Arc::new(restarted);
     let missed = Arc::new(Missed::new());
-    let outcome = watch(policy, dir, &log, &signals, &restarted, &missed);
-    let missed = missed.told();
+    let outcome = watch(policy.clone(), dir, &log, &signals, &restarted, &missed);
     if dir.lost().exists() || outcome.is_none() && spec.goes_back(dir, images, Loss::Init) {
         drop(restarted);
         recover::end_all()?;
@@ -242,7 +245,10 @@ fn restart_one(
     // An init that was killed takes the job with it.
     let outcome = outcome.unwrap_or(Outcome::Killed(libc::SIGKILL));
     finish(dir, meta, outcome, &log);
-    Ok(Some(postscript.of(place.name, outcome, missed)))
+    let concluded = resume::concluded(place.name, &policy, outcome, &missed, &log);
+    let mut ended = postscript.of(place.name, outcome, missed.told());
+    ended.outcome = concluded;
+    Ok(Some(ended))
 }
 
 /// What is told of a job that does not run as yet.
@@ -308,10 +314,19 @@ fn first_that_works<'a>(
             Checkpointing { spec, name, joint, dir, home, manifest, devices, proxies, launch };
         let paths = PathMap::new(spec.paths.iter().cloned());
         let plugins: More = vec![&GPU, &JOIN, &SHOWN];
+        let others = spec.joining.as_ref().map(|_| &JOIN as &dyn Others);
         let usual = RestartOptions::new(folder.clone());
         let give_up = || signals::sent_to_end().is_some();
-        let options =
-            RestartOptions { paths, plugins, lazy: spec.lazy, inherits, give_up, tell, ..usual };
+        let options = RestartOptions {
+            paths,
+            plugins,
+            lazy: spec.lazy,
+            inherits,
+            give_up,
+            tell,
+            others,
+            ..usual
+        };
         let restarted = kedge_process::restart(&options, |job| checkpointer.serve(job));
         if restarted.is_err() {
             SHOWN.take_back();
@@ -381,6 +396,14 @@ fn watch(
 }
 
 impl RestartSpec {
+    /// The images that it may be restarted from, the newest first.
+    fn images(&self) -> Result<Candidates, ImageError> {
+        match &self.resume {
+            Some(job) => resume::images(&self.path, job),
+            None => candidates(&self.path),
+        }
+    }
+
     /// Whether the job goes back after such a loss, which its init cannot tell of; the log tells,
     /// also why not.
     fn goes_back(&self, dir: &JobDir, images: &[(PathBuf, Manifest)], loss: Loss) -> bool {
@@ -402,7 +425,8 @@ impl RestartSpec {
         back.held.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// What keeps proxies ready for the job: the former process's, or a new one where its policy wants some.
+    /// What keeps proxies ready for the job: the former process's, or a new one where its policy
+    /// wants some.
     fn warm(&self, dir: &JobDir, images: &[(PathBuf, Manifest)]) -> Option<Own> {
         if let Some(back) = &self.back {
             return Own::take_over(dir, back.warm?);
@@ -476,13 +500,14 @@ impl Checkpointing<'_> {
         let checkpointer = Arc::new(Checkpointer {
             name: self.name.clone(),
             command: self.manifest.command.clone(),
-            devices: self.devices.clone(),
+            devices: Mutex::new(self.devices.clone()),
             socket: self.dir.socket(),
             proxies: self.proxies.clone(),
             policy,
             roots: job.roots(),
             log: log.clone(),
             last: self.dir.last_image(),
+            tally: Tally::new(self.dir.checkpoints()),
             under_way: Mutex::default(),
             ending: Mutex::default(),
             recovery,

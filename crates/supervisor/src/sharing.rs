@@ -1,5 +1,5 @@
-//! Device memory and events that several processes of a job have together. One of them owns each: its
-//! proxy saves the bytes, and the others' note where a restart finds them.
+//! Device memory and events that several processes of a job have together. One of them owns each:
+//! its proxy saves the bytes, and the others' note where a restart finds them.
 
 use crate::proxies::Proxy;
 use crate::quiesce::{Resting, ask_all};
@@ -43,7 +43,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Whether a description of the program's, of which this process has that descriptor, is of this memory.
+    /// Whether a description of the program's, of which this process has that descriptor, is of
+    /// this memory.
     pub(crate) fn is(&self, file: &Found, holder: (i32, i32)) -> bool {
         let stat = &file.stat;
         self.known.iter().any(|identity| match identity {
@@ -78,8 +79,8 @@ fn same(a: (i32, i32), b: (i32, i32)) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, KCMP_FILE, a.1 as u64, b.1 as u64) == 0 }
 }
 
-/// Waits until all proxies have brought their clients' devices back. The first that fails is told of at once:
-/// others may wait for what it was to make.
+/// Waits until all proxies have brought their clients' devices back. The first that fails is told
+/// of at once: others may wait for what it was to make.
 pub(crate) fn wait_for_all<'a>(
     all: impl Iterator<Item = (u32, &'a Arc<Proxy>)>,
     limit: Duration,
@@ -106,8 +107,8 @@ struct Client<'a> {
     shares: Vec<Share>,
 }
 
-/// Finds an owner for all that the clients, which are at rest, share, and has it noted who that is: what of
-/// it is memory that can travel as a descriptor.
+/// Finds an owner for all that the clients, which are at rest, share, and has it noted who that is:
+/// what of it is memory that can travel as a descriptor.
 pub(crate) fn bind(clients: &[Resting]) -> Result<Vec<Lent>, SharingError> {
     let mut owners = Owners::default();
     let clients = ask(clients, &mut owners)?;
@@ -195,8 +196,8 @@ impl Owners {
         })
     }
 
-    /// Where a restart finds what is another's; `None` of what becomes the client's own, because who made it
-    /// has it no more.
+    /// Where a restart finds what is another's; `None` of what becomes the client's own, because
+    /// who made it has it no more.
     fn bond(&mut self, client: &Client<'_>, share: &Share) -> Result<Option<Bond>, SharingError> {
         if let Some(name) = self.find(client, share) {
             return Ok(Some(Bond { what: share.what, name }));

@@ -1,5 +1,5 @@
-//! What the user is shown while a restart is under way. It is taken back just before the job's processes run: from
-//! there on the terminal is theirs.
+//! What the user is shown while a restart is under way. It is taken back just before the job's
+//! processes run: from there on the terminal is theirs.
 
 use kedge_image::Manifest;
 use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};

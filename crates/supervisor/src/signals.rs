@@ -118,12 +118,13 @@ pub(crate) fn block_file_limit() {
     let _ = FILE_LIMIT_WAS_BLOCKED.set(blocked);
 }
 
-/// Which of the signals that are to end this process has been sent to it while they are blocked; none that it was
-/// started to ignore.
+/// Which of the signals that are to end this process has been sent to it while they are blocked;
+/// none that it was started to ignore.
 pub(crate) fn sent_to_end() -> Option<libc::c_int> {
     let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
     let mut pending = MaybeUninit::zeroed();
-    // SAFETY: sigpending fills the set; sigaction only tells, into a zeroed structure, which is plain data.
+    // SAFETY: sigpending fills the set; sigaction only tells, into a zeroed structure, which is
+    // plain data.
     unsafe {
         libc::sigpending(pending.as_mut_ptr());
         let pending = pending.assume_init();
@@ -141,8 +142,8 @@ pub(crate) fn sent_to_end() -> Option<libc::c_int> {
 /// is one thread. Where the signal is ignored, as in the background of a script, it stays so.
 pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
     let (mut set, mut action) = (MaybeUninit::uninit(), MaybeUninit::<libc::sigaction>::zeroed());
-    // SAFETY: sigemptyset initialises the set; sigaction only tells, into a zeroed structure, which is
-    // plain data.
+    // SAFETY: sigemptyset initialises the set; sigaction only tells, into a zeroed structure, which
+    // is plain data.
     let set = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
@@ -155,7 +156,8 @@ pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
     };
     let wait = move || {
         let mut signal = 0;
-        // SAFETY: the set is initialised, and blocked in all threads; `signal` is valid for a write.
+        // SAFETY: the set is initialised, and blocked in all threads; `signal` is valid for a
+        // write.
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
             say();
             die_of(signal);
@@ -169,7 +171,8 @@ pub fn on_interrupt(say: impl FnOnce() + Send + 'static) {
 
 /// Makes the waiting of this process look at its children again.
 pub(crate) fn look_at_children() {
-    // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from there.
+    // SAFETY: a plain call to this process itself, which has SIGCHLD blocked and takes it from
+    // there.
     unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
 }
 

@@ -1,5 +1,5 @@
-//! Taking a job's device memory off the devices, and bringing it back. Whatever the job asks of its devices
-//! while it is away brings it back as well.
+//! Taking a job's device memory off the devices, and bringing it back. Whatever the job asks of its
+//! devices while it is away brings it back as well.
 
 use crate::checkpoint::{CheckpointError, Checkpointer};
 use crate::quiesce::{QuiesceError, Resting};
@@ -15,8 +15,10 @@ const PREPARE: Order = Order::Prepare { track: false, full: true };
 const LIMIT: Duration = Duration::from_secs(1200);
 
 impl Checkpointer {
-    /// Takes the memory off the devices: how many bytes. Where one process's cannot be, all of it stays.
+    /// Takes the memory off the devices: how many bytes. Where one process's cannot be, all of it
+    /// stays.
     pub(crate) fn swap_out(&self) -> Result<u64, CheckpointError> {
+        self.of_one_place("swapping")?;
         let _one = self.begin().ok_or(CheckpointError::Busy)?;
         let quiet = self.proxies.quiesce(PATIENCE, &PREPARE)?;
         let outcome = leave_all(&quiet.clients);

@@ -3,6 +3,7 @@
 //! another process takes them.
 
 use crate::control::{self, Order, TakeError, Until};
+use crate::jobs;
 use crate::missed::Missed;
 use crate::policy::{OnTerm, Policy};
 use crate::signals::{Signal, Signals};
@@ -26,8 +27,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Waits until `ended`, which is asked whenever a child may have ended, tells an outcome; and until
-    /// no checkpoint is under way.
+    /// Waits until `ended`, which is asked whenever a child may have ended, tells an outcome; and
+    /// until no checkpoint is under way.
     pub(crate) fn wait<T>(&self, signals: &Signals, mut ended: impl FnMut() -> Option<T>) -> T {
         if let Some(interval) = self.policy.interval {
             self.checkpoint_every(interval);
@@ -74,13 +75,13 @@ impl Watch {
         }
     }
 
-    /// Has a checkpoint taken, and asks the program to end as soon as it is captured, cannot be, or the
-    /// deadline has passed: that.
+    /// Has a checkpoint taken, and asks the program to end as soon as it is captured, cannot be, or
+    /// the deadline has passed: that.
     fn checkpoint_and_end(&self) -> Option<Instant> {
-        let OnTerm { deadline } = self.policy.on_term?;
+        let OnTerm { deadline, .. } = self.policy.on_term?;
         let deadline = deadline.map(|deadline| Instant::now() + deadline);
         let (control, log, signal) = (self.control.clone(), self.log.clone(), self.signal.clone());
-        let missed = self.missed.clone();
+        let (missed, since) = (self.missed.clone(), jobs::now());
         let last_word = move || {
             let (done, captured) = mpsc::channel();
             let taking = move || done.send(take_one(&control, Until::Captured, deadline));
@@ -94,9 +95,12 @@ impl Watch {
                 (Ok(_), Ok(Err(error))) => Some(format!("checkpoint on SIGTERM: {error}")),
                 _ => Some("checkpoint on SIGTERM: not captured in time".to_owned()),
             };
-            if let Some(failure) = failure {
-                log.line(&failure);
-                missed.last(failure);
+            match failure {
+                None => missed.captured_last(since),
+                Some(failure) => {
+                    log.line(&failure);
+                    missed.last(failure);
+                }
             }
             signal(libc::SIGTERM);
         };

@@ -170,8 +170,8 @@ impl Client {
         }
     }
 
-    /// From now on callers spin for `patience` before they sleep. It pays where waking costs much of what
-    /// is waited for.
+    /// From now on callers spin for `patience` before they sleep. It pays where waking costs much
+    /// of what is waited for.
     pub fn set_patience(&self, patience: Duration) {
         let patience = u64::try_from(patience.as_micros()).unwrap_or(u64::MAX);
         self.patience.store(patience, Ordering::Relaxed);
@@ -227,8 +227,8 @@ impl Client {
         self.completed() >= self.posted()
     }
 
-    /// Whether all work that this process posted is complete, so that no memory is in use: messages that
-    /// only note what is allocated, and what is free, may still be under way.
+    /// Whether all work that this process posted is complete, so that no memory is in use: messages
+    /// that only note what is allocated, and what is free, may still be under way.
     pub fn is_at_rest(&self) -> bool {
         self.completed() >= self.worked.load(Ordering::Acquire)
     }
@@ -262,13 +262,14 @@ impl Client {
         frame::send_all(self.socket.as_fd(), &token.to_le_bytes()).map_err(|_| Dead)
     }
 
-    /// Sends a descriptor ahead of the call that names its `ticket` ([`TICKET`](crate::TICKET) is set).
+    /// Sends a descriptor ahead of the call that names its `ticket` ([`TICKET`](crate::TICKET) is
+    /// set).
     pub fn send_descriptor(&self, ticket: u64, fd: BorrowedFd<'_>) -> Result<(), Dead> {
         descriptors::send(self.socket.as_fd(), ticket, fd).map_err(|_| Dead)
     }
 
-    /// A call whose reply is a `Status`, and whose success brings a descriptor. OPERATING_SYSTEM where
-    /// this process has no room for another.
+    /// A call whose reply is a `Status`, and whose success brings a descriptor. OPERATING_SYSTEM
+    /// where this process has no room for another.
     pub fn call_for_descriptor(&self, call: &Call) -> Result<Result<OwnedFd, CuError>, Dead> {
         // Replies come in any order, descriptors in that of their calls.
         let _one_at_a_time = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -289,8 +290,8 @@ impl Client {
         self.shared.as_fd()
     }
 
-    /// Ends the connection in good order: the proxy hears of it by the socket, as when a client exits,
-    /// and is gone or does not care any more when this returns.
+    /// Ends the connection in good order: the proxy hears of it by the socket, as when a client
+    /// exits, and is gone or does not care any more when this returns.
     pub fn end(self) {
         // SAFETY: a plain call on a descriptor that we own.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };

@@ -1,9 +1,9 @@
 //! Descriptors that follow after the handshake, on the same socket, 8 bytes each.
 //!
-//! What the client sends there otherwise are tokens of host functions that have returned; a ticket, of
-//! the client's choice, has its highest bit set and brings one descriptor. The call that uses it names
-//! the ticket and is posted after it. The proxy sends nothing but descriptors, each before the reply
-//! that announces it.
+//! What the client sends there otherwise are tokens of host functions that have returned; a ticket,
+//! of the client's choice, has its highest bit set and brings one descriptor. The call that uses it
+//! names the ticket and is posted after it. The proxy sends nothing but descriptors, each before
+//! the reply that announces it.
 
 use kedge_socket::SocketError;
 use kedge_socket::frame::{self, Deadline};

@@ -3,8 +3,8 @@
 //! A client's threads append messages under one short lock; the proxy consumes them in that order
 //! and answers calls through reply slots. A descriptor pair made by the client (ring and shared
 //! arena) travels over a unix socket with [`Hello`](kedge_protocol::Hello); after that the socket
-//! tells each side when the other has gone, the proxy which host functions have returned, and carries
-//! descriptors of shared device memory.
+//! tells each side when the other has gone, the proxy which host functions have returned, and
+//! carries descriptors of shared device memory.
 
 pub mod bench;
 mod client;
@@ -31,9 +31,14 @@ pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError};
 pub use layout::{MAX_MESSAGE, MAX_REPLY, RING_BYTES, SLOTS};
 pub use memory::{check_shared_arena, create_ring, create_shared_arena, map_shared_arena};
 pub use outbox::{Outbox, ReplyError};
-pub use ring::{Incoming, Nudge, ReplyTo};
+pub use ring::{Incoming, Meter, Nudge, ReplyTo};
 pub use server::{Accepted, Server};
 pub use spin::processors_to_spare;
+
+/// Among a device's attributes in the handshake, and no CUdevice_attribute: at which of the job's
+/// places it is. Devices of different places do not reach each other's memory. Without it all are
+/// of one.
+pub const ATTRIBUTE_PLACE: u32 = 0x6b65_0001;
 
 /// A client and a server in one process, without arenas: for tests and benchmarks.
 pub fn pair() -> std::io::Result<(Client, Server)> {

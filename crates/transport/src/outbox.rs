@@ -106,7 +106,8 @@ impl Outbox {
         header.faults.store(faults, Ordering::Release);
     }
 
-    /// Whether the ring's reader has something to do: a message to take, or a [`Nudge`](crate::Nudge).
+    /// Whether the ring's reader has something to do: a message to take, or a
+    /// [`Nudge`](crate::Nudge).
     #[inline]
     pub fn wants_reader(&self) -> bool {
         let header = self.segment.header();

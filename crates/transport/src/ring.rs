@@ -1,8 +1,8 @@
 //! The ring's two ends. Entries are whole words, so nothing is ever torn at the end of the ring.
 //!
-//! Sleeping follows Dekker's pattern on both sides: "publish my flag, full fence, look again, sleep"
-//! against "publish my progress, full fence, look at the flag, wake". Of the two looks at least one
-//! sees the other's write, so no wake-up is lost.
+//! Sleeping follows Dekker's pattern on both sides: "publish my flag, full fence, look again,
+//! sleep" against "publish my progress, full fence, look at the flag, wake". Of the two looks at
+//! least one sees the other's write, so no wake-up is lost.
 
 use crate::error::RingError;
 use crate::futex;
@@ -185,6 +185,21 @@ impl Nudge {
     }
 }
 
+/// Tells how much has been taken from a ring.
+#[derive(Debug, Clone)]
+pub struct Meter {
+    segment: Arc<Segment>,
+    from: u64,
+}
+
+impl Meter {
+    /// Returns the bytes of the ring that messages have taken since the meter was made.
+    pub fn bytes(&self) -> u64 {
+        let head = self.segment.header().head.0.load(Ordering::Relaxed);
+        head.saturating_sub(self.from)
+    }
+}
+
 /// The proxy's end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
@@ -208,6 +223,12 @@ impl Consumer {
         Consumer { segment, head, seq, buffer: Vec::with_capacity(4096), nudged }
     }
 
+    /// Goes on where another has stopped meanwhile, whose last message was `seq`.
+    pub(crate) fn catch_up(&mut self, seq: u64) {
+        self.head = self.segment.header().head.0.load(Ordering::Acquire);
+        self.seq = seq;
+    }
+
     /// What others tell it through.
     pub(crate) fn shared(&self) -> (Arc<Segment>, Arc<AtomicBool>) {
         (self.segment.clone(), self.nudged.clone())
@@ -224,6 +245,10 @@ impl Consumer {
 
     pub(crate) fn nudge(&self) -> Nudge {
         Nudge { segment: self.segment.clone(), nudged: self.nudged.clone() }
+    }
+
+    pub(crate) fn meter(&self) -> Meter {
+        Meter { segment: self.segment.clone(), from: self.head }
     }
 
     /// Takes the next message if there is one. It is copied out before anything of it is believed.
@@ -284,9 +309,10 @@ impl Consumer {
         Ok((seq, slot))
     }
 
-    /// Tells the client of the room, where so many bytes were used before. A sleeping client is woken when a quarter of
-    /// the ring is free, so that a full ring does not cost a wake-up an entry. Nor does an emptier one cost a fence:
-    /// whoever sleeps found it full, and then so did this end, after the client's last entry and until a half was free.
+    /// Tells the client of the room, where so many bytes were used before. A sleeping client is
+    /// woken when a quarter of the ring is free, so that a full ring does not cost a wake-up an
+    /// entry. Nor does an emptier one cost a fence: whoever sleeps found it full, and then so did
+    /// this end, after the client's last entry and until a half was free.
     fn publish_head(&self, available: u64) {
         let header = self.segment.header();
         header.head.0.store(self.head, Ordering::Release);
@@ -318,6 +344,18 @@ impl Consumer {
             }
             _ => Err(RingError::WrongSlot { seq, kind: message.name() }),
         }
+    }
+
+    /// Returns when there is something to take, or it was nudged, or `limit` is over. Never sleeps.
+    pub(crate) fn look(&self, limit: Duration) {
+        let header = self.segment.header();
+        let mut spin = Spin::new(limit);
+        let ready = || {
+            header.tail.0.load(Ordering::Acquire) != self.head
+                || self.nudged.load(Ordering::SeqCst)
+                || header.closed.0.load(Ordering::Relaxed) != 0
+        };
+        while !ready() && spin.again() {}
     }
 
     /// Returns when there is something to take, or it was nudged: spins for `spin`, then sleeps.

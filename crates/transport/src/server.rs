@@ -4,7 +4,7 @@ use crate::error::{AcceptError, RingError, SegmentError};
 use crate::greeting::{GREETING_MAGIC, Greeting};
 use crate::memory::{Segment, check_shared_arena};
 use crate::outbox::Outbox;
-use crate::ring::{Consumer, Incoming, Nudge};
+use crate::ring::{Consumer, Incoming, Meter, Nudge};
 use kedge_protocol::{Hello, PROTOCOL_VERSION, Refusal, Welcome};
 use kedge_socket::SocketError;
 use kedge_socket::frame::{self, Deadline};
@@ -60,8 +60,8 @@ impl Server {
         Server::of(socket, Consumer::new(segment))
     }
 
-    /// Goes on in the place of another, whose last message was `seq`: with a socket whose other end the
-    /// client holds, and with the ring that it shared with the other.
+    /// Goes on in the place of another, whose last message was `seq`: with a socket whose other end
+    /// the client holds, and with the ring that it shared with the other.
     pub fn resume(socket: OwnedFd, ring: OwnedFd, seq: u64) -> Result<Server, SegmentError> {
         let segment = Arc::new(Segment::open(ring)?);
         Ok(Server::of(socket, Consumer::after(segment, seq)))
@@ -69,6 +69,12 @@ impl Server {
 
     fn of(socket: OwnedFd, consumer: Consumer) -> Server {
         Server { socket, outbox: Outbox::new(&consumer), consumer }
+    }
+
+    /// Goes on where the other one, which has just stopped, has come to by now: as
+    /// [`Server::resume`], with what others have been told of this end.
+    pub fn catch_up(&mut self, seq: u64) {
+        self.consumer.catch_up(seq);
     }
 
     /// Sequence number of the newest message that was taken.
@@ -81,10 +87,20 @@ impl Server {
         self.consumer.nudge()
     }
 
+    /// Returns what counts the bytes that messages take from now on.
+    pub fn meter(&self) -> Meter {
+        self.consumer.meter()
+    }
+
     /// The next message, if the client has sent one. An error means that the client is broken or
     /// hostile, and no later message can be trusted.
     pub fn try_next(&mut self) -> Result<Option<Incoming>, RingError> {
         self.consumer.try_next()
+    }
+
+    /// Looks for a message for `limit` at most, giving way to other threads.
+    pub fn look(&self, limit: Duration) {
+        self.consumer.look(limit);
     }
 
     /// Returns when there is a message: spins for `spin`, giving way to other threads, then sleeps.

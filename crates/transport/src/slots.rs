@@ -46,7 +46,8 @@ impl SlotMap {
     }
 }
 
-/// Waits until the proxy has answered in `slot`, spinning for `patience` at first; false when it died.
+/// Waits until the proxy has answered in `slot`, spinning for `patience` at first; false when it
+/// died.
 pub(crate) fn wait_ready(slot: &Slot, patience: Duration, alive: impl Fn() -> bool) -> bool {
     let ready = || slot.state.load(Ordering::Acquire) == slot_state::READY;
     let mut spin = Spin::new(patience);

@@ -10,14 +10,15 @@ pub(crate) struct Spin {
     rounds: u32,
 }
 
-/// Pauses before the first yield (some 50 ns each on current x86) where processors are few: three times
-/// a round trip between two of them, and no longer, for the case that both sides share one.
+/// Pauses before the first yield (some 50 ns each on current x86) where processors are few: three
+/// times a round trip between two of them, and no longer, for the case that both sides share one.
 const PAUSES_OF_FEW: u32 = 32;
-/// Where there are many: as long as a GPU takes for a kernel that does nothing. To give way costs about
-/// half a microsecond each time, which is how late the end of a wait is then seen.
+/// Where there are many: as long as a GPU takes for a kernel that does nothing. To give way costs
+/// about half a microsecond each time, which is how late the end of a wait is then seen.
 const PAUSES_OF_MANY: u32 = 256;
-/// Pauses from one yield to the next there. Who yields all the time takes half of the speed of what shares a core with it,
-/// which where processors are threads of cores may be the one that is waited for.
+/// Pauses from one yield to the next there. Who yields all the time takes half of the speed of what
+/// shares a core with it, which where processors are threads of cores may be the one that is waited
+/// for.
 const PAUSES_BETWEEN: u32 = 16;
 /// Processors that are many: client, proxy and what else spins each find one.
 const MANY: usize = 4;

@@ -1,4 +1,5 @@
-//! `kedge bench cost`: what being a job costs a program that uses a GPU while no checkpoint is taken.
+//! `kedge bench cost`: what being a job costs a program that uses a GPU while no checkpoint is
+//! taken.
 
 use super::process::LIMIT;
 use super::process::job::Job;
@@ -10,7 +11,7 @@ use std::path::Path;
 const PAIRS: usize = 20;
 const RANK: usize = 6;
 const DEVICE: usize = 1 << 30;
-const HELD: Held = Held { device: DEVICE, host: 0, noise: true };
+const HELD: Held = Held::noise(DEVICE);
 
 pub(super) const STEPS: &str = "a step of copies and kernels";
 pub(super) const KERNELS: &str = "100 small kernels and a wait";
@@ -43,7 +44,8 @@ pub(super) fn run(gpu: &GpuSpec, dir: &Path, sink: &mut dyn FnMut(Series)) -> Re
     Ok(())
 }
 
-/// The job's time for one, of the native program's. Whoever is second finds another machine than who is first.
+/// The job's time for one, of the native program's. Whoever is second finds another machine than
+/// who is first.
 fn turn(both: &mut [Job; 2], order: &str, first: usize) -> Result<f64, String> {
     let mut rates = [0.0; 2];
     for one in [first, 1 - first] {

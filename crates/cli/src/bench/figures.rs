@@ -53,6 +53,9 @@ pub(super) fn known(name: &str, unit: &str) -> Known {
     let target = target(name).or_else(|| super::cost::target(name));
     let target = target.or_else(|| super::process::known::target(name));
     let target = target.or_else(|| super::checkpoint::known::target(name));
+    let target = target.or_else(|| super::far::target(name, unit));
+    let target = target.or_else(|| super::cache::target(name));
+    let target = target.or_else(|| super::migrate::target(name));
     let reference = reference(name).map(|(value, what, source)| Reference { value, what, source });
     Known { better, target, reference }
 }

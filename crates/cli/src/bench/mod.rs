@@ -1,11 +1,14 @@
 //! `kedge bench`: figures, beside what they should be and what others reach.
 
+mod cache;
 mod checkpoint;
 pub(crate) mod codecs;
 mod cost;
+mod far;
 mod figures;
+mod migrate;
 pub(crate) mod process;
-mod scratch;
+pub(crate) mod scratch;
 
 use crate::Failure;
 use crate::child::{self, Place};
@@ -54,17 +57,27 @@ pub(crate) struct BenchArgs {
     /// Measure this machine's own driver and GPU instead, without kedge
     #[arg(long)]
     native: bool,
-    /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is checkpointed
-    /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device [default: 4G, and
-    /// 256M on soft]; several: 4G,16G
+    /// codecs: bytes of memory in each data set [default: 256M]; process: of the job that is
+    /// checkpointed
+    /// [default: 1G and 4G, or less where memory or disk is short]; checkpoint: on the device
+    /// [default: 4G, and 256M on soft]; migrate: on the device [default: 1G]; several: 4G,16G
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     size: Vec<Size>,
-    /// checkpoint: do not have the driver checkpoint a program of that size too, which takes it long
+    /// checkpoint: do not have the driver checkpoint a program of that size too, which takes it
+    /// long
     #[arg(long)]
     no_driver: bool,
-    /// codecs, process, checkpoint: a folder on the disk to write to [default: where images go]
+    /// codecs, process, checkpoint, cache: a folder on the disk to write to [default: where images
+    /// go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// far, migrate: the server whose devices are measured [default: one that is started for it,
+    /// over loopback]
+    #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "native")]
+    to: Option<GpuSpec>,
+    /// far: these of its parts alone
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    parts: Vec<far::Part>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -78,23 +91,33 @@ enum What {
     Copy,
     /// Instructions that each core of the device executes, from kernels that need no compiler
     Soft,
-    /// How fast memory becomes a durable image and how large that is, by codec: the tables of the CRUM
-    /// paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked: how long a
-    /// job with that memory stands still
+    /// How fast memory becomes a durable image and how large that is, by codec: the tables of the
+    /// CRUM paper. Random floats; then the arrays of a multigrid and of a sparse solver. Forked:
+    /// how long a job with that memory stands still
     Codecs,
     /// How long 256 processes of one job wait for each other at a barrier
     Barriers,
-    /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the same
-    /// without kedge, by turns, and beside DMTCP, CRIU (as root) and fio where PATH leads to them. Takes some
-    /// minutes
+    /// What programs see of a folder that `kedge cache` absorbs the writes of, by turns with tmpfs
+    /// and with the file system below. Takes root, and 1.5 GiB of memory and disk
+    Cache,
+    /// What jobs of processes cost: while they run, at checkpoints, at restarts; each beside the
+    /// same without kedge, by turns, and beside DMTCP, CRIU (as root) and fio where PATH leads to
+    /// them. Takes some minutes
     Process,
-    /// What checkpoints of a job that uses a device cost the program, by its own clock; the second where 5 %
-    /// of the memory has changed; what another program on the device notices; the driver's own
-    /// checkpoint beside it. Takes a minute or more for each size
+    /// What checkpoints of a job that uses a device cost the program, by its own clock; the second
+    /// where 5 % of the memory has changed; what another program on the device notices; the
+    /// driver's own checkpoint beside it. Takes a minute or more for each size
     Checkpoint,
-    /// What being a job that can be checkpointed costs a program that uses a GPU, while it is not: by turns with
-    /// the same program on the machine's own driver
+    /// What being a job that can be checkpointed costs a program that uses a GPU, while it is not:
+    /// by turns with the same program on the machine's own driver
     Cost,
+    /// What it costs that a program's devices are on another machine: by turns with devices of this
+    /// one (--gpu) and with the line itself, over a connection of its own with the same encryption
+    Far,
+    /// How long a program stands still while its devices move, by its own clock, and how long a
+    /// move takes; between software devices of this machine, and to those of a server over loopback
+    /// and back (--to: another server)
+    Migrate,
 }
 
 impl What {
@@ -105,9 +128,12 @@ impl What {
             What::Soft => "soft",
             What::Codecs => "codecs",
             What::Barriers => "barriers",
+            What::Cache => "cache",
             What::Process => "process",
             What::Checkpoint => "checkpoint",
             What::Cost => "cost",
+            What::Far => "far",
+            What::Migrate => "migrate",
         }
     }
 }
@@ -153,6 +179,7 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             return sizes.iter().try_for_each(|size| codecs::run(*size, dir, sink));
         }
         What::Barriers => return process::barriers::run(dir, sink),
+        What::Cache => return cache::run(dir, sink),
         What::Process => return process::run(sizes, dir, sink),
         What::Checkpoint => {
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
@@ -167,6 +194,16 @@ fn measure(args: &BenchArgs, sink: &mut dyn FnMut(Series)) -> Result<(), String>
             let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
             let folder = scratch::Scratch::new(dir)?;
             return cost::run(&gpu, &folder.0, sink);
+        }
+        What::Far => {
+            let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+            return far::Bench::new(&gpu, args.to.as_ref(), &args.parts)?.run(sink);
+        }
+        What::Migrate => {
+            let gpu = gpu::resolve(args.gpu.as_ref(), None)?.spec;
+            let folder = scratch::Scratch::new(dir)?;
+            let size = sizes.first().copied().unwrap_or(migrate::SIZE);
+            return migrate::Bench::new(&gpu, args.to.as_ref(), &folder.0, size)?.run(sink);
         }
         What::Calls | What::Copy | What::Soft => {}
     }

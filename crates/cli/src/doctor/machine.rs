@@ -80,8 +80,7 @@ fn kernel(lacks: &[Feature]) -> Vec<Check> {
     };
     let lack = |feature: &Feature| match feature.stops {
         Stops::Nothing => check("kernel", Status::Note, feature.to_string()),
-        _ => check("kernel", Status::Missing, feature.to_string())
-            .mend("use a newer kernel: docs/kernels.md"),
+        _ => check("kernel", Status::Missing, feature.to_string()).mend(kernel::remedy()),
     };
     std::iter::once(whole).chain(lacks.iter().map(lack)).collect()
 }

@@ -3,6 +3,7 @@
 mod installation;
 mod machine;
 mod native;
+mod round_trip;
 mod runtimes;
 
 use crate::Failure;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 
 const AFTER_HELP: &str = "\
 With --json, one list of objects:
-  group   \"machine\", \"kedge\", \"runtimes\" or \"native\"
+  group   \"machine\", \"kedge\", \"checkpoints\", \"runtimes\" or \"native\"
   name    what was looked at
   status  \"ok\", \"note\" (works, but worth knowing) or \"missing\" (kedge needs it)
   value   what was found
@@ -25,9 +26,11 @@ With --json, one list of objects:
 
 Exits with 1 if anything is missing.";
 
-/// Look at this machine: what kedge needs, every CUDA runtime and whether it starts
+/// Look at this machine: what kedge needs, whether jobs come back, which CUDA runtimes start
 ///
-/// Each CUDA runtime (libcudart) that is found is really started, in a job of its own. For what is missing, doctor prints the command that mends it.
+/// A job of the CPU, and one with a device, are really checkpointed, killed and restarted. Each
+/// CUDA runtime (libcudart) that is found is really started, in a job of its own. For what is
+/// missing, doctor prints the command that mends it.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct DoctorArgs {
@@ -66,7 +69,8 @@ impl Check {
         Check { mend: Some(how.into()), ..self }
     }
 
-    /// Mended as its value says, where that ends in a remedy (`what is wrong; what to do`); else by `how`.
+    /// Mended as its value says, where that ends in a remedy (`what is wrong; what to do`); else by
+    /// `how`.
     fn mend_as_said(mut self, how: impl Into<String>) -> Check {
         let said = self.value.rsplit_once("; ");
         let said = said.map(|(what, remedy)| (what.to_owned(), remedy.to_owned()));
@@ -92,11 +96,17 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     let default = || match &machine {
         Ok(machine) => machine.default_gpu().0,
         // A check says that nobody knows this machine's default; software devices are tried.
-        Err(_) => GpuSpec::Soft { devices: 1 },
+        Err(_) => GpuSpec::Soft { devices: 1, apart: false },
     };
+    if let Some(refused) = args.gpu.as_ref().and_then(|gpu| gpu.refuse_several("kedge doctor")) {
+        return Err(refused.into());
+    }
     let gpu = args.gpu.clone().unwrap_or_else(default);
     let (checks, works) = installation::checks(&gpu);
     for check in checks {
+        report.add(check)?;
+    }
+    for check in round_trip::checks(&gpu, works) {
         report.add(check)?;
     }
     for path in runtimes::find() {

@@ -30,7 +30,8 @@ fn driver(machine: &Machine) -> Check {
     Check::new(GROUP, "NVIDIA's driver", Status::Ok, value)
 }
 
-/// The version in a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Mon …`.
+/// The version in a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Mon
+/// …`.
 fn kernel_module(line: &str) -> Option<&str> {
     let is_version = |word: &&str| {
         word.contains('.')

@@ -3,6 +3,7 @@
 use super::installation::checkouts;
 use super::{Check, Status};
 use crate::child::{Place, probe};
+use crate::loader;
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::RuntimeReport;
 use std::collections::BTreeMap;
@@ -83,16 +84,8 @@ fn runtimes_in(dir: &Path) -> Vec<PathBuf> {
 
 /// What the loader knows without being told.
 fn loader_cache() -> Vec<PathBuf> {
-    let list = |program| Command::new(program).arg("-p").output();
-    let output = list("ldconfig").or_else(|_| list("/sbin/ldconfig"));
-    let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-    cached(&text, "libcudart.so")
-}
-
-/// Paths in ldconfig's list whose name begins with `name`.
-pub(super) fn cached(list: &str, name: &str) -> Vec<PathBuf> {
-    let lines = list.lines().map(str::trim).filter(|line| line.starts_with(name));
-    lines.filter_map(|line| Some(line.split_once(" => ")?.1.into())).collect()
+    let known = loader::libraries().into_iter();
+    known.filter(|(name, _)| name.starts_with("libcudart.so")).map(|(_, path)| path).collect()
 }
 
 /// Where runtimes are installed by hand, by packages and by pip.
@@ -150,15 +143,6 @@ fn site_packages() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_loader_s_list_is_understood() {
-        let list = "2 libs found in cache\n\
-                    \tlibcudart.so.12 (libc6,x86-64) => /usr/lib/libcudart.so.12\n\
-                    \tlibcuda.so.1 (libc6,x86-64) => /usr/lib/libcuda.so.1\n";
-        assert_eq!(cached(list, "libcudart.so"), [PathBuf::from("/usr/lib/libcudart.so.12")]);
-        assert_eq!(cached(list, "libcuda.so"), [PathBuf::from("/usr/lib/libcuda.so.1")]);
-    }
 
     #[test]
     fn runtimes_are_known_by_name() {

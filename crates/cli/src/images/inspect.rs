@@ -12,12 +12,12 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
-MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, the
-part that is as in the image that this one builds on; FORKED, the part that the file of another
-process stores, with which it is shared since a fork. The other columns are bytes in the file, by
-how they are stored; PLAIN, the contents of open files and pipes. Below, for each process that had
-devices: what it had on them, and what a restart makes anew there. Of a job of several parts, all of
-that for each part, and the sums.
+MEMORY is what its processes had; ZERO, the part of it that is all zeros and not stored; PARENT, \
+the part that is as in the image that this one builds on; FORKED, the part that the file of \
+another process stores, with which it is shared since a fork. The other columns are bytes in the \
+file, by how they are stored; PLAIN, the contents of open files and pipes. Below, for each \
+process that had devices: what it had on them, and what a restart makes anew there. Of a job of \
+several parts, all of that for each part, and the sums.
 
 Tables are read and checked, contents are not: that is what `kedge verify` does.";
 
@@ -25,15 +25,16 @@ Tables are read and checked, contents are not: that is what `kedge verify` does.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct InspectArgs {
-    /// An image, or a folder of images for the newest of them: a path, or a name in the folder where
-    /// images go by default
+    /// An image, or a folder of images for the newest of them: a path, or a name in the folder
+    /// where images go by default
     #[arg(value_name = "IMAGE|DIR")]
     image: PathBuf,
     /// Print a JSON object: image, version, job, command, captured (seconds since 1970), processes
-    /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4, zstd,
-    /// gzip, parent, plain), devices (of a process: pid, program, gpu, devices, memory: kind, count, bytes,
-    /// zero, raw, packed, parent; made: names and numbers), total (files and devices, added up), parts (of a job
-    /// of several, which are images: image, processes, parent, bytes, files, devices)
+    /// (their ids), parent, bytes, files (objects: name, bytes, memory, zero, sections, raw, lz4,
+    /// zstd, gzip, parent, plain), devices (of a process: pid, program, gpu, devices, memory: kind,
+    /// count, bytes, zero, raw, packed, parent; made: names and numbers), total (files and devices,
+    /// added up), parts (of a job of several, which are images: image, processes, parent, bytes,
+    /// files, devices)
     #[arg(long)]
     json: bool,
 }

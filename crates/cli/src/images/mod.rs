@@ -3,6 +3,7 @@
 mod contents;
 mod devices;
 pub(crate) mod inspect;
+pub(crate) mod prune;
 pub(crate) mod rm;
 pub(crate) mod verify;
 

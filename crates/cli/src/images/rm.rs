@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
-All that are named go, or none: what is no image, what a checkpoint is writing, and what another
+All that are named go, or none: what is no image, what a checkpoint is writing, and what another \
 image builds on (unless that one is named too) is refused.
 
 Examples:

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Instant;
 
 const AFTER_HELP: &str = "\
-Every byte is read, on all cores: of the image and of those that it builds on. Exits with 1 if any is
-damaged; a line for each place that is names the file and the offset.
+Every byte is read, on all cores: of the image and of those that it builds on. Exits with 1 if \
+any is damaged; a line for each place that is names the file and the offset.
 
 Examples:
   kedge verify nightly-0003
@@ -28,8 +28,8 @@ pub(crate) struct VerifyArgs {
     /// An image, or a folder of images: a path, or a name in the folder where images go by default
     #[arg(value_name = "IMAGE|DIR")]
     path: PathBuf,
-    /// Print a JSON list of objects: image, good, images (itself and those that it builds on), files,
-    /// bytes (that were read), seconds, errors (objects: path, offset, what)
+    /// Print a JSON list of objects: image, good, images (itself and those that it builds on),
+    /// files, bytes (that were read), seconds, errors (objects: path, offset, what)
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,5 @@
-//! What the coordinator knows: a state machine that no socket and no clock is in. Each request has one
-//! reply, at once or later; time comes in as milliseconds.
+//! What the coordinator knows: a state machine that no socket and no clock is in. Each request has
+//! one reply, at once or later; time comes in as milliseconds.
 
 mod barrier;
 mod board;

@@ -198,7 +198,8 @@ fn who_breaks_the_rules_is_told_from_who_does_not() {
 }
 
 proptest! {
-    /// Whatever members do, each request has one answer at most, and none is answered that has not asked.
+    /// Whatever members do, each request has one answer at most, and none is answered that has not
+    /// asked.
     #[test]
     fn answers_are_for_questions(moves in prop::collection::vec((0u64..4, 0u8..8, 0u64..4, 1u32..5), 1..200)) {
         let mut state = State::new("j".into(), 0);

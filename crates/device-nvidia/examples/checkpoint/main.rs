@@ -3,8 +3,9 @@
 //!
 //!     checkpoint sizes GIB…            each size in turn
 //!     checkpoint load GIB              what a drain costs the program
-//!     checkpoint digest GIB            digests, and a second snapshot where 5 % of the blocks have changed
-//!     checkpoint objects IMAGE FILE    everything but bulk memory: a cubin, PTX or fatbin of objects.cu
+//!     checkpoint digest GIB            digests, and a second snapshot where 5 % of the blocks have
+//changed !     checkpoint objects IMAGE FILE    everything but bulk memory: a cubin, PTX or fatbin
+//of objects.cu
 //!
 //! Each measurement is a process of its own.
 

@@ -1,5 +1,5 @@
-// State that is not bulk memory, for `checkpoint objects`: variables of every kind, a virtual function's
-// table, pointers from one to another.
+// State that is not bulk memory, for `checkpoint objects`: variables of every kind, a virtual
+// function's table, pointers from one to another.
 #include <new>
 
 struct Shape {

@@ -2,12 +2,13 @@
 
 mod state;
 
+use crate::check::Watch;
 use crate::exec::Warp;
 use crate::exec::access::SpanCache;
 use crate::exec::fragment::{Fragment, State};
 use crate::exec::run::Pause;
 use crate::exec::warp::{Banks, FaultRecord, Row32};
-use crate::fault::Fault;
+use crate::fault::{Accessed, Fault, Site};
 use crate::launch::Grid;
 use crate::spec::WARP;
 pub(crate) use state::BlockState;
@@ -50,7 +51,8 @@ impl Block {
         Box::new(Block { grid: None, members: Vec::new(), cluster: Box::default() })
     }
 
-    /// Makes this the block, or the cluster, with linear index `index` of `grid`, keeping its memory.
+    /// Makes this the block, or the cluster, with linear index `index` of `grid`, keeping its
+    /// memory.
     pub(crate) fn set_up(&mut self, grid: &Arc<Grid>, index: u64) {
         self.grid = Some(grid.clone());
         let spec = &grid.spec;
@@ -77,8 +79,18 @@ impl Block {
     }
 
     /// Runs the block for about `slices` warp slices.
-    pub(crate) fn run(&mut self, cache: &mut SpanCache, mut slices: u32) -> BlockPause {
+    pub(crate) fn run(&mut self, cache: &mut SpanCache, slices: u32) -> BlockPause {
         let Some(grid) = self.grid.clone() else { return BlockPause::Done };
+        let pause = self.run_for(&grid, cache, slices);
+        for member in &mut self.members {
+            if let Some(watch) = &mut member.state.watch {
+                watch.tell(&grid, member.state.id);
+            }
+        }
+        pause
+    }
+
+    fn run_for(&mut self, grid: &Arc<Grid>, cache: &mut SpanCache, mut slices: u32) -> BlockPause {
         cache.refresh(&grid.spec.spans);
         for warp in self.members.iter_mut().flat_map(|member| &mut member.warps) {
             warp.cache = cache;
@@ -86,7 +98,7 @@ impl Block {
         loop {
             let mut round = Round { done: true, ..Round::default() };
             for member in &mut self.members {
-                if let Err(fault) = member.run(&grid, &self.cluster, &mut round) {
+                if let Err(fault) = member.run(grid, &self.cluster, &mut round) {
                     return BlockPause::Fault(fault);
                 }
             }
@@ -98,7 +110,7 @@ impl Block {
             }
             if !round.progress {
                 let waiting = self.members.iter().find(|member| member.state.live > 0);
-                let fault = waiting.or(self.members.first()).map(|member| member.deadlock(&grid));
+                let fault = waiting.or(self.members.first()).map(|member| member.deadlock(grid));
                 return fault.map_or(BlockPause::Done, BlockPause::Fault);
             }
             slices = slices.saturating_sub(round.slices);
@@ -132,6 +144,8 @@ impl Member {
         // Vector loads may begin at the last byte that is checked.
         state.shared.reserve(grid.shared_len as usize + 64);
         cluster.shared.push(state.shared.pointer());
+        cluster.blocks.push(&raw mut *state);
+        state.watch = grid.spec.program.checker.as_ref().map(|checker| Watch::begin(grid, checker));
         state.cluster = cluster;
         let warps = grid.warps() as usize;
         let local_of_warp = grid.local_len as usize * WARP;
@@ -178,13 +192,21 @@ impl Member {
     fn fault(&mut self, grid: &Grid) -> Fault {
         let found = self.warps.iter_mut().find_map(|warp| {
             let record = warp.fault.take()?;
-            Some((warp.index, record))
+            Some((&*warp, record))
         });
         let Some((warp, record)) = found else { return self.deadlock(grid) };
-        let FaultRecord { kind, lane, address, line, detail } = *record;
-        let thread = grid.thread_of(warp as usize * WARP + lane);
+        let FaultRecord { kind, lane, address, bytes, pc, line, detail } = *record;
+        let origins = pc.and_then(|pc| grid.spec.program.origins(pc));
+        let accessed = bytes.zip(address).map(|(bytes, address)| Accessed {
+            access: origins.and_then(|origins| origins.access(line)),
+            bytes,
+            near: warp.near(address),
+        });
+        let source = origins.and_then(|origins| origins.source(line));
+        let site = Some(Box::new(Site { accessed, source }));
+        let thread = grid.thread_of(warp.index as usize * WARP + lane);
         let kernel = grid.kernel().name.clone();
-        Fault { kind, kernel, block: self.state.id, thread, address, line, detail }
+        Fault { kind, kernel, block: self.state.id, thread, address, site, line, detail }
     }
 
     /// All warps wait, and none can go on: a barrier that some thread never reaches.
@@ -196,12 +218,15 @@ impl Member {
             // SAFETY: a waiting fragment stands at an instruction of the code.
             unsafe { (*warp.code.add(warp.current.pc as usize)).line }
         });
+        let origins = waiting.and_then(|w| grid.spec.program.origins(w.current.pc as usize));
+        let source = origins.and_then(|origins| origins.source(line));
         Fault {
-            kind: crate::FaultKind::IllegalInstruction,
+            kind: crate::FaultKind::Deadlock,
             kernel: grid.kernel().name.clone(),
             block: self.state.id,
             thread: grid.thread_of(thread),
             address: None,
+            site: Some(Box::new(Site { accessed: None, source })),
             line,
             detail: "deadlock: every thread of the block waits at a barrier or a .sync instruction"
                 .into(),
@@ -322,8 +347,8 @@ impl Warp {
         asleep(&self.current) || self.others.iter().any(asleep)
     }
 
-    /// Lets fragments go on whose barrier has completed, or whose sleep is over. Whether any fragment is
-    /// ready.
+    /// Lets fragments go on whose barrier has completed, or whose sleep is over. Whether any
+    /// fragment is ready.
     fn wake(&mut self, block: &BlockState, cluster: &Cluster) -> bool {
         let mut ready = false;
         for fragment in self.others.iter_mut().chain([&mut self.current]) {

@@ -1,5 +1,6 @@
 //! What the warps of a block, and the blocks of a cluster, share.
 
+use crate::check::Watch;
 use crate::spec::{BARRIERS, WARPGROUPS};
 
 /// A barrier of a block, or a cluster's.
@@ -48,8 +49,9 @@ pub(crate) struct Cluster {
     pub barrier: Barrier,
     /// Threads that have not exited.
     pub live: u32,
-    /// Shared memory of each block, by rank.
+    /// Shared memory of each block, by rank, and the blocks.
     pub shared: Vec<*mut u8>,
+    pub blocks: Vec<*mut BlockState>,
 }
 
 impl Cluster {
@@ -58,6 +60,7 @@ impl Cluster {
         self.barrier = Barrier::default();
         self.live = live;
         self.shared.clear();
+        self.blocks.clear();
     }
 
     /// `threads` threads arrive at the cluster's barrier. Returns the generation to wait for.
@@ -79,6 +82,8 @@ pub(crate) struct BlockState {
     pub local: Bytes,
     /// The cluster, which lives as long as its blocks.
     pub cluster: *mut Cluster,
+    /// What is remembered of a block whose program is checked.
+    pub watch: Option<Box<Watch>>,
 }
 
 impl BlockState {
@@ -91,6 +96,7 @@ impl BlockState {
             shared: Bytes::default(),
             local: Bytes::default(),
             cluster: std::ptr::null_mut(),
+            watch: None,
         })
     }
 

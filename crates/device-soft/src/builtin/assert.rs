@@ -5,8 +5,8 @@ use crate::exec::Flow;
 use crate::fault::FaultKind;
 use kedge_protocol::OutputTarget;
 
-/// `__assertfail(message, file, line, function, charSize)`: prints what CUDA prints for every thread
-/// whose assertion failed, and stops the kernel.
+/// `__assertfail(message, file, line, function, charSize)`: prints what CUDA prints for every
+/// thread whose assertion failed, and stops the kernel.
 pub(super) fn assertfail(call: &mut Call<'_>) -> Result<(), Flow> {
     let mut first = None;
     for lane in call.lanes() {

@@ -3,8 +3,8 @@
 use super::Call;
 use crate::exec::Flow;
 
-/// `void cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned)`. A handle is the address of its
-/// condition.
+/// `void cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned)`. A handle is the address of
+/// its condition.
 pub(super) fn set(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
         let (condition, value) = (call.u64(lane, 0), call.u32(lane, 1));

@@ -1,5 +1,5 @@
-//! The device heap: what a kernel's `malloc` and `free` use (CUDA programming guide, "Dynamic Global
-//! Memory Allocation and Operations").
+//! The device heap: what a kernel's `malloc` and `free` use (CUDA programming guide, "Dynamic
+//! Global Memory Allocation and Operations").
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// As the programming guide promises.
 const ALIGN: u64 = 16;
 
-/// A best-fit allocator over one range. What it knows lies outside of the range, where no kernel can
-/// damage it.
+/// A best-fit allocator over one range. What it knows lies outside of the range, where no kernel
+/// can damage it.
 pub struct Heap {
     state: Mutex<State>,
 }

@@ -106,8 +106,8 @@ impl Header {
     }
 }
 
-/// `void *cudaGetParameterBufferV2(void *kernel, dim3 grid, dim3 block, unsigned shared)`; NULL where
-/// the launch cannot be, and then cudaGetLastError says why.
+/// `void *cudaGetParameterBufferV2(void *kernel, dim3 grid, dim3 block, unsigned shared)`; NULL
+/// where the launch cannot be, and then cudaGetLastError says why.
 pub(super) fn get_parameter_buffer(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
         let buffer = match header(call, lane, 0, 1) {

@@ -14,7 +14,8 @@ pub(super) fn malloc(call: &mut Call<'_>) -> Result<(), Flow> {
     Ok(())
 }
 
-/// `void free(void *)`. An address that `malloc` did not give stops the kernel, as on a real device.
+/// `void free(void *)`. An address that `malloc` did not give stops the kernel, as on a real
+/// device.
 pub(super) fn free(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
         let addr = call.u64(lane, 0);

@@ -26,7 +26,8 @@ pub(crate) struct Builtin(u16);
 /// What a builtin does for the lanes of a call. `Err` is the fault that it has recorded.
 type Body = fn(&mut Call<'_>) -> Result<(), Flow>;
 
-/// Sorted by name. The device runtime's functions stand here as the program writes them: see [`plain`].
+/// Sorted by name. The device runtime's functions stand here as the program writes them: see
+/// [`plain`].
 const TABLE: &[(&str, Body)] = &[
     ("__assertfail", assert::assertfail),
     ("cudaDeviceGetAttribute", query::attribute),
@@ -68,8 +69,9 @@ const TABLE: &[(&str, Body)] = &[
     ("vprintf", printf::vprintf),
 ];
 
-/// A device runtime function's name as programs write it: for compute capability 9.0, and since CUDA 12
-/// for all, nvcc makes `__cudaCDP2X` of `cudaX`; with a default stream for each thread `cudaX_ptsz`.
+/// A device runtime function's name as programs write it: for compute capability 9.0, and since
+/// CUDA 12 for all, nvcc makes `__cudaCDP2X` of `cudaX`; with a default stream for each thread
+/// `cudaX_ptsz`.
 fn plain(name: &str) -> std::borrow::Cow<'_, str> {
     let name = name.strip_suffix("_ptsz").unwrap_or(name);
     match name.strip_prefix("__cudaCDP2") {

@@ -1,8 +1,8 @@
 //! Device `printf`.
 //!
-//! nvcc compiles it to `vprintf(format, arguments)`: the arguments lie one after the other, each at a
-//! multiple of its size, 4 or 8 bytes. Each conversion is handed to the C library, so what is printed
-//! is what a real device's host would print (CUDA programming guide, "Formatted Output").
+//! nvcc compiles it to `vprintf(format, arguments)`: the arguments lie one after the other, each at
+//! a multiple of its size, 4 or 8 bytes. Each conversion is handed to the C library, so what is
+//! printed is what a real device's host would print (CUDA programming guide, "Formatted Output").
 
 use super::Call;
 use crate::exec::Flow;

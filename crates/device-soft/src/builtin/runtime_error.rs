@@ -1,4 +1,5 @@
-//! cudaError_t values that the device runtime returns (CUDA Runtime API reference), and their names.
+//! cudaError_t values that the device runtime returns (CUDA Runtime API reference), and their
+//! names.
 
 use super::Call;
 use crate::exec::Flow;

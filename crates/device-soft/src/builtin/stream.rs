@@ -62,7 +62,8 @@ fn mapped(addr: u64, pitch: u64, rows: u64) -> Place {
     Place::Mapped { addr, pitch, slice: pitch.saturating_mul(rows) }
 }
 
-/// `cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t)`.
+/// `cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+/// cudaStream_t)`.
 pub(super) fn memcpy(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
         let [to, from, bytes] = [0, 1, 2].map(|index| call.u64(lane, index));
@@ -74,8 +75,8 @@ pub(super) fn memcpy(call: &mut Call<'_>) -> Result<(), Flow> {
     Ok(())
 }
 
-/// `cudaError_t cudaMemcpy2DAsync(void *to, size_t pitch, const void *from, size_t pitch, size_t width,
-/// size_t height, cudaMemcpyKind, cudaStream_t)`.
+/// `cudaError_t cudaMemcpy2DAsync(void *to, size_t pitch, const void *from, size_t pitch, size_t
+/// width, size_t height, cudaMemcpyKind, cudaStream_t)`.
 pub(super) fn memcpy_2d(call: &mut Call<'_>) -> Result<(), Flow> {
     for lane in call.lanes() {
         let [to, to_pitch, from, from_pitch, width, height] =

@@ -1,14 +1,15 @@
-//! Device memory: address ranges of this process, the slabs and the bytes that each device has granted,
-//! and the table of what programs may touch.
+//! Device memory: address ranges of this process, the slabs and the bytes that each device has
+//! granted, and the table of what programs may touch.
 
 use super::outside::Outside;
 use super::shareable::ExportedSlabs;
 use super::tasks::lock;
+use crate::check::{Check, Checker};
 use crate::memory::Spans;
 use crate::spec::GLOBAL_UNIT;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{
-    self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN,
+    self, DEVICE_CLIENT_LEN, DEVICE_STRIDE, SHARED_BASE, SHARED_CLIENT_LEN, SHARED_LEN, Windows,
 };
 use kedge_device::Ranges;
 use std::collections::BTreeMap;
@@ -22,10 +23,16 @@ const SLAB_UNIT: u64 = 2 << 20;
 /// Freed memory that may stay resident so that the next allocation need not fault it in.
 const RETAIN_LIMIT: u64 = 256 << 20;
 pub(super) const PAGE: u64 = 4096;
+/// From where the managed variables of one window's devices begin to where those of the next may.
+const MANAGED: u64 = 4 << 30;
 
 pub(super) struct Memory {
     /// What programs may touch, on all devices and in the shared arena.
     pub(super) spans: Arc<Spans>,
+    /// Where the devices are, and they, in that order.
+    pub(super) windows: Windows,
+    /// What takes the findings, where programs are checked.
+    pub(super) checker: Option<Arc<Checker>>,
     devices: Vec<Device>,
     /// Freed ranges whose pages are still resident.
     retained: Mutex<Ranges>,
@@ -49,10 +56,14 @@ struct Device {
 }
 
 impl Memory {
-    /// Maps the arenas of `devices` devices. The shared arena is its host's to map.
-    pub(super) fn map(devices: u32, bytes_per_device: u64) -> io::Result<Self> {
+    /// Maps the arenas of the devices in `windows`. The shared arena is its host's to map.
+    pub(super) fn map(
+        windows: Windows,
+        bytes_per_device: u64,
+        check: Option<Check>,
+    ) -> io::Result<Self> {
         let mut mapped = Vec::new();
-        for index in 0..devices {
+        for index in windows.iter() {
             map_arena(arena::device_base(index))?;
             mapped.push(Device {
                 total: bytes_per_device,
@@ -64,9 +75,15 @@ impl Memory {
                 )),
             });
         }
-        let managed = Placer::new(SHARED_BASE + SHARED_CLIENT_LEN, SHARED_LEN - SHARED_CLIENT_LEN);
+        let last = windows.iter().last().map_or(0, |last| last + 1);
+        let checker = check.map(|check| Checker::new(check, last)).transpose()?;
+        // Devices of one job that are elsewhere place theirs from another address on.
+        let before = SHARED_CLIENT_LEN + u64::from(windows.iter().next().unwrap_or(0)) * MANAGED;
+        let managed = Placer::new(SHARED_BASE + before, SHARED_LEN - before);
         Ok(Self {
             spans: Arc::default(),
+            windows,
+            checker: checker.map(Arc::new),
             devices: mapped,
             retained: Mutex::default(),
             managed: Mutex::new(managed),
@@ -76,8 +93,8 @@ impl Memory {
         })
     }
 
-    /// Whether the client tells of each allocation, and knows that variables lie in the arenas. Else slabs are
-    /// valid as a whole, and variables lie outside.
+    /// Whether the client tells of each allocation, and knows that variables lie in the arenas.
+    /// Else slabs are valid as a whole, and variables lie outside.
     pub(super) fn is_exact(&self) -> bool {
         self.exact.load(Ordering::Relaxed)
     }
@@ -88,7 +105,8 @@ impl Memory {
     }
 
     fn device(&self, index: u32) -> Result<&Device, CuError> {
-        self.devices.get(index as usize).ok_or(CuError::INVALID_DEVICE)
+        let at = self.windows.position(index).and_then(|at| self.devices.get(at));
+        at.ok_or(CuError::INVALID_DEVICE)
     }
 
     /// Takes `bytes` of the device's free memory.
@@ -112,7 +130,7 @@ impl Memory {
     /// Makes [addr, addr+bytes) a slab of the device, where allocations may lie from now on.
     pub(super) fn grant(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError> {
         let mut slabs = lock(&self.device(device)?.slabs);
-        check_client_range(addr, bytes, self.devices.len())?;
+        check_client_range(addr, bytes, self.windows)?;
         let whole = bytes > 0 && (addr | bytes).is_multiple_of(SLAB_UNIT);
         if !whole || arena::device_of(addr) != Some(device) || slabs.overlap(addr, bytes) {
             return Err(CuError::INVALID_VALUE);
@@ -145,8 +163,8 @@ impl Memory {
         self.refund(device, bytes)
     }
 
-    /// A descriptor of the slab that holds `addr`, and where that lies. Nothing may run. `number` names
-    /// the device to other processes.
+    /// A descriptor of the slab that holds `addr`, and where that lies. Nothing may run. `number`
+    /// names the device to other processes.
     pub(super) fn export_slab(
         &self,
         addr: u64,
@@ -156,8 +174,17 @@ impl Memory {
         let slab = lock(&self.device(device)?.slabs).holding(addr);
         let (base, size) = slab.ok_or(CuError::INVALID_VALUE)?;
         lock(&self.retained).cut(base, size);
+        // Other processes write there unseen.
+        self.wrote(base, size);
         let fd = lock(&self.exported).export(base, size, number)?;
         Ok((fd, base, size))
+    }
+
+    /// Tells what remembers it that something has written device memory.
+    pub(super) fn wrote(&self, addr: u64, bytes: u64) {
+        if let Some(checker) = &self.checker {
+            checker.memory.write(addr, bytes);
+        }
     }
 
     /// The slabs that are shared memory by now.
@@ -172,7 +199,7 @@ impl Memory {
 
     /// Keeps a range's pages from being given back: something uses them again.
     pub(super) fn reuse(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        check_client_range(addr, size, self.devices.len())?;
+        check_client_range(addr, size, self.windows)?;
         lock(&self.retained).cut(addr, size);
         Ok(())
     }
@@ -185,6 +212,9 @@ impl Memory {
             return Err(CuError::INVALID_VALUE);
         }
         self.spans.insert(addr, accessible(addr, size));
+        if let Some(checker) = &self.checker {
+            checker.memory.allocate(addr, size);
+        }
         Ok(())
     }
 
@@ -197,7 +227,7 @@ impl Memory {
 
     /// Makes a range valid whose slab is yet to be granted.
     pub(super) fn open_early(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        check_client_range(addr, size, self.devices.len())?;
+        check_client_range(addr, size, self.windows)?;
         self.spans.insert(addr, accessible(addr, size));
         Ok(())
     }
@@ -207,15 +237,18 @@ impl Memory {
         self.in_arenas(addr, size) && self.spans.covers(addr, size)
     }
 
-    /// Whether all of a range lies in one device's arena, or is a device's outside of it: every address can
-    /// be touched.
+    /// Whether all of a range lies in one device's arena, or is a device's outside of it: every
+    /// address can be touched.
     pub(super) fn in_arenas(&self, addr: u64, size: u64) -> bool {
-        in_device_arena(addr, size, self.devices.len()) || lock(&self.outside).holds(addr, size)
+        in_device_arena(addr, size, self.windows) || lock(&self.outside).holds(addr, size)
     }
 
     pub(super) fn close(&self, addr: u64, size: u64) -> Result<(), CuError> {
-        check_client_range(addr, size, self.devices.len())?;
+        check_client_range(addr, size, self.windows)?;
         self.spans.remove(addr, accessible(addr, size));
+        if let Some(checker) = &self.checker {
+            checker.freed(addr);
+        }
         // The pages of an exported slab stay until it ends.
         if lock(&self.exported).hold(addr) {
             return Ok(());
@@ -226,6 +259,16 @@ impl Memory {
             for (addr, size) in std::mem::take(&mut *retained).iter() {
                 discard(addr, size);
             }
+        }
+        Ok(())
+    }
+
+    /// As [`Memory::close`]; whatever the bytes are, they stay.
+    pub(super) fn shut(&self, addr: u64, size: u64) -> Result<(), CuError> {
+        check_client_range(addr, size, self.windows)?;
+        self.spans.remove(addr, accessible(addr, size));
+        if !lock(&self.exported).hold(addr) {
+            lock(&self.retained).add(addr, size);
         }
         Ok(())
     }
@@ -256,8 +299,8 @@ impl Memory {
         Ok(Placed { addr, size: bytes, device: None })
     }
 
-    /// What `place` or `place_managed` gave before a checkpoint, at the same address; or another kind of
-    /// device.
+    /// What `place` or `place_managed` gave before a checkpoint, at the same address; or another
+    /// kind of device.
     ///
     /// # Errors
     /// INVALID_VALUE for an address that they would not give, or that is taken.
@@ -289,14 +332,14 @@ impl Memory {
         Ok(Placed { addr, size, device })
     }
 
-    /// Gives all pages of the devices' private memory back to the system: all of it reads as zero. What is
-    /// shared with other processes, or lies in handles, stays.
+    /// Gives all pages of the devices' private memory back to the system: all of it reads as zero.
+    /// What is shared with other processes, or lies in handles, stays.
     pub(super) fn vacate(&self) {
         *lock(&self.retained) = Ranges::default();
-        for index in 0..self.devices.len() as u32 {
+        for index in self.windows.iter() {
             let base = arena::device_base(index) as usize as *mut libc::c_void;
-            // SAFETY: the range that `map_arena` has mapped, or what was mapped over parts of it; nothing
-            // runs. Of shared mappings, this drops no byte.
+            // SAFETY: the range that `map_arena` has mapped, or what was mapped over parts of it;
+            // nothing runs. Of shared mappings, this drops no byte.
             unsafe { libc::madvise(base, DEVICE_STRIDE as usize, libc::MADV_DONTNEED) };
         }
     }
@@ -312,7 +355,7 @@ impl Memory {
             }
             return;
         }
-        match placed.device.and_then(|index| self.devices.get(index as usize)) {
+        match placed.device.and_then(|index| self.device(index).ok()) {
             Some(device) => {
                 discard(placed.addr, placed.size);
                 lock(&device.own).give_back(placed.addr, placed.size);
@@ -329,10 +372,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        for index in 0..self.devices.len() as u32 {
+        for index in self.windows.iter() {
             let base = arena::device_base(index) as usize as *mut libc::c_void;
-            // SAFETY: the range was mapped by `map_arena` for this object alone, and whoever used it
-            // held this object.
+            // SAFETY: the range was mapped by `map_arena` for this object alone, and whoever used
+            // it held this object.
             unsafe { libc::munmap(base, DEVICE_STRIDE as usize) };
         }
     }
@@ -360,14 +403,13 @@ fn is_outside(addr: u64) -> bool {
 }
 
 /// Whether all of a range lies in one device's arena.
-pub(super) fn in_device_arena(addr: u64, size: u64, devices: usize) -> bool {
-    let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
-    let end = device.map(|index| arena::device_base(index) + DEVICE_STRIDE);
+pub(super) fn in_device_arena(addr: u64, size: u64, windows: Windows) -> bool {
+    let end = windows.holding(addr).map(|index| arena::device_base(index) + DEVICE_STRIDE);
     end.zip(addr.checked_add(size)).is_some_and(|(end, last)| last <= end)
 }
 
-/// Bytes that kernels can access of an allocation of `size` bytes at `addr`: whole units. No other allocation
-/// begins in its last one, for the client gives out larger units.
+/// Bytes that kernels can access of an allocation of `size` bytes at `addr`: whole units. No other
+/// allocation begins in its last one, for the client gives out larger units.
 fn accessible(addr: u64, size: u64) -> u64 {
     let end = addr.saturating_add(size).checked_next_multiple_of(GLOBAL_UNIT);
     end.map_or(size, |end| end - addr)
@@ -375,9 +417,8 @@ fn accessible(addr: u64, size: u64) -> u64 {
 
 /// # Errors
 /// INVALID_VALUE for a range outside of the client's part of every device's arena.
-pub(super) fn check_client_range(addr: u64, size: u64, devices: usize) -> Result<(), CuError> {
-    let device = arena::device_of(addr).filter(|index| (*index as usize) < devices);
-    let base = arena::device_base(device.ok_or(CuError::INVALID_VALUE)?);
+pub(super) fn check_client_range(addr: u64, size: u64, windows: Windows) -> Result<(), CuError> {
+    let base = arena::device_base(windows.holding(addr).ok_or(CuError::INVALID_VALUE)?);
     let end = addr.checked_add(size).ok_or(CuError::INVALID_VALUE)?;
     if end <= base + DEVICE_CLIENT_LEN { Ok(()) } else { Err(CuError::INVALID_VALUE) }
 }
@@ -405,9 +446,9 @@ fn map_arena(base: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Empties a range of a device arena that nobody uses: its whole pages go back to the system, and all
-/// of it reads as zero.
-fn discard(addr: u64, size: u64) {
+/// Empties a range of private memory of this process that nobody uses meanwhile: its whole pages go
+/// back to the system, and all of it reads as zero.
+pub(super) fn discard(addr: u64, size: u64) {
     let end = addr + size;
     let (first, last) = (addr.next_multiple_of(PAGE), end / PAGE * PAGE);
     if first >= last {
@@ -417,13 +458,15 @@ fn discard(addr: u64, size: u64) {
     clear(addr, first);
     clear(last, end);
     let pages = first as usize as *mut libc::c_void;
-    // SAFETY: whole pages inside of our own private anonymous mapping, not valid for any program.
-    unsafe { libc::madvise(pages, (last - first) as usize, libc::MADV_DONTNEED) };
+    // SAFETY: whole pages of private anonymous mappings of our own, which nobody uses meanwhile.
+    let given = unsafe { libc::madvise(pages, (last - first) as usize, libc::MADV_DONTNEED) };
+    if given != 0 {
+        clear(first, last);
+    }
 }
 
 fn clear(from: u64, to: u64) {
-    // SAFETY: part of a range of mapped memory that this object handed out and that is no longer
-    // valid for any program.
+    // SAFETY: part of a range of mapped memory of our own, which nobody uses meanwhile.
     unsafe { std::ptr::write_bytes(from as usize as *mut u8, 0, (to - from) as usize) };
 }
 
@@ -535,11 +578,12 @@ mod tests {
 
     #[test]
     fn client_ranges_stay_in_the_clients_part() {
-        let base = arena::device_base(0);
-        assert!(check_client_range(base, 4096, 1).is_ok());
-        assert!(check_client_range(base + DEVICE_CLIENT_LEN - 1, 2, 1).is_err());
-        assert!(check_client_range(arena::device_base(1), 1, 1).is_err());
-        assert!(check_client_range(base, u64::MAX, 1).is_err());
-        assert!(check_client_range(0x1000, 1, 1).is_err());
+        let (base, at) = (arena::device_base(2), Windows::of(&[2]).unwrap());
+        assert!(check_client_range(base, 4096, at).is_ok());
+        assert!(check_client_range(base + DEVICE_CLIENT_LEN - 1, 2, at).is_err());
+        assert!(check_client_range(arena::device_base(0), 1, at).is_err());
+        assert!(check_client_range(arena::device_base(1), 1, Windows::first(1)).is_err());
+        assert!(check_client_range(base, u64::MAX, at).is_err());
+        assert!(check_client_range(0x1000, 1, at).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! CUDA arrays: opaque images that textures and surfaces read, and that only copies reach.
 
-use super::arena::Memory;
+use super::arena::{Memory, discard};
 use crate::exec::texture::{ArrayView, Format};
 use kedge_cuda_types::CuError;
 use kedge_protocol::ArrayDesc;
@@ -76,6 +76,14 @@ impl Array {
         Ok(())
     }
 
+    /// Has [start, end) of its bytes, as far as it has them, read as zero. No task runs.
+    pub(super) fn clear(&self, start: u64, end: u64) {
+        let end = end.min(self.bytes());
+        if start < end {
+            discard(self.address() + start, end - start);
+        }
+    }
+
     pub(super) fn plane_bytes(&self) -> u64 {
         self.pitch * self.rows
     }
@@ -86,8 +94,8 @@ impl Array {
         ArrayView::array(self.address(), &self.desc, self.pitch, self.plane_bytes(), Some(owner))
     }
 
-    /// The address of byte `x` of row `y` of plane `z`, from where `width` bytes of `height` rows of
-    /// `depth` planes lie in the array.
+    /// The address of byte `x` of row `y` of plane `z`, from where `width` bytes of `height` rows
+    /// of `depth` planes lie in the array.
     pub(super) fn locate(&self, at: [u64; 3], extent: [u64; 3]) -> Result<u64, CuError> {
         let sizes = [self.pitch, self.rows, self.planes];
         for dimension in 0..3 {
@@ -102,8 +110,8 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; tasks and textures that reach the storage hold
-        // this object.
+        // SAFETY: allocated in `new` with this layout; tasks and textures that reach the storage
+        // hold this object.
         unsafe { dealloc(self.storage.as_ptr(), self.layout) };
         // The device and the size are those that `charge` accepted.
         let _ = self.memory.refund(self.desc.device, self.layout.size() as u64);

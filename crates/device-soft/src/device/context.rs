@@ -6,6 +6,7 @@ use super::textures::TextureTable;
 use crate::builtin::heap::Heap;
 use crate::builtin::query::Question;
 use crate::exec::texture::TextureView;
+use crate::fault::Fault;
 use crate::launch::Services;
 use crate::memory::Spans;
 use crate::spec;
@@ -102,6 +103,30 @@ impl Context {
 
     /// Records an execution fault. The first one counts; work that is not yet running is dropped.
     pub(super) fn fault(&self, error: CuError, what: &str) {
+        if let Some(checker) = &self.memory.checker {
+            checker.add_error(error, what);
+        }
+        self.broken_by(error, what);
+    }
+
+    /// As [`Context::fault`], of a kernel.
+    pub(super) fn fault_of_kernel(&self, fault: &Fault) {
+        if let Some(checker) = &self.memory.checker {
+            checker.add_fault(fault);
+        }
+        self.broken_by(fault.kind.error(), &fault.to_string());
+    }
+
+    /// Tells the host what was found of which it does not know, where programs are checked.
+    pub(super) fn tell_findings(&self) {
+        if let Some(checker) = &self.memory.checker {
+            checker.tell(&*self.host);
+        }
+    }
+
+    fn broken_by(&self, error: CuError, what: &str) {
+        // Before the client is told, which may end at once.
+        self.tell_findings();
         if self.sticky.compare_exchange(0, error.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.host.fault_by(self.id, error, what);
         } else {
@@ -207,7 +232,8 @@ impl Services for Context {
             Question::Device => Some(self.device.into()),
             Question::Devices => Some(self.devices.len() as u64),
             Question::Attribute { device, attribute } => {
-                let mut known = self.devices.get(device as usize)?.attributes.iter();
+                let at = self.memory.windows.position(device)?;
+                let mut known = self.devices.get(at)?.attributes.iter();
                 known.find(|(id, _)| *id == attribute).map(|(_, value)| *value as u64)
             }
             Question::Limit(limit) => self.limit(limit).ok(),

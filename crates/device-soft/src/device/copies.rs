@@ -1,10 +1,11 @@
 //! Copies and fills.
 //!
-//! Device memory, the shared arena and arrays are memory of this process; the client's own memory is
-//! reached through the host. Rows that touch are moved as one.
+//! Device memory, the shared arena and arrays are memory of this process; the client's own memory
+//! is reached through the host. Rows that touch are moved as one.
 
 use super::arena::Memory;
 use super::arrays::Array;
+use crate::check::Shadow;
 use kedge_cuda_types::CuError;
 use kedge_device::Host;
 use kedge_protocol::{Copy3d, Place};
@@ -134,15 +135,34 @@ impl Transfer {
                 self.row(src + y * self.src.pitch, dst + y * self.dst.pitch, host)?;
             }
         }
+        if let Some(checker) = &memory.checker {
+            self.remember(&checker.memory);
+        }
         Ok(())
+    }
+
+    /// Tells what remembers which device memory is written what this copy has written.
+    fn remember(&self, memory: &Shadow) {
+        if !matches!(self.dst.reach, Reach::Mapped) {
+            return;
+        }
+        for z in 0..self.depth {
+            for y in 0..self.height {
+                let row = |side: &Side| side.plane(z) + y * side.pitch;
+                match self.src.reach {
+                    Reach::Mapped => memory.copy(row(&self.dst), row(&self.src), self.width),
+                    _ => memory.write(row(&self.dst), self.width),
+                }
+            }
+        }
     }
 
     fn row(&self, src: u64, dst: u64, host: &dyn Host) -> Result<(), CuError> {
         let width = self.width as usize;
         match (self.src.is_client(), self.dst.is_client()) {
             (false, false) => {
-                // SAFETY: `check` found both rows inside of mapped memory of this process. What else
-                // uses them at the same time is the program's own race; `copy` allows overlap.
+                // SAFETY: `check` found both rows inside of mapped memory of this process. What
+                // else uses them at the same time is the program's own race; `copy` allows overlap.
                 unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, width) };
                 Ok(())
             }
@@ -265,9 +285,11 @@ impl Fill {
         }
         if self.height > 1 && self.pitch == row {
             self.fill(self.dst, extent);
+            memory.wrote(self.dst, extent);
         } else {
             for y in 0..self.height {
                 self.fill(self.dst + y * self.pitch, row);
+                memory.wrote(self.dst + y * self.pitch, row);
             }
         }
         Ok(())

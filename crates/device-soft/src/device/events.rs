@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What time stamps are taken from. After a restart it goes on where the checkpoint was taken: between
-/// an old event and a new one lies the time that the program has seen.
+/// What time stamps are taken from. After a restart it goes on where the checkpoint was taken:
+/// between an old event and a new one lies the time that the program has seen.
 pub(super) struct Clock {
     epoch: Instant,
     /// Nanoseconds that it is ahead of the time since `epoch`, modulo 2^64.
@@ -91,7 +91,8 @@ impl Event {
         self.latest = Some((task, stamp));
     }
 
-    /// When the latest record was reached, on the runtime's clock; `None` while there is no such moment.
+    /// When the latest record was reached, on the runtime's clock; `None` while there is no such
+    /// moment.
     pub(super) fn stamp(&self) -> Option<u64> {
         self.latest.as_ref().and_then(|(_, stamp)| stamp.get())
     }
@@ -115,7 +116,8 @@ impl Event {
     /// Milliseconds from `self`'s record to `end`'s.
     ///
     /// # Errors
-    /// INVALID_HANDLE where one keeps no time or was never recorded; NOT_READY while one is pending.
+    /// INVALID_HANDLE where one keeps no time or was never recorded; NOT_READY while one is
+    /// pending.
     pub(super) fn elapsed_ms(&self, end: &Event) -> Result<f32, CuError> {
         let (from, to) = (self.reached()?, end.reached()?);
         Ok((to as f64 - from as f64) as f32 / 1e6)

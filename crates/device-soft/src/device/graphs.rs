@@ -23,7 +23,8 @@ pub(super) struct Graph {
     plan: Option<Plan>,
     /// The end of the latest launch: a graph never runs twice at once.
     pub(super) last: Option<Arc<Task>>,
-    /// Bodies of conditional nodes. They were closed before they came here, so none holds its holder.
+    /// Bodies of conditional nodes. They were closed before they came here, so none holds its
+    /// holder.
     pub(super) bodies: HashMap<GraphExecId, Shared>,
     depth: u32,
 }
@@ -43,7 +44,8 @@ impl Graph {
         Self { ctx, nodes, edges, plan: None, last: None, bodies, depth: 0 }
     }
 
-    /// Takes over the graph that a conditional node, to be added next, has as a body, and closes it.
+    /// Takes over the graph that a conditional node, to be added next, has as a body, and closes
+    /// it.
     ///
     /// # Errors
     /// As for [`Graph::ready`]; NOT_SUPPORTED where conditional nodes nest too deep.
@@ -99,8 +101,8 @@ impl Graph {
     }
 
     /// # Errors
-    /// NOT_SUPPORTED for a conditional node that is to have other bodies, or to use them otherwise: only the
-    /// condition can change.
+    /// NOT_SUPPORTED for a conditional node that is to have other bodies, or to use them otherwise:
+    /// only the condition can change.
     pub(super) fn update(&mut self, node: u32, op: StreamOp) -> Result<(), CuError> {
         check_node(&op)?;
         let node = self.nodes.get_mut(node as usize).ok_or(CuError::INVALID_VALUE)?;
@@ -118,8 +120,9 @@ impl Graph {
     }
 }
 
-/// Child graphs arrive flattened, so a launch inside of a graph is nothing that a client sends. Numbered
-/// conditions are those of a job that began on a GPU: the kernels' parameters have the numbers.
+/// Child graphs arrive flattened, so a launch inside of a graph is nothing that a client sends.
+/// Numbered conditions are those of a job that began on a GPU: the kernels' parameters have the
+/// numbers.
 fn check_node(op: &StreamOp) -> Result<(), CuError> {
     match op {
         StreamOp::GraphLaunch { .. } | StreamOp::SetCondition { .. } => Err(CuError::NOT_SUPPORTED),

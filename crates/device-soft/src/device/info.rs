@@ -3,6 +3,7 @@
 //! Limits are those of compute capability 9.0 (CUDA programming guide, "Technical Specifications
 //! per Compute Capability") where the interpreter honours them; capabilities that it lacks are 0.
 
+use super::start::SoftConfig;
 use kedge_cuda_types::attribute as a;
 use kedge_cuda_types::memory::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 use kedge_protocol::DeviceInfo;
@@ -11,18 +12,22 @@ use kedge_wire::{List, Text};
 /// CUDA 13.0: the oldest that the 13.x runtimes accept.
 pub const DRIVER_VERSION: u32 = 13_000;
 
-/// Describes device `index` with `memory` bytes and `workers` multiprocessors.
-pub(super) fn describe(index: u32, memory: u64, workers: usize) -> DeviceInfo {
+/// Describes device `index` of those that `config` makes.
+pub(super) fn describe(index: u32, config: &SoftConfig) -> DeviceInfo {
     let pci = [PCI_DOMAIN, index as i32, 0];
     let mut values: Vec<(u32, i32)> = FIXED.to_vec();
     values.extend([
-        (a::MULTIPROCESSOR_COUNT, i32::try_from(workers).unwrap_or(i32::MAX)),
+        (a::MULTIPROCESSOR_COUNT, i32::try_from(config.workers).unwrap_or(i32::MAX)),
         // A program that divides cycles by it gets seconds.
         (a::CLOCK_RATE, crate::spec::CLOCK_KHZ as i32),
         (a::PCI_DOMAIN_ID, pci[0]),
         (a::PCI_BUS_ID, pci[1]),
         (a::PCI_DEVICE_ID, pci[2]),
         (a::MULTI_GPU_BOARD_GROUP_ID, index as i32),
+        // Managed memory is one memfd that both processes map, so both may use it at once; or it
+        // lies in the device's memory, and pages cannot move under a kernel.
+        (a::CONCURRENT_MANAGED_ACCESS, i32::from(!config.apart)),
+        (a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, i32::from(!config.apart)),
     ]);
     // What is not named is a capability that this device does not have.
     for &attribute in a::ALL {
@@ -35,8 +40,9 @@ pub(super) fn describe(index: u32, memory: u64, workers: usize) -> DeviceInfo {
         name: Text::truncated("kedge software device".to_owned()),
         uuid: uuid(index),
         pci,
-        total_memory: memory,
-        exact: true,
+        total_memory: config.memory_per_device,
+        exact: config.exact,
+        apart: config.apart,
         attributes: List::new(values).unwrap_or_default(),
     }
 }
@@ -97,12 +103,10 @@ const FIXED: &[(u32, i32)] = &[
     (a::LOCAL_L1_CACHE_SUPPORTED, 1),
     (a::UNIFIED_FUNCTION_POINTERS, 1),
     (a::MEM_SYNC_DOMAIN_COUNT, 1),
-    // Memory. Managed memory is one memfd that both processes map, so both may use it at once.
+    // Memory.
     (a::CAN_MAP_HOST_MEMORY, 1),
     (a::UNIFIED_ADDRESSING, 1),
     (a::MANAGED_MEMORY, 1),
-    (a::CONCURRENT_MANAGED_ACCESS, 1),
-    (a::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 1),
     (a::HOST_REGISTER_SUPPORTED, 1),
     (a::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
     (a::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
@@ -164,9 +168,18 @@ const FIXED: &[(u32, i32)] = &[
 mod tests {
     use super::*;
 
+    const CONFIG: SoftConfig = SoftConfig {
+        devices: 1,
+        memory_per_device: 1 << 30,
+        workers: 2,
+        exact: true,
+        apart: false,
+        check: None,
+    };
+
     #[test]
     fn every_attribute_is_answered_once() {
-        let info = describe(1, 1 << 30, 2);
+        let info = describe(1, &CONFIG);
         let ids: Vec<u32> = info.attributes.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, a::ALL);
         let value = |id| info.attributes.iter().find(|(i, _)| *i == id).map(|(_, v)| *v);
@@ -179,7 +192,7 @@ mod tests {
     #[test]
     fn uuids_differ_and_spell_kedge() {
         assert_ne!(uuid(0), uuid(1));
-        assert_eq!(number(&describe(7, 1 << 30, 1)), 7);
+        assert_eq!(number(&describe(7, &CONFIG)), 7);
         assert!(uuid(0).starts_with(b"kedge-soft"));
     }
 }

@@ -3,11 +3,14 @@
 //! - [`tables`]: what the client has named; operations become tasks there.
 //! - [`streams`], [`events`], [`graphs`]: what runs after what.
 //! - [`tasks`], [`work`], [`engine`]: tasks in execution.
-//! - [`arena`], [`outside`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
-//! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]: sticky errors, limits, kernels' services.
+//! - [`arena`], [`outside`], [`vmm`], [`shareable`]: device memory. [`shared_event`]: events of
+//!   several processes. [`copies`], [`arrays`], [`textures`]: what is done with it.
+//! - [`modules`]: from an image to a program. [`nested`]: grids that kernels launch. [`context`]:
+//!   sticky errors, limits, kernels' services.
 //! - [`start`]: how many devices of what size, before anybody uses them.
 //! - [`info`], [`occupancy`]: what the program is told of the device.
-//! - [`snapshot`]: what a checkpoint takes and a restart gives back. [`roles`]: what not every backend can do.
+//! - [`snapshot`]: what a checkpoint takes and a restart gives back. [`roles`]: what not every
+//!   backend can do.
 
 mod arena;
 mod arrays;
@@ -56,7 +59,7 @@ use kedge_wire::Text;
 use modules::Module;
 use runtime::Runtime;
 use shared_event::SharedEvent;
-use snapshot::Stage;
+use snapshot::{Following, Stage};
 pub use snapshot::{make_notes, read_notes};
 pub use start::{SoftConfig, StartError, Started};
 use std::collections::HashMap;
@@ -76,6 +79,8 @@ pub struct SoftBackend {
     tables: Arc<Mutex<Tables>>,
     /// How far a restart is.
     stage: Mutex<Stage>,
+    /// Whether what is written is followed.
+    writes: Mutex<Following>,
 }
 
 impl SoftBackend {
@@ -85,7 +90,8 @@ impl SoftBackend {
 
     /// What names a device to other processes.
     fn number(&self, device: u32) -> u32 {
-        self.infos.get(device as usize).map_or(u32::MAX, info::number)
+        let at = self.runtime.memory.windows.position(device);
+        at.and_then(|at| self.infos.get(at)).map_or(u32::MAX, info::number)
     }
 
     fn add_event(&self, id: EventId, ctx: CtxId, event: Event) -> Result<(), CuError> {
@@ -117,8 +123,14 @@ impl Backend for SoftBackend {
         DRIVER_VERSION
     }
 
+    fn conclude(&self) {
+        let Some(checker) = &self.runtime.memory.checker else { return };
+        checker.conclude();
+        checker.tell(&*self.runtime.host);
+    }
+
     fn create_context(&self, ctx: CtxId, device: u32, legacy: StreamId) -> Result<(), CuError> {
-        if device as usize >= self.infos.len() {
+        if self.runtime.memory.windows.position(device).is_none() {
             return Err(CuError::INVALID_DEVICE);
         }
         let (host, memory) = (Arc::clone(&self.runtime.host), Arc::clone(&self.runtime.memory));
@@ -214,7 +226,7 @@ impl Backend for SoftBackend {
     }
 
     fn set_access(&self, addr: u64, size: u64, device: u32, access: u32) -> Result<(), CuError> {
-        if device as usize >= self.infos.len() {
+        if self.runtime.memory.windows.position(device).is_none() {
             return Err(CuError::INVALID_DEVICE);
         }
         self.vmm.set_access(addr, size, access)

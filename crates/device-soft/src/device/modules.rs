@@ -3,6 +3,7 @@
 use super::arena::{Memory, Placed};
 use crate::builtin::asks_for_work;
 use crate::code::{Kernel, PlaceKind, Placement, Program};
+use crate::exec::Level;
 use crate::{lower, spec};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{CtxId, GlobalInfo, KernelInfo, LoadError, ParamInfo};
@@ -42,10 +43,11 @@ pub(super) struct PlacedAs<'a> {
 
 /// What a module had when a checkpoint was taken.
 pub(super) struct Former {
-    /// Each variable's name and place, and whether the client knew that; the memory is taken already.
+    /// Each variable's name and place, and whether the client knew that; the memory is taken
+    /// already.
     pub(super) variables: VecDeque<(Text<65536>, Placed, bool)>,
-    /// It was loaded on another kind of device, which places in another order, and does not tell of variables
-    /// that are as the image has them.
+    /// It was loaded on another kind of device, which places in another order, and does not tell of
+    /// variables that are as the image has them.
     pub(super) foreign: bool,
 }
 
@@ -57,8 +59,8 @@ impl Former {
 }
 
 impl Module {
-    /// Loads one image, or links several. With `former`, the variables lie where they lay and keep what
-    /// is there.
+    /// Loads one image, or links several. With `former`, the variables lie where they lay and keep
+    /// what is there.
     ///
     /// # Errors
     /// What cuModuleLoadData returns, with a message that names the image, the line, the remedy.
@@ -81,7 +83,9 @@ impl Module {
         let linked = link::link(units).map_err(|e| error(CuError::INVALID_PTX, e.to_string()))?;
         let memory = Arc::clone(memory);
         let mut variables = Variables { memory, device, placed: Vec::new(), former, moved: None };
-        let program = lower::build(&linked.module, &mut variables)
+        let checker = variables.memory.checker.clone();
+        let level = Level::detect();
+        let program = lower::build_checked(&linked.module, &mut variables, level, checker)
             .map_err(|e| error(e.code, variables.moved.take().unwrap_or(e.message)))?;
         variables.check_all_found()?;
         let named = program.kernels.iter().map(|kernel| kernel.name.clone());
@@ -135,7 +139,8 @@ impl Module {
         self.program.kernels.iter().map(|kernel| kernel.name.clone()).collect()
     }
 
-    /// The variable of that name, which the client knows from now on; NOT_FOUND where there is none.
+    /// The variable of that name, which the client knows from now on; NOT_FOUND where there is
+    /// none.
     pub(super) fn global(&mut self, name: &str) -> Result<GlobalInfo, CuError> {
         let place = *self.globals.get(name).ok_or(CuError::NOT_FOUND)?;
         self.asked.insert(name.to_owned());
@@ -154,18 +159,21 @@ fn error(code: CuError, message: String) -> LoadError {
     LoadError { code: code.0, message: Text::truncated(message) }
 }
 
-/// What code may do that leaves a device's own forms in the client's memory, and the word that tells of it.
+/// What code may do that leaves a device's own forms in the client's memory, and the word that
+/// tells of it.
 const BINDING: [(&str, &str); 3] = [
     (".callprototype", "calls functions by pointers"),
     (".calltargets", "calls functions by pointers"),
     ("cp.async.bulk.tensor", "copies by tensor maps"),
 ];
 
-/// Every image as a PTX module, and what binds them to a kind of device. One of several may lack PTX, if what
-/// the others need is not in it: libcudadevrt is such an image, and its functions are this device's own.
+/// Every image as a PTX module, and what binds them to a kind of device. One of several may lack
+/// PTX, if what the others need is not in it: libcudadevrt is such an image, and its functions are
+/// this device's own.
 ///
-/// Where all PTX is for newer GPUs than this device stands for, the oldest is taken: its instructions are known, or
-/// refused by name when a kernel is launched. A GPU would refuse it, but here that helps nobody.
+/// Where all PTX is for newer GPUs than this device stands for, the oldest is taken: its
+/// instructions are known, or refused by name when a kernel is launched. A GPU would refuse it, but
+/// here that helps nobody.
 fn parse_all(images: &[Vec<u8>], log: impl Fn(&str)) -> Result<Parsed, LoadError> {
     match parse_for(images, Target::Own, &log) {
         Err(refusal) if refusal.code == CuError::NO_BINARY_FOR_GPU.0 => {
@@ -208,7 +216,8 @@ fn parse_for(images: &[Vec<u8>], target: Target, log: &impl Fn(&str)) -> Result<
         }
     }
     match lacking {
-        // Of newer PTX all is needed: libcudadevrt, which has nothing else, makes no program of machine code.
+        // Of newer PTX all is needed: libcudadevrt, which has nothing else, makes no program of
+        // machine code.
         Some(refusal) if units.is_empty() || target == Target::Newer => Err(refusal),
         _ => Ok((units, bound)),
     }

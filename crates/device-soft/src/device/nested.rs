@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex};
 
 /// Grids below the host's one that a launch may be deep.
 const MAX_DEPTH: u32 = 24;
-/// Launches of one grid that may be waiting (cudaLimitDevRuntimePendingLaunchCount is 2048; there is
-/// no reason to be that strict).
+/// Launches of one grid that may be waiting (cudaLimitDevRuntimePendingLaunchCount is 2048; there
+/// is no reason to be that strict).
 const MAX_PENDING: usize = 1 << 16;
 
 /// cudaStreamTailLaunch and cudaStreamFireAndForget.
@@ -156,8 +156,9 @@ impl Nested {
 
     fn blocks_over(self: Arc<Self>, result: Result<(), Fault>) {
         if let Err(fault) = result {
-            self.ctx().fault(fault.kind.error(), &fault.to_string());
+            self.ctx().fault_of_kernel(&fault);
         }
+        self.ctx().tell_findings();
         if !self.release() {
             return;
         }

@@ -1,5 +1,6 @@
 //! How many blocks of a kernel fit on a multiprocessor, as the CUDA occupancy calculator has it:
-//! registers are handed out to warps in units of 256, shared memory to blocks in units of 128 bytes.
+//! registers are handed out to warps in units of 256, shared memory to blocks in units of 128
+//! bytes.
 
 use crate::code::Kernel;
 use crate::spec::{self, SHARED_UNIT};

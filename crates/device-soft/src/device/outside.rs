@@ -1,5 +1,6 @@
-//! Device memory outside of the arenas. A client that was told that its devices are not exact, because it began on a
-//! GPU, knows variables at the addresses where the driver had placed them, and shadows managed ones there.
+//! Device memory outside of the arenas. A client that was told that its devices are not exact,
+//! because it began on a GPU, knows variables at the addresses where the driver had placed them,
+//! and shadows managed ones there.
 
 use super::arena::{PAGE, Placer};
 use kedge_cuda_types::CuError;

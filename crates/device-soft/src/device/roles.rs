@@ -20,7 +20,8 @@ impl Interprocess for SoftBackend {
 
     fn import_handle(&self, handle: MemHandleId, fd: OwnedFd) -> Result<Imported, CuError> {
         let (size, number) = self.vmm.import(handle, fd)?;
-        let own = (0..self.infos.len() as u32).find(|device| Some(self.number(*device)) == number);
+        let mut own = self.runtime.memory.windows.iter();
+        let own = own.find(|device| Some(self.number(*device)) == number);
         Ok(Imported { device: own, size: Some(size) })
     }
 
@@ -83,8 +84,8 @@ impl Snapshots for SoftBackend {
         Ok(())
     }
 
-    fn snapshot(&self, _known: Option<&Known>) -> Result<Box<dyn Snapshot>, SnapshotError> {
-        snapshot::take(self)
+    fn snapshot(&self, known: Option<&Known>) -> Result<Box<dyn Snapshot>, SnapshotError> {
+        snapshot::take(self, known.is_some())
     }
 }
 
@@ -107,6 +108,10 @@ impl Restore for SoftBackend {
 
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         snapshot::put(self, object, start, bytes)
+    }
+
+    fn restore_later(&self, notes: &[u8], pieces: &[Piece]) -> Result<bool, SnapshotError> {
+        snapshot::apply_later(self, notes, pieces)
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {

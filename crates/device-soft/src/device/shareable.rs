@@ -1,7 +1,8 @@
-//! Memory that other processes can map: sealed memfds, named after the device whose memory they are.
+//! Memory that other processes can map: sealed memfds, named after the device whose memory they
+//! are.
 //!
-//! A slab is private memory until it is exported; then its content moves into a memfd that is mapped in
-//! its place, while nothing runs.
+//! A slab is private memory until it is exported; then its content moves into a memfd that is
+//! mapped in its place, while nothing runs.
 
 use kedge_cuda_types::CuError;
 use std::collections::BTreeMap;
@@ -57,8 +58,8 @@ pub(super) fn sealed_size(fd: BorrowedFd<'_>) -> Result<u64, CuError> {
     if plain && sealed { Ok(stat.st_size as u64) } else { Err(CuError::INVALID_VALUE) }
 }
 
-/// The size of memory that another process has exported, and the number of its device, where its name
-/// tells.
+/// The size of memory that another process has exported, and the number of its device, where its
+/// name tells.
 pub(super) fn inspect(fd: BorrowedFd<'_>) -> Result<(u64, Option<u32>), CuError> {
     let size = sealed_size(fd)?;
     if size == 0 || size > MAX_BYTES || !size.is_multiple_of(GRANULARITY) {
@@ -112,8 +113,8 @@ impl ExportedSlabs {
         }
     }
 
-    /// A descriptor of the slab [base, base+size) of the device of that number. Nothing may run that
-    /// could touch it.
+    /// A descriptor of the slab [base, base+size) of the device of that number. Nothing may run
+    /// that could touch it.
     pub(super) fn export(&mut self, base: u64, size: u64, number: u32) -> Result<OwnedFd, CuError> {
         let failed = |_| CuError::OPERATING_SYSTEM;
         let (_, file) = match self.0.entry(base) {
@@ -128,8 +129,8 @@ impl ExportedSlabs {
         Ok(file.try_clone().map_err(failed)?.into())
     }
 
-    /// The slab at `base` ends here, if it is one of these: other processes keep what they have mapped.
-    /// Whether it was.
+    /// The slab at `base` ends here, if it is one of these: other processes keep what they have
+    /// mapped. Whether it was.
     pub(super) fn end(&mut self, base: u64) -> Result<bool, CuError> {
         let Some((size, _)) = self.0.remove(&base) else { return Ok(false) };
         replace_pages(base, size, None)?;
@@ -143,7 +144,8 @@ impl ExportedSlabs {
 fn copy_to(file: &File, base: u64, size: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     for offset in (0..size).step_by(PAGE) {
-        // SAFETY: a page of a slab, mapped readable; nothing writes to it (`ExportedSlabs::export`).
+        // SAFETY: a page of a slab, mapped readable; nothing writes to it
+        // (`ExportedSlabs::export`).
         let page =
             unsafe { std::slice::from_raw_parts((base + offset) as usize as *const u8, PAGE) };
         if page.iter().any(|byte| *byte != 0) {

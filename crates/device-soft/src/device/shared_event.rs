@@ -1,7 +1,8 @@
 //! Events that several processes record and wait for: counters in memory that all of them map.
 //!
-//! A process that ends leaves records that are never reached. Who waits for one of them learns of it by a lock of the
-//! file, which each process takes before its first record and the kernel gives back for it.
+//! A process that ends leaves records that are never reached. Who waits for one of them learns of
+//! it by a lock of the file, which each process takes before its first record and the kernel gives
+//! back for it.
 
 use super::runtime::Runtime;
 use super::shareable::{sealed, sealed_size};
@@ -171,8 +172,8 @@ impl SharedEvent {
     }
 }
 
-/// Takes the lock of a byte of `file`, or looks for one (F_OFD_SETLK, F_OFD_GETLK; fcntl(2)): the type of lock that
-/// there is then, and `None` on failure.
+/// Takes the lock of a byte of `file`, or looks for one (F_OFD_SETLK, F_OFD_GETLK; fcntl(2)): the
+/// type of lock that there is then, and `None` on failure.
 fn lock(file: &File, how: libc::c_int, byte: u64) -> Option<libc::c_int> {
     // SAFETY: plain data, for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -6,8 +6,9 @@ use super::events::Clock;
 use super::runtime::Runtime;
 use super::vmm::Vmm;
 use super::{SoftBackend, info};
+use crate::check::Check;
 use crate::pool::Pool;
-use kedge_cuda_types::arena::MAX_DEVICES;
+use kedge_cuda_types::arena::{MAX_DEVICES, Windows};
 use kedge_device::Host;
 use kedge_protocol::DeviceInfo;
 use std::io;
@@ -24,14 +25,17 @@ pub struct SoftConfig {
     pub workers: usize,
     /// What clients are told: see [`DeviceInfo::exact`]. Only tests do without.
     pub exact: bool,
+    /// What clients are told: see [`DeviceInfo::apart`].
+    pub apart: bool,
+    /// What is looked for in the programs, if they are checked.
+    pub check: Option<Check>,
 }
 
 impl SoftConfig {
     /// What programs are told of the devices.
     pub fn describe(&self) -> Vec<DeviceInfo> {
-        let describe = |index| info::describe(index, self.memory_per_device, self.workers);
-        let exact = self.exact;
-        (0..self.devices).map(|index| DeviceInfo { exact, ..describe(index) }).collect()
+        let describe = |index| info::describe(index, self);
+        (0..self.devices).map(describe).collect()
     }
 }
 
@@ -52,37 +56,37 @@ pub struct Started {
     vmm: Vmm,
     engines: Engines,
     pool: Arc<Pool>,
-    devices: u32,
+    windows: Windows,
 }
 
 impl Started {
-    /// Maps the memory of so many devices and starts their threads.
+    /// Maps the memory of the devices in `windows` and starts their threads.
     ///
     /// # Errors
     /// [`StartError`] where an address range is taken or the system refuses memory or threads.
-    pub fn new(config: SoftConfig, devices: u32) -> Result<Started, StartError> {
-        if devices == 0 || devices > MAX_DEVICES {
-            return Err(StartError::Devices(devices));
+    pub fn new(config: SoftConfig, windows: Windows) -> Result<Started, StartError> {
+        if windows.count() == 0 {
+            return Err(StartError::Devices(0));
         }
-        let memory = Memory::map(devices, config.memory_per_device);
+        let memory = Memory::map(windows, config.memory_per_device, config.check);
         let memory = Arc::new(memory.map_err(StartError::Memory)?);
         memory.set_exact(config.exact);
-        let vmm = Vmm::new(Arc::clone(&memory.spans), devices as usize);
+        let vmm = Vmm::new(Arc::clone(&memory.spans), windows);
         let vmm = vmm.map_err(StartError::Memory)?;
         let pool = Pool::new(config.workers).map_err(StartError::Threads)?;
         let engines = Engines::start().map_err(StartError::Threads)?;
-        Ok(Started { memory, vmm, engines, pool, devices })
+        Ok(Started { memory, vmm, engines, pool, windows })
     }
 
-    /// How many.
-    pub fn devices(&self) -> u32 {
-        self.devices
+    /// Returns where they are.
+    pub fn windows(&self) -> Windows {
+        self.windows
     }
 }
 
 impl SoftBackend {
-    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe. The
-    /// shared arena is `host`'s to map, before any managed variable is loaded.
+    /// Starts the devices that `infos`, some of [`SoftConfig::describe`]'s in any order, describe.
+    /// The shared arena is `host`'s to map, before any managed variable is loaded.
     ///
     /// # Errors
     /// As [`Started::new`].
@@ -91,7 +95,11 @@ impl SoftBackend {
         infos: Vec<DeviceInfo>,
         host: Arc<dyn Host>,
     ) -> Result<Arc<Self>, StartError> {
-        let started = Started::new(config, infos.len() as u32)?;
+        let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
+        if count > MAX_DEVICES {
+            return Err(StartError::Devices(count));
+        }
+        let started = Started::new(config, Windows::first(count))?;
         Ok(SoftBackend::on(started, infos, host))
     }
 
@@ -104,6 +112,7 @@ impl SoftBackend {
             vmm,
             textures: Arc::default(),
             stage: Mutex::default(),
+            writes: Mutex::default(),
             runtime: Arc::new(Runtime {
                 host,
                 tables: Arc::downgrade(&tables),

@@ -1,5 +1,5 @@
-//! What the client has named, and how its operations become tasks. Only the dispatcher's thread comes
-//! here, and a conditional node that launches its body.
+//! What the client has named, and how its operations become tasks. Only the dispatcher's thread
+//! comes here, and a conditional node that launches its body.
 
 use super::arrays::Array;
 use super::conditional::Conditional;
@@ -252,7 +252,8 @@ impl Tables {
         }
     }
 
-    /// Forgets a context and all that belongs to it; its memory goes when nothing runs there any more.
+    /// Forgets a context and all that belongs to it; its memory goes when nothing runs there any
+    /// more.
     pub(super) fn destroy_context(
         &mut self,
         runtime: &Arc<Runtime>,

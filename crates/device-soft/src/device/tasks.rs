@@ -124,8 +124,8 @@ impl Runtime {
         self.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether nothing that was ever started is unfinished: no thread works on device memory or on what
-    /// has been released.
+    /// Whether nothing that was ever started is unfinished: no thread works on device memory or on
+    /// what has been released.
     pub(super) fn is_at_rest(&self) -> bool {
         self.unfinished.load(Ordering::SeqCst) == 0
     }

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// `None`: what it showed had ended before it when a checkpoint was taken. Its handle stays valid, and
-/// a kernel that uses it faults.
+/// `None`: what it showed had ended before it when a checkpoint was taken. Its handle stays valid,
+/// and a kernel that uses it faults.
 type Shown = Option<Arc<TextureView>>;
 
 /// What kernels look handles up in. A handle means the same on all devices of a client.
@@ -28,7 +28,8 @@ pub(super) struct TextureTable {
 struct Entry {
     ctx: CtxId,
     shown: Shown,
-    /// Its place in the order in which all were made, which another kind of device's handles do not tell.
+    /// Its place in the order in which all were made, which another kind of device's handles do not
+    /// tell.
     number: u64,
 }
 
@@ -60,8 +61,8 @@ impl TextureTable {
         lock(&self.views).insert(handle, Entry { ctx, shown, number });
     }
 
-    /// Makes an object again that had this handle. What it shows may have ended before it: memory then
-    /// shows what lies there, as long as it is a device's.
+    /// Makes an object again that had this handle. What it shows may have ended before it: memory
+    /// then shows what lies there, as long as it is a device's.
     pub(super) fn restore(
         &self,
         (ctx, handle): (CtxId, u64),

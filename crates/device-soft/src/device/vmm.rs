@@ -11,6 +11,8 @@ use super::shareable::{self, replace_pages};
 use super::tasks::lock;
 use crate::memory::Spans;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::Windows;
+use kedge_device::Ranges;
 use kedge_protocol::MemHandleId;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -25,7 +27,7 @@ const GRANULARITY: u64 = 2 << 20;
 /// All handles and mappings of one client.
 pub(super) struct Vmm {
     spans: Arc<Spans>,
-    devices: usize,
+    windows: Windows,
     memory: Arc<File>,
     table: Mutex<Table>,
 }
@@ -64,7 +66,7 @@ fn seek(file: &File, from: u64, what: i32) -> io::Result<Option<u64>> {
 }
 
 impl Vmm {
-    pub(super) fn new(spans: Arc<Spans>, devices: usize) -> io::Result<Self> {
+    pub(super) fn new(spans: Arc<Spans>, windows: Windows) -> io::Result<Self> {
         // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"kedge-vmm".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -72,11 +74,11 @@ impl Vmm {
         }
         // SAFETY: memfd_create has just made this descriptor, and nobody else owns it.
         let memory = Arc::new(unsafe { File::from_raw_fd(fd) });
-        Ok(Self { spans, devices, memory, table: Mutex::default() })
+        Ok(Self { spans, windows, memory, table: Mutex::default() })
     }
 
-    /// `size` zeroed bytes, which the caller has charged to `device`. `number`: they can be exported,
-    /// as memory of the device of that number.
+    /// `size` zeroed bytes, which the caller has charged to `device`. `number`: they can be
+    /// exported, as memory of the device of that number.
     pub(super) fn create(
         &self,
         id: MemHandleId,
@@ -127,8 +129,8 @@ impl Vmm {
         Ok((size, number))
     }
 
-    /// Another process's memory of `size` bytes, which the caller has charged to `device`, is now this
-    /// one's.
+    /// Another process's memory of `size` bytes, which the caller has charged to `device`, is now
+    /// this one's.
     pub(super) fn adopt(&self, id: MemHandleId, device: u32, size: u64) -> Result<(), CuError> {
         let mut table = lock(&self.table);
         let handle = table.handles.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
@@ -144,27 +146,43 @@ impl Vmm {
         let handle = lock(&self.table).handles.remove(&id).ok_or(CuError::INVALID_HANDLE)?;
         let charged = handle.device.map(|device| (device, handle.size));
         if handle.own.is_none() {
-            self.empty(&handle)?;
+            self.empty(&handle, 0, handle.size)?;
         }
         Ok(charged)
     }
 
-    /// Gives the pages of a handle back to the system: it reads as zero.
-    fn empty(&self, handle: &Handle) -> Result<(), CuError> {
+    /// Gives the pages of [start, end) of a handle, which has that many bytes, back to the system:
+    /// it reads as zero.
+    fn empty(&self, handle: &Handle, start: u64, end: u64) -> Result<(), CuError> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let (offset, size) = (handle.offset as libc::off_t, handle.size as libc::off_t);
+        let (offset, size) = ((handle.offset + start) as libc::off_t, (end - start) as libc::off_t);
         let file = handle.own.as_ref().unwrap_or(&self.memory);
         // SAFETY: a hole in a memfd, in a range that is only this handle's.
         let rc = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, size) };
         if rc == 0 { Ok(()) } else { Err(CuError::OPERATING_SYSTEM) }
     }
 
-    /// Gives the pages of all handles but other processes' back to the system: how many bytes they could hold.
-    /// None is shared with another process.
+    /// Has all bytes of the handles that are not other processes' read as zero, but for those that
+    /// `keep` says of each.
+    pub(super) fn empty_but<'a>(
+        &self,
+        keep: impl Fn(MemHandleId) -> Option<&'a Ranges>,
+    ) -> Result<(), CuError> {
+        let (table, none) = (lock(&self.table), Ranges::default());
+        for (id, handle) in table.handles.iter().filter(|(_, handle)| handle.device.is_some()) {
+            for (start, end) in keep(*id).unwrap_or(&none).between(0, handle.size) {
+                self.empty(handle, start, end)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the pages of all handles but other processes' back to the system: how many bytes they
+    /// could hold. None is shared with another process.
     pub(super) fn vacate(&self) -> Result<u64, CuError> {
         let table = lock(&self.table);
         let own = table.handles.values().filter(|handle| handle.device.is_some());
-        own.map(|handle| self.empty(handle).map(|()| handle.size)).sum()
+        own.map(|handle| self.empty(handle, 0, handle.size).map(|()| handle.size)).sum()
     }
 
     /// Shows the handle's bytes from `offset` on at [addr, addr+size), without access as yet.
@@ -175,7 +193,7 @@ impl Vmm {
         size: u64,
         offset: u64,
     ) -> Result<(), CuError> {
-        check_client_range(addr, size, self.devices)?;
+        check_client_range(addr, size, self.windows)?;
         let mut table = lock(&self.table);
         let handle = table.handles.get(&id).cloned().ok_or(CuError::INVALID_HANDLE)?;
         let inside = offset.checked_add(size).is_some_and(|end| end <= handle.size);
@@ -200,8 +218,8 @@ impl Vmm {
         Ok(())
     }
 
-    /// The runs that hold all bytes that are not zero, as (handle, start in it, length), in order; holes
-    /// of no more than `small` bytes are part of them.
+    /// The runs that hold all bytes that are not zero, as (handle, start in it, length), in order;
+    /// holes of no more than `small` bytes are part of them.
     pub(super) fn written(&self, small: u64) -> io::Result<Vec<(MemHandleId, u64, u64)>> {
         let table = lock(&self.table);
         // Another process's memory is its own to save.
@@ -248,7 +266,8 @@ impl Vmm {
         if inside { Ok((file, handle.offset + start)) } else { Err(CuError::INVALID_VALUE) }
     }
 
-    /// What kernels may do with mapped memory: `CUmemAccess_flags`. Read-only memory can be written.
+    /// What kernels may do with mapped memory: `CUmemAccess_flags`. Read-only memory can be
+    /// written.
     pub(super) fn set_access(&self, addr: u64, size: u64, access: u32) -> Result<(), CuError> {
         let table = lock(&self.table);
         if size == 0 || !table.covers(addr, size) {
@@ -310,7 +329,7 @@ mod tests {
     }
 
     fn vmm() -> Vmm {
-        Vmm::new(Arc::default(), MAX_DEVICES as usize).unwrap()
+        Vmm::new(Arc::default(), Windows::first(MAX_DEVICES)).unwrap()
     }
 
     fn word(addr: u64) -> *mut u64 {

@@ -187,8 +187,9 @@ where
 
 fn launch_over(runtime: &Arc<Runtime>, task: &Arc<Task>, result: Result<(), Fault>) {
     if let Err(fault) = result {
-        task.ctx.fault(fault.kind.error(), &fault.to_string());
+        task.ctx.fault_of_kernel(&fault);
     }
+    task.ctx.tell_findings();
     runtime.complete(task);
 }
 
@@ -199,6 +200,7 @@ fn copy_inline(runtime: &Runtime, dst: u64, bytes: &[u8]) -> Result<(), CuError>
     // SAFETY: the range is valid device memory, which is mapped memory of this process. What else
     // uses it at the same time is the program's own race.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst as *mut u8, bytes.len()) };
+    runtime.memory.wrote(dst, bytes.len() as u64);
     Ok(())
 }
 
@@ -221,6 +223,7 @@ fn write_value(runtime: &Runtime, addr: u64, value: u64, wide: bool) -> Result<(
             (*(addr as *const AtomicU32)).store(value as u32, Ordering::SeqCst);
         }
     }
+    runtime.memory.wrote(addr, if wide { 8 } else { 4 });
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::Flow;
 use super::locate::Wide;
 use super::warp::Warp;
 use crate::code::Inst;
-use crate::fault::FaultKind;
+use crate::fault::{FaultKind, Near};
 use crate::memory::{
     LOCAL_WINDOW, LOCAL_WINDOW_LEN, PARAM_WINDOW, PARAM_WINDOW_LEN, SHARED_STRIDE, SHARED_WINDOW,
     SHARED_WINDOWS, Space, Span, Spans,
@@ -124,7 +124,8 @@ impl Warp {
         }
     }
 
-    /// One lane's pointer for an access of `bytes` bytes at `addr` of `place`; the fault is recorded.
+    /// One lane's pointer for an access of `bytes` bytes at `addr` of `place`; the fault is
+    /// recorded.
     pub(crate) fn pointer(
         &mut self,
         inst: &Inst,
@@ -134,14 +135,23 @@ impl Warp {
         bytes: u64,
         align: u64,
     ) -> Result<*mut u8, Flow> {
-        if addr & (align - 1) != 0 {
-            let generic = self.generic_address(place, addr);
-            return Err(self.fault(inst, lane, FaultKind::Misaligned, Some(generic), ""));
+        let kind = match addr & (align - 1) {
+            0 => FaultKind::IllegalAddress,
+            _ => FaultKind::Misaligned,
+        };
+        let is_aligned = kind != FaultKind::Misaligned;
+        let found = is_aligned.then(|| self.find(inst, lane, place, addr, bytes)).flatten();
+        // SAFETY: the block outlives the warp's run.
+        if found.is_some() && unsafe { (*self.block).watch.is_some() } {
+            self.unprobed(inst, place, addr, bytes);
         }
-        let found = self.find(inst, lane, place, addr, bytes);
         found.ok_or_else(|| {
             let generic = self.generic_address(place, addr);
-            self.fault(inst, lane, FaultKind::IllegalAddress, Some(generic), "")
+            let flow = self.fault(inst, lane, kind, Some(generic), "");
+            if let Some(record) = &mut self.fault {
+                record.bytes = Some(bytes);
+            }
+            flow
         })
     }
 
@@ -163,8 +173,8 @@ impl Warp {
         }
     }
 
-    /// The memory behind one lane's access of `size` bytes at `addr` of `space`. Where there is none,
-    /// or `addr` is not a multiple of `align`, records the fault: the handler returns
+    /// The memory behind one lane's access of `size` bytes at `addr` of `space`. Where there is
+    /// none, or `addr` is not a multiple of `align`, records the fault: the handler returns
     /// [`Flow::Fault`]. Slow path: for handlers whose work dwarfs it.
     pub fn resolve(
         &mut self,
@@ -189,6 +199,30 @@ impl Warp {
             Place::Local | Place::Frame => LOCAL_WINDOW.wrapping_add(addr),
             Place::Param => PARAM_WINDOW.wrapping_add(addr),
         }
+    }
+
+    /// Returns what memory a generic address is next to, or in.
+    pub(crate) fn near(&self, addr: u64) -> Option<Near> {
+        let window = |name, start: u64, bytes| Near::Window { name, bytes, offset: addr - start };
+        let within = |start: u64, len: u64| (start..start + len).contains(&addr);
+        if within(SHARED_WINDOW, SHARED_STRIDE * SHARED_WINDOWS) {
+            let start = addr - (addr - SHARED_WINDOW) % SHARED_STRIDE;
+            return Some(window("shared", start, self.shared_len));
+        }
+        if within(LOCAL_WINDOW, LOCAL_WINDOW_LEN) {
+            return Some(window("local", LOCAL_WINDOW, self.local_len));
+        }
+        if within(PARAM_WINDOW, PARAM_WINDOW_LEN) {
+            let bytes = self.grid().params.len() as u64;
+            return Some(window("parameter", PARAM_WINDOW, bytes));
+        }
+        let spans = &self.grid().spec.spans;
+        let span = spans.find(addr).or_else(|| spans.nearest(addr))?;
+        // A checked program is told of what it has allocated, to the byte.
+        let checker = self.grid().spec.program.checker.as_ref();
+        let exact = checker.and_then(|checker| checker.memory.allocation(span.lo));
+        let hi = exact.filter(|(lo, _)| *lo == span.lo).map_or(span.hi, |(_, hi)| hi);
+        Some(Near::Allocation(Span { lo: span.lo, hi }))
     }
 
     fn param_pointer(&self, addr: u64, bytes: u64) -> Option<*mut u8> {
@@ -266,8 +300,8 @@ impl Warp {
         Ok(Wide(addr))
     }
 
-    /// Makes pointers of a warp's generic addresses that all name local memory, or all the block's shared memory.
-    /// False: they do not, or are not all good, and nothing was done.
+    /// Makes pointers of a warp's generic addresses that all name local memory, or all the block's
+    /// shared memory. False: they do not, or are not all good, and nothing was done.
     fn generic_rows(&self, addr: &mut [u64; WARP], mask: u32, bytes: u64) -> bool {
         let first = addr[mask.trailing_zeros() as usize % WARP];
         let near = |window: u64, len: u64| first.wrapping_sub(window) < len;

@@ -87,7 +87,8 @@ directed! {
         Up, add_f64 mul_f64 fma_f64 div_f64 sqrt_f64;
 }
 
-/// `sin.approx` and, with `COS`, `cos.approx`; `aux` 1: `.ftz`. Lanes with large arguments are done again.
+/// `sin.approx` and, with `COS`, `cos.approx`; `aux` 1: `.ftz`. Lanes with large arguments are done
+/// again.
 struct Wave<const COS: bool>;
 
 impl<const COS: bool> Op for Wave<COS> {

@@ -134,8 +134,8 @@ impl Copy {
     }
 }
 
-/// `cp.async` where every lane copies all of its bytes into the block's own shared memory. None: some
-/// lane's address is elsewhere.
+/// `cp.async` where every lane copies all of its bytes into the block's own shared memory. None:
+/// some lane's address is elsewhere.
 ///
 /// # Safety
 /// op[0] and op[1] are operands of the 64-bit bank; `bytes` is 4, 8 or 16.

@@ -1,8 +1,8 @@
 //! `atom` and `red`.
 //!
 //! Each operation is one pure function of the old value and the operands. On global memory, where
-//! blocks on other OS threads take part, it runs in a compare-and-swap loop; shared memory belongs to
-//! the worker that runs the block. Lanes take their turns in lane order.
+//! blocks on other OS threads take part, it runs in a compare-and-swap loop; shared memory belongs
+//! to the worker that runs the block. Lanes take their turns in lane order.
 
 use super::access::{PLACE_SHIFT, Place};
 use super::isa::Portable;

@@ -1,7 +1,7 @@
 //! Extended-precision integers: `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
 //!
-//! The carry flag is a bit of each lane in [`Warp::carry`]. `sub.cc` leaves a borrow there: the flag
-//! means what the matching `subc` needs.
+//! The carry flag is a bit of each lane in [`Warp::carry`]. `sub.cc` leaves a borrow there: the
+//! flag means what the matching `subc` needs.
 
 use super::lanewise::{Inputs, Parts, Typed};
 use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};
@@ -69,7 +69,8 @@ struct Mad<T, P, const HI: bool>(PhantomData<(T, P)>);
 impl<T: CarryWord, P: Int + Typed, const HI: bool> Op for Mad<T, P, HI> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        // SAFETY: op = [d, a, b, c], all in the bank of T and P, which are of one size (the selector).
+        // SAFETY: op = [d, a, b, c], all in the bank of T and P, which are of one size (the
+        // selector).
         unsafe {
             let (a, b) = <(P, P)>::read(warp, &inst.op[1..]);
             let mut product = [P::default(); WARP];

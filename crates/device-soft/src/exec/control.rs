@@ -37,8 +37,8 @@ pub(crate) enum Target {
     Indirect,
 }
 
-/// A device function's address is `FUNCTION_BASE + FUNCTION_STRIDE * index`: small and opaque, as on
-/// real devices. Builtins are numbered from `BUILTIN_INDEX`.
+/// A device function's address is `FUNCTION_BASE + FUNCTION_STRIDE * index`: small and opaque, as
+/// on real devices. Builtins are numbered from `BUILTIN_INDEX`.
 pub(crate) const FUNCTION_BASE: u64 = 0x100;
 pub(crate) const FUNCTION_STRIDE: u64 = 0x10;
 pub(crate) const BUILTIN_INDEX: u64 = 1 << 24;

@@ -42,7 +42,8 @@ casts! {
     f32: f64;
 }
 
-/// `cvt.s64.s32`: the address arithmetic of every loop over an int. LLVM tears the plain loop apart.
+/// `cvt.s64.s32`: the address arithmetic of every loop over an int. LLVM tears the plain loop
+/// apart.
 struct SignExtend;
 
 impl Op for SignExtend {
@@ -65,7 +66,8 @@ fn sign_extend<I: Isa>(from: &[i32; WARP], to: &mut [i64; WARP]) {
     if I::LEVEL == Level::Avx512 {
         use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtepi32_epi64, _mm512_storeu_si512};
         for part in (0..WARP).step_by(8) {
-            // SAFETY: the handler is compiled for this level; eight lanes from `part` are in both rows.
+            // SAFETY: the handler is compiled for this level; eight lanes from `part` are in both
+            // rows.
             unsafe {
                 let eight = _mm256_loadu_si256(from.as_ptr().add(part).cast());
                 let wide = _mm512_cvtepi32_epi64(eight);
@@ -275,8 +277,8 @@ fn float_to_float(to: Type, from: Type, cvt: &Conversion) -> Option<Selected> {
     }
 }
 
-/// Any conversion: `imm` is the encoded [`Conversion`]. A and D are the unsigned words that hold the
-/// source and the destination.
+/// Any conversion: `imm` is the encoded [`Conversion`]. A and D are the unsigned words that hold
+/// the source and the destination.
 struct General<A, D>(PhantomData<(A, D)>);
 
 impl<A: Typed + Into<u64>, D: Typed + TryFrom<u64>> Op for General<A, D> {

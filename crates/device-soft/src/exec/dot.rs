@@ -9,7 +9,8 @@ use crate::math::float::canonical;
 use crate::spec::WARP;
 use std::marker::PhantomData;
 
-/// op = both strips' [`Reach`]es (from, to, align, step); for each product both factors' offsets; [`Ends`].
+/// op = both strips' [`Reach`]es (from, to, align, step); for each product both factors' offsets;
+/// [`Ends`].
 pub(crate) struct Dot<T>(PhantomData<T>);
 
 /// The operands after the last product's.
@@ -96,7 +97,8 @@ impl Parts {
 impl<T: Real> Op for Dot<T> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        // SAFETY: lowering made the list, and its slots are of this frame and of the banks of addresses and of `T`.
+        // SAFETY: lowering made the list, and its slots are of this frame and of the banks of
+        // addresses and of `T`.
         unsafe {
             let Some(parts) = Parts::of(warp.operands(inst)) else { return Flow::Next };
             if mask == u32::MAX
@@ -134,8 +136,8 @@ unsafe fn whole<I: Isa, T: Real>(warp: &Warp, inst: &Inst, parts: Parts) -> Opti
     }
 }
 
-/// `start` and the products of what lies at the `offsets`, in pairs, from `a` and `b`: the same element for each lane
-/// of a half (`A`, `B`), or a row.
+/// `start` and the products of what lies at the `offsets`, in pairs, from `a` and `b`: the same
+/// element for each lane of a half (`A`, `B`), or a row.
 ///
 /// # Safety
 /// The elements are there.

@@ -3,8 +3,8 @@
 //! The fragment with the deepest call stack runs first, and among those the one with the lowest
 //! program counter. PTX is laid out so that control flow joins at higher counters than it splits
 //! at, so the fragment that is behind catches up and the two merge where their paths join. A
-//! fragment that keeps the others waiting for too long (a spin loop) is set aside for a while: every
-//! lane makes progress, as on Volta and later.
+//! fragment that keeps the others waiting for too long (a spin loop) is set aside for a while:
+//! every lane makes progress, as on Volta and later.
 
 use super::warp::Warp;
 use std::time::Instant;
@@ -181,7 +181,8 @@ impl Warp {
         self.preds = self.banks.preds.as_mut_ptr().wrapping_add(self.current.base_pred as usize);
     }
 
-    /// Sends the lanes of `mask` (some, not all, of the current ones) to `target`, the others to `next`.
+    /// Sends the lanes of `mask` (some, not all, of the current ones) to `target`, the others to
+    /// `next`.
     pub(crate) fn diverge(&mut self, mask: u32, target: u32, next: u32) {
         let rest = self.current.mask & !mask;
         let (low, high) = if target < next {

@@ -1,7 +1,8 @@
 //! Typed views of register rows, and the lane-wise maps that most handlers are.
 //!
-//! 32-bit rows hold every type of 32 bits or fewer. A narrow value is written sign- or zero-extended
-//! by its type, and read by truncation, so that wider reads of narrow results are what PTX says.
+//! 32-bit rows hold every type of 32 bits or fewer. A narrow value is written sign- or
+//! zero-extended by its type, and read by truncation, so that wider reads of narrow results are
+//! what PTX says.
 
 use super::{Flow, Warp};
 use crate::code::Inst;

@@ -1,8 +1,9 @@
 //! `ld` and `st`.
 //!
-//! The common forms have handlers of their own, by place, element and vector length; [`LoadAny`] and
-//! [`StoreAny`] do the rest, lane by lane, and everything that must be single-copy atomic. Places that
-//! need no base have an operand for it all the same, which nothing reads.
+//! The common forms have handlers of their own, by place, element and vector length; [`LoadAny`]
+//! and
+//! [`StoreAny`] do the rest, lane by lane, and everything that must be single-copy atomic. Places
+//! that need no base have an operand for it all the same, which nothing reads.
 
 use super::access::{PLACE_SHIFT, Place};
 use super::locate::{

@@ -28,8 +28,8 @@ pub(crate) const HALF: usize = WARP / 2;
 /// Pointers of all lanes; a lane that does not take part has another lane's.
 pub(crate) trait Pointers {
     fn at(&self, lane: usize) -> *mut u8;
-    /// Whether in each half of the warp lane `i`'s pointer is `i * bytes` further than the half's first: a
-    /// row of a tile 16 wide; with 0, that a half's lanes all have the same.
+    /// Whether in each half of the warp lane `i`'s pointer is `i * bytes` further than the half's
+    /// first: a row of a tile 16 wide; with 0, that a half's lanes all have the same.
     fn by_halves<I: Isa>(&self, bytes: u64) -> bool;
     /// # Safety
     /// Every pointer is valid for reading 4 bytes.
@@ -71,7 +71,8 @@ impl Pointers for Wide {
         if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..4 {
-                // SAFETY: the handler is compiled for this level; the caller vouches for the pointers.
+                // SAFETY: the handler is compiled for this level; the caller vouches for the
+                // pointers.
                 unsafe {
                     let index = _mm512_loadu_si512(self.0.as_ptr().add(part * 8).cast());
                     let got = _mm512_i64gather_epi32::<1>(index, std::ptr::null());
@@ -146,8 +147,8 @@ impl Pointers for Near {
         if I::LEVEL == Level::Avx512 {
             use std::arch::x86_64::*;
             for part in 0..2 {
-                // SAFETY: the handler is compiled for this level; offsets are below 2^31 (shared and
-                // local memory of a warp are smaller), and the caller vouches for the pointers.
+                // SAFETY: the handler is compiled for this level; offsets are below 2^31 (shared
+                // and local memory of a warp are smaller), and the caller vouches for the pointers.
                 unsafe {
                     let index = _mm512_loadu_si512(self.offset.as_ptr().add(part * 16).cast());
                     let got = _mm512_i32gather_epi32::<1>(index, self.base.cast());
@@ -219,8 +220,8 @@ pub(crate) trait Locate {
     type Out: Pointers;
     /// Only the block's own worker touches this memory, one warp at a time.
     const OF_BLOCK: bool;
-    /// Where in each half of a whole warp the lanes' bases are `reach.step`, or nothing, from one to the next,
-    /// and all of `reach` is good; None says nothing.
+    /// Where in each half of a whole warp the lanes' bases are `reach.step`, or nothing, from one
+    /// to the next, and all of `reach` is good; None says nothing.
     ///
     /// # Safety
     /// `slot` is an operand of the place's bank.
@@ -231,7 +232,8 @@ pub(crate) trait Locate {
     /// Hints to the processor what the warps after this one will load, which has loaded `halves`.
     #[inline(always)]
     fn foresee(_: &Warp, _: &Inst, _: &Halves) {}
-    /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in `slot`.
+    /// Pointers for accesses of `bytes` (a power of two, and the alignment) with the base in
+    /// `slot`.
     ///
     /// # Safety
     /// `slot` is an operand of the place's bank.
@@ -272,9 +274,9 @@ impl Locate for AnyGlobal {
         None
     }
 
-    /// A block's warps take turns at an instruction, each with the next row of a tile: what comes some turns later is as
-    /// far away as it has been from turn to turn. The processor, which sees accesses of all instructions in one
-    /// handler, does not find that out by itself.
+    /// A block's warps take turns at an instruction, each with the next row of a tile: what comes
+    /// some turns later is as far away as it has been from turn to turn. The processor, which sees
+    /// accesses of all instructions in one handler, does not find that out by itself.
     #[inline(always)]
     fn foresee(warp: &Warp, inst: &Inst, halves: &Halves) {
         // SAFETY: the cache belongs to this worker.

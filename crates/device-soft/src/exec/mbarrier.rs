@@ -1,8 +1,8 @@
 //! `mbarrier`: barriers in shared memory that count arrivals and bytes.
 //!
 //! The object is 64 bits, opaque to programs. Here, from bit 0: arrivals still to come (20 bits),
-//! arrivals that a phase expects (20 bits), bytes still to come (23 bits, offset by [`TX_ZERO`], for
-//! completions may come before they are announced), and the parity of the current phase.
+//! arrivals that a phase expects (20 bits), bytes still to come (23 bits, offset by [`TX_ZERO`],
+//! for completions may come before they are announced), and the parity of the current phase.
 
 use super::access::Place;
 use super::select::{Arg, Query, Selected};

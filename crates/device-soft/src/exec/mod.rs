@@ -1,6 +1,7 @@
 //! Warps and the instruction handlers.
 //!
-//! A handler is a type that implements [`Op`]: one generic body, compiled for every [`Isa`] level by
+//! A handler is a type that implements [`Op`]: one generic body, compiled for every [`Isa`] level
+//! by
 //! [`Handlers::of`]. A *selector* maps an instruction's name to its handler and operand list
 //! ([`Selected`]); lowering asks each family's selector in turn.
 
@@ -30,6 +31,7 @@ pub(crate) mod locate;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod mov;
+pub(crate) mod probe;
 pub(crate) mod run;
 pub mod select;
 pub(crate) mod special;
@@ -75,8 +77,8 @@ pub enum Flow {
     Split,
     /// The fragment waits at this instruction until another fragment or warp lets it go on.
     Wait,
-    /// The lanes of the mask sleep before they go on with the next instruction; other fragments, warps
-    /// and blocks run meanwhile.
+    /// The lanes of the mask sleep before they go on with the next instruction; other fragments,
+    /// warps and blocks run meanwhile.
     Sleep,
     /// Go on with the next instruction, after the block's other warps have had a turn.
     Turn,

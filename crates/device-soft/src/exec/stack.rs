@@ -1,6 +1,8 @@
-//! `alloca`, `stacksave`, `stackrestore`: memory on the thread's stack of a size that is known late.
+//! `alloca`, `stacksave`, `stackrestore`: memory on the thread's stack of a size that is known
+//! late.
 //!
-//! A fragment's lanes take as much as the one of them that wants most, above their frame; a frame's return gives it back.
+//! A fragment's lanes take as much as the one of them that wants most, above their frame; a frame's
+//! return gives it back.
 
 use super::control::lanes_where;
 use super::fragment::Fragment;
@@ -54,7 +56,8 @@ impl Warp {
         u64::from(local) + u64::from(code.local)
     }
 
-    /// A row of the register that the instruction names, as 64-bit values; `wide`: it is in the 64-bit bank.
+    /// A row of the register that the instruction names, as 64-bit values; `wide`: it is in the
+    /// 64-bit bank.
     ///
     /// # Safety
     /// `slot` is an operand of that bank.

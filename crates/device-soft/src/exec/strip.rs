@@ -20,8 +20,8 @@ pub(crate) struct Loaded {
     pub global: bool,
 }
 
-/// op = the strip's [`Reach`] (from, to, align, step); for each load its offset, its number of destinations,
-/// and these; the base.
+/// op = the strip's [`Reach`] (from, to, align, step); for each load its offset, its number of
+/// destinations, and these; the base.
 pub(crate) struct Strip<P, T>(PhantomData<(P, T)>);
 
 impl Strip<(), ()> {
@@ -53,7 +53,8 @@ fn loads(list: &[i32]) -> impl Iterator<Item = (i32, &[i32])> {
 impl<P: Locate, T: Rows> Op for Strip<P, T> {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
-        // SAFETY: lowering made the list, and its slots are of this frame and of the banks of `P` and `T`.
+        // SAFETY: lowering made the list, and its slots are of this frame and of the banks of `P`
+        // and `T`.
         unsafe {
             let list = warp.operands(inst);
             let base = list[list.len() - 1];
@@ -83,9 +84,9 @@ impl<P: Locate, T: Rows> Strip<P, T> {
             let first = halves.first.map(|base| base.wrapping_offset(offset as isize).cast::<T>());
             for (item, slot) in places.iter().enumerate() {
                 let first = first.map(|first| first.wrapping_add(item).cast_const());
-                // SAFETY: the slot is of the frame; `halves` found all that lies between the first and the
-                // last byte of the strip good, and either one load of each lane after the other or all
-                // the same.
+                // SAFETY: the slot is of the frame; `halves` found all that lies between the first
+                // and the last byte of the strip good, and either one load of each lane after the
+                // other or all the same.
                 unsafe {
                     let to = T::place(warp, *slot);
                     for (half, first) in first.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! `ld` and `st` that other threads may answer: volatile, relaxed, acquire, release.
 //!
-//! Shared memory is touched by one worker, so that plain accesses do; elsewhere each lane's access is
-//! single-copy atomic by itself.
+//! Shared memory is touched by one worker, so that plain accesses do; elsewhere each lane's access
+//! is single-copy atomic by itself.
 
 use super::load_store::{Element, rows};
 use super::locate::{AnyGlobal, Locate, Pointers};
@@ -12,7 +12,8 @@ use crate::spec::WARP;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// `ld` of what other threads may change meanwhile (volatile, relaxed, acquire): op = [destination, base].
+/// `ld` of what other threads may change meanwhile (volatile, relaxed, acquire): op = [destination,
+/// base].
 pub(super) struct LoadStrong<P, T>(PhantomData<(P, T)>);
 
 impl<P: Locate, T: Element> Op for LoadStrong<P, T> {

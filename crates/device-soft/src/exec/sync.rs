@@ -1,7 +1,8 @@
 //! Instructions by which the lanes of a warp work together: shuffles, votes, matches, reductions.
 //!
 //! A `.sync` form waits until every lane of its member mask that has not exited is there. Lanes may
-//! name different masks at once (the tiles of a cooperative group); each group is served on its own.
+//! name different masks at once (the tiles of a cooperative group); each group is served on its
+//! own.
 
 use super::control::lanes_where;
 use super::fragment::State;
@@ -94,7 +95,8 @@ unsafe fn assemble(warp: &mut Warp, inst: &Inst, mask: u32, slot: i32) -> Result
 }
 
 impl Warp {
-    /// Waits until every lane that has not exited is at `inst`. Err: what the handler returns for now.
+    /// Waits until every lane that has not exited is at `inst`. Err: what the handler returns for
+    /// now.
     pub(crate) fn converge(&mut self, inst: &Inst, mask: u32) -> Result<(), Flow> {
         if mask != self.active {
             return Err(Flow::Split);

@@ -1,5 +1,5 @@
-//! Video instructions: scalars with their selectors, and packed ones without: what CUDA's SIMD intrinsics
-//! become.
+//! Video instructions: scalars with their selectors, and packed ones without: what CUDA's SIMD
+//! intrinsics become.
 
 use super::lanewise::{Inputs, Parts};
 use super::{Arg, Flow, Isa, Lane, Op, Query, Selected, Warp};

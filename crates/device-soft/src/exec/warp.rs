@@ -106,6 +106,10 @@ pub(crate) struct FaultRecord {
     pub kind: FaultKind,
     pub lane: usize,
     pub address: Option<u64>,
+    /// How many bytes the lane was to access there.
+    pub bytes: Option<u64>,
+    /// The instruction's place in the program's code.
+    pub pc: Option<usize>,
     pub line: u32,
     pub detail: String,
 }
@@ -238,9 +242,18 @@ impl Warp {
             kind,
             lane,
             address,
+            bytes: None,
+            pc: self.place_of(inst),
             line: inst.line,
             detail: detail.into(),
         }));
         Flow::Fault
+    }
+
+    /// Where an instruction stands in the program's code; `None` for one that a handler made up.
+    fn place_of(&self, inst: &Inst) -> Option<usize> {
+        let (code, inst) = (self.grid().spec.program.code.as_ptr_range(), std::ptr::from_ref(inst));
+        let offset = || inst.addr() - code.start.addr();
+        code.contains(&inst).then(|| offset() / size_of::<Inst>())
     }
 }

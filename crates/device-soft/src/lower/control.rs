@@ -174,8 +174,8 @@ fn parts<'o>(
     Ok(CallParts { returns, target, arguments, prototype })
 }
 
-/// Where in the caller's frame an argument lies: its `.param` variable, or a place that its value is
-/// stored to here.
+/// Where in the caller's frame an argument lies: its `.param` variable, or a place that its value
+/// is stored to here.
 fn outgoing(
     lowering: &mut FunctionLowering<'_, '_>,
     argument: &Operand,

@@ -1,7 +1,9 @@
-//! Sums of products of what two strips load, done at once: the inner loop of every product of matrices.
+//! Sums of products of what two strips load, done at once: the inner loop of every product of
+//! matrices.
 //!
-//! Unrolled and joined, that loop is two strips of shared memory and a chain of fused multiply-adds, each of one element
-//! of either strip. Where nothing else reads those elements and the sums in between, they need no registers.
+//! Unrolled and joined, that loop is two strips of shared memory and a chain of fused
+//! multiply-adds, each of one element of either strip. Where nothing else reads those elements and
+//! the sums in between, they need no registers.
 
 use super::ir::{Node, NodeFlow, Opnd, Role, VReg};
 use super::strips;
@@ -29,8 +31,8 @@ pub(super) fn role(instruction: &Instruction) -> Role {
     }
 }
 
-/// Fuses sums of products, for the level that has strips; `labels`, the nodes that labels stand before, follow.
-/// `registers`: how many there are.
+/// Fuses sums of products, for the level that has strips; `labels`, the nodes that labels stand
+/// before, follow. `registers`: how many there are.
 pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, level: Level) {
     if level < Level::Avx512 {
         return;
@@ -48,7 +50,8 @@ pub(super) fn fuse(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize, 
     strips::remove(nodes, labels, &gone);
 }
 
-/// A strip as a factor: its element's bytes and reach, where each register lies from the base, and the base.
+/// A strip as a factor: its element's bytes and reach, where each register lies from the base, and
+/// the base.
 struct Factor {
     bytes: u32,
     reach: [Opnd; HEAD],
@@ -82,8 +85,8 @@ impl Factor {
     }
 }
 
-/// The place of the next strip, if the one at `at` may as well be done there: in between are only a few instructions
-/// that compute, and leave its base as it is.
+/// The place of the next strip, if the one at `at` may as well be done there: in between are only a
+/// few instructions that compute, and leave its base as it is.
 fn second_strip(nodes: &[Node], landing: &[bool], at: usize) -> Option<usize> {
     let base = *nodes[at].operands.last()?;
     for next in at + 1..nodes.len().min(at + FARTHEST) {
@@ -102,8 +105,8 @@ fn second_strip(nodes: &[Node], landing: &[bool], at: usize) -> Option<usize> {
     None
 }
 
-/// The sum of products whose first strip is at `at`: where its second strip is, which it takes the place of, and how
-/// many nodes it stands for from there on.
+/// The sum of products whose first strip is at `at`: where its second strip is, which it takes the
+/// place of, and how many nodes it stands for from there on.
 fn dot_at(
     nodes: &[Node],
     landing: &[bool],

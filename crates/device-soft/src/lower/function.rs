@@ -2,7 +2,7 @@
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, Role, VReg};
 use super::symbols::{ModuleContext, Symbol, builtin_address, signature_layout};
-use super::{control, dots, memory, pairs, prologue, stagger};
+use super::{control, dots, memory, pairs, probes, prologue, stagger};
 use crate::code::Handler;
 use crate::exec::control::function_address;
 use crate::exec::run::{Stagger, Turn, Unsupported};
@@ -45,6 +45,8 @@ pub(super) struct FunctionLowering<'a, 'm> {
     pub sites: Vec<u32>,
     /// `brx.idx` target lists of this function: (index in the module's lists, labels).
     pub tables: Vec<(u32, Vec<ast::LabelId>)>,
+    /// Registers with which compare-and-swaps compare, where the program is checked.
+    pub compared: HashSet<u32>,
 }
 
 impl<'a, 'm> FunctionLowering<'a, 'm> {
@@ -55,6 +57,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         index: u32,
         level: Level,
     ) -> Self {
+        let compared = if module.checked { probes::compared(body) } else { HashSet::new() };
         let mut lowering = FunctionLowering {
             banks: body.registers.iter().map(|register| Bank::of(register.ty)).collect(),
             labels: vec![0; body.labels.len()],
@@ -75,6 +78,7 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             poison: None,
             sites: Vec::new(),
             tables: Vec::new(),
+            compared,
         };
         lowering.lay_out();
         lowering
@@ -182,7 +186,10 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
             .find_map(|select| select(&query))
             .or_else(|| families::select(&query))
             .ok_or_else(|| format!("instruction {} is not supported", dotted(instruction)))?;
-        self.apply(instruction, selected)
+        let behind = self.probe_before(instruction)?;
+        self.apply(instruction, selected)?;
+        self.probe_behind(behind);
+        Ok(())
     }
 
     /// `mov` of a special register: read where it goes, without a copy.
@@ -231,7 +238,8 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         let mut cached = false;
         let mut updated = Vec::new();
         for (&arg, operand) in selected.args.iter().zip(flat) {
-            // A part of a register: only video instructions take one, and their selector has read it.
+            // A part of a register: only video instructions take one, and their selector has read
+            // it.
             let whole;
             let operand = match operand {
                 Operand::Component(register, _) if instruction.name[0].starts_with('v') => {
@@ -283,8 +291,9 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
         Ok(())
     }
 
-    /// An address operand's value, offset included, plus `window`: `Inst::imm` is the handler's own.
-    fn pointer(&mut self, operand: &Operand, window: u64) -> Result<Opnd, Complaint> {
+    /// An address operand's value, offset included, plus `window`: `Inst::imm` is the handler's
+    /// own.
+    pub(super) fn pointer(&mut self, operand: &Operand, window: u64) -> Result<Opnd, Complaint> {
         let (base, offset) = self.base64(operand)?;
         let step = offset.wrapping_add(window);
         if step == 0 {
@@ -306,6 +315,14 @@ impl<'a, 'm> FunctionLowering<'a, 'm> {
     pub(super) fn push(&mut self, selected: &Selected, operands: Vec<Opnd>) -> &mut Node {
         let run = selected.handlers.at(self.level);
         self.push_node(run, selected.imm, selected.aux, operands, self.guard)
+    }
+
+    /// Appends what is done beside the instruction, under its guard: it has an effect of its own,
+    /// and is neither moved nor left out.
+    pub(super) fn push_beside<O: Op>(&mut self, operands: Vec<Opnd>, imm: u64, aux: u32) {
+        let run = Handlers::scalar::<O>().at(self.level);
+        let node = self.push_node(run, imm, aux, operands, self.guard);
+        (node.steady, node.pure) = (false, false);
     }
 
     /// Appends an instruction for all lanes: a step before the instruction itself.

@@ -2,8 +2,8 @@
 //! warp's working set stays in the first-level cache.
 //!
 //! A lane follows one path through the control flow, whatever the other lanes of its warp do, and
-//! owns one column of every row: liveness on the control-flow graph is exact enough for warps too. A
-//! guarded write does not end a value's life. Lives are intervals in program order that cover
+//! owns one column of every row: liveness on the control-flow graph is exact enough for warps too.
+//! A guarded write does not end a value's life. Lives are intervals in program order that cover
 //! everything from the first to the last place where the value is live.
 
 use super::ir::{Bank, Node, NodeFlow, Opnd, VReg};

@@ -2,6 +2,7 @@
 
 use super::function::{Complaint, FunctionLowering, dotted};
 use super::ir::{Bank, Opnd, Role, VReg};
+use super::probes::Does;
 use super::symbols::Symbol;
 use crate::exec::access::Place;
 use crate::exec::load_store::Access;
@@ -66,7 +67,8 @@ fn parse_name(instruction: &Instruction) -> Result<Name, Complaint> {
     Ok(name)
 }
 
-/// Operations of `atom`, and what this device does not tell apart: scopes, cache levels and policies.
+/// Operations of `atom`, and what this device does not tell apart: scopes, cache levels and
+/// policies.
 fn is_hint(part: &str) -> bool {
     const HINTS: &[&str] = &[
         "cta", "cluster", "gpu", "sys", "weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
@@ -203,11 +205,14 @@ fn load(
         operands.push(lowering.destination(item, ty, &mut after)?);
     }
     operands.push(address.base.unwrap_or(Opnd::Fixed(-1)));
+    lowering.probe(instruction, &address, access, Does::Read, &[]);
     let handlers = access.load();
     let selected =
         Selected { handlers, args: Vec::new(), imm: address.offset, aux: access.encode() };
+    let checked = lowering.module.checked;
     let node = lowering.push(&selected, operands);
     if after.is_empty()
+        && !checked
         && let Some(load) = access.in_strips()
     {
         node.role = Role::Load(load);
@@ -240,6 +245,7 @@ fn store(
     for item in from {
         operands.push(lowering.source(item, ty)?);
     }
+    lowering.probe(instruction, &address, access, Does::Write, &operands[1..]);
     let handlers = access.store();
     let selected =
         Selected { handlers, args: Vec::new(), imm: address.offset, aux: access.encode() };
@@ -279,6 +285,8 @@ fn atomic(
     if slots.len() != 1 + count * (skip + inputs) || (returns && vector != count) {
         return Err(format!("{}: its operands do not match", dotted(instruction)));
     }
+    let access = Access { strong: true, ..describe(lowering, &name, &[], address.place) };
+    lowering.probe(instruction, &address, access, Does::Update, &[]);
     let (handlers, aux) = operation.selected(name.ty, name.count, address.place, returns);
     let selected = Selected { handlers, args: Vec::new(), imm: address.offset, aux };
     lowering.push(&selected, slots);

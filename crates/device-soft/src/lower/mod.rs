@@ -8,19 +8,23 @@ mod liveness;
 mod memory;
 mod pairs;
 mod pool;
+mod probes;
 mod prologue;
 mod stagger;
 mod strips;
 mod symbols;
 
+use crate::check::Checker;
 use crate::code::{BuildError, FunctionCode, Inst, Kernel, Placement, Program};
 use crate::exec::Level;
+use crate::origin::Origins;
 use function::FunctionLowering;
 use ir::{Node, NodeFlow};
 use kedge_ptx::ast;
 use liveness::{Allocation, allocate, slot_of};
 use pool::Pools;
 use std::collections::HashMap;
+use std::sync::Arc;
 use symbols::{CallGraph, ModuleContext, defined, signature_layout};
 
 /// Registers of a thread, at least and at most, and what they are given out in.
@@ -36,7 +40,7 @@ const REGISTER_UNIT: u32 = 8;
 /// # Errors
 /// INVALID_PTX where the module contradicts itself; what `placement` says where it has no room.
 pub fn build(module: &ast::Module, placement: &mut dyn Placement) -> Result<Program, BuildError> {
-    build_at(module, placement, Level::detect())
+    build_checked(module, placement, Level::detect(), None)
 }
 
 /// As [`build`], for an instruction-set level that this machine has.
@@ -44,6 +48,16 @@ pub fn build_at(
     module: &ast::Module,
     placement: &mut dyn Placement,
     level: Level,
+) -> Result<Program, BuildError> {
+    build_checked(module, placement, level, None)
+}
+
+/// As [`build_at`], with what takes the findings, where the program is checked.
+pub fn build_checked(
+    module: &ast::Module,
+    placement: &mut dyn Placement,
+    level: Level,
+    checker: Option<Arc<Checker>>,
 ) -> Result<Program, BuildError> {
     let mut symbols = symbols::function_symbols(module);
     let graph = CallGraph::of(module, &symbols);
@@ -61,6 +75,7 @@ pub fn build_at(
         branch_targets: Vec::new(),
         complaints: Vec::new(),
         caches: 0,
+        checked: checker.is_some(),
     };
     let mut code = Vec::new();
     let mut functions = Vec::new();
@@ -81,6 +96,7 @@ pub fn build_at(
         complaints: context.complaints,
         kernels,
         globals,
+        checker,
     })
 }
 
@@ -147,6 +163,7 @@ fn lower<'a>(
         frame_pred: allocation.frame_pred,
         local,
         poison,
+        origins: Origins::of(function, body),
     }
 }
 
@@ -247,8 +264,8 @@ fn kernels(
     kernels
 }
 
-/// Registers a thread: what the frame holds, but never so many that a block, or as many as the kernel
-/// asks for, could not run: a compiler would spill the rest.
+/// Registers a thread: what the frame holds, but never so many that a block, or as many as the
+/// kernel asks for, could not run: a compiler would spill the rest.
 fn registers(code: &FunctionCode, limits: &ast::Limits, max_threads: u32) -> u32 {
     let threads = max_threads.saturating_mul(limits.min_blocks_per_sm.max(1));
     let room = crate::spec::REGISTERS_PER_BLOCK / threads.max(1) / REGISTER_UNIT * REGISTER_UNIT;

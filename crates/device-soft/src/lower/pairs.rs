@@ -1,7 +1,7 @@
 //! Two steps of integer arithmetic done as one, where nothing else reads the first one's result.
 //!
-//! Indices and addresses are most of what a kernel computes, and of an instruction that only adds, most is the way
-//! to it, its operands' rows and its result's.
+//! Indices and addresses are most of what a kernel computes, and of an instruction that only adds,
+//! most is the way to it, its operands' rows and its result's.
 
 use super::ir::{Node, NodeFlow, Opnd, Role, Step, VReg};
 use super::strips;
@@ -46,8 +46,8 @@ fn handlers(first: Step, second: Step) -> Option<Handlers> {
     })
 }
 
-/// Fuses pairs among the nodes after the first `skipped`; `labels`, the nodes that labels stand before, follow.
-/// `registers`: how many there are.
+/// Fuses pairs among the nodes after the first `skipped`; `labels`, the nodes that labels stand
+/// before, follow. `registers`: how many there are.
 pub(super) fn fuse(
     nodes: &mut Vec<Node>,
     labels: &mut [u32],

@@ -43,8 +43,8 @@ pub(super) fn is_pure(instruction: &Instruction) -> bool {
     PURE.contains(&opcode) && !instruction.name.iter().any(|part| part == "cc")
 }
 
-/// Whether an instruction of kernel `function` gives the same result in every block, if what it reads
-/// does.
+/// Whether an instruction of kernel `function` gives the same result in every block, if what it
+/// reads does.
 pub(super) fn is_steady(function: &Function, instruction: &Instruction) -> bool {
     let opcode = instruction.name.first().map_or("", String::as_str);
     let pure = is_pure(instruction);
@@ -68,8 +68,9 @@ fn steady_operand(operand: &Operand) -> bool {
 /// Most instructions that loops give: each result has a slot of its own from then on.
 const MOST_OF_LOOPS: usize = 64;
 
-/// Moves what is steady to the kernel's front: of its first stretch, up to a label or a branch, and of its loops, with all
-/// that this is computed from. `labels`, the nodes that labels stand before, follow.
+/// Moves what is steady to the kernel's front: of its first stretch, up to a label or a branch, and
+/// of its loops, with all that this is computed from. `labels`, the nodes that labels stand before,
+/// follow.
 pub(super) fn hoist(nodes: &mut Vec<Node>, labels: &mut [u32], registers: usize) -> Prologue {
     let branch = nodes.iter().position(|node| node.flow != NodeFlow::Next).unwrap_or(nodes.len());
     let label = labels.iter().copied().min().unwrap_or(u32::MAX) as usize;

@@ -1,9 +1,10 @@
 //! Sums that are kept in memory by more threads than own them.
 //!
-//! `for (…) x[i] += …`, run by several warps with the same `i`, is a race that hardware decides in one
-//! way: a block's warps start together, and each has loaded `x[i]` long before any of them stores, so
-//! that all compute the same sum. Here a warp would run to its end before the next one begins. So a
-//! warp stops once before such a store, until the block's other warps have come as far.
+//! `for (…) x[i] += …`, run by several warps with the same `i`, is a race that hardware decides in
+//! one way: a block's warps start together, and each has loaded `x[i]` long before any of them
+//! stores, so that all compute the same sum. Here a warp would run to its end before the next one
+//! begins. So a warp stops once before such a store, until the block's other warps have come as
+//! far.
 
 use kedge_ptx::ast::{AddressBase, Body, LabelId, Operand, RegId, Statement};
 use std::collections::{HashMap, HashSet};
@@ -37,10 +38,11 @@ pub(super) fn stores(body: &Body) -> HashSet<usize> {
     found
 }
 
-/// The statements that load, right behind a block's barrier, what is the same for all of it from shared memory: what a sum
-/// over the block gives to its caller. The next such sum, whose first store comes without another barrier, is a race
-/// that hardware decides in one way, as all warps leave the barrier together: each has loaded before any has computed
-/// what it stores. So a warp lets the others come as far.
+/// The statements that load, right behind a block's barrier, what is the same for all of it from
+/// shared memory: what a sum over the block gives to its caller. The next such sum, whose first
+/// store comes without another barrier, is a race that hardware decides in one way, as all warps
+/// leave the barrier together: each has loaded before any has computed what it stores. So a warp
+/// lets the others come as far.
 pub(super) fn broadcasts(body: &Body) -> HashSet<usize> {
     let mut found = HashSet::new();
     let mut behind = false;

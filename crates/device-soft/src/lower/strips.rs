@@ -1,8 +1,8 @@
 //! Loads from one base register, joined: a tile's row, a structure's fields.
 //!
-//! Compilers unroll loops into `ld` after `ld` from one register with growing offsets. Joined, they check
-//! their addresses once. A load moves up to the first of its kind past instructions that only compute,
-//! which neither read nor write its destination nor write the base.
+//! Compilers unroll loops into `ld` after `ld` from one register with growing offsets. Joined, they
+//! check their addresses once. A load moves up to the first of its kind past instructions that only
+//! compute, which neither read nor write its destination nor write the base.
 
 use super::ir::{Node, NodeFlow, Opnd, Role, VReg};
 use crate::exec::Level;
@@ -14,7 +14,8 @@ const REACH: usize = 192;
 /// Offsets lie between minus and plus this.
 const FARTHEST: i64 = 1 << 28;
 
-/// Joins loads, for the level that gains from it; `labels`, the nodes that labels stand before, follow.
+/// Joins loads, for the level that gains from it; `labels`, the nodes that labels stand before,
+/// follow.
 pub(super) fn join(nodes: &mut Vec<Node>, labels: &mut [u32], level: Level) {
     if level < Level::Avx512 {
         return;

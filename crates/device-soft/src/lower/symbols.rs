@@ -44,6 +44,8 @@ pub(super) struct ModuleContext<'a> {
     pub complaints: Vec<String>,
     /// Memory instructions so far: numbers of inline caches.
     pub caches: u32,
+    /// Its accesses, and what orders them, are looked at.
+    pub checked: bool,
 }
 
 /// Which functions each function calls, and which can be called indirectly.

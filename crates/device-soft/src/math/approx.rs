@@ -1,7 +1,7 @@
 //! The hardware's approximate functions, computed in double precision and rounded once.
 //!
-//! All are at least as accurate as the ISA reference demands, free of branches and of library calls, so
-//! that loops over lanes vectorise. Special values follow the reference's tables.
+//! All are at least as accurate as the ISA reference demands, free of branches and of library
+//! calls, so that loops over lanes vectorise. Special values follow the reference's tables.
 
 /// 2^x: error below 2^-26 relative before rounding; 0 and +∞ beyond the range.
 #[inline(always)]

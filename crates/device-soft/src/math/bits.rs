@@ -49,8 +49,8 @@ pub(crate) fn bfi_b64(insert: u64, base: u64, position: u32, length: u32) -> u64
     base & !mask | moved(insert) & mask
 }
 
-/// `bfind`: the highest set bit, all ones if there is none; `a` is complemented beforehand if it is a
-/// negative signed number.
+/// `bfind`: the highest set bit, all ones if there is none; `a` is complemented beforehand if it is
+/// a negative signed number.
 #[inline(always)]
 pub(crate) fn bfind_u32(a: u32) -> u32 {
     31u32.wrapping_sub(a.leading_zeros())
@@ -85,8 +85,8 @@ pub(crate) fn szext(a: u32, bits: u32, clamp: bool, signed: bool) -> u32 {
     }
 }
 
-/// `fns`: the position of the `offset`-th set bit of `mask` from `base` up (or down if negative), counted
-/// from 1; all ones if there is none. Offset 0 asks for `base` itself.
+/// `fns`: the position of the `offset`-th set bit of `mask` from `base` up (or down if negative),
+/// counted from 1; all ones if there is none. Offset 0 asks for `base` itself.
 #[inline(always)]
 pub(crate) fn fns(mask: u32, base: u32, offset: i32) -> u32 {
     if base > 31 {
@@ -121,7 +121,8 @@ pub(crate) fn funnel_right(low: u32, high: u32, by: u32) -> u32 {
     ((u64::from(high) << 32 | u64::from(low)) >> by) as u32
 }
 
-/// `prmt`, default mode: four nibbles of `selector` each pick a byte of `b:a`, or its sign if bit 3 is set.
+/// `prmt`, default mode: four nibbles of `selector` each pick a byte of `b:a`, or its sign if bit 3
+/// is set.
 #[inline(always)]
 pub(crate) fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     let mut result = 0;
@@ -149,8 +150,8 @@ pub(crate) const fn prmt_mode(name: &[u8]) -> Option<[u16; 4]> {
     })
 }
 
-/// `lop3`: bit `a·4 + b·2 + c` of `table` for every bit position. With a constant table this is some 17
-/// vector operations; the table's bits become masks first.
+/// `lop3`: bit `a·4 + b·2 + c` of `table` for every bit position. With a constant table this is
+/// some 17 vector operations; the table's bits become masks first.
 #[inline(always)]
 pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
     let bit = |index: u32| 0u32.wrapping_sub(u32::from(table) >> index & 1);

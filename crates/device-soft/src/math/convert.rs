@@ -1,7 +1,7 @@
 //! `cvt`: any scalar type to any other, exactly by the reference.
 //!
-//! [`Conversion::apply`] is general and slow. The functions below it are the common cases in a form that
-//! vectorises; tests hold them to the general one.
+//! [`Conversion::apply`] is general and slow. The functions below it are the common cases in a form
+//! that vectorises; tests hold them to the general one.
 
 use super::float;
 use super::soft::{self, BF16, E4M3, E5M2, Exact, F16, F32, F64, Format, Number, Rounding, TF32};
@@ -125,7 +125,8 @@ impl Conversion {
         }
     }
 
-    /// Converts the low bits of `bits`. A narrow result is zero- or sign-extended to 64 bits by its type.
+    /// Converts the low bits of `bits`. A narrow result is zero- or sign-extended to 64 bits by its
+    /// type.
     pub(crate) fn apply(&self, bits: u64) -> u64 {
         match (self.from.integer(), self.to.integer()) {
             (Some(from), Some(to)) => self.int_to_int(extend(bits, from), to),
@@ -267,8 +268,8 @@ pub(crate) trait FromFloat: Copy {
     fn from_f64(value: f64) -> Self;
 }
 
-/// `$value as $ty`, in comparisons and one conversion: Rust's own form does not vectorise. `$end` is the
-/// first float beyond the type, `$last` the last one inside.
+/// `$value as $ty`, in comparisons and one conversion: Rust's own form does not vectorise. `$end`
+/// is the first float beyond the type, `$last` the last one inside.
 macro_rules! clamped {
     ($value:expr, $ty:ident, $float:ident, $last:expr, $end:expr, $nan:expr) => {{
         let value: $float = $value;

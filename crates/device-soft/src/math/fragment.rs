@@ -130,8 +130,8 @@ fn e4m3_to_f32(byte: u8) -> f32 {
     if byte & 0x7F == 0x7F { f32::NAN } else { value }
 }
 
-/// Where a fragment's elements are in a tile stored by rows: an element is at its lane's place plus an
-/// offset that depends on the register and the position in it.
+/// Where a fragment's elements are in a tile stored by rows: an element is at its lane's place plus
+/// an offset that depends on the register and the position in it.
 pub(crate) struct Layout {
     lanes: [u16; 32],
     /// Elements from a register's first to its next ones.
@@ -170,8 +170,8 @@ impl Layout {
         }
     }
 
-    /// `mma`'s A, of 8 or 16 rows and `columns` columns, with `per` elements in a register (PTX ISA,
-    /// "Matrix Fragments for mma").
+    /// `mma`'s A, of 8 or 16 rows and `columns` columns, with `per` elements in a register (PTX
+    /// ISA, "Matrix Fragments for mma").
     pub(crate) fn mma_a(rows: usize, columns: usize, per: usize) -> Self {
         let lane = |group: usize, thread: usize| group * columns + thread * per;
         Self::new(lane, 1, |register| match rows {
@@ -186,8 +186,8 @@ impl Layout {
         Self::new(lane, columns, |register| 4 * per * register * columns)
     }
 
-    /// Accumulators eight columns wide, `per` in a register; of a tile of 16 columns, the right half
-    /// follows the left.
+    /// Accumulators eight columns wide, `per` in a register; of a tile of 16 columns, the right
+    /// half follows the left.
     #[inline(always)]
     pub(crate) fn accumulators(columns: usize, per: usize) -> Self {
         let lane = |group: usize, thread: usize| group * columns + thread * 2;
@@ -197,9 +197,9 @@ impl Layout {
         })
     }
 
-    /// In the order of lanes, then of elements, then of registers: what is cheapest to store. Where the
-    /// tile has fewer elements they repeat; `size` is a power of two and a multiple of `32 · per`, as all
-    /// of `wmma`'s are.
+    /// In the order of lanes, then of elements, then of registers: what is cheapest to store. Where
+    /// the tile has fewer elements they repeat; `size` is a power of two and a multiple of `32 ·
+    /// per`, as all of `wmma`'s are.
     #[inline(always)]
     pub(crate) fn linear(size: usize, per: usize) -> Self {
         debug_assert!(size.is_power_of_two());

@@ -100,8 +100,8 @@ int! {
     i64 i128 true i64::wrapping_abs;
 }
 
-/// `div.u32` without a division instruction for each lane: the quotient of two 32-bit numbers in double
-/// precision, cut to an integer, is exact.
+/// `div.u32` without a division instruction for each lane: the quotient of two 32-bit numbers in
+/// double precision, cut to an integer, is exact.
 #[inline(always)]
 pub(crate) fn div_u32(a: u32, b: u32) -> u32 {
     let quotient = f64::from(a) / f64::from(if b == 0 { 1 } else { b });
@@ -160,7 +160,8 @@ pub(crate) fn mul24_hi_s32(a: i32, b: i32) -> i32 {
     ((i64::from(low24(a)) * i64::from(low24(b))) >> 16) as i32
 }
 
-/// Adds the products of the four bytes of `a` and `b` to `c`; `A` and `B` say whether each is signed.
+/// Adds the products of the four bytes of `a` and `b` to `c`; `A` and `B` say whether each is
+/// signed.
 #[inline(always)]
 pub(crate) fn dp4a<const A: bool, const B: bool>(a: u32, b: u32, c: u32) -> u32 {
     let mut sum = c;

@@ -2,8 +2,8 @@
 //!
 //! Nothing here knows warps, registers or memory. Functions that the instruction families call from
 //! 32-lane loops are `#[inline(always)]` and free of branches where that lets LLVM vectorise them;
-//! the rest is exact first ([`soft`]) and fast second. The reference for every rule is NVIDIA's "PTX
-//! ISA" (section names are given where a rule is surprising).
+//! the rest is exact first ([`soft`]) and fast second. The reference for every rule is NVIDIA's
+//! "PTX ISA" (section names are given where a rule is surprising).
 
 pub(crate) mod approx;
 pub(crate) mod bits;

@@ -1,8 +1,8 @@
 //! f16 and bf16: conversions, and arithmetic as single precision rounded once more.
 //!
-//! Everything is branch-free so that 32-lane loops vectorise. Results are those of the format itself:
-//! where two roundings would differ from one, the first rounds to odd (which keeps the information
-//! that the second needs, given two more bits of precision).
+//! Everything is branch-free so that 32-lane loops vectorise. Results are those of the format
+//! itself: where two roundings would differ from one, the first rounds to odd (which keeps the
+//! information that the second needs, given two more bits of precision).
 
 use super::soft::{self, BF16, F16};
 

@@ -49,7 +49,8 @@ impl Axis {
         Some(inside as u32)
     }
 
-    /// The coordinate in elements. Repeating modes fold it first, in the coordinate's own precision.
+    /// The coordinate in elements. Repeating modes fold it first, in the coordinate's own
+    /// precision.
     #[inline]
     fn position(&self, coordinate: f32) -> f32 {
         let size = self.size as f32;
@@ -76,7 +77,8 @@ impl Axis {
         Taps { index: [index, None], weight: 0.0 }
     }
 
-    /// The two elements around `coordinate`. Their weight has 8 bits of fraction, as the hardware's.
+    /// The two elements around `coordinate`. Their weight has 8 bits of fraction, as the
+    /// hardware's.
     #[inline]
     pub(crate) fn linear(&self, coordinate: f32) -> Taps {
         let position = self.position(coordinate) - 0.5;

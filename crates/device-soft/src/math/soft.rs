@@ -72,8 +72,9 @@ impl Format {
     }
 }
 
-/// `(-1)^negative × significand × 2^exponent`, and a little more where `sticky`: less than one unit of
-/// the significand's last place. Wherever `sticky` is set the significand has more bits than any format.
+/// `(-1)^negative × significand × 2^exponent`, and a little more where `sticky`: less than one unit
+/// of the significand's last place. Wherever `sticky` is set the significand has more bits than any
+/// format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Exact {
     pub(crate) negative: bool,
@@ -188,8 +189,8 @@ fn product(a: Number, b: Number) -> Number {
     }
 }
 
-/// `a + b`, with a sticky bit where it needs more than 124 bits. An exact zero sum of opposite signs is
-/// negative only when rounding down.
+/// `a + b`, with a sticky bit where it needs more than 124 bits. An exact zero sum of opposite
+/// signs is negative only when rounding down.
 fn sum(a: Number, b: Number, rounding: Rounding) -> Number {
     let (a, b) = match (a, b) {
         (Nan, _) | (_, Nan) => return Nan,

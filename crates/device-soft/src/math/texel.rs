@@ -57,8 +57,8 @@ impl Format {
         self.channel_bytes() * self.channels
     }
 
-    /// Whether channels are read as numbers in [0, 1] or [-1, 1] unless the texture is read as integers:
-    /// 8 and 16 bits only.
+    /// Whether channels are read as numbers in [0, 1] or [-1, 1] unless the texture is read as
+    /// integers: 8 and 16 bits only.
     pub const fn normalises(self) -> bool {
         matches!(self.channel, Channel::U8 | Channel::S8 | Channel::U16 | Channel::S16)
     }
@@ -72,8 +72,9 @@ impl Format {
         }
     }
 
-    /// An element's channels in registers: integers extended to 32 bits, floats as f32. `normalised`:
-    /// 8- and 16-bit integers as numbers, in `srgb` the first three of 8 bits as linear light.
+    /// An element's channels in registers: integers extended to 32 bits, floats as f32.
+    /// `normalised`: 8- and 16-bit integers as numbers, in `srgb` the first three of 8 bits as
+    /// linear light.
     pub(crate) fn decode(
         self,
         element: &[u8; MAX_BYTES],

@@ -266,8 +266,8 @@ fn warps_watch_the_clock_together() {
     assert!(last_start < first_end, "{last_start:?} {first_end:?}");
 }
 
-/// Thread 0 hands a number to its block, and the next one without a barrier before it: hardware's warps, which leave the first
-/// barrier together, have all read the first number by then.
+/// Thread 0 hands a number to its block, and the next one without a barrier before it: hardware's
+/// warps, which leave the first barrier together, have all read the first number by then.
 #[test]
 fn what_a_block_has_been_handed_is_read_before_the_next_is_stored() {
     let kernel = "
@@ -301,7 +301,8 @@ fn what_a_block_has_been_handed_is_read_before_the_next_is_stored() {
 
 #[test]
 fn sleepers_sleep_and_the_others_go_on() {
-    // Each lane sleeps twice for a time of its own, the first not at all, and then all for the longest.
+    // Each lane sleeps twice for a time of its own, the first not at all, and then all for the
+    // longest.
     let body = on_each(
         "mov.u64 %rd3, %globaltimer;
             setp.eq.u32 %p1, %r1, 0;

@@ -1,11 +1,12 @@
-//! Sums of products of two strips, which are done at once where the host is wide, give what single instructions give.
+//! Sums of products of two strips, which are done at once where the host is wide, give what single
+//! instructions give.
 
 use super::{Bench, Shape};
 use crate::FaultKind;
 use crate::exec::Level;
 
-/// How a lane's place in the tile is computed, in elements from its start: 16 wide warps' rows, one place for
-/// all, the same for half a warp, rows of half a warp, anywhere.
+/// How a lane's place in the tile is computed, in elements from its start: 16 wide warps' rows, one
+/// place for all, the same for half a warp, rows of half a warp, anywhere.
 const PLACES: [&str; 5] = [
     "mov.u32 %r4, %r1;",
     "mov.u32 %r4, 3;",
@@ -14,7 +15,8 @@ const PLACES: [&str; 5] = [
     "mul.lo.u32 %r4, %r1, 7; and.b32 %r4, %r4, 63;",
 ];
 
-/// A kernel of a block of 64: tile[t] = own element; sums eight products of the places `a` and `b`; lanes below `lanes` write.
+/// A kernel of a block of 64: tile[t] = own element; sums eight products of the places `a` and `b`;
+/// lanes below `lanes` write.
 fn kernel(ty: &str, a: &str, b: &str, lanes: u32) -> String {
     let bytes = if ty == "f64" { 8 } else { 4 };
     let products: String = (0..8)
@@ -125,7 +127,8 @@ fn an_address_may_be_computed_between_the_strips() {
     let data: Vec<f32> = (0..64).map(|i| 2.5 * i as f32 - 7.0).collect();
     let (a, b) = (PLACES[2], PLACES[0]);
     let text = kernel("f32", a, b, 64);
-    // The second base, after the first strip's first load; with a change of the first one's base, too.
+    // The second base, after the first strip's first load; with a change of the first one's base,
+    // too.
     let late = "mad.lo.u32 %r6, %r4, 4, %r2;";
     let first = "ld.shared.f32 %a0, [%r5+0];";
     let later = text.replace(late, "").replace(first, &format!("{first} {late}"));

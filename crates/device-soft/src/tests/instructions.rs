@@ -7,8 +7,8 @@ use crate::math::testing::{Random, interesting_f32, interesting_f64};
 /// (low 32 bits), `%rd<i>`, `%h<i>` (low 16), `%f<i>`, `%d<i>` and as predicate `%p<i>` (odd).
 type Operands = [u64; 4];
 
-/// Runs `text` for every lane's operands and gives what it leaves in `%rd9`, or in `%r9`, `%h9`, `%f9`,
-/// `%d9`, `%p9` where it names one of these.
+/// Runs `text` for every lane's operands and gives what it leaves in `%rd9`, or in `%r9`, `%h9`,
+/// `%f9`, `%d9`, `%p9` where it names one of these.
 fn evaluate(bench: &Bench, text: &str, operands: &[Operands]) -> Vec<u64> {
     let named = |register: &str| text.contains(register);
     let result = match () {

@@ -1,5 +1,5 @@
-//! Which instructions lower: one form or two of each that the PTX ISA has for this device, and those that
-//! are refused by name.
+//! Which instructions lower: one form or two of each that the PTX ISA has for this device, and
+//! those that are refused by name.
 
 use super::{Leaked, Spans};
 use crate::exec::Level;

@@ -11,7 +11,8 @@ struct Case {
     ty: &'static str,
     /// Into a 64-bit register.
     wide: bool,
-    /// Each lane reads another one's element, elements lie 8 bytes apart, and odd lanes read nothing.
+    /// Each lane reads another one's element, elements lie 8 bytes apart, and odd lanes read
+    /// nothing.
     scattered: bool,
 }
 
@@ -20,7 +21,8 @@ impl Case {
         self.ty[1..].parse::<u64>().unwrap() / 8
     }
 
-    /// Copies the words to shared memory, loads one element a lane, and stores it in the lane's word.
+    /// Copies the words to shared memory, loads one element a lane, and stores it in the lane's
+    /// word.
     fn kernel(&self) -> String {
         let Case { space, strength, ty, wide, scattered } = *self;
         let (stride, other) = if scattered { (8, 5) } else { (self.size(), 0) };

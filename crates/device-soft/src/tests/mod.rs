@@ -2,6 +2,7 @@
 
 mod async_copy;
 mod basics;
+mod checked;
 mod digest;
 mod divergence;
 mod dots;
@@ -16,6 +17,7 @@ mod stack;
 mod strips;
 mod tensor;
 
+use crate::check::{Check, Checker};
 use crate::code::{PlaceKind, Placement, Program};
 use crate::exec::Level;
 use crate::exec::texture::TextureView;
@@ -94,10 +96,19 @@ impl Bench {
     }
 
     pub(crate) fn program(&self, body: &str, level: Level) -> Arc<Program> {
+        self.program_for(body, level, None)
+    }
+
+    pub(crate) fn program_for(
+        &self,
+        body: &str,
+        level: Level,
+        checker: Option<Arc<Checker>>,
+    ) -> Arc<Program> {
         let text = format!(".version 8.5\n.target sm_90\n.address_size 64\n{body}");
         let module = kedge_ptx::parse(&text).unwrap();
         let mut placement = Leaked(self.spans.clone());
-        Arc::new(lower::build_at(&module, &mut placement, level).unwrap())
+        Arc::new(lower::build_checked(&module, &mut placement, level, checker).unwrap())
     }
 
     /// Makes `data` valid device memory.
@@ -132,7 +143,7 @@ impl Bench {
     }
 
     /// Runs `body`'s kernel over `data` as its first parameter at every level of this machine, each
-    /// time from the same data; the results must agree.
+    /// time from the same data, and once more checked; the results must agree.
     pub(crate) fn transform<T: Clone + PartialEq + std::fmt::Debug>(
         &self,
         body: &str,
@@ -141,10 +152,14 @@ impl Bench {
     ) -> Vec<T> {
         let levels = [Level::Portable, Level::Avx2, Level::Avx512];
         let mut result: Option<Vec<T>> = None;
-        for level in levels.into_iter().filter(|&level| level <= Level::detect()) {
+        let levels = levels.into_iter().filter(|&level| level <= Level::detect());
+        let all = Check { races: true, init: true, unused: true };
+        let checker = Arc::new(Checker::new(all, 1).unwrap());
+        let plain = levels.map(|level| (level, None));
+        for (level, checker) in plain.chain([(Level::detect(), Some(checker))]) {
             let mut data = data.to_vec();
             let addr = self.map(&mut data);
-            let program = self.program(body, level);
+            let program = self.program_for(body, level, checker);
             assert_eq!(program.kernels[0].unsupported, None);
             self.run(&program, shape, &[addr]).unwrap();
             self.spans.remove(addr, size_of_val(data.as_slice()) as u64);

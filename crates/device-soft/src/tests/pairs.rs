@@ -1,9 +1,11 @@
-//! Two steps of arithmetic done as one, and what loops give to a kernel's front, give what they would give one by one.
+//! Two steps of arithmetic done as one, and what loops give to a kernel's front, give what they
+//! would give one by one.
 
 use super::{Bench, Shape};
 use crate::exec::Level;
 
-/// A kernel of one block: data[t] = `steps`' %r9, from its own element in %r1, and its number in %r2.
+/// A kernel of one block: data[t] = `steps`' %r9, from its own element in %r1, and its number in
+/// %r2.
 fn kernel(steps: &str) -> String {
     format!(
         ".visible .entry k(.param .u64 p)
@@ -82,8 +84,8 @@ fn pairs_give_what_single_steps_give() {
     }
 }
 
-/// Each thread goes round as often as its element says, and in each round adds what is the same every time (from its number
-/// and a parameter), and what is not (from its block's number).
+/// Each thread goes round as often as its element says, and in each round adds what is the same
+/// every time (from its number and a parameter), and what is not (from its block's number).
 const LOOP: &str = "
     .visible .entry k(.param .u64 p)
     {
@@ -132,7 +134,7 @@ fn what_is_the_same_in_every_round_of_a_loop_is_computed_once() {
         .collect();
     assert_eq!(bench.transform(LOOP, &Shape::new(9, 64), &data), expected);
     let program = bench.program(LOOP, Level::Portable);
-    // Of the first stretch the parameter and the thread's number; of the loop and for it, the number
-    // again, the shift, its sum and the comparison.
+    // Of the first stretch the parameter and the thread's number; of the loop and for it, the
+    // number again, the shift, its sum and the comparison.
     assert_eq!(program.functions[0].prologue, 2 + 4);
 }

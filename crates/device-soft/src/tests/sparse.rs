@@ -7,8 +7,8 @@ fn number(index: usize) -> i32 {
     (index * 7 % 13) as i32 - 6
 }
 
-/// Runs a kernel of one warp; a lane finds `row` words at `%rd2`, the first 14 of them in `%r0` to `%r13`,
-/// and gives back those from `%r10` on.
+/// Runs a kernel of one warp; a lane finds `row` words at `%rd2`, the first 14 of them in `%r0` to
+/// `%r13`, and gives back those from `%r10` on.
 fn run(words: &[[u32; 16]], text: &str) -> Vec<[u32; 16]> {
     let loads: String =
         (0..14).map(|i| format!("ld.global.b32 %r{i}, [%rd2+{}];\n", 4 * i)).collect();

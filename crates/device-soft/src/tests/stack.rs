@@ -4,8 +4,8 @@ use super::{Bench, Shape};
 use crate::FaultKind;
 use crate::exec::Level;
 
-/// Each lane takes 16 (t mod 3 + 1) bytes twice, in a loop that gives back the first or keeps it, writes both, calls a
-/// function that has a frame of its own, and sums what it finds.
+/// Each lane takes 16 (t mod 3 + 1) bytes twice, in a loop that gives back the first or keeps it,
+/// writes both, calls a function that has a frame of its own, and sums what it finds.
 fn kernel(save: &str, restore: &str, turns: u32) -> String {
     format!(
         ".func (.param .u32 out) other(.param .u32 in)

@@ -1,10 +1,12 @@
-//! Loads from one base register, which are joined where the host is wide, give what single loads give.
+//! Loads from one base register, which are joined where the host is wide, give what single loads
+//! give.
 
 use super::{Bench, Shape};
 use crate::exec::Level;
 use crate::fault::FaultKind;
 
-/// A kernel that loads around `[base]`, reuses its registers, stores in between, and keeps a sum of all.
+/// A kernel that loads around `[base]`, reuses its registers, stores in between, and keeps a sum of
+/// all.
 fn kernel(space: &str, base: &str, lanes: u32) -> String {
     let at = if space == "shared" { "%r5" } else { "%rd5" };
     let address = match space {
@@ -71,7 +73,8 @@ fn kernel(space: &str, base: &str, lanes: u32) -> String {
 fn joined_loads_give_what_single_ones_give() {
     let bench = Bench::new();
     let words: Vec<u32> = (0..512u32).map(|i| i.wrapping_mul(0x9E37_79B9) ^ 0x5A5A).collect();
-    // Own words side by side, structures, one place for all, rows of 16 and of a half each, anywhere.
+    // Own words side by side, structures, one place for all, rows of 16 and of a half each,
+    // anywhere.
     let bases = [
         "mad.lo.u32 %r3, %r1, 16, 0;",
         "mov.u32 %r3, 32;",
@@ -81,7 +84,8 @@ fn joined_loads_give_what_single_ones_give() {
     ];
     for base in bases {
         for lanes in [64, 50] {
-            // In global memory the lanes read what others write at the end: a block of one warp alone.
+            // In global memory the lanes read what others write at the end: a block of one warp
+            // alone.
             for (space, threads) in [("shared", 32), ("global", 32)] {
                 let shape = Shape::new(1, threads);
                 let text = kernel(space, base, lanes.min(threads - u32::from(lanes == 50) * 12));

@@ -64,7 +64,8 @@ WAIT:
     cp.async.bulk.global.shared::cta.bulk_group [%rd3], [%r1], 128;
     ret; }}"
     );
-    // The address in the map differs from run to run, so the levels are not compared by `transform`.
+    // The address in the map differs from run to run, so the levels are not compared by
+    // `transform`.
     let bench = Bench::new();
     let program = bench.program(&body, crate::exec::Level::detect());
     assert_eq!(program.kernels[0].unsupported, None);

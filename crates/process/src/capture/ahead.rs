@@ -1,6 +1,6 @@
-//! Memory of large processes that is written to the image before the pause, while they run: a clone of them would stand
-//! still for its page tables. What they change from then on is told, as for an image that builds on another one, and is
-//! in the process's own file, which builds on this one.
+//! Memory of large processes that is written to the image before the pause, while they run: a clone
+//! of them would stand still for its page tables. What they change from then on is told, as for an
+//! image that builds on another one, and is in the process's own file, which builds on this one.
 
 use super::changes::near;
 use super::memory::{self, Chunk, Reader, Unmapped};
@@ -19,7 +19,8 @@ use std::sync::Mutex;
 
 /// It is looked so often whether the program writes faster than this.
 const LOOKS: usize = 8;
-/// The part of what was written that may have changed meanwhile; if it is more, the clone is cheaper.
+/// The part of what was written that may have changed meanwhile; if it is more, the clone is
+/// cheaper.
 const PART: u64 = 2;
 /// So little says nothing about that.
 const FEW: u64 = 128 << 20;

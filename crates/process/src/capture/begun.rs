@@ -1,8 +1,8 @@
 //! A checkpoint from its beginning, while the job runs, to the moment at which the job is captured.
 
 use super::{
-    Captured, JOB_FILE, Options, Together, identify, objects, process, refuse_deadly_parents,
-    survey, survey_ahead,
+    Captured, JOB_FILE, Options, Together, aio, hold, identify, objects, process, refuse,
+    refuse_deadly_parents, rings, survey, survey_ahead,
 };
 use crate::clocks::Clocks;
 use crate::kernel::{self, Stops};
@@ -18,8 +18,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A checkpoint of a job that still runs, in the steps that it takes: whoever has more to bring to rest than processes
-/// does that when all is done that takes long, which is just before [`Begun::catch_up`].
+/// A checkpoint of a job that still runs, in the steps that it takes: whoever has more to bring to
+/// rest than processes does that when all is done that takes long, which is just before
+/// [`Begun::catch_up`].
 #[derive(Debug)]
 pub struct Begun {
     options: Options,
@@ -44,14 +45,15 @@ impl Begun {
         Ok(Begun { options, machine, objects_file, once, session, surveyed, places })
     }
 
-    /// Tells what of the processes of `roots` cannot be saved, before anything is stopped: not to be done while plugins
-    /// cannot tell what is theirs.
+    /// Tells what of the processes of `roots` cannot be saved, before anything is stopped: not to
+    /// be done while plugins cannot tell what is theirs.
     pub fn survey(&mut self, roots: &Roots) -> Result<(), EngineError> {
         self.surveyed = true;
         survey_ahead(roots, &self.options)
     }
 
-    /// Has it known what the processes change from here on, where that is of use; they may be stopped for a moment.
+    /// Has it known what the processes change from here on, where that is of use; they may be
+    /// stopped for a moment.
     pub fn watch(&mut self, roots: &Roots) -> Result<(), EngineError> {
         filters::refuse(stop::alive(roots))?;
         if self.options.tracker.is_none() {
@@ -77,8 +79,8 @@ impl Begun {
         Ok(())
     }
 
-    /// Copies what they have changed so far; what they change from here on is copied while they stand still. Once, just
-    /// before [`Begun::capture`].
+    /// Copies what they have changed so far; what they change from here on is copied while they
+    /// stand still. Once, just before [`Begun::capture`].
     pub fn catch_up(&mut self) {
         self.session.look_ahead();
     }
@@ -87,9 +89,10 @@ impl Begun {
         self.options.tracker.as_ref().or(self.once.as_ref())
     }
 
-    /// Captures the processes of `roots`. They run again when this returns, whatever it returns, unless they are to be
-    /// held. A job that cannot be captured is not harmed. To be called on a thread of its own: it traces, and its end
-    /// lets go of whatever was stuck in the kernel. The job's standard streams must be the caller's.
+    /// Captures the processes of `roots`. They run again when this returns, whatever it returns,
+    /// unless they are to be held. A job that cannot be captured is not harmed. To be called on a
+    /// thread of its own: it traces, and its end lets go of whatever was stuck in the kernel. The
+    /// job's standard streams must be the caller's.
     pub fn capture(mut self, roots: &Roots) -> Result<Captured, EngineError> {
         if !self.surveyed {
             self.survey(roots)?;
@@ -103,8 +106,13 @@ impl Begun {
         let (zombies, ids) = identify(&stopped)?;
         let pids: Vec<i32> = ids.iter().map(|ids| ids.pid).collect();
         let mappings = mappings(&stopped)?;
+        aio::settle(&stopped, &mappings)?;
+        rings::settle(&mut stopped, &mappings)?;
         let survey = survey(&pids, &options, true)?;
-        let descriptors = survey.save_on(&options.folder, session.base(), &mappings)?;
+        let descriptors = {
+            let others = together.and_then(Together::others);
+            survey.save_on(&options.folder, session.base(), &mappings, others)?
+        };
         // What is known of thousands of names is let go of when the job runs again.
         let passing = Passing::look(&mut places, &pids, &descriptors);
         let mut objects = objects::Objects::new(Ipc::of(&descriptors)?);
@@ -118,14 +126,13 @@ impl Begun {
             lookup: process::Lookup::default(),
             ids: &ids,
         };
-        let (mut held, mut resigned) = (Vec::new(), Vec::new());
+        let (mut looked, mut resigned) = (Vec::new(), Vec::new());
         for ((process, ids), mappings) in stopped.processes.iter_mut().zip(&ids).zip(mappings) {
             let (objects, session) = (&mut objects, &mut session);
-            let one =
-                process::hold(process, *ids, mappings, &common, objects, session, &mut resigned)?;
-            held.push(one);
+            looked.push(process::look(process, *ids, mappings, &common, objects, session)?);
         }
-        process::reinstate(&mut stopped.processes, resigned)?;
+        let held = hold::hold(&mut stopped.processes, looked, &common, &mut resigned)?;
+        hold::reinstate(&mut stopped.processes, resigned)?;
         refuse_deadly_parents(&stopped, &held)?;
         let clocks = Clocks::now();
         let shared = objects.hold(&mut session.shared, &objects_file, options.codec)?;
@@ -168,5 +175,11 @@ impl Begun {
 
 /// What each process maps.
 fn mappings(stopped: &StoppedJob) -> Result<Vec<Vec<Mapping>>, EngineError> {
-    stopped.processes.iter().map(|process| maps::named(process.main.pid())).collect()
+    let its = |pid| {
+        let mappings = maps::named(pid)?;
+        // Some may be newer than the survey.
+        refuse::huge_pages(pid, &mappings)?;
+        Ok(mappings)
+    };
+    stopped.processes.iter().map(|process| its(process.main.pid())).collect()
 }

@@ -33,7 +33,8 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Finds them, and begins to watch for the next; `watch` has a mapping watched that was not so far.
+    /// Finds them, and begins to watch for the next; `watch` has a mapping watched that was not so
+    /// far.
     pub(super) fn find(
         pid: pid_t,
         mappings: &[Mapping],
@@ -48,7 +49,8 @@ impl Changes {
             let mut since = None;
             if watchable(mapping) {
                 since = pages.since(whole, true).map_err(failed)?;
-                // Counts as written as a whole: what was moved there keeps its marks (before Linux 6.13).
+                // Counts as written as a whole: what was moved there keeps its marks (before Linux
+                // 6.13).
                 if since.is_none() && watch(mapping) {
                     pages.since(whole, true).map_err(failed)?;
                 }
@@ -156,7 +158,8 @@ impl Changes {
     }
 }
 
-/// Copies the bytes of all `chunks` into `rest`, which has room for them and no more, one after the other.
+/// Copies the bytes of all `chunks` into `rest`, which has room for them and no more, one after the
+/// other.
 pub(super) fn copy(
     pid: pid_t,
     chunks: &[Chunk],

@@ -1,5 +1,5 @@
-//! What a process has changed since its last image, copied while it still runs. What it changes from then on is told,
-//! and copied once more while it stands still; that is little.
+//! What a process has changed since its last image, copied while it still runs. What it changes
+//! from then on is told, and copied once more while it stands still; that is little.
 
 use super::changes::copy;
 use super::guards;
@@ -41,7 +41,8 @@ struct Rooms {
 
 impl Rooms {
     fn of(early: usize, late: usize) -> Rooms {
-        // What is fresh has to be there in the pause, and is made a little larger, for the next time.
+        // What is fresh has to be there in the pause, and is made a little larger, for the next
+        // time.
         let room = |bytes: usize| match PageBuffer::out_of(&SPARE, bytes) {
             spare if spare.room() > 0 => spare,
             _ => PageBuffer::touched(bytes + bytes / 8),
@@ -59,8 +60,8 @@ impl Drop for Rooms {
 }
 
 impl Early {
-    /// Finds what `pid` has changed, and begins to watch for more; copies it if that takes `most` bytes at most. After
-    /// an error nobody knows what it has changed.
+    /// Finds what `pid` has changed, and begins to watch for more; copies it if that takes `most`
+    /// bytes at most. After an error nobody knows what it has changed.
     pub(crate) fn of(pid: pid_t, most: u64) -> io::Result<Early> {
         let pid = proc::reach(pid);
         let mappings = maps::of(pid).map_err(io::Error::other)?;
@@ -85,7 +86,8 @@ impl Early {
                 early.changed.push(whole);
                 continue;
             };
-            // A page that was not there when it was looked for may have come before it was protected.
+            // A page that was not there when it was looked for may have come before it was
+            // protected.
             early.changed.extend(since.marked);
             memory::split(mapping, &since.written, &mut chunks);
             early.copied.extend(since.written);
@@ -158,8 +160,8 @@ impl Early {
         self.rooms.as_ref().map_or(0, |rooms| (rooms.early.room() + rooms.late.room()) as u64)
     }
 
-    /// Of `unchanged`, what has not changed since this: what is as in the image before, what is copied here, and what
-    /// had changed and is not copied.
+    /// Of `unchanged`, what has not changed since this: what is as in the image before, what is
+    /// copied here, and what had changed and is not copied.
     pub(super) fn divide(&self, mapping: Run, unchanged: &[Run]) -> [Vec<Run>; 3] {
         let (changed, copied) = (within(&self.changed, mapping), within(&self.copied, mapping));
         let same = without(unchanged, changed);
@@ -183,7 +185,8 @@ impl Early {
         self.rooms.as_mut().map(|rooms| rooms.late.bytes(late as usize))
     }
 
-    /// The bytes of the chunks `kept`, which were copied before the pause, and of those copied `late`.
+    /// The bytes of the chunks `kept`, which were copied before the pause, and of those copied
+    /// `late`.
     pub(super) fn bytes<'a>(
         &'a mut self,
         kept: &'a [Chunk],

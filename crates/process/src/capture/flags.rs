@@ -1,7 +1,8 @@
 //! The flags of a process's mappings, such as those that madvise(2) leaves.
 //!
-//! Only smaps tells them, and the kernel walks all of the process's memory for that. So a stopped process's are told
-//! when it goes on already, and what it maps otherwise by then is looked for in what was told just before the pause.
+//! Only smaps tells them, and the kernel walks all of the process's memory for that. So a stopped
+//! process's are told when it goes on already, and what it maps otherwise by then is looked for in
+//! what was told just before the pause.
 
 use crate::EngineError;
 use crate::maps::{self, Mapping};
@@ -25,8 +26,8 @@ impl Flags {
         Flags::Telling(Vec::new(), thread::spawn(move || tell(pid)))
     }
 
-    /// Of a stopped process that has those `mappings`; `before` was told just before the pause. From here on it may
-    /// go on.
+    /// Of a stopped process that has those `mappings`; `before` was told just before the pause.
+    /// From here on it may go on.
     pub(super) fn of_stopped(
         pid: pid_t,
         mappings: &[Mapping],
@@ -86,8 +87,8 @@ fn tell(pid: pid_t) -> Result<Vec<Mapping>, EngineError> {
     }
 }
 
-/// The mapping at that place, or the one that it was a moment before it was cut, joined or made longer: its flags
-/// stay as they are. `mappings` are in order.
+/// The mapping at that place, or the one that it was a moment before it was cut, joined or made
+/// longer: its flags stay as they are. `mappings` are in order.
 fn find(mappings: &[Mapping], (start, end): Run, shared: bool) -> Option<&Mapping> {
     let from = mappings.partition_point(|mapping| mapping.end <= start);
     let met = mappings[from..].iter().take_while(|mapping| mapping.start < end);
@@ -105,7 +106,8 @@ mod tests {
         Mapping { flags: vec![flags.to_owned()], ..mapping }
     }
 
-    /// Of what the process maps no more when it goes on, and of what it mapped just before it stopped.
+    /// Of what the process maps no more when it goes on, and of what it mapped just before it
+    /// stopped.
     #[test]
     fn flags_are_those_that_there_were_in_the_pause() {
         const LENGTH: u64 = 16 * kedge_image::PAGE;

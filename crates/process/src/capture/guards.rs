@@ -1,5 +1,5 @@
-//! Guards in a process's memory: pages that fault whoever touches them (MADV_GUARD_INSTALL), of private memory and, since
-//! Linux 6.15, of shared memory and files. A clone inherits them all.
+//! Guards in a process's memory: pages that fault whoever touches them (MADV_GUARD_INSTALL), of
+//! private memory and, since Linux 6.15, of shared memory and files. A clone inherits them all.
 
 use crate::EngineError;
 use crate::maps::Mapping;
@@ -7,7 +7,8 @@ use crate::pagemap::{self, Scanner, Wanted};
 use crate::state::KERNEL_MAPPINGS;
 use libc::pid_t;
 
-/// Where there are guards in the memory of `pid`, a stopped process or a clone. None on a kernel that does not tell.
+/// Where there are guards in the memory of `pid`, a stopped process or a clone. None on a kernel
+/// that does not tell.
 pub(super) fn of(pid: pid_t, mappings: &[Mapping]) -> Result<Vec<(u64, u64)>, EngineError> {
     let its = mappings.iter().filter(|mapping| may_have(mapping));
     let its: Vec<(u64, u64)> = its.map(|mapping| (mapping.start, mapping.end)).collect();

@@ -4,6 +4,7 @@ use crate::maps::Mapping;
 use crate::state::MappedFile;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,17 +29,22 @@ impl Lookup {
         if let Some(target) = known.get(path) {
             return target.clone();
         }
-        let target = look_up(path).map(Arc::new);
+        let target = match look_up(path) {
+            Ok(target) => Some(Arc::new(target)),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            // It may be there, and be told the next time.
+            Err(_) => return None,
+        };
         known.insert(path.to_owned(), target.clone());
         target
     }
 }
 
-fn look_up(path: &Path) -> Option<Target> {
-    let metadata = fs::metadata(path).ok()?;
+fn look_up(path: &Path) -> io::Result<Target> {
+    let metadata = fs::metadata(path)?;
     let written = metadata.is_file().then(|| (metadata.mtime(), metadata.mtime_nsec()));
     let bytes = metadata.len();
-    Some(Target {
+    Ok(Target {
         inode: metadata.ino(),
         character_device: metadata.file_type().is_char_device(),
         file: MappedFile { path: path.to_owned(), bytes, written, writable: false },
@@ -101,7 +107,14 @@ mod tests {
         assert!(lookup.target(&path).is_none());
         let target = Lookup::default().target(&path).unwrap();
         assert_eq!((target.file.bytes, target.character_device), (4, false));
-        assert!(lookup.target(Path::new("/dev/null")).is_some_and(|null| null.character_device));
+        // What could not be looked up may be there the next time.
+        let inside = path.join("inside");
+        assert!(lookup.target(&inside).is_none());
         fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(&inside, b"four").unwrap();
+        assert!(lookup.target(&inside).is_some());
+        fs::remove_dir_all(&path).unwrap();
+        assert!(lookup.target(Path::new("/dev/null")).is_some_and(|null| null.character_device));
     }
 }

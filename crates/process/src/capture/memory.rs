@@ -4,6 +4,7 @@ use super::names::Search;
 use super::once::Storing;
 use crate::EngineError;
 use crate::freeze::FrozenClone;
+use crate::huge;
 use crate::maps::Mapping;
 use crate::pagemap::{self, Run, Scanner, Wanted};
 use kedge_image::{Choice, ImageWriter, PAGE, Packer, PageBuffer};
@@ -20,7 +21,8 @@ use std::thread;
 const CHUNK: u64 = 1 << 20;
 /// Pages whose entries are read together.
 const WINDOW: u64 = 64 << 10;
-/// Threads that write one image: most of them wait for the disk while the others read memory and sum it up.
+/// Threads that write one image: most of them wait for the disk while the others read memory and
+/// sum it up.
 const WRITERS: usize = 8;
 
 /// Bits of an entry of /proc/PID/pagemap.
@@ -87,7 +89,7 @@ pub(super) fn runs(
     mapping: &Mapping,
 ) -> Result<Vec<Run>, EngineError> {
     // What no name leads to is saved whole: nobody could map it again.
-    if mapping.deleted() && !mapping.comes_back {
+    if mapping.deleted() && !mapping.comes_back && !huge::is_nameless(mapping) {
         return Ok(vec![(mapping.start, mapping.end)]);
     }
     touched(pid, pages, mapping)
@@ -163,7 +165,8 @@ pub(super) fn write(
     })
 }
 
-/// Reads `chunks` of a process that runs and stores what is still there; what is not is added to `gone`.
+/// Reads `chunks` of a process that runs and stores what is still there; what is not is added to
+/// `gone`.
 pub(super) fn write_what_is_there(
     reader: &Reader,
     chunks: &[Chunk],
@@ -220,8 +223,8 @@ pub(super) fn share_out<T: Sync>(
     failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Reads the memory of a process. By its file in /proc: process_vm_readv would pin each page, and a page
-/// that a clone shares with the program is copied for it first.
+/// Reads the memory of a process. By its file in /proc: process_vm_readv would pin each page, and a
+/// page that a clone shares with the program is copied for it first.
 #[derive(Debug)]
 pub(super) struct Reader {
     pid: pid_t,
@@ -232,8 +235,8 @@ pub(super) struct Reader {
 /// What is read where nothing can be: the kernel tells no more about it than that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unmapped {
-    /// The memory stands still, so it is past the end of a mapped file, or a guard. Or it is private, and what was
-    /// unmapped since is not watched any more if it comes back.
+    /// The memory stands still, so it is past the end of a mapped file, or a guard. Or it is
+    /// private, and what was unmapped since is not watched any more if it comes back.
     Zeros,
     /// An error: it was unmapped a moment ago, and others go on mapping it.
     Fails,

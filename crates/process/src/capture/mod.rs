@@ -1,12 +1,15 @@
-//! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is cloned,
-//! and all goes on; the clones' memory is written to the image afterwards.
+//! Capturing a job: all of it is stopped, what only the kernel knows is read, each process is
+//! cloned, and all goes on; the clones' memory is written to the image afterwards.
 
 mod ahead;
+mod aio;
 mod begun;
 mod changes;
 mod early;
 mod flags;
 mod guards;
+mod hold;
+mod inherited;
 mod lookup;
 mod memory;
 mod names;
@@ -15,6 +18,7 @@ mod once;
 mod process;
 mod queries;
 mod refuse;
+mod rings;
 mod together;
 mod undo;
 mod write;
@@ -71,18 +75,20 @@ pub struct Options {
     pub hold: bool,
     /// Plugins of others, asked before kedge's own.
     pub plugins: More,
-    /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on each
-    /// other.
+    /// What follows the job's memory from checkpoint to checkpoint, if its images are to build on
+    /// each other.
     pub tracker: Option<Tracker>,
     /// This one builds on none.
     pub full: bool,
-    /// Processes with at least so many bytes of memory are written while they run, and stand still for what they have
-    /// changed meanwhile and not for a clone. The moment that is captured comes when most is written. Where the kernel
-    /// cannot tell what they change, or they change it too fast, they are cloned.
+    /// Processes with at least so many bytes of memory are written while they run, and stand still
+    /// for what they have changed meanwhile and not for a clone. The moment that is captured comes
+    /// when most is written. Where the kernel cannot tell what they change, or they change it too
+    /// fast, they are cloned.
     pub ahead: Option<u64>,
     /// Others that are captured at the same moment.
     pub together: Option<Arc<dyn Together>>,
-    /// Folders of whoever captures: what lies in there is no file of the job's. The image's is among them anyway.
+    /// Folders of whoever captures: what lies in there is no file of the job's. The image's is
+    /// among them anyway.
     pub except: Vec<PathBuf>,
     /// Counts the memory that is stored.
     pub meter: Arc<Meter>,
@@ -124,7 +130,8 @@ impl Options {
 pub struct Captured {
     options: Options,
     job: JobState,
-    /// Not durable as yet: whoever was brought to rest beside the processes does not wait for a disk.
+    /// Not durable as yet: whoever was brought to rest beside the processes does not wait for a
+    /// disk.
     objects_file: ImageWriter,
     descriptors: Saved,
     /// Temporary files that may be the job's.
@@ -200,7 +207,8 @@ fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
                 let at = proc::reach(refusal.pid);
                 let descriptor = |fd| format!("/proc/{at}/fd/{fd}");
                 let there = |fd| std::fs::symlink_metadata(descriptor(fd)).is_ok();
-                // One that is ending shows none of them; what else cannot be listed cannot be stopped.
+                // One that is ending shows none of them; what else cannot be listed cannot be
+                // stopped.
                 let shows = || std::fs::read_dir(format!("/proc/{at}/fd")).is_ok();
                 remain.contains(&refusal.pid) && refusal.fd.map_or_else(shows, there)
             };
@@ -286,7 +294,8 @@ impl Captured {
     }
 
     /// As [`Captured::finish`]; `others` tells of files that plugins have written into the folder
-    /// meanwhile, and whether one builds on the image that was offered; it is asked when all memory is written.
+    /// meanwhile, and whether one builds on the image that was offered; it is asked when all memory
+    /// is written.
     pub fn finish_with(
         mut self,
         mut manifest: Manifest,
@@ -324,8 +333,8 @@ impl Captured {
         Ok(manifest)
     }
 
-    /// Writes the files of the processes, and adds the temporary files to the descriptors whose names they have in memory.
-    /// Also whether files refer to each other.
+    /// Writes the files of the processes, and adds the temporary files to the descriptors whose
+    /// names they have in memory. Also whether files refer to each other.
     fn write_memory(&mut self) -> Result<(Vec<FileEntry>, Settled, bool), EngineError> {
         let names = Names::of(&self.passing, self.session.settled());
         let held = std::mem::take(&mut self.held);

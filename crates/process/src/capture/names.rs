@@ -1,5 +1,6 @@
-//! Which temporary files are the job's: those whose paths its processes have in memory. They are sought in what is written
-//! to the image, behind the pause; where there are no candidates, nothing is.
+//! Which temporary files are the job's: those whose paths its processes have in memory. They are
+//! sought in what is written to the image, behind the pause; where there are no candidates, nothing
+//! is.
 
 use super::memory::{self, Chunk, Reader};
 use crate::EngineError;
@@ -22,7 +23,8 @@ const SLASHES: usize = 8;
 /// Threads that read memory which is not written anyway.
 const SWEEPERS: usize = 4;
 
-/// What was found out of each candidate by the image before: its inode, and whether it is the job's.
+/// What was found out of each candidate by the image before: its inode, and whether it is the
+/// job's.
 pub(crate) type Settled = BTreeMap<PathBuf, (u64, bool)>;
 
 /// The candidates, and which of them were found.
@@ -32,7 +34,8 @@ pub(super) struct Names {
     found: Vec<AtomicBool>,
     /// Not found so far.
     left: AtomicUsize,
-    /// Some were unknown to the image before: what has not changed since is to be looked through as well.
+    /// Some were unknown to the image before: what has not changed since is to be looked through as
+    /// well.
     anew: bool,
     /// Bytes that a path may take, with what lies around it.
     reach: usize,
@@ -102,8 +105,8 @@ impl Names {
         self.found[index].load(Ordering::Relaxed)
     }
 
-    /// Adds to what is saved those of the candidates that are the job's: found, or in a private folder that is. What the
-    /// user should know, and what is settled.
+    /// Adds to what is saved those of the candidates that are the job's: found, or in a private
+    /// folder that is. What the user should know, and what is settled.
     pub(super) fn settle(
         &self,
         passing: &Passing,
@@ -125,8 +128,9 @@ impl Names {
 }
 
 impl Folder {
-    /// Tells `found` the candidates that the path which begins with `rest` names or goes through. A path ends with what
-    /// is rare in names: where that is in a name all the same, the longer one is found, too.
+    /// Tells `found` the candidates that the path which begins with `rest` names or goes through. A
+    /// path ends with what is rare in names: where that is in a name all the same, the longer one
+    /// is found, too.
     fn follow(&self, rest: &[u8], found: impl Fn(usize)) {
         let mut path = Vec::with_capacity(self.longest);
         for byte in rest.iter().take(self.longest + SLASHES + 1) {

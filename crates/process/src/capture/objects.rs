@@ -4,6 +4,7 @@
 use super::changes::{self, Changes};
 use super::memory::{self, Chunk, Reader, Unmapped};
 use crate::EngineError;
+use crate::huge;
 use crate::maps::Mapping;
 use crate::plugins::Ipc;
 use crate::state::{Hex, SharedObject};
@@ -26,6 +27,8 @@ struct Object {
     number: u64,
     name: String,
     bytes: u64,
+    /// Bytes of its huge pages, or 0.
+    huge: u64,
     /// Who maps which part of it.
     views: Vec<View>,
 }
@@ -86,6 +89,7 @@ impl Objects {
             number,
             name,
             bytes: 0,
+            huge: huge::pages_of(mapping).unwrap_or(0),
             views: Vec::new(),
         });
         object.bytes = object.bytes.max(mapping.offset.saturating_add(mapping.len()));
@@ -126,6 +130,7 @@ impl Objects {
             number: object.number,
             name: object.name.clone(),
             bytes: object.bytes,
+            huge: object.huge,
         };
         self.found.values().map(describe).collect()
     }

@@ -1,18 +1,20 @@
-//! Holding one process: its state is read, its memory cloned.
+//! Looking at one stopped process: all that is to be known of it but what its memory holds.
 
+use super::aio as contexts;
 use super::changes::{self, Changes};
 use super::flags::Flags;
 use super::lookup::Files;
 pub(super) use super::lookup::Lookup;
-use super::memory::{self, Unmapped};
+use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
-use super::{Held, Memory, Options, guards, process_file, refuse, undo};
+use super::{Ahead, Options, guards, refuse, undo};
+use crate::aio;
 use crate::attributes::Attributes;
-use crate::freeze::{FrozenClone, beside};
+use crate::freeze::beside;
 use crate::home::{self, Ways};
+use crate::huge;
 use crate::maps::{self, Mapping};
-use crate::pagemap::{self, Scanner, Wanted};
 use crate::plugins;
 use crate::proc::{self, Field, Stat, Status};
 use crate::rseq::{self, Places, Registration};
@@ -24,21 +26,11 @@ use crate::timers;
 use crate::track::{Session, Shared, Tracker};
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
-use kedge_image::{Packer, PageBuffer};
 use libc::pid_t;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-
-/// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
-const NOT_INHERITED: &str = "dc";
-
-/// The flag of those whose pages the kernel may drop: what random numbers are made of must not come
-/// twice, so none of it is stored.
-const DROPPABLE: &str = "dp";
-/// The flag of those of which a clone has no pages (MADV_WIPEONFORK).
-const WIPED: &str = "wf";
+use std::rc::Rc;
 
 /// Resource limits by number, as /proc/PID/limits names them.
 const LIMITS: [&str; 16] = [
@@ -70,21 +62,38 @@ pub(super) struct Common<'a> {
 }
 
 impl Common<'_> {
-    fn is_parent(&self, pid: pid_t) -> bool {
+    pub(super) fn is_parent(&self, pid: pid_t) -> bool {
         self.ids.iter().any(|ids| ids.parent == pid)
     }
 }
 
-/// Reads what is to be known of a stopped process, which maps `mappings`, and clones its memory.
-pub(super) fn hold(
+/// A stopped process of which all is known but what its memory holds.
+pub(super) struct Looked {
+    pub(super) state: ProcessState,
+    pub(super) status: Status,
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) ways: Rc<Ways>,
+    pub(super) memory: Holding,
+    pub(super) ahead: Option<Ahead>,
+}
+
+/// What is to hold a process's memory.
+pub(super) enum Holding {
+    /// A clone, and what of it has changed, if that is known.
+    Clone(Option<Changes>),
+    /// A copy of what has changed is there.
+    Copied { changes: Changes, flags: Flags },
+}
+
+/// Reads what is to be known of a stopped process, which maps `mappings`.
+pub(super) fn look(
     process: &mut StoppedProcess,
     ids: Ids,
     mappings: Vec<Mapping>,
     common: &Common<'_>,
     objects: &mut Objects,
     session: &mut Session,
-    resigned: &mut Vec<(pid_t, Ways)>,
-) -> Result<Held, EngineError> {
+) -> Result<Looked, EngineError> {
     let pid = process.main.pid();
     let status = Status::of(pid)?;
     refuse::process(pid)?;
@@ -99,58 +108,22 @@ pub(super) fn hold(
     }
     let nameless = state.mappings.iter().filter(|m| matches!(m.backing, Backing::Object(_)));
     guards::refuse_in(pid, &nameless.map(|m| (m.start, m.end)).collect::<Vec<_>>())?;
-    let ways = Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status));
+    let ways = Rc::new(Ways::within(&vdso, pid)?.with_quiet(quiet(process, &status)));
     let asked = ask_live(process, &mappings, &ways, &mut state, &mut session.shared);
     let undo = asked.and_then(|()| undo::ask(&mut process.main, &ways, &objects.ipc.sets));
     let undo = undo.map(|undo| state.undo = undo);
+    let aio = undo.and_then(|()| contexts::save(&mut process.main, &ways, &state));
+    let asked = aio.map(|aio| state.aio = aio);
     let tracker = common.options.tracker.as_ref();
-    let memory =
-        undo.and_then(|()| hold_memory(process, &mappings, &ways, (session, tracker), &mut state));
-    if state.subreaper && memory.is_ok() && common.is_parent(ids.pid) {
-        resign(process, ways, resigned)?;
-    } else {
-        ways.close(threads_of(process))?;
-    }
-    let memory = memory?;
+    let memory = asked
+        .and_then(|()| copy_changes(process, &mappings, &ways, (session, tracker), &mut state));
+    ways.close(threads_of(process))?;
     let ahead = session.ahead(process.pid);
-    let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
-    held.store_not_inherited(&status, common.options)?;
-    Ok(held)
+    Ok(Looked { state, status, mappings, ways, memory: memory?, ahead })
 }
 
-fn threads_of(process: &mut StoppedProcess) -> impl Iterator<Item = &mut Thread> {
+pub(super) fn threads_of(process: &mut StoppedProcess) -> impl Iterator<Item = &mut Thread> {
     std::iter::once(&mut process.main).chain(&mut process.others)
-}
-
-/// Has the process be no subreaper until [`reinstate`]: it would get the clones of its descendants
-/// for children.
-fn resign(
-    process: &mut StoppedProcess,
-    ways: Ways,
-    resigned: &mut Vec<(pid_t, Ways)>,
-) -> Result<(), EngineError> {
-    let main = &mut process.main;
-    match ways.lead_resigning(main)? {
-        Some(rows) => main.resign_in_a_row(rows)?,
-        None => {
-            ways.lead(main)?;
-            main.resign(ways.home())?;
-        }
-    }
-    resigned.push((process.pid, ways));
-    Ok(())
-}
-
-/// Makes those subreapers again that were before. Whoever is let go of is one again as well.
-pub(super) fn reinstate(
-    processes: &mut [StoppedProcess],
-    resigned: Vec<(pid_t, Ways)>,
-) -> Result<(), EngineError> {
-    for (pid, ways) in resigned {
-        let found = processes.iter_mut().find(|process| process.pid == pid);
-        found.map_or(Ok(()), |process| ways.close(threads_of(process)))?;
-    }
-    Ok(())
 }
 
 /// A signal that nobody in the process would notice.
@@ -160,14 +133,14 @@ fn quiet(process: &StoppedProcess, status: &Status) -> Option<i32> {
     home::quiet(status.hex("SigCgt"), blocked)
 }
 
-/// The mappings that are the program's. Locked pages are not inherited as locked, so that their
-/// flags are read, too, where there are any.
+/// The mappings that are the program's. Locked pages are not inherited as locked, and huge ones not
+/// at all, so that flags are read, too, where there are any.
 fn with_locks(
     pid: pid_t,
     status: &Status,
     mut mappings: Vec<Mapping>,
 ) -> Result<Vec<Mapping>, EngineError> {
-    if status.kib("VmLck") != 0 {
+    if status.kib("VmLck") != 0 || mappings.iter().any(huge::is_private) {
         mappings = maps::with_flags(pid)?;
         maps::find_names(&mut mappings);
     }
@@ -175,17 +148,18 @@ fn with_locks(
     Ok(mappings)
 }
 
-/// Copies what has changed since the last image, if that is known and little; else clones it.
-fn hold_memory(
+/// Copies what has changed since the last image, if that is known and little; else it is to be
+/// cloned.
+fn copy_changes(
     process: &mut StoppedProcess,
     mappings: &[Mapping],
     ways: &Ways,
     (session, tracker): (&mut Session, Option<&Tracker>),
     state: &mut ProcessState,
-) -> Result<Memory, EngineError> {
+) -> Result<Holding, EngineError> {
     let main = &mut process.main;
     if !session.is_known(process.pid) {
-        return Ok(Memory::Clone(FrozenClone::on(ways, main, state.subreaper)?, None));
+        return Ok(Holding::Clone(None));
     }
     let pid = main.pid();
     let mut early = session.early(process.pid);
@@ -193,8 +167,7 @@ fn hold_memory(
     let watch = |mapping: &Mapping| tracker.is_some_and(|of| of.watch(process.pid, mapping));
     let mut changes = Changes::find(pid, mappings, early, watch)?;
     if !changes.fit() {
-        let clone = FrozenClone::on(ways, main, state.subreaper)?;
-        return Ok(Memory::Clone(clone, Some(changes.of_clone())));
+        return Ok(Holding::Clone(Some(changes.of_clone())));
     }
     ways.lead(main)?;
     let asked = beside(main, ways, |beside| queries::ask_beside(beside, mappings, state));
@@ -203,7 +176,7 @@ fn hold_memory(
     state.guards = changes.guards(pid)?;
     changes.copy_by(|chunks, room| changes::copy(pid, chunks, room, Unmapped::Zeros))?;
     let flags = Flags::of_stopped(process.pid, mappings, before)?;
-    Ok(Memory::Copied { changes, flags })
+    Ok(Holding::Copied { changes, flags })
 }
 
 fn describe(
@@ -253,6 +226,7 @@ fn describe(
         },
         files: Vec::new(),
         mappings: Vec::new(),
+        aio: Vec::new(),
         guards: Vec::new(),
         threads: Vec::new(),
     })
@@ -344,6 +318,7 @@ fn describe_mappings(
             },
             flags: mapping.flags.clone(),
             name: mapping.given_name().map(str::to_owned),
+            huge: huge::pages_of(mapping).unwrap_or(0),
         });
     }
     Ok((files.list, saved))
@@ -389,12 +364,8 @@ fn backing<'a>(
     if name.starts_with("anon_inode:") || name.starts_with("/SYSV") {
         return unsupported("which kedge cannot save yet");
     }
-    // The kernel writes what has ended into the ring that it maps, whatever memory lies there.
-    if name.starts_with("/[aio]") {
-        return unsupported("what is under way by io_submit, which kedge cannot save yet");
-    }
-    if name.starts_with("/anon_hugepage") {
-        return unsupported("huge pages, which kedge cannot save yet");
+    if aio::is_ring(mapping) {
+        return Ok(Backing::Aio);
     }
     if files.is_device(mapping) {
         return unsupported("a device, whose memory cannot be saved");
@@ -443,9 +414,10 @@ fn ask_live(
     Ok(())
 }
 
-/// A first thread that has ended before the others, as one that is about to make the call at `entry` that ends it: so
-/// it is there, which a process cannot do without, when the others are made anew, and ends when they go on. What it
-/// had for itself is gone; `other` has what every thread needs.
+/// A first thread that has ended before the others, as one that is about to make the call at
+/// `entry` that ends it: so it is there, which a process cannot do without, when the others are
+/// made anew, and ends when they go on. What it had for itself is gone; `other` has what every
+/// thread needs.
 fn ended(
     pid: pid_t,
     status: i32,
@@ -497,129 +469,6 @@ fn describe_thread(
         io_priority: sys::io_priority(tid),
         affinity: sys::affinity(tid)?,
     })
-}
-
-impl Held {
-    /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and
-    /// notes those mappings.
-    fn store_not_inherited(
-        &mut self,
-        status: &Status,
-        options: &Options,
-    ) -> Result<(), EngineError> {
-        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
-        let pid = self.state.ids.pid;
-        // Whoever has mappings of the same size in all has inherited every one.
-        let all = proc::mapped_kib(clone.pid()) == Some(status.kib("VmSize"));
-        let there = if all { Vec::new() } else { maps::of(clone.pid())? };
-        let there: BTreeMap<u64, u64> = there.into_iter().map(|m| (m.start, m.end)).collect();
-        let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
-        let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
-        let mut pages = Pages::of(proc::reach(pid), clone.pid()).map_err(failed)?;
-        let mut marked = None;
-        let mut chunks = Vec::new();
-        for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
-            if !memory::own(mapping) {
-                continue;
-            }
-            if !inherited(mapping) {
-                saved.flags.push(NOT_INHERITED.to_owned());
-            } else if !pages.are_wiped(mapping).map_err(failed)?
-                || !is_marked(mapping, proc::reach(pid), &mut marked)?
-            {
-                continue;
-            }
-            self.written.push(mapping.start);
-            memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
-        }
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        let written = self.mappings.iter().filter(|m| self.written.contains(&m.start));
-        let written: Vec<_> = written.map(|mapping| (mapping.start, mapping.end)).collect();
-        self.state.guards = guards::among(proc::reach(pid), &written)?;
-        // Otherwise the file is made when the job goes on again: a disk may be slow.
-        let writer = options.create(&process_file(pid))?;
-        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
-        let reader = memory::Reader::of(proc::reach(pid))?;
-        for chunk in &chunks {
-            let (place, codec) = (chunk.address(), options.codec);
-            memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;
-        }
-        packer.flush()?;
-        drop(packer);
-        self.writer = Some(writer);
-        Ok(())
-    }
-}
-
-/// Whether the mapping is one of those of which a clone has no pages, or may lose them. The kernel
-/// tells by walking all page tables, so it is asked once, and only where a clone lacks pages.
-fn is_marked(
-    mapping: &Mapping,
-    pid: pid_t,
-    marked: &mut Option<BTreeSet<u64>>,
-) -> Result<bool, EngineError> {
-    let marked = match marked {
-        Some(marked) => marked,
-        None => {
-            let is = |m: &Mapping| m.flags.iter().any(|flag| [WIPED, DROPPABLE].contains(&&**flag));
-            let all = maps::with_flags(pid)?.into_iter().filter(is);
-            marked.insert(all.map(|mapping| mapping.start).collect())
-        }
-    };
-    Ok(marked.contains(&mapping.start))
-}
-
-/// Which pages a process and its clone have.
-struct Pages {
-    own: Scanner,
-    clone: Scanner,
-}
-
-impl Pages {
-    fn of(pid: pid_t, clone: pid_t) -> std::io::Result<Pages> {
-        Ok(Pages { own: Scanner::of(pid)?, clone: Scanner::of(clone)? })
-    }
-
-    /// Whether the clone has none of the pages of a mapping that has some.
-    fn are_wiped(&mut self, mapping: &Mapping) -> std::io::Result<bool> {
-        // Nobody can ask for it in a mapping of a file.
-        if mapping.inode != 0 {
-            return Ok(false);
-        }
-        let range = (mapping.start, mapping.end);
-        // A clone has no page that was only read: the kernel's page of zeros.
-        match self.clone.has(range, &Wanted::OWN) {
-            Err(error) if pagemap::cannot_tell(&error) => self.may_be_wiped(mapping),
-            there => Ok(!there? && self.own.has(range, &Wanted::WRITTEN_TO)?),
-        }
-    }
-
-    /// The same on kernels without PAGEMAP_SCAN, by entries: `true` as well if there are too many to see.
-    fn may_be_wiped(&self, mapping: &Mapping) -> std::io::Result<bool> {
-        const PART: u64 = 64 << 20;
-        const MOST_PARTS: u64 = 16;
-        let mut some = mapping.len() > PART * MOST_PARTS;
-        let parts = (mapping.start..mapping.end).step_by(PART as usize);
-        for start in parts.take(MOST_PARTS as usize) {
-            let part = (start, mapping.end.min(start + PART));
-            if self.clone.has_entry(part)? {
-                return Ok(false);
-            }
-            some |= self.own.has_entry(part)?;
-        }
-        Ok(some)
-    }
-}
-
-/// The mappings of which nothing is to be stored: those that are stored already, and those that the
-/// kernel may drop.
-pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
-    let dropped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == DROPPABLE);
-    let all =
-        state.mappings.iter().filter(|saved| dropped(saved) || written.contains(&saved.start));
-    all.map(|saved| (saved.start, saved.end)).collect()
 }
 
 #[cfg(test)]

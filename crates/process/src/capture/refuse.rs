@@ -1,8 +1,9 @@
 //! What kedge cannot bring back yet, by name.
 
+use crate::maps::{self, Mapping};
 use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
-use crate::{EngineError, rseq};
+use crate::{EngineError, huge, rseq};
 use libc::pid_t;
 use std::path::Path;
 
@@ -28,6 +29,7 @@ fn one(pid: pid_t) -> Result<(), EngineError> {
         return Err(EngineError::Traced { pid, tracer });
     }
     process(at)?;
+    huge_pages(at, &maps::of(at)?)?;
     rseq::refuse_untold(pid)
 }
 
@@ -51,14 +53,26 @@ pub(super) fn process(pid: pid_t) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// Refuses huge pages that are not understood: taken for ordinary ones, they could end the program.
+pub(super) fn huge_pages(pid: pid_t, mappings: &[Mapping]) -> Result<(), EngineError> {
+    let Some(Mapping { name, .. }) = huge::unknown(pid, mappings)? else { return Ok(()) };
+    let what =
+        match ["/anon_hugepage", "/memfd:", "/SYSV"].iter().any(|kind| name.starts_with(kind)) {
+            true => "huge pages whose size the kernel does not tell now: try again",
+            false => "a file in a hugetlbfs, which kedge cannot save yet",
+        };
+    Err(EngineError::unsupported(pid, format!("it maps {name}, {what}")))
+}
+
 /// The control group of `pid` that is not that of `own`, if there is one.
 fn control_group(pid: pid_t, own: pid_t) -> Result<Option<String>, EngineError> {
     let (its, own) = (proc::text(pid, "cgroup")?, proc::text(own, "cgroup")?);
     Ok(other_group(&its, &own).map(str::to_owned))
 }
 
-/// A line of `its` that is not in `own` and names a group. The root of a hierarchy is none: it has no limits that
-/// a restart could lose, and a machine's service may move whomever it no longer watches there at any moment.
+/// A line of `its` that is not in `own` and names a group. The root of a hierarchy is none: it has
+/// no limits that a restart could lose, and a machine's service may move whomever it no longer
+/// watches there at any moment.
 fn other_group<'a>(its: &'a str, own: &str) -> Option<&'a str> {
     let same = |line: &str| own.lines().any(|own| own == line);
     its.lines().find(|line| !line.ends_with(":/") && !same(line))

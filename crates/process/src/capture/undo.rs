@@ -1,5 +1,6 @@
-//! What a process's end would do to System V semaphores (SEM_UNDO). The kernel tells nobody, but refuses operations
-//! that would take it past its bounds: so it is found by operations that fail and change nothing.
+//! What a process's end would do to System V semaphores (SEM_UNDO). The kernel tells nobody, but
+//! refuses operations that would take it past its bounds: so it is found by operations that fail
+//! and change nothing.
 
 use crate::home::Ways;
 use crate::inject::checked;
@@ -80,8 +81,8 @@ impl Asked<'_> {
         Ok(MOST - fits)
     }
 
-    /// Whether what is promised stays in its bounds with these operations, which are never done. Of a set that the
-    /// process may not change, nothing is promised.
+    /// Whether what is promised stays in its bounds with these operations, which are never done. Of
+    /// a set that the process may not change, nothing is promised.
     fn fits(
         &mut self,
         set: i32,
@@ -104,7 +105,8 @@ impl Asked<'_> {
     }
 }
 
-/// Operations that add `push` to what is promised of a semaphore of that value, within what a value can be.
+/// Operations that add `push` to what is promised of a semaphore of that value, within what a value
+/// can be.
 fn beyond((number, value): (u16, u16), push: i32) -> Vec<Operation> {
     let (mut value, mut left) = (i32::from(value), push);
     let mut operations = Vec::new();

@@ -3,7 +3,7 @@
 use super::changes::{self, Changes};
 use super::flags::Flags;
 use super::names::Search;
-use super::{Held, Memory, Once, Options, guards, memory, process, process_file, queries};
+use super::{Held, Memory, Once, Options, guards, inherited, memory, process_file, queries};
 use crate::EngineError;
 use crate::proc;
 use crate::state::{self, ProcessState};
@@ -18,8 +18,8 @@ impl Held {
         }
     }
 
-    /// Looks for names in memory that is as in another image, and so is not written. Of a process that runs that is best
-    /// done at once: it may change it.
+    /// Looks for names in memory that is as in another image, and so is not written. Of a process
+    /// that runs that is best done at once: it may change it.
     pub(super) fn sweep(&self, search: &Search) {
         let (pid, unchanged) = match &self.memory {
             Memory::Clone(clone, Some(changes)) => (clone.pid(), &changes.unchanged),
@@ -32,8 +32,8 @@ impl Held {
         }
     }
 
-    /// Writes the process's files: they are on the disk when this returns. What several processes have is stored once,
-    /// in what is written now and in what was written ahead.
+    /// Writes the process's files: they are on the disk when this returns. What several processes
+    /// have is stored once, in what is written now and in what was written ahead.
     pub(super) fn finish(
         mut self,
         options: &Options,
@@ -43,10 +43,10 @@ impl Held {
         let ahead = self.ahead.take();
         let (state, writer) = self.write(options, search, once)?;
         search.end();
-        // What the kernel may drop is in no image. But another process has what was there when this was
-        // written ahead, and keeps it.
+        // What the kernel may drop is in no image. But another process has what was there when this
+        // was written ahead, and keeps it.
         let referred = ahead.as_ref().map_or(Vec::new(), |_| once_ahead.referred(state.ids.pid));
-        let except = without(&process::except(&state, &[]), &referred);
+        let except = without(&inherited::except(&state, &[]), &referred);
         let own = seal(&state, writer)?;
         let ahead = ahead.map(|ahead| ahead.finish(&except)).transpose()?.flatten();
         Ok(std::iter::once(own).chain(ahead).collect())
@@ -94,17 +94,17 @@ impl Held {
                 })?;
                 flags.add_to(&mut state)?;
                 forget(&state, &writer)?;
-                changes.refer(0, &process::except(&state, &[]), &writer)?;
+                changes.refer(0, &inherited::except(&state, &[]), &writer)?;
             }
         }
-        storing.done(&process::except(&state, &[]));
+        storing.done(&inherited::except(&state, &[]));
         Ok((state, writer))
     }
 }
 
 /// Takes out what was stored and is not to be in the image.
 fn forget(state: &ProcessState, writer: &ImageWriter) -> Result<(), EngineError> {
-    let except = process::except(state, &[]);
+    let except = inherited::except(state, &[]);
     Ok(except.iter().try_for_each(|(start, end)| writer.forget(*start..*end))?)
 }
 
@@ -124,7 +124,7 @@ fn refer(
     written: &[u64],
     writer: &ImageWriter,
 ) -> Result<Vec<memory::Chunk>, EngineError> {
-    let except = process::except(state, written);
+    let except = inherited::except(state, written);
     changes.refer(0, &except, writer)?;
     let mut chunks = changes.chunks;
     chunks.retain(|chunk| !changes::lies_in(chunk.address(), &except));

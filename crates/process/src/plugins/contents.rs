@@ -83,6 +83,25 @@ pub(crate) fn copy(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Hands the first `length` bytes of `from` to `write`, all but its holes, with their offsets.
+pub(crate) fn read_out(
+    from: &File,
+    length: u64,
+    mut write: impl FnMut(&[u8], u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK.min(length as usize)];
+    let mut at = 0;
+    while let Some((start, stop)) = data_after(from, at, length)? {
+        for offset in (start..stop).step_by(CHUNK) {
+            let piece = &mut buffer[..CHUNK.min((stop - offset) as usize)];
+            from.read_exact_at(piece, offset)?;
+            write(piece, offset)?;
+        }
+        at = stop;
+    }
+    Ok(())
+}
+
 /// Makes `to`, which may hold anything, the same as `from`, without ever cutting it shorter than it
 /// is to be: who has mapped it loses nothing. Both offsets are changed.
 pub(crate) fn overwrite(from: &File, to: &File) -> io::Result<()> {

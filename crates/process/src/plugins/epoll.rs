@@ -42,7 +42,7 @@ impl Plugin for Epoll {
         // All that can be a member.
         &[
             "streams", "pty", "devices", "pipes", "unix", "inet", "eventfd", "timerfd", "signalfd",
-            "pidfd", "inotify", "mqueue", "files",
+            "pidfd", "inotify", "mqueue", "io_uring", "files",
         ]
     }
 

@@ -129,7 +129,8 @@ fn save(capture: &mut Capture, index: usize) -> Result<Saved, PluginError> {
     Ok(Saved { description: index as u32, watches })
 }
 
-/// The paths of what is watched: looked for at, beside and below what the job has open and works in, nearest first.
+/// The paths of what is watched: looked for at, beside and below what the job has open and works
+/// in, nearest first.
 fn find(told: &[Told], job: &Job) -> Vec<Option<PathBuf>> {
     let mut found = vec![None; told.len()];
     let mut left: BTreeSet<(u64, u64)> = told.iter().map(|watch| watch.2).collect();

@@ -6,7 +6,7 @@ use crate::plugins::error::{Context, PluginError};
 use crate::plugins::procfs::{FdInfo, Stat};
 use crate::plugins::saved::new_file;
 use crate::plugins::survey::FileContents;
-use crate::plugins::{Blob, sockets::Kind, streams::Stream, sys};
+use crate::plugins::{Blob, Others, sockets::Kind, streams::Stream, sys};
 use kedge_image::Manifest;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
@@ -178,6 +178,8 @@ pub struct Capture<'a> {
     pub warnings: Vec<String>,
     /// For what is read of sockets.
     pub(crate) buffer: Vec<u8>,
+    /// The job's other parts, which stand still as well.
+    pub others: Option<&'a dyn Others>,
 }
 
 impl Capture<'_> {

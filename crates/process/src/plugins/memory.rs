@@ -1,5 +1,6 @@
 //! memfd: memory that is a file, with its contents and seals.
 
+use crate::huge;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::files::{self, open};
 use crate::plugins::job::{Capture, Found, Job, state};
@@ -13,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 const PREFIX: &[u8] = b"/memfd:";
 const SUFFIX: &[u8] = b" (deleted)";
@@ -26,6 +29,9 @@ struct Memfd {
     mode: u32,
     seals: u32,
     size: u64,
+    /// Bytes of its huge pages; 0 for ordinary ones, and in older images.
+    #[serde(default)]
+    huge: u64,
     contents: String,
     /// Description and offset.
     opened: Vec<(u32, u64)>,
@@ -37,16 +43,11 @@ impl Plugin for Memory {
     }
 
     fn claim(&self, file: &Found, job: &Job) -> Claim {
-        /// linux/magic.h
-        const HUGETLBFS: u64 = 0x9584_58f6;
         if !files::is_memory(file) || file.stat.kind() != libc::S_IFREG {
             return Claim::No;
         }
         let (pid, fd) = job.place(file);
         match statfs(format!("/proc/{pid}/fd/{fd}")) {
-            Ok(kind) if kind.f_type as u64 == HUGETLBFS => {
-                Claim::Refused("a plugin for memfd of huge pages would be needed".to_owned())
-            }
             Ok(_) if file.stat.allocated > job.limit => Claim::Refused(format!(
                 "it takes {} bytes, and {} is the limit: raise it",
                 file.stat.allocated, job.limit
@@ -78,18 +79,49 @@ fn save(capture: &mut Capture, opened: &[usize]) -> Result<Memfd, PluginError> {
     let name = name.strip_suffix(SUFFIX).unwrap_or(name);
     let seals = fcntl_get_seals(capture.duplicate(opened[0])?)
         .to(|| format!("read the seals of {}", job.describe(file)))?;
-    let (contents, size) = files::save_contents(capture, file)?;
+    let (pid, fd) = job.place(file);
+    let pages = huge::pages_of_file(Path::new(&format!("/proc/{pid}/fd/{fd}")));
+    let pages = pages.to(|| format!("look at {}", job.describe(file)))?;
+    let (contents, size) = match pages {
+        Some(_) => save_huge(capture, file)?,
+        None => files::save_contents(capture, file)?,
+    };
     Ok(Memfd {
         name: SavedPath(std::ffi::OsStr::from_bytes(name).into()),
         mode: file.stat.mode & 0o7777,
         seals: seals.bits(),
         size,
+        huge: pages.unwrap_or(0),
         contents,
         opened: opened
             .iter()
             .map(|index| (*index as u32, job.files[*index].info.position))
             .collect(),
     })
+}
+
+/// Saves the contents of one of huge pages, which tells no holes: what reads them as zeros makes no
+/// pages.
+fn save_huge(capture: &mut Capture, file: &Found) -> Result<(String, u64), PluginError> {
+    let what = || format!("read {}", file.what());
+    let (pid, fd) = capture.job.place(file);
+    let from = File::open(format!("/proc/{pid}/fd/{fd}")).to(what)?;
+    let length = from.metadata().to(what)?.len();
+    let name = capture.new_file();
+    let to = contents::create(capture.folder, &name)?;
+    huge::copy_out(length, &to, |bytes, at| from.read_exact_at(bytes, at)).to(what)?;
+    Ok((name, length))
+}
+
+/// Makes it of huge pages, as it was, with its contents.
+fn make_huge(memfd: &Memfd, flags: MemfdFlags, saved: &File) -> std::io::Result<File> {
+    let file = huge::file(&memfd.name.0, memfd.huge, flags.bits())?;
+    file.set_len(memfd.size)?;
+    if memfd.size > 0 {
+        let window = huge::Window::of(&file)?;
+        contents::read_out(saved, memfd.size, |bytes, at| window.write_all_at(bytes, at))?;
+    }
+    Ok(file)
 }
 
 fn make(memfd: &Memfd, world: &mut World) -> Result<(), PluginError> {
@@ -102,9 +134,25 @@ fn make(memfd: &Memfd, world: &mut World) -> Result<(), PluginError> {
         true if memfd.seals == SealFlags::SEAL.bits() => MemfdFlags::CLOEXEC,
         _ => MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
     };
-    let file = memfd_create(&memfd.name.0, flags).to(|| "make a memfd")?;
-    let file = File::from(file);
-    contents::copy(&saved, &file).to(|| "fill a memfd")?;
+    if memfd.huge != 0 && !huge::is_possible(memfd.huge, 0, memfd.size) {
+        return Err(damaged(format!("huge pages of {} bytes", memfd.huge)));
+    }
+    let mut made = None;
+    if memfd.huge != 0 {
+        match make_huge(memfd, flags, &saved) {
+            Ok(file) => made = Some(file),
+            Err(error) => world.note(huge::lacking("a memfd", memfd.huge, &error)),
+        }
+    }
+    let file = match made {
+        Some(file) => file,
+        None => {
+            let file = memfd_create(&memfd.name.0, flags).to(|| "make a memfd")?;
+            let file = File::from(file);
+            contents::copy(&saved, &file).to(|| "fill a memfd")?;
+            file
+        }
+    };
     fchmod(&file, Mode::from_raw_mode(memfd.mode & 0o7777)).to(|| "set a memfd's mode")?;
     // Whoever opens it once more for writing keeps others from running it.
     let mut original = Some(file.try_clone().to(|| "make a memfd")?);

@@ -25,6 +25,8 @@ mod job;
 mod locks;
 mod memory;
 pub(crate) mod mqueue;
+mod netlink;
+mod others;
 mod own;
 mod path;
 mod pidfd;
@@ -32,6 +34,7 @@ mod pipes;
 mod procfs;
 mod pty;
 mod recreate;
+pub(crate) mod rings;
 mod saved;
 mod signalfd;
 mod sockets;
@@ -50,6 +53,7 @@ pub use error::{PluginError, Refusal};
 pub(crate) use files::{Passing, Places};
 pub use inet::release_ports;
 pub use job::{Capture, Found, Holder, Job, Process, state};
+pub use others::{Others, Stage};
 pub use path::PathMap;
 pub use procfs::FdInfo;
 pub use recreate::{RecreateOptions, Recreated};
@@ -106,8 +110,8 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Ok(None)
     }
 
-    /// After `checkpoint`, when the memory of all processes is held as well: returns when what that has begun is over, and
-    /// whether it succeeded. Not called where something else has failed.
+    /// After `checkpoint`, when the memory of all processes is held as well: returns when what that
+    /// has begun is over, and whether it succeeded. Not called where something else has failed.
     fn captured(&self) -> Result<(), PluginError> {
         Ok(())
     }
@@ -117,8 +121,8 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Err(PluginError::Damaged(format!("the plugin `{}` saves nothing", self.name())))
     }
 
-    /// At a restart, when everything is there again, just before the processes run. The calling process is
-    /// the init, which lives as long as they do.
+    /// At a restart, when everything is there again, just before the processes run. The calling
+    /// process is the init, which lives as long as they do.
     fn rebuilt(&self) -> Result<(), PluginError> {
         Ok(())
     }
@@ -129,8 +133,8 @@ pub trait Plugin: Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// After `checkpoint`, just before the processes run again, whether the checkpoint succeeded or not:
-    /// puts back what it took out of them.
+    /// After `checkpoint`, just before the processes run again, whether the checkpoint succeeded or
+    /// not: puts back what it took out of them.
     fn resume(&self, _capture: &mut Capture) -> Result<(), PluginError> {
         Ok(())
     }
@@ -149,11 +153,13 @@ pub fn table() -> &'static [&'static dyn Plugin] {
         &mqueue::Queues,
         &unix::Unix,
         &inet::Inet,
+        &netlink::Netlink,
         &eventfd::Eventfd,
         &timerfd::Timerfd,
         &signalfd::Signalfd,
         &pidfd::Pidfd,
         &inotify::Inotify,
+        &rings::Rings,
         &epoll::Epoll,
         &files::Files,
         &sysv::Sysv,

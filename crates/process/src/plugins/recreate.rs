@@ -5,7 +5,8 @@ use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::path::PathMap;
 use crate::plugins::saved::{Common, Saved, Slot};
 use crate::plugins::world::{Argument, InjectedCall, Late, World};
-use crate::plugins::{More, inotify, layers, sys, sysv};
+use crate::plugins::{More, Others, Stage, inet, inotify, layers, sys, sysv};
+use crate::translate::Table;
 use kedge_image::Folder;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_setfl};
@@ -38,6 +39,8 @@ pub struct RecreateOptions<'a> {
     pub mapped: BTreeSet<PathBuf>,
     /// Told of each moment of the changes.
     pub at: Option<fn(Moment)>,
+    /// The other parts of the job, which are restarted at the same time.
+    pub others: Option<&'static dyn Others>,
 }
 
 impl RecreateOptions<'_> {
@@ -52,7 +55,8 @@ impl RecreateOptions<'_> {
 /// changed by [`Recreated::change_files`]; until [`Recreated::commit`], all is undone at the end.
 #[derive(Debug)]
 pub struct Recreated {
-    /// One for each open file description, close-on-exec, with numbers of [`Recreated::above`] and more.
+    /// One for each open file description, close-on-exec, with numbers of [`Recreated::above`] and
+    /// more.
     pub descriptors: Vec<OwnedFd>,
     /// Above every number that a process of the job uses.
     pub above: i32,
@@ -63,11 +67,13 @@ pub struct Recreated {
     slots: Vec<Slot>,
     late: Vec<Late>,
     changes: Changes,
+    /// Where the hosts of the job are that programs remember elsewhere.
+    pub(crate) addresses: Table,
 }
 
 impl Recreated {
-    /// The calls by which process `pid`, which has inherited the descriptors, puts them under its own numbers and
-    /// lets go of the rest.
+    /// The calls by which process `pid`, which has inherited the descriptors, puts them under its
+    /// own numbers and lets go of the rest.
     pub fn place(&self, pid: i32) -> Vec<InjectedCall> {
         let call = |number, arguments: [u64; 3], what| InjectedCall {
             pid,
@@ -136,6 +142,14 @@ impl Saved {
     /// Makes every open file description of the job. Needs room for as many descriptors at once,
     /// so it raises this process's soft limit to its hard one.
     pub fn recreate(&self, options: &RecreateOptions) -> Result<Recreated, PluginError> {
+        let made = self.make(options);
+        if let (Err(error), Some(others)) = (&made, options.others) {
+            others.fail(&error.to_string());
+        }
+        made
+    }
+
+    fn make(&self, options: &RecreateOptions) -> Result<Recreated, PluginError> {
         raise_limit();
         let mut world = World::new(self, options)?;
         let layers = layers(&options.more);
@@ -155,6 +169,12 @@ impl Saved {
             }
         }
         world.finish_steps()?;
+        if let Some(others) = options.others {
+            // Those without sockets are waited for as well.
+            for stage in [Stage::Offered, Stage::Bound] {
+                inet::meet(others, stage)?;
+            }
+        }
         self.finish(world)
     }
 
@@ -172,9 +192,9 @@ impl Saved {
             );
             own(index as u32, common, &mut world);
         }
-        let World { calls, late, notes, changes, .. } = world;
+        let World { calls, late, notes, changes, addresses, .. } = world;
         let slots = self.slots.clone();
-        Ok(Recreated { descriptors, above, calls, notes, slots, late, changes })
+        Ok(Recreated { descriptors, above, calls, notes, slots, late, changes, addresses })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::plugins::error::{PluginError, Refusal};
 use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
-use crate::plugins::{Claim, More, Plugin, all, sockets, streams, sys};
+use crate::plugins::{Claim, More, Others, Plugin, all, sockets, streams, sys};
 use crate::proc;
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
@@ -95,27 +95,30 @@ impl<'a> Survey<'a> {
         self.job.files.iter().zip(self.claims.iter().map(|claim| self.plugins[*claim].name()))
     }
 
-    /// Saves everything, files into the image's `folder`, which exists. Every process is stopped, and stays
-    /// so until this returns; on an error they can go on as if nothing had happened.
+    /// Saves everything, files into the image's `folder`, which exists. Every process is stopped,
+    /// and stays so until this returns; on an error they can go on as if nothing had happened.
     pub fn save(&self, folder: &Path) -> Result<Saved, PluginError> {
         // They may have opened and closed since.
         let options = SurveyOptions { still: true, ..self.options.clone() };
         let now = Survey::of(&self.pids, &options).map_err(PluginError::Survey)?;
-        now.save_on(folder, None, &mappings(&now.job)?)
+        now.save_on(folder, None, &mappings(&now.job)?, None)
     }
 
     /// The same, of processes that stood still already when they were looked at, and map `mappings`
-    /// each, for an image that may build on `base`.
+    /// each, for an image that may build on `base`. `others`: the job's other parts, which stand
+    /// still as well.
     pub(crate) fn save_on(
         &self,
         folder: &Path,
         base: Option<&Manifest>,
         mappings: &[Vec<Mapping>],
+        others: Option<&dyn Others>,
     ) -> Result<Saved, PluginError> {
         let data = DataWriter::create(folder)?;
         let (files, warnings) = (Vec::new(), Vec::new());
         let (job, buffer) = (&self.job, Vec::new());
-        let mut capture = Capture { job, folder, base, mappings, data, files, warnings, buffer };
+        let mut capture =
+            Capture { job, folder, base, mappings, data, files, warnings, buffer, others };
         let states = self.checkpoint(&mut capture);
         // Whatever happened: all plugins give back, and the first error counts.
         let mut resumed = Ok(());
@@ -159,17 +162,8 @@ fn claimed(file: &Found, job: &Job, plugins: &[&'static dyn Plugin]) -> Result<u
             Claim::No => {}
         }
     }
-    let kind = kind(file);
-    let hint = DO_WITHOUT.iter().find(|(what, _)| *what == kind).map_or("", |(_, hint)| hint);
-    Err(refusal(format!("a plugin for {kind} would be needed{hint}")))
+    Err(refusal(format!("a plugin for {} would be needed", kind(file))))
 }
-
-/// What programs use that they can do without, and how they are told to.
-const DO_WITHOUT: [(&str, &str); 1] = [(
-    "io_uring",
-    "; programs with libuv do without it if they are started with UV_USE_IO_URING=0 (Node.js; jobs have that) \
-     or USE_LIBUV=0 (PyTorch)",
-)];
 
 /// The kind of something that no plugin takes.
 fn kind(file: &Found) -> String {

@@ -8,7 +8,8 @@ const KCMP_FILE: i32 = 0;
 const KCMP_FILES: i32 = 2;
 
 fn kcmp(a: i32, b: i32, kind: i32, x: u64, y: u64) -> io::Result<Ordering> {
-    // SAFETY: these kinds of kcmp take numbers, or the address of a structure that the kernel reads.
+    // SAFETY: these kinds of kcmp take numbers, or the address of a structure that the kernel
+    // reads.
     match unsafe { libc::syscall(libc::SYS_kcmp, a, b, kind, x, y) } {
         0 => Ok(Ordering::Equal),
         1 => Ok(Ordering::Less),
@@ -42,8 +43,8 @@ const F_GETSIG: i32 = 11;
 pub(crate) const F_SETOWN_EX: i32 = 15;
 const F_GETOWN_EX: i32 = 16;
 
-/// Whether nobody has the file, which is open here for reading, open for writing: only then is there a lease on it
-/// (fcntl(2)), for its owner. False where that cannot be told.
+/// Whether nobody has the file, which is open here for reading, open for writing: only then is
+/// there a lease on it (fcntl(2)), for its owner. False where that cannot be told.
 pub(crate) fn nobody_writes(file: impl AsFd) -> bool {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: plain calls; the lease is given back at once.

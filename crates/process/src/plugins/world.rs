@@ -6,6 +6,7 @@ use crate::plugins::error::{PluginError, damaged};
 use crate::plugins::inotify::Watch;
 use crate::plugins::recreate::RecreateOptions;
 use crate::plugins::{Saved, Slot};
+use crate::translate::Table;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use serde::de::DeserializeOwned;
@@ -63,6 +64,8 @@ pub struct World<'a> {
     personal: BTreeSet<u32>,
     pub(crate) notes: Vec<String>,
     pub(crate) changes: Changes,
+    /// Where the hosts of the job are that programs remember elsewhere.
+    pub(crate) addresses: Table,
 }
 
 impl<'a> World<'a> {
@@ -87,6 +90,7 @@ impl<'a> World<'a> {
             personal,
             notes,
             changes,
+            addresses: Table::default(),
         })
     }
 

@@ -2,8 +2,9 @@
 
 use super::Plan;
 use crate::EngineError;
+use crate::huge;
 use crate::plugins::{RecreateOptions, Recreated, reach};
-use crate::state::{Backing, MappedFile, RemovedFolder};
+use crate::state::{Backing, MappedFile, RemovedFolder, SharedObject};
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// What memory was to have huge pages that there are none for, as it is told; each once.
+type Lacking = Mutex<BTreeSet<String>>;
 
 /// Descriptors under which they lie; the processes close them when they have used them.
 #[derive(Debug)]
@@ -23,6 +28,7 @@ pub(super) struct Inherited {
     objects: BTreeMap<u64, OwnedFd>,
     /// Descriptions that are mapped, opened once more, so that they allow what the mapping needs.
     mapped: BTreeMap<u32, File>,
+    lacking: Lacking,
     pub(super) descriptors: Recreated,
 }
 
@@ -57,12 +63,12 @@ impl Inherited {
                 });
             }
         }
-        let mut objects = BTreeMap::new();
+        let (mut objects, lacking) = (BTreeMap::new(), Mutex::default());
         for object in &plan.job.objects {
-            objects.insert(object.number, memory_file(&object.name, object.bytes)?);
+            objects.insert(object.number, memory_file(object, &lacking)?);
         }
         let mapped = open_mapped(plan, &descriptors)?;
-        Ok(Inherited { files, folders, objects, mapped, descriptors })
+        Ok(Inherited { files, folders, objects, mapped, lacking, descriptors })
     }
 
     pub(super) fn file(&self, file: &MappedFile) -> Result<RawFd, EngineError> {
@@ -78,6 +84,16 @@ impl Inherited {
     pub(super) fn description(&self, index: u32) -> Result<RawFd, EngineError> {
         let found = self.mapped.get(&index);
         found.map(AsRawFd::as_raw_fd).ok_or(EngineError::Nonsense("a mapping of no description"))
+    }
+
+    /// Notes that memory of a process has no huge pages of `bytes`, for `why`.
+    pub(super) fn lacks(&self, bytes: u64, why: &io::Error) {
+        lacks(&self.lacking, "memory of the job", bytes, why);
+    }
+
+    /// What was made otherwise than it was, for the job's log.
+    pub(super) fn take_notes(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.lacking.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn object(&self, number: u64) -> Result<RawFd, EngineError> {
@@ -102,6 +118,7 @@ fn recreate(plan: &Plan) -> Result<Recreated, EngineError> {
         journal: Some(plan.journal.clone()),
         mapped: mapped(plan),
         at: plan.at,
+        others: plan.others,
     };
     Ok(plan.descriptors.recreate(&options)?)
 }
@@ -125,8 +142,9 @@ fn open_mapped(plan: &Plan, descriptors: &Recreated) -> Result<BTreeMap<u32, Fil
             writable.or_else(|_| File::open(&path)).map_err(failed(&path, what))?
         };
         if file.metadata().is_ok_and(|found| found.file_type().is_char_device()) {
-            // What a driver showed there (NVIDIA's shows its management library a page of readings) it shows to nobody
-            // who has not asked this open file for it: zeros tell that there is nothing.
+            // What a driver showed there (NVIDIA's shows its management library a page of readings)
+            // it shows to nobody who has not asked this open file for it: zeros tell that there is
+            // nothing.
             let zero = Path::new("/dev/zero");
             let opened = OpenOptions::new().read(true).write(true).open(zero);
             file = opened.map_err(failed(zero, "open it in place of a device"))?;
@@ -246,8 +264,34 @@ fn passing_folder(place: &Path, mode: u32) -> io::Result<File> {
     Ok(opened?.into())
 }
 
+fn lacks(lacking: &Lacking, what: &str, bytes: u64, why: &io::Error) {
+    let mut lacking = lacking.lock().unwrap_or_else(PoisonError::into_inner);
+    lacking.insert(huge::lacking(what, bytes, why));
+}
+
+/// A memory file of zeros, of huge pages where the object had some and there are enough.
+fn memory_file(object: &SharedObject, lacking: &Lacking) -> Result<OwnedFd, EngineError> {
+    let SharedObject { name, bytes, huge, .. } = object;
+    if *huge != 0 {
+        if !huge::is_possible(*huge, 0, *bytes) {
+            return Err(EngineError::Nonsense("huge pages of an impossible size"));
+        }
+        let made = huge::file("kedge", *huge, 0).and_then(|file| {
+            file.set_len(*bytes)?;
+            // They are its own from here on.
+            huge::Window::of(&file)?;
+            Ok(file)
+        });
+        match made {
+            Ok(file) => return Ok(file.into()),
+            Err(error) => lacks(lacking, "shared memory of the job", *huge, &error),
+        }
+    }
+    ordinary_file(name, *bytes)
+}
+
 /// A memory file of `bytes` zeros.
-fn memory_file(name: &str, bytes: u64) -> Result<OwnedFd, EngineError> {
+fn ordinary_file(name: &str, bytes: u64) -> Result<OwnedFd, EngineError> {
     let short: String = name.chars().filter(|c| *c != '\0').take(50).collect();
     let name = std::ffi::CString::new(short.trim_start_matches("/memfd:")).unwrap_or_default();
     // SAFETY: the name is a string; what the call returns is a new descriptor.

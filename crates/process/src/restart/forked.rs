@@ -187,8 +187,8 @@ impl Forked {
         kept
     }
 
-    /// Those who have to make one mapping of what they have in the place of `own`, for a process that
-    /// `maker` makes to have it as one; none where they cannot. The kernel joins adjoining
+    /// Those who have to make one mapping of what they have in the place of `own`, for a process
+    /// that `maker` makes to have it as one; none where they cannot. The kernel joins adjoining
     /// mappings with one protection if all are new, or all were one when they were inherited.
     fn joiners(
         &self,
@@ -323,9 +323,11 @@ fn are_alike(
     (theirs, maker): (&Saved, &ProcessState),
 ) -> bool {
     let has = |saved: &Saved, flag: &str| saved.flags.iter().any(|own| own == flag);
-    // One that grows does so into what lies below it; what may be dropped is nobody else's.
+    // One that grows does so into what lies below it; what may be dropped is nobody else's; and a
+    // huge page that two have takes another one when either writes.
     let alone = ["gd", "dp"].iter().any(|flag| has(own, flag) || has(theirs, flag));
-    if own.shared || theirs.shared || alone || has(own, "nr") != has(theirs, "nr") {
+    let huge = own.huge != 0 || theirs.huge != 0;
+    if own.shared || theirs.shared || alone || huge || has(own, "nr") != has(theirs, "nr") {
         return false;
     }
     // None in a file's second part: those of files are not joined.

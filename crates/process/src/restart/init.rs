@@ -8,7 +8,7 @@ use super::tree::{Made, Tree};
 use super::{Plan, lazy, memory, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
-use crate::{EngineError, Thread, reap};
+use crate::{EngineError, Thread, reap, translate};
 use libc::pid_t;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -62,7 +62,7 @@ pub(super) fn run(
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
-    let (threads, mut descriptors) = rebuild(plan).map_err(why)?;
+    let (threads, mut descriptors, listeners) = rebuild(plan).map_err(why)?;
     let plugins = crate::plugins::all(&plan.plugins);
     plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
@@ -73,15 +73,18 @@ pub(super) fn run(
     descriptors.change_files()?;
     plugins.iter().try_for_each(|plugin| plugin.agreed())?;
     is_waited_for(report)?;
+    translate::serve(listeners, std::mem::take(&mut descriptors.addresses))?;
     // From here on nothing fails any more.
     descriptors.commit()?;
     let notes = descriptors.notes.join("\n");
-    // The processes hold what they hold: an end of a pipe that is held here is one that never closes.
+    // The processes hold what they hold: an end of a pipe that is held here is one that never
+    // closes.
     drop(descriptors);
     // They take it before anything else.
     stop_again(plan);
     drop(threads);
-    // Those that others of the job have killed before they were let go: their parents would never hear of them.
+    // Those that others of the job have killed before they were let go: their parents would never
+    // hear of them.
     reap::settle(Instant::now() + reap::PATIENCE, |tid| tid == root);
     see_that_they_stop(plan);
     let told = || {
@@ -126,8 +129,9 @@ fn see_that_they_stop(plan: &Plan) {
     }
 }
 
-/// All processes with all of their state, stopped; and what has come back with their descriptors.
-fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
+/// All processes with all of their state, stopped; what has come back with their descriptors; and
+/// where their calls with addresses are heard.
+fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated, Vec<OwnedFd>), EngineError> {
     let inherited = Inherited::open(plan)?;
     memory::fill_objects(plan, &inherited)?;
     let mut tree = Tree::make(plan, &inherited)?;
@@ -141,17 +145,25 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated), EngineError> {
         };
         detours.push(rebuilding.finish(made, filled)?);
     }
+    let notes = inherited.take_notes();
     let mut descriptors = inherited.descriptors;
+    descriptors.notes.extend(notes);
     for (state, made) in plan.processes.iter().zip(&mut made) {
         undo::promise(state, made)?;
     }
     inject(&descriptors.calls, plan, &mut made)?;
     descriptors.settle()?;
+    let mut listeners = Vec::new();
+    if !descriptors.addresses.is_idle() {
+        for made in &mut made {
+            listeners.push(translate::install(&mut made.thread, made.parasite)?);
+        }
+    }
     let mut threads = Vec::new();
     for ((state, made), detour) in plan.processes.iter().zip(made).zip(detours) {
         threads.extend(threads::rebuild(state, made, detour.as_ref())?);
     }
-    Ok((threads, descriptors))
+    Ok((threads, descriptors, listeners))
 }
 
 /// The calls by which processes do themselves what is to be done with their descriptors.
@@ -304,9 +316,9 @@ impl Rebuilt {
         pid >= 0 || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     }
 
-    /// Collects all children that have ended, also while another thread traces, and shows them to `look`:
-    /// ids and statuses. If it agrees, tells the restarter when the program's first process is among them.
-    /// False if no child is left.
+    /// Collects all children that have ended, also while another thread traces, and shows them to
+    /// `look`: ids and statuses. If it agrees, tells the restarter when the program's first process
+    /// is among them. False if no child is left.
     pub fn collect(&mut self, look: impl FnOnce(&[(pid_t, i32)]) -> bool) -> bool {
         let reaped = crate::reap(&[self.root]);
         let root = reaped.ended.iter().find(|(pid, _)| *pid == self.root);

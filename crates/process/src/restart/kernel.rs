@@ -1,7 +1,8 @@
-//! The kernel's own mappings in a process that is rebuilt: the vDSO and its data. Those of the same kernel are moved to
-//! where the old ones lay. Beside another kernel's, whose code the program knows by address, the running one's stay
-//! where there is room, and the old code leads to them. A thread that was inside of that gets it as it was, at another
-//! place: jumps lie over the beginning of the functions.
+//! The kernel's own mappings in a process that is rebuilt: the vDSO and its data. Those of the same
+//! kernel are moved to where the old ones lay. Beside another kernel's, whose code the program
+//! knows by address, the running one's stay where there is room, and the old code leads to them. A
+//! thread that was inside of that gets it as it was, at another place: jumps lie over the beginning
+//! of the functions.
 
 use super::tree::Area;
 use crate::inject::{Batch, Parasite};
@@ -94,7 +95,8 @@ impl KernelMappings {
         batch.run().map(drop)
     }
 
-    /// Puts the old vDSO where it was, if it is another kernel's, and zeros in the place of its data.
+    /// Puts the old vDSO where it was, if it is another kernel's, and zeros in the place of its
+    /// data.
     pub(super) fn replace(
         &self,
         state: &ProcessState,

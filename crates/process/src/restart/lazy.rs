@@ -1,11 +1,12 @@
 //! Memory that comes out of the image when it is first used.
 //!
-//! A userfaultfd watches the private anonymous memory of each process for pages that are missing. One thread
-//! of the init puts them there: those that the program waits for first, all others one after the other in
-//! between, and then nothing is watched any more. Pages are checked as they are read, from files that
-//! stay open: an image that is removed meanwhile does no harm, and one that is damaged ends the job, which
-//! its log tells. The pages are not mapped from the image's files instead: a program that drops memory
-//! (MADV_DONTNEED) must find zeros there, and not what the file has.
+//! A userfaultfd watches the private anonymous memory of each process for pages that are missing.
+//! One thread of the init puts them there: those that the program waits for first, all others one
+//! after the other in between, and then nothing is watched any more. Pages are checked as they are
+//! read, from files that stay open: an image that is removed meanwhile does no harm, and one that
+//! is damaged ends the job, which its log tells. The pages are not mapped from the image's files
+//! instead: a program that drops memory (MADV_DONTNEED) must find zeros there, and not what the
+//! file has.
 
 mod pager;
 mod pieces;
@@ -29,8 +30,8 @@ pub(super) struct Awaited {
 }
 
 impl Awaited {
-    /// Watches the memory of a process for what `sources` have. Mappings are watched as a whole, and all
-    /// of their kind: a call that takes one range of memory must not find it in pieces.
+    /// Watches the memory of a process for what `sources` have. Mappings are watched as a whole,
+    /// and all of their kind: a call that takes one range of memory must not find it in pieces.
     pub(super) fn begin(
         state: &ProcessState,
         thread: &mut Thread,
@@ -72,7 +73,7 @@ pub(super) fn later(state: &ProcessState, sources: &mut Vec<Source>) -> Vec<Sour
 
 fn can_wait(saved: &Saved) -> bool {
     let locked = saved.flags.iter().any(|flag| flag == "lo");
-    saved.backing == Backing::Anonymous && !saved.shared && !locked
+    saved.backing == Backing::Anonymous && !saved.shared && !locked && saved.huge == 0
 }
 
 /// How far the memory of this process's job has come.

@@ -3,6 +3,7 @@
 use super::Plan;
 use super::files::Inherited;
 use crate::EngineError;
+use crate::huge;
 use crate::state::{Backing, ProcessState, Saved, SharedObject};
 use crate::sys;
 use crate::track::Run;
@@ -10,6 +11,7 @@ use kedge_image::{Codec, Extent, ImageFile, Layers, Source};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -19,8 +21,8 @@ const MAX_WRITERS: usize = 8;
 /// Zeros are written in pieces of this many bytes.
 const PIECE: u64 = 1 << 20;
 
-/// What there is to be written into the memory of a process. Fresh memory is zero by itself; a file's page
-/// that was zeroed is not.
+/// What there is to be written into the memory of a process. Fresh memory is zero by itself; a
+/// file's page that was zeroed is not.
 pub(super) fn sources(state: &ProcessState, layers: &Layers) -> Result<Vec<Source>, EngineError> {
     let mut sources = Vec::new();
     for mut source in layers.sources(0) {
@@ -55,13 +57,14 @@ pub(super) fn filled(
     Ok(filled)
 }
 
-/// Bytes between filled mappings that are made with them at most: they count as the process's own while it is
-/// filled.
+/// Bytes between filled mappings that are made with them at most: they count as the process's own
+/// while it is filled.
 const MOST_BETWEEN: u64 = 16 << 20;
 
-/// Adds to `filled` what lies between such mappings and differs from them in nothing but what it allows. The program
-/// may have forbidden a part of its memory for a moment: all of it becomes one mapping again when that is allowed
-/// again, but only if it was one when it was first written (anon_vma).
+/// Adds to `filled` what lies between such mappings and differs from them in nothing but what it
+/// allows. The program may have forbidden a part of its memory for a moment: all of it becomes one
+/// mapping again when that is allowed again, but only if it was one when it was first written
+/// (anon_vma).
 pub(super) fn add_between(mappings: &[Saved], filled: &mut BTreeSet<u64>) {
     let mut last: Option<usize> = None;
     for (index, saved) in mappings.iter().enumerate() {
@@ -82,7 +85,7 @@ pub(super) fn add_between(mappings: &[Saved], filled: &mut BTreeSet<u64>) {
 }
 
 fn is_anonymous(saved: &Saved) -> bool {
-    saved.backing == Backing::Anonymous && !saved.shared
+    saved.backing == Backing::Anonymous && !saved.shared && saved.huge == 0
 }
 
 /// Whether the kernel makes one mapping of both if they allow the same.
@@ -170,6 +173,11 @@ pub(super) fn fill_objects(plan: &Plan, inherited: &Inherited) -> Result<(), Eng
         // SAFETY: `inherited` keeps it open for as long as this runs.
         let target = unsafe { BorrowedFd::borrow_raw(fd) };
         let target = std::fs::File::from(target.try_clone_to_owned().map_err(failed)?);
+        let path = format!("/proc/self/fd/{fd}");
+        let window = match huge::pages_of_file(Path::new(&path)).map_err(failed)? {
+            Some(_) => Some(huge::Window::of(&target).map_err(failed)?),
+            None => None,
+        };
         let mut sources = layers.sources(object.number);
         // It is zero already.
         sources.retain(|source| source.extent.codec != Codec::Zero);
@@ -177,7 +185,11 @@ pub(super) fn fill_objects(plan: &Plan, inherited: &Inherited) -> Result<(), Eng
             let (file, mut parts) = (layers.file(source.layer), source.parts.as_slice());
             pieces(file, &source.extent, scratch, bytes, |offset, piece| {
                 parts = write_parts(offset, piece, parts, |at, bytes| {
-                    target.write_all_at(bytes, at).map_err(failed)
+                    let written = match &window {
+                        Some(window) => window.write_all_at(bytes, at),
+                        None => target.write_all_at(bytes, at),
+                    };
+                    written.map_err(failed)
                 })?;
                 Ok(())
             })
@@ -266,6 +278,7 @@ mod tests {
             backing: Backing::Anonymous,
             flags: Vec::new(),
             name: None,
+            huge: 0,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Restarting a job: its image is read and checked, an init in new namespaces makes the processes
 //! anew, and all of them go on at once. If anything fails, the namespace ends and nothing is left.
 
+mod aio;
 mod files;
 mod forked;
 mod identity;
@@ -10,6 +11,7 @@ mod lazy;
 mod memory;
 mod namespaces;
 mod process;
+mod rings;
 mod segments;
 mod threads;
 mod tree;
@@ -17,7 +19,7 @@ mod undo;
 
 use crate::capture::{JOB_FILE, process_file};
 use crate::machine::Machine;
-use crate::plugins::{self, Moment, More, PathMap, Saved};
+use crate::plugins::{self, Moment, More, Others, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
 use kedge_image::{Folder, ImageFile, Layers, Manifest};
@@ -55,6 +57,8 @@ pub struct RestartOptions {
     pub journal: Option<PathBuf>,
     /// Told of each moment of the changes of files: for tests, which end it there.
     pub at: Option<fn(Moment)>,
+    /// The other parts of the job, which are restarted at the same time.
+    pub others: Option<&'static dyn Others>,
 }
 
 /// So often, in milliseconds.
@@ -66,7 +70,7 @@ impl RestartOptions {
         let (streams, paths) = ([None, None, None], PathMap::default());
         let (plugins, inherits) = (More::new(), Vec::new());
         let (lazy, give_up, tell) = (false, || false, |_: &str| {});
-        let (journal, at) = (None, None);
+        let (journal, at, others) = (None, None, None);
         RestartOptions {
             folder,
             streams,
@@ -78,6 +82,7 @@ impl RestartOptions {
             tell,
             journal,
             at,
+            others,
         }
     }
 }
@@ -97,6 +102,7 @@ struct Plan {
     /// Where it is to be written what is changed of the user's files.
     journal: PathBuf,
     at: Option<fn(Moment)>,
+    others: Option<&'static dyn Others>,
     job: JobState,
     descriptors: Saved,
     processes: Vec<ProcessState>,
@@ -133,6 +139,7 @@ impl Plan {
             tell: options.tell,
             journal: options.journal.clone().map_or_else(plugins::new_path, Ok)?,
             at: options.at,
+            others: options.others,
             job,
             descriptors,
             processes: Vec::new(),
@@ -278,8 +285,8 @@ impl Restarted {
         self.keeper
     }
 
-    /// The program's first process, by the id that the caller's namespace has for it; `None` once it
-    /// has ended.
+    /// The program's first process, by the id that the caller's namespace has for it; `None` once
+    /// it has ended.
     pub fn root(&self) -> Option<u32> {
         let fdinfo = format!("/proc/self/fdinfo/{}", self.root.as_raw_fd());
         let text = std::fs::read_to_string(fdinfo).ok()?;

@@ -1,38 +1,63 @@
-//! The namespaces of a restarted job: process ids of its own, so that they can be the old ones; mounts,
-//! for a /proc that shows them; IPC, likewise for ids; time, for clocks that go on; for an ordinary user, users, which allow the
-//! rest.
+//! The namespaces of a restarted job: process ids of its own, so that they can be the old ones;
+//! mounts, for a /proc that shows them; IPC, likewise for ids; time, for clocks that go on; for an
+//! ordinary user, users, which allow the rest.
 
 use super::Plan;
 use super::init::{self, Rebuilt};
 use crate::EngineError;
-use crate::state::ProcessState;
+use crate::state::{Credentials, ProcessState};
 use libc::pid_t;
+use rustix::thread::CapabilitySet;
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// The user and the group that a job's processes have, as they see it. To root they are what they were. An
-/// ordinary user makes them all its own, in a user namespace which shows its ids as those that they had: so
-/// they must have had one user and one group.
+/// The user and the group that a job's processes have, as they see it. To root they are what they
+/// were. An ordinary user makes them all its own, in a user namespace which shows its ids as those
+/// that they had.
 pub(super) fn ids_of(processes: &[ProcessState]) -> Result<(u32, u32), EngineError> {
-    // SAFETY: plain calls.
+    // SAFETY: the calls take nothing and cannot fail.
     let own = unsafe { (libc::geteuid(), libc::getegid()) };
-    let Some(first) = processes.first().filter(|_| own.0 != 0) else { return Ok(own) };
-    let (uid, gid) = (first.credentials.uids[0], first.credentials.gids[0]);
-    for process in processes {
-        let [uids, gids] = [process.credentials.uids, process.credentials.gids];
-        if uids != [uid; 4] || gids != [gid; 4] {
-            let why = "its processes ran as several users or groups: restart it as root";
-            return Err(EngineError::unsupported(process.ids.pid, why));
-        }
+    match takes_user_namespace() {
+        true => shown(own, processes.iter().map(|process| (process.ids.pid, &process.credentials))),
+        false => Ok(own),
+    }
+}
+
+/// The user and the group as whom a user namespace shows `own`: processes must have had one user
+/// and one group. Nobody but root becomes root by that.
+fn shown<'a>(
+    own: (u32, u32),
+    mut processes: impl Iterator<Item = (pid_t, &'a Credentials)> + Clone,
+) -> Result<(u32, u32), EngineError> {
+    let Some((first, credentials)) = processes.clone().next() else { return Ok(own) };
+    let (uid, gid) = (credentials.uids[0], credentials.gids[0]);
+    let other = |(_, its): &(pid_t, &Credentials)| its.uids != [uid; 4] || its.gids != [gid; 4];
+    if let Some((pid, _)) = processes.find(other) {
+        let why = "its processes ran as several users or groups: restart it as root";
+        return Err(EngineError::unsupported(pid, why));
+    }
+    if own.0 == 0 && uid != 0 {
+        let why = format!(
+            "it ran as user {uid}, and would be root without CAP_SYS_ADMIN: restart it as that user"
+        );
+        return Err(EngineError::unsupported(first, why));
     }
     Ok((uid, gid))
 }
 
-/// Whether this process, the init, may give others any ids: root may, outside of the namespace of an ordinary user,
-/// who may be root in there.
+/// Whether the job gets a user namespace: whoever may not make the others without one has it. That
+/// is an ordinary user, and root in a container that leaves it no CAP_SYS_ADMIN.
+fn takes_user_namespace() -> bool {
+    let sets = rustix::thread::capabilities(None);
+    let may = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    !(rustix::process::geteuid().is_root() && may)
+}
+
+/// Whether this process, the init, may give others any ids: root may, outside of the namespace of
+/// an ordinary user, who may be root in there.
 pub(super) fn may_set_ids() -> bool {
     // SAFETY: a plain call.
     let root = unsafe { libc::geteuid() } == 0;
@@ -121,14 +146,16 @@ fn keep(
 fn unshare(plan: &Plan) -> Result<(), EngineError> {
     // SAFETY: plain calls.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    if uid != 0 {
+    if takes_user_namespace() {
         // SAFETY: a plain call, in a process of one thread.
         let result = unsafe { libc::unshare(libc::CLONE_NEWUSER) };
         check(
             result,
-            "make a user namespace, without which an ordinary user cannot restart a job (an \
-             administrator allows it by user.max_user_namespaces, kernel.unprivileged_userns_clone \
-             or kernel.apparmor_restrict_unprivileged_userns)",
+            "make a user namespace, without which an ordinary user, and root without \
+             CAP_SYS_ADMIN, cannot restart a job (an administrator allows it by \
+             user.max_user_namespaces, kernel.unprivileged_userns_clone or \
+             kernel.apparmor_restrict_unprivileged_userns; a container is started with \
+             CAP_SYS_ADMIN and without filters of system calls: docs/containers.md)",
         )?;
         let map =
             |file: &str, text: String| {
@@ -154,7 +181,10 @@ fn begin() -> Result<(), EngineError> {
     let private = libc::MS_REC | libc::MS_PRIVATE;
     mount(c"none", c"/", None, private, "keep its mounts to itself")?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    mount(c"proc", c"/proc", Some(c"proc"), flags, "mount /proc")?;
+    let proc = "mount /proc (a container in which parts of it are covered takes CAP_SYS_ADMIN, or \
+                --security-opt unmask=ALL (Podman), systempaths=unconfined (Docker): \
+                docs/containers.md)";
+    mount(c"proc", c"/proc", Some(c"proc"), flags, proc)?;
     match rustix::fs::statfs(c"/dev/mqueue") {
         // Where message queues have files, those are the job's own.
         Ok(found) if found.f_type as u64 == crate::plugins::mqueue::MAGIC => {
@@ -176,4 +206,30 @@ fn mount(
     let result =
         unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, std::ptr::null()) };
     check(result, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_but_root_becomes_root() {
+        let of = |uid: u32, gid: u32| Credentials {
+            uids: [uid; 4],
+            gids: [gid; 4],
+            groups: Vec::new(),
+            capabilities: [0; 5],
+            securebits: 0,
+        };
+        let (root, user, other) = (of(0, 0), of(1000, 100), of(1001, 100));
+        let shown = |own, all: &[&Credentials]| {
+            shown((own, own), (1..).zip(all.iter().copied())).map_err(|error| error.to_string())
+        };
+        assert_eq!(shown(7, &[&user, &user]), Ok((1000, 100)));
+        assert_eq!(shown(7, &[&root]), Ok((0, 0)));
+        assert_eq!(shown(0, &[&root, &root]), Ok((0, 0)));
+        assert_eq!(shown(7, &[]), Ok((7, 7)));
+        assert!(shown(7, &[&user, &other]).unwrap_err().contains("several users"));
+        assert!(shown(0, &[&user]).unwrap_err().contains("restart it as that user"));
+    }
 }

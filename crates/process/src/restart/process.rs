@@ -1,20 +1,24 @@
-//! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of calls.
+//! Rebuilding one process: it is emptied, then given its mappings, memory and state by lists of
+//! calls.
 
 use super::Plan;
+use super::aio;
 use super::files::Inherited;
 use super::forked::{self, Kept};
 use super::kernel::{Detour, KernelMappings};
 use super::lazy::{self, Awaited, Pager};
 use super::memory;
+use super::rings;
 use super::segments;
 use super::threads;
 use super::tree::{Area, Made};
-use crate::EngineError;
-use crate::inject::Batch;
+use crate::huge;
+use crate::inject::{Batch, Parasite};
 use crate::maps;
 use crate::plugins::Argument;
 use crate::state::{Backing, ProcessState, SIGNALS, Saved};
 use crate::track::{Run, common};
+use crate::{EngineError, Thread};
 use kedge_image::{Layers, Source};
 use libc::pid_t;
 use std::collections::BTreeSet;
@@ -31,6 +35,8 @@ pub(super) struct Rebuilding<'a> {
 const MAP_DROPPABLE: i32 = 8;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_SET_VMA_ANON_NAME: u64 = 0;
+/// Since Linux 5.14.
+const MADV_POPULATE_WRITE: u64 = 23;
 /// Since Linux 6.13.
 const MADV_GUARD_INSTALL: u64 = 102;
 
@@ -87,7 +93,8 @@ impl<'a> Rebuilding<'a> {
         for (_, sources) in &lent {
             filled.extend(memory::filled(self.state, sources)?);
         }
-        // What it gets later is written there, too, also where all that it has until then is its maker's.
+        // What it gets later is written there, too, also where all that it has until then is its
+        // maker's.
         let late = kept.late();
         let own = (!late.is_empty()).then(|| self.lent(pid, &late)).transpose()?;
         if let Some((_, own)) = &own {
@@ -99,6 +106,12 @@ impl<'a> Rebuilding<'a> {
         kernel.empty(&mut parasite.batch(thread), self.area, keeps)?;
         let mut batch = parasite.batch(thread);
         self.map(&mut batch, &filled, kept).map_err(|error| self.of_mapping(error))?;
+        drop(batch);
+        let written = lent.iter().chain(&own).flat_map(|(_, sources)| sources).chain(&sources);
+        let mut written: Vec<Run> = written.flat_map(|source| &source.parts).copied().collect();
+        written.sort_unstable();
+        self.map_huge(thread, *parasite, &filled, &written)?;
+        let mut batch = parasite.batch(thread);
         for run in kept.joined() {
             filled.extend(self.join(&mut batch, run)?);
         }
@@ -141,7 +154,8 @@ impl<'a> Rebuilding<'a> {
         memory::fill(self.state, &layers, &sources, false)
     }
 
-    /// Gives the process everything else but its threads; where those are to go on that were inside of an old vDSO.
+    /// Gives the process everything else but its threads; where those are to go on that were inside
+    /// of an old vDSO.
     pub(super) fn finish(
         &self,
         made: &mut Made,
@@ -153,6 +167,8 @@ impl<'a> Rebuilding<'a> {
         let parasite = *parasite;
         kernel.replace(self.state, thread, parasite)?;
         segments::attach(self.state, thread, parasite)?;
+        aio::make(self.state, thread, parasite)?;
+        rings::map(self.state, self.inherited, thread, parasite)?;
         if let Some((layers, later)) = later {
             Pager::start(Awaited::begin(self.state, thread, parasite, layers, later)?)?;
         }
@@ -186,11 +202,21 @@ impl<'a> Rebuilding<'a> {
                 libc::MAP_FIXED | if saved.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
             let fd = match &saved.backing {
                 Backing::Kernel { .. } | Backing::Segment(_) => continue,
+                Backing::Anonymous if saved.huge != 0 => continue,
+                // Its place is kept until it is there.
+                Backing::Aio => {
+                    rings::keep_place(saved, batch)?;
+                    continue;
+                }
                 Backing::Anonymous => {
                     flags |= libc::MAP_ANONYMOUS;
                     u64::MAX
                 }
                 Backing::File(index) => self.inherited.file(&self.state.files[*index])? as u64,
+                Backing::Description(_) if rings::of(saved, self.inherited)?.is_some() => {
+                    rings::keep_place(saved, batch)?;
+                    continue;
+                }
                 Backing::Description(index) => self.inherited.description(*index)? as u64,
                 Backing::Object(number) => self.inherited.object(*number)? as u64,
             };
@@ -209,6 +235,45 @@ impl<'a> Rebuilding<'a> {
         batch.run().map(drop)
     }
 
+    /// Maps huge pages where there are so many, else ordinary ones, which is noted.
+    fn map_huge(
+        &self,
+        thread: &mut Thread,
+        parasite: Parasite,
+        filled: &BTreeSet<u64>,
+        written: &[Run],
+    ) -> Result<(), EngineError> {
+        let private = |saved: &&Saved| saved.huge != 0 && saved.backing == Backing::Anonymous;
+        for saved in self.state.mappings.iter().filter(private) {
+            let protection = (saved.protection | for_filling(saved, filled)) as u64;
+            let unreserved = saved.flags.iter().any(|flag| flag == "nr");
+            let more = if unreserved { libc::MAP_NORESERVE } else { 0 };
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more;
+            let map = |thread: &mut Thread, flags: i32| {
+                let arguments = [saved.start, saved.len(), protection, flags as u64, u64::MAX, 0];
+                parasite.call(thread, "map its memory", libc::SYS_mmap, &arguments)
+            };
+            let mapped = map(thread, flags | libc::MAP_HUGETLB | huge::flag(saved.huge));
+            // Where something is to be written, there must be pages for it.
+            let runs = if unreserved { huge_runs(saved, written) } else { Vec::new() };
+            let there = mapped.and_then(|_| {
+                runs.into_iter().try_for_each(|(start, end)| {
+                    let arguments = [start, end - start, MADV_POPULATE_WRITE];
+                    let what = "have huge pages for it";
+                    parasite.call(thread, what, libc::SYS_madvise, &arguments).map(drop)
+                })
+            });
+            match there {
+                Err(EngineError::System { source, .. }) => {
+                    self.inherited.lacks(saved.huge, &source);
+                    map(thread, flags)?;
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
     /// Makes one mapping of several that differ in nothing but what they allow; those have to be
     /// protected again.
     fn join(&self, batch: &mut Batch<'_>, (start, end): Run) -> Result<Vec<u64>, EngineError> {
@@ -220,7 +285,8 @@ impl<'a> Rebuilding<'a> {
         Ok(parts.iter().map(|part| part.start).collect())
     }
 
-    /// An error of [`Rebuilding::map`], with the mapping that is not there: they are made in their order.
+    /// An error of [`Rebuilding::map`], with the mapping that is not there: they are made in their
+    /// order.
     fn of_mapping(&self, error: EngineError) -> EngineError {
         let EngineError::System { pid, source, what } = error else { return error };
         let Ok(there) = maps::of(pid) else { return EngineError::System { pid, source, what } };
@@ -298,7 +364,8 @@ impl<'a> Rebuilding<'a> {
         batch.call("set the bounds of its address space", libc::SYS_prctl, &arguments)
     }
 
-    /// Working folder, umask, personality; then its descriptors, in the place of what it has inherited.
+    /// Working folder, umask, personality; then its descriptors, in the place of what it has
+    /// inherited.
     fn set_context(&self, batch: &mut Batch<'_>) -> Result<(), EngineError> {
         let folder = self.inherited.folder(&self.state.cwd)? as u64;
         batch.call("enter its working folder", libc::SYS_fchdir, &[folder])?;
@@ -334,6 +401,13 @@ fn is_droppable_known() -> bool {
             page != libc::MAP_FAILED && libc::munmap(page, 4096) == 0
         }
     })
+}
+
+/// The huge pages of a mapping that something is written into.
+fn huge_runs(saved: &Saved, written: &[Run]) -> Vec<Run> {
+    let pages = common(written, &[(saved.start, saved.end)]).into_iter();
+    let whole = |(start, end): Run| (start - start % saved.huge, end.next_multiple_of(saved.huge));
+    pages.map(whole).collect()
 }
 
 /// What a mapping must allow while it is being filled.

@@ -20,7 +20,8 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Where there is room; then the part that the program had is moved to its place, and the rest let go.
+/// Where there is room; then the part that the program had is moved to its place, and the rest let
+/// go.
 fn attach_one(
     saved: &Saved,
     id: i32,
@@ -29,7 +30,10 @@ fn attach_one(
 ) -> Result<(), EngineError> {
     let what = "attach its System V shared memory";
     let failed = |source| EngineError::System { pid: thread.pid(), what, source };
-    let whole = segment_bytes(id).map_err(failed)?.next_multiple_of(PAGE);
+    // One of huge pages that came back with ordinary ones has as many of them.
+    let page = if saved.huge == 0 { PAGE } else { saved.huge };
+    let whole = segment_bytes(id).map_err(failed)?;
+    let whole = whole.checked_next_multiple_of(page).unwrap_or(u64::MAX);
     if saved.offset.saturating_add(saved.len()) > whole {
         return Err(EngineError::Nonsense("shared memory past its segment's end"));
     }
@@ -39,17 +43,22 @@ fn attach_one(
     let writable = saved.protection & write != 0 || has("mw");
     let flags = if writable { 0 } else { libc::SHM_RDONLY }
         | if saved.protection & execute != 0 { libc::SHM_EXEC } else { 0 };
-    let arguments = [id as u64, 0, flags as u64];
+    // Huge pages are not moved by all kernels.
+    let all = saved.offset == 0 && saved.len() == whole;
+    let place = if saved.huge != 0 && all { saved.start } else { 0 };
+    let arguments = [id as u64, place, flags as u64];
     let at = parasite.call(thread, what, libc::SYS_shmat, &arguments)? as u64;
-    let (from, length) = (at + saved.offset, saved.len());
-    let moves = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    let arguments = [from, length, length, moves, saved.start];
-    parasite.call(thread, what, libc::SYS_mremap, &arguments)?;
-    for (start, end) in [(at, from), (from + length, at + whole)] {
-        if start < end {
-            parasite.call(thread, what, libc::SYS_munmap, &[start, end - start])?;
+    if at != saved.start {
+        let (from, length) = (at + saved.offset, saved.len());
+        let moves = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+        let arguments = [from, length, length, moves, saved.start];
+        parasite.call(thread, what, libc::SYS_mremap, &arguments)?;
+        for (start, end) in [(at, from), (from + length, at + whole)] {
+            if start < end {
+                parasite.call(thread, what, libc::SYS_munmap, &[start, end - start])?;
+            }
         }
     }
-    let arguments = [saved.start, length, saved.protection as u64];
+    let arguments = [saved.start, saved.len(), saved.protection as u64];
     parasite.call(thread, what, libc::SYS_mprotect, &arguments).map(drop)
 }

@@ -293,8 +293,8 @@ fn set_outside(
     Ok(())
 }
 
-/// Resource limits, when what they would have bound is done: by itself, because nobody else may set those of a process
-/// of another user.
+/// Resource limits, when what they would have bound is done: by itself, because nobody else may set
+/// those of a process of another user.
 fn set_limits(batch: &mut Batch<'_>, state: &ProcessState) -> Result<(), EngineError> {
     for (resource, (soft, hard)) in state.limits.iter().enumerate() {
         let own = sys::own_limit(resource as u32)?;

@@ -1,5 +1,5 @@
-//! Making the processes: each by its own parent, with its own id, in its session and group. What they
-//! are so far is copies of the init.
+//! Making the processes: each by its own parent, with its own id, in its session and group. What
+//! they are so far is copies of the init.
 
 use super::Plan;
 use super::files::Inherited;

@@ -1,4 +1,5 @@
-//! What a process's end does to System V semaphores: it is promised again by operations that change no value.
+//! What a process's end does to System V semaphores: it is promised again by operations that change
+//! no value.
 
 use super::tree::Made;
 use crate::EngineError;
@@ -22,7 +23,8 @@ pub(super) fn promise(state: &ProcessState, made: &mut Made) -> Result<(), Engin
     Ok(())
 }
 
-/// Pairs of operations, one that is to be undone and one that takes it back, inside of what a semaphore can hold.
+/// Pairs of operations, one that is to be undone and one that takes it back, inside of what a
+/// semaphore can hold.
 fn pairs(undo: &Undo, value: i32) -> Vec<[Operation; 2]> {
     let room = (MOST - value).max(value).max(1);
     let mut left = i32::from(undo.by);
@@ -48,7 +50,8 @@ fn operation(number: u16, by: i32, flags: i32) -> Operation {
 mod tests {
     use super::*;
 
-    /// What the kernel would make of them: the value, which stays in its bounds, and what is promised.
+    /// What the kernel would make of them: the value, which stays in its bounds, and what is
+    /// promised.
     fn run(pairs: &[[Operation; 2]], mut value: i32) -> (i32, i32) {
         let mut promised = 0;
         for op in pairs.iter().flatten() {

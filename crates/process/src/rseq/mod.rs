@@ -88,7 +88,7 @@ fn look(pid: pid_t) -> Result<(), EngineError> {
     // Calls are made in it only where that harms nobody.
     filters::refuse([pid])?;
     let mut room = None;
-    for tid in proc::threads(pid) {
+    for tid in proc::own_threads(pid) {
         let stopped =
             Interrupted::ask(tid).and_then(|asked| asked.stopped(Instant::now() + MOMENT));
         // The stop of the job tells what is wrong with it.

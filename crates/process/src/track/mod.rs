@@ -1,9 +1,10 @@
 //! Which memory of a job has changed since its last image.
 //!
 //! A userfaultfd watches the private anonymous mappings of each process: the kernel marks a page as
-//! written at the first write after it was protected, and nobody is asked. A mapping that is not watched,
-//! because it is new, was moved, or belongs to a new program, counts as changed as a whole. So does
-//! everything if anything is in doubt: a checkpoint that failed, an image that is gone.
+//! written at the first write after it was protected, and nobody is asked. A mapping that is not
+//! watched, because it is new, was moved, or belongs to a new program, counts as changed as a
+//! whole. So does everything if anything is in doubt: a checkpoint that failed, an image that is
+//! gone.
 
 mod direct;
 mod heard;
@@ -21,7 +22,7 @@ use heard::{Heard, Listener};
 use kedge_image::{FileEntry, Manifest, Parent, Pin};
 use libc::pid_t;
 pub(crate) use scan::{Pages, common, without};
-pub(crate) use shared::{Key, Shared, View, cover};
+pub(crate) use shared::{Key, Shared, View, cover, device_name, kernel_memory};
 use std::cmp::Ordering;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,13 +32,13 @@ use std::time::{Duration, Instant};
 use uffd::Watch;
 pub(crate) use uffd::taken;
 
-/// Most bytes of one job that are copied while it stands still: what has changed is elsewhere than in
-/// the program's memory until it is written.
+/// Most bytes of one job that are copied while it stands still: what has changed is elsewhere than
+/// in the program's memory until it is written.
 const MOST_COPIED: u64 = 1 << 30;
 /// A process with little memory may have that much copied.
 const LITTLE: u64 = 16 << 20;
-/// The part of a process's memory that is copied at most. A quarter of that may be copied in the pause, which takes less
-/// than a clone's page tables.
+/// The part of a process's memory that is copied at most. A quarter of that may be copied in the
+/// pause, which takes less than a clone's page tables.
 const PART: u64 = 8;
 
 /// Follows the memory of one job from checkpoint to checkpoint.
@@ -130,8 +131,8 @@ impl Tracker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prepares a checkpoint into `folder`, one that builds on the last if it may and can. From here on
-    /// the last one is built on by nobody else, whatever becomes of this.
+    /// Prepares a checkpoint into `folder`, one that builds on the last if it may and can. From
+    /// here on the last one is built on by nobody else, whatever becomes of this.
     pub(crate) fn begin(
         &self,
         roots: &Roots,
@@ -164,8 +165,8 @@ impl Tracker {
         Ok(session)
     }
 
-    /// Writes the memory of large processes while they run, where nothing else holds it. What else is watched from here
-    /// on is protected.
+    /// Writes the memory of large processes while they run, where nothing else holds it. What else
+    /// is watched from here on is protected.
     pub(crate) fn write_ahead(
         &self,
         session: &mut Session,
@@ -191,7 +192,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// A checkpoint ends before it has looked into the stopped job: the next one builds on what it would have.
+    /// A checkpoint ends before it has looked into the stopped job: the next one builds on what it
+    /// would have.
     fn take_back(&self, session: &mut Session) {
         let mut state = self.state();
         for (pid, watched) in &mut state.processes {
@@ -287,7 +289,8 @@ impl Session {
         self.early.remove(&pid).unwrap_or_default()
     }
 
-    /// Writes the memory of a large process while it runs, if nothing else holds it; whether it is written.
+    /// Writes the memory of a large process while it runs, if nothing else holds it; whether it is
+    /// written.
     fn write_ahead(&mut self, pid: pid_t, options: &capture::Options) -> Result<bool, EngineError> {
         let large = options.ahead.is_some_and(|least| resident(pid) >= least);
         if !large || self.base.is_some() || direct::is_written(pid) {
@@ -397,8 +400,8 @@ impl State {
         Ok(())
     }
 
-    /// Has all memory of a stopped process watched. One that runs could map something else meanwhile, of which a
-    /// part would be watched: two mappings, where its mremap(2) needs one.
+    /// Has all memory of a stopped process watched. One that runs could map something else
+    /// meanwhile, of which a part would be watched: two mappings, where its mremap(2) needs one.
     fn watch_stopped(
         &mut self,
         process: &mut StoppedProcess,
@@ -468,7 +471,8 @@ enum Unwatched {
 }
 
 impl Unwatched {
-    /// Bytes of private memory that are much: stopping the job for them takes less than copying them.
+    /// Bytes of private memory that are much: stopping the job for them takes less than copying
+    /// them.
     const MUCH: u64 = 4 << 20;
 
     fn of(pid: pid_t) -> Unwatched {
@@ -530,8 +534,8 @@ fn resident(pid: pid_t) -> u64 {
     pages.unwrap_or(0).saturating_mul(kedge_image::PAGE)
 }
 
-/// Leaves out those that share their memory with another: what one has changed would be told once, and the
-/// other would seem unchanged. Those that have ended are left out as well.
+/// Leaves out those that share their memory with another: what one has changed would be told once,
+/// and the other would seem unchanged. Those that have ended are left out as well.
 fn alone_with_their_memory(pids: &mut Vec<pid_t>) {
     let mut ordered = Vec::<pid_t>::with_capacity(pids.len());
     let mut left_out = BTreeSet::new();

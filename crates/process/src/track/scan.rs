@@ -62,8 +62,8 @@ impl Pages {
         self.0.has(range, &Wanted::WATCHED).unwrap_or(false)
     }
 
-    /// The pages in `range` that were written since they were protected, and places where there is none
-    /// and was not then; EPERM if it does not lie in watched mappings.
+    /// The pages in `range` that were written since they were protected, and places where there is
+    /// none and was not then; EPERM if it does not lie in watched mappings.
     pub(crate) fn written(&mut self, range: Run, protect: bool) -> io::Result<Vec<Run>> {
         self.0.runs(range, &Wanted::written(protect))
     }
@@ -74,8 +74,8 @@ impl Pages {
     }
 }
 
-/// `present` and what shares page tables with it: where there are none, protecting would make them, however
-/// large the hole is.
+/// `present` and what shares page tables with it: where there are none, protecting would make them,
+/// however large the hole is.
 fn tables_of(present: &[Run], (first, last): Run) -> Vec<Run> {
     /// Memory that one page table maps.
     const TABLE: u64 = 2 << 20;

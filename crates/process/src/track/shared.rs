@@ -63,7 +63,7 @@ pub(crate) fn key_of(mapping: &Mapping) -> Option<Key> {
 }
 
 /// The device of the kernel's own tmpfs, which has no place among files.
-fn kernel_memory() -> &'static Option<String> {
+pub(crate) fn kernel_memory() -> &'static Option<String> {
     static DEVICE: std::sync::LazyLock<Option<String>> = std::sync::LazyLock::new(|| {
         // SAFETY: the name is a string; what the call returns is a new descriptor, which is nobody
         // else's.
@@ -123,7 +123,7 @@ fn shown_to(pids: &BTreeSet<pid_t>, views: &[View]) -> bool {
 }
 
 /// A device as /proc/PID/maps names it.
-fn device_name(device: u64) -> String {
+pub(crate) fn device_name(device: u64) -> String {
     format!("{:02x}:{:02x}", libc::major(device), libc::minor(device))
 }
 
@@ -245,7 +245,8 @@ impl Seen {
         everybody.is_subset(&self.everybody) && self.lives.iter().all(same)
     }
 
-    /// What processes have taken out of the object; `None` if it is, or was, mapped where it was not.
+    /// What processes have taken out of the object; `None` if it is, or was, mapped where it was
+    /// not.
     fn removed(&self, key: &Key, heard: &BTreeMap<pid_t, Heard>) -> Option<Vec<Run>> {
         let views = self.views.get(key).map_or(&[][..], Vec::as_slice);
         let mut removed = Vec::new();

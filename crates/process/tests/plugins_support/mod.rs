@@ -42,8 +42,8 @@ impl Drop for Folder {
     }
 }
 
-/// The scenarios of one test at a time: the ports of one that was killed are anybody's until it has them again, and what
-/// is being saved is open in a program that another test starts, for a moment.
+/// The scenarios of one test at a time: the ports of one that was killed are anybody's until it has
+/// them again, and what is being saved is open in a program that another test starts, for a moment.
 type Alone = Rc<MutexGuard<'static, ()>>;
 
 fn alone() -> Alone {

@@ -1,4 +1,5 @@
-//! Programs that are captured several times, each image on the one before, and restarted from the last.
+//! Programs that are captured several times, each image on the one before, and restarted from the
+//! last.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
 use super::{Folder, Running, bring_back, capture_by, kill, step};

@@ -2,6 +2,7 @@
 //! pass.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
+use kedge_left_out::left_out;
 use std::os::fd::AsRawFd;
 
 /// Whether the kernel tells which pages were written (PAGEMAP_SCAN), without which images are full
@@ -16,8 +17,8 @@ pub fn tells_writes() -> bool {
     had(result == 0 || error != Some(libc::ENOTTY), "PAGEMAP_SCAN", "6.7")
 }
 
-/// Whether the descriptors of a process whose first thread has ended can be had (PIDFD_THREAD). Says
-/// so if not.
+/// Whether the descriptors of a process whose first thread has ended can be had (PIDFD_THREAD).
+/// Says so if not.
 pub fn reaches_threads() -> bool {
     // SAFETY: what it returns is a new descriptor, or none.
     let made = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), libc::O_EXCL) };
@@ -30,8 +31,7 @@ pub fn reaches_threads() -> bool {
 
 fn had(there: bool, what: &str, since: &str) -> bool {
     if !there {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        eprintln!("{test}: not tested: this kernel has no {what} (Linux {since})");
+        left_out(what, &format!("this kernel has none (Linux {since})"));
     }
     there
 }

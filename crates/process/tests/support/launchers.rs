@@ -1,4 +1,5 @@
-//! How MPI's implementations start four ranks here; `tests/tests/joint_mpi.rs` has them from here too.
+//! How MPI's implementations start four ranks here; `tests/tests/joint_mpi.rs` has them from here
+//! too.
 
 /// It takes two cores for too few, and root for a mistake.
 pub(crate) const OPEN_MPI: [&str; 6] = [

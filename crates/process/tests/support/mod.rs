@@ -68,8 +68,8 @@ impl Running {
         let mut child = command.spawn().unwrap();
         let output = child.stdout.take().unwrap();
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&output);
-        // However long a capture takes, the program waits for who reads it, and does not get to its end.
-        // SAFETY: a plain call.
+        // However long a capture takes, the program waits for who reads it, and does not get to its
+        // end. SAFETY: a plain call.
         assert!(unsafe { libc::fcntl(pipe, libc::F_SETPIPE_SZ, 4096) } >= 4096);
         Running { child, output: BufReader::with_capacity(128, output) }
     }
@@ -186,7 +186,8 @@ fn serve(job: &mut Rebuilt) {
     }
 }
 
-/// Brings the job back, has its init capture it again a moment later, and ends it: what it said in between.
+/// Brings the job back, has its init capture it again a moment later, and ends it: what it said in
+/// between.
 pub fn capture_again(image: &Path, next: &Path) -> Vec<String> {
     let (output, theirs) = std::io::pipe().unwrap();
     let streams = [None, Some(OwnedFd::from(theirs)), None];
@@ -206,11 +207,11 @@ pub fn capture_again(image: &Path, next: &Path) -> Vec<String> {
     };
     let restarted = restart(&options, serve).unwrap();
     drop(options);
-    let lines = BufReader::new(output).lines().map(Result::unwrap).collect();
+    let lines: Vec<String> = BufReader::new(output).lines().map(Result::unwrap).collect();
     drop(restarted);
     reap();
     let error = std::fs::read_to_string(next.join("error"));
-    assert!(error.is_err(), "{error:?}");
+    assert!(error.is_err(), "{error:?} after {:?}", lines.last());
     lines
 }
 

@@ -1,7 +1,9 @@
-//! Programs that count steps: captured at a random moment, killed, brought back, and their output compared.
+//! Programs that count steps: captured at a random moment, killed, brought back, and their output
+//! compared.
 #![allow(unreachable_pub, dead_code, reason = "each test program uses its part of it")]
 
-use crate::support::{Folder, Running, alone, alone_for, bring_back, build, step};
+use crate::support::{Folder, Running, alone, alone_for, bring_back, build, capture_again, step};
+use kedge_left_out::left_out;
 use std::io::Read;
 use std::process::Command;
 use std::time::Duration;
@@ -51,7 +53,7 @@ pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     if !found {
-        eprintln!("{program} is not installed: not tested");
+        left_out(program, "it is not installed: scripts/setup --tests");
     }
     found
 }
@@ -87,7 +89,29 @@ pub fn command_survives_for(folder: &Folder, command: &[&str], steps: usize) {
     }
 }
 
-/// What works for root works for an ordinary user: runs this program's other tests again in processes of one.
+/// A program that was restarted is captured again, by its init, and restarted once more; twice.
+pub fn captured_again(name: &str, source: &str) {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let program = build(&folder, source, &["-pthread"]);
+    let steps = 400;
+    let mut running = Running::start(Command::new(&program).arg(steps.to_string()));
+    let before = running.lines(10);
+    let images = [folder.path("image-0"), folder.path("image-1"), folder.path("image-2")];
+    running.capture_and_kill(&images[0]);
+    let mut said = before.clone();
+    for pair in images.windows(2) {
+        said.extend(capture_again(&pair[0], &pair[1]));
+        assert!(said.iter().all(|line| line[..16] == before[0][..16]), "{said:?}");
+    }
+    let (after, status) = bring_back(&images[2]);
+    assert!(!after.is_empty(), "status {status:#x} after {:?}", said.last());
+    continues(&before, &after, steps);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "status {status:#x}");
+}
+
+/// What works for root works for an ordinary user: runs this program's other tests again in
+/// processes of one.
 pub fn as_an_ordinary_user() {
     // SAFETY: a plain call.
     if unsafe { libc::geteuid() } != 0 {
@@ -100,15 +124,15 @@ pub fn as_an_ordinary_user() {
     std::fs::set_permissions(state.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .unwrap();
     tests.arg(std::env::current_exe().unwrap()).env("TMPDIR", "/tmp");
-    tests.env("XDG_STATE_HOME", state.path("own"));
+    tests.env("XDG_STATE_HOME", state.path("own")).env(kedge_left_out::BY_ROOT_TOO, "1");
     let output = tests.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{wrong}");
 }
 
-/// Removes what a killed job has left of System V IPC, by the keys that all tests use: nobody else does, and nothing of
-/// it may be needed.
+/// Removes what a killed job has left of System V IPC, by the keys that all tests use: nobody else
+/// does, and nothing of it may be needed.
 pub fn remove_left_behind() {
     for (table, option) in [("shm", "-m"), ("sem", "-s"), ("msg", "-q")] {
         let rows = std::fs::read_to_string(format!("/proc/sysvipc/{table}")).unwrap();

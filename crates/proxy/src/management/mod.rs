@@ -1,7 +1,9 @@
-//! The process that answers a job's questions to NVML, NVIDIA's management library ([`kedge_protocol::management`]): of
-//! GPUs by NVIDIA's own, opened when the first question comes; of software devices by what is known of them. It is
-//! none of the job's processes, and ends with the job's supervisor.
+//! The process that answers a job's questions to NVML, NVIDIA's management library
+//! ([`kedge_protocol::management`]): of GPUs by NVIDIA's own, opened when the first question comes;
+//! of software devices by what is known of them. It is none of the job's processes, and ends with
+//! the job's supervisor.
 
+mod far;
 mod soft;
 
 use crate::backend::BackendConfig;
@@ -9,7 +11,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::service::{Asker, Limits, Service};
 use kedge_device_nvidia::Nvml;
-use kedge_protocol::management::{Answer, Question};
+use kedge_protocol::management::{Answer, Question, status};
 use kedge_socket::SocketError;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,11 +30,13 @@ const LIMITS: Limits = Limits {
 enum Source {
     Nvidia(Nvml),
     Soft(soft::Devices),
+    Far(Box<far::Devices>),
     /// What nvmlInit returns for that.
     Nobody(u32),
 }
 
-struct Management {
+/// The answers of the devices that a configuration names.
+pub(crate) struct Management {
     config: BackendConfig,
     log: Arc<JobLog>,
     source: OnceLock<Source>,
@@ -46,7 +50,7 @@ pub fn serve(
     log: Arc<JobLog>,
 ) -> io::Result<()> {
     let listener = UnixListener::from(listener);
-    let management = Arc::new(Management { config, log, source: OnceLock::new() });
+    let management = Arc::new(Management::new(config, log));
     let service = Service::new("nvml", LIMITS);
     let watched = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut polled = [watched(supervisor.as_raw_fd()), watched(listener.as_raw_fd())];
@@ -70,22 +74,33 @@ pub fn serve(
 }
 
 impl Management {
+    pub(crate) fn new(config: BackendConfig, log: Arc<JobLog>) -> Management {
+        Management { config, log, source: OnceLock::new() }
+    }
+
     fn converse(&self, asker: &Asker) -> Result<(), SocketError> {
         loop {
             let (question, _) = asker.request::<Question>()?;
-            let (name, arguments) = (&*question.function, &question.arguments);
-            let answer = match self.source.get_or_init(|| self.open()) {
-                Source::Nvidia(nvml) => nvml.ask(name, arguments),
-                Source::Soft(devices) => devices.ask(name, arguments),
-                Source::Nobody(status) => Answer::of(*status),
-            };
-            asker.reply(&answer, &[])?;
+            asker.reply(&self.ask(&question), &[])?;
+        }
+    }
+
+    /// Answers a question.
+    pub(crate) fn ask(&self, question: &Question) -> Answer {
+        let (name, arguments) = (&*question.function, &question.arguments);
+        match self.source.get_or_init(|| self.open()) {
+            Source::Nvidia(nvml) => nvml.ask(name, arguments),
+            Source::Soft(devices) => devices.ask(name, arguments),
+            Source::Far(devices) => devices.ask(question),
+            Source::Nobody(status) => Answer::of(*status),
         }
     }
 
     fn open(&self) -> Source {
         match &self.config.gpu {
-            GpuSpec::Soft { devices } => Source::Soft(soft::Devices::of(&self.config, *devices)),
+            GpuSpec::Soft { devices, .. } => {
+                Source::Soft(soft::Devices::of(&self.config, *devices))
+            }
             GpuSpec::Local { .. } => match Nvml::open() {
                 Ok(nvml) => Source::Nvidia(nvml),
                 Err(status) => {
@@ -95,12 +110,17 @@ impl Management {
                     Source::Nobody(status)
                 }
             },
-            GpuSpec::Remote { .. } => {
+            GpuSpec::Remote { server, devices } => Source::Far(Box::new(far::Devices::of(
+                server.to_string(),
+                devices.clone(),
+                self.log.clone(),
+            ))),
+            GpuSpec::Several(_) => {
                 self.log.line(
-                    "NVML is not answered for devices on another machine as yet: programs that ask it are told that \
-                     there is no driver",
+                    "NVML does not tell of devices of several places as yet: programs that ask it \
+                     are told that there is no driver",
                 );
-                Source::Nobody(kedge_protocol::management::status::DRIVER_NOT_LOADED)
+                Source::Nobody(status::DRIVER_NOT_LOADED)
             }
         }
     }

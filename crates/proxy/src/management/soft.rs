@@ -64,7 +64,8 @@ impl Devices {
             "nvmlDeviceGetName" => given.text(1, &info.name),
             "nvmlDeviceGetUUID" => given.text(1, &uuid_text(&info.uuid)),
             "nvmlDeviceGetPciInfo_v3" => Ok(vec![pci_info(info)]),
-            // Each process has all of a software device for itself: what others use is not missing here.
+            // Each process has all of a software device for itself: what others use is not missing
+            // here.
             "nvmlDeviceGetMemoryInfo" => {
                 Ok(vec![words(&[info.total_memory, info.total_memory, 0])])
             }
@@ -171,7 +172,8 @@ fn attribute(info: &DeviceInfo, id: u32) -> i32 {
     info.attributes.iter().find(|(known, _)| *known == id).map_or(0, |(_, value)| *value)
 }
 
-/// nvmlPciInfo_t: the address as text of 16, three numbers, two identifiers, the address as text of 32.
+/// nvmlPciInfo_t: the address as text of 16, three numbers, two identifiers, the address as text of
+/// 32.
 fn pci_info(info: &DeviceInfo) -> Vec<u8> {
     let text = |digits, room| {
         let mut text = bus_text(info, digits).into_bytes();
@@ -224,7 +226,14 @@ mod tests {
     fn what_is_told_is_what_the_table_says() {
         let gpu = "soft:2".parse().unwrap();
         let cache = CacheLimits::default();
-        let config = BackendConfig { gpu, soft_memory: Some(1 << 30), workers: None, cache };
+        let config = BackendConfig {
+            gpu,
+            windows: None,
+            soft_memory: Some(1 << 30),
+            workers: None,
+            cache,
+            check: None,
+        };
         let devices = Devices::of(&config, 2);
         let mut answered = 0;
         for row in kedge_protocol::management::FUNCTIONS {

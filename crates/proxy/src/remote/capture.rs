@@ -1,58 +1,39 @@
 //! Captures of devices on another machine, at the near end: they lie at the far end until they are
-//! written here, by a connection of their own.
+//! written here, by a link of their own.
 
+use super::image_way::{ImageStream, ImageWay};
 use super::session::Near;
 use crate::capture::CaptureError;
 use crate::executor::{Captured, Nearby, Room, Stored};
 use kedge_device::Drained as FromDevices;
 use kedge_image::{Choice, FileEntry, ImageError, ImageFile};
-use kedge_remote::{
-    Arrived, Aside, Drained, FrameError, ImageAsk, ImageLineError, SessionKey, image_connection,
-    read_one, receive_file, write_one,
-};
+use kedge_remote::{Arrived, Aside, Drained, ImageAsk, ImageLineError, read_one, receive_file};
 use kedge_wire::Text;
 use std::fs::{File, OpenOptions};
-use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The far end may be silent for so long while it reads what it has captured.
-const SILENCE: Duration = Duration::from_secs(120);
 /// Longest last word.
 const MAX_LAST: usize = 8 << 10;
 /// A file may be so much longer than twice what was captured: it has the record as well, and what
 /// fills pages up.
 const MORE: u64 = 1 << 30;
 
-/// Where a session's images cross.
-#[derive(Debug, Clone)]
-pub(crate) struct ImageWay {
-    /// As the user named it.
-    pub(crate) server: String,
-    pub(crate) key: SessionKey,
-}
-
-impl ImageWay {
-    /// Opens a connection and says what for.
-    pub(crate) fn open(&self, ask: &ImageAsk) -> Result<TcpStream, ImageLineError> {
-        let mut stream = image_connection(&self.server, self.key)?;
-        let limited = stream.set_read_timeout(Some(SILENCE));
-        limited.and_then(|()| write_one(&mut stream, ask)).map_err(FrameError::from)?;
-        Ok(stream)
-    }
-}
-
 /// Makes room at the far end.
 pub(crate) struct FarRoom(pub(crate) ImageWay);
 
 impl Room for FarRoom {
     fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError> {
-        let mut stream = self.0.open(&ImageAsk::Prepare { track, full })?;
-        match read_one(&mut stream, MAX_LAST).map_err(ImageLineError::from)? {
+        let ImageStream { mut reading, end: _end, .. } =
+            self.0.open(&ImageAsk::Prepare { track, full })?;
+        match read_one(&mut reading, MAX_LAST).map_err(ImageLineError::from)? {
+            Drained::Done { .. } => Ok(()),
             Drained::Failed { why } => Err(ImageLineError::Far(why.into_inner()).into()),
-            Drained::Done { .. } | Drained::Piece { .. } => Ok(()),
+            Drained::Piece { .. } => {
+                Err(ImageLineError::Far("it sends a file that nobody asked for".into()).into())
+            }
         }
     }
 }
@@ -96,9 +77,10 @@ impl Captured for FarCapture {
 impl FarCapture {
     fn drain(&self, file: &File, codec: Choice) -> Result<Arrived, ImageLineError> {
         let (number, codec) = (self.number, Text::truncated(codec.to_string()));
-        let stream = self.way.open(&ImageAsk::Drain { number, codec })?;
+        let ImageStream { reading, end: _end, .. } =
+            self.way.open(&ImageAsk::Drain { number, codec })?;
         let most = self.bytes.saturating_mul(2).saturating_add(MORE);
-        receive_file(stream, file, most)
+        receive_file(reading, file, most)
     }
 }
 

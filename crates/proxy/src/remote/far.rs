@@ -1,36 +1,43 @@
 //! The far end of a session: a proxy whose client is on another machine. It ends with its session.
 
 use super::handed::{self, Handed, Received};
-use super::images::Images;
+use super::images::{FilesLine, Images, Offered};
 use super::mirror::Mirror;
-use super::outlet::{self, FarMemory, Line, LineOutlet, Staged};
+use super::outlet::{self, Line, LineOutlet};
 use super::restore::arenas;
-use super::{shared_in, shares, touches_memory};
+use super::staged::{FarMemory, Staged};
+use super::{Touches, shared_in, shares, touches};
 use crate::backend;
 use crate::dispatch::Dispatcher;
 use crate::executor::Executor;
 use crate::host::ProxyHost;
 use crate::local::Local;
+use crate::management::Management;
+use crate::moving::{Arrived, Arriving, Devices};
 use crate::options::Options;
 use crate::phases::Phases;
-use crate::restore::{Here, RestoreError};
+use crate::restore::{Here, RestoreError, tell_host};
+use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_cuda_types::CuError;
+use kedge_cuda_types::arena::Windows;
 use kedge_device::NewBackend;
+use kedge_image::Layers;
 use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
-    Answer, Aside, Ask, FrameError, Frames, Links, Receiver, Start, ToFar, read_one, write_one,
+    Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, ToFar,
+    read_one, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
 use kedge_wire::{List, Text};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 use thiserror::Error;
@@ -41,8 +48,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest first message.
 const MAX_START: usize = 64 << 10;
-/// Bytes of modules that may wait for their message.
-const MAX_STAGED: usize = 2 << 30;
+/// What the near end may not do.
+const TOO_MUCH: &str = "more than a message needs";
 
 #[derive(Debug, Error)]
 pub enum FarError {
@@ -70,12 +77,23 @@ pub enum FarError {
 /// The session cannot begin, or its near end is gone.
 pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(), FarError> {
     end_on_panic();
+    super::keep_freed_memory();
     // Of a connection from another machine, where the server has shaken hands.
     let (secrets, _) = control.receive::<Option<Secrets>>(LIMIT)?;
     let mut first = Connection::new(line, secrets)?;
     first.stream().set_read_timeout(Some(LIMIT))?;
     let start: Start = read_one(&mut first, MAX_START)?;
     first.stream().set_read_timeout(None)?;
+    if start.management {
+        return answer_management(first, options);
+    }
+    let mut options = options.clone();
+    let options = &mut options;
+    if !start.windows.is_empty() {
+        let windows = Windows::of(&start.windows).ok_or(FarError::Nonsense("no such windows"))?;
+        options.backend.windows = Some(windows);
+    }
+    let options = &*options;
     let arena = kedge_transport::create_shared_arena()?;
     kedge_transport::map_shared_arena(arena.as_fd())?;
     let links = Links::start()?;
@@ -83,10 +101,10 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     // The server has set a limit for the first words.
     first.stream().set_write_timeout(None)?;
     let line = Line::start(links.clone(), Mirror::new(arena))?;
-    let staged = Staged::default();
+    let staged = Arc::<Mutex<Staged>>::default();
     let told = line.clone();
     let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
-    let memory = FarMemory { line: line.clone(), staged: staged.clone() };
+    let memory = FarMemory::new(line.clone(), staged.clone());
     let host = Arc::new(ProxyHost::new(LineOutlet(line.clone()), memory, log, None));
     let built = match backend::build(&options.backend, &start.choice, host.clone(), None) {
         Ok(built) => built,
@@ -103,7 +121,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     write_one(&mut first, &Ok::<_, Refusal>(welcome))?;
     let images = Arc::<Images>::default();
     let (serves, log) = (images.clone(), host.log.clone());
-    let image = move |stream| serves.connected(stream, log.clone());
+    let image = move |link| serves.begun(link, log.clone());
     let begin = |received: Received| {
         received.line.inlet().go_on(first, |_, _| Ok(0))?;
         hear_aside(received.aside, line.clone(), host.clone(), images.clone())?;
@@ -114,7 +132,8 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;
     let executor = if start.restore {
-        match restore(&images, built, options, &host, own.into(), &line) {
+        let gone = Gone { images: &images, options, host: &host, line: &line };
+        match gone.go_on(built, own.into()) {
             Ok(executor) => executor,
             Err(error) => {
                 outlet::answer(&line, Answer::Failed { why: Text::truncated(error.to_string()) })?;
@@ -129,6 +148,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
         let dispatcher = Dispatcher::new(backend, host.clone(), own.into());
         Local::new(dispatcher, host, options.backend.cache)
     };
+    let executor = executor.of_far_client();
     line.set_backend(&executor.backend());
     images.set_room(executor.room());
     if start.restore {
@@ -138,32 +158,121 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     FarEnd { executor, line, staged, frames, images, gpu, arena: own_arena }.run()
 }
 
-/// Brings a client's devices back from files that lie at the near end.
-fn restore(
-    images: &Images,
-    built: NewBackend,
-    options: &Options,
-    host: &Arc<ProxyHost>,
-    socket: OwnedFd,
-    line: &Line,
-) -> Result<Local, RestoreError> {
-    let mut phases = Phases::begin();
-    let offered = images.offered(LIMIT);
-    let layers =
-        &offered.ok_or_else(|| RestoreError::Far("no image has been offered".into()))??;
-    let saved = &kedge_gpu_image::read(layers.file(0))?;
-    phases.over("its notes");
-    let config = &options.backend;
-    let gone = Here { layers, saved, parts: None, config, host };
-    let executor = gone.rebuild(built, socket, phases)?;
-    line.agree(arenas(saved));
-    if shared_in(saved) {
-        line.something_is_shared();
-        // What the objects' making has changed is looked for with what the next message changes.
-        line.work_begins();
-        line.work_is_handed_over();
+/// Answers a job's questions to NVML until its end of `line` is closed.
+fn answer_management(mut line: Connection, options: &Options) -> Result<(), FarError> {
+    let config = options.backend.clone();
+    if let GpuSpec::Local { ordinals } = &config.gpu
+        && !ordinals.is_empty()
+    {
+        // NVML tells of all of the machine's, and a program that counts them there would find more
+        // than it has.
+        let reason = "NVML would tell of other GPUs than those that are lent".to_owned();
+        let refusal = Refusal { code: CuError::NO_DEVICE.0, reason: Text::truncated(reason) };
+        return Ok(write_one(&mut line, &Err::<Welcome, _>(refusal))?);
     }
-    Ok(executor)
+    // The server has set a limit for the first words.
+    line.stream().set_write_timeout(Some(LIMIT))?;
+    let (driver_version, devices) = Default::default();
+    let none = Welcome { driver_version, client_memory: true, devices };
+    write_one(&mut line, &Ok::<_, Refusal>(none))?;
+    let management = Management::new(config, Arc::new(JobLog::none()));
+    loop {
+        let question = match read_one(&mut line, MAX_MANAGEMENT) {
+            Ok(question) => question,
+            // The job has ended.
+            Err(FrameError::Closed) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        write_one(&mut line, &management.ask(&question))?;
+    }
+}
+
+/// A client that is to go on here.
+#[derive(Clone, Copy)]
+struct Gone<'a> {
+    images: &'a Images,
+    options: &'a Options,
+    host: &'a Arc<ProxyHost>,
+    line: &'a Line,
+}
+
+impl Gone<'_> {
+    /// Brings its devices back from what the near end offers.
+    fn go_on(self, built: NewBackend, socket: OwnedFd) -> Result<Local, RestoreError> {
+        let phases = Phases::begin();
+        let offered = self.images.offered(LIMIT);
+        match offered.ok_or_else(|| RestoreError::Far("nothing has been offered".into()))?? {
+            Offered::Files(layers) => self.restore(&layers, built, socket, phases),
+            Offered::Proxy(from, to) => self.arrive(Both { from, to }, built, socket),
+        }
+    }
+
+    /// From files that lie at the near end.
+    fn restore(
+        self,
+        layers: &Layers,
+        built: NewBackend,
+        socket: OwnedFd,
+        mut phases: Phases,
+    ) -> Result<Local, RestoreError> {
+        let Gone { options, host, line, .. } = self;
+        let saved = &kedge_gpu_image::read(layers.file(0))?;
+        phases.over("its notes");
+        let config = &options.backend;
+        let gone = Here { layers, saved, parts: None, config, host };
+        let executor = gone.rebuild(built, socket, phases)?;
+        line.agree(arenas(saved));
+        if shared_in(saved) {
+            line.something_is_shared();
+            // What the objects' making has changed is looked for with what the next message
+            // changes.
+            line.work_begins(Touches::Anything);
+            line.work_is_handed_over();
+        }
+        Ok(executor)
+    }
+
+    /// From another proxy, which has it still. What client and devices both see comes as the
+    /// client's changes.
+    fn arrive(
+        self,
+        mut stream: Both,
+        built: NewBackend,
+        socket: OwnedFd,
+    ) -> Result<Local, RestoreError> {
+        let Gone { options, host, line, .. } = self;
+        let config = &options.backend;
+        let arriving = Arriving::new(config, host.clone(), socket, Devices::New(built));
+        arriving.all(&mut stream, |Arrived { dispatcher, saved }| {
+            if shared_in(&saved) {
+                line.something_is_shared();
+            }
+            tell_host(&saved, host);
+            Ok(Local::new(dispatcher, host.clone(), config.cache))
+        })
+    }
+}
+
+/// Both directions of a link.
+struct Both {
+    from: FilesLine,
+    to: Sender,
+}
+
+impl Read for Both {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.from.read(into)
+    }
+}
+
+impl Write for Both {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
 }
 
 /// Hears the aside on a thread of its own.
@@ -199,6 +308,10 @@ fn hear_aside(
                     images.forget(number);
                     true
                 }
+                Aside::ImageOver { link } => {
+                    images.over(link);
+                    true
+                }
             };
             if !proper {
                 break;
@@ -230,7 +343,7 @@ fn end_now(status: i32) -> ! {
 struct FarEnd {
     executor: Local,
     line: Arc<Line>,
-    staged: Staged,
+    staged: Arc<Mutex<Staged>>,
     frames: Frames<Receiver<Handed>>,
     images: Arc<Images>,
     /// As the server's `--gpu` gave it.
@@ -243,12 +356,21 @@ impl FarEnd {
     /// Carries out what comes until the line ends.
     fn run(mut self) -> Result<(), FarError> {
         loop {
-            if !self.frames.has_next() {
+            let more = self.frames.has_next();
+            self.line.more_follows(more);
+            if !more {
                 self.executor.flush();
             }
             match self.frames.receive::<ToFar>()? {
                 ToFar::Message { seq, to, message } => self.message(seq, to, message)?,
-                ToFar::Staged { addr, bytes } => self.stage(addr, bytes.into_inner())?,
+                ToFar::Staged { addr, bytes } => {
+                    let fits = self.staged().add(addr, bytes.into_inner());
+                    fits.then_some(()).ok_or(FarError::Nonsense(TOO_MUCH))?;
+                }
+                ToFar::Named { addr, len, digest } => {
+                    let fits = self.staged().name(addr, len, digest);
+                    fits.then_some(()).ok_or(FarError::Nonsense(TOO_MUCH))?;
+                }
                 ToFar::Patched { count } => {
                     if !self.line.wait_for_patches(count) {
                         return Err(FarError::Nonsense("changes that do not come"));
@@ -273,26 +395,17 @@ impl FarEnd {
         if shares(&message) {
             self.line.something_is_shared();
         }
-        let works = touches_memory(&message);
-        if works {
-            self.line.work_begins();
-        }
+        let works = self.line.work_begins(touches(&message));
         self.executor.execute(Incoming { seq, message, reply_to });
         if works {
             self.line.work_is_handed_over();
         }
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.staged().clear();
         Ok(())
     }
 
-    fn stage(&mut self, addr: u64, bytes: Vec<u8>) -> Result<(), FarError> {
-        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        let total: usize = staged.iter().map(|(_, bytes)| bytes.len()).sum();
-        if total + bytes.len() > MAX_STAGED {
-            return Err(FarError::Nonsense("more than a message needs"));
-        }
-        staged.push((addr, bytes));
-        Ok(())
+    fn staged(&self) -> MutexGuard<'_, Staged> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ask(&mut self, ask: Ask) -> Answer {
@@ -302,12 +415,18 @@ impl FarEnd {
                 if self.executor.rest(limit) { Answer::Yes {} } else { Answer::No {} }
             }
             // Whoever is not at rest has not been asked to: what there is is no one moment's.
-            Ask::Capture { .. } | Ask::SwapOut {} if !self.executor.rest(Duration::ZERO) => {
+            Ask::Capture { .. } | Ask::Show { .. } | Ask::SwapOut {}
+                if !self.executor.rest(Duration::ZERO) =>
+            {
                 Answer::Failed { why: Text::truncated("its devices do not rest".into()) }
             }
             Ask::Capture { capture } => {
                 let arena = self.arena.as_fd();
                 self.images.capture(&mut self.executor, capture, &self.gpu, arena)
+            }
+            Ask::Show { capture, first } => {
+                let arena = self.arena.as_fd();
+                self.images.show(&mut self.executor, capture, first, &self.gpu, arena)
             }
             Ask::SwapOut {} => match self.executor.swap_out() {
                 Ok(bytes) => Answer::Captured { number: 0, bytes },

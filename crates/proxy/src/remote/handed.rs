@@ -2,10 +2,12 @@
 
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
-    Accepted, Connections, HandedOver, Handover, Inlet, Links, Receiver, Refused, Which, write_one,
+    Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Receiver, Refused,
+    Which, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
+use std::collections::HashMap;
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -20,6 +22,10 @@ const LONGER: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(3600);
 /// For a near end to take an answer.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Links for images' bytes at a time.
+const MAX_IMAGES: usize = 4;
+/// Numbers of such links, of which is known which are over.
+const KNOWN: u32 = 64;
 /// Between two looks at a server that hands nothing over.
 const LOOK: Duration = Duration::from_secs(3600);
 
@@ -38,6 +44,22 @@ struct Joins {
     generation: Option<u32>,
 }
 
+/// A link for an image's bytes, as it begins.
+pub(super) struct ImageLink {
+    pub(super) number: u32,
+    pub(super) links: Arc<Links>,
+    pub(super) reading: Receiver<Handed>,
+}
+
+/// The links' connections as the server hands them over.
+struct Hearing<I> {
+    links: [Joins; 2],
+    /// Of images' bytes, by number.
+    images: HashMap<u32, (Arc<Links>, Joins)>,
+    patience: Duration,
+    image: I,
+}
+
 /// The receiving ends of both links, whose connections a thread hears the server for.
 pub(super) struct Received {
     pub(super) line: Receiver<Handed>,
@@ -45,8 +67,7 @@ pub(super) struct Received {
 }
 
 /// Hears the server on a thread of its own, after `begin`: what the session begins with is older
-/// than what the server hands over. `image` gets connections for the bytes of
-/// images.
+/// than what the server hands over. `image` gets links for the bytes of images.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -55,44 +76,78 @@ pub(super) fn hear(
     links: &Arc<Links>,
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
-    image: impl Fn(TcpStream) + Send + 'static,
+    image: impl Fn(ImageLink) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
-    let link = |which| {
-        let (sender, joined) = mpsc::channel();
-        let receiver = Receiver::new(links.clone(), which, Handed { joined, patience });
-        let inlet = receiver.inlet().clone();
-        (receiver, Joins { inlet, joined: sender, generation: None })
-    };
-    let ((line, to_line), (aside, to_aside)) = (link(Which::Line), link(Which::Aside));
+    let (line, to_line) = link(links, Which::Line, patience);
+    let (aside, to_aside) = link(links, Which::Aside, patience);
     let line = begin(Received { line, aside })?;
-    let hear = move || hear_all(&control, [to_line, to_aside], image);
+    let links = [to_line, to_aside];
+    let mut hearing = Hearing { links, images: HashMap::new(), patience, image };
+    let hear = move || hearing.hear_all(&control);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
 }
 
-fn hear_all(control: &Channel, mut links: [Joins; 2], image: impl Fn(TcpStream)) {
-    loop {
-        let ((what, secrets), mut fds) =
-            match control.receive::<(HandedOver, Option<Secrets>)>(LOOK) {
-                Ok(handed) => handed,
-                Err(SocketError::TimedOut { .. }) => continue,
-                // Without its server a link that is cut has no other connection.
-                Err(_) => return,
+/// Makes the receiving end of a link, and where its connections go.
+fn link(links: &Arc<Links>, which: Which, patience: Duration) -> (Receiver<Handed>, Joins) {
+    let (sender, joined) = mpsc::channel();
+    let receiver = Receiver::new(links.clone(), which, Handed { joined, patience });
+    let inlet = receiver.inlet().clone();
+    (receiver, Joins { inlet, joined: sender, generation: None })
+}
+
+fn refuse(connection: &mut Connection, why: &str) -> io::Result<()> {
+    connection.stream().set_write_timeout(Some(LIMIT))?;
+    let why = Text::truncated(why.to_owned());
+    write_one(connection, &Err::<Accepted, _>(Refused { why }))
+}
+
+impl<I: Fn(ImageLink)> Hearing<I> {
+    fn hear_all(&mut self, control: &Channel) {
+        loop {
+            let ((what, secrets), mut fds) =
+                match control.receive::<(HandedOver, Option<Secrets>)>(LOOK) {
+                    Ok(handed) => handed,
+                    Err(SocketError::TimedOut { .. }) => continue,
+                    // Without its server a link that is cut has no other connection.
+                    Err(_) => return,
+                };
+            let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
+            // A connection that fails is dialled again.
+            let Ok(connection) = Connection::new(stream, secrets) else { continue };
+            let HandedOver::Link { hand } = what;
+            let _ = match Which::of_number(hand.link) {
+                Some(which) => self.links[which as usize].take(hand, connection),
+                None => self.image(hand, connection),
             };
-        let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
-        let hand = match what {
-            HandedOver::Link { hand } => hand,
-            // The server hands over none that is sealed.
-            HandedOver::Image {} => {
-                image(stream);
-                continue;
+        }
+    }
+
+    /// A connection of a link for an image's bytes, which begins with its first.
+    fn image(&mut self, hand: Handover, mut connection: Connection) -> io::Result<()> {
+        if let Some((links, joins)) = self.images.get_mut(&hand.link) {
+            match links.is_over() {
+                true => return refuse(&mut connection, "that image is over"),
+                false => return joins.take(hand, connection),
             }
-        };
-        let Some(which) = Which::of_number(hand.link) else { continue };
-        // A connection that fails is dialled again.
-        let connection = Connection::new(stream, secrets);
-        let _ = connection.map(|it| links[which as usize].take(hand, it));
+        }
+        let newest = self.images.keys().copied().max().unwrap_or(FIRST_IMAGE);
+        if hand.link < FIRST_IMAGE || hand.link.saturating_add(KNOWN) < newest {
+            return refuse(&mut connection, "that image is over");
+        }
+        if self.images.values().filter(|(links, _)| !links.is_over()).count() >= MAX_IMAGES {
+            return refuse(&mut connection, "too many images of this session cross already");
+        }
+        // A connection that comes late is not taken for a link's first.
+        let oldest = hand.link.max(newest).saturating_sub(KNOWN);
+        self.images.retain(|number, _| *number >= oldest);
+        let links = Links::start()?;
+        let (reading, mut joins) = link(&links, Which::Line, self.patience);
+        joins.take(hand, connection)?;
+        self.images.insert(hand.link, (links.clone(), joins));
+        (self.image)(ImageLink { number: hand.link, links, reading });
+        Ok(())
     }
 }
 
@@ -100,11 +155,10 @@ impl Joins {
     /// Has the link go on with a connection, if it is newer than those before.
     fn take(&mut self, hand: Handover, mut connection: Connection) -> io::Result<()> {
         connection.stream().set_read_timeout(None)?;
-        connection.stream().set_write_timeout(Some(LIMIT))?;
         if self.generation.is_some_and(|newest| hand.generation <= newest) {
-            let why = Text::truncated("a newer connection of this session is there".to_owned());
-            return write_one(&mut connection, &Err::<Accepted, _>(Refused { why }));
+            return refuse(&mut connection, "a newer connection of this session is there");
         }
+        connection.stream().set_write_timeout(Some(LIMIT))?;
         self.generation = Some(hand.generation);
         self.inlet.go_on(connection, |connection, arrived| {
             write_one(connection, &Ok::<_, Refused>(Accepted { arrived }))?;

@@ -1,35 +1,45 @@
-//! Images at the far end: captures that are kept until they are drained, and the files that a
-//! client is restored from.
+//! Images at the far end: captures that are kept until they are drained, or have crossed to another
+//! proxy, and what a client is restored from.
 
-use crate::executor::{Build, Captured, Identity, NearEnd, Room, Stored};
+use super::handed::{Handed, ImageLink};
+use super::moving::replies;
+use crate::capture::CaptureError;
+use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Stored};
 use crate::local::{Local, Taken};
+use crate::moving::{Crossed, Follows, LineError, Shown, Way};
 use kedge_control::joblog::JobLog;
 use kedge_device::Drained as FromDevices;
 use kedge_image::{Choice, ImageError, ImageWriter, Layers};
 use kedge_remote::{
-    Answer, Capture, DrainSink, Drained, FrameError, ImageAsk, StoredFile, far_layers, read_one,
+    Answer, Capture, DrainSink, Drained, FrameError, ImageAsk, Links, Receiver, Sender, StoredFile,
+    Which, far_layers, read_one,
 };
 use kedge_wire::Text;
-use std::net::TcpStream;
+use std::collections::HashMap;
+use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// For the near end to say what a connection is for, and to read or send the next bytes.
+/// For the near end to say what a link is for, and to send the next bytes.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longest first word: the names of all files.
 const MAX_ASK: usize = 2 << 20;
-/// Connections at a time.
-const MAX_CONNECTIONS: usize = 4;
 /// The file's name here, for errors.
 const NAME: &str = "the image at the near end";
 
 #[derive(Default)]
 pub(crate) struct Images {
     kept: Mutex<Kept>,
-    restore_came: Condvar,
-    connections: AtomicUsize,
+    came: Condvar,
+}
+
+/// What a client is to go on from.
+pub(super) enum Offered {
+    /// An image's files, at the near end.
+    Files(Box<Layers>),
+    /// Another proxy, which this leads to.
+    Proxy(FilesLine, Sender),
 }
 
 #[derive(Default)]
@@ -38,8 +48,31 @@ struct Kept {
     last: u64,
     capture: Option<Taken>,
     room: Option<Arc<dyn Room>>,
-    /// What a client is to be restored from.
-    restore: Option<(TcpStream, Vec<StoredFile>)>,
+    /// What is to cross to another proxy, by its number, and what that one has already.
+    shown: Option<(u64, Box<dyn Shown>)>,
+    follows: Follows,
+    /// What a client is to go on from; of an image, its files.
+    offered: Option<(FilesLine, Option<Vec<StoredFile>>)>,
+    /// Links that the near end has not said to be over, by number.
+    links: HashMap<u32, Arc<Links>>,
+}
+
+/// The reading end of a link that the files of an image cross by; ends it with its value.
+pub(super) struct FilesLine {
+    links: Arc<Links>,
+    reading: Receiver<Handed>,
+}
+
+impl Read for FilesLine {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.reading.read(into)
+    }
+}
+
+impl Drop for FilesLine {
+    fn drop(&mut self) {
+        self.links.end();
+    }
 }
 
 impl Images {
@@ -60,9 +93,8 @@ impl Images {
         gpu: &str,
         shared: BorrowedFd<'_>,
     ) -> Answer {
-        let Capture { hello, client_memory, devices, position, track, parent } = of;
-        let (gpu, devices) = (gpu.to_owned(), devices.into_inner());
-        let identity = Identity { gpu, hello, client_memory, devices };
+        let Capture { track, parent, position, .. } = of;
+        let identity = identity(of, gpu);
         let near = NearEnd { identity: &identity, shared, position };
         // There is memory for one.
         self.kept().capture = None;
@@ -74,13 +106,52 @@ impl Images {
                 kept.capture = Some(taken);
                 Answer::Captured { number: kept.last, bytes }
             }
-            Err(error) => Answer::Failed { why: Text::truncated(error.to_string()) },
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Takes what the devices hold for a round of a move, and keeps that instead of what was taken
+    /// before; `first`: nothing has crossed to where it goes.
+    pub(crate) fn show(
+        &self,
+        executor: &mut Local,
+        of: Capture,
+        first: bool,
+        gpu: &str,
+        shared: BorrowedFd<'_>,
+    ) -> Answer {
+        let follows = std::mem::take(&mut self.kept().follows);
+        let follows = match (first, follows) {
+            (true, _) => Follows::Nothing,
+            (false, follows @ Follows::Here(_)) => follows,
+            // The near end has taken for crossed what has not.
+            (false, _) => return failed("what has crossed is not known"),
+        };
+        let position = of.position;
+        let identity = identity(of, gpu);
+        let near = NearEnd { identity: &identity, shared, position };
+        self.kept().shown = None;
+        match executor.show(&near, follows) {
+            Ok(shown) => {
+                let bytes = shown.bytes();
+                let kept = &mut *self.kept();
+                kept.last += 1;
+                kept.shown = Some((kept.last, shown));
+                Answer::Captured { number: kept.last, bytes }
+            }
+            Err(error) => failed(error),
         }
     }
 
     /// Nobody wants a capture any more.
     pub(crate) fn forget(&self, number: u64) {
         drop(self.take(number));
+        drop(self.take_shown(number));
+    }
+
+    fn take_shown(&self, number: u64) -> Option<Box<dyn Shown>> {
+        let shown = &mut self.kept().shown;
+        shown.take_if(|(of, _)| *of == number).map(|(_, shown)| shown)
     }
 
     fn take(&self, number: u64) -> Option<Taken> {
@@ -88,49 +159,104 @@ impl Images {
         if kept.last == number { kept.capture.take() } else { None }
     }
 
-    /// Serves a connection on a thread of its own.
-    pub(crate) fn connected(self: &Arc<Images>, stream: TcpStream, log: Arc<JobLog>) {
-        if self.connections.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
-            self.connections.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
-        let images = self.clone();
+    /// Serves a link on a thread of its own.
+    pub(super) fn begun(self: &Arc<Images>, link: ImageLink, log: Arc<JobLog>) {
+        let ImageLink { number, links, reading } = link;
+        self.kept().links.insert(number, links.clone());
+        let (images, serves) = (self.clone(), links.clone());
         let serve = move || {
-            if let Err(error) = images.serve(stream) {
+            if let Err(error) = images.serve(FilesLine { links: serves, reading }) {
                 log.line(&format!("the connection for an image's bytes: {error}"));
             }
-            images.connections.fetch_sub(1, Ordering::SeqCst);
         };
         if std::thread::Builder::new().name("image".into()).spawn(serve).is_err() {
-            self.connections.fetch_sub(1, Ordering::SeqCst);
+            links.end();
         }
     }
 
-    fn serve(&self, mut stream: TcpStream) -> Result<(), FrameError> {
-        stream.set_read_timeout(Some(SILENCE))?;
-        stream.set_write_timeout(Some(SILENCE))?;
-        match read_one(&mut stream, MAX_ASK)? {
-            ImageAsk::Drain { number, codec } => self.drain(number, &codec, stream)?,
-            ImageAsk::Prepare { track, full } => {
-                let room = self.kept().room.clone();
-                let prepared = room.map_or(Ok(()), |room| room.prepare(track, full));
-                let sink = DrainSink::new(stream);
-                match prepared {
-                    Ok(()) => sink.end(&done(0, 0, false, FromDevices::default()))?,
-                    Err(error) => sink.fail(error.to_string())?,
-                }
-            }
-            ImageAsk::Restore { files } => {
-                self.kept().restore = Some((stream, files.into_inner()));
-                self.restore_came.notify_all();
-            }
+    /// The near end has no more use for a link.
+    pub(super) fn over(&self, number: u32) {
+        if let Some(links) = self.kept().links.remove(&number) {
+            links.end();
         }
+    }
+
+    fn serve(&self, mut line: FilesLine) -> Result<(), FrameError> {
+        line.reading.set_patience(Some(SILENCE));
+        let asked = read_one(&mut line, MAX_ASK)?;
+        line.reading.set_patience(None);
+        let asked = match asked {
+            ImageAsk::Restore { files } => {
+                return self.offer(line, Some(files.into_inner()));
+            }
+            ImageAsk::Arrive {} => return self.offer(line, None),
+            ImageAsk::Cross { number, last } => return self.cross(line, number, last),
+            ImageAsk::Drain { .. } | ImageAsk::Prepare { .. } => asked,
+        };
+        let links = line.links.clone();
+        let sink = DrainSink::new(Sender::waiting(links.clone(), Which::Line));
+        std::thread::scope(|scope| {
+            // Whoever reads hears what has arrived, and so makes room: until the near end says that
+            // it has the last word, or has been away for too long.
+            scope.spawn(|| line.read(&mut [0]));
+            self.answer(asked, &sink).inspect_err(|_| links.end())
+        })?;
         Ok(())
     }
 
+    fn offer(&self, line: FilesLine, files: Option<Vec<StoredFile>>) -> Result<(), FrameError> {
+        self.kept().offered = Some((line, files));
+        self.came.notify_all();
+        Ok(())
+    }
+
+    /// Has what was shown cross to another proxy.
+    fn cross(&self, mut line: FilesLine, number: u64, last: bool) -> Result<(), FrameError> {
+        let links = line.links.clone();
+        let mut to = Sender::waiting(links.clone(), Which::Line);
+        let sink = DrainSink::new(Sender::waiting(links.clone(), Which::Line));
+        std::thread::scope(|scope| {
+            let mut reply = replies(scope, &mut line);
+            let crossed = self.cross_by(number, last, &mut Way { to: &mut to, reply: &mut reply });
+            let told = match crossed {
+                Ok(bytes) => sink.end(&done(bytes, 0, false, FromDevices::default())),
+                Err(error) => sink.fail(error.to_string()),
+            };
+            told.inspect_err(|_| links.end())
+        })?;
+        Ok(())
+    }
+
+    fn cross_by(&self, number: u64, last: bool, way: &mut Way<'_>) -> Result<u64, CaptureError> {
+        let mut shown = self.take_shown(number).ok_or(LineError::Order)?;
+        let Some(Crossed { bytes, follows }) = shown.cross(last, way)? else { return Ok(0) };
+        let mut kept = self.kept();
+        kept.follows = follows;
+        if last {
+            // To let go of it takes time that the client would wait for.
+            kept.shown = Some((number, shown));
+        }
+        Ok(bytes)
+    }
+
+    fn answer(&self, asked: ImageAsk, sink: &DrainSink<Sender>) -> io::Result<()> {
+        match asked {
+            ImageAsk::Drain { number, codec } => self.drain(number, &codec, sink),
+            ImageAsk::Prepare { track, full } => {
+                let room = self.kept().room.clone();
+                match room.map_or(Ok(()), |room| room.prepare(track, full)) {
+                    Ok(()) => sink.end(&done(0, 0, false, FromDevices::default())),
+                    Err(error) => sink.fail(error.to_string()),
+                }
+            }
+            ImageAsk::Restore { .. } | ImageAsk::Arrive {} | ImageAsk::Cross { .. } => {
+                sink.fail("it is asked of another".into())
+            }
+        }
+    }
+
     /// Writes a capture at the near end.
-    fn drain(&self, number: u64, codec: &str, stream: TcpStream) -> std::io::Result<()> {
-        let sink = DrainSink::new(stream);
+    fn drain(&self, number: u64, codec: &str, sink: &DrainSink<Sender>) -> io::Result<()> {
         let Some(taken) = self.take(number) else {
             return sink.fail("it has no such capture any more".into());
         };
@@ -147,17 +273,31 @@ impl Images {
         }
     }
 
-    /// Waits until the near end offers what a client is to be restored from; `None` where it does
-    /// not, for `limit`.
-    pub(crate) fn offered(&self, limit: Duration) -> Option<Result<Layers, ImageError>> {
-        let none_yet = |kept: &mut Kept| kept.restore.is_none();
-        let waited = self.restore_came.wait_timeout_while(self.kept(), limit, none_yet);
+    /// Waits until the near end offers what a client is to go on from; `None` where it does not,
+    /// for `limit`.
+    pub(super) fn offered(&self, limit: Duration) -> Option<Result<Offered, ImageError>> {
+        let none_yet = |kept: &mut Kept| kept.offered.is_none();
+        let waited = self.came.wait_timeout_while(self.kept(), limit, none_yet);
         let (mut kept, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let (stream, files) = kept.restore.take()?;
-        let again = stream.try_clone();
-        let failed = |source| ImageError::Io { path: NAME.into(), source };
-        Some(again.map_err(failed).and_then(|reading| far_layers(reading, stream, &files)))
+        let (line, files) = kept.offered.take()?;
+        let sender = Sender::waiting(line.links.clone(), Which::Line);
+        let Some(files) = files else {
+            // The other may be silent for as long as its client runs.
+            return Some(Ok(Offered::Proxy(line, sender)));
+        };
+        line.reading.set_patience(Some(SILENCE));
+        Some(far_layers(line, sender, &files).map(|layers| Offered::Files(Box::new(layers))))
     }
+}
+
+/// Whose devices are captured, as the near end says.
+fn identity(of: Capture, gpu: &str) -> Identity {
+    let Capture { hello, client_memory, devices, .. } = of;
+    Identity { gpu: gpu.to_owned(), hello, client_memory, devices: devices.into_inner() }
+}
+
+fn failed(why: impl ToString) -> Answer {
+    Answer::Failed { why: Text::truncated(why.to_string()) }
 }
 
 fn done(bytes: u64, checksum: u64, builds: bool, left: FromDevices) -> Drained {

@@ -4,26 +4,49 @@
 //! What differs from them has been changed here, and is told to the other end, byte by byte: bytes
 //! of one page that the two ends change at the same time are all kept.
 
+use super::patch::{apply, difference};
 use crate::client_memory;
 use kedge_cuda_types::arena::{SHARED_BASE, SHARED_LEN};
 use kedge_remote::{PAGE, PATCHES, PagePatch};
-use kedge_wire::{Bytes, List};
+use kedge_wire::List;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// A page of what both ends had last.
-type Page = [u8; PAGE];
+pub(super) type Page = [u8; PAGE];
 /// A page of an arena that nobody has touched.
-static ZEROS: Page = [0; PAGE];
+pub(super) static ZEROS: Page = [0; PAGE];
+/// Pages of a region, whose bytes are kept together.
+const REGION: u32 = 256;
 
 #[derive(Debug)]
 pub(crate) struct Mirror {
     /// The arena, which this process maps.
     shared: OwnedFd,
-    /// By page.
-    agreed: HashMap<u32, Box<Page>>,
+    /// The bytes that both ends had last, by region; zeros where there is none.
+    agreed: HashMap<u32, Box<[Page]>>,
+}
+
+/// What is to be looked at of an arena.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Scope<'a> {
+    All,
+    /// These parts, by offset.
+    Parts(&'a [Range<u64>]),
+}
+
+/// Pages that are still to be looked at, the last first.
+#[derive(Debug)]
+pub(crate) struct Look(Vec<Run>);
+
+#[derive(Debug)]
+struct Run {
+    pages: Range<u32>,
+    /// Whether the arena held anything there when the look began. Looking at a page that it does
+    /// not hold would have the kernel make one.
+    there: bool,
 }
 
 impl Mirror {
@@ -32,60 +55,88 @@ impl Mirror {
         Mirror { shared, agreed: HashMap::new() }
     }
 
-    /// Finds what has been changed here, and hands it to `send`, some pages at a time.
+    /// Begins to look for what has been changed here.
     ///
     /// # Errors
-    /// The arena cannot be looked at, or `send` fails: then the other end lacks changes for good.
-    pub(crate) fn changes(
-        &mut self,
-        mut send: impl FnMut(List<PagePatch, PATCHES>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let extents = client_memory::extents(self.shared.as_fd())?;
-        let mut found = self.gone(&extents);
-        for page in extents.into_iter().flat_map(pages) {
-            found.extend(self.change(page));
-            if found.len() >= PATCHES {
-                let rest = found.split_off(PATCHES);
-                send(List::new(std::mem::replace(&mut found, rest)).unwrap_or_default())?;
+    /// The arena cannot be looked at.
+    pub(crate) fn look(&self, scope: Scope<'_>) -> io::Result<Look> {
+        let shared = self.shared.as_fd();
+        let mut runs = Vec::new();
+        match scope {
+            Scope::All => {
+                let extents = client_memory::extents(shared)?;
+                for region in self.agreed.keys().map(|region| region * REGION) {
+                    split(region..region + REGION, &extents, |run| {
+                        if !run.there {
+                            runs.push(run);
+                        }
+                    });
+                }
+                let all = extents.into_iter().map(|it| Run { pages: pages(it), there: true });
+                runs.extend(all);
+            }
+            Scope::Parts(parts) => {
+                for part in parts {
+                    let part = part.start..part.end.min(SHARED_LEN);
+                    let extents = client_memory::extents_within(shared, part.clone())?;
+                    split(pages(part), &extents, |run| runs.push(run));
+                }
             }
         }
-        while !found.is_empty() {
-            let rest = found.split_off(found.len().min(PATCHES));
-            send(List::new(std::mem::replace(&mut found, rest)).unwrap_or_default())?;
+        Ok(Look(runs))
+    }
+
+    /// Finds what has been changed in the next pages of a look, as much as one frame holds;
+    /// nothing at its end. What is found must be sent before anybody looks again.
+    pub(crate) fn next(&mut self, look: &mut Look) -> List<PagePatch, PATCHES> {
+        let mut found = Vec::new();
+        while let Some(run) = look.0.last_mut() {
+            let Some(page) = run.pages.next() else {
+                look.0.pop();
+                continue;
+            };
+            found.extend(self.change(page, run.there));
+            if found.len() == PATCHES {
+                break;
+            }
         }
-        Ok(())
+        List::new(found).unwrap_or_default()
     }
 
-    /// Pages that held something and have been given back to the kernel: they are zero again, and
-    /// looking at one would have it made anew.
-    fn gone(&mut self, extents: &[Range<u64>]) -> Vec<PagePatch> {
-        let there = |page: u32| {
-            let offset = u64::from(page) * PAGE as u64;
-            let behind = extents.partition_point(|range| range.start <= offset);
-            behind.checked_sub(1).is_some_and(|at| offset < extents[at].end)
-        };
-        let gone = self.agreed.extract_if(|page, _| !there(*page));
-        let patch = |(page, before): (u32, Box<Page>)| {
-            (*before != ZEROS).then(|| difference(page, &before, &ZEROS))
-        };
-        gone.filter_map(patch).collect()
-    }
-
-    /// Returns what has been changed in a page; from now on both ends have it.
-    fn change(&mut self, page: u32) -> Option<PagePatch> {
+    /// Returns what has been changed in a page; from now on both ends have it. One that held
+    /// something and is not `there` has been given back to the kernel: it is zero again.
+    fn change(&mut self, page: u32, there: bool) -> Option<PagePatch> {
         let mut now = ZEROS;
-        client_memory::read_shared(address(page), &mut now).ok()?;
-        let agreed = self.agreed.get_mut(&page).map(|agreed| &mut **agreed);
-        let before = agreed.as_deref().unwrap_or(&ZEROS);
-        if now == *before {
+        if !there && self.agreed_if_any(page).is_none_or(|agreed| *agreed == ZEROS) {
             return None;
         }
-        let patch = difference(page, before, &now);
-        match agreed {
-            Some(agreed) => *agreed = now,
-            None => drop(self.agreed.insert(page, Box::new(now))),
+        // It may have come to be since the look began: as zeros it would undo what somebody has
+        // written, or what the other end has sent, meanwhile.
+        if there || self.is_there(page) {
+            client_memory::read_shared(address(page), &mut now).ok()?;
         }
+        let agreed = self.agreed_page(page);
+        if now == *agreed {
+            return None;
+        }
+        let patch = difference(page, agreed, &now);
+        *agreed = now;
         Some(patch)
+    }
+
+    fn is_there(&self, page: u32) -> bool {
+        let start = u64::from(page) * PAGE as u64;
+        let found = client_memory::extents_within(self.shared.as_fd(), start..start + PAGE as u64);
+        found.map_or(true, |extents| !extents.is_empty())
+    }
+
+    fn agreed_if_any(&self, page: u32) -> Option<&Page> {
+        Some(&self.agreed.get(&(page / REGION))?[(page % REGION) as usize])
+    }
+
+    fn agreed_page(&mut self, page: u32) -> &mut Page {
+        let zeros = || vec![ZEROS; REGION as usize].into_boxed_slice();
+        &mut self.agreed.entry(page / REGION).or_insert_with(zeros)[(page % REGION) as usize]
     }
 
     /// Takes what is here in a part of the arena, by offset, for what the other end has as well.
@@ -93,7 +144,7 @@ impl Mirror {
         for page in pages(range.start..range.end.min(SHARED_LEN)) {
             let mut now = ZEROS;
             if client_memory::read_shared(address(page), &mut now).is_ok() {
-                self.agreed.insert(page, Box::new(now));
+                *self.agreed_page(page) = now;
             }
         }
     }
@@ -105,17 +156,32 @@ impl Mirror {
     }
 
     fn apply_one(&mut self, patch: &PagePatch) -> Option<()> {
-        let start = address(patch.page);
         if u64::from(patch.page) >= SHARED_LEN / PAGE as u64 {
             return None;
         }
-        let agreed = self.agreed.entry(patch.page).or_insert_with(|| Box::new(ZEROS));
-        for (at, bytes) in runs(patch)? {
+        let (start, agreed) = (address(patch.page), self.agreed_page(patch.page));
+        apply(patch, |at, bytes| {
             client_memory::write_shared(start + at as u64, bytes).ok()?;
             agreed[at..at + bytes.len()].copy_from_slice(bytes);
-        }
-        Some(())
+            Some(())
+        })
     }
+}
+
+/// Splits pages into those that the extents have, which are in order, and those between.
+fn split(range: Range<u32>, extents: &[Range<u64>], mut put: impl FnMut(Run)) {
+    let mut at = range.start;
+    let first = extents.partition_point(|it| it.end <= u64::from(at) * PAGE as u64);
+    for extent in extents[first..].iter().cloned().map(pages) {
+        if extent.start >= range.end {
+            break;
+        }
+        let (start, end) = (extent.start.max(at), extent.end.min(range.end));
+        put(Run { pages: at..start, there: false });
+        put(Run { pages: start..end, there: true });
+        at = end;
+    }
+    put(Run { pages: at..range.end, there: false });
 }
 
 /// The pages of an extent.
@@ -127,94 +193,62 @@ fn address(page: u32) -> u64 {
     SHARED_BASE + u64::from(page) * PAGE as u64
 }
 
-/// What `now` has that `before` has not.
-fn difference(page: u32, before: &Page, now: &Page) -> PagePatch {
-    let (mut mask, mut bytes) = (vec![0u8; PAGE / 8], Vec::new());
-    for (at, (old, new)) in before.iter().zip(now).enumerate() {
-        if old != new {
-            mask[at / 8] |= 1 << (at % 8);
-            bytes.push(*new);
-        }
-    }
-    if bytes.len() == PAGE {
-        mask.clear();
-    }
-    // Both are as long as a page has bytes, at most.
-    let (mask, bytes) = (Bytes::new(mask), Bytes::new(bytes));
-    PagePatch { page, mask: mask.unwrap_or_default(), bytes: bytes.unwrap_or_default() }
-}
-
-/// The runs of bytes that a patch has, by their place in the page; `None` where it is nonsense.
-fn runs(patch: &PagePatch) -> Option<Vec<(usize, &[u8])>> {
-    if patch.mask.is_empty() {
-        return (patch.bytes.len() == PAGE).then(|| vec![(0, &patch.bytes[..])]);
-    }
-    if patch.mask.len() != PAGE / 8 {
-        return None;
-    }
-    let set = |at: usize| at < PAGE && patch.mask[at / 8] & 1 << (at % 8) != 0;
-    let (mut found, mut at, mut taken) = (Vec::new(), 0, 0);
-    while at < PAGE {
-        if !set(at) {
-            at += 1;
-            continue;
-        }
-        let end = (at..=PAGE).find(|&end| !set(end))?;
-        found.push((at, patch.bytes.get(taken..taken + end - at)?));
-        taken += end - at;
-        at = end;
-    }
-    (taken == patch.bytes.len()).then_some(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
-    fn page(fill: impl Fn(usize) -> u8) -> Page {
-        std::array::from_fn(fill)
-    }
+    /// A part of the arena that no other test of this process uses.
+    const PART: Range<u64> = 300 << 30..(300 << 30) + (1 << 20);
 
-    fn patched(mut page: Page, patch: &PagePatch) -> Option<Page> {
-        for (at, bytes) in runs(patch)? {
-            page[at..at + bytes.len()].copy_from_slice(bytes);
+    /// The other end sends a page while a look is under way that has found nothing there.
+    #[test]
+    fn what_comes_during_a_look_is_not_undone() {
+        let arena = client_memory::arena_of_tests();
+        let mut mirror = Mirror::new(arena.try_clone().unwrap());
+        let page = (PART.start / PAGE as u64) as u32;
+        let sent = |before: u8, now: u8| [difference(page, &[before; PAGE], &[now; PAGE])];
+        assert!(mirror.apply(&sent(0, 7)));
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: this part is this test's, which holds no reference to what it contains.
+        let punched =
+            unsafe { libc::fallocate(arena.as_raw_fd(), hole, PART.start as i64, PAGE as i64) };
+        assert_eq!(punched, 0);
+        let parts = [PART];
+        let mut early = mirror.look(Scope::Parts(&parts)).unwrap();
+        assert!(mirror.apply(&sent(7, 9)));
+        assert!(mirror.next(&mut early).is_empty(), "it is told as zeros");
+        let mut now = ZEROS;
+        client_memory::read_shared(address(page), &mut now).unwrap();
+        assert_eq!(now, [9; PAGE]);
+        // What is still not there is zero, and told once.
+        // SAFETY: as above.
+        let punched =
+            unsafe { libc::fallocate(arena.as_raw_fd(), hole, PART.start as i64, PAGE as i64) };
+        assert_eq!(punched, 0);
+        for count in [1, 0] {
+            let mut look = mirror.look(Scope::Parts(&parts)).unwrap();
+            assert_eq!(mirror.next(&mut look).len(), count);
         }
-        Some(page)
     }
 
     #[test]
-    fn a_difference_makes_one_page_the_other() {
-        let noise = page(|at| ((at * 7919) >> 3) as u8);
-        let sparse = page(|at| u8::from(at % 97 == 0));
-        let last = page(|at| u8::from(at == PAGE - 1));
-        for (before, now) in [(ZEROS, noise), (noise, sparse), (sparse, last), (last, ZEROS)] {
-            assert_eq!(patched(before, &difference(1, &before, &now)), Some(now));
-        }
-        let full = difference(1, &ZEROS, &page(|_| 9));
-        assert!(full.mask.is_empty() && full.bytes.len() == PAGE);
-    }
-
-    #[test]
-    fn changes_of_both_ends_in_one_page_are_kept() {
-        let (near, far) = (page(|at| u8::from(at == 100)), page(|at| 2 * u8::from(at == 101)));
-        let merged = patched(near, &difference(0, &ZEROS, &far)).unwrap();
-        assert_eq!((merged[100], merged[101]), (1, 2));
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        let patch = |mask: Vec<u8>, bytes: Vec<u8>| PagePatch {
-            page: 0,
-            mask: Bytes::new(mask).unwrap(),
-            bytes: Bytes::new(bytes).unwrap(),
+    fn pages_are_there_or_between() {
+        let kib = |from: u64, to: u64| from << 10..to << 10;
+        let split_of = |range: Range<u32>, extents: &[Range<u64>]| {
+            let mut runs = Vec::new();
+            split(range, extents, |run| {
+                if !run.pages.is_empty() {
+                    runs.push((run.pages, run.there));
+                }
+            });
+            runs
         };
-        let mut two = vec![0; PAGE / 8];
-        two[PAGE / 8 - 1] = 0xc0;
-        assert!(runs(&patch(two.clone(), vec![1, 2])).is_some());
-        for (mask, bytes) in
-            [(two.clone(), vec![1]), (two, vec![1, 2, 3]), (vec![1], vec![1]), (vec![], vec![1])]
-        {
-            assert!(runs(&patch(mask, bytes)).is_none());
-        }
+        let extents = [kib(0, 8), kib(16, 20), kib(40, 80)];
+        let expected = [(1..2, true), (2..4, false), (4..5, true), (5..10, false), (10..12, true)];
+        assert_eq!(split_of(1..12, &extents), expected);
+        assert_eq!(split_of(5..10, &extents), [(5..10, false)]);
+        assert_eq!(split_of(20..22, &extents), [(20..22, false)]);
+        assert_eq!(split_of(11..12, &extents), [(11..12, true)]);
     }
 }

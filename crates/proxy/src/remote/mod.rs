@@ -6,16 +6,35 @@
 mod capture;
 pub mod far;
 mod handed;
+mod image_way;
 mod images;
 mod mirror;
+pub(crate) mod moving;
+mod named;
 pub(crate) mod open;
 mod outlet;
+mod patch;
 pub(crate) mod restore;
 pub(crate) mod session;
+mod staged;
+mod stand_in;
 mod ticker;
 
+use kedge_cuda_types::arena;
 use kedge_gpu_image::{SavedProxy, SavedStep};
-use kedge_protocol::{Call, Message, Post, StreamOp};
+use kedge_protocol::{Call, Message, Place, Post, Shape, StreamOp};
+use std::ops::Range;
+
+/// Has this process keep memory that it frees, as far as the buffers of a session go: each megabyte
+/// that crosses takes several, and to have the kernel make them anew costs more than all else.
+fn keep_freed_memory() {
+    const KEPT: libc::c_int = 64 << 20;
+    // SAFETY: mallopt sets two numbers of the allocator's, and takes no pointer.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT / 2);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+    }
+}
 
 /// Returns whether from this message on there is memory that the client and devices see.
 fn shares(message: &Message) -> bool {
@@ -34,31 +53,114 @@ fn shared_in(saved: &SavedProxy) -> bool {
     })
 }
 
-/// Returns whether a message may have devices read or write memory that the client sees. What the
-/// client has changed by then crosses before it: later, it would cover what the devices write.
-fn touches_memory(message: &Message) -> bool {
-    match message {
-        Message::Post { post: Post::Enqueue { op, .. } } => match op {
-            StreamOp::Launch { .. }
-            | StreamOp::Copy { .. }
-            | StreamOp::CopyInline { .. }
-            | StreamOp::Memset { .. }
-            | StreamOp::GraphLaunch { .. }
-            | StreamOp::WriteValue { .. }
-            | StreamOp::WaitValue { .. }
-            | StreamOp::HostFn { .. }
-            | StreamOp::Conditional { .. } => true,
-            StreamOp::Empty {}
-            | StreamOp::EventRecord { .. }
-            | StreamOp::EventWait { .. }
-            | StreamOp::MemAlloc { .. }
-            | StreamOp::MemFree { .. }
-            | StreamOp::SetCondition { .. } => false,
-        },
+/// What a message may have devices read and write of memory that the client sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Touches {
+    Nothing,
+    /// These parts, by offset.
+    Parts {
+        reads: Option<Range<u64>>,
+        writes: Option<Range<u64>>,
+    },
+    Anything,
+}
+
+/// Tells of a message. What the client has changed there by then crosses before it: later, it would
+/// cover what the devices write.
+fn touches(message: &Message) -> Touches {
+    let op = match message {
+        Message::Post { post: Post::Enqueue { op, .. } } => op,
         // A module's managed variables lie in memory that both see.
-        Message::Call { call } => {
-            matches!(call, Call::ModuleLoad { .. } | Call::ModuleLink { .. } | Call::Alias { .. })
+        Message::Call {
+            call: Call::ModuleLoad { .. } | Call::ModuleLink { .. } | Call::Alias { .. },
+        } => return Touches::Anything,
+        Message::Call { .. } | Message::Post { .. } => return Touches::Nothing,
+    };
+    let [reads, writes] = match op {
+        StreamOp::Copy { copy } => [Some((copy.src, copy.shape())), Some((copy.dst, copy.shape()))],
+        StreamOp::CopyInline { dst, bytes } => [None, Some(line(*dst, bytes.len() as u64))],
+        StreamOp::Memset { dst, pitch, element, width, height, .. } => {
+            let place = Place::Mapped { addr: *dst, pitch: *pitch, slice: 0 };
+            let width = width.saturating_mul((*element).into());
+            [None, Some((place, Shape { width, height: *height, depth: 1 }))]
         }
-        Message::Post { .. } => false,
+        StreamOp::WriteValue { addr, .. } => [None, Some(line(*addr, 8))],
+        StreamOp::Launch { .. }
+        | StreamOp::GraphLaunch { .. }
+        | StreamOp::WaitValue { .. }
+        | StreamOp::HostFn { .. }
+        | StreamOp::Conditional { .. } => return Touches::Anything,
+        StreamOp::Empty {}
+        | StreamOp::EventRecord { .. }
+        | StreamOp::EventWait { .. }
+        | StreamOp::MemAlloc { .. }
+        | StreamOp::MemFree { .. }
+        | StreamOp::SetCondition { .. } => return Touches::Nothing,
+    };
+    let part = |side: Option<(Place, Shape)>| side.map_or(Ok(None), |(at, shape)| part(at, shape));
+    match (part(reads), part(writes)) {
+        (Ok(None), Ok(None)) => Touches::Nothing,
+        (Ok(reads), Ok(writes)) => Touches::Parts { reads, writes },
+        _ => Touches::Anything,
+    }
+}
+
+fn line(addr: u64, bytes: u64) -> (Place, Shape) {
+    (Place::Mapped { addr, pitch: 0, slice: 0 }, Shape::line(bytes))
+}
+
+/// An address that may be any memory's.
+struct Unknown;
+
+/// Returns which part of the memory that both see a side of a copy is, if any.
+fn part(place: Place, shape: Shape) -> Result<Option<Range<u64>>, Unknown> {
+    let Place::Mapped { addr, pitch, slice } = place else { return Ok(None) };
+    if arena::device_of(addr).is_some() {
+        return Ok(None);
+    }
+    // Where the program has registered its own memory, a device sees it at another address.
+    let start = addr.checked_sub(arena::SHARED_BASE).filter(|_| arena::is_shared(addr));
+    match (start, shape.reach(pitch, slice)) {
+        (_, None) if shape.is_empty() => Ok(None),
+        (Some(start), Some(len)) => Ok(Some(start..start.saturating_add(len))),
+        _ => Err(Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_protocol::{Copy3d, StreamId};
+
+    fn of(op: StreamOp) -> Touches {
+        touches(&Message::Post { post: Post::Enqueue { stream: StreamId(1), op } })
+    }
+
+    #[test]
+    fn a_copy_touches_its_own_bytes() {
+        let shape = Shape { width: 100, height: 3, depth: 2 };
+        let at = |addr| Place::Mapped { addr, pitch: 256, slice: 1024 };
+        let (shared, device) = (at(arena::SHARED_BASE + 4096), at(arena::device_base(0)));
+        let copy = |src, dst| of(StreamOp::Copy { copy: Copy3d::new(src, dst, shape) });
+        let part = Some(4096..4096 + 1024 + 512 + 100);
+        let own = Place::Client { addr: 4096, pitch: 256, slice: 1024 };
+        let reads = Touches::Parts { reads: part.clone(), writes: None };
+        assert_eq!(copy(shared, device), reads);
+        assert_eq!(copy(device, shared), Touches::Parts { reads: None, writes: part });
+        assert_eq!(copy(own, device), Touches::Nothing);
+        // The program's own memory, where it is registered; and what leaves the address space.
+        assert_eq!(copy(device, at(0x7000_0000)), Touches::Anything);
+        let beyond = Place::Mapped { addr: arena::SHARED_BASE, pitch: u64::MAX, slice: 0 };
+        assert_eq!(copy(beyond, device), Touches::Anything);
+    }
+
+    #[test]
+    fn fills_touch_what_they_fill() {
+        let dst = arena::SHARED_BASE;
+        let fill =
+            of(StreamOp::Memset { dst, pitch: 4096, value: 1, element: 4, width: 3, height: 2 });
+        assert_eq!(fill, Touches::Parts { reads: None, writes: Some(0..4096 + 12) });
+        assert_eq!(of(StreamOp::HostFn { token: 1 }), Touches::Anything);
+        assert_eq!(of(StreamOp::Empty {}), Touches::Nothing);
     }
 }

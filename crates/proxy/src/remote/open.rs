@@ -1,18 +1,24 @@
 //! Opening a session for a client.
 
-use super::session::{self, Resumes, Session};
+use super::session::{self, OfClient, Resumes, Session};
 use crate::ending;
 use crate::host::ProxyHost;
 use kedge_control::gpu::Server;
 use kedge_control::proxy::EXIT_LOST;
+use kedge_control::session::FarSession;
 use kedge_cuda_types::CuError;
-use kedge_protocol::{Hello, Welcome};
-use kedge_remote::{ConnectError, Wanted};
+use kedge_protocol::{DeviceChoice, Hello, Welcome};
+use kedge_remote::{ConnectError, Wanted, draw_session_key};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::process::id as own_id;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use thiserror::Error;
+
+/// How many sessions this process has begun.
+static SESSIONS: AtomicU32 = AtomicU32::new(0);
 
 /// Why a client has no devices on another machine.
 #[derive(Debug, Error)]
@@ -36,9 +42,15 @@ impl SessionError {
 /// A client of a session that is to be opened.
 pub(crate) struct Client<'a> {
     pub(crate) hello: &'a Hello,
+    /// Which of the session's devices it sees, and as which of its own it counts them: all where
+    /// that is empty.
+    pub(crate) choice: &'a DeviceChoice,
+    pub(crate) windows: &'a [u32],
     pub(crate) host: &'a Arc<ProxyHost>,
     /// The arena that it shares with this process.
     pub(crate) shared: &'a OwnedFd,
+    /// Its socket, for descriptors.
+    pub(crate) socket: BorrowedFd<'a>,
     /// How long to try to go on after a cut.
     pub(crate) reconnect: Duration,
     /// Where it goes on from an image: the newest message that was taken from its ring.
@@ -51,21 +63,30 @@ pub(crate) fn open_session(
     devices: &[u32],
     client: &Client<'_>,
 ) -> Result<(Session, Welcome), SessionError> {
-    let Client { hello, host, shared, reconnect, restore } = *client;
-    let server = server.to_string();
-    let (program, choice) = (&*hello.program, &hello.choice);
-    let restores = restore.is_some();
-    let wanted = Wanted { devices, program, choice, reconnect, restore: restores };
-    let connected = kedge_remote::connect(&server, wanted)?;
+    let Client { hello, choice, windows, host, shared, socket, reconnect, restore } = *client;
+    let (server, log) = (server.to_string(), host.log.clone());
+    let (program, restores) = (&*hello.program, restore.is_some());
+    let wanted = Wanted { devices, program, choice, windows, reconnect, restore: restores };
+    let key = draw_session_key()?;
+    // Without it only time ends a session whose proxy is killed.
+    if let Some(folder) = host.folder()
+        && let Err(error) = (FarSession { server: server.clone(), key }).note(
+            &folder,
+            own_id(),
+            SESSIONS.fetch_add(1, Ordering::SeqCst),
+        )
+    {
+        log.line(&format!("{}: cannot say which session it has: {error}", folder.display()));
+    }
+    let connected = kedge_remote::connect(&server, key, wanted)?;
     let welcome = connected.welcome.clone();
-    let log = host.log.clone();
     let over = move |why: &str| {
         log.line(why);
-        session::is_over();
+        session::is_over(&key);
         ending::end_now(EXIT_LOST as u8)
     };
-    let arena = shared.try_clone()?;
-    let resumes = Resumes { reconnect, done: restore.unwrap_or(0) };
-    let session = Session::new(connected, server, host.clone(), arena, resumes, over)?;
+    let of_client = OfClient { arena: shared.try_clone()?, socket: socket.try_clone_to_owned()? };
+    let resumes = Resumes { reconnect, done: restore.unwrap_or(0), restores };
+    let session = Session::new((connected, key), server, host.clone(), of_client, resumes, over)?;
     Ok((session, welcome))
 }

@@ -1,8 +1,9 @@
 //! What the far end of a session tells the near one.
 
-use super::mirror::Mirror;
+use super::Touches;
+use super::mirror::{Look, Mirror, Scope};
 use super::ticker::Ticker;
-use crate::outlet::{Outlet, PrivateMemory};
+use crate::outlet::Outlet;
 use kedge_cuda_types::CuError;
 use kedge_device::Backend;
 use kedge_protocol::CtxId;
@@ -14,6 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// Chunks of the client's memory that a copy asks for before the first has come.
 const AHEAD: usize = 16;
@@ -26,8 +28,45 @@ pub(crate) struct Line {
     mirror: Mutex<Mirror>,
     work: Work,
     ticker: Arc<Ticker>,
+    progress: Progress,
     reads: Reads,
     patches: Patches,
+}
+
+/// While messages wait to be carried out, progress is told so often at most: to tell it takes
+/// longer than many messages do.
+const PACE: Duration = Duration::from_millis(1);
+
+/// Up to which message all is complete.
+struct Progress {
+    /// In fact, and as the near end was told.
+    newest: AtomicU64,
+    told: AtomicU64,
+    /// Whether messages wait to be carried out.
+    more: AtomicBool,
+    /// When it was last told by itself, microseconds from `begin`.
+    last: AtomicU64,
+    begin: Instant,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let (newest, told, more, last) = Default::default();
+        Progress { newest, told, more, last, begin: Instant::now() }
+    }
+
+    /// Returns whether it is to be told by itself, and not with what is told next.
+    fn is_due(&self) -> bool {
+        if !self.more.load(Ordering::Relaxed) {
+            return true;
+        }
+        let (now, last) = (self.begin.elapsed().as_micros() as u64, &self.last);
+        let due = now.saturating_sub(last.load(Ordering::Relaxed)) > PACE.as_micros() as u64;
+        if due {
+            last.store(now, Ordering::Relaxed);
+        }
+        due
+    }
 }
 
 /// What the client has changed, as it arrives.
@@ -38,6 +77,9 @@ struct Patches {
     arrived: Condvar,
 }
 
+/// Parts of memory that devices may have changed are kept one by one up to this many.
+const PARTS: usize = 64;
+
 /// Whether devices may have changed anything.
 #[derive(Default)]
 struct Work {
@@ -46,6 +88,10 @@ struct Work {
     ended: AtomicU64,
     /// Those whose changes have all been told.
     told: AtomicU64,
+    /// The newest that may change anything.
+    whole: AtomicU64,
+    /// What the others may change, with the number of each.
+    parts: Mutex<Vec<(u64, Range<u64>)>>,
     /// Whether there is any memory that the client and devices see.
     shared: AtomicBool,
     backend: OnceLock<Weak<dyn Backend>>,
@@ -71,27 +117,50 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Work {
+    /// Takes note of what a message may change.
+    fn add(&self, number: u64, part: Range<u64>) {
+        let mut parts = locked(&self.parts);
+        if parts.len() < PARTS {
+            parts.push((number, part));
+        } else {
+            parts.clear();
+            self.whole.store(number, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether there is work that may change anything, and what it has changed has not all
+    /// been told.
+    fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::SeqCst) > self.told.load(Ordering::SeqCst)
+    }
+
+    /// Returns where changes are to be looked for, all up to `told` having been told.
+    fn scope<'a>(&self, told: u64, parts: &'a mut Vec<Range<u64>>) -> Scope<'a> {
+        parts.extend(locked(&self.parts).iter().map(|(_, part)| part.clone()));
+        if self.whole.load(Ordering::SeqCst) > told { Scope::All } else { Scope::Parts(parts) }
+    }
+
+    /// All changes of messages up to this one have been told.
+    fn are_told(&self, number: u64) {
+        locked(&self.parts).retain(|(of, _)| *of > number);
+        self.told.fetch_max(number, Ordering::SeqCst);
+    }
+}
+
 impl Line {
     /// Makes it, with a thread that tells what devices change while they work.
     pub(crate) fn start(links: Arc<Links>, mirror: Mirror) -> io::Result<Arc<Line>> {
         let sender = Sender::new(links.clone(), Which::Line);
         let (sending, mirror) = (Mutex::new(Sending::new(sender)), Mutex::new(mirror));
         let (work, ticker, reads, patches) = Default::default();
-        let line = Arc::new(Line { links, sending, mirror, work, ticker, reads, patches });
+        let progress = Progress::new();
+        let line = Line { links, sending, mirror, work, ticker, progress, reads, patches };
+        let line = Arc::new(line);
         let looks = line.clone();
-        line.ticker.start("mirror", move || {
-            let begun = looks.work.begun.load(Ordering::SeqCst);
-            begun != looks.work.told.load(Ordering::SeqCst) && looks.tell().is_ok()
-        })?;
+        line.ticker
+            .start("mirror", move || looks.work.is_whole() && looks.tell_changes(None).is_ok())?;
         Ok(line)
-    }
-
-    /// Sends what devices have changed.
-    fn tell(&self) -> io::Result<()> {
-        self.links.wait_for_room(Which::Line)?;
-        let mut sending = locked(&self.sending);
-        self.tell_changes(&mut sending)?;
-        sending.flush()
     }
 
     /// From now on there is memory that the client and devices see.
@@ -111,26 +180,34 @@ impl Line {
         let _ = self.work.backend.set(Arc::downgrade(backend));
     }
 
-    /// A message that may have devices change memory is about to be carried out.
-    pub(crate) fn work_begins(&self) {
-        if self.work.shared.load(Ordering::SeqCst) {
-            self.work.begun.fetch_add(1, Ordering::SeqCst);
-            self.ticker.wake();
+    /// A message is about to be carried out; returns whether it may have devices change memory that
+    /// the client sees.
+    pub(crate) fn work_begins(&self, touches: Touches) -> bool {
+        let work = &self.work;
+        if !work.shared.load(Ordering::SeqCst) {
+            return false;
         }
+        // Only the thread that carries messages out counts.
+        let number = work.begun.load(Ordering::SeqCst) + 1;
+        match touches {
+            Touches::Nothing | Touches::Parts { writes: None, .. } => return false,
+            Touches::Parts { writes: Some(part), .. } => work.add(number, part),
+            Touches::Anything => {
+                work.whole.store(number, Ordering::SeqCst);
+                self.ticker.wake();
+            }
+        }
+        work.begun.store(number, Ordering::SeqCst);
+        true
     }
 
     pub(crate) fn work_is_handed_over(&self) {
-        if self.work.shared.load(Ordering::SeqCst) {
-            self.work.ended.fetch_add(1, Ordering::SeqCst);
-        }
+        self.work.ended.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Sends `message` at once, after what devices have changed.
     pub(crate) fn say(&self, message: &ToNear) -> io::Result<()> {
-        let mut sending = locked(&self.sending);
-        self.tell_changes(&mut sending)?;
-        sending.add(message)?;
-        sending.flush()
+        self.tell_changes(Some(message))
     }
 
     /// Sends `message` with whatever is sent next.
@@ -138,22 +215,56 @@ impl Line {
         locked(&self.sending).add(message)
     }
 
-    fn tell_changes(&self, sending: &mut Sending<Sender>) -> io::Result<()> {
+    /// Sends what devices have changed, then `message`. It waits for room between frames, so
+    /// whoever reads the aside must not call it.
+    fn tell_changes(&self, message: Option<&ToNear>) -> io::Result<()> {
         let work = &self.work;
+        // What had been completed by now has been looked for when that is told.
+        let completed = self.progress.newest.load(Ordering::SeqCst);
         let (begun, told) = (work.begun.load(Ordering::SeqCst), work.told.load(Ordering::SeqCst));
-        if begun == told {
-            return Ok(());
+        if begun != told {
+            // In this order: all that had begun is with the devices, which have finished it, before
+            // what it has changed is looked for.
+            let all_there = work.ended.load(Ordering::SeqCst) == begun;
+            let idle = || work.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle());
+            let all = all_there && idle();
+            let mut look = locked(&self.mirror).look(work.scope(told, &mut Vec::new()))?;
+            while self.tell_some(&mut look)? {
+                self.links.wait_for_room(Which::Line)?;
+            }
+            if all {
+                work.are_told(begun);
+            }
         }
-        // In this order: all that had begun is with the devices, which have finished it, before
-        // what it has changed is looked for.
-        let all_there = work.ended.load(Ordering::SeqCst) == begun;
-        let idle = || work.backend.get().and_then(Weak::upgrade).is_some_and(|b| b.is_idle());
-        let all = all_there && idle();
-        locked(&self.mirror).changes(|pages| sending.add(&ToNear::Patches { pages }))?;
-        if all {
-            work.told.store(begun, Ordering::SeqCst);
+        let mut sending = locked(&self.sending);
+        if self.progress.told.fetch_max(completed, Ordering::SeqCst) < completed {
+            sending.add(&ToNear::Completed { seq: completed })?;
         }
-        Ok(())
+        message.map_or(Ok(()), |message| sending.add(message))?;
+        sending.flush()
+    }
+
+    /// Tells whether messages wait to be carried out.
+    pub(crate) fn more_follows(&self, more: bool) {
+        self.progress.more.store(more, Ordering::Relaxed);
+    }
+
+    /// All messages up to this one are complete, which is told now or with something else.
+    fn completed(&self, seq: u64) {
+        self.progress.newest.fetch_max(seq, Ordering::SeqCst);
+        if self.progress.told.load(Ordering::SeqCst) < seq && self.progress.is_due() {
+            let _ = self.tell_changes(None);
+        }
+    }
+
+    /// Adds a frame of what devices have changed; `false` at the look's end.
+    fn tell_some(&self, look: &mut Look) -> io::Result<bool> {
+        let mut sending = locked(&self.sending);
+        let pages = locked(&self.mirror).next(look);
+        if pages.is_empty() {
+            return Ok(false);
+        }
+        sending.add(&ToNear::Patches { pages }).map(|()| true)
     }
 
     /// Takes over what the client has changed; `false` where that is nonsense.
@@ -191,9 +302,21 @@ impl Line {
         self.patches.arrived.notify_all();
     }
 
+    /// Stores bytes in the client's memory, before whatever is told later.
+    pub(super) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
+        let mut at = addr;
+        bytes.chunks(CHUNK).try_for_each(|part| {
+            let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
+            let _ = self.links.wait_for_room(Which::Line);
+            let written = self.say_soon(&ToNear::Write { addr: at, bytes });
+            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
+            written.map_err(|_| CuError::OPERATING_SYSTEM)
+        })
+    }
+
     /// Has the near end read the client's memory, [`AHEAD`] chunks ahead of what has come: a line
     /// is long, and asking anew for each chunk would wait for it each time.
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
+    pub(super) fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
         addr.checked_add(out.len() as u64).ok_or(CuError::INVALID_VALUE)?;
         let mut asked = VecDeque::new();
         let ask = |at: usize, len: usize| self.ask(addr + at as u64, len.min(CHUNK) as u32);
@@ -282,7 +405,7 @@ impl Outlet for LineOutlet {
     }
 
     fn set_completed(&self, seq: u64) {
-        self.say(&ToNear::Completed { seq });
+        self.0.completed(seq);
     }
 
     fn set_output_pending(&self, pending: bool) {
@@ -298,55 +421,6 @@ impl Outlet for LineOutlet {
         let why = Text::truncated("the proxy beside the devices has ended".into());
         self.say(&ToNear::Closed { why });
     }
-}
-
-/// Bytes of the client's private memory, by address.
-pub(crate) type Staged = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
-
-/// The client's private memory, at the other end of the line.
-pub(crate) struct FarMemory {
-    pub(crate) line: Arc<Line>,
-    /// What the near end has sent of it with the next message.
-    pub(crate) staged: Staged,
-}
-
-impl PrivateMemory for FarMemory {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
-        if take_staged(&locked(&self.staged), addr, out) {
-            return Ok(());
-        }
-        self.line.read(addr, out)
-    }
-
-    fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
-        let mut at = addr;
-        bytes.chunks(CHUNK).try_for_each(|part| {
-            let bytes = Bytes::new(part.to_vec()).unwrap_or_default();
-            let _ = self.line.links.wait_for_room(Which::Line);
-            let written = self.line.say_soon(&ToNear::Write { addr: at, bytes });
-            at = at.checked_add(part.len() as u64).ok_or(CuError::INVALID_VALUE)?;
-            written.map_err(|_| CuError::OPERATING_SYSTEM)
-        })
-    }
-
-    fn belongs_to(&self, _: u32) {}
-}
-
-/// Copies from runs of bytes that follow each other, if they have all.
-fn take_staged(staged: &[(u64, Vec<u8>)], addr: u64, out: &mut [u8]) -> bool {
-    let mut done = 0;
-    for (start, bytes) in staged {
-        let wanted = addr + done as u64;
-        let Some(from) = wanted.checked_sub(*start).map(|from| from as usize) else { continue };
-        let Some(rest) = bytes.get(from..).filter(|rest| !rest.is_empty()) else { continue };
-        let count = rest.len().min(out.len() - done);
-        out[done..done + count].copy_from_slice(&rest[..count]);
-        done += count;
-        if done == out.len() {
-            return true;
-        }
-    }
-    out.is_empty()
 }
 
 /// An answer to an order.
@@ -365,21 +439,4 @@ pub(crate) fn refusal(error: CuError) -> Vec<u8> {
     let status: kedge_protocol::Status = Err(error.0);
     kedge_wire::encode(&status, &mut bytes);
     bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn staged_bytes_are_found_across_their_pieces() {
-        let staged = [(100, vec![1, 2, 3]), (103, vec![4, 5])];
-        let read = |addr, len| {
-            let mut out = vec![0; len];
-            take_staged(&staged, addr, &mut out).then_some(out)
-        };
-        assert_eq!(read(101, 4), Some(vec![2, 3, 4, 5]));
-        assert_eq!(read(100, 1), Some(vec![1]));
-        assert_eq!((read(101, 5), read(99, 1), read(105, 1)), (None, None, None));
-    }
 }

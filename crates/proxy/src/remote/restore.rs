@@ -1,6 +1,7 @@
 //! Bringing a client back whose devices are on another machine: its near end has the image, whose
 //! files the far end reads to build the devices from.
 
+use super::image_way::ImageStream;
 use super::open::{Client, open_session};
 use super::session::Session;
 use super::shared_in;
@@ -9,10 +10,9 @@ use crate::restore::{RestoreError, fill_arena};
 use kedge_control::gpu::Server;
 use kedge_gpu_image::{SavedObject, SavedProxy};
 use kedge_image::Layers;
-use kedge_remote::{Answer, ImageAsk, ImageLineError, named, serve_files};
-use std::net::Shutdown;
+use kedge_remote::{Answer, ImageAsk, named, serve_files};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub(crate) struct Gone<'a> {
     pub(crate) saved: &'a SavedProxy,
     pub(crate) host: &'a Arc<ProxyHost>,
     pub(crate) shared: &'a OwnedFd,
+    /// The client's, for descriptors.
+    pub(crate) socket: BorrowedFd<'a>,
     /// How long to try to go on after a cut.
     pub(crate) reconnect: Duration,
 }
@@ -35,22 +37,23 @@ pub(crate) fn restore(
     devices: &[u32],
     gone: &Gone<'_>,
 ) -> Result<Session, RestoreError> {
-    let Gone { layers, saved, host, shared, reconnect } = *gone;
+    let Gone { layers, saved, host, shared, socket, reconnect } = *gone;
     fill_arena(layers, saved)?;
     let (hello, restore) = (&saved.hello, Some(saved.position));
-    let client = Client { hello, host, shared, reconnect, restore };
+    let (choice, windows) = (&hello.choice, &[][..]);
+    let client = Client { hello, choice, windows, host, shared, socket, reconnect, restore };
     let (session, _) = open_session(server, devices, &client)?;
     session.agree(arenas(saved), shared_in(saved));
+    session.remember(&saved.steps);
     let stream = session.way().open(&ImageAsk::Restore { files: named(layers)? })?;
-    let system = |error: std::io::Error| ImageLineError::Line(error.into());
+    let ImageStream { reading, writing, end } = stream;
     // It may be busy with what it has read for as long as it needs.
-    stream.set_read_timeout(None).map_err(system)?;
-    let reading = stream.try_clone().map_err(system)?;
+    reading.set_patience(None);
     let answer = std::thread::scope(|scope| {
         // Whoever asks hears of what goes wrong.
-        scope.spawn(|| serve_files(reading, &stream, layers));
+        scope.spawn(|| serve_files(reading, writing, layers));
         let answer = session.answer(LIMIT);
-        let _ = stream.shutdown(Shutdown::Both);
+        drop(end);
         answer
     });
     match answer {

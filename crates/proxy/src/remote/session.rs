@@ -1,30 +1,37 @@
 //! The near end of a session: an executor whose devices are on another machine.
 
-use super::capture::{FarCapture, FarRoom, ImageWay};
-use super::mirror::Mirror;
+use super::capture::{FarCapture, FarRoom};
+use super::image_way::ImageWay;
+use super::mirror::{Mirror, Scope};
+use super::moving::ShownThere;
+use super::named::Named;
 use super::outlet::refusal;
 use super::ticker::Ticker;
-use super::{shares, touches_memory};
+use super::{Touches, shares, stand_in, touches};
 use crate::capture::CaptureError;
 use crate::executor::{Build, Captured, Executor, Identity, NearEnd, Room, Shares};
 use crate::host::ProxyHost;
+use crate::moving::{Follows, Shown};
 use kedge_control::joblog::JobLog;
 use kedge_control::sharing::{Bond, What};
 use kedge_cuda_types::CuError;
 use kedge_device::{Host, SnapshotError};
-use kedge_protocol::{Call, Message, ModuleImage, PeerName};
+use kedge_gpu_image::SavedStep;
+use kedge_kernel_cache::{Digest, MAX_MODULE};
+use kedge_protocol::{Call, Message, ModuleImage, PeerName, Status};
 use kedge_remote::{
     Answer, Aside, Ask, CHUNK, Capture, Connected, Dialer, Frames, ImageLineError, Links, Receiver,
-    Sender, Sending, ToFar, ToNear, Which, put_message,
+    Sender, Sending, SessionKey, ToFar, ToNear, Which, put_message,
 };
-use kedge_transport::{Incoming, ReplyTo, SLOTS};
+use kedge_transport::{Incoming, ReplyTo, SLOTS, offer_descriptor};
 use kedge_wire::{Bytes, List};
+use std::fmt::Display;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much longer an answer may take than what it is about.
@@ -35,30 +42,40 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const CAPTURE_LIMIT: Duration = Duration::from_secs(45);
 /// Swapping out packs it as well.
 const SWAP_LIMIT: Duration = Duration::from_secs(1000);
+/// Between two packets of posts at least: a post that follows others may wait so long for more.
+const PACE: Duration = Duration::from_micros(20);
+/// Images of modules from this length on are sent only where the far end has not got them.
+const NAMED: u64 = 64 << 10;
+/// Contexts that a far end may say are broken.
+const MAX_BROKEN: u32 = 1 << 16;
 /// What a session cannot do as yet.
 const NOT_FAR: &str = "its devices are on another machine, where this is not supported as yet: \
     give --gpu devices of this machine, or do without";
 
-/// The session of this process.
-static LINKS: OnceLock<Arc<Links>> = OnceLock::new();
+/// The sessions of this process that have not ended.
+static SESSIONS: Mutex<Vec<(SessionKey, Arc<Links>)>> = Mutex::new(Vec::new());
 
-/// Whether that has ended.
-static OVER: AtomicBool = AtomicBool::new(false);
+/// Whether they are being told goodbye: that a line ends is no news then.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Takes note that this process's session has ended: nobody is there to hear a goodbye, and whoever
-/// watches this process end waits for it.
-pub(super) fn is_over() {
-    OVER.store(true, Ordering::SeqCst);
+/// Takes note that a session of this process has ended: nobody is there to hear a goodbye, and
+/// whoever watches this process end waits for it.
+pub(super) fn is_over(key: &SessionKey) {
+    locked(&SESSIONS).retain(|(of, _)| of != key);
 }
 
-/// Tells the far end that the client has ended, if there is one. This process is about to end.
+/// Tells the far ends that the client has ended, if there are any. This process is about to end.
 pub(crate) fn say_bye() {
-    if let Some(links) = LINKS.get().filter(|_| !OVER.load(Ordering::SeqCst)) {
+    ENDING.store(true, Ordering::SeqCst);
+    let sessions = std::mem::take(&mut *locked(&SESSIONS));
+    let told = sessions.into_iter().filter(|(_, links)| {
         let mut aside = Sending::new(Sender::new(links.clone(), Which::Aside));
         // Without a line, the far end gives the client up after some time.
-        if aside.add(&Aside::Bye {}).and_then(|()| aside.flush()).is_ok() {
-            links.wait_until_sent(Which::Aside, LAST_WORDS);
-        }
+        aside.add(&Aside::Bye {}).and_then(|()| aside.flush()).is_ok()
+    });
+    let until = Instant::now() + LAST_WORDS;
+    for (_, links) in told.collect::<Vec<_>>() {
+        links.wait_until_sent(Which::Aside, until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -69,6 +86,16 @@ pub(crate) struct Resumes {
     pub(crate) reconnect: Duration,
     /// Up to this one the client's messages are complete.
     pub(crate) done: u64,
+    /// Whether the far end answers first how that went.
+    pub(crate) restores: bool,
+}
+
+/// What the near end has of its client.
+pub(crate) struct OfClient {
+    /// Mapped in this process.
+    pub(crate) arena: OwnedFd,
+    /// Its socket, for descriptors.
+    pub(crate) socket: OwnedFd,
 }
 
 pub(crate) struct Session {
@@ -80,6 +107,8 @@ pub(crate) struct Session {
     way: ImageWay,
     /// Of the client's changes, those that what was sent counts on.
     patched: u64,
+    /// When posts last left because there were no more.
+    flushed: Instant,
 }
 
 /// What the threads of the near end have together.
@@ -96,8 +125,20 @@ pub(crate) struct Near {
     /// The newest message that was sent, and that is complete.
     sent: AtomicU64,
     completed: AtomicU64,
+    /// The newest that may have devices look at any memory while it is carried out.
+    works: AtomicU64,
     /// Slots whose calls have been sent and not answered.
     asked: [AtomicBool; SLOTS],
+    /// Orders that have not been answered.
+    ordered: AtomicU32,
+    /// What of the client the far end may reach.
+    named: Mutex<Named>,
+    /// Contexts that are broken.
+    broken: AtomicU32,
+    /// Those of them that wait for a descriptor.
+    exports: [AtomicBool; SLOTS],
+    /// The client's.
+    socket: OwnedFd,
 }
 
 /// The client's side of memory that both see.
@@ -112,27 +153,32 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    /// Goes on with a session that has been opened. `arena` is the client's, mapped here; `over` is
-    /// called when the session has ended, with why.
+    /// Goes on with a session that has been opened. `over` is called when the session has ended,
+    /// with why.
     pub(crate) fn new(
-        connected: Connected,
+        (connected, key): (Connected, SessionKey),
         server: String,
         host: Arc<ProxyHost>,
-        arena: OwnedFd,
+        of_client: OfClient,
         resumes: Resumes,
         over: impl Fn(&str) + Send + Sync + 'static,
     ) -> io::Result<Session> {
-        let Connected { key, line, .. } = connected;
-        let Resumes { reconnect, done } = resumes;
-        let way = ImageWay { server: server.clone(), key };
+        let Connected { line, .. } = connected;
+        super::keep_freed_memory();
+        let Resumes { reconnect, done, restores } = resumes;
+        let OfClient { arena, socket } = of_client;
         let links = Links::start()?;
-        let dialer = |say: Option<Arc<JobLog>>| {
-            let say = move |text: &str| say.iter().for_each(|log| log.line(text));
-            Dialer::new(&server, key, reconnect, say)
+        let dialer = |which: Which, say: Option<Arc<JobLog>>| {
+            let say = move |text: &str| {
+                let news = say.iter().filter(|_| !ENDING.load(Ordering::SeqCst));
+                news.for_each(|log| log.line(text));
+            };
+            Dialer::new(&server, key, which.number(), reconnect, say)
         };
-        let receiver = Receiver::new(links.clone(), Which::Line, dialer(Some(host.log.clone())));
+        let log = Some(host.log.clone());
+        let receiver = Receiver::new(links.clone(), Which::Line, dialer(Which::Line, log));
         receiver.inlet().go_on(line, |_, _| Ok(0))?;
-        let aside = Receiver::new(links.clone(), Which::Aside, dialer(None));
+        let aside = Receiver::new(links.clone(), Which::Aside, dialer(Which::Aside, None));
         let sender = |which| Sending::new(Sender::new(links.clone(), which));
         let near = Arc::new(Near {
             server,
@@ -144,8 +190,15 @@ impl Session {
             ticker: Arc::default(),
             sent: AtomicU64::new(done),
             completed: AtomicU64::new(done),
+            works: AtomicU64::new(0),
             asked: [const { AtomicBool::new(false) }; SLOTS],
+            ordered: AtomicU32::new(restores.into()),
+            named: Mutex::default(),
+            broken: AtomicU32::new(0),
+            exports: [const { AtomicBool::new(false) }; SLOTS],
+            socket,
         });
+        let way = ImageWay::new(near.clone(), key, reconnect);
         let (answer, answers) = channel();
         let over = Arc::new(over);
         let (hears, ends) = (near.clone(), over.clone());
@@ -154,13 +207,19 @@ impl Session {
         let watches = near.clone();
         let watch = move || over(&watches.watch_aside(aside));
         std::thread::Builder::new().name("aside".into()).stack_size(256 << 10).spawn(watch)?;
-        let _ = LINKS.set(links.clone());
+        locked(&SESSIONS).push((key, links.clone()));
         let looks = near.clone();
-        near.ticker.start("mirror", move || {
-            let room = || looks.links.wait_for_room(Which::Aside).is_ok();
-            looks.is_busy() && room() && looks.tell_changes().is_ok()
-        })?;
-        Ok(Session { line: sender(Which::Line), near, answers, late: 0, way, patched: 0 })
+        near.ticker
+            .start("mirror", move || looks.is_busy() && looks.tell_changes(Scope::All).is_ok())?;
+        Ok(Session {
+            line: sender(Which::Line),
+            near,
+            answers,
+            late: 0,
+            way,
+            patched: 0,
+            flushed: Instant::now(),
+        })
     }
 
     pub(crate) fn way(&self) -> &ImageWay {
@@ -175,15 +234,30 @@ impl Session {
         parts.for_each(|part| mirrored.mirror.agree(part));
     }
 
+    /// Takes note of what the record of a client names that goes on from an image.
+    pub(crate) fn remember(&self, steps: &[SavedStep]) {
+        locked(&self.near.named).remember(steps);
+    }
+
     /// Waits for an answer.
     pub(crate) fn answer(&self, limit: Duration) -> Option<Answer> {
         self.answers.recv_timeout(limit).ok()
     }
 
+    /// Goes on behind a message: all up to it are complete.
+    pub(crate) fn goes_on_from(&self, position: u64) {
+        self.near.sent.store(position, Ordering::SeqCst);
+        self.near.completed.store(position, Ordering::SeqCst);
+    }
+
+    /// Has the far end get all that the client has in memory that both see.
+    pub(crate) fn bring_all_over(&mut self) -> io::Result<()> {
+        self.bring_over(Scope::All)
+    }
+
     /// Has the far end get what the client has changed, before what is sent next.
-    fn bring_over(&mut self) -> io::Result<()> {
-        self.near.links.wait_for_room(Which::Aside)?;
-        let count = self.near.tell_changes()?;
+    fn bring_over(&mut self, scope: Scope<'_>) -> io::Result<()> {
+        let count = self.near.tell_changes(scope)?;
         if count > self.patched {
             self.patched = count;
             self.line.add(&ToFar::Patched { count })?;
@@ -197,9 +271,18 @@ impl Session {
         if shares(message) {
             self.near.shared.store(true, Ordering::SeqCst);
         }
-        let looks = touches_memory(message) && self.near.shared.load(Ordering::SeqCst);
-        if looks {
-            self.bring_over()?;
+        let touches = match self.near.shared.load(Ordering::SeqCst) {
+            true => touches(message),
+            false => Touches::Nothing,
+        };
+        let works = touches == Touches::Anything;
+        match touches {
+            Touches::Nothing => {}
+            Touches::Parts { reads, writes } => {
+                let parts: Vec<_> = reads.into_iter().chain(writes).collect();
+                self.bring_over(Scope::Parts(&parts))?;
+            }
+            Touches::Anything => self.bring_over(Scope::All)?,
         }
         match message {
             Message::Call { call: Call::ModuleLoad { image, .. } } => self.stage(image)?,
@@ -208,16 +291,25 @@ impl Session {
             }
             _ => {}
         }
+        locked(&self.near.named).add(seq, message);
         self.near.sent.store(seq, Ordering::SeqCst);
         self.line.put(|w| put_message(seq, to, message, w))?;
-        if looks {
+        if works {
+            self.near.works.store(seq, Ordering::SeqCst);
             self.near.ticker.wake();
         }
         if to.is_some() { self.line.flush() } else { Ok(()) }
     }
 
-    /// Sends a module's image. What cannot be read is not sent, and found missing there.
+    /// Sends a module's image, or what it is called. What cannot be read is not sent, and found
+    /// missing there.
     fn stage(&mut self, image: &ModuleImage) -> io::Result<()> {
+        if (NAMED..=MAX_MODULE).contains(&image.len)
+            && let Ok(digest) = self.digest(image)
+        {
+            let (addr, len, digest) = (image.addr, image.len, digest.bytes());
+            return self.line.add(&ToFar::Named { addr, len, digest });
+        }
         let mut at = 0;
         while at < image.len {
             let count = (image.len - at).min(CHUNK as u64);
@@ -231,8 +323,18 @@ impl Session {
         Ok(())
     }
 
+    fn digest(&self, image: &ModuleImage) -> Result<Digest, CuError> {
+        let part = |at: u64| {
+            let count = (image.len - at).min(CHUNK as u64);
+            let addr = image.addr.checked_add(at).ok_or(CuError::INVALID_VALUE)?;
+            self.near.host.read_bytes(addr, count as usize)
+        };
+        Digest::of_parts((0..image.len).step_by(CHUNK).map(part))
+    }
+
     /// Gives an order, and waits for its answer.
     fn ask(&mut self, ask: Ask, limit: Duration) -> Option<Answer> {
+        self.near.ordered.fetch_add(1, Ordering::SeqCst);
         self.line.add(&ToFar::Ask { ask }).and_then(|()| self.line.flush()).ok()?;
         let until = Instant::now() + limit + LATE;
         self.late += 1;
@@ -259,22 +361,32 @@ impl Session {
 
 impl Executor for Session {
     fn execute(&mut self, incoming: Incoming) {
-        let Incoming { seq, message, reply_to } = incoming;
-        if let (Some(to), Message::Call { call }) = (&reply_to, &message) {
-            if let Some(error) = stays(call) {
-                self.near.host.log(&format!("{} failed: {NOT_FAR}", call.name()));
+        let Incoming { seq, mut message, reply_to } = incoming;
+        if let (Some(to), Message::Call { call }) = (&reply_to, &mut message) {
+            if let Err(error) = self.near.crosses(call) {
                 let _ = self.near.host.outlet.reply(to.clone(), &refusal(error));
                 return;
             }
-            self.near.asked[to.number() as usize].store(true, Ordering::SeqCst);
+            let slot = to.number() as usize;
+            let exports = matches!(call, Call::HandleExport { .. });
+            self.near.exports[slot].store(exports, Ordering::SeqCst);
+            self.near.asked[slot].store(true, Ordering::SeqCst);
         }
         let to = reply_to.as_ref().map(ReplyTo::number);
         // That it is broken is found out by the thread that hears it.
         let _ = self.send(seq, to, &message);
     }
 
-    fn flush(&mut self) {
-        let _ = self.line.flush();
+    fn flush(&mut self) -> Duration {
+        if self.line.is_empty() {
+            return Duration::ZERO;
+        }
+        let left = PACE.saturating_sub(self.flushed.elapsed());
+        if left.is_zero() {
+            let _ = self.line.flush();
+            self.flushed = Instant::now();
+        }
+        left
     }
 
     fn spin(&self, spin: Duration) -> Duration {
@@ -296,14 +408,24 @@ impl Executor for Session {
         near: &NearEnd<'_>,
         on: Build,
     ) -> Result<Box<dyn Captured>, CaptureError> {
-        self.bring_over().map_err(|error| ImageLineError::Line(error.into()))?;
-        let Identity { hello, client_memory, devices, .. } = near.identity.clone();
-        let (devices, position) = (List::new(devices)?, near.position);
+        self.bring_over(Scope::All).map_err(|error| ImageLineError::Line(error.into()))?;
         let Build { track, parent } = on;
-        let capture = Capture { hello, client_memory, devices, position, track, parent };
+        let capture = Capture { track, parent, ..capture_of(near)? };
         let (number, bytes) = self.captured(Ask::Capture { capture }, CAPTURE_LIMIT)?;
         let (way, near) = (self.way.clone(), self.near.clone());
         Ok(Box::new(FarCapture { way, near, number, bytes }))
+    }
+
+    fn show(
+        &mut self,
+        near: &NearEnd<'_>,
+        follows: Follows,
+    ) -> Result<Box<dyn Shown>, CaptureError> {
+        let first = matches!(follows, Follows::Nothing);
+        let capture = capture_of(near)?;
+        let (number, bytes) = self.captured(Ask::Show { capture, first }, CAPTURE_LIMIT)?;
+        let (way, near) = (self.way.clone(), self.near.clone());
+        Ok(Box::new(ShownThere { way, near, number, bytes }))
     }
 
     fn shares(&mut self) -> Result<Shares, SnapshotError> {
@@ -322,26 +444,60 @@ impl Executor for Session {
     }
 }
 
+/// What a far end needs of this one for a capture that holds all.
+fn capture_of(near: &NearEnd<'_>) -> Result<Capture, CaptureError> {
+    let Identity { hello, client_memory, devices, .. } = near.identity.clone();
+    let (devices, position) = (List::new(devices)?, near.position);
+    Ok(Capture { hello, client_memory, devices, position, track: false, parent: None })
+}
+
 fn not_far() -> SnapshotError {
     SnapshotError::new(CuError::NOT_SUPPORTED, NOT_FAR)
 }
 
-/// How the near end answers calls about descriptors, which mean nothing elsewhere.
-fn stays(call: &Call) -> Option<CuError> {
-    let stays = matches!(
-        call,
-        Call::HandleExport { .. }
-            | Call::HandleImport { .. }
-            | Call::SlabShare { .. }
-            | Call::PeerOpen { .. }
-            | Call::EventShare { .. }
-            | Call::EventOpen { .. }
-            | Call::Adopt { .. }
-    );
-    stays.then_some(CuError::NOT_SUPPORTED)
-}
-
 impl Near {
+    /// Returns the server, as the user named it.
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Makes a call one that the far end can carry out, where descriptors are in it.
+    fn crosses(&self, call: &mut Call) -> Result<(), CuError> {
+        match call {
+            Call::HandleImport { handle, ticket } => {
+                let fd = self.host.tickets.take(*ticket)?;
+                // What is no stand-in is no memory of another machine's.
+                let name = stand_in::read(fd).ok_or(CuError::INVALID_VALUE)?;
+                *call = Call::PeerOpen { handle: *handle, name };
+            }
+            Call::Adopt { .. } => {
+                self.host.log(&format!("{} failed: {NOT_FAR}", call.name()));
+                return Err(CuError::NOT_SUPPORTED);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Sends the client a stand-in for memory that the far end has named: the reply that follows.
+    fn exported(&self, reply: &[u8]) -> Vec<u8> {
+        let sent = self.send_stand_in(reply);
+        let mut bytes = Vec::new();
+        kedge_wire::encode::<Status>(&sent.map_err(|error| error.0), &mut bytes);
+        bytes
+    }
+
+    fn send_stand_in(&self, reply: &[u8]) -> Result<(), CuError> {
+        let failed = |why: &dyn Display| {
+            self.host.log(&format!("cannot send the client a descriptor: {why}"));
+            CuError::OPERATING_SYSTEM
+        };
+        let named = kedge_wire::decode::<Result<PeerName, u32>>(reply);
+        let name = named.map_err(|error| failed(&error))?.map_err(CuError)?;
+        let fd = stand_in::make(&name).map_err(|error| failed(&error))?;
+        offer_descriptor(self.socket.as_fd(), 0, fd.as_fd()).map_err(|error| failed(&error))
+    }
+
     /// Hears the far end until the line ends: why it did.
     fn hear(
         self: &Arc<Near>,
@@ -367,23 +523,40 @@ impl Near {
                 let slot = ReplyTo::of_number(to)
                     .filter(|_| asked.is_some_and(|asked| asked.swap(false, Ordering::SeqCst)))
                     .ok_or("it answers what was not asked")?;
-                host.outlet.reply(slot, &bytes)?;
+                if self.exports[to as usize].load(Ordering::SeqCst) {
+                    host.outlet.reply(slot, &self.exported(&bytes))?;
+                } else {
+                    host.outlet.reply(slot, &bytes)?;
+                }
             }
             ToNear::Sticky { ctx, error: 0 } => host.faults.clear(&*host.outlet, ctx),
             ToNear::Sticky { ctx, error } => {
-                host.faults.set(&*host.outlet, ctx, CuError(error));
+                let newly = host.faults.set(&*host.outlet, ctx, CuError(error));
+                if newly && self.broken.fetch_add(1, Ordering::SeqCst) >= MAX_BROKEN {
+                    return Err("it has broken more contexts than there are".into());
+                }
             }
             ToNear::Completed { seq } => {
                 if seq > self.sent.load(Ordering::SeqCst) {
                     return Err("it has completed what was not sent".into());
                 }
                 self.completed.fetch_max(seq, Ordering::SeqCst);
+                locked(&self.named).completed(seq);
                 host.outlet.set_completed(seq);
             }
             ToNear::Output { pending } => host.outlet.set_output_pending(pending),
-            ToNear::HostFn { token } => self.host_function(token),
+            ToNear::HostFn { token } => {
+                if !locked(&self.named).take_host_fn(token) {
+                    return Err("it calls a host function that no message names".into());
+                }
+                self.host_function(token);
+            }
             ToNear::Read { number, addr, len } => self.read(number, addr, len as usize)?,
             ToNear::Write { addr, bytes } => {
+                let completed = self.completed.load(Ordering::SeqCst);
+                if !locked(&self.named).is_written(addr, bytes.len() as u64, completed) {
+                    return Err(format!("it writes memory that no message names, at {addr:#x}"));
+                }
                 if let Err(error) = host.write_client(addr, &bytes) {
                     host.log(&format!(
                         "a copy to {} bytes at {addr:#x} of the program's memory failed: {error}",
@@ -398,6 +571,10 @@ impl Near {
             }
             ToNear::Line { text } => host.log(&text),
             ToNear::Answer { answer: told } => {
+                let one_less = |ordered: u32| ordered.checked_sub(1);
+                self.ordered
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less)
+                    .map_err(|_| "it answers what was not asked")?;
                 answer.send(told).map_err(|_| "nobody waits for its answer")?;
             }
             ToNear::Closed { why } => return Err(why.into_inner()),
@@ -415,24 +592,29 @@ impl Near {
         format!("the devices of {} are gone: {why}", self.server)
     }
 
-    /// Returns whether devices may be at work.
+    /// Returns whether devices may be looking at what the client changes.
     fn is_busy(&self) -> bool {
-        self.completed.load(Ordering::SeqCst) < self.sent.load(Ordering::SeqCst)
+        self.completed.load(Ordering::SeqCst) < self.works.load(Ordering::SeqCst)
     }
 
-    /// Tells what the client has changed: how often that has been done.
-    fn tell_changes(&self) -> io::Result<u64> {
-        let Mirrored { mirror, told } = &mut *locked(&self.mirror);
-        let before = *told;
-        let mut aside = locked(&self.aside);
-        mirror.changes(|pages| {
+    /// Tells what the client has changed: how often that has been done. Whoever reads a link must
+    /// not call it, since it waits for room.
+    fn tell_changes(&self, scope: Scope<'_>) -> io::Result<u64> {
+        let mut look = locked(&self.mirror).mirror.look(scope)?;
+        loop {
+            // The mirror is not kept from whoever reads a link while this waits.
+            self.links.wait_for_room(Which::Aside)?;
+            let Mirrored { mirror, told } = &mut *locked(&self.mirror);
+            let pages = mirror.next(&mut look);
+            if pages.is_empty() {
+                return Ok(*told);
+            }
+            // Before anybody looks again, so that the newest bytes are the last to arrive.
             *told += 1;
-            aside.add(&Aside::Patches { pages })
-        })?;
-        if *told > before {
+            let mut aside = locked(&self.aside);
+            aside.add(&Aside::Patches { pages })?;
             aside.flush()?;
         }
-        Ok(*told)
     }
 
     /// Has the client run a host function, and tells the far end once it has.
@@ -441,7 +623,7 @@ impl Near {
         let done = move |_| {
             // What it has changed arrives before what was enqueued behind it may begin.
             if near.shared.load(Ordering::SeqCst) {
-                let _ = near.tell_changes();
+                let _ = near.tell_changes(Scope::All);
             }
             near.say(&Aside::HostFnDone { token });
         };
@@ -452,6 +634,13 @@ impl Near {
         if len > CHUNK {
             return Err("it asks for more than a frame holds".into());
         }
+        let completed = self.completed.load(Ordering::SeqCst);
+        if !locked(&self.named).is_read(addr, len as u64, completed) {
+            return Err(format!("it reads memory that no message names, at {addr:#x}"));
+        }
+        // The far end's reader of the aside waits for nobody, so that room is made whatever waits
+        // for this thread.
+        self.links.wait_for_room(Which::Aside).map_err(|error| error.to_string())?;
         let mut bytes = vec![0; len];
         let read = self.host.read_client(addr, &mut bytes).map_err(|error| error.0);
         let bytes = read.map(|()| Bytes::new(bytes).unwrap_or_default());
@@ -465,3 +654,7 @@ impl Near {
         let _ = aside.add(message).and_then(|()| aside.flush());
     }
 }
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

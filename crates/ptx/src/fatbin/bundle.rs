@@ -2,8 +2,8 @@
 //!
 //! The entry's options (at the offset in its header) are u32 count, u32 bytes of the records, and a
 //! record for each image. A record has the form of an entry's header with the image's offset in the
-//! decompressed payload in place of the header's size. Its length follows from its last string: each
-//! ends with a NUL and is padded to 8 bytes (seen with nvcc 13.5).
+//! decompressed payload in place of the header's size. Its length follows from its last string:
+//! each ends with a NUL and is padded to 8 bytes (seen with nvcc 13.5).
 
 use super::{ENTRY_HEADER, Header, Image, u16_at, u32_at, u64_at};
 

@@ -3,9 +3,9 @@
 //! A container is a 16-byte header (magic 0xba55ed50, version 1, header size, size of what follows)
 //! and entries, each a header of at least 64 bytes and a payload. Offsets in an entry's header:
 //! 0 u16 kind, 4 u32 header size, 8 u64 payload size, 16 u32 compressed size (without padding),
-//! 20 u32 options, 24 u16 minor and 26 u16 major version, 28 u32 compute capability, 32/36 u32 name's
-//! offset and length, 40 u64 flags, 56 u64 size after decompression. `fatbinary -concat` joins several
-//! entries in one compressed payload; see `bundle`.
+//! 20 u32 options, 24 u16 minor and 26 u16 major version, 28 u32 compute capability, 32/36 u32
+//! name's offset and length, 40 u64 flags, 56 u64 size after decompression. `fatbinary -concat`
+//! joins several entries in one compressed payload; see `bundle`.
 //!
 //! The wrapper that a program passes (magic 0x466243b1) holds pointers, so the shim resolves it.
 

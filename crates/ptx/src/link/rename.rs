@@ -8,8 +8,8 @@ use crate::ast::{AddressBase, Body, Function, Operand, Statement, Variable};
 /// A module's names that change.
 pub(super) type Renames = HashMap<String, String>;
 
-/// Makes references to aliases references to their functions: in their own module, and in the others
-/// where the alias is what the name stands for.
+/// Makes references to aliases references to their functions: in their own module, and in the
+/// others where the alias is what the name stands for.
 pub(super) fn add_aliases(renames: &mut [Renames], aliases: &[Vec<Alias>], public: &Public) {
     let mut everywhere = Vec::new();
     for (module, own) in aliases.iter().enumerate() {

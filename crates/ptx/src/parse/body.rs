@@ -4,7 +4,7 @@ use super::scope::{MAX_SCOPES, Name, Names, Target};
 use super::{Parser, Result, types};
 use crate::ParseError;
 use crate::ast::{
-    Body, Guard, Instruction, LabelId, Linkage, Operand, Prototype, Statement, Variable,
+    Body, Guard, Instruction, LabelId, Linkage, Location, Operand, Prototype, Statement, Variable,
 };
 use crate::lexer::Token;
 
@@ -15,6 +15,7 @@ pub(super) struct Builder<'a> {
     prototypes: Vec<(String, Prototype)>,
     branch_targets: Vec<(String, Vec<LabelId>)>,
     statements: Vec<Statement>,
+    locations: Vec<Location>,
 }
 
 impl<'a> Parser<'a> {
@@ -26,6 +27,7 @@ impl<'a> Parser<'a> {
             prototypes: Vec::new(),
             branch_targets: Vec::new(),
             statements: Vec::new(),
+            locations: Vec::new(),
         };
         self.expect(b'{')?;
         loop {
@@ -55,6 +57,11 @@ impl<'a> Parser<'a> {
     }
 
     fn body_directive(&mut self, builder: &mut Builder<'a>, word: &str) -> Result<()> {
+        if word == "loc" {
+            let location = self.location()?;
+            builder.locations.push(location);
+            return Ok(());
+        }
         if self.skip_debug_directive(word)? {
             return Ok(());
         }
@@ -192,6 +199,7 @@ impl<'a> Parser<'a> {
             prototypes: builder.prototypes,
             branch_targets: builder.branch_targets,
             statements: builder.statements,
+            locations: builder.locations,
         })
     }
 }

@@ -4,6 +4,7 @@ use super::scope::Names;
 use super::{Global, Parser, Result};
 use crate::ast::{Function, Limits, Linkage, Prototype, Space, Variable};
 use crate::lexer::Token;
+use std::sync::Arc;
 
 impl<'a> Parser<'a> {
     /// What follows `.entry` or `.func`.
@@ -36,6 +37,7 @@ impl<'a> Parser<'a> {
             limits,
             body: None,
             line,
+            files: Arc::default(),
         };
         if !self.at(b'{') {
             self.expect(b';')?;

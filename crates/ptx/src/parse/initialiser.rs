@@ -5,8 +5,8 @@ use super::{MAX_INITIALISED, Parser, Result};
 use crate::ast::{Relocation, Type, Variable};
 use crate::lexer::Token;
 
-/// The part of a variable that one brace fills: bytes from `at` to `end`, made of elements that have
-/// the shape of the dimensions from `level` on.
+/// The part of a variable that one brace fills: bytes from `at` to `end`, made of elements that
+/// have the shape of the dimensions from `level` on.
 #[derive(Debug, Clone, Copy)]
 struct Region {
     at: u64,

@@ -17,9 +17,10 @@ mod types;
 mod variable;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::ParseError;
-use crate::ast::{Linkage, Module, Space, Variable};
+use crate::ast::{Linkage, Location, Module, Space, Variable};
 use crate::lexer::{Lexer, Token};
 
 /// Nested parentheses, braces and scopes: bounds the parser's stack.
@@ -71,6 +72,8 @@ struct Parser<'a> {
     initialised: u64,
     module: Module,
     globals: HashMap<&'a str, Global>,
+    /// `.file`, by number.
+    files: Vec<(u32, String)>,
     /// Names that were used before a declaration, with the line: checked at the end.
     undeclared: Vec<(&'a str, u32)>,
 }
@@ -94,6 +97,7 @@ impl<'a> Parser<'a> {
                 aliases: Vec::new(),
             },
             globals: HashMap::new(),
+            files: Vec::new(),
             undeclared: Vec::new(),
         }
     }
@@ -166,7 +170,12 @@ impl<'a> Parser<'a> {
     fn module(&mut self) -> Result<()> {
         loop {
             match self.token {
-                Token::End => return self.check_undeclared(),
+                Token::End => {
+                    // They stand at the text's end.
+                    let files: Arc<[_]> = std::mem::take(&mut self.files).into();
+                    self.module.functions.iter_mut().for_each(|it| it.files = files.clone());
+                    return self.check_undeclared();
+                }
                 Token::Punct(b';') => self.advance()?,
                 Token::Dot(word) => self.module_directive(word)?,
                 _ => return Err(self.error("expected a directive")),
@@ -271,11 +280,11 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Skips a directive that only debuggers and optimisers read; false where it is another one.
+    /// Reads a directive that only debuggers and optimisers read; false where it is another one.
     fn skip_debug_directive(&mut self, word: &str) -> Result<bool> {
         match word {
-            "loc" => self.skip_loc()?,
-            "file" => self.skip_file()?,
+            "loc" => drop(self.location()?),
+            "file" => self.file()?,
             "section" => self.skip_section()?,
             "pragma" => {
                 self.advance()?;
@@ -292,9 +301,12 @@ impl<'a> Parser<'a> {
 
     /// `.loc 1 20 5 [, function_name $L__info_string0 [+ 4] [, inlined_at 1 3 9]]`: no semicolon
     /// ends it.
-    fn skip_loc(&mut self) -> Result<()> {
+    fn location(&mut self) -> Result<Location> {
+        let ptx_line = self.line;
         self.advance()?;
+        let [file, line] = [self.number_or_zero()?, self.number_or_zero()?];
         self.skip_numbers()?;
+        let mut inlined_at = None;
         while self.eat(b',')? {
             match self.identifier("function_name or inlined_at")? {
                 "function_name" => {
@@ -303,11 +315,21 @@ impl<'a> Parser<'a> {
                         self.skip_numbers()?;
                     }
                 }
-                "inlined_at" => self.skip_numbers()?,
+                "inlined_at" => {
+                    inlined_at = Some((self.number_or_zero()?, self.number_or_zero()?));
+                    self.skip_numbers()?;
+                }
                 _ => return Err(self.error("unknown attribute of .loc before this")),
             }
         }
-        Ok(())
+        Ok(Location { ptx_line, file, line, inlined_at })
+    }
+
+    /// A decimal number; 0 where there is none, or one that is too large.
+    fn number_or_zero(&mut self) -> Result<u32> {
+        let Token::Number(digits) = self.token else { return Ok(0) };
+        self.advance()?;
+        Ok(digits.parse().unwrap_or(0))
     }
 
     fn skip_numbers(&mut self) -> Result<()> {
@@ -318,10 +340,12 @@ impl<'a> Parser<'a> {
     }
 
     /// `.file 1 "name" [, timestamp, size]`.
-    fn skip_file(&mut self) -> Result<()> {
+    fn file(&mut self) -> Result<()> {
         self.advance()?;
+        let number = self.number_or_zero()?;
         self.skip_numbers()?;
-        self.string()?;
+        let name = self.string()?;
+        self.files.push((number, name.to_owned()));
         while self.eat(b',')? {
             self.skip_numbers()?;
         }

@@ -281,7 +281,7 @@ fn initialisers_hold_addresses() {
 }
 
 #[test]
-fn debug_directives_are_skipped() {
+fn debug_directives_tell_where_instructions_come_from() {
     let module = module(
         ".file 1 \"a b.cu\", 1700000000, 55
          .visible .entry k() {
@@ -293,7 +293,15 @@ fn debug_directives_are_skipped() {
          .section .debug_abbrev { .b8 1 .b8 2, 3\n{ } $L__x: .b32 $L__tmp0-$L__func_end0 }
          .section .debug_str { $L__info_string0: .b8 95,90 }",
     );
-    assert_eq!(instructions(module.functions[0].body.as_ref().unwrap()).len(), 1);
+    let function = &module.functions[0];
+    let body = function.body.as_ref().unwrap();
+    assert_eq!(instructions(body).len(), 1);
+    assert_eq!(*function.files, [(1, "a b.cu".to_owned())]);
+    let told: Vec<_> =
+        body.locations.iter().map(|it| (it.ptx_line, it.file, it.line, it.inlined_at)).collect();
+    // Three lines stand before this text.
+    let caller = Some((1, 9));
+    assert_eq!(told, [(6, 1, 3, None), (7, 1, 4, caller), (8, 1, 4, caller)]);
 }
 
 #[test]

@@ -201,8 +201,8 @@ impl Captures {
         Ok(true)
     }
 
-    /// Ends the capture that `stream` began; also by the wrong thread, which is told so, as a driver
-    /// does (580 on an H200). `ancestors` gives the nodes that some nodes of a graph
+    /// Ends the capture that `stream` began; also by the wrong thread, which is told so, as a
+    /// driver does (580 on an H200). `ancestors` gives the nodes that some nodes of a graph
     /// depend on, themselves included: every branch must have been joined to the origin.
     pub(crate) fn end(
         &mut self,

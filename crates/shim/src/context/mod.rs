@@ -39,8 +39,8 @@ pub(crate) struct Context {
     pub(crate) storage: crate::private_tables::Storage,
 }
 
-/// A green context as a CUcontext: what is done in it is done in the primary context of its device, and only
-/// who asks for the two can tell them apart.
+/// A green context as a CUcontext: what is done in it is done in the primary context of its device,
+/// and only who asks for the two can tell them apart.
 #[derive(Debug)]
 struct Green {
     handle: CUgreenCtx,

@@ -105,7 +105,7 @@ pub(crate) unsafe fn cuCtxGetExecAffinity(
 /// The current context, and the device of the context that it names as its peer.
 fn peer(of: CUcontext) -> Result<(std::sync::Arc<Context>, u32), CuError> {
     let (ctx, peer) = (current()?, by_handle(of)?);
-    if ctx.ordinal() == peer.ordinal() {
+    if ctx.ordinal() == peer.ordinal() || !ctx.info()?.reaches(peer.info()?) {
         return Err(CuError::PEER_ACCESS_UNSUPPORTED);
     }
     Ok((ctx, peer.ordinal()))

@@ -5,12 +5,11 @@ use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUdevice;
 use std::ffi::c_int;
 
-/// Devices of one client share one address space: each reaches every other.
+/// Devices of one place share one address space: each reaches every other.
 fn connected(a: CUdevice, b: CUdevice) -> Result<bool, CuError> {
     let session = session::get()?;
-    session.device(a)?;
-    session.device(b)?;
-    Ok(a != b)
+    let (one, other) = (session.device(a)?, session.device(b)?);
+    Ok(a != b && one.reaches(other))
 }
 
 pub(crate) unsafe fn cuDeviceCanAccessPeer(
@@ -35,11 +34,14 @@ pub(crate) unsafe fn cuDeviceGetP2PAttribute(
     const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
     const ARRAY_ACCESS_SUPPORTED: u32 = 4;
     const ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: u32 = 5;
-    if !connected(src, dst)? {
+    let connected = connected(src, dst)?;
+    if src == dst {
         return Err(CuError::INVALID_DEVICE);
     }
     let answer = match attribute {
-        ACCESS_SUPPORTED | NATIVE_ATOMIC_SUPPORTED | ARRAY_ACCESS_SUPPORTED => 1,
+        ACCESS_SUPPORTED | NATIVE_ATOMIC_SUPPORTED | ARRAY_ACCESS_SUPPORTED => {
+            c_int::from(connected)
+        }
         PERFORMANCE_RANK | ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED => 0,
         _ => return Err(CuError::INVALID_VALUE),
     };

@@ -125,8 +125,8 @@ pub(crate) fn get(function: &Function, attribute: u32) -> Result<c_int, CuError>
     })
 }
 
-/// INVALID_VALUE for an attribute that cannot be set, or a value out of its range; NOT_PERMITTED for
-/// a cluster where the kernel was compiled for one.
+/// INVALID_VALUE for an attribute that cannot be set, or a value out of its range; NOT_PERMITTED
+/// for a cluster where the kernel was compiled for one.
 pub(crate) fn set(function: &Function, attribute: u32, value: c_int) -> Result<(), CuError> {
     let range = match attribute {
         MAX_DYNAMIC_SHARED_SIZE_BYTES => {

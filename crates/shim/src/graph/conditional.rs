@@ -16,8 +16,8 @@ use kedge_cuda_types::handle::{CUcontext, CUgraph};
 use kedge_protocol::{MAX_BODIES, MAX_CONDITIONS, StreamOp};
 use std::sync::Arc;
 
-/// The driver's versions since which there are conditional nodes, and those that choose one of several
-/// bodies (CUDA's release notes).
+/// The driver's versions since which there are conditional nodes, and those that choose one of
+/// several bodies (CUDA's release notes).
 const CONDITIONAL: u32 = 12030;
 const CHOICES: u32 = 12080;
 
@@ -53,8 +53,8 @@ impl Condition {
         self.handle < MAX_CONDITIONS
     }
 
-    /// Whether an executable graph that has this one can have `new` in its place. Without a default a
-    /// condition is at first what it happens to be.
+    /// Whether an executable graph that has this one can have `new` in its place. Without a default
+    /// a condition is at first what it happens to be.
     pub(crate) fn can_become(&self, new: &Self) -> bool {
         let same =
             self.handle == new.handle && (new.default.is_none() || self.default == new.default);

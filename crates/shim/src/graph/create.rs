@@ -308,8 +308,8 @@ pub(crate) unsafe fn cuGraphAddNode_v2(
         return unsafe { tell_bodies(*out, params) };
     }
     if given.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-        // SAFETY: the type says which member of the union is set; `params` was readable as a structure
-        // of the caller's, which CUDA may write; the caller's arrays.
+        // SAFETY: the type says which member of the union is set; `params` was readable as a
+        // structure of the caller's, which CUDA may write; the caller's arrays.
         return unsafe {
             let asked = given.value.alloc;
             let address = add_allocation(out, graph, dependencies, data, count, asked)?;

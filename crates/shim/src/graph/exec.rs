@@ -135,8 +135,8 @@ fn memory_of(made: &Made) -> (Vec<u64>, Vec<u64>) {
     (allocates, frees)
 }
 
-/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies, which become ready
-/// with it; adds to what was made.
+/// Makes the proxy's graph of `flat`, after those of its conditional nodes' bodies, which become
+/// ready with it; adds to what was made.
 fn post_graph(
     ctx: CtxId,
     flat: Flat,

@@ -24,7 +24,8 @@ pub(crate) struct Flat {
     /// The graph and those in it, and the operations that begin with each one's conditions, one for
     /// each.
     pub(crate) conditions: Vec<(CUgraph, Range<u32>)>,
-    /// Bodies of conditional nodes, whose operations name them by their place in here until they are made.
+    /// Bodies of conditional nodes, whose operations name them by their place in here until they
+    /// are made.
     pub(crate) bodies: Vec<Flat>,
 }
 
@@ -76,8 +77,8 @@ impl Flat {
                 }
             }
             if node.dependencies().is_empty() && matches!(node.payload, Payload::Conditional(_)) {
-                // Hardware begins a graph's roots in their order, and programs rely on it: a kernel that
-                // sets the condition is often a root, too.
+                // Hardware begins a graph's roots in their order, and programs rely on it: a kernel
+                // that sets the condition is often a root, too.
                 let roots = inner.iter().filter(|earlier: &&Inner| earlier.root);
                 self.edges.extend(roots.map(|earlier| (earlier.ends.last, here.first)));
             }
@@ -146,8 +147,8 @@ impl Flat {
         Ok(StreamOp::Conditional { condition: node.condition, kind: node.kind, bodies })
     }
 
-    /// Before anything else, and once a launch, the conditions of the graph and of those in it get their
-    /// defaults; however often a body then runs (seen with driver 580).
+    /// Before anything else, and once a launch, the conditions of the graph and of those in it get
+    /// their defaults; however often a body then runs (seen with driver 580).
     fn begin_with_conditions(&mut self, graphs: &Graphs, parts: &[CUgraph], inner: &[Inner]) {
         for &part in parts {
             let first = self.ops.len() as u32;
@@ -171,7 +172,8 @@ fn conditions(graphs: &Graphs, graph: CUgraph) -> &[Arc<Condition>] {
     graphs.get(graph).map_or(&[][..], |graph| &graph.conditions)
 }
 
-/// Each of the driver's own conditions must be one node's, or the driver makes nothing of the graph.
+/// Each of the driver's own conditions must be one node's, or the driver makes nothing of the
+/// graph.
 fn check_numbered(graphs: &Graphs, parts: &[CUgraph]) -> Result<(), Unfit> {
     let nodes = parts.iter().filter_map(|part| graphs.get(*part).ok()).flat_map(|g| g.nodes.iter());
     let used: Vec<u64> = nodes
@@ -189,8 +191,8 @@ fn check_numbered(graphs: &Graphs, parts: &[CUgraph]) -> Result<(), Unfit> {
     Err(Unfit { node: CUgraphNode::NULL, error: CuError::INVALID_VALUE, cycle: false })
 }
 
-/// What a body may not have is refused at the node, its child graphs' included; where the driver makes
-/// it, so is what kedge needs the host for.
+/// What a body may not have is refused at the node, its child graphs' included; where the driver
+/// makes it, so is what kedge needs the host for.
 fn check_body(graphs: &Graphs, body: CUgraph, by_driver: bool) -> Result<(), Unfit> {
     let missing = |error| Unfit { node: CUgraphNode::NULL, error, cycle: false };
     for (handle, node) in graphs.get(body).map_err(missing)?.nodes.iter() {

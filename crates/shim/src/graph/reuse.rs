@@ -1,5 +1,5 @@
-//! Memory that a graph has freed serves its later allocations, as CUDA's graphs do: a captured loop of
-//! allocations and frees needs the memory of one round.
+//! Memory that a graph has freed serves its later allocations, as CUDA's graphs do: a captured loop
+//! of allocations and frees needs the memory of one round.
 
 use super::payload::Payload;
 use super::world;
@@ -19,8 +19,8 @@ pub(crate) fn reusing() -> Reusing {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An address for an allocation of `size` bytes by a node of `graph` behind `dependencies`, on the current
-/// context's device.
+/// An address for an allocation of `size` bytes by a node of `graph` behind `dependencies`, on the
+/// current context's device.
 ///
 /// # Errors
 /// OUT_OF_MEMORY, and where there is no context.
@@ -41,7 +41,8 @@ pub(crate) fn alloc(
 }
 
 /// The memory of an allocation node of that size whose every use is over before a node behind
-/// `dependencies` runs: as many nodes free it among those that come before as nodes of the graph allocate it.
+/// `dependencies` runs: as many nodes free it among those that come before as nodes of the graph
+/// allocate it.
 fn freed_before(
     graph: CUgraph,
     dependencies: Vec<CUgraphNode>,

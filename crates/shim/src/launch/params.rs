@@ -100,9 +100,9 @@ unsafe fn from_extra(extra: *mut *mut c_void, len: usize) -> Result<Vec<u8>, CuE
     }
     let mut bytes = vec![0; len];
     let given = size.min(len);
-    // SAFETY: the buffer is valid for its size, of which `given` is a part; the other is our own. As on
-    // a real driver it may be shorter than the parameters: NCCL passes as much of a 4 KiB structure as it
-    // uses.
+    // SAFETY: the buffer is valid for its size, of which `given` is a part; the other is our own.
+    // As on a real driver it may be shorter than the parameters: NCCL passes as much of a 4 KiB
+    // structure as it uses.
     unsafe { std::ptr::copy_nonoverlapping(buffer, bytes.as_mut_ptr(), given) };
     Ok(bytes)
 }

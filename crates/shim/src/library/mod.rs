@@ -36,7 +36,8 @@ struct State {
 pub(crate) struct Kernel {
     handle: usize,
     library: Arc<Library>,
-    /// The same wherever the image is loaded; each module numbers its kernels as they are used there.
+    /// The same wherever the image is loaded; each module numbers its kernels as they are used
+    /// there.
     name: Arc<str>,
     /// One for each device.
     settings: Vec<Arc<Settings>>,

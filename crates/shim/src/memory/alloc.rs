@@ -3,7 +3,7 @@
 use super::link::{Current, Proxy, ask, call, current, is_exact, post_alloc, post_free, quiesce};
 use super::ranges::GRANULE;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, array, give, host, ipc, managed, pool, shadow, texture};
+use super::{MEMORY, array, give, host, ipc, managed, paged, pool, shadow, texture};
 use crate::{capture, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUcontext, CUdeviceptr};
@@ -132,7 +132,7 @@ pub(super) fn release(found: &Arc<Allocation>) -> Result<(), CuError> {
         }
         Kind::Managed { .. } => {
             managed::forget(found);
-            host::release(found)
+            if paged::is_paged(found.base) { paged::release(found) } else { host::release(found) }
         }
         Kind::Pinned { .. } => host::release(found),
         Kind::Registered { .. } | Kind::Mapping(_) | Kind::Peer { .. } | Kind::Variable { .. } => {
@@ -160,6 +160,7 @@ pub(crate) fn context_destroyed(ctx: CtxId) {
     let dead: Vec<_> = bases.iter().filter_map(|&base| table.remove(base, |_| true)).collect();
     drop(table);
     shadow::context_destroyed(ctx);
+    paged::context_destroyed(ctx);
     array::forget_context(ctx);
     texture::forget_context(ctx);
     for found in dead {

@@ -1,5 +1,5 @@
-//! The file behind a shared mapping of the program's own (MAP_SHARED of a file, a memfd or shm_open's), so
-//! that the proxy can map the same pages.
+//! The file behind a shared mapping of the program's own (MAP_SHARED of a file, a memfd or
+//! shm_open's), so that the proxy can map the same pages.
 
 use crate::entry;
 use kedge_cuda_types::CuError;
@@ -158,7 +158,8 @@ fn is_of(mapping: &Mapping<'_>, found: &Metadata) -> bool {
     found.file_type().is_file() && mapping.file == (major, minor, found.ino())
 }
 
-/// Whether the pages of `pages` are all shared mappings: what was moved into the arena still is there.
+/// Whether the pages of `pages` are all shared mappings: what was moved into the arena still is
+/// there.
 pub(super) fn all_shared(pages: &Range<u64>) -> bool {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return false };
     let shared = |found: Vec<Mapping<'_>>| found.iter().all(|m| m.access.ends_with('s'));

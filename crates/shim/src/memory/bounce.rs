@@ -1,5 +1,5 @@
-//! Short copies between private memory and a GPU: through pinned buffers that are kept, so that the program's
-//! own thread copies the bytes and nobody else is woken.
+//! Short copies between private memory and a GPU: through pinned buffers that are kept, so that the
+//! program's own thread copies the bytes and nobody else is woken.
 
 use super::MEMORY;
 use super::link::{any_exact, call, client};
@@ -50,8 +50,8 @@ pub(super) fn takes(bytes: u64) -> bool {
     bytes <= LONGEST && !any_exact()
 }
 
-/// Copies `shape`, of at most [`LONGEST`] bytes; false if there is no buffer for it. A private source has
-/// been read when this returns, a private destination written.
+/// Copies `shape`, of at most [`LONGEST`] bytes; false if there is no buffer for it. A private
+/// source has been read when this returns, a private destination written.
 ///
 /// # Safety
 /// One side is private, and both are valid for the shape.

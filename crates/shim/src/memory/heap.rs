@@ -105,16 +105,16 @@ impl Heap {
         self.lock().slabs.spare()
     }
 
-    /// Gives the slabs back that nothing uses, for memory that the device itself places (CUDA arrays,
-    /// modules, physical handles).
+    /// Gives the slabs back that nothing uses, for memory that the device itself places (CUDA
+    /// arrays, modules, physical handles).
     pub(crate) fn surrender(&self, source: &dyn Source) -> Result<(), CuError> {
         self.lock().surrender(self.device, source).map(drop)
     }
 }
 
 impl Inner {
-    /// Gets a slab in which an allocation of `size` bytes fits: of the usual size, or as large as the
-    /// device can give it, at the price of all that is kept here unused.
+    /// Gets a slab in which an allocation of `size` bytes fits: of the usual size, or as large as
+    /// the device can give it, at the price of all that is kept here unused.
     fn grow(&mut self, device: u32, size: u64, source: &dyn Source) -> Result<(), CuError> {
         let need = round_up(size, LARGE).ok_or(CuError::OUT_OF_MEMORY)?;
         let mut bytes = if size >= OWN { need } else { SHARED };

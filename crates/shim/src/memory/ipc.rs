@@ -1,8 +1,8 @@
 //! Memory that other processes open by an IPC handle (`cuIpcGetMemHandle`).
 //!
-//! A handle names the slab in which an allocation lies, as the exporting proxy tells it to others, and
-//! the allocation's place in it. Who opens it maps the whole slab, once for each of its devices, at an
-//! address of its own arena.
+//! A handle names the slab in which an allocation lies, as the exporting proxy tells it to others,
+//! and the allocation's place in it. Who opens it maps the whole slab, once for each of its
+//! devices, at an address of its own arena.
 
 use super::link::{ask, call, current, on_device, post, quiesce};
 use super::ranges::LARGE;
@@ -113,8 +113,8 @@ pub(super) fn handle_of(found: &Allocation) -> Result<CUipcMemHandle, CuError> {
     Ok(Place { name, offset: found.base - base, size: found.size, slab: size }.pack())
 }
 
-/// A handle for those alone who open it by the pool that `tag` names: the tag stands in the place of what
-/// ends every other handle.
+/// A handle for those alone who open it by the pool that `tag` names: the tag stands in the place
+/// of what ends every other handle.
 pub(super) fn for_pool(handle: CUipcMemHandle, tag: u64) -> CUipcMemHandle {
     let mut bytes = handle.0;
     bytes[56..].copy_from_slice(&tag.to_le_bytes());

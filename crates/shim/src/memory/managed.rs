@@ -1,10 +1,10 @@
 //! Managed memory: in the shared arena, at one address for host and device. Every side sees every
 //! write at once, so advice and prefetches are checked, remembered where they can be asked for, and
-//! otherwise change nothing.
+//! otherwise change nothing. On devices that see none of the host's pages it is [`paged`].
 
 use super::link::current;
 use super::table::{Allocation, Kind};
-use super::{MEMORY, give, host, pool, read};
+use super::{MEMORY, give, host, paged, pool, read};
 use crate::{session, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUdevice, CUdeviceptr, CUstream};
@@ -22,7 +22,11 @@ pub(crate) unsafe fn cuMemAllocManaged(
     if dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
         return Err(CuError::INVALID_VALUE);
     }
-    let addr = host::alloc(Kind::Managed { flags }, bytesize as u64)?;
+    let kind = Kind::Managed { flags };
+    let addr = match paged::is_wanted()? {
+        true => paged::alloc(kind, bytesize as u64)?,
+        false => host::alloc(kind, bytesize as u64)?,
+    };
     // SAFETY: as the caller promised.
     unsafe { give(dptr, addr) }
 }
@@ -166,6 +170,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
         return Err(CuError::INVALID_VALUE);
     }
     stream::enqueue(stream, StreamOp::Empty {})?;
+    paged::prefetch(dptr, count as u64, at.type_ == CU_MEM_LOCATION_TYPE_DEVICE);
     advise(&found, |a| a.prefetched = Some(at));
     Ok(())
 }

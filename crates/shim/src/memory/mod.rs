@@ -1,8 +1,10 @@
 //! The client's side of memory: addresses, allocations, copies, textures.
 //!
-//! - [`ranges`], [`slabs`], [`heap`], [`shared`]: which addresses are free, and what lies behind them.
+//! - [`ranges`], [`slabs`], [`heap`], [`shared`]: which addresses are free, and what lies behind
+//!   them.
 //! - [`table`]: what is allocated. [`place`]: where a pointer points.
 //! - [`alloc`], [`host`], [`register`], [`managed`], [`pool`], [`vmm`]: the kinds of memory.
+//! - [`paged`]: managed memory that lies in a device's own, with pages of this process's beside it.
 //! - [`share`], [`ipc`]: memory of several processes.
 //! - [`transfer`], [`linear`], [`shaped`], [`batch`], [`memset`]: moving bytes.
 //! - [`array`], [`texture`], [`texref`]: CUDA arrays and what reads them.
@@ -24,6 +26,7 @@ mod linear;
 mod link;
 mod managed;
 mod memset;
+pub(crate) mod paged;
 mod place;
 mod pointer;
 mod pool;

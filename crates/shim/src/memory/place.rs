@@ -77,8 +77,8 @@ pub(super) fn locate_on_device(
     if side.home != Home::Private {
         return Ok(side);
     }
-    // Outside of the arenas there may be what a driver has placed: a variable, whose address a kernel
-    // told.
+    // Outside of the arenas there may be what a driver has placed: a variable, whose address a
+    // kernel told.
     let current = current().ok().filter(|current| !is_exact(current.device));
     let current = current.ok_or(CuError::INVALID_VALUE)?;
     if MEMORY.table().find_registered(addr).is_some() {

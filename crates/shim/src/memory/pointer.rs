@@ -10,8 +10,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An attribute's value, in the width in which callers take it: the reference's booleans are 32 bits
-/// wide, for the runtime passes variables that it has not cleared.
+/// An attribute's value, in the width in which callers take it: the reference's booleans are 32
+/// bits wide, for the runtime passes variables that it has not cleared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Word(u32),

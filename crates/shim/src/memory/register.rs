@@ -1,12 +1,13 @@
-//! Registered host memory: private memory of the program moves into the shared arena in place; shared
-//! mappings of its files are shown in the arena as they are, here and in the proxy.
+//! Registered host memory: private memory of the program moves into the shared arena in place;
+//! shared mappings of its files are shown in the arena as they are, here and in the proxy.
 //!
 //! Private pages are copied into the arena and the arena's pages are then mapped over them, so the
 //! program's address stays and the device sees the same memory at the arena's address. Where the
 //! proxy has nothing else at the program's address, devices see the memory there too, and kernels
-//! can be given that address; `cuMemHostGetDevicePointer` tells which it is. **A write by another thread between the copy and the mapping
-//! is lost**; a program that registers memory while it writes to it, or to what shares a page with
-//! it, is not safe here. (The driver pins the pages where they are.)
+//! can be given that address; `cuMemHostGetDevicePointer` tells which it is. **A write by another
+//! thread between the copy and the mapping is lost**; a program that registers memory while it
+//! writes to it, or to what shares a page with it, is not safe here. (The driver pins the pages
+//! where they are.)
 
 use super::backing::{self, Backing};
 use super::link::{call, client, current, post, quiesce};
@@ -271,8 +272,8 @@ fn release(found: &Allocation) -> Result<(), CuError> {
     move_back(found.base, host, found.size, (aliased, theirs))
 }
 
-/// Undoes what brought [host, host+size) into the arena at `base`: for the pages that no registration
-/// in the table uses.
+/// Undoes what brought [host, host+size) into the arena at `base`: for the pages that no
+/// registration in the table uses.
 fn move_back(
     base: u64,
     host: u64,

@@ -1,10 +1,10 @@
-//! Managed variables of modules on a device that places them itself, in the proxy: this process keeps
-//! a shadow of each at the same address.
+//! Managed variables of modules on a device that places them itself, in the proxy: this process
+//! keeps a shadow of each at the same address.
 //!
-//! Before work is enqueued, what the program has changed in a shadow goes to the device; after a wait,
-//! what the device has changed comes back. `seen` is what both sides had last, so neither side's
-//! changes are lost while the other's are pending. So the plain uses work: host and device in turn,
-//! with a synchronisation between them (CRUM, section III, does it by pages).
+//! Before work is enqueued, what the program has changed in a shadow goes to the device; after a
+//! wait, what the device has changed comes back. `seen` is what both sides had last, so neither
+//! side's changes are lost while the other's are pending. So the plain uses work: host and device
+//! in turn, with a synchronisation between them (CRUM, section III, does it by pages).
 
 use super::link::{ask, post};
 use crate::{log, session, stream};

@@ -1,4 +1,5 @@
-//! Physical memory (`cuMemCreate`) that travels to other processes as a descriptor of the program's own.
+//! Physical memory (`cuMemCreate`) that travels to other processes as a descriptor of the program's
+//! own.
 
 use super::give;
 use super::link::{ask, client};

@@ -80,7 +80,8 @@ impl Shared {
     }
 
     /// The arena's address for host pages `pages` (a range of addresses, whole pages) and counts a
-    /// user of their windows. `None`: the windows' places do not fit together, or the arena is full.
+    /// user of their windows. `None`: the windows' places do not fit together, or the arena is
+    /// full.
     pub(crate) fn enter_windows(&self, pages: &Range<u64>) -> Result<Option<u64>, CuError> {
         let windows = windows_of(pages);
         let mut inner = self.lock();

@@ -84,8 +84,8 @@ impl Slabs {
         self.idle.push(base);
     }
 
-    /// Removes an idle slab if there are too many: one that is too large to be kept at all, else the
-    /// one that has been idle longest.
+    /// Removes an idle slab if there are too many: one that is too large to be kept at all, else
+    /// the one that has been idle longest.
     pub(super) fn remove_excess(&mut self) -> Option<(u64, u64)> {
         if self.idle_bytes <= MAX_IDLE {
             return None;
@@ -104,8 +104,8 @@ impl Slabs {
         self.granted - self.used
     }
 
-    /// The smallest idle slab for one allocation of `size` bytes that does not waste half of it: its
-    /// bytes and its address.
+    /// The smallest idle slab for one allocation of `size` bytes that does not waste half of it:
+    /// its bytes and its address.
     fn idle_own(&self, size: u64) -> Option<(u64, u64)> {
         let slabs = self.idle.iter().map(|base| (self.all[base].bytes, *base));
         let fits = |&(bytes, base): &(u64, u64)| {

@@ -23,9 +23,9 @@ pub(crate) enum Kind {
     Peer { pooled: bool },
     /// `cuMemHostAlloc`, with its flags.
     Pinned { flags: u32 },
-    /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices can
-    /// use as well where `aliased`. The arena shows the program's own shared pages where they are
-    /// `theirs`; else private pages have moved into it.
+    /// `cuMemHostRegister`, with its flags; `host` is the program's address of it, which devices
+    /// can use as well where `aliased`. The arena shows the program's own shared pages where they
+    /// are `theirs`; else private pages have moved into it.
     Registered { flags: u32, host: u64, aliased: bool, theirs: bool },
     /// `cuMemAllocManaged`, with its flags.
     Managed { flags: u32 },

@@ -64,8 +64,8 @@ impl Tensor {
         if out.is_null() {
             return Err(invalid);
         }
-        // SAFETY: as the caller promised. Bytes may lie anywhere: drivers do not look at the alignment
-        // of the host's copy, which bindings of other languages place as they like.
+        // SAFETY: as the caller promised. Bytes may lie anywhere: drivers do not look at the
+        // alignment of the host's copy, which bindings of other languages place as they like.
         unsafe { give(out.cast::<Bytes>(), device_form(&map)?) }
     }
 }

@@ -1,5 +1,6 @@
-//! Texture references, which CUDA 12 removed from the runtime: their settings are kept, for programs
-//! that make one with `cuTexRefCreate`. No module offers any, so none is ever read by a kernel.
+//! Texture references, which CUDA 12 removed from the runtime: their settings are kept, for
+//! programs that make one with `cuTexRefCreate`. No module offers any, so none is ever read by a
+//! kernel.
 
 use super::place::{Shape, locate_on_device};
 use super::{array, give, read};

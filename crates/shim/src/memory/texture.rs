@@ -40,7 +40,8 @@ fn element(format: u32, channels: u32) -> Result<u64, CuError> {
     }
 }
 
-/// A device address of `shape`, in allocated memory; a registered host address becomes the device's.
+/// A device address of `shape`, in allocated memory; a registered host address becomes the
+/// device's.
 fn address(addr: u64, pitch: u64, shape: Shape) -> Result<u64, CuError> {
     match locate_on_device(addr, pitch, 0, shape)?.place {
         Place::Mapped { addr, .. } => Ok(addr),

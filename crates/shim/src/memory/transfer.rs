@@ -5,8 +5,9 @@
 //! has been written; between host memory and a device the synchronous functions wait for what the
 //! stream was given before; between devices nobody waits; between host memories everybody does.
 //!
-//! The reference leaves open whether a synchronous copy's bytes have reached the device when it returns.
-//! Here they have: streams that do not order with this one may use them at once, as programs expect.
+//! The reference leaves open whether a synchronous copy's bytes have reached the device when it
+//! returns. Here they have: streams that do not order with this one may use them at once, as
+//! programs expect.
 
 use super::link::{call, client, post};
 use super::place::{Home, Shape, Side};
@@ -34,8 +35,8 @@ impl Finish {
     }
 }
 
-/// Above this many bytes, a copy that has nothing to wait for is read in place rather than sent with
-/// its message.
+/// Above this many bytes, a copy that has nothing to wait for is read in place rather than sent
+/// with its message.
 const SMALL: u64 = 8 << 10;
 
 /// A buffer of the shared arena through which private memory travels where the proxy cannot reach

@@ -1,4 +1,5 @@
-//! Virtual memory management: reserved addresses, physical handles, and mappings of one to the other.
+//! Virtual memory management: reserved addresses, physical handles, and mappings of one to the
+//! other.
 
 use super::alloc::call_for_memory;
 use super::heap::Heap;
@@ -179,8 +180,9 @@ fn check_props(props: &CUmemAllocationProp) -> Result<(), CuError> {
     }
 }
 
-/// Refuses properties that could be, and that nobody has built. NCCL asks for the granularity of such host
-/// memory first and gives up where that fails, but does without where only its making does.
+/// Refuses properties that could be, and that nobody has built. NCCL asks for the granularity of
+/// such host memory first and gives up where that fails, but does without where only its making
+/// does.
 fn check_supported(props: &CUmemAllocationProp) -> Result<(), CuError> {
     match props.location.type_ {
         CU_MEM_LOCATION_TYPE_DEVICE => Ok(()),

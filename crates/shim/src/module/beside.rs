@@ -1,9 +1,9 @@
 //! PTX that stands beside its cubin in Triton's cache.
 //!
 //! Triton has `ptxas` make its cubins, a program that asks no driver, and keeps each step of a
-//! compilation in a folder of its cache: `KERNEL.ptx` beside `KERNEL.cubin`, in `$TRITON_CACHE_DIR/*`,
-//! else `$TRITON_HOME/.triton/cache/*`, else `~/.triton/cache/*`. PyTorch's compiler has such a cache
-//! of its own, and sets the variable.
+//! compilation in a folder of its cache: `KERNEL.ptx` beside `KERNEL.cubin`, in
+//! `$TRITON_CACHE_DIR/*`, else `$TRITON_HOME/.triton/cache/*`, else `~/.triton/cache/*`. PyTorch's
+//! compiler has such a cache of its own, and sets the variable.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -15,8 +15,8 @@ const MOST: usize = 65536;
 /// Longest PTX.
 const MAX_PTX: u64 = 64 << 20;
 
-/// Returns the PTX beside this cubin, which has these kernels. The cubin there is the same, byte for
-/// byte.
+/// Returns the PTX beside this cubin, which has these kernels. The cubin there is the same, byte
+/// for byte.
 pub(super) fn find(cubin: &[u8], kernels: &[&str]) -> Option<Vec<u8>> {
     find_in(&cache()?, cubin, kernels)
 }

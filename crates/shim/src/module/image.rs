@@ -1,7 +1,7 @@
 //! What a module is made of: images in the program's memory, recognised and measured.
 //!
-//! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX text,
-//! at its NUL.
+//! CUDA passes an image as a bare pointer. Its length is found in its own headers, or, for PTX
+//! text, at its NUL.
 
 use super::{peek, sources};
 use kedge_cuda_types::CuError;

@@ -77,8 +77,8 @@ fn ask(
     link: bool,
 ) -> Result<Result<(), LoadError>, CuError> {
     let session = session::get()?;
-    // Where the proxy cannot read this process's own memory, the images are lent to it in the shared
-    // arena.
+    // Where the proxy cannot read this process's own memory, the images are lent to it in the
+    // shared arena.
     let _staged = match session.client_memory {
         true => Vec::new(),
         false => stage(&mut places)?,
@@ -107,7 +107,8 @@ impl Module {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let session = session::get()?;
         let module = ModuleId(NEXT.fetch_add(1, Ordering::Relaxed));
-        // What the compiler has linked fits the device, or not; a software device reads no machine code.
+        // What the compiler has linked fits the device, or not; a software device reads no machine
+        // code.
         let exact = session.device(ctx.ordinal() as i32)?.exact;
         let linked = images.linked_place().filter(|_| !exact);
         let linked = linked.map(|place| ask(ctx, module, vec![place], false)).transpose()?;

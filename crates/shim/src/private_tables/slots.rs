@@ -141,8 +141,9 @@ pub(super) unsafe extern "C" fn context_id(ctx: CUcontext, out: *mut u64) -> CUr
 }
 
 /// Tools context 51: what a stream's handle stands for; the default streams have several. Callers
-/// were seen to hand it to 39 and to nothing else: it is the stream's number, not an address. Default
-/// streams are the current context's, which callers passed; `per_thread` says which of them NULL is.
+/// were seen to hand it to 39 and to nothing else: it is the stream's number, not an address.
+/// Default streams are the current context's, which callers passed; `per_thread` says which of them
+/// NULL is.
 pub(super) unsafe extern "C" fn stream_of_handle(
     _ctx: CUcontext,
     handle: CUstream,

@@ -1,6 +1,7 @@
 //! A device as the proxy described it.
 
 use kedge_protocol::DeviceInfo;
+use kedge_transport::ATTRIBUTE_PLACE;
 
 /// Attribute numbers beyond this are unknown to CUDA 13.
 const MAX_ATTRIBUTE: u32 = 1024;
@@ -15,11 +16,17 @@ pub(crate) struct Device {
     pub(crate) total_memory: u64,
     /// It checks every allocation, and its modules' variables lie in its arena.
     pub(crate) exact: bool,
+    /// It sees none of the host's pages: managed memory lies in its arena.
+    pub(crate) apart: bool,
+    /// Where it is: see [`ATTRIBUTE_PLACE`].
+    place: i32,
     attributes: Vec<Option<i32>>,
 }
 
 impl Device {
     pub(crate) fn new(info: DeviceInfo) -> Self {
+        let place = info.attributes.iter().find(|(id, _)| *id == ATTRIBUTE_PLACE);
+        let place = place.map_or(0, |(_, place)| *place);
         let mut attributes = Vec::new();
         for &(attribute, value) in info.attributes.iter().filter(|(a, _)| *a < MAX_ATTRIBUTE) {
             let index = attribute as usize;
@@ -34,6 +41,8 @@ impl Device {
             pci: info.pci,
             total_memory: info.total_memory,
             exact: info.exact,
+            apart: info.apart,
+            place,
             attributes,
         }
     }
@@ -42,6 +51,11 @@ impl Device {
     #[inline]
     pub(crate) fn attribute(&self, attribute: u32) -> Option<i32> {
         self.attributes.get(attribute as usize).copied().flatten()
+    }
+
+    /// Whether each of the two reaches the other's memory.
+    pub(crate) fn reaches(&self, other: &Device) -> bool {
+        self.place == other.place
     }
 
     /// A limit: an attribute that is not negative, or `default`.

@@ -35,7 +35,8 @@ pub(crate) fn create_in(context: &Context, flags: u32, priority: i32) -> Result<
     let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
     let id = new_stream_id();
     let ctx = context.id();
-    // Before the handle exists, so that nothing can be enqueued to a stream the proxy does not know.
+    // Before the handle exists, so that nothing can be enqueued to a stream the proxy does not
+    // know.
     session::get()?.post(&Post::StreamCreate { stream: id, ctx, blocking, priority })?;
     let stream = STREAMS.insert_with(|handle| Stream {
         handle: CUstream(handle),

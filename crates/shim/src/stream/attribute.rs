@@ -1,5 +1,5 @@
-//! Stream attributes: kept for the program, and told to the device with each launch. They steer caches
-//! and schedulers; no result depends on them.
+//! Stream attributes: kept for the program, and told to the device with each launch. They steer
+//! caches and schedulers; no result depends on them.
 
 use super::{Stream, find};
 use crate::ffi;

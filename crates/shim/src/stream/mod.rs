@@ -1,7 +1,7 @@
 //! Streams: the one door through which stream-ordered work passes.
 //!
-//! Whoever has work for a stream calls [`enqueue`]. It finds the stream, refuses what a sticky error
-//! or a capture forbids, and posts the operation, or appends it to the graph that the stream
+//! Whoever has work for a stream calls [`enqueue`]. It finds the stream, refuses what a sticky
+//! error or a capture forbids, and posts the operation, or appends it to the graph that the stream
 //! captures. Nothing here holds a lock while it waits.
 
 mod api;
@@ -80,6 +80,9 @@ impl Stream {
     #[inline]
     pub(crate) fn post(&self, op: StreamOp) -> Result<(), CuError> {
         memory::shadow::push(self.ctx, self.id)?;
+        if memory::paged::in_use() {
+            return memory::paged::post(self.id, op);
+        }
         session::get()?.post(&Post::Enqueue { stream: self.id, op })
     }
 

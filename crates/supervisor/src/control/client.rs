@@ -3,7 +3,8 @@
 use crate::jobs::{JobError, JobName, Jobs, State};
 use crate::left;
 use kedge_control::job::{
-    Ask, FailureKind, Kill, Order, Progress, Reply, Request, VERSION, receive, send,
+    Ask, FailureKind, Kill, Migrate, Moving, Order, Progress, Reply, Request, VERSION, receive,
+    send,
 };
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -61,7 +62,8 @@ pub fn checkpoint(
     })
 }
 
-/// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they have.
+/// Ends the job `name`, or sends its processes a signal. Returns, if they are to end, when they
+/// have.
 pub fn kill(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     let parts = jobs.living_parts(name);
     if !runs(jobs, name) && !parts.is_empty() {
@@ -112,7 +114,8 @@ fn kill_left(jobs: &Jobs, name: &JobName, kill: Kill) -> Result<(), AskError> {
     Ok(())
 }
 
-/// Takes the memory of the job `name` off its devices, or brings it back: how many bytes are off them now.
+/// Takes the memory of the job `name` off its devices, or brings it back: how many bytes are off
+/// them now.
 pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
     let control = reach(jobs, name)?;
     match ask(&control, Ask::Swap { out }).and_then(|stream| receive(&stream)) {
@@ -123,6 +126,30 @@ pub fn swap(jobs: &Jobs, name: &JobName, out: bool) -> Result<u64, AskError> {
             Err(AskError::Silent { job: name.clone(), source })
         }
         Err(source) => Err(AskError::Silent { job: name.clone(), source }),
+    }
+}
+
+/// Moves the devices of the job `name` while it runs, and tells how far that is.
+pub fn migrate(
+    jobs: &Jobs,
+    name: &JobName,
+    order: &Migrate,
+    mut tell: impl FnMut(&Moving),
+) -> Result<(), AskError> {
+    let control = reach(jobs, name)?;
+    let silent = |source| AskError::Silent { job: name.clone(), source };
+    let stream = ask(&control, Ask::Migrate(order.clone())).map_err(silent)?;
+    loop {
+        match receive(&stream).map_err(silent)? {
+            Reply::Moving(moving) => {
+                tell(&moving);
+                if matches!(moving, Moving::Done { .. }) {
+                    return Ok(());
+                }
+            }
+            Reply::Failed { message, .. } => return Err(AskError::Failed(message)),
+            _ => return Err(silent(io::Error::from(io::ErrorKind::InvalidData))),
+        }
     }
 }
 
@@ -149,10 +176,15 @@ fn reach(jobs: &Jobs, name: &JobName) -> Result<PathBuf, AskError> {
     Ok(control)
 }
 
-/// A job that has just been started or restarted answers in a moment.
+/// A job that has just been started or restarted answers in a moment: a socket that is there may
+/// be another's before it, or not be listened on as yet.
 fn wait_for(control: &Path) {
     let begin = Instant::now();
-    while !control.exists() && begin.elapsed() < BEGINNING {
+    let not_yet = |error: io::Error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    };
+    while kedge_socket::address::connect(control).is_err_and(not_yet) && begin.elapsed() < BEGINNING
+    {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -187,7 +219,7 @@ pub(crate) fn take(
             Reply::Failed { kind, message } => {
                 return Err(TakeError::Failed { busy: kind == FailureKind::Busy, message });
             }
-            Reply::Settled | Reply::Swapped { .. } | Reply::Life(_) => {
+            Reply::Settled | Reply::Swapped { .. } | Reply::Moving(_) | Reply::Life(_) => {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             }
         }

@@ -68,6 +68,13 @@ fn answer(asker: &Asker, checkpointer: &Checkpointer) -> io::Result<()> {
                 Err(error) => send(stream, &failure(&error)),
             }
         }
+        Ask::Migrate(order) => {
+            let moved = checkpointer.migrate(&order, |moving| {
+                // The move goes on without anybody who listens.
+                let _ = send(stream, &Reply::Moving(moving));
+            });
+            moved.or_else(|error| send(stream, &failure(&error)))
+        }
         Ask::Checkpoint(order) => {
             let tell = |progress| {
                 // The checkpoint goes on without anybody who listens.

@@ -62,10 +62,12 @@ pub(super) fn begin(
 }
 
 impl Begun {
-    /// Whether its proxy, a child of this process, has ended. /proc may not be this namespace's as yet.
+    /// Whether its proxy, a child of this process, has ended. /proc may not be this namespace's as
+    /// yet.
     pub(super) fn has_ended(&self) -> bool {
         let ProxyId::Child(pid) = self.proxy.id else { return false };
-        // SAFETY: plain data, for which zero is a value; the call fills it and leaves the child as it is.
+        // SAFETY: plain data, for which zero is a value; the call fills it and leaves the child as
+        // it is.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -74,7 +76,8 @@ impl Begun {
     }
 }
 
-/// What a proxy that has ended says of it; else `other`. Its connections close a little before it has ended.
+/// What a proxy that has ended says of it; else `other`. Its connections close a little before it
+/// has ended.
 pub(super) fn why_not(begun: &[Begun], other: PluginError) -> PluginError {
     let find = || begun.iter().find(|begun| begun.has_ended());
     let begin = Instant::now();

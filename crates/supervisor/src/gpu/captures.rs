@@ -24,8 +24,9 @@ impl Captures {
         Captures { clients }
     }
 
-    /// Writes everything, the processes' memory side by side with the devices': the image of `folder`. With
-    /// `holder`, a log, has it held in memory as well; of how many clients it is, if of all.
+    /// Writes everything, the processes' memory side by side with the devices': the image of
+    /// `folder`. With `holder`, a log, has it held in memory as well; of how many clients it is, if
+    /// of all.
     pub(crate) fn write(
         mut self,
         captured: Captured,

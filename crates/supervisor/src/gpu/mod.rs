@@ -1,6 +1,6 @@
-//! The plugin for devices: the three descriptors that tie a client to its proxy. What the devices hold is
-//! taken by the proxies while the job stands still, and written by them; at a restart new proxies bring it
-//! back and are tied to the clients in the old ones' place.
+//! The plugin for devices: the three descriptors that tie a client to its proxy. What the devices
+//! hold is taken by the proxies while the job stands still, and written by them; at a restart new
+//! proxies bring it back and are tied to the clients in the old ones' place.
 
 mod begun;
 mod captures;
@@ -149,7 +149,8 @@ fn nvml(socket: &Path) -> PathBuf {
     socket.with_file_name(NVML_SOCKET)
 }
 
-/// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy has ended is not.
+/// Whether it is a connection to the job's socket, which becomes one to a proxy. One whose proxy
+/// has ended is not.
 fn is_connecting(file: &Found, job: &Job, socket: &Path) -> bool {
     let stream = file.socket.is_some_and(|kind| kind.domain == libc::AF_UNIX);
     let end = || job.duplicate(file).ok().map(UnixStream::from);
@@ -162,7 +163,8 @@ pub(crate) fn leads_to(end: &UnixStream, socket: &Path) -> bool {
         .is_ok_and(|peer| peer.as_pathname().is_some_and(|at| address::is_of(at, socket)))
 }
 
-/// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it had, but is not.
+/// Whether the other end has been closed. One that nobody has accepted yet has no inode, as if it
+/// had, but is not.
 fn is_over(end: &UnixStream) -> bool {
     let mut looked = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one structure, which lives as long as the call; it does not wait.
@@ -242,7 +244,8 @@ impl Gpu {
         }
     }
 
-    /// Neither. Of a checkpoint that has failed, what proxies say is waited for, so that nobody takes it for another answer.
+    /// Neither. Of a checkpoint that has failed, what proxies say is waited for, so that nobody
+    /// takes it for another answer.
     pub(crate) fn idle(&self) {
         if let Moment::Checkpoint { clients, asked, .. } = std::mem::take(&mut *self.moment()) {
             let _ = all_captured(&clients[..asked]);
@@ -335,7 +338,8 @@ impl Plugin for Gpu {
         };
         let State { clients, management, memory, travels } = world.parse(state)?;
         if travels && !restart.warm.is_empty() {
-            // Their descriptors are compared with others' by kcmp, which takes proxies of this namespace.
+            // Their descriptors are compared with others' by kcmp, which takes proxies of this
+            // namespace.
             restart.warm.clear();
             restart.launch.note(
                 "no warm proxy serves processes whose device memory travelled as descriptors: new ones start",
@@ -378,8 +382,8 @@ impl Plugin for Gpu {
     }
 }
 
-/// Has a client's devices captured, for a file that may build on its own in `base`. All do so at once, and while
-/// the processes are held.
+/// Has a client's devices captured, for a file that may build on its own in `base`. All do so at
+/// once, and while the processes are held.
 fn begin_capture(client: &Client, track: bool, base: Option<&Manifest>) -> Result<(), PluginError> {
     let parent = base.and_then(|base| base.file(&client.file())).map(|file| file.checksum);
     let given = client.resting.proxy.control.give(&Order::Capture { track, parent }, &[]);

@@ -1,4 +1,5 @@
-//! What is in the memory by which a client and its proxy talk: saved with the client, filled in again at a restart.
+//! What is in the memory by which a client and its proxy talk: saved with the client, filled in
+//! again at a restart.
 
 use super::{Saved, failed};
 use kedge_process::plugins::{Blob, Capture, PluginError, World};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 const ASIDE: &str = "former";
 const META: &str = "meta.json";
-const OTHERS: [&str; 3] = ["log", "last.json", "images.json"];
+const OTHERS: [&str; 4] = ["log", "last.json", "images.json", "checkpoints.json"];
 
 /// Puts it aside; `dir` is locked.
 ///

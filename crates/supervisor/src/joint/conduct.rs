@@ -1,5 +1,5 @@
-//! Conducting a checkpoint of all parts: whoever is asked calls them, and makes the whole count when each
-//! part's image is durable.
+//! Conducting a checkpoint of all parts: whoever is asked calls them, and makes the whole count
+//! when each part's image is durable.
 
 use super::Joint;
 use super::call::Call;
@@ -96,6 +96,9 @@ impl Checkpointer {
         let still = Instant::now();
         meeting.stopped().map_err(failed)?;
         let at = jobs::now();
+        // It has no connections of its own.
+        meeting.arrive(Step::Told).map_err(failed)?;
+        meeting.arrive(Step::Arrived).map_err(failed)?;
         meeting.captured(0).map_err(failed)?;
         let stall_seconds = still.elapsed().as_secs_f64();
         let (image, processes) = (call.folder.clone(), meeting.processes(parts));
@@ -141,7 +144,8 @@ impl Checkpointer {
     }
 }
 
-/// The parts, once all that run on this host have joined: one that has just been started is about to.
+/// The parts, once all that run on this host have joined: one that has just been started is about
+/// to.
 fn present(joint: &Joint, client: &mut Client) -> Result<Vec<String>, ConductError> {
     let begin = Instant::now();
     loop {

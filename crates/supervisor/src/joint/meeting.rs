@@ -1,23 +1,28 @@
-//! Where the parts of a job meet during a checkpoint. All steps are of one series of barriers, so what fails in
-//! one part fails, by name, in all of them.
+//! Where the parts of a job meet during a checkpoint. All steps are of one series of barriers, so
+//! what fails in one part fails, by name, in all of them.
 
 use super::Joint;
 use kedge_coordinator::{Client, ClientError, Notice, Series, Who};
 use kedge_image::Fate;
 use kedge_process::Together;
+use kedge_process::plugins::{Others, Stage};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The space of what kedge itself publishes.
 pub(super) const SPACE: &str = "kedge";
 /// How long the parts may need to come to rest, with what hinders one of them.
 const STILL: Duration = Duration::from_secs(15);
+/// How long others may need before one looks whether they are there.
+const SOON: Duration = Duration::from_millis(200);
 /// How long one looks away while another writes its image.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long whoever conducts may need to commit, or to give up, after the meeting was broken.
 const COMMITTING: Duration = Duration::from_secs(60);
+/// A step that all passed with the first: whoever asks there hears whether the meeting is broken.
+const NOW: u64 = 0;
 
 /// What all wait for, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +33,16 @@ pub(super) enum Step {
     Prepared = 2,
     /// Every process stands still.
     Stopped = 3,
+    /// Every part has told of its connections.
+    Told = 4,
+    /// What was on its way between parts has arrived.
+    Arrived = 5,
     /// Every process is captured.
-    Captured = 4,
+    Captured = 6,
     /// Every part's image is durable.
-    Durable = 5,
+    Durable = 7,
     /// The whole counts.
-    Committed = 6,
+    Committed = 8,
 }
 
 /// One checkpoint, as one of those sees it that take part.
@@ -41,6 +50,12 @@ pub(super) enum Step {
 pub(crate) struct Meeting {
     client: Mutex<Client>,
     series: Series,
+    /// No other meeting has it.
+    id: String,
+    /// What this part has told the others of its connections.
+    told: Mutex<Vec<Notice>>,
+    /// The step at which this part waits while its processes stand still, and since when.
+    waits: Mutex<Option<(Step, Instant)>>,
     /// Who take part: the parts, and who conducts.
     members: u32,
     /// This part's name; `None`: the one that conducts.
@@ -66,7 +81,10 @@ impl Meeting {
         Meeting {
             client: Mutex::new(client),
             // Parts of another version, which met at other steps, meet nobody here.
-            series: Series::of_job(&format!("{id}, in six steps")),
+            series: Series::of_job(&format!("{id}, in eight steps")),
+            id: id.to_owned(),
+            told: Mutex::default(),
+            waits: Mutex::default(),
             members: parts.saturating_add(1),
             part: is_part.then(|| joint.part.to_string()),
             joint: joint.clone(),
@@ -82,6 +100,10 @@ impl Meeting {
 
     /// It is over, for this one; the client is as before.
     pub(super) fn leave(self) -> Client {
+        let told = self.told.lock().map(|mut told| std::mem::take(&mut *told));
+        for notice in told.unwrap_or_default() {
+            let _ = self.client().withdraw(&notice);
+        }
         // One that is lost now has nothing to break.
         let _ = self.client().end(&self.series);
         self.client.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -90,6 +112,31 @@ impl Meeting {
     /// Whether the parts have begun to stand still: what fails now has failed for good.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::SeqCst)
+    }
+
+    /// That this part waits at `step` once more: an error once it has done so for too long. Whoever
+    /// was lost together with the coordinator never comes.
+    fn waits_on(&self, step: Step) -> Result<(), String> {
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = match *waits {
+            Some((at, since)) if at == step => since,
+            _ => waits.insert((step, Instant::now())).1,
+        };
+        drop(waits);
+        // Asked late: it reads the folders of all parts.
+        let lost = if since.elapsed() > SOON { self.joint.lost() } else { None };
+        let why = match lost {
+            Some(meta) => format!("the supervisor of {} was killed", meta.name),
+            None if since.elapsed() < STILL => return Ok(()),
+            None => format!("not all parts of the job came to {step:?} in time"),
+        };
+        self.fail(&why);
+        Err(why)
+    }
+
+    fn notice(&self, name: &str) -> Result<Notice, String> {
+        let key = format!("{} {name}", self.id);
+        Notice::of_job(SPACE, key.as_bytes()).map_err(|error| error.to_string())
     }
 
     /// Nobody goes on with it.
@@ -125,9 +172,9 @@ impl Meeting {
         }
     }
 
-    /// The image of this part, at `image`, is durable: returns when the whole counts. From here on that is for whoever
-    /// conducts to say, and no part may take away what the whole names: one that is lost breaks the meeting, but
-    /// not what has been committed.
+    /// The image of this part, at `image`, is durable: returns when the whole counts. From here on
+    /// that is for whoever conducts to say, and no part may take away what the whole names: one
+    /// that is lost breaks the meeting, but not what has been committed.
     pub(crate) fn durable(&self, image: &Path) -> Result<(), String> {
         let met = self.arrive(Step::Durable).and_then(|()| self.arrive(Step::Committed));
         let Err(why) = met else { return Ok(()) };
@@ -141,7 +188,8 @@ impl Meeting {
         }
     }
 
-    /// Whether the image of this part may belong to one that counts, although this part has not heard so.
+    /// Whether the image of this part may belong to one that counts, although this part has not
+    /// heard so.
     pub(crate) fn may_count(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
@@ -182,5 +230,62 @@ impl Together for Meeting {
         });
         told.transpose().map_err(|error| error.to_string())?;
         self.arrive(Step::Captured)
+    }
+
+    fn others(&self) -> Option<&dyn Others> {
+        Some(self)
+    }
+}
+
+impl Others for Meeting {
+    fn name(&self) -> String {
+        self.part.clone().unwrap_or_default()
+    }
+
+    fn parts(&self) -> Result<Vec<String>, String> {
+        self.client().members().map_err(|error| error.to_string())
+    }
+
+    fn publish(&self, name: &str, value: &[u8]) -> Result<bool, String> {
+        let notice = self.notice(name)?;
+        match self.client().publish(&notice, value, true) {
+            Ok(()) => {}
+            Err(ClientError::Taken { .. }) => return Ok(false),
+            Err(error) => return Err(error.to_string()),
+        }
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(notice);
+        Ok(true)
+    }
+
+    fn look(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        let found = self.client().look(&self.notice(name)?, 0, Duration::ZERO);
+        found.map(|found| found.map(|found| found.value)).map_err(|error| error.to_string())
+    }
+
+    fn meet(&self, stage: Stage, wait: Duration) -> Result<bool, String> {
+        let step = match stage {
+            Stage::Told => Step::Told,
+            Stage::Arrived => Step::Arrived,
+            Stage::Offered | Stage::Bound => return Err(format!("no checkpoint has {stage:?}")),
+        };
+        let who = Who::Count { members: self.members };
+        let arrived = self.client().arrive(&self.series, step as u64, who, wait);
+        match arrived {
+            Ok(()) => Ok(true),
+            Err(ClientError::Late) => self.waits_on(step).map(|()| false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn still(&self) -> Result<(), String> {
+        let everybody = Who::Count { members: u32::MAX };
+        match self.client().arrive(&self.series, NOW, everybody, Duration::ZERO) {
+            Ok(()) | Err(ClientError::Late) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn fail(&self, why: &str) {
+        Meeting::fail(self, why);
     }
 }

@@ -1,5 +1,5 @@
-//! Jobs of several parts, each with a supervisor of its own: `kedge run --join NAME`. Parts are jobs as any
-//! others, named NAME.0, NAME.1 …; together they are checkpointed and restarted as one.
+//! Jobs of several parts, each with a supervisor of its own: `kedge run --join NAME`. Parts are
+//! jobs as any others, named NAME.0, NAME.1 …; together they are checkpointed and restarted as one.
 //!
 //! ```text
 //! joint/NAME/{coordinator, coordinator.lock, parts.lock}   who coordinates, and where
@@ -55,7 +55,8 @@ fn part_name(job: &JobName, number: u32) -> Result<JobName, JobError> {
 }
 
 impl Joint {
-    /// Takes the next free part of the job `job` for this process: on this host, or on all those of `far`.
+    /// Takes the next free part of the job `job` for this process: on this host, or on all those of
+    /// `far`.
     pub(crate) fn enter(
         jobs: &Jobs,
         job: &JobName,
@@ -159,7 +160,8 @@ impl Joint {
         Client::join(&member, find)
     }
 
-    /// This host, as far as the job goes: by the name that others know, and the folder in which its parts meet.
+    /// This host, as far as the job goes: by the name that others know, and the folder in which its
+    /// parts meet.
     fn node(&self) -> String {
         let name = rustix::system::uname();
         let name: String = name.nodename().to_string_lossy().chars().take(40).collect();

@@ -1,8 +1,10 @@
-//! Restarting a job of several parts: each by a process of its own, and none goes on before all are there.
+//! Restarting a job of several parts: each by a process of its own, and none goes on before all are
+//! there.
 
 use super::hosts::{KEY, far};
 use super::meeting::SPACE;
 use super::{Joint, lock, part_name};
+use crate::again::kedge_again;
 use crate::jobs::{JobError, JobName, Jobs};
 use crate::restart::RestartSpec;
 use crate::signals::{Signal, Signals};
@@ -11,7 +13,7 @@ use kedge_coordinator::{
     Client, ClientError, FarError, Leader, Member, Notice, Place, Series, Server, Who,
 };
 use kedge_image::{ImageError, Manifest};
-use kedge_process::plugins::{Claim, Found, Job, Plugin, PluginError};
+use kedge_process::plugins::{Claim, Found, Job, Others, Plugin, PluginError, Stage};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -27,10 +29,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LONG: Duration = Duration::from_secs(3600);
 /// How long another host may need until its part of a restart begins.
 const OTHERS: Duration = Duration::from_secs(60);
-/// The only step that anybody passes.
-const REBUILT: u64 = 1;
-/// Whoever has been at this one takes part: for as long as it lives, a series that was broken stays so, also for parts that
-/// come later.
+/// Every part has said where its connections can be reached.
+const OFFERED: u64 = 1;
+/// Every part's connections are there.
+const BOUND: u64 = 2;
+/// Every part is there: the last step.
+const REBUILT: u64 = 3;
+/// Whoever has been at this one takes part: for as long as it lives, a series that was broken stays
+/// so, also for parts that come later.
 const PRESENT: u64 = 0;
 
 /// What a part that is restarted is to know of the others.
@@ -64,11 +70,117 @@ impl Joining {
 pub(crate) static JOIN: Join = Join(Mutex::new(None));
 
 #[derive(Debug)]
-pub(crate) struct Join(Mutex<Option<(Joint, Joining)>>);
+pub(crate) struct Join(Mutex<Option<Joined>>);
+
+/// A part that is restarted, and its connection to the coordinator, which it has in its init alone.
+#[derive(Debug)]
+struct Joined {
+    joint: Joint,
+    joining: Joining,
+    client: Option<Client>,
+}
+
+impl Joined {
+    /// Returns the connection, and the series in which the parts meet.
+    fn client(&mut self) -> Result<(&mut Client, Series, Who), ClientError> {
+        let series = Series::of_job(&self.joining.series);
+        let who = Who::Count { members: self.joining.parts };
+        let joint = &self.joint;
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => {
+                let place = joint.place.clone();
+                let find = Box::new(move || place.connect());
+                none.insert(Client::join(&member(joint, joint.part.to_string()), find)?)
+            }
+        };
+        Ok((client, series, who))
+    }
+}
 
 impl Join {
     pub(crate) fn wait_for_others(&self, joint: Joint, joining: Joining) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((joint, joining));
+        let joined = Joined { joint, joining, client: None };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined);
+    }
+
+    /// Does `what` with the connection to the coordinator.
+    fn with<T>(
+        &self,
+        what: impl FnOnce(&mut Client, Series, Who) -> Result<T, ClientError>,
+    ) -> Result<T, String> {
+        let mut joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(joined) = &mut *joined else { return Err("it has no other parts".to_owned()) };
+        let job = joined.joint.job.clone();
+        let done = joined.client().and_then(|(client, series, who)| what(client, series, who));
+        done.map_err(|error| format!("{job}: {error}"))
+    }
+
+    fn notice(series: &Series, name: &str) -> Result<Notice, ClientError> {
+        Notice::of_job(SPACE, format!("{} {name}", &*series.name).as_bytes())
+    }
+}
+
+impl Others for Join {
+    fn name(&self) -> String {
+        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        joined.as_ref().map(|joined| joined.joint.part.to_string()).unwrap_or_default()
+    }
+
+    fn parts(&self) -> Result<Vec<String>, String> {
+        let joined = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Joined { joint, joining, .. }) = &*joined else { return Ok(Vec::new()) };
+        let names =
+            (0..joining.parts.min(super::MOST_PARTS)).map(|number| part_name(&joint.job, number));
+        let names = names.map(|name| name.map(|name| name.to_string()));
+        names.collect::<Result<_, _>>().map_err(|error| error.to_string())
+    }
+
+    fn publish(&self, name: &str, value: &[u8]) -> Result<bool, String> {
+        self.with(|client, series, _| {
+            match client.publish(&Join::notice(&series, name)?, value, true) {
+                Ok(()) => Ok(true),
+                Err(ClientError::Taken { .. }) => Ok(false),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn look(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        let look = |client: &mut Client, series: Series, _| {
+            client.look(&Join::notice(&series, name)?, 0, Duration::ZERO)
+        };
+        Ok(self.with(look)?.map(|found| found.value))
+    }
+
+    fn meet(&self, stage: Stage, wait: Duration) -> Result<bool, String> {
+        let step = match stage {
+            Stage::Offered => OFFERED,
+            Stage::Bound => BOUND,
+            Stage::Told | Stage::Arrived => return Err(format!("no restart has {stage:?}")),
+        };
+        self.with(|client, series, who| match client.arrive(&series, step, who, wait) {
+            Ok(()) => Ok(true),
+            Err(ClientError::Late) => Ok(false),
+            Err(error) => Err(error),
+        })
+    }
+
+    fn still(&self) -> Result<(), String> {
+        let everybody = Who::Count { members: u32::MAX };
+        let ask = |client: &mut Client, series: Series, _| {
+            client.arrive(&series, PRESENT, everybody, Duration::ZERO)
+        };
+        let joined = |error: &ClientError| matches!(error, ClientError::Late);
+        self.with(|client, series, who| match ask(client, series, who) {
+            Err(error) if joined(&error) => Ok(()),
+            other => other,
+        })
+    }
+
+    fn fail(&self, why: &str) {
+        // Whoever cannot be told is told by whoever has started this part.
+        let _ = self.with(|client, series, _| client.break_series(&series, why));
     }
 }
 
@@ -82,15 +194,13 @@ impl Plugin for Join {
     }
 
     fn agreed(&self) -> Result<(), PluginError> {
-        let waits = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((joint, joining)) = waits else { return Ok(()) };
-        let refused = |error| PluginError::Refused(format!("{}: {error}", joint.job));
-        let place = joint.place.clone();
-        let find = Box::new(move || place.connect());
-        let mut client =
-            Client::join(&member(&joint, joint.part.to_string()), find).map_err(refused)?;
-        let who = Who::Count { members: joining.parts };
-        client.arrive(&Series::of_job(&joining.series), REBUILT, who, LONG).map_err(refused)
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            return Ok(());
+        }
+        let met = self.with(|client, series, who| client.arrive(&series, REBUILT, who, LONG));
+        // From here on it is a part as any other.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        met.map_err(PluginError::Refused)
     }
 }
 
@@ -98,8 +208,8 @@ fn member(joint: &Joint, name: String) -> Member {
     Member { job: joint.job.to_string(), name, node: joint.node(), part: false }
 }
 
-/// Restarts the parts of the newest of `images` whose parts are there, and waits for their end: what the first
-/// one of them that failed ended with.
+/// Restarts the parts of the newest of `images` whose parts are there, and waits for their end:
+/// what the first one of them that failed ended with.
 pub(crate) fn restart_parts(
     spec: &RestartSpec,
     images: &[(PathBuf, Manifest)],
@@ -145,8 +255,8 @@ pub(crate) fn restart_parts(
     Ok(running.outcome())
 }
 
-/// Has the parts be restarted by this process alone, before anything of theirs is touched. If another host has been
-/// told to restart one of them, neither of the two goes on.
+/// Has the parts be restarted by this process alone, before anything of theirs is touched. If
+/// another host has been told to restart one of them, neither of the two goes on.
 fn claim(
     client: &mut Client,
     joint: &Joint,
@@ -239,8 +349,7 @@ fn coordinator(place: &Place, job: &JobName) -> io::Result<Option<Server>> {
 
 /// What restarts one part.
 fn command(spec: &RestartSpec, image: &Path, name: &JobName, joining: &Joining) -> Command {
-    let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-    let mut command = Command::new(own);
+    let mut command = kedge_again();
     command.arg("restart").arg(image).arg("--job").arg(name.to_string());
     command.arg("--part").arg(serde_json::to_string(joining).unwrap_or_default());
     if let Some(far) = &spec.far {

@@ -39,8 +39,8 @@ impl WarmProxy {
         [self.control.socket().as_raw_fd(), self.process.as_raw_fd()]
     }
 
-    /// Has it serve `client` from now on, as one that was started with these arguments would. One that does not
-    /// is ended.
+    /// Has it serve `client` from now on, as one that was started with these arguments would. One
+    /// that does not is ended.
     pub(crate) fn serve(
         self,
         client: BorrowedFd<'_>,
@@ -74,6 +74,11 @@ impl WarmProxy {
 }
 
 impl Leaving {
+    /// Returns what means the process.
+    pub(crate) fn process(&self) -> io::Result<OwnedFd> {
+        self.process.try_clone()
+    }
+
     /// Whether it has ended.
     pub(crate) fn is_over(&self) -> bool {
         poll(&self.process, 0)

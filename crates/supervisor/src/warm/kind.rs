@@ -19,8 +19,8 @@ const ALSO_HEEDED: [&str; 5] =
 /// In others of these it would see other files, processes or users, or be seen as another.
 const NAMESPACES: [&str; 4] = ["mnt", "net", "pid", "user"];
 
-/// What a proxy was started with and in. One serves a job only where all of this is what the job would have
-/// started it with.
+/// What a proxy was started with and in. One serves a job only where all of this is what the job
+/// would have started it with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kind {
     pub gpu: String,
@@ -153,7 +153,7 @@ mod tests {
     fn kind() -> Kind {
         let proxy = PathBuf::from("/proc/self/exe");
         let parts = Parts { shim: PathBuf::new(), proxy, nvml: None };
-        Kind::here(&parts, &GpuSpec::Soft { devices: 1 }, &DeviceLimits::default())
+        Kind::here(&parts, &GpuSpec::Soft { devices: 1, apart: false }, &DeviceLimits::default())
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Proxies that are ready before anybody needs them: their devices are started, and their first context is
-//! there. They are kept by a process of their own, for one job (`kedge run --warm`) or for all jobs of a user
-//! on this node (`kedge warm start`): no job's child, so that no job's checkpoint or end has to do with them.
+//! Proxies that are ready before anybody needs them: their devices are started, and their first
+//! context is there. They are kept by a process of their own, for one job (`kedge run --warm`) or
+//! for all jobs of a user on this node (`kedge warm start`): no job's child, so that no job's
+//! checkpoint or end has to do with them.
 //!
 //! - [`kind`]: what a proxy was made ready for; it serves nobody else.
-//! - [`pool`]: keeps so many of one kind. [`server`]: gives them away. [`own`]: the process of one job.
+//! - [`pool`]: keeps so many of one kind. [`server`]: gives them away. [`own`]: the process of one
+//!   job.
 //! - [`source`]: what a job asks; [`message`]: what is said. [`adopted`]: a proxy that was given.
 
 mod adopted;

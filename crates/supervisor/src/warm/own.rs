@@ -1,8 +1,10 @@
 //! The process that keeps warm proxies for one job. It is started before the job and is none of its
-//! processes: what ends, captures or counts those does not find it. It ends when the job's supervisor does,
-//! whatever that is by then: a connection tells it, of which the supervisor keeps the other end.
+//! processes: what ends, captures or counts those does not find it. It ends when the job's
+//! supervisor does, whatever that is by then: a connection tells it, of which the supervisor keeps
+//! the other end.
 
 use super::Kind;
+use crate::again::kedge_again;
 use crate::jobs::JobDir;
 use crate::proxies::{hand_over, listen};
 use std::fs::{self, File};
@@ -12,7 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// The supervisor's end.
 #[derive(Debug)]
@@ -29,9 +31,7 @@ impl Own {
         let listener = listen(&socket)?;
         let (connection, far) = UnixStream::pair()?;
         let log = || File::options().append(true).create(true).open(dir.log());
-        // The file may have been replaced since by another version's.
-        let exe = std::env::current_exe().ok().filter(|path| path.exists());
-        let mut command = Command::new(exe.unwrap_or_else(|| "/proc/self/exe".into()));
+        let mut command = kedge_again();
         command
             .args(["warm", "start", "--handed", "3", "--gpu", &*kind.gpu])
             .args(["--count", &count.to_string()])
@@ -40,8 +40,8 @@ impl Own {
             .stdout(log()?)
             .stderr(log()?);
         let fds = [far.as_raw_fd(), listener.as_raw_fd()];
-        // SAFETY: the closure runs in the child between fork and exec and only makes system calls; both
-        // descriptors outlive the spawn.
+        // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
+        // both descriptors outlive the spawn.
         unsafe {
             command.pre_exec(move || {
                 leave()?;
@@ -59,8 +59,8 @@ impl Own {
         if connection < 3 || !link.to_string_lossy().starts_with("socket:") {
             return None;
         }
-        // SAFETY: it is open, above the standard ones, and handed to this process under that number, before
-        // anything here was opened.
+        // SAFETY: it is open, above the standard ones, and handed to this process under that
+        // number, before anything here was opened.
         let connection = unsafe { OwnedFd::from_raw_fd(connection) };
         rustix::io::fcntl_setfd(&connection, rustix::io::FdFlags::CLOEXEC).ok()?;
         Some(Own { connection, socket: dir.warm() })
@@ -79,8 +79,8 @@ impl Own {
 
 /// In the child: goes on as a process of its own session that no supervisor is the parent of.
 fn leave() -> io::Result<()> {
-    // SAFETY: plain calls; the process that forks ends at once, without a word to whoever shares its memory's
-    // buffers.
+    // SAFETY: plain calls; the process that forks ends at once, without a word to whoever shares
+    // its memory's buffers.
     unsafe {
         match libc::fork() {
             -1 => Err(io::Error::last_os_error()),

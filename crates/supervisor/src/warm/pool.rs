@@ -91,7 +91,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One that is ready, for the caller alone; one that is being made so is waited for, up to `limit`.
+    /// One that is ready, for the caller alone; one that is being made so is waited for, up to
+    /// `limit`.
     pub(super) fn take(&self, limit: Duration) -> Option<Waiting> {
         let begin = Instant::now();
         let mut state = self.lock();
@@ -109,7 +110,8 @@ impl Pool {
         }
     }
 
-    /// Lets go of all, and waits a moment for those that end: no zombie is left to an init that may not care.
+    /// Lets go of all, and waits a moment for those that end: no zombie is left to an init that may
+    /// not care.
     pub(super) fn end(&self) {
         let begin = Instant::now();
         let mut state = self.lock();
@@ -236,8 +238,8 @@ fn start(kind: &Kind) -> io::Result<(Child, Waiting)> {
         .process_group(0);
     show_only(&mut command, kind.shown().as_deref());
     let (fixed_places, fds) = (kind.has_fixed_places(), [orders.as_raw_fd()]);
-    // SAFETY: the closure runs in the child between fork and exec and only makes system calls; `orders`
-    // outlives the spawn.
+    // SAFETY: the closure runs in the child between fork and exec and only makes system calls;
+    // `orders` outlives the spawn.
     unsafe {
         command.pre_exec(move || {
             if fixed_places {

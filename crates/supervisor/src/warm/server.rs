@@ -65,8 +65,8 @@ fn node_folder() -> Result<PathBuf, WarmError> {
 pub enum Keeping {
     /// Until it is told to stop: for all jobs on this node.
     Node,
-    /// Until the job's supervisor ends, which has handed over the end of a connection as this descriptor, and
-    /// the socket to listen on as the next.
+    /// Until the job's supervisor ends, which has handed over the end of a connection as this
+    /// descriptor, and the socket to listen on as the next.
     Job(RawFd),
 }
 
@@ -136,7 +136,8 @@ fn handed(first: RawFd) -> Option<[OwnedFd; 2]> {
     if first < 3 || !is_socket(first) || !is_socket(next) {
         return None;
     }
-    // SAFETY: both are open, above the standard ones and handed to this process, which has made no sockets.
+    // SAFETY: both are open, above the standard ones and handed to this process, which has made no
+    // sockets.
     let both = unsafe { [OwnedFd::from_raw_fd(first), OwnedFd::from_raw_fd(next)] };
     // What the user's shell left open is not held here: a pipe would keep its reader waiting.
     // SAFETY: a plain call; nothing of this process is open beyond both.

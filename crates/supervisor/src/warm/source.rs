@@ -30,7 +30,8 @@ impl Sources {
         Sources { kind, own, node: node_socket().ok(), log }
     }
 
-    /// A proxy that is ready, if there is one. The log tells why there is none where one could be expected.
+    /// A proxy that is ready, if there is one. The log tells why there is none where one could be
+    /// expected.
     pub(crate) fn take(&self) -> Option<WarmProxy> {
         let own = self.own.as_deref().and_then(|socket| self.ask(socket, "the job's"));
         let node = self.node.as_deref().filter(|socket| own.is_none() && socket.exists());

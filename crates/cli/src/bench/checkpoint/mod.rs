@@ -1,16 +1,18 @@
-//! `kedge bench checkpoint`: what a checkpoint of a job that uses a device costs the program, by its own clock:
-//! the pause, the drain behind it, a second one that holds what has changed, the restart; what another
-//! program on the same device notices; and the driver's own checkpoint of the same program.
+//! `kedge bench checkpoint`: what a checkpoint of a job that uses a device costs the program, by
+//! its own clock: the pause, the drain behind it, a second one that holds what has changed, the
+//! restart; what another program on the same device notices; and the driver's own checkpoint of the
+//! same program.
 
 mod image;
 pub(super) mod known;
 
-use super::process::job::{Job, Taken, Warm, kedge};
+use super::process::job::{Job, Taken, Warm};
 use crate::size::Size;
 use image::{durable, empty, room, settle, stored};
 use kedge_control::gpu::GpuSpec;
 use kedge_control::proxy::BENCH_DISCARD;
 use kedge_probe::{DriverTimes, Held, Series};
+use kedge_supervisor::kedge_again;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -65,7 +67,8 @@ pub(super) struct Bench<'a> {
     pub(super) driver: bool,
 }
 
-/// What a job of one size holds and how it is stored: as noise, or so that the disk has room for it.
+/// What a job of one size holds and how it is stored: as noise, or so that the disk has room for
+/// it.
 struct Load {
     held: Held,
     codec: &'static str,
@@ -104,7 +107,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One that is to be checkpointed. What a GPU has no room for may take the host's, and not half of it only.
+    /// One that is to be checkpointed. What a GPU has no room for may take the host's, and not half
+    /// of it only.
     fn job(&self, held: &Held, options: &[&str]) -> Result<Job, String> {
         let most = held.device.to_string();
         let options = [options, &["--cache-host", &most]].concat();
@@ -139,7 +143,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The first checkpoint of a job, which holds everything, while it beats; and how many a second while it is drained.
+    /// The first checkpoint of a job, which holds everything, while it beats; and how many a second
+    /// while it is drained.
     fn first(&self, job: &mut Job, load: &Load, all: &mut All) -> Result<(Taken, f64), String> {
         job.ask("reset")?;
         let begin = SystemTime::now();
@@ -156,8 +161,8 @@ impl Bench<'_> {
         Ok((taken, rates.iter().sum::<f64>() / rates.len() as f64))
     }
 
-    /// What another program keeps of its speed while a job on the same device is checkpointed, and how long it
-    /// stands still; and how fast the bytes of a program that waits become an image.
+    /// What another program keeps of its speed while a job on the same device is checkpointed, and
+    /// how long it stands still; and how fast the bytes of a program that waits become an image.
     fn beside(&self, load: &Load, all: &mut All) -> Result<(), String> {
         let small = held(1 << 20, 0, true)?;
         let mut job = self.job(&load.held, &[])?;
@@ -177,7 +182,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// How fast noise leaves the device, with all that is done to it, where no disk is what it waits for.
+    /// How fast noise leaves the device, with all that is done to it, where no disk is what it
+    /// waits for.
     fn sunk(&self, size: u64, all: &mut All) -> Result<(), String> {
         let held = held(size, 0, true)?;
         let most = size.to_string();
@@ -200,7 +206,8 @@ impl Bench<'_> {
         let mut job = self.job(&more, &["--incremental"])?;
         job.ask(SECONDS)?;
         job.ask("reset")?;
-        // As users have it: who waits for the capture alone has its memory cloned, not written ahead.
+        // As users have it: who waits for the capture alone has its memory cloned, not written
+        // ahead.
         all.resident_pauses.push(job.gap_beside(load.codec)? * 1e3);
         job.end();
         Ok(())
@@ -209,14 +216,14 @@ impl Bench<'_> {
 
 fn held(device: u64, host: usize, noise: bool) -> Result<Held, String> {
     let device = usize::try_from(device).map_err(|_| "--size is more than memory has")?;
-    Ok(Held { device, host, noise })
+    Ok(Held { host, noise, ..Held::noise(device) })
 }
 
 /// The driver's own checkpoint of the same program, which beats natively.
 fn by_driver(held: &Held) -> Result<DriverTimes, String> {
     let mut program = Job::native(held)?;
     program.ask(SECONDS)?;
-    let mut command = kedge()?;
+    let mut command = kedge_again();
     let output = command.args(["probe", "driver", &program.pid().to_string()]).output();
     let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
     let said = |_| format!("the driver's own: {}", String::from_utf8_lossy(&output.stderr).trim());

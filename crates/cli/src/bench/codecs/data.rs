@@ -1,5 +1,5 @@
-//! What is checkpointed: CRUM's two vectors of random numbers, and stand-ins for the memory of the two
-//! applications of its Table III.
+//! What is checkpointed: CRUM's two vectors of random numbers, and stand-ins for the memory of the
+//! two applications of its Table III.
 
 /// Bytes to be checkpointed, and where they stand in the published tables.
 pub(super) struct Data {

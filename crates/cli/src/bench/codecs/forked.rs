@@ -1,14 +1,15 @@
-//! CRUM's forked checkpoint, which is kedge's own: a job that holds the data is checkpointed, and what
-//! counts is how long it stands still.
+//! CRUM's forked checkpoint, which is kedge's own: a job that holds the data is checkpointed, and
+//! what counts is how long it stands still.
 
 use super::data::{self, Data};
 use crate::output;
 use kedge_supervisor::control::{self, Order, Progress, Until};
 use kedge_supervisor::jobs::{JobName, Jobs};
+use kedge_supervisor::kedge_again;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// `kedge probe hold`: makes the data, says so, and holds them until its input ends.
 pub(crate) fn hold(name: &str, size: usize) -> Result<(), String> {
@@ -28,10 +29,9 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn start(data: &Data, size: usize) -> Result<Holder, String> {
-        let kedge =
-            std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
         let job = format!("kedge-bench-{}", std::process::id());
-        let mut command = Command::new(&kedge);
+        let mut command = kedge_again();
+        let kedge = command.get_program().to_owned();
         command.args(["run", "--gpu", "none", "--job", &job, "--"]).arg(&kedge);
         command.args(["probe", "hold", data.name, &size.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,4 +1,5 @@
-//! `kedge bench codecs`: CRUM's Tables II and III, checkpoint time and size by how memory is stored.
+//! `kedge bench codecs`: CRUM's Tables II and III, checkpoint time and size by how memory is
+//! stored.
 
 mod data;
 mod forked;

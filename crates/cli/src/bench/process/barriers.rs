@@ -3,8 +3,9 @@
 use super::{Scratch, Sink};
 use kedge_coordinator::{Client, Leader, Member, Series as Barriers, connect, reach};
 use kedge_probe::Series;
+use kedge_supervisor::kedge_again;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const PROCESSES: u32 = 256;
@@ -29,10 +30,9 @@ pub(super) fn measure(folder: &Path, sink: &mut Sink<'_>) -> Result<(), String> 
         Leader::This(server) => server,
         Leader::Other => return Err("barriers: somebody else coordinates".into()),
     };
-    let kedge = std::env::current_exe().map_err(said)?;
     let mut members = Members(Vec::new());
     for index in 0..PROCESSES {
-        let mut command = Command::new(&kedge);
+        let mut command = kedge_again();
         command.args(["probe", "member"]).arg(folder).arg(index.to_string());
         let first = index == 0;
         let stdout = if first { Stdio::piped() } else { Stdio::null() };

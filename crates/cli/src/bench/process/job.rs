@@ -1,9 +1,9 @@
-//! A job that holds memory, as the figures need it: told what to do by its standard input, checkpointed,
-//! killed and restarted by the command that people use.
+//! A job that holds memory, as the figures need it: told what to do by its standard input,
+//! checkpointed, killed and restarted by the command that people use.
 
 use kedge_control::gpu::GpuSpec;
 use kedge_probe::Held;
-use kedge_supervisor::warm;
+use kedge_supervisor::{kedge_again, warm};
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ const READY: Duration = Duration::from_secs(30);
 
 /// What `kedge checkpoint --json` tells.
 #[derive(Debug, Deserialize)]
-pub(in crate::bench) struct Taken {
-    pub(in crate::bench) image: PathBuf,
-    pub(in crate::bench) stall_seconds: f64,
+pub(crate) struct Taken {
+    pub(crate) image: PathBuf,
+    pub(crate) stall_seconds: f64,
     pub(in crate::bench) seconds: Option<f64>,
 }
 
-pub(in crate::bench) struct Job {
+pub(crate) struct Job {
     child: Child,
     /// `None` once its end has been told.
     input: Option<ChildStdin>,
@@ -29,18 +29,13 @@ pub(in crate::bench) struct Job {
     name: String,
 }
 
-pub(in crate::bench) fn kedge() -> Result<Command, String> {
-    let kedge = std::env::current_exe().map_err(|error| format!("cannot find kedge: {error}"))?;
-    Ok(Command::new(kedge))
-}
-
 impl Job {
     /// One that holds `size` bytes and whose images go to `dir`.
     pub(in crate::bench) fn start(size: u64, dir: &Path, options: &[&str]) -> Result<Job, String> {
         let name = format!("kedge-bench-{}", std::process::id());
-        let mut command = kedge()?;
+        let mut command = kedge_again();
         command.args(["run", "--gpu", "none", "--job", &name, "--ckpt-dir"]).arg(dir);
-        command.args(options).arg("--").arg(kedge()?.get_program());
+        command.args(options).arg("--").arg(kedge_again().get_program());
         command.args(["probe", "memory", &size.to_string()]);
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
@@ -67,22 +62,43 @@ impl Job {
         more: &[(&str, &str)],
     ) -> Result<Job, String> {
         let name = format!("kedge-bench-{}-{tag}", std::process::id());
-        let mut command = kedge()?;
+        let mut command = kedge_again();
         command.envs(more.iter().copied());
         command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
-        command.args(options).arg("--").arg(kedge()?.get_program());
+        command.args(options).arg("--").arg(kedge_again().get_program());
         Job::beat(command, held, name)
+    }
+
+    /// One that does what `bench far` orders.
+    pub(in crate::bench) fn far(gpu: &GpuSpec, tag: &str) -> Result<Job, String> {
+        let name = format!("kedge-bench-{}-{tag}", std::process::id());
+        let mut command = kedge_again();
+        command.args(["run", "--quiet", "--gpu", &gpu.to_string(), "--job", &name, "--"]);
+        command.arg(kedge_again().get_program()).args(["probe", "far"]);
+        let mut job = Job::spawn(command, name)?;
+        if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
 
     /// The same program by itself, on this machine's own driver.
     pub(in crate::bench) fn native(held: &Held) -> Result<Job, String> {
-        Job::beat(kedge()?, held, "without kedge".into())
+        Job::beat(kedge_again(), held, "without kedge".into())
+    }
+
+    /// One that runs a probe and holds what that makes.
+    pub(crate) fn holding(gpu: &GpuSpec, probe: &[&str], dir: &Path) -> Result<Job, String> {
+        let name = format!("kedge-bench-{}", std::process::id());
+        let mut command = kedge_again();
+        command.args(["run", "--gpu", &gpu.to_string(), "--job", &name, "--ckpt-dir"]).arg(dir);
+        command.arg("--").arg(kedge_again().get_program()).arg("probe").args(probe);
+        let mut job = Job::spawn(command, name)?;
+        if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
 
     fn beat(mut command: Command, held: &Held, name: String) -> Result<Job, String> {
         command.args(["probe", "beat", &held.device.to_string()]);
         command.args(["--host", &held.host.to_string()]);
         command.args((!held.noise).then_some("--plain"));
+        command.args(["--part", &held.part.to_string()]);
         let mut job = Job::spawn(command, name)?;
         if job.line()? == "ready" { Ok(job) } else { Err("its job did not start".into()) }
     }
@@ -111,8 +127,34 @@ impl Job {
     }
 
     fn log(&self) -> Result<String, String> {
-        let output = kedge()?.args(["logs", &self.name]).output().map_err(|e| e.to_string())?;
+        let output =
+            kedge_again().args(["logs", &self.name]).output().map_err(|e| e.to_string())?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Moves it, as users do: seconds.
+    pub(in crate::bench) fn migrate(&self, to: &str) -> Result<f64, String> {
+        Job::migrate_named(&self.name, to, &[])
+    }
+
+    pub(in crate::bench) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same of the job `name`.
+    pub(in crate::bench) fn migrate_named(
+        name: &str,
+        to: &str,
+        options: &[&str],
+    ) -> Result<f64, String> {
+        let begin = Instant::now();
+        let mut command = kedge_again();
+        command.args(["migrate", name, "--to", to]).args(options).stdout(Stdio::null());
+        let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(begin.elapsed().as_secs_f64()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
     }
 
     /// Checkpoints it as users do, while it beats until a second after the pause: the longest gap
@@ -142,10 +184,10 @@ impl Job {
     }
 
     /// Restarts `image`: the job, and seconds until it has answered.
-    pub(in crate::bench) fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
+    pub(crate) fn restart(image: &Path, options: &[&str]) -> Result<(Job, f64), String> {
         let begin = Instant::now();
         let name = format!("kedge-bench-{}", std::process::id());
-        let mut command = kedge()?;
+        let mut command = kedge_again();
         command.arg("restart").arg(image).args(["--job", &name]).args(options);
         let mut job = Job::spawn(command, name)?;
         job.tell("ping")?;
@@ -178,7 +220,7 @@ impl Job {
         self.answer()
     }
 
-    pub(in crate::bench) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
+    pub(crate) fn checkpoint(&self, options: &[&str]) -> Result<Taken, String> {
         self.checkpoint_by("raw", options)
     }
 
@@ -192,7 +234,7 @@ impl Job {
 
     /// The same, of the job `name`.
     fn checkpoint_of(name: &str, codec: &str, options: &[&str]) -> Result<Taken, String> {
-        let mut command = kedge()?;
+        let mut command = kedge_again();
         command.args(["checkpoint", name, "--json", "--codec", codec]).args(options);
         let output = command.stderr(Stdio::piped()).output().map_err(|error| error.to_string())?;
         if !output.status.success() {
@@ -202,7 +244,7 @@ impl Job {
     }
 
     /// Ends it.
-    pub(in crate::bench) fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.finish();
     }
 
@@ -222,7 +264,7 @@ pub(in crate::bench) struct Warm(Child);
 impl Warm {
     /// Returns when one is ready.
     pub(in crate::bench) fn start(gpu: &GpuSpec) -> Result<Warm, String> {
-        let mut command = kedge()?;
+        let mut command = kedge_again();
         command.args(KEEP_READY).arg(gpu.to_string());
         let child = command.stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?;
         let mut warm = Warm(child);

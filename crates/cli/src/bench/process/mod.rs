@@ -1,9 +1,9 @@
-//! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and at a
-//! restart. Whatever can be compared is measured by turns with the same without kedge, and with others that are
-//! installed (`peers`).
+//! `kedge bench process`: what a job of ordinary processes costs while it runs, at a checkpoint and
+//! at a restart. Whatever can be compared is measured by turns with the same without kedge, and
+//! with others that are installed (`peers`).
 
 pub(crate) mod barriers;
-pub(super) mod job;
+pub(crate) mod job;
 pub(super) mod known;
 mod peers;
 mod plain;
@@ -13,6 +13,7 @@ use crate::output;
 use crate::size::Size;
 use job::{Job, Taken};
 use kedge_probe::Series;
+use kedge_supervisor::kedge_again;
 use peers::{Measured, Peer};
 use std::fs;
 use std::path::Path;
@@ -78,8 +79,8 @@ fn give(sink: &mut Sink<'_>, name: impl Into<String>, unit: &str, samples: Vec<f
     sink(Series { name: name.into(), unit: unit.into(), samples });
 }
 
-fn own_path() -> Result<String, String> {
-    Ok(job::kedge()?.get_program().to_string_lossy().into_owned())
+fn own_path() -> String {
+    kedge_again().get_program().to_string_lossy().into_owned()
 }
 
 /// Says that something that is installed cannot be compared with.
@@ -88,14 +89,14 @@ fn leave_out(said: &str) {
 }
 
 /// What starts a program as a job.
-fn as_a_job() -> Result<Vec<String>, String> {
-    let kedge = own_path()?;
-    Ok([&kedge, "run", "--gpu", "none", "--"].map(str::to_owned).to_vec())
+fn as_a_job() -> Vec<String> {
+    let kedge = own_path();
+    [&kedge, "run", "--gpu", "none", "--"].map(str::to_owned).to_vec()
 }
 
 /// One loop, natively and as a job by turns.
 fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
-    let job = as_a_job()?;
+    let job = as_a_job();
     let mut peers: Vec<_> = Peer::launchers().map(|peer| (peer, Vec::new())).collect();
     let mut ratios = Vec::new();
     for pair in 0..PAIRS {
@@ -129,7 +130,7 @@ fn costs(name: &str, said: &str, sink: &mut Sink<'_>) -> Result<(), String> {
 }
 
 fn loop_of(name: &str, launcher: &[String]) -> Result<f64, String> {
-    let mut command = launched(launcher, &own_path()?);
+    let mut command = launched(launcher, &own_path());
     let output = command.args(["probe", "loop", name]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot start kedge: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -162,7 +163,7 @@ fn starts(sink: &mut Sink<'_>) -> Result<(), String> {
         };
         (0..PAIRS).map(pair).collect::<Result<Vec<f64>, String>>()
     };
-    give(sink, "start of /bin/true, beyond native", "ms", beyond(&as_a_job()?)?);
+    give(sink, "start of /bin/true, beyond native", "ms", beyond(&as_a_job())?);
     for (peer, launcher) in Peer::launchers() {
         let name = format!("start of /bin/true under {}, beyond native", peer.name());
         match beyond(&launcher) {

@@ -1,9 +1,10 @@
-//! What others make of the same, by turns with kedge: DMTCP and CRIU where they are installed, and fio for the disk.
+//! What others make of the same, by turns with kedge: DMTCP and CRIU where they are installed, and
+//! fio for the disk.
 //!
 //! Their program's standard streams are FIFOs, which both can bring back.
 
-use super::job::kedge;
 use kedge_probe::Series;
+use kedge_supervisor::kedge_again;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -19,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Without compression, which is its fastest. Built with --enable-forked-checkpointing, a fork of the program writes.
+    /// Without compression, which is its fastest. Built with --enable-forked-checkpointing, a fork
+    /// of the program writes.
     Dmtcp,
     /// For root alone.
     Criu,
@@ -72,8 +74,8 @@ impl Peer {
         command
     }
 
-    /// Its figures for a program that holds `size` bytes: the longest pause that the program saw, and seconds from a
-    /// restart to the first answer.
+    /// Its figures for a program that holds `size` bytes: the longest pause that the program saw,
+    /// and seconds from a restart to the first answer.
     pub(super) fn round(self, size: u64, dir: &Path) -> Result<(f64, f64), String> {
         let said = |error: String| format!("{}: {error}", self.name());
         let folder = dir.join("peer");
@@ -112,7 +114,7 @@ impl<'a> Running<'a> {
             command.arg("--port-file").arg(folder.join("port"));
             command.arg("--ckptdir").arg(folder.join("images"));
         }
-        command.arg(kedge()?.get_program()).args(["probe", "memory", &size.to_string()]);
+        command.arg(kedge_again().get_program()).args(["probe", "memory", &size.to_string()]);
         let child = on_pipes(&mut command, folder).and_then(Command::spawn).map_err(failed)?;
         let answers = lines(output.try_clone().map_err(failed)?);
         let mut running = Running { peer, folder, child, input, output, answers };

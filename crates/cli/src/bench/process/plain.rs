@@ -1,4 +1,5 @@
-//! What the machine does without kedge: direct writing, reading from the page cache; and what it has room for.
+//! What the machine does without kedge: direct writing, reading from the page cache; and what it
+//! has room for.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};
@@ -12,7 +13,8 @@ use std::{io, thread};
 const BLOCK: usize = 4 << 20;
 const PAGE: usize = 4096;
 
-/// The largest job that this machine should be asked for: its memory is needed twice, and so is its image.
+/// The largest job that this machine should be asked for: its memory is needed twice, and so is its
+/// image.
 pub(super) fn room(dir: &Path) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -52,8 +54,8 @@ fn write_to(path: &Path, size: u64) -> io::Result<f64> {
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// Seconds that two threads need to read the image's largest file into fresh memory; it is in the page
-/// cache then, as it is for the restart that follows.
+/// Seconds that two threads need to read the image's largest file into fresh memory; it is in the
+/// page cache then, as it is for the restart that follows.
 pub(super) fn read(image: &Path) -> Result<f64, String> {
     let entries = fs::read_dir(image).map_err(|error| error.to_string())?;
     let sizes = entries.flatten().filter_map(|e| Some((e.metadata().ok()?.len(), e.path())));

@@ -5,7 +5,8 @@ use crate::device::SoftBackend;
 use kedge_cuda_types::CuError;
 use kedge_device::SnapshotError;
 
-/// Gives the pages of all private memory and of handles back to the system: how many bytes they held.
+/// Gives the pages of all private memory and of handles back to the system: how many bytes they
+/// held.
 pub(in crate::device) fn vacate(backend: &SoftBackend) -> Result<u64, SnapshotError> {
     if !backend.runtime.is_at_rest() {
         let what = "the device is at work: wait until it is at rest";

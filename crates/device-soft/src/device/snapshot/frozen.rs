@@ -79,8 +79,8 @@ fn hold_child(tell: &Sender<io::Result<libc::pid_t>>, held: &Receiver<()>) {
     // Nothing is ever sent: this waits for the other end to be dropped.
     let _ = held.recv();
     let mut status = 0;
-    // SAFETY: the child is this thread's own and was not waited for before. `waitpid` only stores the
-    // status; __WALL, because the child ends without a signal.
+    // SAFETY: the child is this thread's own and was not waited for before. `waitpid` only stores
+    // the status; __WALL, because the child ends without a signal.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
         while libc::waitpid(pid, &mut status, libc::__WALL) < 0
@@ -99,11 +99,12 @@ fn block_signals() {
     }
 }
 
-/// fork() without what the C library does at a fork: other threads may hold its locks, and nothing of
-/// it will run in the child. No signal tells of the child's end, so that no wait for any child finds it.
+/// fork() without what the C library does at a fork: other threads may hold its locks, and nothing
+/// of it will run in the child. No signal tells of the child's end, so that no wait for any child
+/// finds it.
 fn make_child() -> io::Result<libc::pid_t> {
-    // SAFETY: getpid cannot fail. clone without CLONE_VM gives the child a copy of this memory, stack
-    // included, and the child goes nowhere but into `stand_still`.
+    // SAFETY: getpid cannot fail. clone without CLONE_VM gives the child a copy of this memory,
+    // stack included, and the child goes nowhere but into `stand_still`.
     let (parent, pid) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0)) };
     match pid {
         // SAFETY: this is the child, which has this one thread.

@@ -1,5 +1,5 @@
-//! Snapshots that outlive this process: the memory of each device, as a file in memory whose descriptor
-//! goes to somebody else. On a GPU it would be the device's own.
+//! Snapshots that outlive this process: the memory of each device, as a file in memory whose
+//! descriptor goes to somebody else. On a GPU it would be the device's own.
 
 use super::restore::{Stage, put, wrong_stage};
 use crate::device::SoftBackend;

@@ -1,14 +1,15 @@
 //! What a snapshot held, put into a new backend.
 
 use super::held::Parts;
-use super::notes::{HeapNote, Notes};
+use super::notes::{Allocation, HeapNote, Notes};
+use super::take::memory;
 use crate::builtin::heap::Heap;
-use crate::device::arena::Placed;
+use crate::device::arena::{Placed, discard};
 use crate::device::modules::Former;
 use crate::device::tasks::lock;
 use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::CuError;
-use kedge_device::{Object, SnapshotError};
+use kedge_device::{Object, Piece, Ranges, SnapshotError};
 use kedge_protocol::{CtxId, ModuleId};
 use std::collections::{HashMap, VecDeque};
 
@@ -29,12 +30,14 @@ pub(in crate::device) struct Expected {
     modules: HashMap<ModuleId, Former>,
     heaps: Vec<(CtxId, Placed, Heap)>,
     textures: VecDeque<(CtxId, u64)>,
-    /// What is made again was made on another kind of device, which tells of no module of which nothing was used.
+    /// What is made again was made on another kind of device, which tells of no module of which
+    /// nothing was used.
     foreign: bool,
 }
 
 impl Stage {
-    /// The handle of the texture that is made next in `ctx`; `None` where that is for the device to say.
+    /// The handle of the texture that is made next in `ctx`; `None` where that is for the device to
+    /// say.
     ///
     /// # Errors
     /// INVALID_HANDLE where the checkpoint had no such texture.
@@ -179,6 +182,106 @@ pub(in crate::device) fn apply(backend: &SoftBackend, notes: &[u8]) -> Result<()
     }
     *stage = Stage::Filling { clock: notes.clock, held: Parts::new() };
     Ok(())
+}
+
+/// Becomes what a later snapshot tells of, if all that devices place lies here where it lay there:
+/// memory that was allocated and freed meanwhile is all that may differ, and what becomes of it.
+/// What is in none of `pieces` reads as zero then.
+pub(in crate::device) fn apply_later(
+    backend: &SoftBackend,
+    notes: &[u8],
+    pieces: &[Piece],
+) -> Result<bool, SnapshotError> {
+    let notes = Notes::decode(notes)?;
+    let mut tables = backend.tables();
+    let mut stage = lock(&backend.stage);
+    let Stage::Filling { clock, .. } = &mut *stage else { return Err(wrong_stage("take notes")) };
+    let here = super::take::notes(backend, &tables)?;
+    if !same_places(&here, &notes) || !notes.faults.starts_with(&here.faults) {
+        return Ok(false);
+    }
+    for at in here.allocations.iter().filter(|at| !notes.allocations.contains_at(at)) {
+        if let Some(all) = tables.allocations.get_mut(&at.ctx) {
+            all.cut(at.addr, at.size);
+        }
+        // Its bytes may be known to be those of what is there next.
+        backend.runtime.memory.shut(at.addr, at.size)?;
+    }
+    for at in notes.allocations.iter().filter(|at| !here.allocations.contains_at(at)) {
+        if context(&tables, at.ctx, String::new).is_err()
+            || backend.runtime.memory.open(at.addr, at.size).is_err()
+        {
+            return Ok(false);
+        }
+        tables.allocations.entry(at.ctx).or_default().add(at.addr, at.size);
+    }
+    restore_events(&mut tables, &notes)?;
+    for (ctx, error) in notes.faults.iter().skip(here.faults.len()) {
+        let owner = context(&tables, *ctx, || format!("the fault of context {}", ctx.0))?;
+        owner.restore_fault(CuError(*error));
+    }
+    *clock = notes.clock;
+    clear_between(backend, &tables, pieces)?;
+    Ok(true)
+}
+
+/// Has all memory of the devices' own that is in none of `pieces` read as zero: there, it was given
+/// back to the system, or never touched.
+fn clear_between(
+    backend: &SoftBackend,
+    tables: &Tables,
+    pieces: &[Piece],
+) -> Result<(), SnapshotError> {
+    let mut kept: HashMap<&Object, Ranges> = HashMap::new();
+    for Piece { object, start, bytes } in pieces {
+        start.checked_add(*bytes).ok_or_else(|| {
+            refuse(CuError::INVALID_VALUE, "has no end").of(format!("{object:?} at {start:#x}"))
+        })?;
+        kept.entry(object).or_default().add(*start, *bytes);
+    }
+    let none = Ranges::default();
+    let kept_of = |object: &Object| kept.get(object).unwrap_or(&none);
+    for (addr, size) in memory(backend, tables).private {
+        let between = kept_of(&Object::Memory).between(addr, addr + size);
+        between.for_each(|(from, to)| discard(from, to - from));
+    }
+    for (id, (_, array)) in &tables.arrays {
+        let between = kept_of(&Object::Array(*id)).between(0, array.bytes());
+        between.for_each(|(from, to)| array.clear(from, to));
+    }
+    Ok(backend.vmm.empty_but(|id| kept.get(&Object::Handle(id)))?)
+}
+
+/// Whether what devices place and number by themselves is the same.
+fn same_places(here: &Notes, there: &Notes) -> bool {
+    let of_modules = |notes: &Notes| {
+        let mut modules = notes.modules.to_vec();
+        modules.sort_unstable_by_key(|note| note.module);
+        modules
+    };
+    let of_heaps = |notes: &Notes| {
+        let mut heaps = notes.heaps.to_vec();
+        heaps.sort_unstable_by_key(|note| note.ctx);
+        heaps
+    };
+    let numbers = |notes: &Notes| (notes.last_texture, notes.exact, notes.foreign);
+    here.textures == there.textures
+        && numbers(here) == numbers(there)
+        && of_modules(here) == of_modules(there)
+        && of_heaps(here) == of_heaps(there)
+}
+
+/// Allocations in the order of their addresses.
+trait Allocations {
+    /// Whether this very one is among them.
+    fn contains_at(&self, at: &Allocation) -> bool;
+}
+
+impl Allocations for [Allocation] {
+    fn contains_at(&self, at: &Allocation) -> bool {
+        let found = self.binary_search_by_key(&at.addr, |other| other.addr);
+        found.is_ok_and(|index| self[index] == *at)
+    }
 }
 
 fn check_all_made(expected: &Expected) -> Result<(), SnapshotError> {

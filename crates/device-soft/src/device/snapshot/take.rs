@@ -1,14 +1,17 @@
 //! What the devices hold, at one moment.
 //!
-//! Private memory is not copied but frozen ([`Frozen`]). What handles and exported slabs hold is shared
-//! memory, which cannot be, and is copied at once: that takes time and memory of its own size.
+//! Private memory is not copied but frozen ([`Frozen`]). What handles and exported slabs hold is
+//! shared memory, which cannot be, and is copied at once: that takes time and memory of its own
+//! size.
 
 use super::frozen::Frozen;
 use super::held;
 use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable, list};
 use super::touched::{Pagemap, SMALL_HOLE};
+use super::written::Writes;
 use crate::device::arena::Placed;
 use crate::device::modules::PlacedAs;
+use crate::device::tasks::lock;
 use crate::device::{SoftBackend, tables::Tables};
 use kedge_cuda_types::{CuError, arena};
 use kedge_device::{Held, Object, Piece, Ranges, Snapshot, SnapshotError};
@@ -16,8 +19,8 @@ use kedge_protocol::CtxId;
 use kedge_wire::Text;
 use std::io;
 
-/// Pieces end at multiples of this: several threads have something to do, and memory that is added to an end
-/// makes no others of those before it.
+/// Pieces end at multiples of this: several threads have something to do, and memory that is added
+/// to an end makes no others of those before it.
 const PIECE: u64 = 8 << 20;
 
 struct SoftSnapshot {
@@ -27,27 +30,38 @@ struct SoftSnapshot {
     sources: Vec<Source>,
     frozen: Frozen,
     notes: Vec<u8>,
+    /// Of the look at what was written; 0 where nobody follows that.
+    look: u64,
 }
 
 enum Source {
-    /// From this address on, in the frozen memory.
-    Frozen(u64),
+    /// From this address on, in the frozen memory; which look found each block written last, if any
+    /// did.
+    Frozen(u64, Option<Vec<u64>>),
     Copied(Vec<u8>),
 }
 
-/// Takes a snapshot of a backend that is at rest.
+/// Takes a snapshot of a backend that is at rest; from now on what is written is followed if it
+/// `follows`.
 ///
 /// # Errors
 /// NOT_READY while work is unfinished; OPERATING_SYSTEM where this process may not be copied or its
 /// copy not read; NOT_SUPPORTED for more objects than notes can hold.
-pub(in crate::device) fn take(backend: &SoftBackend) -> Result<Box<dyn Snapshot>, SnapshotError> {
+pub(in crate::device) fn take(
+    backend: &SoftBackend,
+    follows: bool,
+) -> Result<Box<dyn Snapshot>, SnapshotError> {
     let tables = backend.tables();
     if !backend.runtime.is_at_rest() {
         let what = "the device is at work: wait until it is at rest";
         return Err(SnapshotError::new(CuError::NOT_READY, what));
     }
     let notes = notes(backend, &tables)?.encode()?;
-    let mut parts = private_parts(backend, &tables).map_err(|error| {
+    let runs = memory(backend, &tables);
+    let mut following = lock(&backend.writes);
+    let mut writes = follows.then(|| following.start(backend.runtime.memory.windows)).flatten();
+    let look = writes.as_mut().map_or(0, |writes| writes.look(&runs.private));
+    let mut parts = private_parts(&tables, &runs, writes.as_deref()).map_err(|error| {
         system("/proc/self/pagemap cannot be read, mount /proc as usual", &error)
     })?;
     let frozen = Frozen::new().map_err(|error| {
@@ -58,10 +72,10 @@ pub(in crate::device) fn take(backend: &SoftBackend) -> Result<Box<dyn Snapshot>
         )
     })?;
     parts.extend(handle_parts(backend)?);
-    parts.extend(exported_parts(backend, &tables)?);
+    parts.extend(exported_parts(backend, &runs)?);
     parts.sort_unstable_by(|(a, _), (b, _)| (&a.object, a.start).cmp(&(&b.object, b.start)));
     let (pieces, sources) = parts.into_iter().unzip();
-    Ok(Box::new(SoftSnapshot { pieces, sources, frozen, notes }))
+    Ok(Box::new(SoftSnapshot { pieces, sources, frozen, notes, look }))
 }
 
 fn system(what: &str, error: &io::Error) -> SnapshotError {
@@ -74,21 +88,31 @@ impl Snapshot for SoftSnapshot {
     }
 
     fn read(&self, piece: &Piece, start: u64, out: &mut [u8]) -> Result<(), CuError> {
-        let order = |other: &Piece| (&other.object, other.start).cmp(&(&piece.object, piece.start));
-        let index = self.pieces.binary_search_by(order).map_err(|_| CuError::INVALID_VALUE)?;
+        let index = self.index(piece).ok_or(CuError::INVALID_VALUE)?;
         let len = out.len() as u64;
         let skip = start.checked_sub(piece.start).ok_or(CuError::INVALID_VALUE)?;
         if skip.checked_add(len).is_none_or(|end| end > self.pieces[index].bytes) {
             return Err(CuError::INVALID_VALUE);
         }
         match &self.sources[index] {
-            Source::Frozen(addr) => {
+            Source::Frozen(addr, _) => {
                 self.frozen.read(addr + skip, out).map_err(|_| CuError::OPERATING_SYSTEM)
             }
             Source::Copied(bytes) => {
                 out.copy_from_slice(&bytes[skip as usize..(skip + len) as usize]);
                 Ok(())
             }
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.look
+    }
+
+    fn written_since(&self, piece: &Piece, number: u64) -> Option<Vec<bool>> {
+        match &self.sources[self.index(piece)?] {
+            Source::Frozen(_, Some(last)) => Some(last.iter().map(|look| *look > number).collect()),
+            Source::Frozen(_, None) | Source::Copied(_) => None,
         }
     }
 
@@ -101,20 +125,32 @@ impl Snapshot for SoftSnapshot {
     }
 }
 
+impl SoftSnapshot {
+    fn index(&self, piece: &Piece) -> Option<usize> {
+        let order = |other: &Piece| (&other.object, other.start).cmp(&(&piece.object, piece.start));
+        self.pieces.binary_search_by(order).ok()
+    }
+}
+
 /// What memory and arrays hold.
-fn private_parts(backend: &SoftBackend, tables: &Tables) -> io::Result<Vec<(Piece, Source)>> {
+fn private_parts(
+    tables: &Tables,
+    runs: &Runs,
+    writes: Option<&Writes>,
+) -> io::Result<Vec<(Piece, Source)>> {
     let pagemap = Pagemap::open()?;
     let mut parts = Vec::new();
     let mut add = |object: Object, base: u64, addr: u64, size: u64| -> io::Result<()> {
+        let writes = writes.filter(|_| object == Object::Memory);
         for (addr, bytes) in pagemap.touched(addr, size)? {
             parts.extend(cut(addr, bytes).map(|(addr, bytes)| {
                 let piece = Piece { object: object.clone(), start: addr - base, bytes };
-                (piece, Source::Frozen(addr))
+                (piece, Source::Frozen(addr, writes.map(|writes| writes.last(addr, bytes))))
             }));
         }
         Ok(())
     };
-    for (addr, size) in memory(backend, tables).private {
+    for &(addr, size) in &runs.private {
         add(Object::Memory, 0, addr, size)?;
     }
     for (id, (_, array)) in &tables.arrays {
@@ -143,12 +179,11 @@ fn handle_parts(backend: &SoftBackend) -> Result<Vec<(Piece, Source)>, SnapshotE
 /// What is valid in exported slabs, copied.
 fn exported_parts(
     backend: &SoftBackend,
-    tables: &Tables,
+    runs: &Runs,
 ) -> Result<Vec<(Piece, Source)>, SnapshotError> {
-    let runs = memory(backend, tables).exported;
     let slabs = backend.runtime.memory.exported();
     let mut parts = Vec::new();
-    for (start, bytes) in runs {
+    for &(start, bytes) in &runs.exported {
         for (start, bytes) in cut(start, bytes) {
             let mut copy = vec![0; bytes as usize];
             let read = slabs.read(start, &mut copy);
@@ -221,7 +256,7 @@ fn allocations<'a>(
     all.filter(move |(_, (addr, size))| memory.is_valid_on_device(*addr, *size))
 }
 
-fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError> {
+pub(super) fn notes(backend: &SoftBackend, tables: &Tables) -> Result<Notes, SnapshotError> {
     let allocation = |(ctx, (addr, size))| Allocation { ctx, addr, size };
     let mut allocations: Vec<_> = allocations(backend, tables).map(allocation).collect();
     allocations.sort_unstable_by_key(|at| at.addr);

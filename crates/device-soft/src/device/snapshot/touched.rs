@@ -9,7 +9,8 @@ const PAGE: u64 = 4096;
 const BATCH: usize = 8192;
 /// A page is in memory, or in swap (Linux Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
-/// Holes up to this size are kept like what surrounds them: their zeros cost less than one piece more.
+/// Holes up to this size are kept like what surrounds them: their zeros cost less than one piece
+/// more.
 pub(super) const SMALL_HOLE: u64 = 256 << 10;
 
 /// The kernel's account of this process's pages.
@@ -20,7 +21,8 @@ impl Pagemap {
         File::open("/proc/self/pagemap").map(Self)
     }
 
-    /// The runs (address, length) of [addr, addr+size) that hold all of its touched pages, in order.
+    /// The runs (address, length) of [addr, addr+size) that hold all of its touched pages, in
+    /// order.
     pub(super) fn touched(&self, addr: u64, size: u64) -> io::Result<Vec<(u64, u64)>> {
         let end = addr + size;
         let mut runs = Runs { of: (addr, end), all: Vec::new() };

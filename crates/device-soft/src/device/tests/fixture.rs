@@ -64,7 +64,14 @@ impl Fixture {
 
     fn start(devices: u32, alone: Option<MutexGuard<'static, ()>>) -> Self {
         let host = Arc::new(FakeHost::default());
-        let config = SoftConfig { devices, memory_per_device: 64 << 20, workers: 2, exact: true };
+        let config = SoftConfig {
+            devices,
+            memory_per_device: 64 << 20,
+            workers: 2,
+            exact: true,
+            apart: false,
+            check: None,
+        };
         Self { backend: start(config, &host), host, alone }
     }
 

@@ -202,6 +202,8 @@ fn a_kernel_s_fault_names_the_place_and_sticks() {
     let address = format!("{:#x}", dev + 64);
     assert!(log.contains("kernel add") && log.contains("thread (16,0,0)"), "{log}");
     assert!(log.contains(&address), "{log}");
+    let near = format!("read of 4 bytes at {address}, 0 bytes past the end of the 64 bytes");
+    assert!(log.contains(&near), "{log}");
 }
 
 #[test]

@@ -8,11 +8,12 @@ use kedge_cuda_types::{CuError, arena};
 use kedge_device::{
     Backend, Code, Interprocess, Object, Piece, Restore, Snapshot, SnapshotError, Snapshots, Swap,
 };
-use kedge_protocol::{ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
+use kedge_protocol::{ArrayDesc, ArrayId, CtxId, MemHandleId, ModuleId, StreamId, StreamOp};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const HOUR: u64 = 3_600_000_000_000;
+const MIB: u64 = 1 << 20;
 const NOTHING: [&str; 0] = [];
 
 #[test]
@@ -274,6 +275,86 @@ fn memory_that_was_never_touched_is_not_kept() {
     }
     let other = Piece { object: Object::Array(ArrayId(1)), ..piece.clone() };
     assert_eq!(snapshot.read(&other, piece.start, &mut byte), Err(CuError::INVALID_VALUE));
+}
+
+/// Memory, a handle and an array of the same names, made anew and partly written before the second
+/// snapshot.
+#[test]
+fn what_a_later_snapshot_does_not_hold_reads_as_zero() {
+    const ARRAY: ArrayId = ArrayId(1);
+    const HANDLE: MemHandleId = MemHandleId(1);
+    let texels = ArrayDesc {
+        device: 0,
+        width: 4 << 20,
+        height: 0,
+        depth: 0,
+        format: 1,
+        channels: 1,
+        flags: 0,
+    };
+    let make = |f: &Fixture| {
+        f.backend.grant(0, BASE, 32 << 20).unwrap();
+        f.backend.create_array(CTX, ARRAY, &texels).unwrap();
+        f.backend.create_handle(HANDLE, 0, 4 << 20, false).unwrap();
+    };
+    let write = |f: &Fixture, at: u64| {
+        f.submit(A, StreamOp::WriteValue { addr: BASE + at, value: 7, wide: false });
+        f.sync(A).unwrap();
+        f.backend.vmm.write(HANDLE, at, &[7]).unwrap();
+        f.backend.tables().array(ARRAY).unwrap().restore(at, &[7]).unwrap();
+    };
+    let read = |f: &Fixture, at: u64| {
+        let mut byte = [0];
+        f.backend.vmm.read(HANDLE, at, &mut byte).unwrap();
+        let texel = f.backend.tables().array(ARRAY).unwrap().address() + at;
+        [word(BASE + at) as u8, byte[0], word(texel) as u8]
+    };
+    let f = Fixture::bare();
+    make(&f);
+    f.alloc(0, 4 << 20);
+    let far = 4 * MIB - 4;
+    [0, MIB, far].into_iter().for_each(|at| write(&f, at));
+    let first = f.snapshot();
+    f.backend.unmap(BASE, 4 << 20).unwrap();
+    f.backend.give_back(0, BASE, 32 << 20).unwrap();
+    f.backend.destroy_array(ARRAY).unwrap();
+    f.backend.destroy_handle(HANDLE).unwrap();
+    make(&f);
+    f.alloc(0, 4 << 20);
+    write(&f, MIB + 4096);
+    let second = f.snapshot();
+    let places = [0, MIB, MIB + 4096, far];
+    let seen = places.map(|at| read(&f, at));
+    assert_eq!(seen, [[0; 3], [0; 3], [7; 3], [0; 3]]);
+
+    let f = f.succeed();
+    f.backend.restore_begin(&first.notes()).unwrap();
+    f.make_streams();
+    make(&f);
+    f.backend.restore_notes(&first.notes()).unwrap();
+    world::put_back(&f, &*first);
+    assert_eq!(read(&f, far), [7; 3]);
+    assert!(f.backend.restore_later(&second.notes(), second.pieces()).unwrap());
+    world::put_back(&f, &*second);
+    f.backend.restore_end().unwrap();
+    assert_eq!(places.map(|at| read(&f, at)), seen);
+}
+
+#[test]
+fn pieces_without_an_end_are_refused() {
+    let f = Fixture::new();
+    f.alloc(0, 4096);
+    let snapshot = f.snapshot();
+    let f = f.succeed();
+    f.backend.restore_begin(&snapshot.notes()).unwrap();
+    f.make_streams();
+    f.backend.grant(0, BASE, 32 << 20).unwrap();
+    f.backend.restore_notes(&snapshot.notes()).unwrap();
+    for object in [Object::Memory, Object::Array(ArrayId(9)), Object::Handle(MemHandleId(9))] {
+        let endless = Piece { object, start: 4096, bytes: u64::MAX };
+        let refused = f.backend.restore_later(&snapshot.notes(), &[endless]).unwrap_err();
+        assert!(refused.message.contains("has no end"), "{refused}");
+    }
 }
 
 #[test]

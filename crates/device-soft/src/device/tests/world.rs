@@ -50,8 +50,8 @@ pub(super) const BROKEN: CtxId = CtxId(2);
 const BROKEN_LEGACY: StreamId = StreamId(20);
 pub(super) const BROKEN_STREAM: StreamId = StreamId(21);
 
-/// Adds `factor` to `counter` and tells what it was; mallocs and frees; reads a texture; writes a word
-/// a thread.
+/// Adds `factor` to `counter` and tells what it was; mallocs and frees; reads a texture; writes a
+/// word a thread.
 pub(super) const MODULE: &str = ".version 8.0
 .target sm_70
 .address_size 64
@@ -275,7 +275,8 @@ pub(super) fn build(f: &Fixture) -> Textures {
                 b.create_array(CTX, ENDED_ARRAY, &TEXELS).unwrap();
                 let dangling = b.create_texture(CTX, &array_texture(ENDED_ARRAY)).unwrap();
                 b.destroy_array(ENDED_ARRAY).unwrap();
-                // Until the texture goes, it keeps the array's memory; later it is as if it had gone.
+                // Until the texture goes, it keeps the array's memory; later it is as if it had
+                // gone.
                 f.backend.runtime.memory.refund(0, 64).unwrap();
                 return Some(dangling);
             }

@@ -27,8 +27,8 @@ impl<T: Number, const N: usize> Op for Mma<T, N> {
         let Shape { m, n, .. } = params.shape;
         let k = stored_k(&params);
         let [d_len, a_len, b_len, c_len] = registers(&params);
-        // SAFETY: the operands are d, a, b, c, of the lengths above, each in the bank of its element
-        // (the selector).
+        // SAFETY: the operands are d, a, b, c, of the lengths above, each in the bank of its
+        // element (the selector).
         unsafe {
             let slots = slots(warp, inst, d_len + a_len + b_len + c_len);
             let (d, slots) = slots.split_at(d_len);

@@ -1,5 +1,5 @@
-//! `mma.sync.m8n8k4` of f16: four products, each of the threads of two quads (PTX ISA, "Matrix Fragments
-//! for mma.m8n8k4 with .f16 floating point type").
+//! `mma.sync.m8n8k4` of f16: four products, each of the threads of two quads (PTX ISA, "Matrix
+//! Fragments for mma.m8n8k4 with .f16 floating point type").
 
 use super::mma::register_type;
 use super::slots;

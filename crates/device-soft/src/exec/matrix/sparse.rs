@@ -1,4 +1,5 @@
-//! `mma.sp.sync`: A holds only the elements that are not zero, and a register says where they belong.
+//! `mma.sp.sync`: A holds only the elements that are not zero, and a register says where they
+//! belong.
 
 use super::mma::register_type;
 use super::tile::{self, Number};
@@ -69,8 +70,8 @@ fn chunks(params: &Params) -> usize {
     }
 }
 
-/// Computed in T, in tiles of at most N elements. The operand list is d, a, b, c, metadata; `aux` is the
-/// sparsity selector.
+/// Computed in T, in tiles of at most N elements. The operand list is d, a, b, c, metadata; `aux`
+/// is the sparsity selector.
 struct Sparse<T, const N: usize>(PhantomData<T>);
 
 /// Registers of each operand: d, a, b, c.
@@ -87,8 +88,8 @@ impl<T: Number, const N: usize> Op for Sparse<T, N> {
         let Shape { m, n, k } = params.shape;
         let stored = k / 2;
         let [d_len, a_len, b_len, c_len] = registers(&params);
-        // SAFETY: the operands are d, a, b, c, of the lengths above, each in the bank of its element,
-        // and a 32-bit register (the selector).
+        // SAFETY: the operands are d, a, b, c, of the lengths above, each in the bank of its
+        // element, and a 32-bit register (the selector).
         unsafe {
             let slots = slots(warp, inst, d_len + a_len + b_len + c_len + 1);
             let (d, slots) = slots.split_at(d_len);
@@ -144,7 +145,8 @@ fn exists(params: &Params) -> bool {
         && sums.contains(&params.d)
 }
 
-/// `mma.sp{::ordered_metadata}.sync.aligned.shape.row.col{.satfinite}.d.a.b.c d, a, b, c, e, selector`.
+/// `mma.sp{::ordered_metadata}.sync.aligned.shape.row.col{.satfinite}.d.a.b.c d, a, b, c, e,
+/// selector`.
 pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     let mut parts = Parts::of(query);
     if !(parts.take("sp") || parts.take("sp::ordered_metadata")) {

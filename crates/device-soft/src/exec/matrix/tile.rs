@@ -187,8 +187,8 @@ impl Number for i32 {
     }
 }
 
-/// Elements of at most eight bits and k of at most 64: every sum of products is below 2^24, so single
-/// precision computes it exactly, and much faster than integers.
+/// Elements of at most eight bits and k of at most 64: every sum of products is below 2^24, so
+/// single precision computes it exactly, and much faster than integers.
 #[inline(always)]
 fn multiply_narrow(params: &Params, a: &[i32], b: &[i32], c: &mut [i32]) {
     const MOST: usize = 1024;

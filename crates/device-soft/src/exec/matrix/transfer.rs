@@ -1,5 +1,5 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix`: 8 × 8 matrices of 16-bit elements, one row to eight bytes' worth
-//! of four lanes.
+//! `ldmatrix`, `stmatrix`, `movmatrix`: 8 × 8 matrices of 16-bit elements, one row to eight bytes'
+//! worth of four lanes.
 
 use super::{space, space_of};
 use crate::code::Inst;
@@ -157,7 +157,8 @@ impl Op for Transpose {
     }
 }
 
-/// `ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 r, [p]`, `stmatrix…`, `movmatrix….trans.b16 d, a`.
+/// `ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 r, [p]`, `stmatrix…`, `movmatrix….trans.b16 d,
+/// a`.
 pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     let mut parts = Parts::of(query);
     if parts.take_type()? != Type::B16

@@ -1,8 +1,8 @@
 //! `wgmma`: products of a warpgroup, with B, and A if not in registers, in shared memory.
 //!
-//! Each warp computes its own 16 of the 64 rows, at once: a product is complete when its instruction
-//! is. A group is complete when all four warps have come by, so that `wgmma.wait_group` is where they
-//! meet: one of them may tell the others that the shared memory is free.
+//! Each warp computes its own 16 of the 64 rows, at once: a product is complete when its
+//! instruction is. A group is complete when all four warps have come by, so that `wgmma.wait_group`
+//! is where they meet: one of them may tell the others that the shared memory is free.
 
 use super::mma::register_type;
 use super::tile::{self, Number, stored_k};

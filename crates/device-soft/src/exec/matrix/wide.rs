@@ -1,6 +1,6 @@
-//! Products of the commonest shapes for vectors of 512 bits: whole registers are unpacked at once, and eight
-//! rows of accumulators stay in vector registers while k goes by. Everything else, and every other level,
-//! goes by [`super::tile`], with the same results.
+//! Products of the commonest shapes for vectors of 512 bits: whole registers are unpacked at once,
+//! and eight rows of accumulators stay in vector registers while k goes by. Everything else, and
+//! every other level, goes by [`super::tile`], with the same results.
 
 use super::{Params, slots};
 use crate::code::Inst;
@@ -82,8 +82,8 @@ operand! {
     U8 4 |word, index| (word >> (8 * index) & 0xFF) as i32 as f32;
 }
 
-/// An accumulator type, in blocks of 8 × 8 as `mma` keeps them: lane 4·row + pair has columns 2·pair (even)
-/// and 2·pair + 1 (odd).
+/// An accumulator type, in blocks of 8 × 8 as `mma` keeps them: lane 4·row + pair has columns
+/// 2·pair (even) and 2·pair + 1 (odd).
 pub(super) trait Accumulator {
     /// Registers of a block.
     const REGISTERS: usize;
@@ -193,8 +193,8 @@ impl Accumulator for InS32 {
     }
 }
 
-/// Where 32 elements go that two vectors hold by turns, and back: lane `i` of the low result is element `i` of
-/// (even 0, odd 0, even 1, …).
+/// Where 32 elements go that two vectors hold by turns, and back: lane `i` of the low result is
+/// element `i` of (even 0, odd 0, even 1, …).
 #[inline(always)]
 unsafe fn zip(even: __m512, odd: __m512) -> [__m512; 2] {
     // SAFETY: the caller has AVX-512.
@@ -223,7 +223,8 @@ unsafe fn put_block<const N: usize>(
     [even, odd]: &[[f32; WARP]; 2],
 ) {
     assert!(column + 8 <= N);
-    // SAFETY: the caller has AVX-512; each store is of eight elements at a column that has as many behind it.
+    // SAFETY: the caller has AVX-512; each store is of eight elements at a column that has as many
+    // behind it.
     unsafe {
         for half in 0..2 {
             let even = _mm512_loadu_ps(even[16 * half..].as_ptr());
@@ -299,8 +300,8 @@ row! {
     __m512d 8 f64 _mm512_loadu_pd _mm512_storeu_pd _mm512_set1_pd _mm512_fmadd_pd;
 }
 
-/// `sums += a · b` for eight rows, of which each is `stride` further in `a`; `place` says where the first row
-/// has its element k.
+/// `sums += a · b` for eight rows, of which each is `stride` further in `a`; `place` says where the
+/// first row has its element k.
 ///
 /// # Safety
 /// `a` is long enough for all of these places; the CPU has AVX-512.
@@ -355,12 +356,12 @@ impl<G: Op, O: Operand, C: Accumulator, const K: usize> Op for Wmma<G, O, C, K> 
     }
 }
 
-/// Operands lie in order ([`crate::math::fragment::Layout::linear`]), accumulators as two of `mma`'s side by
-/// side.
+/// Operands lie in order ([`crate::math::fragment::Layout::linear`]), accumulators as two of
+/// `mma`'s side by side.
 ///
 /// # Safety
-/// d, c have 4 · `C::REGISTERS` slots each, a, b at least 16 · K / 32 / `O::PER`; all lanes are active; the CPU
-/// has AVX-512.
+/// d, c have 4 · `C::REGISTERS` slots each, a, b at least 16 · K / 32 / `O::PER`; all lanes are
+/// active; the CPU has AVX-512.
 #[inline(always)]
 unsafe fn wmma16<O: Operand, C: Accumulator, const K: usize>(
     warp: &mut Warp,
@@ -472,15 +473,16 @@ impl<G: Op, O: Operand, C: Accumulator, const K: usize> Op for Mma<G, O, C, K> {
 /// The product of fragments as the reference's figures have them.
 ///
 /// # Safety
-/// d, c have 2 · `C::REGISTERS` slots, a K / (2 · `O::PER`) of them, b half as many; all lanes are active; the
-/// CPU has AVX-512.
+/// d, c have 2 · `C::REGISTERS` slots, a K / (2 · `O::PER`) of them, b half as many; all lanes are
+/// active; the CPU has AVX-512.
 #[inline(always)]
 unsafe fn mma16x8<O: Operand, C: Accumulator, const K: usize>(
     warp: &mut Warp,
     [d, a, b, c]: [&[i32]; 4],
     satfinite: bool,
 ) {
-    // Of each half of the rows, in the order of registers, elements of a lane, rows, lanes of a row.
+    // Of each half of the rows, in the order of registers, elements of a lane, rows, lanes of a
+    // row.
     let mut left = [[[0.0f32; K]; 8]; 2];
     let mut right = [[0.0f32; 8]; K];
     let mut sums = [[[0.0f32; 8]; 8]; 2];

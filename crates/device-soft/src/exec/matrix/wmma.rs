@@ -1,7 +1,8 @@
 //! `wmma.load`, `wmma.mma`, `wmma.store`.
 //!
-//! Where a fragment keeps an element is for the implementation to say. Accumulators of 16 × 16 lie as
-//! two of `mma`'s side by side; all else is in order, and repeated where a fragment has room to spare.
+//! Where a fragment keeps an element is for the implementation to say. Accumulators of 16 × 16 lie
+//! as two of `mma`'s side by side; all else is in order, and repeated where a fragment has room to
+//! spare.
 
 mod operands;
 
@@ -58,8 +59,8 @@ impl<T: Number, const N: usize> Op for Mma<T, N> {
         let params = Params::decode(inst.imm);
         let [d_len, a_len, b_len, c_len] =
             [0, 8, 16, 24].map(|at| (inst.aux >> at & 0xFF) as usize);
-        // SAFETY: the operands are d, a, b, c of the lengths in `aux`, each in the bank of its element
-        // (the selector).
+        // SAFETY: the operands are d, a, b, c of the lengths in `aux`, each in the bank of its
+        // element (the selector).
         unsafe {
             let slots = slots(warp, inst, d_len + a_len + b_len + c_len);
             let (d, slots) = slots.split_at(d_len);
@@ -196,8 +197,9 @@ impl Transfer {
                     }
                 }
             };
-            // SAFETY: `find` or `resolve` found `bytes` bytes there. Other blocks that write them meanwhile race
-            // with a weak access, whose result is then unspecified, as on the device.
+            // SAFETY: `find` or `resolve` found `bytes` bytes there. Other blocks that write them
+            // meanwhile race with a weak access, whose result is then unspecified, as on the
+            // device.
             line(number, unsafe { std::slice::from_raw_parts_mut(memory, bytes) });
         }
         true
@@ -520,8 +522,8 @@ fn multiply(query: &Query<'_>, mut parts: Parts<'_>) -> Option<Selected> {
     fits.then(|| selected.imm(params.encode()).aux(aux))
 }
 
-/// The selector of a product's form for vectors of 512 bits, where it has one: operands of one type, and
-/// accumulators of one.
+/// The selector of a product's form for vectors of 512 bits, where it has one: operands of one
+/// type, and accumulators of one.
 #[cfg(target_arch = "x86_64")]
 fn wide(params: &Params, lengths: [usize; 4]) -> Option<fn(Vec<Arg>) -> Selected> {
     use super::wide::{Accumulator, Operand, Wmma, WmmaF64};

@@ -122,7 +122,8 @@ fn copy(query: &Query<'_>) -> Option<Selected> {
     Some(Selected::scalar::<copy::Load>(args.concat()).aux(form.encode()))
 }
 
-/// `cp.reduce.async.bulk.tensor.dim.global.shared::cta.op{.load_mode}.bulk_group{.level} [map, {…}],
+/// `cp.reduce.async.bulk.tensor.dim.global.shared::cta.op{.load_mode}.bulk_group{.level} [map,
+/// {…}],
 /// [src]`.
 fn reduce(query: &Query<'_>) -> Option<Selected> {
     let mut parts = Parts::of(query);

@@ -1,5 +1,5 @@
-//! Which elements a tensor copy takes: rows along the lowest dimension, one after the other in shared
-//! memory (PTX ISA, "Tensors").
+//! Which elements a tensor copy takes: rows along the lowest dimension, one after the other in
+//! shared memory (PTX ISA, "Tensors").
 
 use kedge_cuda_types::tensor_map::{MAX_RANK, Mode, TensorMap};
 

@@ -77,15 +77,16 @@ impl Fetch {
     }
 }
 
-/// op = four results, perhaps a predicate, handle, coordinates, then a level or two vectors of derivatives.
+/// op = four results, perhaps a predicate, handle, coordinates, then a level or two vectors of
+/// derivatives.
 struct Tex;
 
 impl Op for Tex {
     #[inline(always)]
     unsafe fn run<I: Isa>(warp: &mut Warp, inst: &Inst, mask: u32) -> Flow {
         let fetch = Fetch::decode(inst.aux);
-        // SAFETY: the operands are as the selector listed them: the handle in the 64-bit bank, all else
-        // in the 32-bit one.
+        // SAFETY: the operands are as the selector listed them: the handle in the 64-bit bank, all
+        // else in the 32-bit one.
         let (slots, handles, operands) = unsafe {
             let handle = 4 + usize::from(fetch.resident);
             let slots = slots(warp, inst, handle + 1 + fetch.operands());
@@ -176,7 +177,8 @@ fn vector_len(operand: &Operand) -> usize {
     }
 }
 
-/// `tex{.base,.level,.grad}.geom.v4.dtype.ctype d, [a, c]…`, `tld4.comp.geom.v4.dtype.f32 d, [a, c]`.
+/// `tex{.base,.level,.grad}.geom.v4.dtype.ctype d, [a, c]…`, `tld4.comp.geom.v4.dtype.f32 d, [a,
+/// c]`.
 pub(super) fn select(query: &Query<'_>) -> Option<Selected> {
     let mut parts = Parts::of(query);
     let coordinate = parts.take_type()?;

@@ -146,8 +146,8 @@ impl<'a> Plane<'a> {
         let mut out = [0; WARP];
         for lane in 0..WARP {
             let from = base + u64::from(y[lane]) * pitch + u64::from(x[lane]) * bytes;
-            // SAFETY: the coordinates are inside, and the whole view is memory: its owner keeps it, or
-            // `lookup` found it valid.
+            // SAFETY: the coordinates are inside, and the whole view is memory: its owner keeps it,
+            // or `lookup` found it valid.
             out[lane] = unsafe {
                 match self.kind {
                     Kind::Words => (from as *const u32).read_unaligned(),

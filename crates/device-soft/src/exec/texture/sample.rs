@@ -105,8 +105,8 @@ pub(super) fn sample(view: &TextureView, geometry: Geometry, point: &Point) -> [
     })
 }
 
-/// `tld4`: one channel of the four elements that a 2D linear sample would blend, counter-clockwise from
-/// the lower left.
+/// `tld4`: one channel of the four elements that a 2D linear sample would blend, counter-clockwise
+/// from the lower left.
 pub(super) fn gather(
     view: &TextureView,
     geometry: Geometry,
@@ -258,9 +258,9 @@ impl ArrayView {
         let size = self.format.bytes() as usize;
         let from = self.address(u64::from(x) * size as u64, y, z) as *const u8;
         let mut bytes = [0; MAX_BYTES];
-        // SAFETY: the coordinates are inside (they come from `Axis`, or are clamped), and the whole view
-        // is memory: its owner keeps it, or `lookup` found it valid. An element is at most 16 bytes.
-        // The sizes are told apart so that none becomes a call of memcpy.
+        // SAFETY: the coordinates are inside (they come from `Axis`, or are clamped), and the whole
+        // view is memory: its owner keeps it, or `lookup` found it valid. An element is at most 16
+        // bytes. The sizes are told apart so that none becomes a call of memcpy.
         unsafe {
             let to = bytes.as_mut_ptr();
             match size {

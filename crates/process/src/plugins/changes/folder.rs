@@ -71,7 +71,8 @@ pub fn home_of(user: u32) -> Option<PathBuf> {
     let mut text = vec![0; 64 << 10];
     let mut entry = MaybeUninit::<libc::passwd>::uninit();
     let mut found = std::ptr::null_mut();
-    // SAFETY: `entry`, `text` and `found` live through the call, and `text` is as long as it is told.
+    // SAFETY: `entry`, `text` and `found` live through the call, and `text` is as long as it is
+    // told.
     let error = unsafe {
         let length = text.len();
         libc::getpwuid_r(user, entry.as_mut_ptr(), text.as_mut_ptr(), length, &raw mut found)

@@ -149,9 +149,9 @@ pub(super) fn place(path: &Path) -> Option<(&Path, &OsStr)> {
     Some((path.parent()?, path.file_name()?))
 }
 
-/// Creates the file `name` in `folder` and locks it to the end of this process, and of none that it makes:
-/// as long as it is locked, nobody undoes. Who settles others' journals may take the new one for an
-/// empty one before it is locked, and remove it.
+/// Creates the file `name` in `folder` and locks it to the end of this process, and of none that it
+/// makes: as long as it is locked, nobody undoes. Who settles others' journals may take the new one
+/// for an empty one before it is locked, and remove it.
 fn create_locked(folder: &Private, name: &OsStr) -> io::Result<File> {
     let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let mut error = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -214,7 +214,8 @@ pub(super) struct Told {
     _file: File,
 }
 
-/// Reads the journal `name`, whose writer has ended; `None` where it has not, or where there is none.
+/// Reads the journal `name`, whose writer has ended; `None` where it has not, or where there is
+/// none.
 ///
 /// # Errors
 ///

@@ -1,5 +1,6 @@
-//! Files that the job writes through shared mappings and holds open no more: what it keeps there (POSIX shared memory
-//! and semaphores, the backing files of MPI) is as much its memory as any other.
+//! Files that the job writes through shared mappings and holds open no more: what it keeps there
+//! (POSIX shared memory and semaphores, the backing files of MPI) is as much its memory as any
+//! other.
 
 use super::{Inode, has_contents, identity, moment, restore};
 use crate::plugins::contents;
@@ -21,7 +22,8 @@ pub(super) fn save(capture: &mut Capture) -> Vec<Result<Inode, PluginError>> {
     paths.iter().filter_map(|path| save_one(capture, path).transpose()).collect()
 }
 
-/// One path each of the files that are mapped shared and writable, and whose contents are not saved for a descriptor.
+/// One path each of the files that are mapped shared and writable, and whose contents are not saved
+/// for a descriptor.
 fn paths(capture: &Capture) -> BTreeSet<PathBuf> {
     let job = capture.job;
     let saved = job.files.iter().filter(|file| has_contents(file, job));
@@ -36,7 +38,8 @@ fn paths(capture: &Capture) -> BTreeSet<PathBuf> {
     found.into_values().collect()
 }
 
-/// `None` for what is no file: a device has no contents, and one that has gone is found again by its mappings.
+/// `None` for what is no file: a device has no contents, and one that has gone is found again by
+/// its mappings.
 fn save_one(capture: &mut Capture, path: &Path) -> Result<Option<Inode>, PluginError> {
     let Ok(metadata) = fs::metadata(path) else { return Ok(None) };
     if !metadata.is_file() {

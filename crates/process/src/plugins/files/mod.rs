@@ -6,6 +6,7 @@ mod passing;
 mod places;
 mod restore;
 
+use crate::huge;
 use crate::plugins::contents;
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::job::{Capture, Found, Job, state};
@@ -22,18 +23,20 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Where files lie that are not meant to stay, and up to which size one of those goes with the image although it is only
-/// read: copied while the job stands still, at a millisecond for each MiB at most.
+/// Where files lie that are not meant to stay, and up to which size one of those goes with the
+/// image although it is only read: copied while the job stands still, at a millisecond for each MiB
+/// at most.
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 const SMALL: u64 = 4 << 20;
 
-/// Where the files of the image are that this process has restarted: the job's, though they may be older than its
-/// processes are now.
+/// Where the files of the image are that this process has restarted: the job's, though they may be
+/// older than its processes are now.
 static CAME_BACK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
@@ -92,6 +95,16 @@ impl Plugin for Files {
         if unlinked(file) && file.is_path_only() && file.stat.kind() != libc::S_IFREG {
             return Claim::Refused("it has no name any more".to_owned());
         }
+        let huge = if has_contents(file, job) { is_huge(file, job) } else { Ok(false) };
+        match huge {
+            Ok(false) => {}
+            Ok(true) => {
+                let what = "it lies in a hugetlbfs, whose files kedge cannot save yet: memfd and \
+                            MAP_HUGETLB it can";
+                return Claim::Refused(what.to_owned());
+            }
+            Err(e) => return Claim::Refused(format!("its file system cannot be looked at: {e}")),
+        }
         if has_contents(file, job) && file.stat.allocated > job.limit {
             let (size, limit) = (file.stat.allocated, job.limit);
             return Claim::Refused(format!(
@@ -142,6 +155,16 @@ pub(crate) fn is_memory(file: &Found) -> bool {
     file.link.as_bytes().starts_with(b"/memfd:")
 }
 
+/// Whether it is a file in a hugetlbfs, which nothing but a mapping writes.
+fn is_huge(file: &Found, job: &Job) -> io::Result<bool> {
+    let (pid, fd) = job.place(file);
+    match huge::pages_of_file(Path::new(&format!("/proc/{pid}/fd/{fd}"))) {
+        // A file system that does not tell is none.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(false),
+        pages => Ok(pages?.is_some()),
+    }
+}
+
 /// The path that it was opened under.
 fn path(file: &Found) -> PathBuf {
     let bytes = file.link.as_bytes();
@@ -186,8 +209,8 @@ fn has_contents(file: &Found, job: &Job) -> bool {
     unlinked(file) || job.contents == FileContents::Save && written()
 }
 
-/// Whether it is only read, but may be gone by a restart: what compilers and their like hand on by temporary files, they
-/// remove again.
+/// Whether it is only read, but may be gone by a restart: what compilers and their like hand on by
+/// temporary files, they remove again.
 fn is_passing(file: &Found, job: &Job) -> bool {
     let temporary =
         || TEMPORARY.iter().any(|folder| path(file).parent() == Some(Path::new(folder)));

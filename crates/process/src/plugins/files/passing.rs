@@ -1,8 +1,10 @@
-//! Temporary files that nobody holds open: compilers and their like write them, hand their names on, and remove them when
-//! they have been read. A program that goes on from before that moment needs them again.
+//! Temporary files that nobody holds open: compilers and their like write them, hand their names
+//! on, and remove them when they have been read. A program that goes on from before that moment
+//! needs them again.
 //!
-//! Which of those that there are belong to the job is not known while it stands still: only that they may
-//! ([`Passing::look`]). Those whose names its processes have in memory do, and are added to the image ([`Passing::save`]).
+//! Which of those that there are belong to the job is not known while it stands still: only that
+//! they may ([`Passing::look`]). Those whose names its processes have in memory do, and are added
+//! to the image ([`Passing::save`]).
 
 use super::places::{Places, born, changed, entries, is_settled, paths};
 use super::{Inode, SMALL, identity, moment};
@@ -23,7 +25,8 @@ use std::time::SystemTime;
 /// Contents that are kept at most: they are copied while the job stands still.
 const MOST_BYTES: u64 = 16 << 20;
 const MOST_FILES: usize = 256;
-/// What may be the job's is looked at up to that number; where there is more, nobody finds out whose the rest is.
+/// What may be the job's is looked at up to that number; where there is more, nobody finds out
+/// whose the rest is.
 const MOST: usize = 1024;
 /// Folders in a temporary folder that are looked into, one in another.
 const DEPTH: usize = 4;
@@ -77,7 +80,8 @@ impl Places {
 }
 
 impl Passing {
-    /// Finds what may be the job's, and copies it; the job of `pids` stands still. What `saved` has is not looked at.
+    /// Finds what may be the job's, and copies it; the job of `pids` stands still. What `saved` has
+    /// is not looked at.
     pub(crate) fn look(places: &mut Places, pids: &[i32], saved: &Saved) -> Passing {
         places.know(pids);
         let mut passing = Passing::find(places);
@@ -120,7 +124,8 @@ impl Passing {
         }
     }
 
-    /// Copies the contents of as many as the bounds allow: the youngest, of which there is most use.
+    /// Copies the contents of as many as the bounds allow: the youngest, of which there is most
+    /// use.
     fn read(&mut self, places: &mut Places) {
         self.0.sort_by_key(|candidate| std::cmp::Reverse(candidate.born));
         let (mut bytes, mut files) = (0, 0);
@@ -141,8 +146,8 @@ impl Passing {
         }
     }
 
-    /// Adds those of which `is_the_job_s` to what is saved, with their contents as files of `image`. What the user
-    /// should know.
+    /// Adds those of which `is_the_job_s` to what is saved, with their contents as files of
+    /// `image`. What the user should know.
     pub(crate) fn save(
         &self,
         is_the_job_s: impl Fn(usize) -> bool,

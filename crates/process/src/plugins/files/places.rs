@@ -12,9 +12,11 @@ use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// File systems tell times by a clock that is that much behind at most, and /proc by ticks of the same length.
+/// File systems tell times by a clock that is that much behind at most, and /proc by ticks of the
+/// same length.
 pub(super) const TICK: Duration = Duration::from_millis(10);
-/// A folder in which more lies is not looked into: it is listed while the job stands still, unless nothing has changed in it.
+/// A folder in which more lies is not looked into: it is listed while the job stands still, unless
+/// nothing has changed in it.
 const CROWDED: usize = 1 << 14;
 /// Longest environment that is read.
 const MAX_ENVIRONMENT: u64 = 1 << 20;
@@ -36,7 +38,8 @@ pub(crate) struct Places {
     pub(super) early: HashMap<PathBuf, Early>,
 }
 
-/// What there was in a folder while the job ran: where thousands of files lie, the job does not stand still for them.
+/// What there was in a folder while the job ran: where thousands of files lie, the job does not
+/// stand still for them.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// When the folder itself last changed, if whatever changes it afterwards shows in that.
@@ -47,13 +50,15 @@ pub(super) struct Looked {
     pub(super) others: HashSet<(OsString, u64)>,
 }
 
-/// Whether what last changed then was looked at so much later that whatever changes it afterwards shows in its times.
+/// Whether what last changed then was looked at so much later that whatever changes it afterwards
+/// shows in its times.
 pub(super) fn is_settled(changed: (i64, i64), looked: SystemTime) -> bool {
     time(changed).checked_add(2 * TICK).is_some_and(|settled| settled < looked)
 }
 
 impl Places {
-    /// Of the job of `pids`, the oldest first. May take long, and is to be made before the job stands still.
+    /// Of the job of `pids`, the oldest first. May take long, and is to be made before the job
+    /// stands still.
     pub(crate) fn of(pids: &[i32], except: Vec<PathBuf>) -> Places {
         let mut places = Places { except, ..Places::default() };
         places.know(pids);

@@ -83,7 +83,8 @@ fn is_gone(path: &Path) -> bool {
     path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// A program may well do without a file that it did not hold open: that it cannot be put back is told.
+/// A program may well do without a file that it did not hold open: that it cannot be put back is
+/// told.
 fn without_it(
     inode: &Inode,
     path: &Path,
@@ -105,7 +106,8 @@ fn passing_folders(inodes: &[Inode]) -> impl Iterator<Item = &Inode> {
     inodes.iter().filter(is)
 }
 
-/// Makes those folders that are gone, for their owner alone; what cannot be made is told by what was in there.
+/// Makes those folders that are gone, for their owner alone; what cannot be made is told by what
+/// was in there.
 pub(super) fn make_folders(inodes: &[Inode], world: &mut World) {
     let mut folders: Vec<PathBuf> =
         passing_folders(inodes).map(|inode| world.path(&inode.path.0)).collect();
@@ -118,7 +120,8 @@ pub(super) fn make_folders(inodes: &[Inode], world: &mut World) {
     }
 }
 
-/// Gives them owner, mode and time: last, because what is put into them needs the one and changes the other.
+/// Gives them owner, mode and time: last, because what is put into them needs the one and changes
+/// the other.
 pub(super) fn dress_folders(inodes: &[Inode], world: &mut World) {
     let mut folders: Vec<(PathBuf, &Inode)> =
         passing_folders(inodes).map(|inode| (world.path(&inode.path.0), inode)).collect();
@@ -183,7 +186,8 @@ fn named(
     };
     let old = if inode.if_gone { Old::Stays } else { Old::Aside };
     match now.filter(|now| is_itself(inode, now)) {
-        // As it went on after the checkpoint, shared memory is of no more use than the rest that died.
+        // As it went on after the checkpoint, shared memory is of no more use than the rest that
+        // died.
         Some(_) if path.starts_with(MEMORY) => replace(inode, path, saved, Old::Useless, world),
         // Programs know their files by inode: SQLite does.
         Some(now) if sys::nobody_writes(&now) && !cuts_mapped(inode, path, &now, world) => {

@@ -13,7 +13,7 @@ use rustix::net::{
     getsockname, listen, socket_with, sockopt,
 };
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// How long an old connection may stand in the way: after a second in TIME-WAIT the kernel lets
@@ -50,7 +50,8 @@ fn tcp(six: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Binds; waits a moment for whoever has the port: a process that was killed gives its memory back before its sockets.
+/// Binds; waits a moment for whoever has the port: a process that was killed gives its memory back
+/// before its sockets.
 pub(super) fn bind_soon(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
     const DYING: Duration = Duration::from_secs(2);
     let begin = Instant::now();
@@ -110,6 +111,35 @@ fn listener(
     Ok((fd, address))
 }
 
+/// Listens at `address` for as many as may come at once.
+pub(super) fn door(six: bool, address: SocketAddr, world: &World) -> io::Result<OwnedFd> {
+    let fd = tcp(six)?;
+    // Whoever listens at the same port of IPv4 is another one.
+    if six && !matches!(address.ip().to_canonical(), IpAddr::V4(_)) {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    patient_bind(&fd, address, world)?;
+    listen(&fd, 4096)?;
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    Ok(fd)
+}
+
+/// Connects to `to`, from `from` if that can be had.
+pub(super) fn dial(six: bool, from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd> {
+    let begin = Instant::now();
+    loop {
+        let client = tcp(six)?;
+        let own =
+            from.filter(|from| begin.elapsed() < PATIENCE && bind_client(&client, *from).is_ok());
+        match bounded(&client, to) {
+            Err(error) if own.is_some() && in_the_way(&error) => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other.map(|()| client),
+        }
+    }
+}
+
 fn connected(
     listener: &OwnedFd,
     six: bool,
@@ -137,8 +167,9 @@ fn connected(
     }
 }
 
-/// Gives a client's end its address. A port that connections to others have by now, or had lately, can still be chosen
-/// for it when it connects, as it was at first, where the kernel lets a socket say from which (Linux 6.3).
+/// Gives a client's end its address. A port that connections to others have by now, or had lately,
+/// can still be chosen for it when it connects, as it was at first, where the kernel lets a socket
+/// say from which (Linux 6.3).
 fn bind_client(client: &OwnedFd, from: SocketAddr) -> io::Result<()> {
     match bind(client, &from) {
         Err(Errno::ADDRINUSE) => {
@@ -293,8 +324,8 @@ mod tests {
         let probe = plain(false, libc::SOCK_STREAM, 0).unwrap();
         let told = sys::set_socket_option(&probe, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &[0; 4]);
         if told.is_err() {
-            eprintln!("ports of clients: not tested: no IP_LOCAL_PORT_RANGE (Linux 6.3)");
-            return;
+            let why = "this kernel has no IP_LOCAL_PORT_RANGE (Linux 6.3)";
+            return kedge_left_out::left_out("ports of clients", why);
         }
         for home in ["127.0.0.1:0", "[::1]:0"] {
             let [one, two] = [(); 2].map(|()| TcpListener::bind(home).unwrap());

@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 const ARRIVAL: Duration = Duration::from_millis(20);
 /// How long a send may wait for room that is known to be there.
 const ROOM: Duration = Duration::from_secs(5);
+/// A fresh connection takes that much.
+pub(super) const SMALL: usize = 32 << 10;
 /// Most that one connection holds (`net.ipv4.tcp_rmem` and `tcp_wmem` at their largest, together).
-const MAX_WAITING: usize = 256 << 20;
+pub(super) const MAX_WAITING: usize = 256 << 20;
 
 /// What a socket could read now; it stays there.
 pub(super) fn waiting(fd: &OwnedFd) -> io::Result<Vec<u8>> {
@@ -90,7 +92,7 @@ fn pull(sender: &Known, receiver: &Known, bytes: usize) -> io::Result<usize> {
 }
 
 /// Bytes that the sender holds; a FIN that is under way counts as one in the kernel.
-fn held(sender: &Known) -> io::Result<usize> {
+pub(super) fn held(sender: &Known) -> io::Result<usize> {
     // What an ended connection holds will never leave it.
     if sender.info.is_some_and(|info| info.state == State::CLOSED) {
         return Ok(0);
@@ -125,8 +127,6 @@ pub(super) fn refill(
     receiver: impl AsFd,
     data: &[u8],
 ) -> Result<(), PluginError> {
-    /// A fresh connection takes that much.
-    const SMALL: usize = 32 << 10;
     let what = || {
         format!(
             "put {} bytes back into a connection (see net.core.wmem_max, net.core.rmem_max)",
@@ -136,14 +136,22 @@ pub(super) fn refill(
     if data.len() <= SMALL {
         return put(sender, data).to(what);
     }
+    let room = Room::for_all(receiver.as_fd(), data.len());
+    let put = send_all(sender, data).to(what);
+    room.leave();
+    put
+}
+
+/// Sends all of `data`, for which the receiver has room, by a sender whose buffer grows for that.
+pub(super) fn send_all(sender: impl AsFd, data: &[u8]) -> io::Result<()> {
+    if data.len() <= SMALL {
+        return put(sender, data);
+    }
     let lock = sys::socket_number(&sender, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     // The kernel doubles and bounds it; root may go beyond.
-    let size = data.len();
-    let _ = sockopt::set_socket_send_buffer_size_force(&sender, size)
-        .or_else(|_| sockopt::set_socket_send_buffer_size(&sender, size));
-    let room = Room::for_all(receiver.as_fd(), size);
-    let put = put(&sender, data).to(what);
-    room.leave();
+    let _ = sockopt::set_socket_send_buffer_size_force(&sender, data.len())
+        .or_else(|_| sockopt::set_socket_send_buffer_size(&sender, data.len()));
+    let put = put(&sender, data);
     // Where the kernel (before 5.14) cannot, the buffer stays as it is.
     let _ = sys::set_socket_option(&sender, libc::SOL_SOCKET, SO_BUF_LOCK, &lock.to_ne_bytes());
     put

@@ -2,15 +2,18 @@
 
 use super::connect::{self, anywhere, new, pair, reset};
 use super::save::loopback;
+use super::wires::{self, Here};
 use super::{Role, Socket, fill, moved};
 use crate::plugins::error::{Context, PluginError, damaged};
 use crate::plugins::sockets::{Kind, filter, options};
 use crate::plugins::sys;
 use crate::plugins::world::World;
+use crate::plugins::{Others, Stage};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    SendFlags, Shutdown, bind, connect as connect_to, listen, sendto, shutdown, sockopt,
+    SendFlags, Shutdown, bind, connect as connect_to, getsockname, listen, sendto, shutdown,
+    sockopt,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,10 +26,20 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     for socket in sockets.values() {
         check(socket)?;
     }
+    let (here, others) = (Here::look(), world.options.others);
+    // First, because it needs the ports of those who listen.
+    if let Some(others) = others {
+        wires::tell_host(&sockets, others, &here)?;
+        wires::tie(&sockets, others, &here, world)?;
+    }
     for socket in sockets.values() {
         match socket.role {
             Role::Connected { peer, remote } => connection(socket, peer, remote, &sockets, world)?,
             Role::Abandoned { finished } => abandoned(socket, finished, world)?,
+            Role::Wire { remote, .. } if others.is_none() => {
+                world.note(format!("the part that was at {remote} is not restarted with this one"));
+                abandoned(socket, false, world)?;
+            }
             _ => {}
         }
     }
@@ -37,8 +50,13 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     for socket in sockets.values().filter(|one| !matches!(one.role, Role::Abandoned { .. })) {
         set_options(own(socket, world)?, socket, world);
     }
+    let links = others.map(|others| Links { others, here });
+    if let Some(links) = &links {
+        links.offer(&sockets, world)?;
+        world.addresses = wires::read_hosts(links.others, &links.here)?;
+    }
     for socket in sockets.values() {
-        reach(socket, &sockets, world)?;
+        reach(socket, &sockets, links.as_ref(), world)?;
     }
     for socket in sockets.values().filter(|socket| !socket.is_stream()) {
         datagrams(socket, &sockets, world)?;
@@ -50,6 +68,41 @@ pub(super) fn make(sockets: Vec<Socket>, world: &mut World) -> Result<(), Plugin
     Ok(())
 }
 
+/// What the parts say to each other of sockets that are bound.
+struct Links {
+    others: &'static dyn Others,
+    here: Here,
+}
+
+impl Links {
+    /// Tells the other parts where sockets are, and waits until all have.
+    fn offer(&self, sockets: &Sockets, world: &World) -> Result<(), PluginError> {
+        for socket in sockets.values() {
+            let listens = matches!(socket.role, Role::Listening { .. });
+            let bound = socket.local.zip(socket.host.as_ref());
+            let Some((local, host)) = bound.filter(|_| listens || !socket.is_stream()) else {
+                continue;
+            };
+            let what = || format!("look at the socket of {local}");
+            let now = getsockname(world.get(socket.description)?).to(what)?;
+            let now = SocketAddr::try_from(now).to(what)?;
+            wires::publish(self.others, kind(socket), (host, local), now, &self.here)?;
+        }
+        wires::meet(self.others, Stage::Bound)
+    }
+
+    /// Where that is by now what was at `remote`, if a part of the job was.
+    fn now(&self, socket: &Socket, remote: SocketAddr) -> Result<Vec<SocketAddr>, PluginError> {
+        let Some(host) = &socket.host else { return Ok(Vec::new()) };
+        let found = wires::elsewhere(self.others, kind(socket), (host, remote), &self.here)?;
+        Ok(found.into_iter().map(|one| wires::for_family(one, socket.six)).collect())
+    }
+}
+
+fn kind(socket: &Socket) -> &'static str {
+    if socket.is_stream() { "tcp" } else { "udp" }
+}
+
 fn own(socket: &Socket, world: &World) -> Result<OwnedFd, PluginError> {
     world.get(socket.description)?.try_clone_to_owned().to(|| "duplicate a socket")
 }
@@ -57,13 +110,18 @@ fn own(socket: &Socket, world: &World) -> Result<OwnedFd, PluginError> {
 /// Whether others of the job have its port, by `SO_REUSEPORT`, which they may have let go of since.
 fn shares_port(socket: &Socket, sockets: &Sockets) -> bool {
     let port = |one: &Socket| one.local.map(|address| address.port());
-    let bound = |one: &Socket| !matches!(one.role, Role::Connected { .. } | Role::Abandoned { .. });
+    let bound = |one: &Socket| !is_connection(one);
     let same = |one: &&Socket| {
         bound(one) && port(one) == port(socket) && one.is_stream() == socket.is_stream()
     };
     let reuses = |one: &Socket| options::are_on(&one.options, libc::SOL_SOCKET, libc::SO_REUSEPORT);
     let sharers: Vec<&Socket> = sockets.values().filter(same).collect();
     socket.local.is_some() && sharers.len() > 1 && sharers.into_iter().any(reuses)
+}
+
+/// Whether it is bound by being connected.
+fn is_connection(socket: &Socket) -> bool {
+    matches!(socket.role, Role::Connected { .. } | Role::Abandoned { .. } | Role::Wire { .. })
 }
 
 /// Shuts down what was, and attaches the filter.
@@ -148,7 +206,7 @@ fn carry(
     Ok(())
 }
 
-fn finish(fd: &OwnedFd, socket: &Socket) -> Result<(), PluginError> {
+pub(super) fn finish(fd: &OwnedFd, socket: &Socket) -> Result<(), PluginError> {
     match socket.finished {
         true => shutdown(fd, Shutdown::Write).to(|| "finish a connection"),
         false => Ok(()),
@@ -176,7 +234,7 @@ fn abandoned(socket: &Socket, finished: bool, world: &mut World) -> Result<(), P
 
 /// What is not connected.
 fn alone(socket: &Socket, shares: bool, world: &mut World) -> Result<(), PluginError> {
-    if matches!(socket.role, Role::Connected { .. } | Role::Abandoned { .. }) {
+    if is_connection(socket) {
         return Ok(());
     }
     let fd = new(socket)?;
@@ -236,8 +294,21 @@ fn bind_at(
 }
 
 /// Who waits to be accepted, and datagram sockets that send to one address.
-fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), PluginError> {
+fn reach(
+    socket: &Socket,
+    sockets: &Sockets,
+    links: Option<&Links>,
+    world: &mut World,
+) -> Result<(), PluginError> {
+    let now = |remote| links.map_or_else(|| Ok(Vec::new()), |links| links.now(socket, remote));
     match socket.role {
+        Role::Waiting { remote } if !now(remote)?.is_empty() => {
+            let fd = own(socket, world)?;
+            let mut left = now(remote)?.into_iter();
+            let connected = left.find_map(|to| connect::bounded(&fd, to).ok());
+            connected.ok_or(Errno::HOSTUNREACH).to(|| format!("connect to {remote} again"))?;
+            finish(&fd, socket)
+        }
         Role::Waiting { remote } => {
             let port = |one: &Socket| one.local.map(|address| address.port());
             let listens = |one: &&Socket| matches!(one.role, Role::Listening { .. });
@@ -255,11 +326,14 @@ fn reach(socket: &Socket, sockets: &Sockets, world: &mut World) -> Result<(), Pl
             let local = socket.local.ok_or_else(|| damaged("it listens nowhere"))?;
             connect::come_and_go(socket, local, gone)
         }
-        Role::Connecting { remote } => connect::begin(&own(socket, world)?, remote, world),
+        Role::Connecting { remote } => {
+            let to = now(remote)?.first().copied().unwrap_or(remote);
+            connect::begin(&own(socket, world)?, to, world)
+        }
         Role::Toward(remote) => {
             let inside = sockets.values().any(|one| !one.is_stream() && one.local == Some(remote));
             let moved = moved::here(remote).filter(|_| inside);
-            let remote = moved.unwrap_or(remote);
+            let remote = now(remote)?.first().copied().or(moved).unwrap_or(remote);
             let connected = connect_to(world.get(socket.description)?, &remote);
             if let Err(e) = connected {
                 world.note(format!("a datagram socket cannot reach {remote} any more: {e}"));

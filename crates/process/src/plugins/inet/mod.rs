@@ -10,8 +10,10 @@ mod room;
 mod save;
 mod tcp;
 mod waiting;
+mod wires;
 
 pub use ports::release_ports;
+pub(crate) use wires::meet;
 
 use crate::plugins::error::PluginError;
 use crate::plugins::job::{Capture, Found, Job};
@@ -52,6 +54,9 @@ struct Socket {
     #[serde(default)]
     filter: Option<Vec<u8>>,
     queue: Vec<Message>,
+    /// Where its host was, for sockets that other parts of the job may reach or be reached from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host: Option<wires::Host>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -73,6 +78,11 @@ enum Role {
     },
     Connected {
         peer: u32,
+        remote: SocketAddr,
+    },
+    /// Its other end is another part's.
+    Wire {
+        wire: wires::Wire,
         remote: SocketAddr,
     },
     /// Nobody of the job is at the other end, which has said that it sends no more, or not.

@@ -1,5 +1,5 @@
-//! Addresses on another machine. What listened at the old machine's own address listens at this one's, if that has but
-//! one: nobody is reached by networks that the program did not choose.
+//! Addresses on another machine. What listened at the old machine's own address listens at this
+//! one's, if that has but one: nobody is reached by networks that the program did not choose.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Most bytes of the kernel's tables that are read.
 const MOST: usize = 4 << 20;
 
-/// `address` where this machine has it; else this machine's own of its kind with that port. `None` if it has none or
-/// several.
+/// `address` where this machine has it; else this machine's own of its kind with that port. `None`
+/// if it has none or several.
 pub(super) fn here(address: SocketAddr) -> Option<SocketAddr> {
     let ip = address.ip();
     let everywhere = ip.is_unspecified() || ip.is_loopback();
@@ -20,6 +20,11 @@ pub(super) fn here(address: SocketAddr) -> Option<SocketAddr> {
         [one] => Some(SocketAddr::new(one, address.port())),
         _ => None,
     }
+}
+
+/// This machine's addresses of both kinds, but for loopback's and those of one link alone.
+pub(super) fn own() -> Vec<IpAddr> {
+    own_four().into_iter().chain(own_six()).collect()
 }
 
 fn table(path: &str) -> String {

@@ -72,7 +72,7 @@ impl Room<'_> {
 
     /// Has the kernel tell the sender of the room: it does so when somebody reads, and looking is
     /// enough.
-    fn announce(&self) {
+    pub(super) fn announce(&self) {
         let _ = self.set_tcp(libc::TCP_QUICKACK, 1);
         let _ = recv(self.receiver, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     }

@@ -1,6 +1,7 @@
 //! Reads TCP and UDP sockets: who is connected to whom, and what waits.
 
 use super::tcp::{self, Info, State};
+use super::wires::{self, Told};
 use super::{Message, Role, Socket, fill, waiting};
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, state};
@@ -21,7 +22,7 @@ pub(super) struct Known {
     pub fd: OwnedFd,
     kind: Kind,
     pub local: Option<SocketAddr>,
-    remote: Option<SocketAddr>,
+    pub remote: Option<SocketAddr>,
     pub info: Option<Info>,
 }
 
@@ -51,7 +52,34 @@ pub(super) fn save(capture: &mut Capture, mine: &[usize]) -> Result<Option<Value
             Some(((local, remote, socket.ended()), at))
         })
         .collect();
-    state(known.iter().map(|socket| save_one(capture, socket, &known, &ends)))
+    let loose: Vec<usize> = (0..known.len()).filter(|at| is_loose(*at, &known, &ends)).collect();
+    let told = wires::settle(capture, &known, &loose)?;
+    let all = All { known: &known, ends: &ends, told: &told };
+    let saved =
+        (0..known.len()).map(|at| save_one(capture, at, &all)).collect::<Result<Vec<_>, _>>()?;
+    state(saved.into_iter().map(Ok))
+}
+
+/// What all sockets are to each other.
+struct All<'a> {
+    known: &'a [Known],
+    ends: &'a Ends,
+    told: &'a Told,
+}
+
+/// Whether it is one end of a connection whose other end is not in this part.
+fn is_loose(at: usize, all: &[Known], ends: &Ends) -> bool {
+    let socket = &all[at];
+    let open = |state| state != State::LISTEN && state != State::SYN_SENT && state != State::CLOSED;
+    socket.info.is_some_and(|info| open(info.state)) && peer_of(socket, all, ends).is_none()
+}
+
+/// The socket at the other end: each must be the other's.
+fn peer_of<'a>(socket: &Known, all: &'a [Known], ends: &Ends) -> Option<&'a Known> {
+    let other = |one: &Known| other_of(one, ends).map(|at| &all[at]);
+    let peer =
+        other(socket).filter(|peer| other(peer).is_some_and(|back| back.index == socket.index));
+    peer.filter(|peer| !has_error(socket) && !has_error(peer))
 }
 
 /// The address that the socket has or had at its other end, also while it connects and when the
@@ -91,14 +119,10 @@ fn look(capture: &Capture, index: usize) -> Result<Known, PluginError> {
     Ok(Known { index, fd, kind, local: local.filter(bound), remote, info })
 }
 
-fn save_one(
-    capture: &mut Capture,
-    socket: &Known,
-    all: &[Known],
-    ends: &Ends,
-) -> Result<Socket, PluginError> {
+fn save_one(capture: &mut Capture, at: usize, all: &All) -> Result<Socket, PluginError> {
+    let socket = &all.known[at];
     let (role, queue) = match socket.info {
-        Some(info) => stream(capture, socket, info, all, ends)?,
+        Some(info) => stream(capture, at, info, all)?,
         None => (datagram_role(socket), datagrams(capture, socket)?),
     };
     let options = options::read(&socket.fd);
@@ -120,6 +144,7 @@ fn save_one(
         foreign: socket.local.is_some_and(is_foreign),
         filter,
         queue,
+        host: all.told.host(socket.local),
     })
 }
 
@@ -185,13 +210,13 @@ fn other_of(socket: &Known, ends: &Ends) -> Option<usize> {
 
 fn stream(
     capture: &mut Capture,
-    socket: &Known,
+    at: usize,
     info: Info,
-    all: &[Known],
-    ends: &Ends,
+    all: &All,
 ) -> Result<(Role, Vec<Message>), PluginError> {
+    let socket = &all.known[at];
     if info.state == State::LISTEN {
-        let gone = waiting::gone(capture, socket, all)?;
+        let gone = waiting::gone(capture, socket, all.known, all.told)?;
         return Ok((Role::Listening { backlog: info.backlog, gone }, Vec::new()));
     }
     let what =
@@ -205,11 +230,7 @@ fn stream(
         return Ok((Role::Connecting { remote }, Vec::new()));
     }
     let (local, canonical_remote) = (canonical(local), canonical(remote));
-    // Each must be the other's.
-    let other = |one: &Known| other_of(one, ends).map(|at| &all[at]);
-    let peer =
-        other(socket).filter(|peer| other(peer).is_some_and(|back| back.index == socket.index));
-    let peer = peer.filter(|peer| !has_error(socket) && !has_error(peer));
+    let peer = peer_of(socket, all.known, all.ends);
     if peer.is_some_and(|peer| peer.index == socket.index) {
         let what = capture.job.describe(capture.file(socket.index));
         return Err(PluginError::Refused(format!("{what} is connected to itself")));
@@ -224,8 +245,15 @@ fn stream(
         let finished = !has_error(socket);
         return Ok((Role::Abandoned { finished }, message(capture, &data)?));
     }
+    if let Some(wire) = all.told.wires.get(&at) {
+        let data = fill::waiting(&socket.fd).to(what)?;
+        return Ok((Role::Wire { wire: wire.clone(), remote }, message(capture, &data)?));
+    }
+    if all.told.queued.contains(&at) {
+        return Ok((Role::Waiting { remote }, Vec::new()));
+    }
     if let Some((0, unread)) =
-        other_end(all, canonical_remote, local).filter(|_| !info.state.peer_finished())
+        other_end(all.known, canonical_remote, local).filter(|_| !info.state.peer_finished())
     {
         if unread > 0 {
             let what = capture.job.describe(capture.file(socket.index));
@@ -236,7 +264,7 @@ fn stream(
         return Ok((Role::Waiting { remote }, Vec::new()));
     }
     let data = fill::waiting(&socket.fd).to(what)?;
-    let finished = info.state.peer_finished();
+    let finished = info.state.peer_finished() || all.told.closed.contains(&at);
     if !finished {
         let what = capture.job.describe(capture.file(socket.index));
         let note = format!(

@@ -2,6 +2,7 @@
 
 use super::save::{Known, canonical, listens_at};
 use super::tcp::{self, State};
+use super::wires::Told;
 use crate::plugins::Claim;
 use crate::plugins::error::{Context, PluginError};
 use crate::plugins::job::{Capture, Found, Job};
@@ -30,7 +31,7 @@ pub(super) fn claim(file: &Found, job: &Job) -> Claim {
     Claim::Yes
 }
 
-fn unaccepted() -> String {
+pub(super) fn unaccepted() -> String {
     "a connection of the job's that it has not accepted yet has been written to: try again when it \
      has been accepted"
         .to_owned()
@@ -93,12 +94,19 @@ fn client(waiting: Waiting, own: SocketAddr, job: &Job, kernel: &mut Diagnoser) 
     }
 }
 
+/// Those who wait at the port of `local` and whose client no process of this part is.
+pub(super) fn outside(local: SocketAddr, job: &Job) -> io::Result<Vec<Waiting>> {
+    let all = all_at(local, job)?.into_iter();
+    Ok(all.filter(|(_, client)| *client == Client::Outside).map(|(waiting, _)| waiting).collect())
+}
+
 /// How many of those who wait at `listener` have closed their ends and sent nothing: a restart
 /// makes as many. Who wrote something cannot be saved; who comes from outside is lost.
 pub(super) fn gone(
     capture: &mut Capture,
     listener: &Known,
     all: &[Known],
+    told: &Told,
 ) -> Result<u32, PluginError> {
     let some = |one: &Known| one.info.is_some_and(|info| info.waiting > 0);
     let Some(local) = listener.local.filter(|_| some(listener)) else { return Ok(0) };
@@ -108,7 +116,12 @@ pub(super) fn gone(
         return Ok(0);
     }
     let what = capture.job.describe(capture.file(listener.index));
-    let waiting = all_at(local, capture.job).to(|| format!("look at who waits at {what}"))?;
+    let mut waiting = all_at(local, capture.job).to(|| format!("look at who waits at {what}"))?;
+    // They connect again themselves.
+    waiting.retain(|(one, _)| {
+        let own = canonical(SocketAddr::new(one.local, local.port()));
+        !told.clients.contains(&(own, canonical(one.remote)))
+    });
     if waiting.iter().any(|(one, client)| one.unread > 0 && *client != Client::Outside) {
         return Err(PluginError::Refused(format!("{what}: {}", unaccepted())));
     }

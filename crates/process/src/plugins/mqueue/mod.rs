@@ -20,7 +20,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// linux/magic.h
 pub(crate) const MAGIC: u64 = 0x1980_0202;
-/// The kernel's own bounds on messages of a queue and bytes of a message (HARD_MSGMAX, HARD_MSGSIZEMAX).
+/// The kernel's own bounds on messages of a queue and bytes of a message (HARD_MSGMAX,
+/// HARD_MSGSIZEMAX).
 const MOST: i64 = 65536;
 const LONGEST: i64 = 16 << 20;
 const SUFFIX: &[u8] = b" (deleted)";
@@ -210,7 +211,8 @@ fn make(queue: &Queue, world: &mut World) -> Result<(), PluginError> {
         .to(|| format!("set the mode of {shown}"))
 }
 
-/// Raises a limit of the new IPC namespace if it is below `least`. Where that is forbidden, what needs more says so.
+/// Raises a limit of the new IPC namespace if it is below `least`. Where that is forbidden, what
+/// needs more says so.
 fn raise(name: &str, least: i64) {
     let path = format!("/proc/sys/fs/mqueue/{name}");
     let now = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());

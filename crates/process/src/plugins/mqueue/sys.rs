@@ -43,7 +43,8 @@ pub(super) fn unlink(name: &CString) -> io::Result<()> {
     result(unsafe { libc::syscall(libc::SYS_mq_unlink, name.as_ptr()) }).map(drop)
 }
 
-/// Takes the next message, which is not longer than `buffer`: its length and priority; `None` if there is none.
+/// Takes the next message, which is not longer than `buffer`: its length and priority; `None` if
+/// there is none.
 pub(super) fn take(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(usize, u32)>> {
     let mut priority = 0u32;
     let (number, fd) = (libc::SYS_mq_timedreceive, fd.as_fd().as_raw_fd());

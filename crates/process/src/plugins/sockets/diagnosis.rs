@@ -90,7 +90,8 @@ impl Diagnoser {
         Ok(shutdown.and_then(|(_, value)| value.first().copied()).unwrap_or(0))
     }
 
-    /// The TCP sockets at this port that no process has: who waits to be accepted, among others.
+    /// The TCP sockets at this port, at any if it is 0, that no process has: who waits to be
+    /// accepted, among others.
     pub(crate) fn tcp_without_process(&mut self, port: u16, six: bool) -> io::Result<Vec<Waiting>> {
         let any = if six { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) };
         let (local, remote) = (SocketAddr::new(any, port), SocketAddr::new(any, 0));
@@ -138,24 +139,29 @@ pub(crate) struct Waiting {
     /// As TCP has it.
     pub state: u8,
     pub local: IpAddr,
+    pub port: u16,
     pub remote: SocketAddr,
     /// Bytes that wait in it.
     pub unread: u32,
+    /// Bytes that the other end has not acknowledged; an end counts as one.
+    pub unsent: u32,
 }
 
 /// A message with a struct inet_diag_msg.
 struct InetAnswer<'a>(&'a [u8]);
 
 impl InetAnswer<'_> {
-    /// Offsets in the structure: idiag_inode, idiag_rqueue.
+    /// Offsets in the structure: idiag_inode, idiag_rqueue, idiag_wqueue.
     const INODE: usize = 68;
     const UNREAD: usize = 56;
+    const UNSENT: usize = 60;
     const LENGTH: usize = 72;
 
     /// The inode, and the rest.
     fn waiting(&self, six: bool) -> Option<(u32, Waiting)> {
-        /// Of idiag_state, idiag_dport, idiag_src and idiag_dst.
+        /// Of idiag_state, idiag_sport, idiag_dport, idiag_src and idiag_dst.
         const STATE: usize = 1;
+        const OWN_PORT: usize = 4;
         const PORT: usize = 6;
         const SOURCE: usize = 8;
         const TARGET: usize = 24;
@@ -167,15 +173,17 @@ impl InetAnswer<'_> {
                 false => IpAddr::from([bytes[0], bytes[1], bytes[2], bytes[3]]),
             })
         };
-        let port = u16::from_be_bytes(body.get(PORT..PORT + 2)?.try_into().ok()?);
+        let port = |at: usize| Some(u16::from_be_bytes(body.get(at..at + 2)?.try_into().ok()?));
         let state = *body.get(STATE)?;
         // The end that the other one has sent counts as one.
         let end = u32::from(state == CLOSE_WAIT);
         let waiting = Waiting {
             state,
             local: address(SOURCE)?,
-            remote: SocketAddr::new(address(TARGET)?, port),
+            port: port(OWN_PORT)?,
+            remote: SocketAddr::new(address(TARGET)?, port(PORT)?),
             unread: word(body, Self::UNREAD)?.saturating_sub(end),
+            unsent: word(body, Self::UNSENT)?,
         };
         Some((word(body, Self::INODE)?, waiting))
     }

@@ -47,8 +47,8 @@ impl Kind {
     }
 }
 
-/// The inode of the socket to which the Unix socket with this inode is connected; `None` if it is to none
-/// that a process has.
+/// The inode of the socket to which the Unix socket with this inode is connected; `None` if it is
+/// to none that a process has.
 pub fn unix_peer(inode: u64) -> io::Result<Option<u64>> {
     let found = diagnosis::Diagnoser::new()?.unix(inode)?;
     Ok(found.peer.filter(|peer| *peer != 0).map(u64::from))

@@ -23,9 +23,10 @@ const SOCKET: i32 = libc::SOL_SOCKET;
 const IP: i32 = libc::IPPROTO_IP;
 const IP6: i32 = libc::IPPROTO_IPV6;
 const TCP: i32 = libc::IPPROTO_TCP;
+const NETLINK: i32 = libc::SOL_NETLINK;
 
 /// Every option that is kept. Read where the socket has it.
-const KEPT: [(i32, i32); 61] = [
+const KEPT: [(i32, i32); 68] = [
     (SOCKET, libc::SO_REUSEADDR),
     (SOCKET, libc::SO_REUSEPORT),
     (SOCKET, libc::SO_BROADCAST),
@@ -87,6 +88,13 @@ const KEPT: [(i32, i32); 61] = [
     (TCP, libc::TCP_NOTSENT_LOWAT),
     (TCP, libc::TCP_FASTOPEN),
     (TCP, libc::TCP_INQ),
+    (NETLINK, libc::NETLINK_PKTINFO),
+    (NETLINK, libc::NETLINK_BROADCAST_ERROR),
+    (NETLINK, libc::NETLINK_NO_ENOBUFS),
+    (NETLINK, libc::NETLINK_LISTEN_ALL_NSID),
+    (NETLINK, libc::NETLINK_CAP_ACK),
+    (NETLINK, libc::NETLINK_EXT_ACK),
+    (NETLINK, libc::NETLINK_GET_STRICT_CHK),
 ];
 
 /// Sizes are read doubled (socket(7)), and setting one fixes it.
@@ -103,6 +111,7 @@ fn has(domain: i32, level: i32) -> bool {
     match level {
         IP | TCP => domain == libc::AF_INET || domain == libc::AF_INET6,
         IP6 => domain == libc::AF_INET6,
+        NETLINK => domain == libc::AF_NETLINK,
         _ => true,
     }
 }

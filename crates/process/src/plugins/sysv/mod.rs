@@ -1,5 +1,6 @@
-//! System V IPC: shared memory, semaphore sets and message queues (sysvipc(7)), under their ids and keys. They belong
-//! to no descriptor; a restarted job has an IPC namespace of its own, where their ids are free.
+//! System V IPC: shared memory, semaphore sets and message queues (sysvipc(7)), under their ids and
+//! keys. They belong to no descriptor; a restarted job has an IPC namespace of its own, where their
+//! ids are free.
 
 mod queues;
 mod segments;
@@ -86,7 +87,8 @@ impl Plugin for Sysv {
     }
 }
 
-/// Who the job is, to whom an object may belong that none of its processes holds: sets and queues are held by nobody.
+/// Who the job is, to whom an object may belong that none of its processes holds: sets and queues
+/// are held by nobody.
 #[derive(Debug)]
 struct Users {
     uids: Vec<u32>,

@@ -54,7 +54,8 @@ pub(super) fn make(queue: &Queue, world: &mut World) -> Result<(), PluginError> 
     sys::own_queue(id, &Access { mode, uid, gid }, queue.limit).to(what)
 }
 
-/// Raises a limit of the new IPC namespace if it is below `least`. Where that is forbidden, what needs more says so.
+/// Raises a limit of the new IPC namespace if it is below `least`. Where that is forbidden, what
+/// needs more says so.
 fn raise(name: &str, least: u64) {
     let path = format!("/proc/sys/kernel/{name}");
     let now = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());

@@ -21,7 +21,8 @@ const TOGETHER: usize = 16;
 pub(super) struct Set {
     pub(super) common: Common,
     pub(super) values: Vec<u16>,
-    /// There was an operation: programs take that for the sign that a set is initialised (sem_otime).
+    /// There was an operation: programs take that for the sign that a set is initialised
+    /// (sem_otime).
     used: bool,
     /// Who of the job operated last on a semaphore (GETPID).
     last: BTreeMap<u16, i32>,

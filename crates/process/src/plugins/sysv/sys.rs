@@ -1,6 +1,9 @@
 //! The calls of System V IPC.
 
+use crate::{huge, maps};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr::{null, null_mut};
 
 /// msgrcv(2): a copy of a message, which stays.
@@ -29,8 +32,13 @@ fn creation(mode: u32) -> i32 {
 }
 
 pub(super) fn make_segment(key: i32, bytes: u64, mode: u32) -> io::Result<i32> {
+    make_segment_of(key, bytes, (mode & 0o777) as i32)
+}
+
+/// The same with flags of shmget(2) beside the permissions.
+pub(super) fn make_segment_of(key: i32, bytes: u64, mode: i32) -> io::Result<i32> {
     // SAFETY: a call of plain numbers.
-    result(unsafe { libc::shmget(key, bytes as usize, creation(mode)) })
+    result(unsafe { libc::shmget(key, bytes as usize, creation(0) | mode) })
 }
 
 pub(super) fn own_segment(id: i32, access: &Access) -> io::Result<()> {
@@ -81,8 +89,8 @@ impl Attached {
     /// Copies what lies at `offset`.
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         let from = self.place(offset, into.len())?;
-        // SAFETY: `place` has checked the range, which is mapped. Others may write it meanwhile: these are bytes
-        // without meaning here, and the copy is made by the byte.
+        // SAFETY: `place` has checked the range, which is mapped. Others may write it meanwhile:
+        // these are bytes without meaning here, and the copy is made by the byte.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -95,6 +103,54 @@ impl Attached {
         // SAFETY: as above, and it is attached for writing.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
+    }
+
+    /// Returns the bytes of its huge pages; `None` of ordinary ones.
+    ///
+    /// # Errors
+    /// That cannot be told now: it must not be read as ordinary memory.
+    pub(super) fn pages(&self) -> io::Result<Option<u64>> {
+        let (pid, start) = (std::process::id() as i32, self.start.addr() as u64);
+        let own = maps::of(pid).map_err(io::Error::other)?;
+        let its = own.into_iter().find(|mapping| mapping.start == start);
+        let its = its.ok_or(io::ErrorKind::NotFound)?;
+        let pages = huge::pages_of(&its);
+        if pages.is_none() && huge::unknown(pid, &[its]).map_err(io::Error::other)?.is_some() {
+            let what = "it has huge pages, whose size the kernel does not tell now: try again";
+            return Err(io::Error::other(what));
+        }
+        Ok(pages)
+    }
+
+    /// Returns its `length` bytes of huge pages as a file, whose holes are read as zeros and stay
+    /// holes; `None` where this process may not have it, for which it needs CAP_CHECKPOINT_RESTORE.
+    pub(super) fn file(&self, length: u64) -> io::Result<Option<File>> {
+        let start = self.start.addr() as u64;
+        let path = format!("/proc/self/map_files/{start:x}-{:x}", start + length);
+        match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            file => file.map(Some),
+        }
+    }
+
+    /// Copies what lies at `offset` of huge pages, as far as the last of them; a page that there is
+    /// none for is zeros, unless there is one for `all` of it. A hole takes a page by being read,
+    /// which [`Attached::file`] does without.
+    pub(super) fn read_pages(&self, offset: u64, into: &mut [u8], all: bool) -> io::Result<()> {
+        let memory = File::open("/proc/self/mem")?;
+        match memory.read_exact_at(into, self.start.addr() as u64 + offset) {
+            Err(error) if error.raw_os_error() == Some(libc::EIO) && !all => {
+                into.fill(0);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Writes at `offset` of huge pages, as far as the last of them.
+    pub(super) fn write_pages(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let memory = File::options().write(true).open("/proc/self/mem")?;
+        memory.write_all_at(bytes, self.start.addr() as u64 + offset)
     }
 
     fn place(&self, offset: usize, length: usize) -> io::Result<*mut u8> {

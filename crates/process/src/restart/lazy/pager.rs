@@ -33,7 +33,8 @@ impl Pager {
             if let Err(failure) = pager.run() {
                 progress().failure.get_or_insert(failure);
                 // Nobody can go on without its memory; while it is watched, nobody does.
-                // SAFETY: a plain call; this is the init of the job's own namespace, which it spares.
+                // SAFETY: a plain call; this is the init of the job's own namespace, which it
+                // spares.
                 unsafe { libc::kill(-1, libc::SIGKILL) };
             }
             drop(pager);

@@ -1,4 +1,5 @@
-//! A userfaultfd that tells which pages a process waits for, and what it does with its memory meanwhile.
+//! A userfaultfd that tells which pages a process waits for, and what it does with its memory
+//! meanwhile.
 
 use crate::inject::{Parasite, checked};
 use crate::{EngineError, Thread};
@@ -76,8 +77,8 @@ impl Missing {
         request: libc::c_ulong,
         words: &mut [u64; N],
     ) -> io::Result<()> {
-        // SAFETY: each request is made with as many words as its structure has; what they point to is
-        // only read, by the kernel, and lives through the call.
+        // SAFETY: each request is made with as many words as its structure has; what they point to
+        // is only read, by the kernel, and lives through the call.
         let result = unsafe { libc::ioctl(self.fd(), request, words.as_mut_ptr()) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -86,8 +87,8 @@ impl Missing {
         self.ioctl(UFFDIO_REGISTER, &mut [start, end - start, MODE_MISSING, 0])
     }
 
-    /// Puts `bytes` at `address`, where there is nothing yet: how many of them. Pages that are there
-    /// already stay as they are, and places that are no more are passed over.
+    /// Puts `bytes` at `address`, where there is nothing yet: how many of them. Pages that are
+    /// there already stay as they are, and places that are no more are passed over.
     pub(super) fn put(&self, address: u64, bytes: &[u8]) -> Put {
         let from = bytes.as_ptr() as u64;
         let mut request = [address, from, bytes.len() as u64, 0, 0];

@@ -36,8 +36,8 @@ impl Cache {
         self.blocks.push(block);
     }
 
-    /// The smallest block for `size` bytes that `stream` may use now, if everything up to `completed`
-    /// is: one that was freed in its own order, or whose free is complete.
+    /// The smallest block for `size` bytes that `stream` may use now, if everything up to
+    /// `completed` is: one that was freed in its own order, or whose free is complete.
     pub(super) fn take(&mut self, size: u64, stream: StreamId, completed: u64) -> Option<Block> {
         let usable = |block: &Block| {
             let fits = block.size >= size && block.size / SLACK <= size;

@@ -36,8 +36,8 @@ pub(crate) fn graph_allocation(addr: u64) -> Result<u64, CuError> {
     found.map(|found| found.size).ok_or(CuError::INVALID_VALUE)
 }
 
-/// One more allocation node takes the memory at `addr`, after another has freed it: it is given back
-/// when the last of them is gone.
+/// One more allocation node takes the memory at `addr`, after another has freed it: it is given
+/// back when the last of them is gone.
 pub(crate) fn graph_share(addr: u64) {
     *sharers().entry(addr).or_default() += 1;
 }
@@ -60,8 +60,8 @@ fn is_shared(addr: u64) -> bool {
     true
 }
 
-/// The graph of an allocation node is gone, and no work uses its memory any longer; what a launch has allocated
-/// and nothing has freed stays.
+/// The graph of an allocation node is gone, and no work uses its memory any longer; what a launch
+/// has allocated and nothing has freed stays.
 pub(crate) fn graph_release(addr: u64) -> Result<(), CuError> {
     if is_shared(addr) || outlives(addr) {
         return Ok(());

@@ -1,5 +1,6 @@
-//! Which memory of graphs' allocation nodes is in use: for the counters of `cuDeviceGetGraphMemAttribute`, and
-//! because memory that a launch has allocated outlives its graph until it is freed.
+//! Which memory of graphs' allocation nodes is in use: for the counters of
+//! `cuDeviceGetGraphMemAttribute`, and because memory that a launch has allocated outlives its
+//! graph until it is freed.
 
 use crate::memory::MEMORY;
 use std::collections::BTreeMap;
@@ -74,8 +75,8 @@ fn uses() -> MutexGuard<'static, Uses> {
     USES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An executable graph that allocates at these addresses is launched (`live`) or uploaded; `first`: it was
-/// neither before.
+/// An executable graph that allocates at these addresses is launched (`live`) or uploaded; `first`:
+/// it was neither before.
 pub(crate) fn graph_begins(addresses: &[u64], live: bool, first: bool) {
     for &addr in addresses {
         let found = MEMORY.table().find(addr).map(|found| (found.device, found.taken));
@@ -93,7 +94,8 @@ pub(crate) fn graph_ends(addresses: &[u64]) {
     }
 }
 
-/// What a launch allocated at `addr` is freed. Whether its graph is gone, so that it is to be released.
+/// What a launch allocated at `addr` is freed. Whether its graph is gone, so that it is to be
+/// released.
 pub(crate) fn graph_freed(addr: u64) -> bool {
     uses().end(addr, |found| found.live = false)
 }

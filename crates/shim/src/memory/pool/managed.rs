@@ -1,5 +1,6 @@
-//! Pools of managed memory. What is allocated is valid at once, and freed when the stream has come to it: managed
-//! memory lies in the arena that host and devices share, where nothing is kept for a pool.
+//! Pools of managed memory. What is allocated is valid at once, and freed when the stream has come
+//! to it: managed memory lies in the arena that host and devices share, where nothing is kept for a
+//! pool.
 
 use super::{POOLS, Pool, end};
 use crate::memory::table::{Allocation, Kind};

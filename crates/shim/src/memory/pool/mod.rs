@@ -84,7 +84,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the pool within its own limit when it takes `size` bytes more; OUT_OF_MEMORY if it cannot.
+    /// Keeps the pool within its own limit when it takes `size` bytes more; OUT_OF_MEMORY if it
+    /// cannot.
     fn make_room(&self, size: u64) -> Result<(), CuError> {
         if self.max_size == 0 {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Pools that several processes use: one allocates, others open what it shows them.
 //!
-//! An exported pool is a sealed file that says on which device it is, and a tag; what opens an allocation is its
-//! own export data, an IPC handle ([`crate::memory::ipc`]) with its pool's tag.
+//! An exported pool is a sealed file that says on which device it is, and a tag; what opens an
+//! allocation is its own export data, an IPC handle ([`crate::memory::ipc`]) with its pool's tag.
 
 use super::{POOLS, Pool, by_handle};
 use crate::memory::table::Kind;

@@ -7,8 +7,8 @@ use crate::exec::{Arg, Flow, Isa, Lane, Op, Selected, Warp};
 use crate::spec::WARP;
 use std::marker::PhantomData;
 
-/// `wmma.load` of an operand whose shape and type are known when this is compiled: LINES lines of LEN elements,
-/// TILE in all, PER to a register.
+/// `wmma.load` of an operand whose shape and type are known when this is compiled: LINES lines of
+/// LEN elements, TILE in all, PER to a register.
 struct Operand<T, const LINES: usize, const LEN: usize, const TILE: usize>(PhantomData<T>);
 
 impl<T: Packed, const LINES: usize, const LEN: usize, const TILE: usize> Op

@@ -1,0 +1,329 @@
+//! `kedge bench far`: what it costs that a program's devices are on another machine, beside devices
+//! of this one and beside the line itself, by turns.
+
+use super::process::job::Job;
+use kedge_control::gpu::GpuSpec;
+use kedge_probe::Series;
+use kedge_remote::Measuring;
+use kedge_supervisor::kedge_again;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+
+/// Rounds of each figure; of those that start programs.
+const ROUNDS: usize = 9;
+const STARTS: usize = 5;
+/// Launches whose cost is each one's; kernels in a row; what processor time is counted for.
+const POSTS: usize = 64;
+const KERNELS: usize = 100_000;
+const RECORDS: usize = 100_000;
+/// Seconds that calls which wait, and copies, may take in one round, about.
+const BRIEF: f64 = 0.3;
+/// Bytes of a copy.
+const COPY: u64 = 64 << 20;
+/// Connections of the line that a copy is compared with.
+const STREAMS: u64 = 1;
+/// Seconds of a round trip from which on round trips are counted.
+const LONG: f64 = 1e-3;
+/// What a connection may take besides round trips, seconds.
+const STARTING: f64 = 0.1;
+
+/// A part of the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Part {
+    /// Calls that wait, and posted ones
+    Calls,
+    /// Many small kernels, and a wait
+    Kernels,
+    /// Copies of 64 MiB, beside what one connection of TCP carries
+    Copies,
+    /// 200 launches and one value read back
+    Steps,
+    /// From the program's start to its first launch
+    Connect,
+    /// Processor time of both proxies
+    Processors,
+}
+
+/// What is compared.
+pub(super) struct Bench<'a> {
+    near: &'a GpuSpec,
+    far: GpuSpec,
+    parts: &'a [Part],
+    /// Of the server.
+    _server: Option<Server>,
+}
+
+/// `kedge serve`, until this is dropped.
+pub(super) struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+type Sink<'a> = &'a mut dyn FnMut(Series);
+
+impl<'a> Bench<'a> {
+    /// Compares with the devices of a server, or of one that is started here for it.
+    pub(super) fn new(
+        near: &'a GpuSpec,
+        to: Option<&GpuSpec>,
+        parts: &'a [Part],
+    ) -> Result<Bench<'a>, String> {
+        let (far, _server) = match to {
+            Some(far @ GpuSpec::Remote { .. }) => (far.clone(), None),
+            Some(other) => return Err(format!("--to {other}: give HOST[:PORT] of a server")),
+            None => serve(near).map(|(far, server)| (far, Some(server)))?,
+        };
+        Ok(Bench { near, far, parts, _server })
+    }
+
+    pub(super) fn run(&self, sink: Sink<'_>) -> Result<(), String> {
+        let wanted = |part| self.parts.is_empty() || self.parts.contains(&part);
+        if wanted(Part::Connect) {
+            self.connect(sink)?;
+        }
+        let (mut near, mut far) = (Job::far(self.near, "near")?, Job::far(&self.far, "far")?);
+        near.ask("connect")?;
+        far.ask("connect")?;
+        let mut turns = Turns { near, far, line: self.line()? };
+        for (part, measure) in [
+            (Part::Calls, Turns::calls as fn(&mut Turns, Sink<'_>) -> Result<(), String>),
+            (Part::Kernels, Turns::kernels),
+            (Part::Steps, Turns::steps),
+            (Part::Processors, Turns::processors),
+            (Part::Copies, Turns::copies),
+        ] {
+            if wanted(part) {
+                measure(&mut turns, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&self) -> Result<Measuring, String> {
+        let GpuSpec::Remote { server, .. } = &self.far else { return Err("no server".into()) };
+        Measuring::open(&server.to_string()).map_err(|error| error.to_string())
+    }
+
+    /// From cuInit to the end of a first launch, of programs that start anew each time.
+    fn connect(&self, sink: Sink<'_>) -> Result<(), String> {
+        let mut line = self.line()?;
+        let [mut times, mut beyond, mut trips] = <[Vec<f64>; 3]>::default();
+        let mut nears = Vec::new();
+        for _ in 0..STARTS {
+            let start = |gpu| Job::far(gpu, "starts").and_then(|mut job| job.ask("connect"));
+            let (near, far) = (start(self.near)?, start(&self.far)?);
+            let trip = round_trip(&mut line)?;
+            nears.push(near);
+            times.push(far);
+            beyond.push(far - near);
+            if trip >= LONG {
+                trips.push((far - near - STARTING).max(0.0) / trip);
+            }
+        }
+        put(sink, "cuInit to first launch, near", "s", nears);
+        put(sink, "cuInit to first launch, far", "s", times);
+        put(sink, "cuInit to first launch, beyond near", "s", beyond);
+        put(sink, CONNECT, "round trips", trips);
+        Ok(())
+    }
+}
+
+const CONNECT: &str = "cuInit to first launch, beyond near + 0.1 s, with TCP's and TLS's two";
+const CALL: &str = "waiting call (cuMemGetInfo), beyond the line";
+const POST: &str = "post a launch, far";
+const MANY: &str = "100,000 kernels and a wait, far without a round trip";
+const STEP: &str = "200 launches and one value, beyond near";
+const RECORD: &str = "processor time of both proxies: an event recorded";
+const WAIT: &str = "processor time of both proxies: a call that waits";
+const OF_LINE: &str = "of the line's";
+
+/// The programs that are compared, and the line between them.
+struct Turns {
+    near: Job,
+    far: Job,
+    line: Measuring,
+}
+
+impl Turns {
+    /// Has both do the same, in another order every other round: seconds near and far.
+    fn both(&mut self, order: &str, round: usize) -> Result<[f64; 2], String> {
+        let mut seconds = [0.0; 2];
+        for which in [round % 2, 1 - round % 2] {
+            let job = if which == 0 { &mut self.near } else { &mut self.far };
+            seconds[which] = job.ask(order)?;
+        }
+        Ok(seconds)
+    }
+
+    fn calls(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let [mut line, mut nears, mut fars, mut beyond] = <[Vec<f64>; 4]>::default();
+        let [mut posts_near, mut posts_far] = <[Vec<f64>; 2]>::default();
+        let trip = round_trip(&mut self.line)?;
+        let calls = format!("calls {}", (BRIEF / trip).clamp(7.0, 500.0) as usize);
+        for round in 0..ROUNDS {
+            let trip = round_trip(&mut self.line)?;
+            let [near, far] = self.both(&calls, round)?;
+            line.push(trip * 1e6);
+            nears.push(near * 1e6);
+            fars.push(far * 1e6);
+            beyond.push((far - trip) * 1e6);
+            let [near, far] = self.both(&format!("post {POSTS}"), round)?;
+            posts_near.push(near * 1e6);
+            posts_far.push(far * 1e6);
+        }
+        put(sink, "the line: 64 bytes there and back", "µs", line);
+        put(sink, "waiting call (cuMemGetInfo), near", "µs", nears);
+        put(sink, "waiting call (cuMemGetInfo), far", "µs", fars);
+        put(sink, CALL, "µs", beyond);
+        put(sink, "post a launch, near", "µs", posts_near);
+        put(sink, POST, "µs", posts_far);
+        Ok(())
+    }
+
+    fn kernels(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let [mut nears, mut fars, mut ratios] = <[Vec<f64>; 3]>::default();
+        for round in 0..ROUNDS {
+            let trip = round_trip(&mut self.line)?;
+            let [near, far] = self.both(&format!("kernels {KERNELS}"), round)?;
+            nears.push(near);
+            fars.push(far);
+            ratios.push((far - trip) / near);
+        }
+        put(sink, "100,000 kernels and a wait, near", "s", nears);
+        put(sink, "100,000 kernels and a wait, far", "s", fars);
+        put(sink, MANY, "× near", ratios);
+        Ok(())
+    }
+
+    fn steps(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let [mut nears, mut fars, mut trips] = <[Vec<f64>; 3]>::default();
+        for round in 0..ROUNDS {
+            let trip = round_trip(&mut self.line)?;
+            let [near, far] = self.both("step 5", round)?;
+            nears.push(near * 1e3);
+            fars.push(far * 1e3);
+            trips.push((far - near) / trip);
+        }
+        put(sink, "200 launches and one value, near", "ms", nears);
+        put(sink, "200 launches and one value, far", "ms", fars);
+        put(sink, STEP, "round trips", trips);
+        Ok(())
+    }
+
+    fn processors(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        let trip = round_trip(&mut self.line)?;
+        let calls = (BRIEF / trip).clamp(50.0, 2000.0) as usize;
+        for (name, order, count) in [(RECORD, "records", RECORDS), (WAIT, "calls", calls)] {
+            let [mut near, mut far, mut all] = <[Vec<f64>; 3]>::default();
+            for _ in 0..ROUNDS {
+                let before = self.processor_times()?;
+                self.far.ask(&format!("{order} {count}"))?;
+                let after = self.processor_times()?;
+                let used = |which: usize| (after[which] - before[which]) / count as f64 * 1e6;
+                near.push(used(0));
+                far.push(used(1));
+                all.push(used(0) + used(1));
+            }
+            put(sink, &format!("{name}, the near one"), "µs", near);
+            put(sink, &format!("{name}, the far one"), "µs", far);
+            put(sink, name, "µs", all);
+        }
+        Ok(())
+    }
+
+    /// Seconds that the far program's near and far proxies have run.
+    fn processor_times(&mut self) -> Result<[f64; 2], String> {
+        let far = self.line.processor_time().map_err(|error| error.to_string())?;
+        Ok([self.far.ask("proxies")?, far.as_secs_f64()])
+    }
+
+    fn copies(&mut self, sink: Sink<'_>) -> Result<(), String> {
+        for way in ["to device", "to host"] {
+            for memory in ["pinned", "pageable"] {
+                self.copy(way, memory, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, way: &str, memory: &str, sink: Sink<'_>) -> Result<(), String> {
+        let inwards = way == "to device";
+        let order = format!("{}-{memory} {COPY}", if inwards { "in" } else { "out" });
+        let gigabytes = COPY as f64 / 1e9;
+        let [mut lines, mut nears, mut fars, mut ratios] = <[Vec<f64>; 4]>::default();
+        // The first touches its memory.
+        self.both(&order, 0)?;
+        for round in 0..ROUNDS {
+            let of_line = match inwards {
+                true => self.line.send(COPY / STREAMS),
+                false => self.line.receive(COPY / STREAMS),
+            };
+            let line = of_line.map_err(|error| error.to_string())?;
+            let [near, far] = self.both(&order, round)?;
+            lines.push(gigabytes / line);
+            nears.push(gigabytes / near);
+            fars.push(gigabytes / far);
+            ratios.push(line / far);
+        }
+        let what = format!("{way}, {memory} 64 MiB");
+        put(sink, &format!("{what}: the line by itself"), "GB/s", lines);
+        put(sink, &format!("{what}, near"), "GB/s", nears);
+        put(sink, &format!("{what}, far"), "GB/s", fars);
+        put(sink, &what, OF_LINE, ratios);
+        Ok(())
+    }
+}
+
+/// The median of some round trips of the line by itself, in seconds.
+fn round_trip(line: &mut Measuring) -> Result<f64, String> {
+    let mut once = |count| line.round_trips(count).map_err(|error| error.to_string());
+    let first = once(2)?.pop().unwrap_or(LONG);
+    let mut seconds = once((BRIEF / 3.0 / first).clamp(5.0, 500.0) as u32)?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2])
+}
+
+fn put(sink: Sink<'_>, name: &str, unit: &str, samples: Vec<f64>) {
+    sink(Series { name: name.to_owned(), unit: unit.to_owned(), samples });
+}
+
+/// Lends this machine's devices over loopback.
+pub(super) fn serve(near: &GpuSpec) -> Result<(GpuSpec, Server), String> {
+    let mut command = kedge_again();
+    command.args(["serve", "--gpu", &near.to_string(), "--listen", "127.0.0.1:0"]);
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut server = Server(command.spawn().map_err(|error| error.to_string())?);
+    let mut lines = BufReader::new(server.0.stderr.take().ok_or("no output")?).lines();
+    let first = lines.next().and_then(Result::ok).unwrap_or_default();
+    let (_, address) = first.split_once(" is lent at ").ok_or(first.clone())?;
+    let far = address.parse::<GpuSpec>().map_err(|error| error.to_string())?;
+    std::thread::spawn(move || lines.for_each(drop));
+    Ok((far, server))
+}
+
+/// What a figure should be. A call that waits may take longer where the processes have less than
+/// two cores each.
+pub(super) fn target(name: &str, unit: &str) -> Option<f64> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Some(match name {
+        CALL => {
+            if cores >= 4 {
+                8.0
+            } else {
+                20.0
+            }
+        }
+        POST => 0.3,
+        MANY => 1.05,
+        STEP => 1.0,
+        CONNECT => 5.0,
+        RECORD => 1.5,
+        WAIT => 12.0,
+        _ if unit == OF_LINE => 0.95,
+        _ => return None,
+    })
+}

@@ -1,0 +1,330 @@
+//! `kedge cache`.
+
+use crate::Failure;
+use crate::output::{self, BAD, DIM, PLAIN, Table};
+use crate::size::Size;
+use clap::{Args, Subcommand, ValueEnum};
+use kedge_cache::control::{self, Answer, Ask, Status};
+use kedge_cache::daemon;
+use kedge_cache::spec::{self, Fsync, Spec, TierSpec};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+const AFTER_HELP: &str = "\
+What programs write below the folder goes into spare memory, or to a local disk, and from there \
+to the file system below while they compute. The folder's path stays the same, and so do the \
+programs:
+the cache is mounted over it. Other nodes see a file's new bytes once they are drained.
+
+Examples:
+  kedge cache start --tier ram:8G --under /scratch
+  kedge cache start --tier ram:8G --tier nvme:/local:200G --fsync nvme --under /scratch
+  kedge cache status --under /scratch
+  kedge cache drain --under /scratch       wait until other nodes have everything
+  kedge cache stop --under /scratch        drain, unmount and end
+  kedge cache recover --under /scratch     after the daemon was killed";
+
+const START_HELP: &str = "\
+close returns when:
+  drain    the file system below has the data: programs of other nodes that open the file after it
+           see all of it
+  memory   the cache has it: other nodes see it later, as `kedge cache drain` says
+
+fsync returns when:
+  drain    the file system below has the data, on its disks
+  nvme     a local disk has it: it survives a reboot of this node
+  memory   the cache has it: it survives the program, and the daemon
+
+A write is acknowledged when it is in a tier, and when the file system below has free space for \
+it. Where no tier can take it, it waits its turn; where space below is short, or draining fails, \
+it goes below at once. A file that cannot be drained stays in its tier: the next write of each \
+descriptor, fsync and close tell why.";
+
+/// Absorb the writes of programs in spare memory
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct CacheArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Start to cache a folder, and go on with what a killed daemon left
+    #[command(after_help = START_HELP)]
+    Start(StartArgs),
+    /// Tell what the cache of a folder holds
+    Status(FolderArgs),
+    /// Write below all that the cache holds, and wait for it
+    Drain(FolderArgs),
+    /// Drain, unmount and end
+    Stop(FolderArgs),
+    /// Write below what a killed daemon held, without starting another
+    Recover(RecoverArgs),
+}
+
+#[derive(Debug, Args)]
+struct StartArgs {
+    /// What holds the writes: ram:SIZE, or nvme:DIR:SIZE for a folder on a local disk; several are
+    /// filled in this order [default: ram, a quarter of this machine's memory]
+    #[arg(long, value_name = "TIER")]
+    tier: Vec<Tier>,
+    /// The folder whose writes are absorbed
+    #[arg(long, value_name = "DIR")]
+    under: PathBuf,
+    /// What has the data when fsync returns
+    #[arg(long, value_enum, default_value_t = Policy::Drain)]
+    fsync: Policy,
+    /// What has the data when close returns
+    #[arg(long, value_enum, default_value_t = Close::Drain)]
+    close: Close,
+    /// Threads that write below
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    drain_threads: usize,
+    /// What the files of one user may take of all tiers [default: all]
+    #[arg(long, value_name = "SIZE")]
+    per_user: Option<Size>,
+    /// Memory of this machine that stays free: the tier in memory shrinks for it
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    host_free: Size,
+    /// Have the kernel gather small writes before the cache has them: as fast as its page cache,
+    /// but lost with a killed daemon until fsync, close or some seconds
+    #[arg(long)]
+    gather: bool,
+    /// Stay in the foreground
+    #[arg(long)]
+    foreground: bool,
+}
+
+#[derive(Debug, Args)]
+struct FolderArgs {
+    /// The folder that is cached
+    #[arg(long, value_name = "DIR")]
+    under: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct RecoverArgs {
+    /// The folder that was cached
+    #[arg(long, value_name = "DIR")]
+    under: PathBuf,
+    /// The folder of a tier on a local disk; needed after a reboot
+    #[arg(long, value_name = "DIR")]
+    disk: Vec<PathBuf>,
+    /// Give up data whose file is not below any more, once all the rest is written
+    #[arg(long)]
+    discard: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Policy {
+    Drain,
+    Nvme,
+    Memory,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Close {
+    Drain,
+    Memory,
+}
+
+/// A tier as it is written on the command line.
+#[derive(Debug, Clone, PartialEq)]
+struct Tier(TierSpec);
+
+impl FromStr for Tier {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Tier, String> {
+        let bad = || format!("`{text}` is no tier: write ram:8G or nvme:/local:200G");
+        let (medium, rest) = text.split_once(':').ok_or_else(bad)?;
+        let size = |text: &str| text.parse::<Size>().map_err(|error| error.to_string());
+        match medium {
+            "ram" => Ok(Tier(TierSpec::ram(size(rest)?.0))),
+            "nvme" => {
+                let (folder, bytes) = rest.rsplit_once(':').ok_or_else(bad)?;
+                let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
+                Ok(Tier(TierSpec::nvme(folder, size(bytes)?.0)))
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
+    match &args.what {
+        What::Start(args) => start(args),
+        What::Status(args) => status(args),
+        What::Drain(args) => order(args, Ask::Drain, "drained"),
+        What::Stop(args) => order(args, Ask::Stop, "stopped"),
+        What::Recover(args) => recover(args),
+    }
+}
+
+fn start(args: &StartArgs) -> Result<(), Failure> {
+    let spec = spec_of(args)?;
+    spec.check()?;
+    if args.foreground {
+        // From here on all paths are full ones, and the daemon keeps no folder busy.
+        std::env::set_current_dir("/")?;
+        daemon::serve(spec, || {
+            // Whoever started it may read that, or not.
+            let _ = writeln!(std::io::stdout(), "ready");
+        })?;
+        return Ok(());
+    }
+    let (home, under) = (daemon::log_file(&spec.under)?, spec.under.clone());
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1)).arg("--foreground");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(home);
+    // A terminal that is closed, or Ctrl-C there, is none of the daemon's business.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn()?;
+    let mut line = String::new();
+    if let Some(said) = child.stdout.take() {
+        BufReader::new(said).read_line(&mut line)?;
+    }
+    if line.trim() == "ready" {
+        output::tell(&format!("{} is cached", under.display()));
+        return Ok(());
+    }
+    child.wait()?;
+    let log = spec::memory_home(&under).join("log");
+    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    let said = said.trim().strip_prefix("kedge: ").unwrap_or(said.trim()).to_owned();
+    Err(Failure::new(if said.is_empty() {
+        "the cache's daemon ended at once".into()
+    } else {
+        said
+    }))
+}
+
+fn spec_of(args: &StartArgs) -> Result<Spec, Failure> {
+    let mut tiers: Vec<TierSpec> = args.tier.iter().map(|tier| tier.0.clone()).collect();
+    if tiers.is_empty() {
+        let info = rustix::system::sysinfo();
+        let all = info.totalram * u64::from(info.mem_unit);
+        tiers.push(TierSpec::ram(all / 4));
+    }
+    Ok(Spec {
+        under: spec::full_path(&args.under)?,
+        tiers,
+        fsync: match args.fsync {
+            Policy::Drain => Fsync::Drain,
+            Policy::Nvme => Fsync::Nvme,
+            Policy::Memory => Fsync::Memory,
+        },
+        close_drains: args.close == Close::Drain,
+        drain_threads: args.drain_threads,
+        per_user: args.per_user.map(|size| size.0),
+        host_free: args.host_free.0,
+        kernel_gathers: args.gather,
+    })
+}
+
+fn ask(under: &Path, what: Ask) -> Result<Answer, Failure> {
+    Ok(control::ask(&spec::full_path(under)?, what)?)
+}
+
+fn order(args: &FolderArgs, what: Ask, done: &str) -> Result<(), Failure> {
+    ask(&args.under, what)?;
+    match args.json {
+        true => output::json(&serde_json::json!({ done: true }))?,
+        false => output::tell(done),
+    }
+    Ok(())
+}
+
+fn status(args: &FolderArgs) -> Result<(), Failure> {
+    let Answer::Status(status) = ask(&args.under, Ask::Status)? else {
+        return Err(Failure::new("the daemon did not answer the question"));
+    };
+    if args.json {
+        output::json(&status)?;
+    } else {
+        output::print(&told(&status))?;
+    }
+    Ok(())
+}
+
+/// How a cache stands, for people.
+fn told(status: &Status) -> String {
+    let mut table = Table::new(&["TIER", "HOLDS", "OF", "WHERE"], &[1, 2]);
+    for tier in &status.tiers {
+        table.row([
+            (PLAIN, tier.medium.name().to_owned()),
+            (PLAIN, Size(tier.used).to_string()),
+            (PLAIN, Size(tier.limit).to_string()),
+            (DIM, tier.folder.display().to_string()),
+        ]);
+    }
+    let mut text = table.render();
+    text += &format!(
+        "to drain    {} of {} files\nabsorbed    {}\ndrained     {}\nwritten through  {}\n",
+        Size(status.dirty),
+        status.files,
+        Size(status.absorbed),
+        Size(status.drained),
+        Size(status.through)
+    );
+    if status.waited > 0 {
+        text += &format!("waits       {} writes, {} now\n", status.waited, status.waiting);
+    }
+    if status.below > 0 {
+        text += &format!("wait below  {} requests\n", status.below);
+    }
+    for stuck in &status.stuck {
+        let line = format!("{} ({}): {}", stuck.path, Size(stuck.bytes), stuck.why);
+        text += &format!("{}\n", output::styled(BAD, &output::harmless(&line)));
+    }
+    let more = status.stuck_files.saturating_sub(status.stuck.len() as u64);
+    if more > 0 {
+        text += &format!("and {more} more files\n");
+    }
+    text
+}
+
+fn recover(args: &RecoverArgs) -> Result<(), Failure> {
+    let disks: Result<Vec<_>, _> = args.disk.iter().map(std::path::absolute).collect();
+    let recovered = daemon::recover(&spec::full_path(&args.under)?, &disks?, args.discard)?;
+    if args.json {
+        output::json(&recovered)?;
+    } else {
+        let (bytes, files) = (Size(recovered.bytes), recovered.files);
+        output::print(&format!("{bytes} of {files} files were written below\n"))?;
+        for gone in &recovered.discarded {
+            let (path, bytes) = (output::harmless(&gone.path), Size(gone.bytes));
+            output::print(&format!("{bytes} of {path} were given up\n"))?;
+        }
+    }
+    let Some(first) = recovered.stuck.first() else { return Ok(()) };
+    Err(Failure::new(format!(
+        "{} files could not be written below: {}: {}",
+        recovered.stuck.len(),
+        output::harmless(&first.path),
+        first.why
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_read_as_people_write_them() {
+        assert_eq!("ram:8G".parse(), Ok(Tier(TierSpec::ram(8 << 30))));
+        let disk = TierSpec::nvme("/a:b".into(), 200 << 30);
+        assert_eq!("nvme:/a:b:200G".parse(), Ok(Tier(disk)));
+        for bad in ["", "ram", "ram:", "ram:x", "nvme:8G", "gpu:20G"] {
+            assert!(bad.parse::<Tier>().is_err(), "{bad}");
+        }
+    }
+}

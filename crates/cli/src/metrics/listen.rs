@@ -1,0 +1,107 @@
+//! A small HTTP server: one question a connection, some connections at a time.
+
+use crate::{Failure, output};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For a whole question; collectors ask at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A longer question is none of a collector's.
+const LONGEST: usize = 8 << 10;
+/// Connections that are answered at once: whoever says nothing holds one up for [`PATIENCE`].
+const AT_ONCE: usize = 16;
+/// Before a try after one that failed, such as for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers `GET /metrics` with what `text` gives, until the process ends.
+///
+/// # Errors
+/// Where nothing can listen at `address`.
+pub(super) fn serve(
+    address: SocketAddr,
+    text: &(dyn Fn() -> Result<String, Failure> + Sync),
+) -> Result<(), Failure> {
+    let listener = TcpListener::bind(address).map_err(|error| {
+        Failure::new(format!("cannot listen on {address}: {error}; choose another port"))
+    })?;
+    output::print(&format!("http://{}/metrics\n", listener.local_addr()?))?;
+    let answers = || loop {
+        match listener.accept() {
+            // Whoever goes away meanwhile needs no answer.
+            Ok((stream, _)) => drop(answer(stream, text)),
+            Err(_) => thread::sleep(PAUSE),
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..AT_ONCE {
+            // The first one alone answers where there are no more threads.
+            let _ = thread::Builder::new().spawn_scoped(scope, answers);
+        }
+        answers()
+    })
+}
+
+fn answer(
+    mut stream: TcpStream,
+    text: &(dyn Fn() -> Result<String, Failure> + Sync),
+) -> std::io::Result<()> {
+    let head = question(&mut stream)?;
+    let mut words = head.split([' ', '\r', '\n']);
+    let (status, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/metrics")) => match text() {
+            Ok(text) => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text),
+            Err(error) => ("500 Internal Server Error", PLAIN, format!("{}\n", error.message())),
+        },
+        (Some("GET"), Some("/")) => {
+            ("200 OK", PLAIN, "kedge: the figures are at /metrics\n".into())
+        }
+        (Some("GET"), _) => ("404 Not Found", PLAIN, "the figures are at /metrics\n".into()),
+        _ => ("405 Method Not Allowed", PLAIN, "GET /metrics is all there is\n".into()),
+    };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    write(&mut stream, (head + &body).as_bytes())
+}
+
+/// Writes all of it within [`PATIENCE`].
+fn write(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes)? {
+            0 => return Err(ErrorKind::WriteZero.into()),
+            count => bytes = &bytes[count..],
+        }
+    }
+    Ok(())
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// Reads up to the empty line that ends a question's head.
+fn question(stream: &mut TcpStream) -> std::io::Result<String> {
+    let end = Instant::now() + PATIENCE;
+    let mut head = Vec::new();
+    while !head.windows(4).any(|four| four == b"\r\n\r\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || head.len() > LONGEST {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut some = [0; 1024];
+        match stream.read(&mut some)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => head.extend_from_slice(&some[..count]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}

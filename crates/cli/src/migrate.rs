@@ -1,0 +1,124 @@
+//! `kedge migrate`.
+
+use crate::Failure;
+use crate::output;
+use crate::size::Size;
+use crate::time::Time;
+use clap::Args;
+use kedge_supervisor::control::{self, Migrate, Moving, Settles};
+use kedge_supervisor::jobs::{JobName, Jobs};
+use std::time::Duration;
+
+const AFTER_HELP: &str = "\
+What the job has on its devices crosses to new ones while the program runs, in rounds: first all \
+of it, then what has changed since. At last the devices stand still for a moment, what is left \
+crosses, and the new ones have the program, which notices nothing but that pause. Until then, \
+whatever fails leaves the job where it is. While a job moves a checkpoint is refused, and the \
+reverse.
+
+Software devices move to as many other software devices, on this machine or on those of a server \
+(kedge serve), and back: all of a job's, one client after the other. GPUs are refused as yet, as \
+are programs that share device memory with other processes.
+
+A program may change its memory faster than that crosses. Without --max-pause it then stands \
+still for as long as what has changed needs; with it, the job stays where it is, unless \
+--stop-and-copy.
+
+With --json, a line for each event: round (process, round, bytes, seconds), pause (process, \
+bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, seconds) and done \
+(processes, seconds).
+
+Examples:
+  kedge migrate sim --to soft
+  kedge migrate sim --to gpu-host:7531/0
+  kedge migrate sim --to soft --max-pause 20ms --json";
+
+/// What a pause is to be within where nothing is said of it.
+const MAX_PAUSE: Duration = Duration::from_millis(50);
+
+/// Move a running job's devices elsewhere
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct MigrateArgs {
+    /// The job
+    #[arg(value_name = "JOB")]
+    job: JobName,
+    /// Where to: soft, or HOST[:PORT][/I,J…]
+    #[arg(long, value_name = "DEVICES")]
+    to: String,
+    /// Have the program stand still for no longer than this, as far as that can be expected, or
+    /// stay. Without it: as soon as what is left is expected to cross within 50 ms, or, if that
+    /// does not come, for as long as it takes
+    #[arg(long, value_name = "TIME")]
+    max_pause: Option<Time>,
+    /// With --max-pause: move it all the same where that cannot be expected
+    #[arg(long, requires = "max_pause")]
+    stop_and_copy: bool,
+    /// Rounds, at most
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    rounds: u32,
+    /// Bytes a second that cross at most while the program runs: it keeps more of the processors
+    /// and of the line
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<Size>,
+    /// Only find out if it can: all of it crosses once, beside the program, and everything stays
+    /// where it is
+    #[arg(long)]
+    check: bool,
+    /// Print events as lines of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &MigrateArgs) -> Result<(), Failure> {
+    let max_pause = args.max_pause.as_ref().map_or(MAX_PAUSE, |time| time.0);
+    let max_pause_ms = u64::try_from(max_pause.as_millis()).unwrap_or(u64::MAX);
+    // Who names a time counts on it; who does not wants the job moved.
+    let or_stay = args.max_pause.is_some() && !args.stop_and_copy;
+    let rate = args.rate.map(|rate| rate.0);
+    let (to, rounds, check) = (args.to.clone(), args.rounds, args.check);
+    let order = Migrate { to, max_pause_ms, rounds, or_stay, rate, check };
+    let mut printed = Ok(());
+    control::migrate(&Jobs::open()?, &args.job, &order, |moving| {
+        let said = match args.json {
+            true => serde_json::to_string(moving).map(|line| line + "\n").unwrap_or_default(),
+            false => told(moving, args),
+        };
+        // The move goes on without anybody who reads.
+        if printed.is_ok() {
+            printed = output::print(&said);
+        }
+    })?;
+    Ok(printed?)
+}
+
+/// An event, for people.
+fn told(moving: &Moving, args: &MigrateArgs) -> String {
+    let milliseconds = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0)).as_secs_f64() * 1e3;
+    match *moving {
+        Moving::Round { process, round, bytes, seconds } => format!(
+            "process {process}, round {round}: {} in {:.1} ms\n",
+            Size(bytes),
+            milliseconds(seconds)
+        ),
+        Moving::Pause { process, bytes, seconds, why } => format!(
+            "process {process} has moved: {} in a pause of {:.1} ms{}\n",
+            Size(bytes),
+            milliseconds(seconds),
+            match why {
+                Settles::Fits => "",
+                Settles::NoLess => ", as it changes them as fast as they cross",
+                Settles::Rounds => ", after as many rounds as there may be",
+                Settles::Anew => ", as what it makes and ends could not be followed",
+            }
+        ),
+        // The command's own error says so.
+        Moving::Stays { .. } => String::new(),
+        Moving::Done { processes, .. } if args.check => {
+            format!("{processes} processes can move to {}\n", args.to)
+        }
+        Moving::Done { processes, seconds } => {
+            format!("{processes} processes have moved within {seconds:.2} s\n")
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Measures the coefficients: the same small programs here and there.
+
+use super::costs::{Costs, FORMAT, Model, Moving};
+use super::line::{Line, shortest};
+use crate::bench::process::job::Job;
+use crate::bench::scratch::Scratch;
+use crate::child::{self, Place};
+use crate::output;
+use crate::progress::Progress;
+use kedge_control::gpu::GpuSpec;
+use kedge_probe::{READS, Series, WRITES};
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Nothing takes longer than this between two results.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Sessions that are opened, and moves of one kind.
+const SESSIONS: usize = 7;
+const MOVES: usize = 3;
+/// What is moved to find the coefficients of equations 4 to 6.
+const EVENTS: u64 = 20_000;
+const SMALL: (u64, u64) = (1024, 4 << 10);
+const LARGE: (u64, u64) = (2, 16 << 20);
+
+/// Measures a model. `moves`: also of what it takes to move a job, with images in that folder, or
+/// where images go.
+pub(super) fn fit(
+    near: &GpuSpec,
+    far: &GpuSpec,
+    moves: Option<Option<&Path>>,
+) -> Result<Model, String> {
+    let progress = Progress::new("measuring…");
+    let said = |gpu: &GpuSpec, why: String| format!("model fit: on {gpu}: {why}");
+    let uses = |gpu: &GpuSpec| {
+        progress.show(&format!("measuring… {gpu}"));
+        Uses::of(gpu).map_err(|why| said(gpu, why))
+    };
+    let (here, there) = (uses(near)?, uses(far)?);
+    let moving = moves.map(|dir| {
+        progress.show("measuring… moves");
+        moving(near, far, dir)
+    });
+    progress.clear();
+    if let Some(Err(why)) = &moving {
+        // Not all lines carry images, and the rest is worth having without.
+        output::complain(&format!("what it takes to move a job is not known: {why}"));
+    }
+    let (near_costs, far_costs) = (here.costs()?, there.costs()?);
+    // Equation 2: making an event is kept for a restart, recording one is not.
+    let record = (here.one("record")? - here.one("event")?).max(0.0);
+    Ok(Model {
+        format: FORMAT,
+        here: near.to_string(),
+        there: far.to_string(),
+        near: near_costs,
+        far: far_costs,
+        record,
+        moving: moving.and_then(Result::ok),
+    })
+}
+
+/// The shortest times, by name: what else a machine does makes times longer, never shorter.
+struct Uses(HashMap<String, f64>);
+
+impl Uses {
+    fn of(gpu: &GpuSpec) -> Result<Uses, String> {
+        let mut all: HashMap<String, Vec<f64>> = HashMap::new();
+        let mut take = |line: &str| {
+            if let Ok(Series { name, samples, .. }) = serde_json::from_str(line) {
+                all.entry(name).or_default().extend(samples);
+            }
+        };
+        for _ in 0..SESSIONS {
+            child::probe(Place::job(gpu.clone()), &["session".into()], PATIENCE, &mut take)?;
+        }
+        child::probe(Place::job(gpu.clone()), &["uses".into()], PATIENCE, &mut take)?;
+        let shortest = |(name, samples)| Some((name, shortest(samples)?));
+        Ok(Uses(all.into_iter().filter_map(shortest).collect()))
+    }
+
+    fn one(&self, name: &str) -> Result<f64, String> {
+        self.0.get(name).copied().ok_or_else(|| format!("model fit: nothing was told of {name}"))
+    }
+
+    fn line(&self, name: &str, sizes: [usize; 4]) -> Result<Line, String> {
+        let point = |size: usize| Ok((size as f64, self.one(&format!("{name} {size}"))?));
+        let points: Vec<(f64, f64)> =
+            sizes.into_iter().map(point).collect::<Result<_, String>>()?;
+        Line::through(&points).ok_or_else(|| format!("model fit: times of {name} make no line"))
+    }
+
+    fn costs(&self) -> Result<Costs, String> {
+        let post = self.one("post")?;
+        // A launch and a wait for it.
+        let call = (self.one("call")? - post).max(0.0);
+        let (write, read) = (self.line("write", WRITES)?, self.line("read", READS)?);
+        // Each copy is a post and a call.
+        let beside = |line: Line| (line.fixed - call - post).max(0.0);
+        Ok(Costs {
+            session: self.one("session")?,
+            call,
+            post,
+            write: beside(write),
+            write_byte: write.each,
+            read: beside(read),
+            read_byte: read.each,
+            shared_write_byte: self.line("pinned write", WRITES)?.each,
+            shared_read_byte: self.line("pinned read", READS)?.each,
+        })
+    }
+}
+
+/// Moves jobs that hold different things.
+fn moving(near: &GpuSpec, far: &GpuSpec, dir: Option<&Path>) -> Result<Moving, String> {
+    let scratch = Scratch::new(dir)?;
+    let time = |events: u64, (regions, size): (u64, u64)| {
+        let numbers = [events, regions, size].map(|number| number.to_string());
+        let probe = ["objects", &numbers[0], &numbers[1], &numbers[2]];
+        let all: Result<Vec<f64>, String> =
+            (0..MOVES).map(|_| one_move(near, far, &probe, &scratch.0)).collect();
+        shortest(all?).ok_or_else(|| "no move was timed".to_owned())
+    };
+    let none = (0, 0);
+    let fixed = time(0, none)?;
+    let record = ((time(EVENTS, none)? - fixed) / EVENTS as f64).max(0.0);
+    let region = ((time(0, SMALL)? - fixed) / SMALL.0 as f64).max(0.0);
+    let byte = ((time(0, LARGE)? - fixed) / (LARGE.0 * LARGE.1) as f64).max(0.0);
+    Ok(Moving { fixed, record, region, byte })
+}
+
+/// Moves a job from here to there: seconds until it answers.
+fn one_move(near: &GpuSpec, far: &GpuSpec, probe: &[&str], dir: &Path) -> Result<f64, String> {
+    let job = Job::holding(near, probe, dir)?;
+    let begin = Instant::now();
+    let taken = job.checkpoint(&[])?;
+    let stopped = begin.elapsed();
+    // Its orderly end is no part of a move.
+    job.end();
+    let (job, back) = Job::restart(&taken.image, &["--gpu", &far.to_string(), "--quiet"])?;
+    job.end();
+    std::fs::remove_dir_all(&taken.image).map_err(|error| error.to_string())?;
+    Ok(stopped.as_secs_f64() + back)
+}

@@ -1,0 +1,169 @@
+//! What a clone does not inherit of its process, and what is stored of that while all is stopped.
+
+use super::{Held, Memory, Options, guards, memory, process_file};
+use crate::freeze::FrozenClone;
+use crate::maps::{self, Mapping};
+use crate::pagemap::{self, Scanner, Wanted};
+use crate::proc::{self, Status};
+use crate::state::{ProcessState, Saved};
+use crate::{EngineError, huge, inject};
+use kedge_image::{Packer, PageBuffer};
+use libc::pid_t;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Flags of smaps that a clone does not have: its pages are to be copied while all is stopped.
+const NOT_INHERITED: &str = "dc";
+
+/// The flag of those whose pages the kernel may drop: what random numbers are made of must not come
+/// twice, so none of it is stored.
+const DROPPABLE: &str = "dp";
+/// The flag of those of which a clone has no pages (MADV_WIPEONFORK).
+const WIPED: &str = "wf";
+
+impl Held {
+    /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and the
+    /// huge pages that it is not to have, and notes those mappings.
+    pub(super) fn store_not_inherited(
+        &mut self,
+        status: &Status,
+        options: &Options,
+    ) -> Result<(), EngineError> {
+        let Memory::Clone(clone, _) = &self.memory else { return Ok(()) };
+        let pid = self.state.ids.pid;
+        // Whoever has mappings of the same size in all has inherited every one.
+        let all = proc::mapped_kib(clone.pid()) == Some(status.kib("VmSize"));
+        let there = if all { Vec::new() } else { maps::of(clone.pid())? };
+        let there: BTreeMap<u64, u64> = there.into_iter().map(|m| (m.start, m.end)).collect();
+        let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
+        let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
+        let mut pages = Pages::of(proc::reach(pid), clone.pid()).map_err(failed)?;
+        let mut marked = None;
+        let mut chunks = Vec::new();
+        let mut scanner = Scanner::of(proc::reach(pid)).map_err(failed)?;
+        for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
+            if !memory::own(mapping) {
+                continue;
+            }
+            if huge::is_private(mapping) {
+                self.written.push(mapping.start);
+                let runs = memory::runs(proc::reach(pid), &mut scanner, mapping)?;
+                memory::split(mapping, &runs, &mut chunks);
+                continue;
+            }
+            if !inherited(mapping) {
+                saved.flags.push(NOT_INHERITED.to_owned());
+            } else if !pages.are_wiped(mapping).map_err(failed)?
+                || !is_marked(mapping, proc::reach(pid), &mut marked)?
+            {
+                continue;
+            }
+            self.written.push(mapping.start);
+            memory::split(mapping, &[(mapping.start, mapping.end)], &mut chunks);
+        }
+        let huge: Vec<&Mapping> = self.mappings.iter().filter(|m| huge::is_private(m)).collect();
+        let_go(clone, &huge)?;
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let written = self.mappings.iter().filter(|m| self.written.contains(&m.start));
+        let written: Vec<_> = written.map(|mapping| (mapping.start, mapping.end)).collect();
+        self.state.guards = guards::among(proc::reach(pid), &written)?;
+        // Otherwise the file is made when the job goes on again: a disk may be slow.
+        let writer = options.create(&process_file(pid))?;
+        let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
+        let reader = memory::Reader::of(proc::reach(pid))?;
+        for chunk in &chunks {
+            let (place, codec) = (chunk.address(), options.codec);
+            memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;
+        }
+        packer.flush()?;
+        drop(packer);
+        self.writer = Some(writer);
+        Ok(())
+    }
+}
+
+/// Has the clone unmap those that are the program's alone.
+fn let_go(clone: &FrozenClone, mappings: &[&Mapping]) -> Result<(), EngineError> {
+    if mappings.is_empty() {
+        return Ok(());
+    }
+    let (pid, mut thread) = (clone.pid(), clone.thread()?);
+    let entry = inject::entry(pid)?;
+    for mapping in mappings {
+        let arguments = [mapping.start, mapping.len()];
+        let result = thread.call(entry, libc::SYS_munmap, &arguments)?;
+        inject::checked(pid, "let go of huge pages", result)?;
+    }
+    Ok(())
+}
+
+/// Whether the mapping is one of those of which a clone has no pages, or may lose them. The kernel
+/// tells by walking all page tables, so it is asked once, and only where a clone lacks pages.
+fn is_marked(
+    mapping: &Mapping,
+    pid: pid_t,
+    marked: &mut Option<BTreeSet<u64>>,
+) -> Result<bool, EngineError> {
+    let marked = match marked {
+        Some(marked) => marked,
+        None => {
+            let is = |m: &Mapping| m.flags.iter().any(|flag| [WIPED, DROPPABLE].contains(&&**flag));
+            let all = maps::with_flags(pid)?.into_iter().filter(is);
+            marked.insert(all.map(|mapping| mapping.start).collect())
+        }
+    };
+    Ok(marked.contains(&mapping.start))
+}
+
+/// Which pages a process and its clone have.
+struct Pages {
+    own: Scanner,
+    clone: Scanner,
+}
+
+impl Pages {
+    fn of(pid: pid_t, clone: pid_t) -> std::io::Result<Pages> {
+        Ok(Pages { own: Scanner::of(pid)?, clone: Scanner::of(clone)? })
+    }
+
+    /// Whether the clone has none of the pages of a mapping that has some.
+    fn are_wiped(&mut self, mapping: &Mapping) -> std::io::Result<bool> {
+        // Nobody can ask for it in a mapping of a file.
+        if mapping.inode != 0 {
+            return Ok(false);
+        }
+        let range = (mapping.start, mapping.end);
+        // A clone has no page that was only read: the kernel's page of zeros.
+        match self.clone.has(range, &Wanted::OWN) {
+            Err(error) if pagemap::cannot_tell(&error) => self.may_be_wiped(mapping),
+            there => Ok(!there? && self.own.has(range, &Wanted::WRITTEN_TO)?),
+        }
+    }
+
+    /// The same on kernels without PAGEMAP_SCAN, by entries: `true` as well if there are too many
+    /// to see.
+    fn may_be_wiped(&self, mapping: &Mapping) -> std::io::Result<bool> {
+        const PART: u64 = 64 << 20;
+        const MOST_PARTS: u64 = 16;
+        let mut some = mapping.len() > PART * MOST_PARTS;
+        let parts = (mapping.start..mapping.end).step_by(PART as usize);
+        for start in parts.take(MOST_PARTS as usize) {
+            let part = (start, mapping.end.min(start + PART));
+            if self.clone.has_entry(part)? {
+                return Ok(false);
+            }
+            some |= self.own.has_entry(part)?;
+        }
+        Ok(some)
+    }
+}
+
+/// The mappings of which nothing is to be stored: those that are stored already, and those that the
+/// kernel may drop.
+pub(super) fn except(state: &ProcessState, written: &[u64]) -> Vec<(u64, u64)> {
+    let dropped = |saved: &&Saved| saved.flags.iter().any(|flag| flag == DROPPABLE);
+    let all =
+        state.mappings.iter().filter(|saved| dropped(saved) || written.contains(&saved.start));
+    all.map(|saved| (saved.start, saved.end)).collect()
+}

@@ -1,0 +1,276 @@
+//! The proxy that will have the client: makes its devices while it runs on those of another.
+
+use super::after::steps_between;
+use super::line::{LineError, Message, Reply, receive, receive_bytes, receive_saved, send};
+use crate::backend::{self, BackendConfig, Ready};
+use crate::client_memory::ClientMemory;
+use crate::crossing::Crossing;
+use crate::dispatch::Dispatcher;
+use crate::host::ProxyHost;
+use crate::local::Local;
+use crate::options::Options;
+use crate::record::Image;
+use crate::remote::moving::{self as far, Place};
+use crate::restore::{Connection, RestoreError, Restored, Target, alike, put, repeat_steps};
+use crate::saved::DevicePiece;
+use kedge_control::gpu::GpuSpec;
+use kedge_control::joblog::JobLog;
+use kedge_device::{Filling, NewBackend, Piece};
+use kedge_gpu_image::{SavedObject, SavedProxy, SavedStep, VERSION};
+use kedge_transport::Server;
+use kedge_wire::Text;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// Longest image of a module, as the dispatcher takes it.
+const MAX_IMAGE: u64 = 2 << 30;
+
+/// Takes all rounds of a move from `stream`. The client is not served before the supervisor says
+/// so.
+pub(crate) fn arrive(
+    stream: OwnedFd,
+    connection: Connection,
+    options: &Options,
+    log: &Arc<JobLog>,
+    ready: Option<Ready>,
+) -> Result<Restored, RestoreError> {
+    let Connection { socket, ring, shared } = connection;
+    kedge_transport::check_shared_arena(shared.as_fd())?;
+    kedge_transport::map_shared_arena(shared.as_fd())?;
+    let mut server = Server::resume(socket, ring, 0)?;
+    let (outbox, keeper) = (server.outbox().clone(), options.keeper.clone());
+    let host = Arc::new(ProxyHost::new(outbox, ClientMemory::new(0), log.clone(), keeper));
+    let stream = UnixStream::from(stream);
+    if let GpuSpec::Remote { server: lender, devices } = &options.backend.gpu {
+        let place = Place { server: lender, devices, reconnect: options.reconnect };
+        let (session, saved) = far::arrive(&stream, place, &host, &shared, server.socket())?;
+        server.catch_up(saved.position);
+        return Ok(Restored { server, executor: Box::new(session), host, saved, shared });
+    }
+    let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
+    let arriving = Arriving::new(&options.backend, host.clone(), own, Devices::Wanted(ready));
+    arriving.all(&mut &stream, |Arrived { dispatcher, saved }| {
+        server.catch_up(saved.position);
+        let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
+        Ok(Restored { server, executor, host, saved, shared })
+    })
+}
+
+/// The devices of one that is to arrive.
+pub(crate) enum Devices {
+    /// They are made once it is known of what kind; by what was made ready, if anything.
+    Wanted(Option<Ready>),
+    /// Nothing has been made on them.
+    New(NewBackend),
+}
+
+/// All of a client's, on its new devices.
+pub(crate) struct Arrived {
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) saved: SavedProxy,
+}
+
+/// A client's devices, as far as they are there.
+pub(crate) struct Arriving<'a> {
+    config: &'a BackendConfig,
+    host: Arc<ProxyHost>,
+    /// The client's, for descriptors.
+    socket: OwnedFd,
+    /// Of modules, by their numbers.
+    images: HashMap<u64, Image>,
+    built: Option<Built>,
+    devices: Option<Devices>,
+}
+
+struct Built {
+    dispatcher: Dispatcher,
+    filling: Filling,
+    /// If they are of another kind.
+    crossing: Option<Crossing>,
+    /// What has made them.
+    steps: Vec<SavedStep>,
+}
+
+impl<'a> Arriving<'a> {
+    pub(crate) fn new(
+        config: &'a BackendConfig,
+        host: Arc<ProxyHost>,
+        socket: OwnedFd,
+        devices: Devices,
+    ) -> Arriving<'a> {
+        let (images, built) = Default::default();
+        Arriving { config, host, socket, images, built, devices: Some(devices) }
+    }
+
+    /// Takes all rounds from `stream`, and has `finish` take what there is before the other hears
+    /// of it.
+    pub(crate) fn all<T>(
+        mut self,
+        stream: &mut (impl Read + Write),
+        finish: impl FnOnce(Arrived) -> Result<T, RestoreError>,
+    ) -> Result<T, RestoreError> {
+        loop {
+            let Message::Round { last } = receive(stream)? else {
+                return Err(LineError::Order.into());
+            };
+            let saved = receive_saved(stream)?;
+            let round = self.round(stream, &saved);
+            let reply = match &round {
+                Ok(true) => Reply::Done {},
+                Ok(false) => Reply::Unfit { why: Text::default() },
+                Err(error) => Reply::Failed { why: Text::truncated(error.to_string()) },
+            };
+            if !matches!(round, Ok(true)) {
+                send(stream, &reply)?;
+                round?;
+                return Err(RestoreError::Damaged("another proxy takes its place"));
+            }
+            if last {
+                // The other stands still from here on: what it hears must be true.
+                let done = finish(self.finish(saved)?)?;
+                send(stream, &reply)?;
+                return Ok(done);
+            }
+            send(stream, &reply)?;
+        }
+    }
+
+    /// Takes a round: whether what was made before could become what there is now.
+    fn round(
+        &mut self,
+        stream: &mut (impl Read + Write),
+        saved: &SavedProxy,
+    ) -> Result<bool, RestoreError> {
+        if saved.version != VERSION {
+            return Err(RestoreError::Damaged("it is of another version"));
+        }
+        if !is_soft(&saved.gpu) || !matches!(self.config.gpu, GpuSpec::Soft { .. }) {
+            return Err(RestoreError::GpusStay { from: saved.gpu.to_string() });
+        }
+        let objects: HashMap<u64, &SavedObject> =
+            saved.objects.iter().map(|(number, object)| (*number, object)).collect();
+        let mut arrived: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut buffer = Vec::new();
+        loop {
+            let (number, from, len) = match receive(stream)? {
+                Message::Bytes { number, from, len } => (number, from, len),
+                Message::Make {} => break,
+                Message::Round { .. } | Message::End {} => return Err(LineError::Order.into()),
+            };
+            receive_bytes(stream, len, &mut buffer)?;
+            let Some(SavedObject::Image { bytes }) = objects.get(&number) else {
+                return Err(RestoreError::Damaged("an image of no module"));
+            };
+            if *bytes > MAX_IMAGE || from >= *bytes {
+                return Err(RestoreError::Damaged("a module's image is too long"));
+            }
+            let image = arrived.entry(number).or_insert_with(|| vec![0; *bytes as usize]);
+            let to = from.saturating_add(len).min(*bytes);
+            image[from as usize..to as usize].copy_from_slice(&buffer[..(to - from) as usize]);
+        }
+        self.images.retain(|number, _| objects.contains_key(number));
+        self.images.extend(arrived.into_iter().map(|(number, image)| (number, Arc::new(image))));
+        let fits = match self.built.take() {
+            None => self.build(saved).map(Some)?,
+            Some(built) => self.become_later(built, saved)?,
+        };
+        let Some(built) = fits else { return Ok(false) };
+        send(stream, &Reply::Done {})?;
+        let target = Target { filling: &built.filling, crossing: built.crossing.as_ref() };
+        loop {
+            let (number, from, len) = match receive(stream)? {
+                Message::Bytes { number, from, len } => (number, from, len),
+                Message::End {} => break,
+                Message::Round { .. } | Message::Make {} => return Err(LineError::Order.into()),
+            };
+            receive_bytes(stream, len, &mut buffer)?;
+            let object =
+                *objects.get(&number).ok_or(RestoreError::Damaged("bytes of no object"))?;
+            // The last page of an object may be longer than it.
+            let to = from.saturating_add(len).min(object.bytes());
+            let some = to.checked_sub(from).filter(|some| *some > 0);
+            let some = some.ok_or(RestoreError::Damaged("bytes past their object's end"))?;
+            put(object, from, &buffer[..some as usize], &target)?;
+        }
+        self.built = Some(built);
+        Ok(true)
+    }
+
+    /// Makes everything, on new devices.
+    fn build(&mut self, saved: &SavedProxy) -> Result<Built, RestoreError> {
+        let (config, choice) = (self.config, &saved.hello.choice);
+        let built = match self.devices.take() {
+            Some(Devices::New(built)) => built,
+            Some(Devices::Wanted(ready)) => {
+                backend::build(config, choice, self.host.clone(), ready)?
+            }
+            None => return Err(LineError::Order.into()),
+        };
+        let software = matches!(config.gpu, GpuSpec::Soft { .. });
+        alike(&saved.devices, &built.devices(), software)?;
+        let crossing = Crossing::between(saved, &config.gpu)?;
+        let notes = crossing.as_ref().map_or(&saved.notes[..], |crossing| &crossing.notes);
+        let restoring = built.begin_restore(notes)?;
+        let backend = Arc::clone(restoring.objects());
+        // It lasts as long as this process, which ends by itself where the move fails: what a
+        // backend clears as it ends may lie in the shared arena, which is the client's and in use.
+        std::mem::forget(Arc::clone(&backend));
+        self.host.set_backend(&backend);
+        let own = self.socket.try_clone().map_err(RestoreError::Socket)?;
+        let mut dispatcher = Dispatcher::new(backend, self.host.clone(), own);
+        self.repeat(&saved.steps, saved, &mut dispatcher)?;
+        let filling = restoring.made()?;
+        Ok(Built { dispatcher, filling, crossing, steps: saved.steps.to_vec() })
+    }
+
+    /// Makes and ends what has been made and ended since; `None` where that does not lead to what
+    /// there is now.
+    fn become_later(
+        &mut self,
+        mut built: Built,
+        saved: &SavedProxy,
+    ) -> Result<Option<Built>, RestoreError> {
+        // Notes of another kind are made of all that there is.
+        if built.crossing.is_some() {
+            return Ok(None);
+        }
+        let Some(steps) = steps_between(&built.steps, &saved.steps) else { return Ok(None) };
+        if let Err(error) = self.repeat(&steps, saved, &mut built.dispatcher) {
+            self.host.log.note(&format!("a move takes another proxy: {error}"));
+            return Ok(None);
+        }
+        built.steps = saved.steps.to_vec();
+        let pieces = saved.objects.iter().filter_map(|(_, object)| object.piece());
+        let pieces: Vec<Piece> = pieces.collect();
+        Ok(built.filling.later(&saved.notes, &pieces)?.then_some(built))
+    }
+
+    fn repeat(
+        &self,
+        steps: &[SavedStep],
+        saved: &SavedProxy,
+        dispatcher: &mut Dispatcher,
+    ) -> Result<(), RestoreError> {
+        let missing = || RestoreError::Damaged("a module without an image");
+        repeat_steps(steps.iter(), saved, dispatcher, |number| {
+            self.images.get(&number).cloned().ok_or_else(missing)
+        })
+    }
+
+    /// All is there: the devices are the client's as soon as its ring is.
+    fn finish(self, saved: SavedProxy) -> Result<Arrived, RestoreError> {
+        let Some(Built { dispatcher, filling, .. }) = self.built else {
+            return Err(LineError::Order.into());
+        };
+        filling.finish()?;
+        Ok(Arrived { dispatcher, saved })
+    }
+}
+
+/// Whether devices are software's, as a proxy has called its own.
+fn is_soft(gpu: &str) -> bool {
+    matches!(gpu.parse(), Ok(GpuSpec::Soft { .. }))
+}

@@ -1,0 +1,56 @@
+//! The thread that serves the program's faults on managed memory.
+
+use super::Paged;
+use crate::log;
+use kedge_cuda_types::CuError;
+use kedge_pages::{Access, PAGE};
+use std::thread::Builder;
+
+/// Starts the thread.
+///
+/// # Errors
+/// OPERATING_SYSTEM where there can be no more threads.
+pub(super) fn start(paged: &'static Paged) -> Result<(), CuError> {
+    spawn(move || serve(paged))
+}
+
+/// Starts a thread in which every signal is blocked, so that the program's handlers run on the
+/// program's own threads.
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), CuError> {
+    // SAFETY: a zeroed sigset_t is a valid argument of sigfillset, which initialises it.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as `all`.
+    let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: both sets live across the calls; the mask is put back below.
+    unsafe {
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+    }
+    let spawned = Builder::new().name("cuda-managed".to_owned()).spawn(run);
+    // SAFETY: `before` was filled in by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    spawned.map(drop).map_err(|error| {
+        log::line(&format!("cannot start a thread for managed memory: {error}"));
+        CuError::OPERATING_SYSTEM
+    })
+}
+
+fn serve(paged: &'static Paged) {
+    while let Some(fault) = paged.view.next_fault() {
+        let page = fault.address / PAGE;
+        let access = if fault.write { Access::Write } else { Access::Read };
+        let answer = move || {
+            // A touch of what has been freed meanwhile faults again, and not for us.
+            let _ = paged.touch(page, access, fault.thread);
+            paged.view.wake(page);
+        };
+        // What this one waits for may be a host function, whose faults are served here as well.
+        if paged.would_wait(page, access, fault.thread) {
+            if spawn(answer).is_err() {
+                answer();
+            }
+        } else {
+            answer();
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The program's view of managed memory, its alias, and the userfaultfd that watches the view.
+
+use crate::log;
+use kedge_cuda_types::arena::{DEVICE_BASE, DEVICE_STRIDE};
+use kedge_pages::{PAGE, Pages, Protection};
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// Faults of the kernel's own are not told: an ordinary user may have no others.
+const USER_MODE_ONLY: i32 = 1;
+/// `_IOWR(0xaa, 0x3f, struct uffdio_api)`, `_IOWR(0xaa, 0, struct uffdio_register)`,
+/// `_IOR(0xaa, 2, struct uffdio_range)` and `_IOWR(0xaa, 7, struct uffdio_continue)`.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
+const API: u64 = 0xaa;
+const MISSING_SHMEM: u64 = 1 << 5;
+const THREAD_ID: u64 = 1 << 8;
+const MINOR_SHMEM: u64 = 1 << 10;
+const WP_SHMEM: u64 = 1 << 12;
+/// Register modes: pages that the file has not got, writes to those that are open for reading, and
+/// pages that are not mapped.
+const MODES: u64 = 1 | 2 | 4;
+const CONTINUE_WP: u64 = 2;
+const EVENT_FAULT: u64 = 0x12;
+const FLAG_WRITE: u64 = 1;
+const FLAG_WP: u64 = 2;
+
+/// Both mappings of the file that holds the host's pages.
+#[derive(Debug)]
+pub(super) struct View {
+    file: OwnedFd,
+    /// Where the alias of the first device's arena begins.
+    alias: u64,
+    uffd: OwnedFd,
+}
+
+/// A thread waits for a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fault {
+    pub(super) address: u64,
+    pub(super) write: bool,
+    pub(super) thread: i32,
+}
+
+impl View {
+    /// Makes a file for the pages of so many devices' arenas, and maps its alias.
+    pub(super) fn new(devices: u64) -> io::Result<View> {
+        let length = devices * DEVICE_STRIDE;
+        // SAFETY: the name is a C string.
+        let file =
+            owned(unsafe { libc::memfd_create(c"kedge-managed".as_ptr(), libc::MFD_CLOEXEC) })?;
+        // SAFETY: the call touches no memory.
+        checked(unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) })?;
+        let alias = map(ptr::null_mut(), length, &file, 0)?;
+        Ok(View { file, alias, uffd: watch()? })
+    }
+
+    /// Returns where the byte at a device address is in the alias.
+    pub(super) fn alias(&self, addr: u64) -> u64 {
+        self.alias + (addr - DEVICE_BASE)
+    }
+
+    /// Opens a range of the view, in which every access is a fault.
+    pub(super) fn open(&self, pages: &Pages) -> io::Result<()> {
+        let (start, length) = extent(pages);
+        map(start as *mut c_void, length, &self.file, start - DEVICE_BASE)?;
+        let mut request = [start, length, MODES, 0];
+        // SAFETY: the kernel reads and writes four words.
+        let watched =
+            unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_REGISTER, request.as_mut_ptr()) };
+        checked(watched).map(drop).inspect_err(|_| self.close(pages))
+    }
+
+    /// Ends a range of the view: nothing is there any more, as before.
+    pub(super) fn close(&self, pages: &Pages) {
+        let (start, length) = extent(pages);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: replaces a mapping that `open` made, into which nobody holds a reference.
+        unsafe { libc::mmap(start as *mut _, length as usize, libc::PROT_NONE, flags, -1, 0) };
+    }
+
+    /// Changes what the view allows.
+    pub(super) fn protect(&self, pages: &Pages, to: Protection) {
+        let (start, length) = extent(pages);
+        if to != Protection::None {
+            for page in pages.clone() {
+                // SAFETY: the alias is mapped for reading, and has the file make the page.
+                unsafe { (self.alias(page * PAGE) as *const u8).read_volatile() };
+            }
+        }
+        // SAFETY: takes pages out of the view; the file keeps their bytes.
+        unsafe { libc::madvise(start as *mut _, length as usize, libc::MADV_DONTNEED) };
+        match to {
+            Protection::None => {}
+            Protection::Read => self.show(start, length, CONTINUE_WP),
+            Protection::ReadWrite => self.show(start, length, 0),
+        }
+    }
+
+    /// Maps pages of the file in the view.
+    fn show(&self, start: u64, length: u64, mode: u64) {
+        let mut done = 0;
+        while done < length {
+            let mut request = [start + done, length - done, mode, 0];
+            // SAFETY: the kernel reads and writes four words.
+            let shown = unsafe {
+                libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_CONTINUE, request.as_mut_ptr())
+            };
+            let mapped = request[3] as i64;
+            done += u64::try_from(mapped).unwrap_or(0);
+            // Interrupted, it goes on; a page that is there already is passed over.
+            match io::Error::last_os_error().raw_os_error() {
+                _ if shown == 0 => return,
+                Some(libc::EAGAIN) => {}
+                Some(libc::EEXIST) => done += PAGE,
+                _ => {
+                    let error = io::Error::last_os_error();
+                    return log::line(&format!("cannot show managed memory: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Gives the file's pages back; they are zero from now on.
+    pub(super) fn forget(&self, pages: &Pages) {
+        let (start, length) = extent(pages);
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, length) = ((start - DEVICE_BASE) as i64, length as i64);
+        // SAFETY: the range is nobody's any longer.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, length) };
+    }
+
+    /// Lets the threads go on that wait for a page.
+    pub(super) fn wake(&self, page: u64) {
+        let mut range = [page * PAGE, PAGE];
+        // SAFETY: the kernel reads two words. A refusal means that the view has ended there.
+        unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_WAKE, range.as_mut_ptr()) };
+    }
+
+    /// Waits for the next fault; `None` where there will be none.
+    pub(super) fn next_fault(&self) -> Option<Fault> {
+        loop {
+            let mut message = [0u64; 4];
+            let into = message.as_mut_ptr().cast();
+            // SAFETY: the kernel writes at most the 32 bytes of one message.
+            let got = unsafe { libc::read(self.uffd.as_raw_fd(), into, size_of_val(&message)) };
+            let again = [Some(libc::EAGAIN), Some(libc::EINTR)];
+            match got {
+                32 if message[0] & 0xff == EVENT_FAULT => {
+                    let write = message[1] & (FLAG_WRITE | FLAG_WP) != 0;
+                    let thread = message[3] as u32 as i32;
+                    return Some(Fault { address: message[2], write, thread });
+                }
+                32 => {}
+                _ if again.contains(&io::Error::last_os_error().raw_os_error()) => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// Makes a userfaultfd: of all faults if that is allowed, else of the program's own.
+fn watch() -> io::Result<OwnedFd> {
+    let make = |flags: i32| {
+        // SAFETY: the call touches no memory.
+        owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC) } as i32)
+    };
+    let uffd = make(0).or_else(|_| {
+        log::line(
+            "managed memory: system calls on pages that are on the device fail with EFAULT; they \
+             work with CAP_SYS_PTRACE or vm.unprivileged_userfaultfd",
+        );
+        make(USER_MODE_ONLY)
+    })?;
+    let mut request = [API, MISSING_SHMEM | THREAD_ID | MINOR_SHMEM | WP_SHMEM, 0];
+    // SAFETY: the kernel reads and writes three words.
+    checked(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, request.as_mut_ptr()) })?;
+    Ok(uffd)
+}
+
+/// Maps a part of the file, in this process and in none of its children.
+fn map(at: *mut c_void, length: u64, file: &OwnedFd, offset: u64) -> io::Result<u64> {
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | fixed);
+    let (length, offset) = (length as usize, offset as i64);
+    let flags = flags | libc::MAP_NORESERVE;
+    // SAFETY: at a fixed place, it replaces a part of what kedge keeps free for devices' addresses.
+    let mapped = unsafe { libc::mmap(at, length, access, flags, file.as_raw_fd(), offset) };
+    if mapped == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: advice on a mapping that was just made here; it changes no content.
+    unsafe {
+        libc::madvise(mapped, length, libc::MADV_DONTFORK);
+        libc::madvise(mapped, length, libc::MADV_DONTDUMP);
+    }
+    Ok(mapped as u64)
+}
+
+/// First address and length.
+fn extent(pages: &Pages) -> (u64, u64) {
+    (pages.start * PAGE, (pages.end - pages.start) * PAGE)
+}
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The descriptor that a call has made.
+fn owned(result: i32) -> io::Result<OwnedFd> {
+    // SAFETY: a new descriptor, which is nobody else's.
+    checked(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}

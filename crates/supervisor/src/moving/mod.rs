@@ -1,0 +1,194 @@
+//! A job's devices move while it runs: for each client, a new proxy takes the place of the one that
+//! it has. docs/design/0036-moves.md has the protocol between the three, and says who has the
+//! client when.
+
+mod one;
+mod owner;
+
+use crate::checkpoint::{CheckpointError, Checkpointer};
+use crate::jobs;
+use crate::proxies::Proxy;
+use crate::quiesce::QuiesceError;
+use kedge_control::gpu::{BadGpuSpec, GpuSpec};
+use kedge_control::job::{Migrate, Moving};
+use kedge_control::proxy::ControlError;
+use one::Move;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+
+/// Why devices have not moved. The job goes on where it was, unless it says otherwise.
+#[derive(Debug, Error)]
+pub(crate) enum MoveError {
+    #[error("--to {to}: {source}")]
+    Target { to: String, source: BadGpuSpec },
+    #[error("the job has no devices: there is nothing to move")]
+    NoDevices,
+    #[error("no process of the job has devices now: there is nothing to move")]
+    NoClients,
+    #[error(
+        "a job on {from} cannot move to {to} as yet: only from software devices to as many of them, on this \
+         machine or on a server's"
+    )]
+    Unsupported { from: String, to: String },
+    #[error("the devices of a moving job are to come to rest: {0}")]
+    Quiesce(#[from] QuiesceError),
+    #[error("its process {pid} stays where it is: {source}")]
+    Source { pid: u32, source: ControlError },
+    #[error("its process {pid} stays where it is: the new proxy: {source}")]
+    Arriving { pid: u32, source: ControlError },
+    #[error(
+        "its process {pid} makes and ends what it has on its devices faster than that can be followed \
+         ({tries} tries): try again when it does not"
+    )]
+    Restless { pid: u32, tries: u32 },
+    #[error(
+        "its process {pid} stays where it is: it changes what it has on its devices faster than that \
+         crosses, {kib} KiB in the last round, for which it would stand still for some {pause} ms and \
+         may for {most}: allow more (--max-pause), or as much as it takes (--stop-and-copy)"
+    )]
+    TooFast { pid: u32, kib: u64, pause: u64, most: u64 },
+    #[error("nothing has moved: process {pid}, or what drives its devices, has ended meanwhile")]
+    Gone { pid: u32 },
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    /// After the new proxy had the client.
+    #[error(
+        "process {pid} had moved already when its new proxy was lost ({source}): `kedge run --recover` \
+         brings it back from its last image"
+    )]
+    Lost { pid: u32, source: ControlError },
+}
+
+/// Processes that may end before they have moved until a move that has not brought any along is
+/// given up: a job may have none that lives for long.
+const SHORT_LIVED: usize = 100;
+
+impl Checkpointer {
+    /// Moves the job's devices, and tells how far that has come.
+    pub(crate) fn migrate(
+        &self,
+        order: &Migrate,
+        mut tell: impl FnMut(Moving),
+    ) -> Result<(), CheckpointError> {
+        self.of_one_place("moving a job")?;
+        let _one = self.begin().ok_or(CheckpointError::Busy)?;
+        let begin = Instant::now();
+        let moved = self.move_all(order, &mut tell);
+        if let Err(error) = &moved {
+            let what = if order.check { "cannot move" } else { "not moved" };
+            self.log.line(&format!("{what}: {error}"));
+        }
+        let (processes, seconds) = (moved?, begin.elapsed().as_secs_f64());
+        tell(Moving::Done { processes, seconds });
+        Ok(())
+    }
+
+    fn move_all(&self, order: &Migrate, tell: &mut dyn FnMut(Moving)) -> Result<u32, MoveError> {
+        let from = self.devices().as_ref().ok_or(MoveError::NoDevices)?.gpu.clone();
+        let (from, to) = (spec_of(&from)?, spec_of(&order.to)?);
+        let to = place(&from, to)?;
+        let launch = self.proxies.launch().ok_or(MoveError::NoDevices)?.elsewhere();
+        let launch = if to == from { launch } else { launch.on(&to) };
+        let (target, checked) = (launch.clone().cold(), self.clients());
+        let (mut seen, mut moved, mut gone) = (BTreeSet::new(), 0, None);
+        loop {
+            // What connects to where the job was is to move as well; a check is over at some time.
+            let clients = if order.check { checked.clone() } else { self.clients() };
+            let here = |proxy: &Arc<Proxy>| {
+                proxy.place != launch.place && !proxy.is_over() && !seen.contains(&proxy.id)
+            };
+            let Some(source) = clients.into_iter().find(here) else { break };
+            seen.insert(source.id);
+            match Move::new(self, &target, source, order).and_then(|mut one| one.run(tell)) {
+                Ok(()) => moved += 1,
+                // There is nothing of it left to move.
+                Err(error @ MoveError::Gone { .. }) => {
+                    if moved == 0 && seen.len() >= SHORT_LIVED {
+                        return Err(error);
+                    }
+                    gone = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(self.partly(moved, error)),
+            }
+            if !order.check {
+                // Who connects from now on need not move.
+                self.proxies.launch_by(launch.clone());
+                if to != from {
+                    self.is_on(&to);
+                }
+            }
+        }
+        if moved > 0 { Ok(moved) } else { Err(gone.unwrap_or(MoveError::NoClients)) }
+    }
+
+    /// The job's proxies.
+    fn clients(&self) -> Vec<Arc<Proxy>> {
+        self.proxies.locked().values().cloned().collect()
+    }
+
+    /// The job is on other devices.
+    fn is_on(&self, gpu: &GpuSpec) {
+        let gpu = gpu.to_string();
+        if let Err(error) = jobs::note_gpu(&self.home, &gpu) {
+            self.log.line(&format!("cannot note that the job is on {gpu}: {error}"));
+        }
+        if let Some(devices) = self.devices().as_mut() {
+            devices.gpu = gpu;
+        }
+    }
+
+    /// Says where the rest of the job is where one process cannot move.
+    fn partly(&self, moved: u32, error: MoveError) -> MoveError {
+        if moved > 0 {
+            self.log.line(&format!("{moved} of its processes have moved, and stay there"));
+        }
+        error
+    }
+}
+
+fn spec_of(gpu: &str) -> Result<GpuSpec, MoveError> {
+    gpu.parse().map_err(|source| MoveError::Target { to: gpu.to_owned(), source })
+}
+
+/// Returns where a job on `from` goes that is to move `to`: as many software devices as it has,
+/// where that says no number.
+fn place(from: &GpuSpec, to: GpuSpec) -> Result<GpuSpec, MoveError> {
+    match (from, to) {
+        (GpuSpec::Soft { .. }, GpuSpec::Soft { devices: 1, apart: false }) => Ok(from.clone()),
+        (GpuSpec::Soft { .. }, to @ GpuSpec::Soft { .. }) if *from == to => Ok(to),
+        (
+            GpuSpec::Remote { .. },
+            to @ (GpuSpec::Soft { apart: false, .. } | GpuSpec::Remote { .. }),
+        )
+        | (GpuSpec::Soft { apart: false, .. }, to @ GpuSpec::Remote { .. }) => Ok(to),
+        (from, to) => Err(MoveError::Unsupported { from: from.to_string(), to: to.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_devices_move_to_as_many() {
+        let placed = |from: &str, to: &str| {
+            let placed = place(&from.parse().unwrap(), to.parse().unwrap());
+            placed.map(|to| to.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(placed("soft:2", "soft").unwrap(), "soft:2");
+        assert_eq!(placed("soft:2:apart", "soft").unwrap(), "soft:2:apart");
+        assert_eq!(placed("soft", "there:9/0").unwrap(), "there:9/0");
+        assert_eq!(placed("there", "soft").unwrap(), "soft");
+        assert_eq!(placed("there", "elsewhere").unwrap(), "elsewhere:7531");
+        assert!(placed("there", "a/0,soft").is_err());
+        for (from, to) in
+            [("soft:2", "soft:3"), ("soft", "local"), ("local", "soft"), ("soft", "soft:apart")]
+        {
+            assert!(placed(from, to).unwrap_err().contains(&format!("on {from}")), "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Resume or start: a batch system starts a job by one line, however often it takes the machine
+//! away.
+//!
+//! A job's images say where to go on, unless the program has ended well since: then a file beside
+//! them, [`mark`], is newer, and the next run is a new one.
+
+use crate::Outcome;
+use crate::jobs::JobName;
+use crate::missed::Missed;
+use crate::policy::Policy;
+use crate::restart::Candidates;
+use kedge_control::joblog::JobLog;
+use kedge_image::ImageError;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The file whose time says when a job's program has ended well. No image has such a name.
+fn mark(dir: &Path, job: &JobName) -> PathBuf {
+    dir.join(format!(".{job}.done"))
+}
+
+/// Returns the images in `dir` that a job can go on from, the newest first: its own, of this user,
+/// made since it last ended well.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn images(dir: &Path, job: &JobName) -> Result<Candidates, ImageError> {
+    let done = done_at(dir, job);
+    let user = rustix::process::geteuid().as_raw();
+    // An image is a program: another user's is not this one's to run.
+    let is_own = |folder: &Path| folder.symlink_metadata().is_ok_and(|it| it.uid() == user);
+    let mut images = kedge_image::list(dir)?;
+    let name = job.to_string();
+    images.retain(|(folder, manifest)| {
+        let since = done.is_none_or(|done| manifest.captured > done);
+        manifest.job == name && since && is_own(folder)
+    });
+    Ok(images)
+}
+
+/// When a job's program last ended well, in seconds since 1970.
+fn done_at(dir: &Path, job: &JobName) -> Option<u64> {
+    let modified = fs::metadata(mark(dir, job)).and_then(|mark| mark.modified()).ok()?;
+    Some(modified.duration_since(UNIX_EPOCH).ok()?.as_secs())
+}
+
+/// Returns what kedge ends with, where the program ended with `outcome`: what `--requeue-exit` says
+/// if the job was saved before it was asked to end. A program that ended well is done.
+pub(crate) fn concluded(
+    job: &JobName,
+    policy: &Policy,
+    outcome: Outcome,
+    missed: &Missed,
+    log: &JobLog,
+) -> Outcome {
+    let requeue = policy.on_term.and_then(|on_term| on_term.requeue_exit);
+    if let (Some(status), Some(since)) = (requeue, missed.captured_since()) {
+        let dir = policy.dir.as_deref();
+        let images = dir.map_or_else(|| Ok(Vec::new()), |dir| images(dir, job));
+        if images.unwrap_or_default().iter().any(|(_, manifest)| manifest.captured >= since) {
+            log.note(&format!("saved before it ended with {outcome}: kedge ends with {status}"));
+            return Outcome::Exited(status);
+        }
+        // The job would begin anew, and again.
+        let why = "checkpoint on SIGTERM: its image is not whole: the job is not to be requeued";
+        log.line(why);
+        missed.last(why.to_owned());
+    }
+    if let (true, Outcome::Exited(0), Some(dir)) = (policy.resume, outcome, &policy.dir)
+        && let Err(error) = note_done(dir, job)
+    {
+        let path = mark(dir, job);
+        log.line(&format!("{}: {error}: a next --resume goes on from an image", path.display()));
+    }
+    outcome
+}
+
+/// Notes that a job's program has ended well; without images there is nothing to note.
+fn note_done(dir: &Path, job: &JobName) -> io::Result<()> {
+    match File::create(mark(dir, job)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        made => made?.set_modified(SystemTime::now()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_image::Manifest;
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    fn log() -> JobLog {
+        JobLog::none()
+    }
+
+    fn policy(dir: &Path, status: Option<u8>) -> Policy {
+        let on_term = crate::policy::OnTerm { deadline: None, requeue_exit: status };
+        let keep = NonZeroU32::new(2);
+        let dir = Some(dir.to_owned());
+        Policy { dir, keep, on_term: Some(on_term), resume: true, ..Policy::default() }
+    }
+
+    #[test]
+    fn images_of_a_program_that_is_done_are_passed_over() {
+        let dir = std::env::temp_dir().join(format!("kedge-resume-{}", std::process::id()));
+        let job: JobName = "j".parse().unwrap();
+        let now = crate::jobs::now();
+        for (name, of, captured) in
+            [("j-0001", "j", now - 100), ("k-0001", "k", now), ("j-0002", "j", now - 50)]
+        {
+            let folder = dir.join(name);
+            fs::create_dir_all(&folder).unwrap();
+            Manifest::new(of.into(), vec![], captured).write(&folder).unwrap();
+        }
+        let names = || {
+            let name = |(path, _): (PathBuf, Manifest)| path.file_name().unwrap().to_owned();
+            images(&dir, &job).unwrap().into_iter().map(name).collect::<Vec<_>>()
+        };
+        let all = names();
+        let ended = |outcome| concluded(&job, &policy(&dir, None), outcome, &Missed::new(), &log());
+        ended(Outcome::Exited(1));
+        ended(Outcome::Killed(libc::SIGTERM));
+        let failed = names();
+        // Requeued is who has an image of the last moment.
+        let requeued = |since: Option<u64>, status| {
+            let missed = Missed::new();
+            since.into_iter().for_each(|since| missed.captured_last(since));
+            let outcome = Outcome::Killed(libc::SIGTERM);
+            let end = concluded(&job, &policy(&dir, status), outcome, &missed, &log());
+            (end == Outcome::Exited(85), missed.told().len())
+        };
+        let saved = requeued(Some(now - 60), Some(85));
+        let not_whole = requeued(Some(now - 40), Some(85));
+        let others = [requeued(None, Some(85)), requeued(Some(now - 60), None)];
+        ended(Outcome::Exited(0));
+        let done = names();
+        let earlier = SystemTime::now() - Duration::from_secs(70);
+        File::open(mark(&dir, &job)).unwrap().set_modified(earlier).unwrap();
+        let since = names();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((all, failed.len()), (vec!["j-0002".into(), "j-0001".into()], 2));
+        assert_eq!((saved, not_whole), ((true, 0), (false, 1)));
+        assert_eq!(others, [(false, 0), (false, 0)]);
+        assert_eq!((done.len(), since), (0, vec!["j-0002".into()]));
+    }
+}

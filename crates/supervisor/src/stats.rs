@@ -1,0 +1,39 @@
+//! What a job has asked of its devices, from the files of its proxies.
+
+use crate::jobs::{JobDir, JobError, JobName};
+use crate::{JobSpec, RunError};
+use kedge_control::joblog::JobLog;
+use kedge_control::stats::{FORMAT, JobStats, Stats};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Makes the folder where proxies tell what they have counted, as nobody but the user may see it.
+pub(crate) fn folder(dir: &JobDir) -> Result<PathBuf, RunError> {
+    let path = dir.stats();
+    let made = DirBuilder::new().mode(0o700).create(&path);
+    made.map_err(|source| JobError::Io { path: path.clone(), source })?;
+    Ok(path)
+}
+
+/// Returns the job's figures, and tells them in its log. A proxy that was killed has told none.
+pub(crate) fn of_job(
+    spec: &JobSpec,
+    name: &JobName,
+    dir: &JobDir,
+    took: Duration,
+    log: &JobLog,
+) -> JobStats {
+    // A job without devices has no such folder.
+    let stats = Stats::sum(&dir.stats()).unwrap_or_default();
+    stats.lines().iter().for_each(|line| log.note(line));
+    JobStats {
+        format: FORMAT,
+        job: name.to_string(),
+        gpu: spec.gpu.to_string(),
+        command: spec.command(),
+        seconds: took.as_secs_f64(),
+        stats,
+    }
+}

@@ -1,0 +1,95 @@
+//! `kedge run --resume`: one line that starts a job, or goes on with it, as batch systems have it.
+#![forbid(unsafe_code)]
+
+use kedge_tests::job::{Job, kedge_as};
+use kedge_tests::place::Place;
+use kedge_tests::world::stderr;
+
+/// Steps that take long enough to be interrupted, and then end well.
+const SCRIPT: &str = "nonce=$(printf '%040d' $$); echo nonce $nonce
+    for ((step = 1; step <= 300; step++)); do read -t 0.01 <> <(:); echo \"$nonce $step\"; done
+    echo \"$nonce well\"; exit 0";
+const STEPS: u64 = 300;
+
+const BATCH: [&str; 11] = [
+    "run",
+    "--gpu",
+    "none",
+    "--job",
+    "j",
+    "--resume",
+    "--on-term",
+    "checkpoint,30s",
+    "--requeue-exit",
+    "85",
+    "--",
+];
+
+/// The same line each time.
+fn line(place: &Place) -> std::process::Command {
+    kedge_as(&place.world, place.user, &[&BATCH[..], &["bash", "-c", SCRIPT]].concat())
+}
+
+#[test]
+fn a_job_is_started_requeued_resumed_and_started_anew() {
+    let place = Place::mine("resume");
+    let mut job = Job::start(line(&place));
+    for status in [85, 85] {
+        let before = job.step;
+        job.read_to(before + 20);
+        let nonce = job.nonce.clone();
+        job.signal("TERM");
+        job.drain();
+        assert_eq!(job.wait().code(), Some(status), "{}", place.log());
+        assert!(place.log().contains("kedge ends with 85"), "{}", place.log());
+        job = Job::restart(line(&place), &nonce);
+        assert!(job.step > before, "{} after {before}", job.step);
+    }
+    assert_eq!(job.finish(STEPS).code(), Some(0));
+    assert_eq!(place.names().len(), 2);
+    // It is done: its images are of no more use to this line.
+    let mut job = Job::start(line(&place));
+    job.kill();
+    // One that did not end well goes on from its own images alone, and has none.
+    let mut job = Job::start(line(&place));
+    job.kill();
+}
+
+/// What the devices hold is written by a process that would end with its program.
+#[test]
+fn a_job_with_a_device_is_saved_before_it_ends() {
+    let place = Place::mine("resumegpu");
+    let options = ["--resume", "--on-term", "checkpoint,30s", "--requeue-exit", "85"];
+    let mut job = place.with_device("gpu_steps", &options, &["100000", "5"]);
+    job.read_to(20);
+    let nonce = job.nonce.clone();
+    job.signal("TERM");
+    job.drain();
+    assert_eq!(job.wait().code(), Some(85), "{}", place.log());
+    assert_eq!(place.states(), [("j-0001".to_owned(), "finished".to_owned())]);
+    let mut job = place.restart(&place.images(), &nonce);
+    assert!(job.step > 20);
+    job.kill();
+}
+
+#[test]
+fn a_program_that_ends_before_it_is_captured_is_not_requeued() {
+    let place = Place::mine("resumeends");
+    let run = [&BATCH[..], &["sh", "-c", "exit 3"]].concat();
+    let output = place.output(&run);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+}
+
+#[test]
+fn what_belongs_together_is_asked_for() {
+    let place = Place::mine("resumeuse");
+    for (words, named) in [
+        (&["run", "--resume", "--", "true"][..], "--job"),
+        (&["run", "--requeue-exit", "85", "--", "true"], "--on-term"),
+        (&["run", "--on-term", "checkpoint", "--requeue-exit", "300", "--", "true"], "300"),
+    ] {
+        let output = place.output(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
+        assert!(stderr(&output).contains(named), "{words:?}: {output:?}");
+    }
+}
