@@ -171,3 +171,21 @@ fn a_program_without_mistakes_ends_as_it_does() {
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert!(stderr(&refused).contains("only software devices check programs"));
 }
+
+/// What a program leaves among the findings neither holds kedge up nor hides what was found; and
+/// where not all can be read, nobody is told that nothing was found, however the program ended.
+#[test]
+fn files_that_cannot_be_read_hide_nothing() {
+    let world = World::new("check-unread");
+    let program = host("checked.cu", "checked", &["-arch=sm_90", "-lineinfo"]);
+    let program = program.display().to_string();
+    let found = format!("exec {program} past_the_end");
+    for (then, code) in [("exit 0", 125), ("exit 7", 125), (&*found, 86)] {
+        let script = format!("mkfifo \"${{KEDGE_LOG%/log}}/findings/1.json\"; {then}");
+        let output = world.output(&["check", "--", "sh", "-c", &script]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{then}: {said}");
+        let incomplete = "nothing was found, but not everything was looked at";
+        assert_eq!(said.contains(incomplete), code == 125, "{then}: {said}");
+    }
+}

@@ -34,7 +34,8 @@ ends nothing.
 Exit status:
   86   something was found
        nothing was: the program's own
-  125  nothing was, but devices were lost or refused something
+  125  nothing was, but devices were lost or refused something, or not all that was found can be
+       read
 
 Examples:
   kedge check -- ./program
@@ -118,8 +119,9 @@ pub(crate) fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     let End::Ended(Ended { outcome, postscript, found, .. }) = end else {
         return Err(Failure::new("a checked job has no image to go back to"));
     };
-    let whole = found.is_some() && postscript.is_empty();
-    let report = found.unwrap_or_default();
+    let readable = found.as_ref().is_some_and(|found| found.unread.is_empty());
+    let whole = readable && postscript.is_empty();
+    let report = found.unwrap_or_default().report;
     let told = lines(&report, whole);
     told.iter().for_each(|line| output::complain(line));
     match &args.json {
@@ -133,7 +135,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     postscript.iter().for_each(|line| output::complain(line));
     match outcome {
         // A lost proxy has not told what it had found.
-        Outcome::Exited(0) if !whole => Err(Failure::new(INCOMPLETE)),
+        _ if !whole => Err(Failure::new(INCOMPLETE)),
         Outcome::Exited(code) => Ok(ExitCode::from(code)),
         Outcome::Killed(signal) => die_of(signal),
     }

@@ -1,17 +1,15 @@
 //! What `kedge check` looks for, and what the job's proxies have found: written by those, and read
 //! by the job's supervisor.
 
+use crate::told;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::Path;
 
 /// The version of [`Report`] that this one writes.
 pub const FORMAT: u32 = 1;
 /// Longest file of findings that is read, bytes.
 const LONGEST: u64 = 8 << 20;
-/// Files of one job that are read: a job has fewer clients in its life, as a rule.
-const MOST_FILES: usize = 65_536;
 /// Findings of all files together that are kept.
 const MOST: usize = 10_000;
 
@@ -115,29 +113,41 @@ impl Report {
     /// # Errors
     /// As of files.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
-        let id = std::process::id();
-        let (new, path) = (folder.join(format!("{id}.new")), folder.join(format!("{id}.json")));
-        File::create(&new)?.write_all(&serde_json::to_vec(self)?)?;
-        fs::rename(new, path)
+        let path = folder.join(format!("{}.json", std::process::id()));
+        told::replace(&path, &serde_json::to_vec(self)?)
     }
 
-    /// Returns what all files of a folder tell; of what is no such file, nothing.
+    /// Adds what another one tells.
+    fn add(&mut self, one: Report) {
+        let room = MOST.saturating_sub(self.findings.len());
+        let beyond = one.findings.len().saturating_sub(room) as u64;
+        self.more = self.more.saturating_add(one.more).saturating_add(beyond);
+        self.findings.extend(one.findings.into_iter().take(room));
+    }
+}
+
+/// What all proxies of a job have told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    pub report: Report,
+    /// Files that nobody can read, which may have told more, and why.
+    pub unread: Vec<String>,
+}
+
+impl Found {
+    /// Returns what all files of a folder tell.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn of_folder(folder: &Path) -> io::Result<Report> {
-        let mut all = Report { format: FORMAT, ..Report::default() };
-        let entries: Result<Vec<_>, _> = fs::read_dir(folder)?.take(MOST_FILES).collect();
-        let mut paths: Vec<_> = entries?.iter().map(fs::DirEntry::path).collect();
-        paths.sort();
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-        for path in paths {
-            let mut text = Vec::new();
-            File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
-            let one: Report = serde_json::from_slice(&text)?;
-            let room = MOST - all.findings.len().min(MOST);
-            all.more += one.more + one.findings.len().saturating_sub(room) as u64;
-            all.findings.extend(one.findings.into_iter().take(room));
+    pub fn of_folder(folder: &Path) -> io::Result<Found> {
+        let report = Report { format: FORMAT, ..Report::default() };
+        let mut all = Found { report, unread: Vec::new() };
+        for path in told::files(folder, "json")? {
+            let text = told::read(&path, LONGEST);
+            match text.and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+                Ok(one) => all.report.add(one),
+                Err(error) => all.unread.push(format!("{}: {error}", path.display())),
+            }
         }
         Ok(all)
     }
@@ -146,6 +156,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn words_are_read_as_they_were_written() {
@@ -173,15 +184,25 @@ mod tests {
         };
         one(&[1], 0).write(&folder).unwrap();
         one(&[1, 2], 3).write(&folder).unwrap();
-        fs::write(folder.join("x.json"), serde_json::to_vec(&one(&[7], 1)).unwrap()).unwrap();
-        fs::write(folder.join("y.json"), "{\"findings\": 1}").unwrap();
-        fs::write(folder.join("z.new"), serde_json::to_vec(&one(&[9], 1)).unwrap()).unwrap();
-        assert!(Report::of_folder(&folder).is_err(), "one that nobody can read may have any");
-        fs::remove_file(folder.join("y.json")).unwrap();
-        let all = Report::of_folder(&folder).unwrap();
+        let write = |name: &str, text: Vec<u8>| fs::write(folder.join(name), text).unwrap();
+        write("x.json", serde_json::to_vec(&one(&[7], u64::MAX - 3)).unwrap());
+        write("z.new", serde_json::to_vec(&one(&[9], 1)).unwrap());
+        let all = Found::of_folder(&folder).unwrap();
+        let lines: Vec<_> = all.report.findings.iter().filter_map(|one| one.place.line).collect();
+        assert_eq!((lines, all.report.more), (vec![1, 2, 7], u64::MAX));
+        assert!(!all.report.is_empty() && all.unread.is_empty() && Report::default().is_empty());
+
+        write("a.json", serde_json::to_vec(&one(&[5], 1)).unwrap());
+        let mut long = serde_json::to_vec(&one(&[11], 0)).unwrap();
+        long.resize(LONGEST as usize + 1, b' ');
+        write("long.json", long);
+        write("y.json", b"{\"findings\": 1}".to_vec());
+        std::os::unix::fs::symlink("a.json", folder.join("link.json")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(folder.join("b.json")).status();
+        assert!(made.unwrap().success());
+        let all = Found::of_folder(&folder).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        let lines: Vec<_> = all.findings.iter().filter_map(|found| found.place.line).collect();
-        assert_eq!((lines, all.more), (vec![1, 2, 7], 4));
-        assert!(!all.is_empty() && Report::default().is_empty());
+        let lines: Vec<_> = all.report.findings.iter().filter_map(|one| one.place.line).collect();
+        assert_eq!((lines, all.unread.len()), (vec![1, 2, 5, 7], 4), "{:?}", all.unread);
     }
 }

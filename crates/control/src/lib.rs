@@ -6,7 +6,7 @@
 //! - [`sharing`], [`peer`], [`aliases`]: what several clients have together, by name.
 //! - [`session`]: which one a proxy has with a server of devices.
 //! - [`service`]: answers on a socket. [`stats`]: what a job has asked of its devices.
-//!   [`check`]: what was found in a program that is checked.
+//!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
 
 #![forbid(unsafe_code)]
@@ -24,4 +24,5 @@ pub mod service;
 pub mod session;
 pub mod sharing;
 pub mod stats;
+pub mod told;
 pub mod warm;

@@ -1,10 +1,11 @@
 //! What a job has asked of its devices: counted by its proxies, summed by its supervisor, and what
 //! `kedge model predict` reads.
 
+use crate::told;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::ops::AddAssign;
 use std::path::Path;
 
@@ -12,8 +13,6 @@ use std::path::Path;
 pub const FORMAT: u32 = 1;
 /// Longest file of figures that is read, bytes.
 const LONGEST: u64 = 1 << 20;
-/// Files of one job that are read: a job has fewer clients in its life, as a rule.
-const MOST_FILES: usize = 65_536;
 
 /// A number of things and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,9 +182,8 @@ impl Stats {
     /// The folder cannot be read.
     pub fn sum(folder: &Path) -> io::Result<Stats> {
         let mut sum = Stats::default();
-        for entry in fs::read_dir(folder)?.take(MOST_FILES) {
-            let mut text = Vec::new();
-            File::open(entry?.path())?.take(LONGEST).read_to_end(&mut text)?;
+        for path in told::files(folder, "json")? {
+            let text = told::read(&path, LONGEST).unwrap_or_default();
             if let Ok(one) = serde_json::from_slice(&text) {
                 sum += &one;
             }
@@ -264,6 +262,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn some(bytes: u64) -> Stats {
         let mut stats = Stats { clients: 1, posts: 2, calls: 3, ..Stats::default() };
@@ -281,6 +280,8 @@ mod tests {
         some(120).write(&folder.join("2.json")).unwrap();
         assert!(some(1).write(&folder.join("2.json")).is_err(), "no file is written over");
         fs::write(folder.join("3.json"), "{\"posts\": -1}").unwrap();
+        std::os::unix::fs::symlink("1.json", folder.join("4.json")).unwrap();
+        fs::create_dir(folder.join("5.json")).unwrap();
         let sum = Stats::sum(&folder).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!((sum.clients, sum.posts, sum.calls), (2, 4, 6));

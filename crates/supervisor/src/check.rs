@@ -2,7 +2,7 @@
 
 use crate::RunError;
 use crate::jobs::{JobDir, JobError};
-use kedge_control::check::Report;
+use kedge_control::check::Found;
 use kedge_control::joblog::JobLog;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,12 +16,19 @@ pub(crate) fn folder(dir: &JobDir) -> Result<PathBuf, RunError> {
     Ok(path)
 }
 
-/// Returns what was found, and notes it in the job's log; `None` where it cannot be read, which the
-/// log tells.
-pub(crate) fn of_job(dir: &JobDir, log: &JobLog) -> Option<Report> {
-    let report = Report::of_folder(&dir.findings());
-    let report =
-        report.map_err(|error| log.line(&format!("cannot read what was found: {error}"))).ok()?;
-    report.findings.iter().for_each(|found| log.note(&format!("found: {}", found.message)));
-    Some(report)
+/// Files that cannot be read and are named; of more, their number.
+const NAMED: usize = 8;
+
+/// Returns what was found, and notes it in the job's log, with what cannot be read; `None` where
+/// nothing can.
+pub(crate) fn of_job(dir: &JobDir, log: &JobLog) -> Option<Found> {
+    let unreadable = |what: &str| log.line(&format!("cannot read what was found: {what}"));
+    let found = Found::of_folder(&dir.findings());
+    let found = found.map_err(|error| unreadable(&error.to_string())).ok()?;
+    found.unread.iter().take(NAMED).for_each(|what| unreadable(what));
+    if found.unread.len() > NAMED {
+        unreadable(&format!("{} more files", found.unread.len() - NAMED));
+    }
+    found.report.findings.iter().for_each(|one| log.note(&format!("found: {}", one.message)));
+    Some(found)
 }

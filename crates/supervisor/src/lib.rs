@@ -330,7 +330,7 @@ fn supervise(
     let mut ended = postscript.of(name, outcome, missed.told());
     ended.outcome = concluded;
     ended.found = spec.check.and_then(|_| check::of_job(dir, &log));
-    ended.stats = spec.stats.then(|| stats::of_job(spec, name, dir, took, &log));
+    ended.stats = spec.stats.then(|| Box::new(stats::of_job(spec, name, dir, took, &log)));
     Ok(Some(ended))
 }
 

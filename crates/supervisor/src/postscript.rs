@@ -2,7 +2,7 @@
 
 use crate::Outcome;
 use crate::jobs::JobName;
-use kedge_control::check::Report;
+use kedge_control::check::Found;
 use kedge_control::joblog::{self, Failure};
 use kedge_control::stats::JobStats;
 use std::fs::File;
@@ -23,9 +23,9 @@ pub struct Ended {
     /// Lines for whoever started it. None where all went well.
     pub postscript: Vec<String>,
     /// What it asked of its devices, where that was counted.
-    pub stats: Option<JobStats>,
+    pub stats: Option<Box<JobStats>>,
     /// What was found in it, where it was checked.
-    pub found: Option<Report>,
+    pub found: Option<Found>,
 }
 
 impl From<Outcome> for Ended {
