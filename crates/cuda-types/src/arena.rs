@@ -10,6 +10,12 @@ pub const SHARED_LEN: u64 = 512 << 30;
 /// (managed variables of modules).
 pub const SHARED_CLIENT_LEN: u64 = 448 << 30;
 
+/// Bytes of the ring in which the calls of a client that is traced come to its proxy. It is the end
+/// of the client's part of the shared arena, where nothing else is placed.
+pub const CALLS_LEN: u64 = 4 << 20;
+/// First address of that ring.
+pub const CALLS_BASE: u64 = SHARED_BASE + SHARED_CLIENT_LEN - CALLS_LEN;
+
 /// First device address. Device `i` owns `DEVICE_STRIDE` bytes from `device_base(i)`. The client
 /// reserves the whole range without access.
 pub const DEVICE_BASE: u64 = 0x3000_0000_0000;

@@ -7,6 +7,7 @@
 //! carries descriptors of shared device memory.
 
 pub mod bench;
+mod calls;
 mod client;
 mod descriptors;
 mod error;
@@ -25,6 +26,7 @@ mod server;
 mod slots;
 mod spin;
 
+pub use calls::{Calls, CallsReader, TracedCall, monotonic};
 pub use client::Client;
 pub use descriptors::{Announcement, Announcements, TICKET, offer as offer_descriptor};
 pub use error::{AcceptError, ConnectError, Dead, RingError, SegmentError};

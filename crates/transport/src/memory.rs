@@ -1,7 +1,7 @@
 //! Sealed memfds and where they are mapped.
 
 use crate::layout::{FILE_BYTES, HEADER_BYTES, Header, MAGIC, RING_BYTES, RING_WORDS};
-use crate::{ConnectError, error::SegmentError, limits};
+use crate::{ConnectError, calls, error::SegmentError, limits};
 use kedge_cuda_types::arena;
 use std::ffi::CStr;
 use std::io;
@@ -188,6 +188,7 @@ pub fn map_shared_arena(fd: BorrowedFd<'_>) -> Result<(), ConnectError> {
         fd.as_raw_fd(),
     )?;
     dont_dump(arena::SHARED_BASE, arena::SHARED_LEN);
+    calls::arena_is_mapped();
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::ranges::{GRANULE, LARGE, Ranges, round_up};
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::arena::{SHARED_BASE, SHARED_CLIENT_LEN};
+use kedge_cuda_types::arena::{CALLS_BASE, SHARED_BASE};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
@@ -40,7 +40,7 @@ struct Window {
 impl Shared {
     /// `limit`: bytes that may be allocated at once.
     pub(crate) fn new(limit: u64) -> Self {
-        let ranges = Ranges::new(SHARED_BASE, SHARED_CLIENT_LEN);
+        let ranges = Ranges::new(SHARED_BASE, CALLS_BASE - SHARED_BASE);
         Self { inner: Mutex::new(Inner { ranges, used: 0, limit, windows: BTreeMap::new() }) }
     }
 
