@@ -14,6 +14,7 @@ pub mod portable;
 mod ranges;
 mod roles;
 mod snapshot;
+pub mod trace;
 
 pub use code::Code;
 pub use finding::{Finding, FindingKind, FindingPlace, Findings};
@@ -29,6 +30,7 @@ use kedge_protocol::{
     ArrayDesc, ArrayId, CtxId, DeviceInfo, EventId, GlobalInfo, GraphExecId, KernelInfo, KernelRef,
     LoadError, MemHandleId, ModuleId, Occupancy, OutputTarget, StreamId, StreamOp, Texture,
 };
+use std::sync::Arc;
 
 /// Called once, from any thread, when what it waits for is over.
 pub type Done = Box<dyn FnOnce(Result<(), CuError>) + Send>;
@@ -64,6 +66,10 @@ pub trait Host: Send + Sync {
     /// Devices that check the program have found something: all that they have found so far.
     fn found(&self, findings: &Findings) {
         let _ = findings;
+    }
+    /// Who wants to hear what the devices do and when: nobody, unless the program is traced.
+    fn tracer(&self) -> Option<Arc<dyn trace::Tracer>> {
+        None
     }
     /// An allocation fails for want of a device's memory: gives back what is held there for a
     /// restart, and says whether that was anything.

@@ -75,7 +75,7 @@ impl Conditional {
         // The tables go with the backend, and with them whoever could wait for this.
         match (body, runtime.tables.upgrade()) {
             (Some(body), Some(tables)) => {
-                lock(&tables).launch_graph(runtime, &task.ctx, Vec::new(), body).map(Some)
+                lock(&tables).launch_graph(runtime, &task.ctx, Vec::new(), body, None).map(Some)
             }
             _ => Ok(None),
         }

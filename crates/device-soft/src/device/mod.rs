@@ -37,6 +37,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 mod textures;
+mod traced;
 mod vmm;
 mod work;
 

@@ -6,11 +6,14 @@ use super::events::Clock;
 use super::tables::Tables;
 use crate::pool::Pool;
 use kedge_device::Host;
+use kedge_device::trace::Tracer;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, Weak};
 
 pub(super) struct Runtime {
     pub(super) host: Arc<dyn Host>,
+    /// Who hears what the devices do.
+    pub(super) tracer: Option<Arc<dyn Tracer>>,
     pub(super) pool: Arc<Pool>,
     pub(super) engines: Engines,
     pub(super) memory: Arc<Memory>,

@@ -114,6 +114,7 @@ impl SoftBackend {
             stage: Mutex::default(),
             writes: Mutex::default(),
             runtime: Arc::new(Runtime {
+                tracer: host.tracer(),
                 host,
                 tables: Arc::downgrade(&tables),
                 engines,

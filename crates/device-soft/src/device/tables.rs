@@ -11,6 +11,7 @@ use super::modules::Module;
 use super::runtime::Runtime;
 use super::streams::Streams;
 use super::tasks::{Task, lock};
+use super::traced::Label;
 use super::work::{Condition, Work};
 use crate::launch::GridSpec;
 use kedge_cuda_types::CuError;
@@ -42,10 +43,17 @@ impl Tables {
     ) -> Result<(), CuError> {
         let (ctx, after) = self.streams.order(stream)?;
         let last = match op {
-            StreamOp::GraphLaunch { exec } => {
-                self.graph(exec).and_then(|graph| self.launch_graph(runtime, &ctx, after, &graph))
+            StreamOp::GraphLaunch { exec } => self.graph(exec).and_then(|graph| {
+                let traced = runtime.tracer.is_some().then_some(stream);
+                self.launch_graph(runtime, &ctx, after, &graph, traced)
+            }),
+            op => {
+                let label = runtime.tracer.as_ref().and_then(|_| self.label(stream, &op));
+                self.task(&ctx, op, after).inspect(|task| {
+                    task.labelled(label);
+                    runtime.start(task);
+                })
             }
-            op => self.task(&ctx, op, after).inspect(|task| runtime.start(task)),
         };
         match last {
             Ok(task) => self.streams.set_last(stream, &task),
@@ -172,17 +180,27 @@ impl Tables {
         self.arrays.get(&id).map(|(_, array)| Arc::clone(array)).ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// Starts every node of a graph after `after`; gives the task that ends it.
+    /// Starts every node of a graph after `after`; gives the task that ends it. In a stream that is
+    /// `traced` it is told of.
     pub(super) fn launch_graph(
         &mut self,
         runtime: &Arc<Runtime>,
         ctx: &Arc<Context>,
-        after: Vec<Arc<Task>>,
+        mut after: Vec<Arc<Task>>,
         graph: &Shared,
+        traced: Option<StreamId>,
     ) -> Result<Arc<Task>, CuError> {
+        let (label, begins) = traced.map(Label::of_graph).unzip();
         let (tasks, end) = {
             let mut graph = lock(graph);
+            if let Some(begins) = begins {
+                after.extend(graph.last.iter().filter(|task| !task.is_done()).cloned());
+                let task = Task::new(Arc::clone(ctx), begins, &after);
+                runtime.start(&task);
+                after = vec![task];
+            }
             let (tasks, end) = self.graph_tasks(ctx, after, &graph)?;
+            end.labelled(label);
             graph.last = Some(Arc::clone(&end));
             (tasks, end)
         };

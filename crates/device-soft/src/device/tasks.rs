@@ -6,10 +6,11 @@
 
 use super::context::Context;
 use super::runtime::Runtime;
+use super::traced::Label;
 use super::work::{Progress, Work};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub(super) struct Task {
     pub(super) ctx: Arc<Context>,
@@ -21,6 +22,8 @@ pub(super) struct Task {
     work: Mutex<Option<Work>>,
     /// Whether it is the client's own operation, which [`Runtime::is_idle`] counts.
     counted: bool,
+    /// What is told of it, where the program is traced.
+    label: OnceLock<Label>,
 }
 
 impl Task {
@@ -33,6 +36,7 @@ impl Task {
             successors: Mutex::new(Some(Vec::new())),
             counted: work.is_operation(),
             work: Mutex::new(Some(work)),
+            label: OnceLock::new(),
         });
         for predecessor in after {
             task.run_after(predecessor);
@@ -49,6 +53,7 @@ impl Task {
             successors: Mutex::new(None),
             counted: false,
             work: Mutex::new(None),
+            label: OnceLock::new(),
         })
     }
 
@@ -59,6 +64,17 @@ impl Task {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             successors.push(Arc::clone(self));
         }
+    }
+
+    /// Only before `Runtime::start`, and once.
+    pub(super) fn labelled(&self, label: Option<Label>) {
+        if let Some(label) = label {
+            let _ = self.label.set(label);
+        }
+    }
+
+    pub(super) fn label(&self) -> Option<&Label> {
+        self.label.get()
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -105,6 +121,7 @@ impl Runtime {
             let work = lock(&task.work).take();
             let progress = match work {
                 Some(work) if !task.ctx.is_faulted() || work.runs_in_faulted_context() => {
+                    self.begins(&task);
                     work.run(self, &task)
                 }
                 _ => Progress::Done,
@@ -116,6 +133,7 @@ impl Runtime {
     }
 
     fn settle(self: &Arc<Self>, task: &Arc<Task>, ready: &mut VecDeque<Arc<Task>>) {
+        self.ends(task);
         let successors = task.finish();
         if task.counted && self.outstanding.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.host.idle();

@@ -20,6 +20,8 @@ const INLINE_BYTES: u64 = 256 << 10;
 pub(super) enum Work {
     /// A marker: a graph's empty node, an event wait, a graph launch's end.
     Nothing,
+    /// A graph begins whose program is traced.
+    Begin(Arc<AtomicU64>),
     Launch(Box<GridSpec>),
     /// A launch of a program whose kernels launch grids themselves.
     LaunchNested(Box<GridSpec>),
@@ -82,6 +84,10 @@ impl Work {
     pub(super) fn run(self, runtime: &Arc<Runtime>, task: &Arc<Task>) -> Progress {
         let result = match self {
             Self::Nothing => Ok(()),
+            Self::Begin(begun) => {
+                runtime.graph_begins(&begun);
+                Ok(())
+            }
             Self::Stamp(stamp) => {
                 stamp.set_now(runtime);
                 Ok(())
