@@ -106,6 +106,7 @@ impl CheckArgs {
             policy: Policy::default(),
             stats: false,
             check: Some(Check { races: self.races, init: self.init, unused: self.unused }),
+            trace: None,
         })
     }
 }

@@ -33,6 +33,7 @@ mod serve;
 mod size;
 mod swap;
 mod time;
+mod trace;
 mod usage;
 mod warm;
 
@@ -74,6 +75,7 @@ Examples:
   kedge serve                      lend this machine's devices, for --gpu HOST there
   kedge logs                       what kedge had to say about the latest job
   kedge check ./program            what its kernels do wrong with memory; no GPU is needed
+  kedge trace --stats ./program    its calls, kernels and copies, and how long they take
   kedge explain ./program          which of its kernels run on software devices, and on which GPUs
   kedge doctor                     what this machine offers, and what is missing";
 
@@ -93,6 +95,7 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Check(check::CheckArgs),
+    Trace(trace::TraceArgs),
     /// List the devices that a program would see
     Devices(devices::DevicesArgs),
     /// List running jobs
@@ -145,6 +148,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),
+        Command::Trace(args) => trace::run(args),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),

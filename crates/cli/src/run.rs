@@ -254,6 +254,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         policy,
         stats: args.stats.is_some(),
         check: None,
+        trace: None,
     };
     let end = kedge_supervisor::run(&spec);
     if let (Some(to), Ok(End::Ended(Ended { stats: Some(stats), .. }))) = (&args.stats, &end) {

@@ -7,6 +7,7 @@
 //! - [`session`]: which one a proxy has with a server of devices.
 //! - [`service`]: answers on a socket. [`stats`]: what a job has asked of its devices.
 //!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
+//!   [`trace`]: what a traced job has done and when.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
 
 #![forbid(unsafe_code)]
@@ -25,4 +26,5 @@ pub mod session;
 pub mod sharing;
 pub mod stats;
 pub mod told;
+pub mod trace;
 pub mod warm;

@@ -3,6 +3,7 @@
 
 use crate::executor::Executor;
 use crate::host::ProxyHost;
+use crate::trace;
 use crate::wait::until;
 use kedge_transport::{Nudge, Server};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,10 +78,12 @@ impl Gate {
     fn park(&self, parked: &mut Parked<'_>, host: &ProxyHost) {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         host.parked.store(true, Ordering::Relaxed);
+        let begin = trace::pause_begins();
         // They end when the gate is opened.
         while let Some(Ok(job)) = jobs.as_ref().map(Receiver::recv) {
             job(parked);
         }
+        trace::pause_ends(begin);
         host.parked.store(false, Ordering::Relaxed);
     }
 }

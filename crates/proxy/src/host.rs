@@ -7,8 +7,10 @@ use crate::host_fns::HostFns;
 use crate::outlet::{Outlet, PrivateMemory};
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
+use crate::trace;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
+use kedge_device::trace::Tracer;
 use kedge_device::{Backend, Done, Findings, Host};
 use kedge_protocol::{CtxId, Output, OutputTarget};
 use kedge_transport::{Announcement, processors_to_spare};
@@ -207,6 +209,10 @@ impl Host for ProxyHost {
         if let Err(error) = findings::report(found).write(folder) {
             self.log.line(&format!("{}: findings are lost: {error}", folder.display()));
         }
+    }
+
+    fn tracer(&self) -> Option<Arc<dyn Tracer>> {
+        trace::tracer()
     }
 
     fn release_held(&self) -> bool {

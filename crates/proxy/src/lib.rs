@@ -47,6 +47,7 @@ mod sharing;
 mod stats;
 mod swap;
 mod tickets;
+mod trace;
 mod visible;
 mod wait;
 pub mod warm;

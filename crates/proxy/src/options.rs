@@ -13,6 +13,14 @@ use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Where what a traced client does is told, and how much of it.
+#[derive(Debug, Clone, Default)]
+pub struct Traced {
+    pub folder: PathBuf,
+    /// Bytes that are written at most.
+    pub limit: u64,
+}
+
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The accepted socket.
@@ -39,6 +47,8 @@ pub struct Options {
     pub stats: Option<PathBuf>,
     /// The folder where what a checked program has done wrong is told.
     pub findings: Option<PathBuf>,
+    /// Where what the client does is told, if it is traced.
+    pub trace: Option<Traced>,
     /// Where the job's keeper answers: a socket.
     pub keeper: Option<PathBuf>,
     /// How long the dispatcher spins for messages before it sleeps.
@@ -84,6 +94,7 @@ impl Options {
             log: None,
             stats: None,
             findings: None,
+            trace: None,
             keeper: None,
             spin: Duration::from_micros(50),
         };
@@ -132,6 +143,8 @@ impl Options {
                     | "--stats"
                     | "--check"
                     | "--findings"
+                    | "--trace"
+                    | "--trace-limit"
                     | "--keeper"
             ) {
                 return Err(OptionsError::Unknown(arg));
@@ -161,6 +174,12 @@ impl Options {
                     let check = value.to_str().and_then(Check::of_words);
                     let bad = OptionsError::BadValue { option: name.clone(), value: value.clone() };
                     options.backend.check = Some(check.ok_or(bad)?);
+                }
+                "--trace" => {
+                    options.trace.get_or_insert_default().folder = value.into();
+                }
+                "--trace-limit" => {
+                    options.trace.get_or_insert_default().limit = number(&name, &value)?;
                 }
                 "--findings" => options.findings = Some(value.into()),
                 _ => options.log = Some(value.into()),

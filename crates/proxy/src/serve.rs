@@ -14,7 +14,7 @@ use crate::places::hub::Hub;
 use crate::places::open::{PlacesError, Wants};
 use crate::remote::open::{Client, SessionError, open_session};
 use crate::restore::{self, Restored};
-use crate::{ending, findings, places, stats, watch};
+use crate::{ending, findings, places, stats, trace, watch};
 use kedge_control::gpu::{GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
@@ -103,6 +103,9 @@ fn serve_accepted(
     log.note(&format!("client {} ({}) has connected{warm}", hello.pid, &*hello.program));
     kedge_transport::map_shared_arena(accepted.shared.as_fd())?;
     let shared = accepted.shared.try_clone().map_err(ServeError::Watch)?;
+    if let Some(wanted) = &options.trace {
+        trace::begin(wanted, hello.pid, &hello.program, &log);
+    }
 
     let memory = ClientMemory::new(hello.pid);
     let client_memory = memory.probe(hello.probe_addr, hello.probe_value);

@@ -3,7 +3,7 @@
 use crate::{entry, log};
 use kedge_cuda_types::CuError;
 use kedge_protocol::{Call, DeviceChoice, Post, Welcome};
-use kedge_transport::{Client, ConnectError, Dead, processors_to_spare};
+use kedge_transport::{Client, ConnectError, Dead, monotonic, processors_to_spare};
 use kedge_wire::{Text, Wire};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -31,6 +31,9 @@ const FRESH: u8 = 0;
 const READY: u8 = 1;
 /// A child of fork(): the ring belongs to the parent.
 const FORKED: u8 = 2;
+
+/// There where the job is traced (`kedge trace`).
+const TRACED: &str = "KEDGE_TRACE_CALLS";
 
 static PHASE: AtomicU8 = AtomicU8::new(FRESH);
 static SESSION: OnceLock<Session> = OnceLock::new();
@@ -75,17 +78,20 @@ pub(crate) fn init() -> Result<(), CuError> {
     if let Some(refused) = REFUSED.get() {
         return Err(*refused);
     }
+    let traced = std::env::var_os(TRACED).map(|_| monotonic());
     let session = connect()?;
-    // SAFETY: the handler only stores to an atomic, which is allowed after fork().
+    // SAFETY: the handler only stores to atomics and a thread-local, which is allowed after fork().
     unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
     if SESSION.set(session).is_ok() {
         PHASE.store(READY, Ordering::Release);
+        traced.into_iter().for_each(entry::time_calls);
     }
     Ok(())
 }
 
 extern "C" fn in_forked_child() {
     PHASE.store(FORKED, Ordering::Release);
+    entry::time_no_calls();
 }
 
 fn connect() -> Result<Session, CuError> {

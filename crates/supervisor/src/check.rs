@@ -1,20 +1,8 @@
 //! What was found in a job that is checked, from the files of its proxies.
 
-use crate::RunError;
-use crate::jobs::{JobDir, JobError};
+use crate::jobs::JobDir;
 use kedge_control::check::Found;
 use kedge_control::joblog::JobLog;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
-
-/// Makes the folder where proxies tell what they have found, as nobody but the user may see it.
-pub(crate) fn folder(dir: &JobDir) -> Result<PathBuf, RunError> {
-    let path = dir.findings();
-    let made = DirBuilder::new().mode(0o700).create(&path);
-    made.map_err(|source| JobError::Io { path: path.clone(), source })?;
-    Ok(path)
-}
 
 /// Files that cannot be read and are named; of more, their number.
 const NAMED: usize = 8;

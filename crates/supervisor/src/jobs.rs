@@ -457,6 +457,17 @@ impl JobDir {
         self.dir.join("findings")
     }
 
+    /// Where proxies tell what a traced program does.
+    pub(crate) fn trace(&self) -> PathBuf {
+        self.dir.join("trace")
+    }
+
+    /// Makes a folder for what proxies tell, as nobody but the user may see it.
+    pub(crate) fn make(&self, path: PathBuf) -> Result<PathBuf, JobError> {
+        DirBuilder::new().mode(0o700).create(&path).map_err(io_error(&path))?;
+        Ok(path)
+    }
+
     /// What says whose the folder is.
     pub(crate) fn lock(&self) -> RawFd {
         self.lock.as_raw_fd()
@@ -480,9 +491,9 @@ impl JobDir {
             let _ = fs::remove_file(left);
         }
         kedge_control::session::clear(&self.dir);
-        let _ = fs::remove_dir_all(self.lib());
-        let _ = fs::remove_dir_all(self.stats());
-        let _ = fs::remove_dir_all(self.findings());
+        for folder in [self.lib(), self.stats(), self.findings(), self.trace()] {
+            let _ = fs::remove_dir_all(folder);
+        }
     }
 
     /// Notes that the job has ended as kedge itself has.

@@ -34,6 +34,7 @@ mod signals;
 mod stats;
 mod swap;
 mod tally;
+mod trace;
 mod verify;
 pub mod warm;
 mod watch;
@@ -47,6 +48,7 @@ pub use joint::{Joining, KEY, far};
 use kedge_control::check::Check;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
+use kedge_control::trace::Wanted;
 pub use kedge_coordinator::{Far, FarError};
 use kedge_image::{DeviceLimits, Devices};
 use kedge_process::{Roots, Tracker};
@@ -101,6 +103,8 @@ pub struct JobSpec {
     pub stats: bool,
     /// What its devices, software devices, look for in the program.
     pub check: Option<Check>,
+    /// What it does and when is written down.
+    pub trace: Option<Wanted>,
 }
 
 /// What `kedge` itself exits with when it, and not the program, has failed.
@@ -259,10 +263,13 @@ fn supervise(
         let warm = Sources::new(kind, warm.map(|own| own.socket().to_owned()), log.clone());
         let mut launch = Launch::new(parts, gpu, &spec.limits, dir).with_warm(warm);
         if spec.stats {
-            launch = launch.with_stats(&stats::folder(dir)?);
+            launch = launch.with_stats(&dir.make(dir.stats())?);
         }
         if let Some(check) = spec.check {
-            launch = launch.with_check(check, &check::folder(dir)?);
+            launch = launch.with_check(check, &dir.make(dir.findings())?);
+        }
+        if let Some(wanted) = &spec.trace {
+            launch = launch.with_trace(&dir.make(dir.trace())?, wanted.limit);
         }
         let bad = |source| RunError::Listen { path: dir.socket(), source };
         let listener = proxies::listen(&dir.socket()).map_err(bad)?;
@@ -330,6 +337,7 @@ fn supervise(
     let mut ended = postscript.of(name, outcome, missed.told());
     ended.outcome = concluded;
     ended.found = spec.check.and_then(|_| check::of_job(dir, &log));
+    ended.traced = spec.trace.as_ref().map(|wanted| trace::of_job(dir, wanted, &log));
     ended.stats = spec.stats.then(|| Box::new(stats::of_job(spec, name, dir, took, &log)));
     Ok(Some(ended))
 }

@@ -5,6 +5,7 @@ use crate::jobs::JobName;
 use kedge_control::check::Found;
 use kedge_control::joblog::{self, Failure};
 use kedge_control::stats::JobStats;
+use kedge_control::trace::Merged;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -26,11 +27,13 @@ pub struct Ended {
     pub stats: Option<Box<JobStats>>,
     /// What was found in it, where it was checked.
     pub found: Option<Found>,
+    /// Its trace, where one was wanted, or why there is none.
+    pub traced: Option<Result<Merged, String>>,
 }
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended { outcome, postscript: Vec::new(), stats: None, found: None }
+        Ended { outcome, postscript: Vec::new(), stats: None, found: None, traced: None }
     }
 }
 
@@ -67,7 +70,7 @@ impl Postscript {
                 told.push(text);
             }
         }
-        Ended { outcome, postscript: said(job, &told), stats: None, found: None }
+        Ended { postscript: said(job, &told), ..Ended::from(outcome) }
     }
 }
 

@@ -5,7 +5,7 @@ use crate::policy::JobGpu;
 use crate::proxies::Proxies;
 use crate::recover::Recovery;
 use crate::signals::Signals;
-use crate::{JobSpec, RunError};
+use crate::{JobSpec, RunError, trace};
 use kedge_control::gpu::GpuSpec;
 use kedge_process::kernel::{self, Stops};
 use std::ffi::OsString;
@@ -73,6 +73,10 @@ impl Program {
         if matches!(spec.gpu, JobGpu::Devices(_)) {
             command.env("LD_LIBRARY_PATH", library_path(dir)).env("KEDGE_SOCKET", dir.socket());
         }
+        match spec.trace {
+            Some(_) => command.env(trace::TRACED, "1"),
+            None => command.env_remove(trace::TRACED),
+        };
         if let Some(visible) = visible(&spec.gpu) {
             command.env(VISIBLE, visible);
         }

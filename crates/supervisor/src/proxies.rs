@@ -284,6 +284,13 @@ impl Launch {
         self.cold()
     }
 
+    /// The same, with what clients do told in a folder, in so many bytes each at most.
+    pub(crate) fn with_trace(mut self, folder: &Path, limit: u64) -> Launch {
+        self.arguments.extend(["--trace".into(), folder.into()]);
+        self.arguments.extend(["--trace-limit".into(), limit.to_string().into()]);
+        self
+    }
+
     /// The same, on other devices, of which none are ready.
     pub(crate) fn on(self, gpu: &GpuSpec) -> Launch {
         let mut arguments = self.arguments;

@@ -1,21 +1,10 @@
 //! What a job has asked of its devices, from the files of its proxies.
 
-use crate::jobs::{JobDir, JobError, JobName};
-use crate::{JobSpec, RunError};
+use crate::JobSpec;
+use crate::jobs::{JobDir, JobName};
 use kedge_control::joblog::JobLog;
 use kedge_control::stats::{FORMAT, JobStats, Stats};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
 use std::time::Duration;
-
-/// Makes the folder where proxies tell what they have counted, as nobody but the user may see it.
-pub(crate) fn folder(dir: &JobDir) -> Result<PathBuf, RunError> {
-    let path = dir.stats();
-    let made = DirBuilder::new().mode(0o700).create(&path);
-    made.map_err(|source| JobError::Io { path: path.clone(), source })?;
-    Ok(path)
-}
 
 /// Returns the job's figures, and tells them in its log. A proxy that was killed has told none.
 pub(crate) fn of_job(

@@ -12,7 +12,7 @@ macro_rules! export {
         /// As the CUDA driver API reference says of the arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
-            $crate::entry::begin(stringify!($symbol));
+            let begun = $crate::entry::begin(stringify!($symbol));
             let outcome = $crate::entry::call(
                 stringify!($symbol),
                 $crate::entry::Gate::$gate,
@@ -20,7 +20,8 @@ macro_rules! export {
                 || unsafe { $($path)::+($($pass),*) },
             );
             if $crate::entry::tracing() {
-                $crate::entry::trace(stringify!($symbol), &[$((stringify!($arg), &$arg)),*], outcome);
+                let args: &[(&str, &dyn std::fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
+                $crate::entry::trace(stringify!($symbol), begun, args, outcome);
             }
             outcome
         }
@@ -32,7 +33,7 @@ macro_rules! export {
         /// As the CUDA driver API reference says of the arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
-            $crate::entry::begin(stringify!($symbol));
+            let begun = $crate::entry::begin(stringify!($symbol));
             let outcome = $crate::entry::call(
                 stringify!($symbol),
                 $crate::entry::Gate::$gate,
@@ -40,7 +41,8 @@ macro_rules! export {
                 || $crate::entry::with_per_thread_stream(|| unsafe { $($path)::+($($pass),*) }),
             );
             if $crate::entry::tracing() {
-                $crate::entry::trace(stringify!($symbol), &[$((stringify!($arg), &$arg)),*], outcome);
+                let args: &[(&str, &dyn std::fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
+                $crate::entry::trace(stringify!($symbol), begun, args, outcome);
             }
             outcome
         }

@@ -16,11 +16,12 @@ use crate::{context, log, session};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::error::{CUresult, status};
 use kedge_cuda_types::handle::CUstream;
+use kedge_transport::{Calls, monotonic};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// What must hold before an implementation runs.
@@ -105,6 +106,8 @@ fn comes_first(key: &'static str) -> bool {
 
 thread_local! {
     static PER_THREAD: Cell<bool> = const { Cell::new(false) };
+    /// This thread's id; 0 until somebody asks for it.
+    static THREAD: Cell<libc::pid_t> = const { Cell::new(0) };
 }
 
 /// A stream argument of a `_ptsz` symbol: NULL is the thread's default stream.
@@ -129,37 +132,90 @@ pub(crate) fn with_per_thread_stream<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// 0: nothing is logged. 1: each call when it returns. 2: when it begins, too.
+/// What is done with each call: nothing, by default.
 static TRACING: AtomicU8 = AtomicU8::new(0);
+/// It is logged when it returns.
+const LOGGED: u8 = 1;
+/// It is logged when it begins, too.
+const BEGUN: u8 = 2;
+/// The proxy is told when it began and ended (`kedge trace`).
+const TIMED: u8 = 4;
 
-/// Whether each call is logged (KEDGE_TRACE when the session begins).
+/// When calls began to be timed: the one that began before has no other begin.
+static SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anything is done with each call.
 #[inline]
 pub(crate) fn tracing() -> bool {
     TRACING.load(Ordering::Relaxed) != 0
 }
 
+/// Whether each call is logged.
+pub(crate) fn logging() -> bool {
+    TRACING.load(Ordering::Relaxed) & LOGGED != 0
+}
+
 /// KEDGE_TRACE's value: 1 to log each call when it returns, 2 when it begins as well, so that one
 /// which does not return is seen.
 pub(crate) fn set_tracing(level: &str) {
-    TRACING.store(level.parse().unwrap_or(0), Ordering::Relaxed);
+    let bits = match level.parse::<u8>() {
+        Ok(0) | Err(_) => 0,
+        Ok(1) => LOGGED,
+        Ok(_) => LOGGED | BEGUN,
+    };
+    TRACING.fetch_or(bits, Ordering::Relaxed);
 }
 
-/// A call begins.
+/// Has the proxy told of all calls that return from now on. The session is there; the call that
+/// made it began at `since`.
+pub(crate) fn time_calls(since: u64) {
+    SINCE.store(since, Ordering::Relaxed);
+    TRACING.fetch_or(TIMED, Ordering::Relaxed);
+}
+
+/// Ends that in a child of fork(), whose calls are not its parent's proxy's. Allowed there.
+pub(crate) fn time_no_calls() {
+    TRACING.fetch_and(!TIMED, Ordering::Relaxed);
+    THREAD.set(0);
+}
+
+/// A call begins: returns when, where calls are timed, and else 0.
 #[inline]
-pub(crate) fn begin(name: &str) {
-    if TRACING.load(Ordering::Relaxed) > 1 {
-        log::line(&format!("trace: {} begins {name}", thread()));
-    }
-}
-
-fn thread() -> libc::pid_t {
-    // SAFETY: a plain call.
-    unsafe { libc::gettid() }
+pub(crate) fn begin(name: &str) -> u64 {
+    if tracing() { note_begin(name) } else { 0 }
 }
 
 #[cold]
-pub(crate) fn trace(name: &str, args: &[(&str, &dyn fmt::Debug)], outcome: CUresult) {
+fn note_begin(name: &str) -> u64 {
+    let tracing = TRACING.load(Ordering::Relaxed);
+    if tracing & BEGUN != 0 {
+        log::line(&format!("trace: {} begins {name}", thread()));
+    }
+    if tracing & TIMED != 0 { monotonic() } else { 0 }
+}
+
+fn thread() -> libc::pid_t {
+    if THREAD.get() == 0 {
+        // SAFETY: a plain call.
+        THREAD.set(unsafe { libc::gettid() });
+    }
+    THREAD.get()
+}
+
+/// A call that began at `begun` has returned.
+#[cold]
+pub(crate) fn trace(name: &str, begun: u64, args: &[(&str, &dyn fmt::Debug)], outcome: CUresult) {
     use fmt::Write;
+    let tracing = TRACING.load(Ordering::Relaxed);
+    if tracing & TIMED != 0
+        && let Some(calls) = Calls::in_arena()
+    {
+        let begin = if begun == 0 { SINCE.load(Ordering::Relaxed) } else { begun };
+        calls.push(name, (begin, monotonic()), thread() as u32, outcome);
+    }
+    if tracing & LOGGED == 0 {
+        return;
+    }
     let mut line = format!("trace: {} {name}(", thread());
     for (index, (arg, value)) in args.iter().enumerate() {
         let comma = if index == 0 { "" } else { ", " };

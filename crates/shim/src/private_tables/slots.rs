@@ -215,7 +215,7 @@ pub(super) unsafe extern "C" fn each_function(
             return error.0;
         }
     };
-    if entry::tracing() {
+    if entry::logging() {
         log::line(&format!("trace: each_function({module:x?}): {functions:x?}"));
     }
     for function in functions {
