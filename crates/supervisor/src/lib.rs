@@ -316,7 +316,7 @@ fn supervise(
         let outcome = program.reap(&proxies, &recovery);
         if outcome.is_some_and(|outcome| outcome != Outcome::Exited(0)) && recovery.is_wanted() {
             // It may have failed because its proxy was lost just before.
-            program.see_proxies_off(&signals, &proxies, &recovery);
+            program.see_proxies_off(spec, &signals, &proxies, &recovery);
         }
         outcome.into_iter().for_each(|outcome| recovery.program_ended(outcome));
         if outcome != Some(Outcome::Exited(0)) && recovery.is_due() {
@@ -331,7 +331,7 @@ fn supervise(
     };
     let took = begin.elapsed();
     checkpointer.ended();
-    program.see_proxies_off(&signals, &proxies, &recovery);
+    program.see_proxies_off(spec, &signals, &proxies, &recovery);
     finish(dir, meta, outcome, &log);
     let concluded = resume::concluded(name, &spec.policy, outcome, &missed, &log);
     let mut ended = postscript.of(name, outcome, missed.told());

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// A proxy needs some milliseconds to notice that its client has ended and to free its memory.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(500);
+/// The same, of one that writes down what it has counted, found or traced: on a busy machine, too.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// How the program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,12 +145,15 @@ impl Program {
     /// then in the log, and no zombie is left to an init that may not care.
     pub(crate) fn see_proxies_off(
         &self,
+        spec: &JobSpec,
         signals: &Signals,
         proxies: &Proxies,
         recovery: &Recovery,
     ) {
         let start = Instant::now();
-        while let Some(left) = FAREWELL.checked_sub(start.elapsed()) {
+        let tells = spec.stats || spec.check.is_some() || spec.trace.is_some();
+        let limit = if tells { LAST_WORDS } else { FAREWELL };
+        while let Some(left) = limit.checked_sub(start.elapsed()) {
             self.reap(proxies, recovery);
             if proxies.none() {
                 return;
