@@ -465,7 +465,7 @@ fn what_cannot_be_is_refused_by_name() {
     let place = Place::mine("mvno");
     let mut job = Job::start(steps(&place, &[]));
     job.read_to(10);
-    for (to, why) in [("local", "as yet"), ("soft:3", "as yet"), ("soft:x", "--to soft:x")] {
+    for (to, why) in [("local:63", "no device"), ("soft:3", "as yet"), ("soft:x", "--to soft:x")] {
         let said = failure(&place.output(&["migrate", "j", "--to", to]));
         assert!(said.contains(why), "{to}: {said}");
     }

@@ -17,8 +17,10 @@ whatever fails leaves the job where it is. While a job moves a checkpoint is ref
 reverse.
 
 Software devices move to as many other software devices, on this machine or on those of a server \
-(kedge serve), and back: all of a job's, one client after the other. GPUs are refused as yet, as \
-are programs that share device memory with other processes.
+(kedge serve), and back: all of a job's, one client after the other. GPUs move to GPUs of this \
+machine, and to and from software devices of it as far as a restart could bring them there; for a \
+moment they hold what the job has three times. GPUs of servers are refused as yet, as are programs \
+that share device memory with other processes.
 
 A program may change its memory faster than that crosses. Without --max-pause it then stands \
 still for as long as what has changed needs; with it, the job stays where it is, unless \
@@ -30,6 +32,7 @@ bytes, seconds, why: fits, no-less, rounds or anew), stays (process, bytes, seco
 
 Examples:
   kedge migrate sim --to soft
+  kedge migrate sim --to local:1
   kedge migrate sim --to gpu-host:7531/0
   kedge migrate sim --to soft --max-pause 20ms --json";
 
@@ -43,7 +46,7 @@ pub(crate) struct MigrateArgs {
     /// The job
     #[arg(value_name = "JOB")]
     job: JobName,
-    /// Where to: soft, or HOST[:PORT][/I,J…]
+    /// Where to: soft, local[:I,J…] or HOST[:PORT][/I,J…]
     #[arg(long, value_name = "DEVICES")]
     to: String,
     /// Have the program stand still for no longer than this, as far as that can be expected, or

@@ -40,6 +40,8 @@ wire! {
         /// Make room for a capture, while the client goes on → `Yes`, also where there is none: the
         /// capture will tell. `full`: it will build on none.
         Prepare = 10 { track: bool, full: bool },
+        /// The same for the next round, of a client that moves; others need nothing → `Yes`.
+        PrepareRound = 24 {},
         /// Go on → `Yes`.
         Open = 4 {},
         /// Write what was captured to a new file, and forget it → `Written`.

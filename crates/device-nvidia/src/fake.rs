@@ -180,6 +180,7 @@ pub(crate) fn driver() -> Driver {
         cuEventSynchronize: wait,
         cuEventElapsedTime: elapsed,
         cuArray3DCreate_v2: array,
+        cuArrayDestroy: destroy_array,
         cuTexObjectCreate: texture,
         cuTexObjectDestroy: destroy_texture,
         cuModuleLoadDataEx: load,
@@ -306,6 +307,10 @@ unsafe extern "C" fn shaped(copy: *const CUDA_MEMCPY3D, _: CUstream) -> u32 {
         }
         OK
     })
+}
+
+unsafe extern "C" fn destroy_array(array: CUarray) -> u32 {
+    with(|fake| fake.arrays.remove(&array.0)).map_or(INVALID_HANDLE, |_| OK)
 }
 
 unsafe extern "C" fn event(out: *mut CUevent, _: c_uint) -> u32 {

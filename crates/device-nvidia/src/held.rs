@@ -64,6 +64,31 @@ pub(crate) fn export(
     Ok(Held { places: pieces.iter().map(find).collect(), parts })
 }
 
+/// Descriptors of all of a snapshot's room on the devices.
+pub(crate) fn lend(room: &Room) -> Result<Vec<HeldPart>, CuError> {
+    let mut parts = Vec::new();
+    for (&device, regions) in &room.devices {
+        for region in regions {
+            let exported = region.export(region.filled())?.into_iter();
+            parts.extend(exported.map(|(fd, bytes)| HeldPart { device, bytes, fd }));
+        }
+    }
+    Ok(parts)
+}
+
+/// Where a place lies in what [`lend`] gives.
+pub(crate) fn lent(room: &Room, place: Place) -> Option<HeldPlace> {
+    let Place::Device { device, .. } = place else { return None };
+    let mut before = 0;
+    for region in room.devices.get(&device)? {
+        if let Some(offset) = (Exported { device, region, before }).offset(place) {
+            return Some(HeldPlace { device, offset: before + offset });
+        }
+        before += region.filled();
+    }
+    None
+}
+
 impl NvidiaBackend {
     /// Allocates. What is kept ready for a snapshot, and then what is held of one, is the program's
     /// first of all.

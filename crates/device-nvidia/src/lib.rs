@@ -9,7 +9,8 @@
 //! - [`submit`]: one operation: [`launch`], [`copies`], [`staging`], [`host_call`]; [`graphs`]:
 //!   many; [`drafts`]: before they are ready.
 //! - [`snapshot`]: a checkpoint's copy of what the devices hold ([`sources`], [`spare`],
-//!   [`notes`]); [`restore`]: putting it back; [`held`]: when its process is gone. [`digests`]:
+//!   [`notes`]); [`restore`]: putting it back; [`later`]: in several rounds, while it changes;
+//!   [`held`]: when its process is gone. [`digests`]:
 //!   what has changed since the last; [`drain`], [`pace`]: how bytes leave a device. [`away`]:
 //!   memory that goes off the devices for a while. [`heap`]: whether kernels have memory of their
 //!   own. [`symbols`], [`timeline`], [`texture_handles`]:
@@ -44,6 +45,9 @@ mod held;
 mod held_tests;
 mod host_call;
 mod host_memory;
+mod later;
+#[cfg(test)]
+mod later_tests;
 mod launch;
 mod managed;
 mod meter;

@@ -3,6 +3,7 @@
 
 use crate::NvidiaBackend;
 use crate::code::{self, CodeTable};
+use crate::driver::Driver;
 use crate::steer::Known;
 use crate::stream::Event;
 use crate::tables::Tables;
@@ -196,8 +197,36 @@ impl NvidiaBackend {
     pub(crate) fn take_notes(&self, bytes: &[u8]) -> Result<(), SnapshotError> {
         let notes = Notes::decode(bytes)?;
         let mut tables = self.tables();
+        let mut moved = notes.variables_elsewhere(&mut tables)?;
+        Notes::end_textures(&mut tables, &self.shared.driver)?;
+        notes.tell_events(&tables)?;
+        let locate = |module, name: &str| {
+            let module = tables.module(module)?;
+            let (addr, bytes) = module.locate(name)?;
+            Ok((Arc::clone(&module.ctx), addr, bytes))
+        };
+        let mut code_moved = Vec::new();
+        let code = self.find_code(&notes.code, locate, &mut code_moved)?;
+        drop(tables);
+        moved.extend(code_moved.iter().cloned());
+        let mut restoring = self.restoring();
+        (restoring.moved, restoring.code) = (moved.into(), code.into());
+        (restoring.tables, restoring.code_moved) = (notes.code.into_inner(), code_moved);
+        Ok(())
+    }
+}
+
+impl Notes {
+    /// Notes which variables the program knows; those that the driver has placed elsewhere.
+    ///
+    /// # Errors
+    /// Where the program knows the address of one of these, or it is not what it was.
+    pub(crate) fn variables_elsewhere(
+        &self,
+        tables: &mut Tables,
+    ) -> Result<Vec<Moved>, SnapshotError> {
         let mut moved = Vec::new();
-        for variable in notes.variables.iter() {
+        for variable in self.variables.iter() {
             let module = tables.modules.get_mut(&variable.module).ok_or(CuError::INVALID_HANDLE)?;
             let (to, bytes) = module.locate(&variable.name).map_err(|error| {
                 let message = format!("variable {} is not there any more", &*variable.name);
@@ -219,23 +248,23 @@ impl NvidiaBackend {
                 module.knows(&variable.name);
             }
         }
+        Ok(moved)
+    }
+
+    /// All textures have been made again: ends those that were made in vain.
+    pub(crate) fn end_textures(tables: &mut Tables, driver: &Driver) -> Result<(), SnapshotError> {
         if let Some(handle) = tables.textures.expected.missing() {
             let message = format!("texture or surface object {handle:#x} was not made again");
             return Err(SnapshotError::new(CuError::INVALID_HANDLE, message));
         }
-        tables.textures.end_spare(&self.shared.driver)?;
-        for (event, before) in notes.events.iter() {
+        Ok(tables.textures.end_spare(driver)?)
+    }
+
+    /// Tells events when they were recorded.
+    pub(crate) fn tell_events(&self, tables: &Tables) -> Result<(), SnapshotError> {
+        for (event, before) in self.events.iter() {
             tables.event(*event)?.was_recorded(*before);
         }
-        let locate = |module, name: &str| {
-            let module = tables.module(module)?;
-            let (addr, bytes) = module.locate(name)?;
-            Ok((Arc::clone(&module.ctx), addr, bytes))
-        };
-        let code = self.find_code(&notes.code, locate, &mut moved)?;
-        drop(tables);
-        let mut restoring = self.restoring();
-        (restoring.moved, restoring.code) = (moved.into(), code.into());
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! filled while others travel; nobody waits for the device but for a buffer.
 
 use crate::NvidiaBackend;
-use crate::code::{self, Corrections};
+use crate::code::{self, CodeTable, Corrections};
 use crate::context::{Context, Held};
 use crate::copies::{self, RawCopy};
 use crate::driver::{Driver, check};
@@ -32,6 +32,9 @@ pub(crate) struct Restoring {
     pub(crate) known: HashMap<ModuleId, Vec<Known>>,
     /// Words of variables that the driver's placement decides.
     pub(crate) code: Arc<Corrections>,
+    /// The words of which that was found out, and what of the code has moved.
+    pub(crate) tables: Vec<CodeTable>,
+    pub(crate) code_moved: Vec<Moved>,
     /// Bytes of arrays, which go there as a whole.
     arrays: HashMap<ArrayId, Staged>,
     /// The program's handles, mapped once more.
@@ -48,6 +51,16 @@ impl Restoring {
         if !self.used.iter().any(|known| Arc::ptr_eq(known, ctx)) {
             self.used.push(Arc::clone(ctx));
         }
+    }
+
+    /// Lets go of the bytes of arrays that are not to be kept.
+    pub(crate) fn keep_arrays(&mut self, keep: impl Fn(ArrayId, CUarray) -> bool) {
+        self.arrays.retain(|id, staged| keep(*id, staged.raw));
+    }
+
+    /// Arrays of which there are bytes, and how many.
+    pub(crate) fn staged(&self) -> impl Iterator<Item = (ArrayId, u64)> {
+        self.arrays.iter().map(|(id, staged)| (*id, staged.texels.bytes()))
     }
 }
 

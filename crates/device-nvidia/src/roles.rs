@@ -103,6 +103,10 @@ impl Restore for NvidiaBackend {
         self.import_held(parts)
     }
 
+    fn takes_held(&self) -> bool {
+        self.restoring().moved.is_empty()
+    }
+
     fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
         self.copy_held(piece, from)
     }
@@ -119,6 +123,18 @@ impl Restore for NvidiaBackend {
 
     fn restore(&self, object: &Object, start: u64, bytes: &[u8]) -> Result<(), SnapshotError> {
         self.put_back(object, start, bytes)
+    }
+
+    fn restore_rest(&self) -> Result<(), SnapshotError> {
+        self.settle_round()
+    }
+
+    fn restore_more(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        self.expect_more(notes)
+    }
+
+    fn restore_later(&self, notes: &[u8], pieces: &[Piece]) -> Result<bool, SnapshotError> {
+        self.become_later(notes, pieces)
     }
 
     fn restore_end(&self) -> Result<(), SnapshotError> {

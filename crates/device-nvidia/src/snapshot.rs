@@ -15,12 +15,14 @@ use crate::notes::Notes;
 use crate::pace::Pace;
 use crate::pinned::Pinned;
 use crate::sources::{From, Run, Sources, Texels, aligned};
-use crate::spare::{Need, Region, Room};
+use crate::spare::{LEFT, Need, Region, Room};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::CUarray;
 use kedge_cuda_types::memory::{CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY3D};
 use kedge_device::digest::BLOCK;
-use kedge_device::{Digests, Drained, Held, Known, Object, Piece, Snapshot, SnapshotError};
+use kedge_device::{
+    Digests, Drained, Held, HeldPart, HeldPlace, Known, Object, Piece, Snapshot, SnapshotError,
+};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -99,13 +101,14 @@ impl NvidiaBackend {
         }
         // While the tables are held, nothing is unmapped. What the program writes meanwhile makes
         // this an estimate, and the kernels are ready for the pause.
+        let leave = left_to_others(known, &sources);
         self.leave_out(known, &mut sources);
         drop(tables);
         if self.needs_what_is_held(&sources) {
             self.shared.host.release_held();
         }
         let more = known.is_some_and(|known| !known.pieces.is_empty());
-        self.make_room(&sources, more)?;
+        self.make_room(&sources, more, leave)?;
         Ok(self.shared.slots.ready()?)
     }
 
@@ -125,7 +128,12 @@ impl NvidiaBackend {
     }
 
     /// Has the cache hold all of `sources`, as far as it can, and some `more`.
-    fn make_room(&self, sources: &Sources, more: bool) -> Result<(), CuError> {
+    fn make_room(
+        &self,
+        sources: &Sources,
+        more: bool,
+        leave: HashMap<u32, u64>,
+    ) -> Result<(), CuError> {
         let mut needs = Vec::new();
         for (index, raw) in self.devices.iter() {
             let bytes = sources.bytes_on(index);
@@ -133,7 +141,9 @@ impl NvidiaBackend {
             if bytes > 0 {
                 let context = self.context_on(index)?;
                 let _held = context.hold()?;
-                needs.push(Need { index, raw, bytes, free: free_memory(&self.shared.driver)? });
+                let free = free_memory(&self.shared.driver)?;
+                let free = free.saturating_sub(leave.get(&index).copied().unwrap_or(0));
+                needs.push(Need { index, raw, bytes, free });
             }
         }
         self.shared.cache.prepare(&needs)
@@ -151,8 +161,9 @@ impl NvidiaBackend {
         let pieces = sources.runs.iter().flat_map(|run| run.pieces.iter().map(|(_, piece)| piece));
         let mut pieces: Vec<Piece> = pieces.cloned().collect();
         pieces.sort_by(|a, b| (&a.object, a.start).cmp(&(&b.object, b.start)));
+        let leave = left_to_others(known, &sources);
         let found = self.leave_out(known, &mut sources);
-        self.make_room(&sources, false)?;
+        self.make_room(&sources, false, leave)?;
         let room = Lent { room: self.shared.cache.take(), shared: Arc::clone(&self.shared) };
         let parts = lay_out(&sources.runs, &room.room)?;
         self.copy_all(&parts, !found.is_empty())?;
@@ -164,6 +175,17 @@ impl NvidiaBackend {
         let meter = Meter::default();
         Ok(Box::new(GpuSnapshot { pieces, found, kept, notes, room, devices, pace, meter }))
     }
+}
+
+/// What is left free of each device for another process, which is about to hold what this one does.
+fn left_to_others(known: Option<&Known>, sources: &Sources) -> HashMap<u32, u64> {
+    let mut left = HashMap::new();
+    if known.is_some_and(|known| known.leave) {
+        for run in &sources.runs {
+            *left.entry(run.device).or_insert(LEFT) += run.bytes;
+        }
+    }
+    left
 }
 
 pub(crate) fn free_memory(driver: &Driver) -> Result<u64, CuError> {
@@ -464,6 +486,16 @@ impl Snapshot for GpuSnapshot {
 
     fn drained(&self) -> Drained {
         self.meter.drained()
+    }
+
+    fn lend(&self) -> Result<Vec<HeldPart>, CuError> {
+        held::lend(&self.room.room)
+    }
+
+    fn lent(&self, piece: &Piece, start: u64, bytes: u64) -> Option<HeldPlace> {
+        let kept = last_from(&self.kept, |(piece, _)| piece, &piece.object, start);
+        let whole = kept.filter(|((piece, _), at)| piece.bytes.saturating_sub(*at) >= bytes);
+        whole.and_then(|((_, place), at)| held::lent(&self.room.room, place.plus(at)))
     }
 
     fn export(&self) -> Result<Held, CuError> {

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const MIB: u64 = 1 << 20;
-const CTX: CtxId = CtxId(1);
-const LEGACY: StreamId = StreamId(1);
+pub(crate) const CTX: CtxId = CtxId(1);
+pub(crate) const LEGACY: StreamId = StreamId(1);
 pub(crate) const SLAB: u64 = 24 * MIB;
 
 pub(crate) struct Quiet;
@@ -123,7 +123,7 @@ pub(crate) fn make_objects(backend: &NvidiaBackend, textures: usize) -> Vec<u64>
     (0..textures).map(|_| backend.create_texture(CTX, &texture()).unwrap()).collect()
 }
 
-fn texture() -> Texture {
+pub(crate) fn texture() -> Texture {
     Texture {
         surface: false,
         source: TextureSource::Linear {
@@ -473,7 +473,7 @@ fn bytes_of_no_object_are_refused() {
 }
 
 /// A module with a table of two functions, of which the driver says that they are here.
-fn make_table(turn: &Turn, backend: &NvidiaBackend, at: u64, functions: [u64; 2]) {
+pub(crate) fn make_table(turn: &Turn, backend: &NvidiaBackend, at: u64, functions: [u64; 2]) {
     turn.set(|fake| fake.variables = vec![("table", at, 24)]);
     let symbols = [("one", 2, 0, 1, 0, 8), ("two", 2, 0, 1, 8, 8), ("table", 1, 0, 1, 0, 24)];
     let image = relocated(&symbols, &[], &[(0, 2, 0), (16, 2, 1)]);

@@ -149,6 +149,11 @@ impl Filling {
         restores(&*self.backend)?.restore_from(parts)
     }
 
+    /// Whether bytes may come so, of which none is looked at on its way.
+    pub fn takes_held(&self) -> Result<bool, SnapshotError> {
+        Ok(restores(&*self.backend)?.takes_held())
+    }
+
     /// Puts back bytes that lie in that memory.
     pub fn put_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError> {
         restores(&*self.backend)?.restore_held(piece, from)
@@ -168,6 +173,17 @@ impl Filling {
         fill: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<(), SnapshotError> {
         restores(&*self.backend)?.restore_filled(object, start, bytes, fill)
+    }
+
+    /// Waits for all bytes that travel, and lets go of memory from [`Filling::take_held`].
+    pub fn rest(&self) -> Result<(), SnapshotError> {
+        restores(&*self.backend)?.restore_rest()
+    }
+
+    /// Takes the notes of a later snapshot of the same devices before what has been made and ended
+    /// there since is made and ended here.
+    pub fn more(&self, notes: &[u8]) -> Result<(), SnapshotError> {
+        restores(&*self.backend)?.restore_more(notes)
     }
 
     /// Takes the notes and all pieces of a later snapshot of the same devices, whose bytes come

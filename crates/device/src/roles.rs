@@ -71,6 +71,11 @@ pub trait Restore {
     fn restore_notes(&self, notes: &[u8]) -> Result<(), SnapshotError>;
     /// Takes memory that a snapshot of another process has exported, until the end.
     fn restore_from(&self, parts: Vec<HeldPart>) -> Result<(), SnapshotError>;
+    /// Whether bytes may come so: none of them has to be looked at on its way. By default they may
+    /// not.
+    fn takes_held(&self) -> bool {
+        false
+    }
     /// Puts back bytes that lie in that memory; from several threads, as are the next two.
     fn restore_held(&self, piece: &Piece, from: HeldPlace) -> Result<(), SnapshotError>;
     /// Puts bytes of a snapshot back where they were. They may still travel when this returns, and
@@ -87,6 +92,16 @@ pub trait Restore {
     ) -> Result<(), SnapshotError> {
         let mut all = vec![0; bytes];
         if fill(&mut all) { self.restore(object, start, &all) } else { Ok(()) }
+    }
+    /// Waits for all bytes that travel, and lets go of memory from [`Restore::restore_from`]; by
+    /// default none do.
+    fn restore_rest(&self) -> Result<(), SnapshotError> {
+        Ok(())
+    }
+    /// Takes the notes of a later snapshot before what has been made there since is made and ended
+    /// here: they say what that must be called. By default it is called what it was.
+    fn restore_more(&self, _notes: &[u8]) -> Result<(), SnapshotError> {
+        Ok(())
     }
     /// Takes the notes of a later snapshot of the same devices, whose objects have been made and
     /// ended here as there since, and its pieces ([`Snapshot::pieces`]): what is in none of them

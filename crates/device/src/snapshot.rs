@@ -47,12 +47,14 @@ pub struct Known {
     /// Which snapshot that was ([`Snapshot::number`]); 0: of none.
     pub snapshot: u64,
     pub pieces: HashMap<Piece, Digests>,
+    /// Room is left on the devices for as much as they hold: another process is about to take it.
+    pub leave: bool,
 }
 
 impl Known {
     /// Nothing as yet.
     pub fn nothing(keys: Keys) -> Known {
-        Known { keys, snapshot: 0, pieces: HashMap::new() }
+        Known { keys, snapshot: 0, pieces: HashMap::new(), leave: false }
     }
 
     /// The runs of blocks in a piece that now has these digests: [from, to) from its beginning, and
@@ -119,6 +121,16 @@ pub trait Snapshot: Send + Sync {
     /// does.
     fn drained(&self) -> Drained {
         Drained::default()
+    }
+    /// Gives another process of this machine the devices' memory that it lies in, which that has
+    /// for as long as it wants; by default it lies in none.
+    fn lend(&self) -> Result<Vec<HeldPart>, CuError> {
+        Ok(Vec::new())
+    }
+    /// Where so many bytes from `start` on, all of one piece, lie in the memory that it lends;
+    /// `None` where they do not, or not in one place.
+    fn lent(&self, _piece: &Piece, _start: u64, _bytes: u64) -> Option<HeldPlace> {
+        None
     }
     /// What of it lies in memory of the devices that can outlive this process; by default nothing.
     fn export(&self) -> Result<Held, CuError> {

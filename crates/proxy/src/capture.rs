@@ -12,7 +12,7 @@ use kedge_control::joblog::JobLog;
 use kedge_control::proxy::BENCH_DISCARD;
 use kedge_cuda_types::arena;
 use kedge_device::digest::{BLOCK, Digest};
-use kedge_device::{Code, Digests, Known, Piece, Snapshot, SnapshotError};
+use kedge_device::{Code, Digests, HeldPlace, Known, Piece, Snapshot, SnapshotError};
 use kedge_gpu_image::{self as saved, SavedObject, SavedProxy, SavedStep};
 use kedge_image::{Choice, Encoded, ImageError, ImageWriter, PAGE};
 use kedge_remote::ImageLineError;
@@ -292,6 +292,20 @@ pub(crate) trait Sink: Sync {
     fn put(&self, number: u64, from: u64, bytes: &[u8]) -> Result<(), CaptureError>;
     /// Hears that bytes are as they were when they were given last.
     fn known(&self, number: u64, from: u64, bytes: u64) -> Result<(), CaptureError>;
+    /// Whether bytes may stay where they lie; by default they may not.
+    fn takes_lent(&self) -> bool {
+        false
+    }
+    /// Hears where bytes of an object lie; only if it takes them so.
+    fn lent(
+        &self,
+        _number: u64,
+        _from: u64,
+        _bytes: u64,
+        _place: HeldPlace,
+    ) -> Result<(), CaptureError> {
+        Ok(())
+    }
 }
 
 /// A file that is being written.
@@ -390,7 +404,7 @@ impl Writing<'_> {
         all: &[Mutex<Vec<Option<Digest>>>],
     ) -> Result<(), CaptureError> {
         let Chunk { index, number, range, digests } = chunk;
-        if !digests && self.store_in_place(chunk)? {
+        if !digests && (self.store_where_it_lies(chunk)? || self.store_in_place(chunk)?) {
             return Ok(());
         }
         self.capture.fill(*index, range.clone(), buffer)?;
@@ -412,6 +426,21 @@ impl Writing<'_> {
             block += run;
         }
         Ok(())
+    }
+
+    /// Tells where a chunk lies, if it may stay there.
+    fn store_where_it_lies(
+        &self,
+        Chunk { index, number, range, .. }: &Chunk,
+    ) -> Result<bool, CaptureError> {
+        let Source::Piece(piece) = &self.capture.sources[*index] else { return Ok(false) };
+        let bytes = range.end - range.start;
+        let lent = |()| self.capture.snapshot.lent(piece, piece.start + range.start, bytes);
+        let Some(place) = self.sink.takes_lent().then_some(()).and_then(lent) else {
+            return Ok(false);
+        };
+        self.sink.lent(*number, range.start, bytes, place)?;
+        Ok(true)
     }
 
     /// Stores a chunk of whole pages from where the device's bytes arrive, if it can be seen there.

@@ -66,6 +66,12 @@ impl Tracked {
         }
     }
 
+    /// The first round of a move: what there is is about to be there twice.
+    pub(crate) fn to_move() -> io::Result<Tracked> {
+        let known = Known { leave: true, ..Known::nothing(Keys::draw()?) };
+        Ok(Tracked { known: Arc::new(known), ..Tracked::new()? })
+    }
+
     pub(crate) fn known(&self) -> &Arc<Known> {
         &self.known
     }
@@ -106,7 +112,8 @@ impl Tracked {
             Key::Arena(start, bytes) => arena.contains_key(&(*start, *bytes)),
             Key::Image(_) => known.contains(number),
         });
-        self.known = Arc::new(Known { keys: self.known.keys.clone(), snapshot, pieces });
+        self.known =
+            Arc::new(Known { snapshot, pieces, ..Known::nothing(self.known.keys.clone()) });
         self.arena = arena;
         self.images =
             images.into_iter().map(|(number, image)| (number, Arc::downgrade(&image))).collect();

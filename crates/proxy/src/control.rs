@@ -160,6 +160,17 @@ impl Serving {
                     .map_err(|error| said(&error)),
                 None => Err("it does not move".into()),
             },
+            Order::PrepareRound {} => {
+                let known = moving.as_ref().map(Source::known).transpose();
+                let made = known.and_then(|known| match known.flatten() {
+                    Some(known) => self.room.prepare_round(&known),
+                    None => Ok(()),
+                });
+                if let Err(error) = made {
+                    self.log.line(&format!("cannot make room for a round as yet: {error}"));
+                }
+                Ok(Answer::Yes {})
+            }
             Order::Stay {} => {
                 *moving = None;
                 Ok(Answer::Yes {})
@@ -317,6 +328,7 @@ impl Serving {
                 | Order::Parts {}
                 | Order::Serve { .. }
                 | Order::Arrive { .. }
+                | Order::PrepareRound {}
                 | Order::Move { .. }
                 | Order::Show { .. }
                 | Order::Cross { .. }

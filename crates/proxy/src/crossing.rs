@@ -7,7 +7,7 @@ use kedge_control::gpu::GpuSpec;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::arena::{DEVICE_CLIENT_LEN, device_base, device_of};
 use kedge_device::portable::{PlacedVariable, Portable};
-use kedge_device::{Object, Ranges, SnapshotError};
+use kedge_device::{Object, Piece, Ranges, SnapshotError};
 use kedge_gpu_image::SavedProxy;
 use kedge_protocol::{CtxId, ModuleId};
 use std::collections::HashMap;
@@ -109,6 +109,19 @@ impl Crossing {
             Object::Memory if is_client_s(start) => Ok(self.valid_in(start, bytes)),
             _ => Ok(vec![Part { object: object.clone(), start, bytes: 0..bytes }]),
         }
+    }
+
+    /// Where all of these go.
+    pub(crate) fn pieces(&self, all: &[Piece]) -> Result<Vec<Piece>, SnapshotError> {
+        let mut there = Vec::new();
+        for Piece { object, start, bytes } in all {
+            let parts = self.places(object, *start, *bytes as usize)?.into_iter();
+            there.extend(parts.map(|Part { object, start, bytes }| {
+                let bytes = (bytes.end - bytes.start) as u64;
+                Piece { object, start, bytes }
+            }));
+        }
+        Ok(there)
     }
 
     /// The parts of a client's memory that are valid where it goes.

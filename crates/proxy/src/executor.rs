@@ -10,7 +10,7 @@ use crate::capture::CaptureError;
 use crate::hold::Holding;
 use crate::moving::{Follows, Shown};
 use kedge_control::sharing::{Bond, Share, What};
-use kedge_device::{Drained, SnapshotError};
+use kedge_device::{Drained, Known, SnapshotError};
 use kedge_image::{Choice, FileEntry};
 use kedge_protocol::PeerName;
 use kedge_transport::Incoming;
@@ -64,6 +64,12 @@ pub(crate) trait Executor: Send {
 pub(crate) trait Room: Send + Sync {
     /// Makes room for the next capture, so that its pause need not. May take seconds.
     fn prepare(&self, track: bool, full: bool) -> Result<(), CaptureError>;
+
+    /// Makes room for the next round of a move, which is told of what has crossed. By default there
+    /// is nothing to make.
+    fn prepare_round(&self, _known: &Known) -> Result<(), CaptureError> {
+        Ok(())
+    }
 }
 
 /// What the end of a client's ring alone knows of it.

@@ -9,7 +9,7 @@ use crate::host::ProxyHost;
 use crate::moving::{Follows, Shown, ShownHere};
 use crate::wait::until;
 use kedge_control::sharing::{Bond, What};
-use kedge_device::{Backend, SnapshotError};
+use kedge_device::{Backend, Known, SnapshotError};
 use kedge_device_nvidia::CacheLimits;
 use kedge_image::{Choice, ImageWriter};
 use kedge_protocol::PeerName;
@@ -105,7 +105,7 @@ impl Executor for Local {
         self.dispatcher.sharing.check_movable()?;
         let tracked = match follows {
             Follows::Here(tracked) => tracked,
-            Follows::Nothing | Follows::There => Tracked::new().map_err(CaptureError::Keys)?,
+            Follows::Nothing | Follows::There => Tracked::to_move().map_err(CaptureError::Keys)?,
         };
         let capture = Capture::take_to_move(&self.dispatcher, near, tracked)?;
         Ok(Box::new(ShownHere::new(capture)))
@@ -159,6 +159,10 @@ impl Room for Tracking {
             known
         });
         Ok(kedge_device::snapshots(&*self.backend)?.prepare_snapshot(known.as_deref())?)
+    }
+
+    fn prepare_round(&self, known: &Known) -> Result<(), CaptureError> {
+        Ok(kedge_device::snapshots(&*self.backend)?.prepare_snapshot(Some(known))?)
     }
 }
 

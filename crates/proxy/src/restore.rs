@@ -66,7 +66,9 @@ pub(crate) enum RestoreError {
     Line(#[from] ImageLineError),
     #[error("its devices, on another machine: {0}")]
     Far(String),
-    #[error("only software devices move to software devices as yet, and it is on {from}")]
+    #[error(
+        "devices of another machine move to and from software devices alone as yet, and it is on {from}"
+    )]
     GpusStay { from: String },
     #[error("the proxy that it comes from: {0}")]
     Moving(#[from] crate::moving::LineError),

@@ -2,6 +2,7 @@
 
 use kedge_gpu_image::SavedProxy;
 use kedge_image::MAX_EXTENT;
+use kedge_socket::SocketError;
 use kedge_wire::{Text, Wire, WireError, wire};
 use std::io::{self, Read, Write};
 use thiserror::Error;
@@ -23,6 +24,13 @@ wire! {
         Make = 3 {},
         /// The round is over → [`Reply`].
         End = 4 {},
+        /// After [`Reply::Near`]: so many [`Message::Part`] follow → [`Reply`]. Where that is none
+        /// of its use, the bytes go themselves.
+        Lend = 5 { parts: u32 },
+        /// A part of a device's memory, whose descriptor comes with it.
+        Part = 6 { device: u32, bytes: u64 },
+        /// Bytes of an object that lie in that memory.
+        There = 7 { number: u64, from: u64, len: u64, device: u32, offset: u64 },
     }
 
     /// To the source.
@@ -32,6 +40,8 @@ wire! {
         /// What was made before cannot become what there is now.
         Unfit = 2 { why: Text<4096> },
         Failed = 3 { why: Text<4096> },
+        /// Instead of `Done`, to [`Message::Make`]: it takes memory by its descriptors.
+        Near = 4 {},
     }
 }
 
@@ -44,6 +54,8 @@ pub(crate) enum LineError {
     TooLong { len: u64, max: u64 },
     #[error("a message is nonsense: {0}")]
     Nonsense(#[from] WireError),
+    #[error("descriptors of memory do not cross: {0}")]
+    Socket(#[from] SocketError),
     #[error("a message at the wrong time")]
     Order,
     /// In the words of the other.

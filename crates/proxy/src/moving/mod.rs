@@ -3,7 +3,7 @@
 //!
 //! - [`line`]: what the two say to each other.
 //! - [`source`]: the proxy that has the client.
-//! - [`target`]: the one that will.
+//! - [`target`]: the one that will; [`taking`]: what a round brings it.
 //! - [`relay`]: what is between them where one's devices are on another machine.
 //! - [`after`]: what the target makes and ends between two rounds.
 //! - [`owner`]: which of them has the client, where nobody is left to ask.
@@ -13,6 +13,7 @@ mod line;
 mod owner;
 mod relay;
 mod source;
+mod taking;
 mod target;
 
 pub(crate) use line::{LineError, Message, Reply, receive, receive_saved, send, send_saved};

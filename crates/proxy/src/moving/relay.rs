@@ -23,7 +23,10 @@ pub(crate) fn pass(
     loop {
         let message = receive::<Message>(from)?;
         match message {
-            Message::Round { .. } => return Err(LineError::Order),
+            Message::Round { .. }
+            | Message::Lend { .. }
+            | Message::Part { .. }
+            | Message::There { .. } => return Err(LineError::Order),
             Message::Bytes { len, .. } => {
                 receive_bytes(from, len, &mut buffer)?;
                 send(&mut way.to, &message)?;
@@ -32,7 +35,11 @@ pub(crate) fn pass(
             }
             Message::Make {} | Message::End {} => {
                 send(&mut way.to, &message)?;
-                let reply = (way.reply)()?;
+                let reply = match (way.reply)()? {
+                    // It is not near to the other.
+                    Reply::Near {} => Reply::Done {},
+                    reply => reply,
+                };
                 send(back, &reply)?;
                 if message == (Message::End {}) || reply != (Reply::Done {}) {
                     return Ok(Passed { bytes, ended: reply });
@@ -61,7 +68,11 @@ mod tests {
         let (mut to, mut back) = (Vec::new(), Vec::new());
         let mut replies = replies.iter().cloned();
         let mut reply = || replies.next().ok_or(LineError::Order);
-        let passed = pass(&mut &from[..], &mut Way { to: &mut to, reply: &mut reply }, &mut back);
+        let passed = pass(
+            &mut &from[..],
+            &mut Way { to: &mut to, reply: &mut reply, socket: None },
+            &mut back,
+        );
         (passed, to, back)
     }
 

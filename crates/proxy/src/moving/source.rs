@@ -4,15 +4,20 @@ use super::line::{LineError, Message, Reply, receive, send, send_saved};
 use super::owner::Owner;
 use crate::capture::{Capture, CaptureError, Give, Sink};
 use crate::changes::{Tracked, Written};
+use kedge_device::{HeldPart, HeldPlace, Known};
+use kedge_socket::frame::{self, Deadline};
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The other may make objects and fill memory for so long without a word.
 const SILENCE: Duration = Duration::from_secs(120);
+
+/// Descriptors of memory that the other is given at a time: a job on GPUs has one for each 4 GiB.
+pub(super) const MOST_PARTS: usize = 512;
 
 /// A move, at its beginning.
 pub(crate) struct Source {
@@ -46,6 +51,8 @@ pub(crate) trait Shown: Send {
 pub(crate) struct Way<'a> {
     pub(crate) to: &'a mut (dyn Write + Send),
     pub(crate) reply: &'a mut (dyn FnMut() -> Result<Reply, LineError> + Send),
+    /// Descriptors go by this socket, if it is the same way.
+    pub(crate) socket: Option<BorrowedFd<'a>>,
 }
 
 /// What has crossed.
@@ -68,6 +75,18 @@ impl Source {
         stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
         Ok(Source { stream, owner, follows: Follows::Nothing, taken: None })
+    }
+
+    /// What the next round is told of what has crossed; `None` where another process knows.
+    pub(crate) fn known(&self) -> Result<Option<Arc<Known>>, CaptureError> {
+        Ok(match &self.follows {
+            Follows::Nothing => {
+                let tracked = Tracked::to_move().map_err(CaptureError::Keys)?;
+                Some(Arc::clone(tracked.known()))
+            }
+            Follows::Here(tracked) => Some(Arc::clone(tracked.known())),
+            Follows::There => None,
+        })
     }
 
     /// Returns what the next round builds on.
@@ -95,7 +114,8 @@ impl Source {
         };
         let (to, mut from) = (&self.stream, &self.stream);
         let mut to = Paced { to, rate, begin: Instant::now(), bytes: 0 };
-        let mut way = Way { to: &mut to, reply: &mut || receive(&mut from) };
+        let socket = Some(self.stream.as_fd());
+        let mut way = Way { to: &mut to, reply: &mut || receive(&mut from), socket };
         let Some(Crossed { bytes, follows }) = taken.shown.cross(taken.last, &mut way)? else {
             return Ok((0, false));
         };
@@ -167,11 +187,17 @@ fn give(
 ) -> Result<Option<(u64, Written)>, CaptureError> {
     send(&mut way.to, &Message::Round { last })?;
     send_saved(&mut way.to, &capture.saved)?;
-    let line = Line { to: Mutex::new(&mut *way.to), bytes: AtomicU64::new(0) };
+    let socket = way.socket;
+    let mut line = Line { to: Mutex::new(&mut *way.to), bytes: AtomicU64::new(0), lends: false };
     capture.give(&line, Give::Images)?;
     line.say(&Message::Make {})?;
-    if !is_done((way.reply)()?)? {
+    let reply = (way.reply)()?;
+    let is_near = reply == (Reply::Near {});
+    if !is_done(reply)? {
         return Ok(None);
+    }
+    if let (true, Some(socket)) = (is_near, socket) {
+        line.lends = lend(capture, &line, way.reply, socket)?;
     }
     let written = capture.give(&line, Give::Bytes)?;
     line.say(&Message::End {})?;
@@ -184,16 +210,40 @@ fn give(
 /// Whether the other has done what it was told.
 pub(super) fn is_done(reply: Reply) -> Result<bool, LineError> {
     match reply {
-        Reply::Done {} => Ok(true),
+        Reply::Done {} | Reply::Near {} => Ok(true),
         Reply::Unfit { .. } => Ok(false),
         Reply::Failed { why } => Err(LineError::Refused(why.into_inner())),
     }
+}
+
+/// Gives the other the devices' memory that the capture lies in, if it lies in any and the other
+/// can take it: whether it has it.
+fn lend(
+    capture: &Capture,
+    line: &Line<'_>,
+    reply: &mut (dyn FnMut() -> Result<Reply, LineError> + Send),
+    socket: BorrowedFd<'_>,
+) -> Result<bool, CaptureError> {
+    // Without descriptors the bytes go themselves.
+    let parts = capture.snapshot.lend().unwrap_or_default();
+    if parts.is_empty() || parts.len() > MOST_PARTS {
+        return Ok(false);
+    }
+    line.say(&Message::Lend { parts: parts.len() as u32 })?;
+    for HeldPart { device, bytes, fd } in &parts {
+        let part = Message::Part { device: *device, bytes: *bytes };
+        let sent = frame::send(socket, &part, &[fd.as_fd()], Deadline::after(SILENCE));
+        sent.map_err(LineError::from)?;
+    }
+    Ok(is_done(reply()?)?)
 }
 
 /// The way to the other, for several threads.
 struct Line<'a> {
     to: Mutex<&'a mut (dyn Write + Send)>,
     bytes: AtomicU64,
+    /// Whether the other has the memory that the bytes lie in.
+    lends: bool,
 }
 
 impl Line<'_> {
@@ -213,6 +263,22 @@ impl Sink for Line<'_> {
     }
 
     fn known(&self, _number: u64, _from: u64, _bytes: u64) -> Result<(), CaptureError> {
+        Ok(())
+    }
+
+    fn takes_lent(&self) -> bool {
+        self.lends
+    }
+
+    fn lent(
+        &self,
+        number: u64,
+        from: u64,
+        len: u64,
+        HeldPlace { device, offset }: HeldPlace,
+    ) -> Result<(), CaptureError> {
+        self.say(&Message::There { number, from, len, device, offset })?;
+        self.bytes.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::after::steps_between;
 use super::line::{LineError, Message, Reply, receive, receive_bytes, receive_saved, send};
+use super::taking::{Objects, Taking};
 use crate::backend::{self, BackendConfig, Ready};
 use crate::client_memory::ClientMemory;
 use crate::crossing::Crossing;
@@ -11,7 +12,7 @@ use crate::local::Local;
 use crate::options::Options;
 use crate::record::Image;
 use crate::remote::moving::{self as far, Place};
-use crate::restore::{Connection, RestoreError, Restored, Target, alike, put, repeat_steps};
+use crate::restore::{Connection, RestoreError, Restored, Target, alike, repeat_steps};
 use crate::saved::DevicePiece;
 use kedge_control::gpu::GpuSpec;
 use kedge_control::joblog::JobLog;
@@ -51,7 +52,8 @@ pub(crate) fn arrive(
         return Ok(Restored { server, executor: Box::new(session), host, saved, shared });
     }
     let own = server.socket().try_clone_to_owned().map_err(RestoreError::Socket)?;
-    let arriving = Arriving::new(&options.backend, host.clone(), own, Devices::Wanted(ready));
+    let mut arriving = Arriving::new(&options.backend, host.clone(), own, Devices::Wanted(ready));
+    arriving.line = Some(stream.try_clone().map_err(RestoreError::Socket)?);
     arriving.all(&mut &stream, |Arrived { dispatcher, saved }| {
         server.catch_up(saved.position);
         let executor = Box::new(Local::new(dispatcher, host.clone(), options.backend.cache));
@@ -63,7 +65,7 @@ pub(crate) fn arrive(
 pub(crate) enum Devices {
     /// They are made once it is known of what kind; by what was made ready, if anything.
     Wanted(Option<Ready>),
-    /// Nothing has been made on them.
+    /// Nothing has been made on them; the client is on another machine.
     New(NewBackend),
 }
 
@@ -83,6 +85,11 @@ pub(crate) struct Arriving<'a> {
     images: HashMap<u64, Image>,
     built: Option<Built>,
     devices: Option<Devices>,
+    /// Whether the client is on another machine.
+    far: bool,
+    /// The way to the other proxy, where descriptors come by it as well.
+    line: Option<UnixStream>,
+    buffer: Vec<u8>,
 }
 
 struct Built {
@@ -101,8 +108,9 @@ impl<'a> Arriving<'a> {
         socket: OwnedFd,
         devices: Devices,
     ) -> Arriving<'a> {
-        let (images, built) = Default::default();
-        Arriving { config, host, socket, images, built, devices: Some(devices) }
+        let (images, built, line, buffer) = Default::default();
+        let far = matches!(devices, Devices::New(_));
+        Arriving { config, host, socket, images, built, devices: Some(devices), far, line, buffer }
     }
 
     /// Takes all rounds from `stream`, and has `finish` take what there is before the other hears
@@ -147,20 +155,43 @@ impl<'a> Arriving<'a> {
         if saved.version != VERSION {
             return Err(RestoreError::Damaged("it is of another version"));
         }
-        if !is_soft(&saved.gpu) || !matches!(self.config.gpu, GpuSpec::Soft { .. }) {
+        let soft = is_soft(&saved.gpu) && matches!(self.config.gpu, GpuSpec::Soft { .. });
+        if self.far && !soft {
             return Err(RestoreError::GpusStay { from: saved.gpu.to_string() });
         }
-        let objects: HashMap<u64, &SavedObject> =
+        let objects: Objects<'_> =
             saved.objects.iter().map(|(number, object)| (*number, object)).collect();
+        self.take_images(stream, &objects)?;
+        let fits = match self.built.take() {
+            None => self.build(saved).map(Some)?,
+            Some(built) => self.become_later(built, saved)?,
+        };
+        let Some(built) = fits else { return Ok(false) };
+        let target = Target { filling: &built.filling, crossing: built.crossing.as_ref() };
+        let near = self.line.as_ref().filter(|_| built.crossing.is_none());
+        let near = near.filter(|_| built.filling.takes_held().unwrap_or(false));
+        send(stream, &if near.is_some() { Reply::Near {} } else { Reply::Done {} })?;
+        let mut taking = Taking { objects, target, near: near.map(AsFd::as_fd) };
+        while taking.one(stream, &mut self.buffer)? {}
+        built.filling.rest()?;
+        self.built = Some(built);
+        Ok(true)
+    }
+
+    /// Takes modules' images, up to the word that there are no more.
+    fn take_images(
+        &mut self,
+        stream: &mut impl Read,
+        objects: &Objects<'_>,
+    ) -> Result<(), RestoreError> {
         let mut arrived: HashMap<u64, Vec<u8>> = HashMap::new();
-        let mut buffer = Vec::new();
         loop {
             let (number, from, len) = match receive(stream)? {
                 Message::Bytes { number, from, len } => (number, from, len),
                 Message::Make {} => break,
-                Message::Round { .. } | Message::End {} => return Err(LineError::Order.into()),
+                _ => return Err(LineError::Order.into()),
             };
-            receive_bytes(stream, len, &mut buffer)?;
+            receive_bytes(stream, len, &mut self.buffer)?;
             let Some(SavedObject::Image { bytes }) = objects.get(&number) else {
                 return Err(RestoreError::Damaged("an image of no module"));
             };
@@ -169,34 +200,11 @@ impl<'a> Arriving<'a> {
             }
             let image = arrived.entry(number).or_insert_with(|| vec![0; *bytes as usize]);
             let to = from.saturating_add(len).min(*bytes);
-            image[from as usize..to as usize].copy_from_slice(&buffer[..(to - from) as usize]);
+            image[from as usize..to as usize].copy_from_slice(&self.buffer[..(to - from) as usize]);
         }
         self.images.retain(|number, _| objects.contains_key(number));
         self.images.extend(arrived.into_iter().map(|(number, image)| (number, Arc::new(image))));
-        let fits = match self.built.take() {
-            None => self.build(saved).map(Some)?,
-            Some(built) => self.become_later(built, saved)?,
-        };
-        let Some(built) = fits else { return Ok(false) };
-        send(stream, &Reply::Done {})?;
-        let target = Target { filling: &built.filling, crossing: built.crossing.as_ref() };
-        loop {
-            let (number, from, len) = match receive(stream)? {
-                Message::Bytes { number, from, len } => (number, from, len),
-                Message::End {} => break,
-                Message::Round { .. } | Message::Make {} => return Err(LineError::Order.into()),
-            };
-            receive_bytes(stream, len, &mut buffer)?;
-            let object =
-                *objects.get(&number).ok_or(RestoreError::Damaged("bytes of no object"))?;
-            // The last page of an object may be longer than it.
-            let to = from.saturating_add(len).min(object.bytes());
-            let some = to.checked_sub(from).filter(|some| *some > 0);
-            let some = some.ok_or(RestoreError::Damaged("bytes past their object's end"))?;
-            put(object, from, &buffer[..some as usize], &target)?;
-        }
-        self.built = Some(built);
-        Ok(true)
+        Ok(())
     }
 
     /// Makes everything, on new devices.
@@ -233,19 +241,25 @@ impl<'a> Arriving<'a> {
         mut built: Built,
         saved: &SavedProxy,
     ) -> Result<Option<Built>, RestoreError> {
-        // Notes of another kind are made of all that there is.
-        if built.crossing.is_some() {
-            return Ok(None);
-        }
         let Some(steps) = steps_between(&built.steps, &saved.steps) else { return Ok(None) };
+        if built.crossing.is_some() {
+            built.crossing = Crossing::between(saved, &self.config.gpu)?;
+        }
+        let crossing = built.crossing.as_ref();
+        let notes = crossing.map_or(&saved.notes[..], |crossing| &crossing.notes);
+        built.filling.more(notes)?;
         if let Err(error) = self.repeat(&steps, saved, &mut built.dispatcher) {
             self.host.log.note(&format!("a move takes another proxy: {error}"));
             return Ok(None);
         }
+        let mut pieces: Vec<Piece> =
+            saved.objects.iter().filter_map(|(_, object)| object.piece()).collect();
+        if let Some(crossing) = crossing {
+            pieces = crossing.pieces(&pieces)?;
+        }
+        let fits = built.filling.later(notes, &pieces)?;
         built.steps = saved.steps.to_vec();
-        let pieces = saved.objects.iter().filter_map(|(_, object)| object.piece());
-        let pieces: Vec<Piece> = pieces.collect();
-        Ok(built.filling.later(&saved.notes, &pieces)?.then_some(built))
+        Ok(fits.then_some(built))
     }
 
     fn repeat(

@@ -217,7 +217,11 @@ impl Images {
         let sink = DrainSink::new(Sender::waiting(links.clone(), Which::Line));
         std::thread::scope(|scope| {
             let mut reply = replies(scope, &mut line);
-            let crossed = self.cross_by(number, last, &mut Way { to: &mut to, reply: &mut reply });
+            let crossed = self.cross_by(
+                number,
+                last,
+                &mut Way { to: &mut to, reply: &mut reply, socket: None },
+            );
             let told = match crossed {
                 Ok(bytes) => sink.end(&done(bytes, 0, false, FromDevices::default())),
                 Err(error) => sink.fail(error.to_string()),

@@ -118,7 +118,7 @@ pub(crate) fn arrive(
     let mut to = end.sender();
     let passed = thread::scope(|scope| {
         let mut reply = replies(scope, reading);
-        let mut way = Way { to: &mut to, reply: &mut reply };
+        let mut way = Way { to: &mut to, reply: &mut reply, socket: None };
         let passed = loop {
             // The far end says at its last that all up to there are complete.
             session.goes_on_from(saved.position);
@@ -140,7 +140,7 @@ pub(crate) fn arrive(
         Ok::<_, RestoreError>(passed)
     });
     match passed?.ended {
-        Reply::Done {} => {}
+        Reply::Done {} | Reply::Near {} => {}
         Reply::Unfit { .. } => return Err(RestoreError::Damaged("another proxy takes its place")),
         Reply::Failed { why } => return Err(RestoreError::Far(why.into_inner())),
     }

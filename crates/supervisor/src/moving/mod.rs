@@ -29,8 +29,8 @@ pub(crate) enum MoveError {
     #[error("no process of the job has devices now: there is nothing to move")]
     NoClients,
     #[error(
-        "a job on {from} cannot move to {to} as yet: only from software devices to as many of them, on this \
-         machine or on a server's"
+        "a job on {from} cannot move to {to} as yet: only to as many devices of this machine, or from \
+         software devices to those of a server and back"
     )]
     Unsupported { from: String, to: String },
     #[error("the devices of a moving job are to come to rest: {0}")]
@@ -154,12 +154,27 @@ fn spec_of(gpu: &str) -> Result<GpuSpec, MoveError> {
     gpu.parse().map_err(|source| MoveError::Target { to: gpu.to_owned(), source })
 }
 
-/// Returns where a job on `from` goes that is to move `to`: as many software devices as it has,
-/// where that says no number.
+/// Returns where a job on `from` goes that is to move `to`: to as many software devices as it has,
+/// where that says no number, and to the GPUs that it has, where that says none.
 fn place(from: &GpuSpec, to: GpuSpec) -> Result<GpuSpec, MoveError> {
     match (from, to) {
         (GpuSpec::Soft { .. }, GpuSpec::Soft { devices: 1, apart: false }) => Ok(from.clone()),
         (GpuSpec::Soft { .. }, to @ GpuSpec::Soft { .. }) if *from == to => Ok(to),
+        (GpuSpec::Local { .. }, GpuSpec::Local { ordinals }) if ordinals.is_empty() => {
+            Ok(from.clone())
+        }
+        (GpuSpec::Local { ordinals: has }, GpuSpec::Local { ordinals })
+            if has.is_empty() || has.len() == ordinals.len() =>
+        {
+            // Where it has all, as many are found out by the new proxy.
+            Ok(GpuSpec::Local { ordinals })
+        }
+        (GpuSpec::Local { ordinals }, GpuSpec::Soft { devices: 1, apart: false }) => {
+            Ok(GpuSpec::Soft { devices: ordinals.len().max(1) as u32, apart: false })
+        }
+        // As many are found out by the new proxy.
+        (GpuSpec::Local { .. }, to @ GpuSpec::Soft { .. })
+        | (GpuSpec::Soft { .. }, to @ GpuSpec::Local { .. }) => Ok(to),
         (
             GpuSpec::Remote { .. },
             to @ (GpuSpec::Soft { apart: false, .. } | GpuSpec::Remote { .. }),
@@ -174,20 +189,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn software_devices_move_to_as_many() {
+    fn devices_move_to_as_many() {
         let placed = |from: &str, to: &str| {
             let placed = place(&from.parse().unwrap(), to.parse().unwrap());
             placed.map(|to| to.to_string()).map_err(|error| error.to_string())
         };
         assert_eq!(placed("soft:2", "soft").unwrap(), "soft:2");
         assert_eq!(placed("soft:2:apart", "soft").unwrap(), "soft:2:apart");
+        assert_eq!(placed("local:2,3", "local").unwrap(), "local:2,3");
+        assert_eq!(placed("local:2", "local:5").unwrap(), "local:5");
+        assert_eq!(placed("local", "local:5").unwrap(), "local:5");
+        assert_eq!(placed("local:2,3", "soft").unwrap(), "soft:2");
+        assert_eq!(placed("local", "soft").unwrap(), "soft");
+        assert_eq!(placed("soft:2", "local:2,3").unwrap(), "local:2,3");
         assert_eq!(placed("soft", "there:9/0").unwrap(), "there:9/0");
         assert_eq!(placed("there", "soft").unwrap(), "soft");
         assert_eq!(placed("there", "elsewhere").unwrap(), "elsewhere:7531");
         assert!(placed("there", "a/0,soft").is_err());
-        for (from, to) in
-            [("soft:2", "soft:3"), ("soft", "local"), ("local", "soft"), ("soft", "soft:apart")]
-        {
+        for (from, to) in [
+            ("soft:2", "soft:3"),
+            ("local:0", "local:0,1"),
+            ("soft", "soft:apart"),
+            ("local", "there"),
+        ] {
             assert!(placed(from, to).unwrap_err().contains(&format!("on {from}")), "{from} {to}");
         }
     }

@@ -28,7 +28,7 @@ const DEPARTURE: Duration = Duration::from_secs(10);
 /// For one that is killed to end, or whose client has.
 const END: Duration = Duration::from_secs(5);
 /// Nothing is taken but what a round needs.
-const PREPARE: Order = Order::Prepare { track: false, full: false };
+const PREPARE: Order = Order::PrepareRound {};
 /// For a new proxy that cannot go on to say why.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// New proxies that are tried while the program runs, where what it has on its devices changes.

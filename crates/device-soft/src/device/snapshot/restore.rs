@@ -1,7 +1,7 @@
 //! What a snapshot held, put into a new backend.
 
 use super::held::Parts;
-use super::notes::{Allocation, HeapNote, Notes};
+use super::notes::{Allocation, HeapNote, ModuleNote, Notes, Variable};
 use super::take::memory;
 use crate::builtin::heap::Heap;
 use crate::device::arena::{Placed, discard};
@@ -254,6 +254,9 @@ fn clear_between(
 
 /// Whether what devices place and number by themselves is the same.
 fn same_places(here: &Notes, there: &Notes) -> bool {
+    if there.foreign {
+        return same_as_foreign(here, there);
+    }
     let of_modules = |notes: &Notes| {
         let mut modules = notes.modules.to_vec();
         modules.sort_unstable_by_key(|note| note.module);
@@ -269,6 +272,24 @@ fn same_places(here: &Notes, there: &Notes) -> bool {
         && numbers(here) == numbers(there)
         && of_modules(here) == of_modules(there)
         && of_heaps(here) == of_heaps(there)
+}
+
+/// The same where another kind of device is there, which tells of nothing but what is used.
+fn same_as_foreign(here: &Notes, there: &Notes) -> bool {
+    let mut known = HashMap::new();
+    for note in &*here.modules {
+        let all = note.variables.iter();
+        known.extend(all.map(|variable| ((note.module, &*variable.name), variable)));
+    }
+    let lies_here = |module: &ModuleNote, there: &Variable| {
+        known.get(&(module.module, &*there.name)).is_some_and(|here| {
+            (here.addr, here.managed, here.asked) == (there.addr, there.managed, there.asked)
+        })
+    };
+    let mut modules = there.modules.iter();
+    here.textures == there.textures
+        && here.exact == there.exact
+        && modules.all(|module| module.variables.iter().all(|one| lies_here(module, one)))
 }
 
 /// Allocations in the order of their addresses.
