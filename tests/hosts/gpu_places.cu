@@ -1,5 +1,5 @@
 // Devices of several places. `places N,N…`: at which place each device is; then what to do:
-// add (the default), cross, host, wait FILE.
+// add (the default), cross, host, fault, wait FILE.
 #include <cuda_runtime.h>
 #include <cstdio>
 #include <cstdlib>
@@ -235,6 +235,41 @@ static void host()
     CUDA(cudaFreeHost(both));
 }
 
+__global__ void stray() { *(volatile int *)nullptr = 1; }
+
+// The last device faults again and again while its stream holds copies between the first two; they
+// copy on.
+static void fault()
+{
+    const int n = 6 << 20, blocks = (n + 255) / 256;
+    int *from, *to, last = places.size() - 1;
+    CUDA(cudaSetDevice(0));
+    CUDA(cudaMalloc(&from, n * 4));
+    fill<<<blocks, 256>>>(from, n, 3);
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaSetDevice(1));
+    CUDA(cudaMalloc(&to, n * 4));
+    for (int turn = 0; turn < 6; turn++) {
+        cudaStream_t copies, faults;
+        CUDA(cudaSetDevice(last));
+        CUDA(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
+        CUDA(cudaStreamCreateWithFlags(&faults, cudaStreamNonBlocking));
+        CUDA(cudaMemcpyPeerAsync(to, 1, from, 0, n * 4, copies));
+        stray<<<1, 1, 0, faults>>>();
+        REQUIRE(cudaStreamSynchronize(faults) == cudaErrorIllegalAddress);
+        CUDA(cudaDeviceReset());
+    }
+    cudaStream_t stream;
+    std::vector<int> got(n);
+    CUDA(cudaSetDevice(1));
+    CUDA(cudaMemset(to, 0, n * 4));
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaMemcpyPeerAsync(to, 1, from, 0, n * 4, stream));
+    CUDA(cudaMemcpyAsync(got.data(), to, n * 4, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    for (int i = 0; i < n; i++) REQUIRE(got[i] == i + 3);
+}
+
 // Works on all devices until a file is there, then says how each of them is.
 static void until(const char *file)
 {
@@ -284,6 +319,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < 20; i++) around(2000);
     }
     if (what == "host") host();
+    if (what == "fault") fault();
     if (what == "wait") until(argv[3]);
     printf("ok\n");
 }

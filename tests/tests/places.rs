@@ -71,6 +71,15 @@ fn devices_of_several_places_work_for_each_other() {
     }
 }
 
+#[test]
+fn a_device_that_faults_holds_up_no_copies_of_others() {
+    let world = World::new("plfault");
+    let servers = servers();
+    let [a, b] = servers.each_ref().map(|server| &server.address);
+    passes(&world, &run(&world, &format!("{a}/0,{b}/0,soft"), "0,1,2", &["fault"]));
+    nothing_is_left(&servers);
+}
+
 /// Both lines are cut again and again.
 #[test]
 fn lines_that_are_cut_lose_nothing() {

@@ -147,17 +147,17 @@ impl Places {
         let (seq, op) = (held.seq, StreamOp::Copy { copy });
         let (source, target) = (self.helper(from, seq, &op)?, self.helper(to, seq, &op)?);
         let longest = pieces.iter().filter_map(|piece| piece.shape().bytes()).max().unwrap_or(0);
-        let (name, addr) = self.hub.gates().copy(longest);
+        let (name, addr) = self.hub.gates().copy([from, to], longest);
         let (holds, mut begins) = (self.token(), self.token());
-        let begin = || Gate::closed(source.at, source.ctx).takes_room(name);
+        let begin = || Gate::closed(source.at, source.ctx).of(name).takes_room();
         self.add([
-            (holds, Gate::closed(held.at, held.ctx).permits(begins).frees(name)),
+            (holds, Gate::closed(held.at, held.ctx).permits(begins).of(name)),
             (begins, begin()),
         ]);
         self.enqueue(held.at, seq, held.stream, StreamOp::HostFn { token: holds });
         for (index, piece) in (0..).zip(pieces.iter()) {
             let [there, lands, over] = [(); 3].map(|()| self.token());
-            let mut gone = Gate::signal(source.at, source.ctx, lands);
+            let mut gone = Gate::signal(source.at, source.ctx, lands).of(name);
             let mut next = holds;
             if index < last {
                 next = self.token();
@@ -165,16 +165,16 @@ impl Places {
             } else {
                 gone = gone.ends(source.stream);
             }
-            let landed = Gate::signal(target.at, target.ctx, next);
+            let landed = Gate::signal(target.at, target.ctx, next).of(name);
             let landed = if index < last { landed } else { landed.ends(target.stream) };
-            let waits = Gate::closed(target.at, target.ctx);
+            let waits = Gate::closed(target.at, target.ctx).of(name);
             self.add([(lands, waits), (there, gone), (over, landed)]);
             let [out, home] = by_the_near_end(&piece, addr);
             self.help(source, seq, [begins, there], out);
             self.help(target, seq, [lands, over], home);
             begins = next;
         }
-        self.hub.gates_are_of(&[held.ctx, source.ctx, target.ctx]);
+        self.hub.copy_is_enqueued(name, &[held.ctx, source.ctx, target.ctx]);
         Ok(())
     }
 }

@@ -40,18 +40,18 @@ pub(super) struct Gate {
     permits: Vec<u64>,
     /// The near end's own stream that has no more work then.
     ends: Option<StreamId>,
-    /// The copy whose bytes are wanted from here on, if there is room for them.
-    takes_room: Option<u64>,
-    /// The copy whose bytes are wanted no more once it is open.
-    frees: Option<u64>,
+    /// The copy that it is a part of.
+    copy: Option<u64>,
+    /// The copy's bytes are wanted from here on, if there is room for them.
+    takes_room: bool,
 }
 
 impl Gate {
     /// Returns one that another permits.
     pub(super) fn closed(at: At, ctx: CtxId) -> Gate {
         let (called, permitted, permits) = Default::default();
-        let (ends, takes_room, frees) = Default::default();
-        Gate { at, ctx, called, permitted, permits, ends, takes_room, frees }
+        let (ends, copy, takes_room) = Default::default();
+        Gate { at, ctx, called, permitted, permits, ends, copy, takes_room }
     }
 
     /// Returns one that is only to be called, behind the last work of a stream of the near end's.
@@ -68,18 +68,23 @@ impl Gate {
         Gate { ends: Some(stream), ..self }
     }
 
-    pub(super) fn takes_room(self, copy: u64) -> Gate {
-        Gate { takes_room: Some(copy), ..self }
+    /// Makes it a part of a copy, whose bytes stay while a part is there.
+    pub(super) fn of(self, copy: u64) -> Gate {
+        Gate { copy: Some(copy), ..self }
     }
 
-    pub(super) fn frees(self, copy: u64) -> Gate {
-        Gate { frees: Some(copy), ..self }
+    pub(super) fn takes_room(self) -> Gate {
+        Gate { takes_room: true, ..self }
     }
 }
 
 /// The bytes of a copy that are on their way.
 #[derive(Debug)]
 struct Bytes {
+    /// The places that it is between; no other one sees them.
+    between: [At; 2],
+    /// Its gates that are not open yet, and one while more are being enqueued.
+    parts: usize,
     len: usize,
     /// Made when the first of them come.
     bytes: Vec<u8>,
@@ -114,6 +119,9 @@ impl Gates {
 
     /// Takes a gate that is about to be enqueued.
     pub(super) fn add(&mut self, token: u64, gate: Gate) {
+        if let Some(copy) = gate.copy.and_then(|copy| self.copies.get_mut(&copy)) {
+            copy.parts += 1;
+        }
         self.gates.insert(token, gate);
     }
 
@@ -127,11 +135,19 @@ impl Gates {
     }
 
     /// Begins a copy whose pieces have at most `len` bytes: its name, and where they seem to lie.
-    pub(super) fn copy(&mut self, len: u64) -> (u64, u64) {
+    /// Its bytes stay until it is [enqueued](Gates::enqueued) and its last gate is gone.
+    pub(super) fn copy(&mut self, between: [At; 2], len: u64) -> (u64, u64) {
         self.last_copy = (self.last_copy + 1) % (OWN_MEMORY / APART);
         let len = usize::try_from(len.min(PIECE)).unwrap_or(0);
-        self.copies.insert(self.last_copy, Bytes { len, bytes: Vec::new() });
+        self.copies.insert(self.last_copy, Bytes { between, parts: 1, len, bytes: Vec::new() });
         (self.last_copy, OWN_MEMORY + self.last_copy * APART)
+    }
+
+    /// All gates of a copy are enqueued: what may go on if they are all gone by now.
+    pub(super) fn enqueued(&mut self, copy: u64) -> Released {
+        let mut released = Released::new();
+        self.part_goes(copy, &mut released);
+        released
     }
 
     /// A place has called a gate: what may go on.
@@ -166,14 +182,14 @@ impl Gates {
                 released.push((at, token));
             }
             gate.permits.into_iter().for_each(|permits| self.permit(permits, &mut released));
-            gate.frees.into_iter().for_each(|copy| self.free(copy, &mut released));
+            gate.copy.into_iter().for_each(|copy| self.part_goes(copy, &mut released));
         }
         released
     }
 
     fn permit(&mut self, token: u64, released: &mut Released) {
         let Some(gate) = self.gates.get_mut(&token) else { return };
-        if let Some(copy) = gate.takes_room {
+        if let Some(copy) = gate.copy.filter(|_| gate.takes_room) {
             if self.with_room.len() >= COPIES && !self.with_room.contains(&copy) {
                 return self.waiting.push_back(token);
             }
@@ -188,12 +204,18 @@ impl Gates {
             return;
         };
         released.push((gate.at, token));
-        if let Some(copy) = self.gates.remove(&token).and_then(|gate| gate.frees) {
-            self.free(copy, released);
+        if let Some(copy) = self.gates.remove(&token).and_then(|gate| gate.copy) {
+            self.part_goes(copy, released);
         }
     }
 
-    fn free(&mut self, copy: u64, released: &mut Released) {
+    /// A part of a copy is gone; with the last one its bytes go, and make room.
+    fn part_goes(&mut self, copy: u64, released: &mut Released) {
+        let Some(bytes) = self.copies.get_mut(&copy) else { return };
+        bytes.parts = bytes.parts.saturating_sub(1);
+        if bytes.parts > 0 {
+            return;
+        }
         self.copies.remove(&copy);
         self.with_room.remove(&copy);
         while self.with_room.len() < COPIES {
@@ -202,11 +224,13 @@ impl Gates {
         }
     }
 
-    /// Returns the bytes from an address on, if that is where bytes on their way seem to lie.
-    fn find(&mut self, addr: u64, len: usize) -> Option<Result<&mut [u8], CuError>> {
+    /// Returns the bytes from an address on, if that is where bytes on their way to or from this
+    /// place seem to lie.
+    fn find(&mut self, at: At, addr: u64, len: usize) -> Option<Result<&mut [u8], CuError>> {
         let from = addr.checked_sub(OWN_MEMORY)?;
         let (copy, start) = (from / APART, (from % APART) as usize);
-        let Some(found) = self.copies.get_mut(&copy).filter(|_| addr < OWN_TOKENS) else {
+        let its_own = |copy: &&mut Bytes| addr < OWN_TOKENS && copy.between.contains(&at);
+        let Some(found) = self.copies.get_mut(&copy).filter(its_own) else {
             return Some(Err(CuError::INVALID_VALUE));
         };
         let Some(end) = start.checked_add(len).filter(|end| *end <= found.len) else {
@@ -222,13 +246,18 @@ impl Gates {
     }
 
     /// Reads bytes on their way; `None` where the address is none of theirs.
-    pub(super) fn read(&mut self, addr: u64, out: &mut [u8]) -> Option<Result<(), CuError>> {
-        Some(self.find(addr, out.len())?.map(|bytes| out.copy_from_slice(bytes)))
+    pub(super) fn read(
+        &mut self,
+        at: At,
+        addr: u64,
+        out: &mut [u8],
+    ) -> Option<Result<(), CuError>> {
+        Some(self.find(at, addr, out.len())?.map(|bytes| out.copy_from_slice(bytes)))
     }
 
     /// Takes bytes that are on their way; `None` where the address is none of theirs.
-    pub(super) fn write(&mut self, addr: u64, from: &[u8]) -> Option<Result<(), CuError>> {
-        Some(self.find(addr, from.len())?.map(|bytes| bytes.copy_from_slice(from)))
+    pub(super) fn write(&mut self, at: At, addr: u64, from: &[u8]) -> Option<Result<(), CuError>> {
+        Some(self.find(at, addr, from.len())?.map(|bytes| bytes.copy_from_slice(from)))
     }
 }
 
@@ -290,12 +319,13 @@ mod tests {
         let mut gates = Gates::default();
         let mut begun = Vec::new();
         for _ in 0..COPIES + 1 {
-            let (copy, addr) = gates.copy(PIECE + 5);
+            let (copy, addr) = gates.copy([1, 2], PIECE + 5);
             let [held, begins, over] = [(); 3].map(|()| gates.token());
-            gates.add(held, Gate::closed(0, CTX).permits(begins).frees(copy));
-            gates.add(begins, Gate::closed(1, CTX).takes_room(copy));
-            gates.add(over, Gate::signal(1, CTX, held));
+            gates.add(held, Gate::closed(0, CTX).permits(begins).of(copy));
+            gates.add(begins, Gate::closed(1, CTX).of(copy).takes_room());
+            gates.add(over, Gate::signal(1, CTX, held).of(copy));
             gates.call(1, begins);
+            assert_eq!(gates.enqueued(copy), []);
             begun.push((held, begins, over, addr));
         }
         let called: Vec<_> = begun.iter().map(|(held, ..)| gates.call(0, *held)).collect();
@@ -304,17 +334,55 @@ mod tests {
             assert_eq!(*released, expected);
         }
         let (addr, mut two) = (begun[0].3, [0; 2]);
-        assert_eq!(gates.write(addr + PIECE - 2, b"ab"), Some(Ok(())));
-        assert_eq!(gates.read(addr + PIECE - 2, &mut two), Some(Ok(())));
+        assert_eq!(gates.write(1, addr + PIECE - 2, b"ab"), Some(Ok(())));
+        assert_eq!(gates.read(2, addr + PIECE - 2, &mut two), Some(Ok(())));
         assert_eq!(&two, b"ab");
         let bad = Some(Err(CuError::INVALID_VALUE));
-        assert_eq!(gates.write(addr + PIECE - 1, b"ab"), bad);
-        assert_eq!(gates.read(addr + (1 << 40), &mut two), bad);
-        assert_eq!(gates.read(u64::MAX, &mut two), bad);
-        assert_eq!(gates.read(0x7000_0000_0000, &mut two), None);
+        assert_eq!(gates.read(0, addr, &mut two), bad, "a place that has no part in it");
+        assert_eq!(gates.write(1, addr + PIECE - 1, b"ab"), bad);
+        assert_eq!(gates.read(2, addr + (1 << 40), &mut two), bad);
+        assert_eq!(gates.read(1, u64::MAX, &mut two), bad);
+        assert_eq!(gates.read(1, 0x7000_0000_0000, &mut two), None);
         // The first is over: the last has room.
         let released = gates.call(1, begun[0].2);
         assert!(released.contains(&(1, begun[COPIES].1)), "{released:?}");
-        assert_eq!(gates.read(addr, &mut two), bad);
+        assert_eq!(gates.read(2, addr, &mut two), bad);
+    }
+    /// The place whose stream is held faults: the other two end the copy, and only then its room is
+    /// free. It is taken no second time.
+    #[test]
+    fn a_copy_keeps_its_bytes_until_its_last_gate_is_gone() {
+        let mut gates = Gates::default();
+        for _ in 0..COPIES + 1 {
+            let (copy, addr) = gates.copy([1, 2], PIECE);
+            let [held, begins, lands, next, over] = [(); 5].map(|()| gates.token());
+            gates.add(held, Gate::closed(0, CTX).permits(begins).of(copy));
+            gates.add(begins, Gate::closed(1, CTX).permits(lands).of(copy).takes_room());
+            gates.add(lands, Gate::closed(2, CTX).permits(next).of(copy));
+            gates.add(next, Gate::closed(1, CTX).permits(over).of(copy).takes_room());
+            gates.add(over, Gate::closed(2, CTX).permits(held).of(copy));
+            assert_eq!(gates.enqueued(copy), []);
+            assert_eq!(gates.context_ends(0, CTX), []);
+            for (at, token) in [(1, begins), (2, lands), (1, next)] {
+                assert_eq!(gates.call(at, token), [(at, token)]);
+                assert_eq!(gates.write(at, addr, b"ab"), Some(Ok(())));
+            }
+            assert_eq!(gates.call(2, over), [(2, over)]);
+            assert_eq!(gates.read(2, addr, &mut [0]), Some(Err(CuError::INVALID_VALUE)));
+        }
+        assert!(gates.is_empty());
+    }
+
+    /// Its places end before it is enqueued whole.
+    #[test]
+    fn a_copy_that_nobody_does_leaves_no_bytes() {
+        let mut gates = Gates::default();
+        let (copy, addr) = gates.copy([1, 2], PIECE);
+        let begins = gates.token();
+        gates.add(begins, Gate::closed(1, CTX).of(copy).takes_room());
+        assert_eq!(gates.context_ends(1, CTX), []);
+        assert_eq!(gates.write(2, addr, b"ab"), Some(Ok(())));
+        assert_eq!(gates.enqueued(copy), []);
+        assert_eq!(gates.write(2, addr, b"ab"), Some(Err(CuError::INVALID_VALUE)));
     }
 }

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 enum Heard {
     Called(At, u64),
     ContextEnds(At, CtxId),
+    Enqueued(u64),
 }
 
 /// Why a reply is looked at on its way.
@@ -137,6 +138,7 @@ impl Hub {
             let released = match heard {
                 Heard::Called(at, token) => self.gates().call(at, token),
                 Heard::ContextEnds(at, ctx) => self.gates().context_ends(at, ctx),
+                Heard::Enqueued(copy) => self.gates().enqueued(copy),
             };
             self.release(released);
         }
@@ -195,6 +197,12 @@ impl Hub {
                 let _ = self.heard.send(Heard::ContextEnds(*at, *ctx));
             }
         }
+    }
+
+    /// A copy's last gate has been enqueued.
+    pub(super) fn copy_is_enqueued(&self, copy: u64, contexts: &[CtxId]) {
+        let _ = self.heard.send(Heard::Enqueued(copy));
+        self.gates_are_of(contexts);
     }
 
     /// A place says that a context is broken; `false` where it is none of its own.
@@ -395,21 +403,24 @@ impl Outlet for PlaceOutlet {
 }
 
 /// The client's private memory, with what is on its way between places.
-pub(crate) struct PlaceMemory(pub(crate) Arc<Hub>);
+pub(crate) struct PlaceMemory {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) at: At,
+}
 
 impl PrivateMemory for PlaceMemory {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), CuError> {
-        let found = self.0.gates().read(addr, out);
-        found.unwrap_or_else(|| self.0.memory.read(addr, out))
+        let found = self.hub.gates().read(self.at, addr, out);
+        found.unwrap_or_else(|| self.hub.memory.read(addr, out))
     }
 
     fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), CuError> {
-        let found = self.0.gates().write(addr, bytes);
-        found.unwrap_or_else(|| self.0.memory.write(addr, bytes))
+        let found = self.hub.gates().write(self.at, addr, bytes);
+        found.unwrap_or_else(|| self.hub.memory.write(addr, bytes))
     }
 
     fn belongs_to(&self, pid: u32) {
-        self.0.memory.belongs_to(pid);
+        self.hub.memory.belongs_to(pid);
     }
 }
 

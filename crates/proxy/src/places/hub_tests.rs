@@ -61,7 +61,7 @@ fn hub() -> (Arc<Hub>, Arc<Client>, [PlaceOutlet; 2]) {
     let hub = Hub::start(client.clone(), memory, log.clone(), 2).unwrap();
     let outlet = |at| PlaceOutlet { hub: hub.clone(), at };
     let hosts = (0..2).map(|at| {
-        let memory = PlaceMemory(hub.clone());
+        let memory = PlaceMemory { hub: hub.clone(), at };
         Arc::new(ProxyHost::new(outlet(at), memory, log.clone(), None))
     });
     hub.set_hosts(hosts.collect());

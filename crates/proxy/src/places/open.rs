@@ -77,7 +77,8 @@ pub(crate) fn open(
     for (at, place) in seen.iter().enumerate() {
         let outlet = PlaceOutlet { hub: hub.clone(), at };
         let (log, keeper) = (wants.log.clone(), wants.options.keeper.clone());
-        let host = Arc::new(ProxyHost::new(outlet, PlaceMemory(hub.clone()), log, keeper));
+        let memory = PlaceMemory { hub: hub.clone(), at };
+        let host = Arc::new(ProxyHost::new(outlet, memory, log, keeper));
         let (executor, welcome) = begin(wants, place, &host)?;
         let (count, wanted) = (welcome.devices.len(), place.windows.len());
         let Some(here) = Windows::of(&place.windows).filter(|_| count == wanted) else {
