@@ -14,6 +14,42 @@ __global__ void add(int *p, const int *other, int n)
     if (i < n) p[i] += other[i];
 }
 
+__global__ void late(int *p)
+{
+    for (int turn = 0; turn < 200; turn++) __nanosleep(100000);
+    *p = 1;
+}
+
+// A copy that is not asynchronous comes after all work of both devices, whichever is current.
+void serialized(int *a, int *b)
+{
+    const int devices[] = {1, 0};
+    for (int device : devices) {
+        int *at = device ? b : a, *other = device ? a : b, got = 0;
+        cudaStream_t stream;
+        CUDA(cudaSetDevice(device));
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA(cudaMemset(at, 0, 4));
+        CUDA(cudaDeviceSynchronize());
+        late<<<1, 1, 0, stream>>>(at);
+        CUDA(cudaSetDevice(!device));
+        if (device) {
+            CUDA(cudaMemcpyPeer(other, !device, at, device, 4));
+        } else {
+            cudaMemcpy3DPeerParms plane = {};
+            plane.srcPtr = make_cudaPitchedPtr(at, 4, 1, 1);
+            plane.dstPtr = make_cudaPitchedPtr(other, 4, 1, 1);
+            plane.srcDevice = device;
+            plane.dstDevice = !device;
+            plane.extent = make_cudaExtent(4, 1, 1);
+            CUDA(cudaMemcpy3DPeer(&plane));
+        }
+        CUDA(cudaMemcpy(&got, other, 4, cudaMemcpyDeviceToHost));
+        REQUIRE(got == 1);
+        CUDA(cudaStreamDestroy(stream));
+    }
+}
+
 int main()
 {
     const int n = 50000, blocks = (n + 255) / 256;
@@ -53,6 +89,11 @@ int main()
     cudaPointerAttributes attributes;
     CUDA(cudaPointerGetAttributes(&attributes, b));
     REQUIRE(attributes.device == 1 && attributes.type == cudaMemoryTypeDevice);
+    // A kernel runs on the current device, in a stream of that device.
+    add<<<1, 1, 0, sa>>>(b, b, 1);
+    EXPECT(cudaErrorInvalidResourceHandle, cudaGetLastError());
+    CUDA(cudaDeviceSynchronize());
+    serialized(a, b);
     if (!can) CUDA(cudaFree(other));
     CUDA(cudaFree(b));
     CUDA(cudaFree(a));

@@ -193,6 +193,24 @@ pub(super) fn synchronize(ctx: &Context) -> Result<(), CuError> {
     result
 }
 
+/// Waits for all work of the current context and of others, as copies between devices do.
+///
+/// # Errors
+/// `INVALID_CONTEXT` for what is none, and what has broken one of them.
+pub(crate) fn synchronize_with(others: [CUcontext; 2]) -> Result<(), CuError> {
+    let mine = current()?;
+    synchronize(&mine)?;
+    let mut waited = vec![mine.id()];
+    for other in others {
+        let ctx = by_handle_or_current(other)?;
+        if !waited.contains(&ctx.id()) {
+            synchronize(&ctx)?;
+            waited.push(ctx.id());
+        }
+    }
+    Ok(())
+}
+
 pub(crate) unsafe fn cuCtxSynchronize() -> Result<(), CuError> {
     synchronize(&*current()?)
 }

@@ -21,7 +21,7 @@ unsafe fn launch(
     // SAFETY: as the caller promises.
     let (function, launch) = unsafe { prepare(function, shape, params, attributes)? };
     check_sticky(&function)?;
-    stream::enqueue_launch(stream, launch)?;
+    stream::enqueue_launch(stream, function.ctx(), launch)?;
     match attributes.event {
         // SAFETY: handles are checked.
         Some(event) => unsafe { event::cuEventRecord(event, stream) },

@@ -3,6 +3,7 @@
 use super::array;
 use super::place::{Shape, Side, locate, locate_on_device};
 use super::transfer::{Finish, run};
+use crate::context::synchronize_with;
 use crate::entry::default_stream;
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::handle::{CUarray, CUcontext, CUdeviceptr, CUstream};
@@ -123,14 +124,16 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     unsafe { copy(End::Device(dst), End::Device(src), count, stream, Finish::Async) }
 }
 
-/// The contexts say on which devices the addresses lie, which the addresses say themselves.
+/// Is serialized with all work of the three contexts. On which devices the addresses lie they say
+/// themselves.
 pub(crate) unsafe fn cuMemcpyPeer(
     dst: CUdeviceptr,
-    _dst_context: CUcontext,
+    dst_context: CUcontext,
     src: CUdeviceptr,
-    _src_context: CUcontext,
+    src_context: CUcontext,
     count: usize,
 ) -> Result<(), CuError> {
+    synchronize_with([dst_context, src_context])?;
     // SAFETY: as the caller promised.
     unsafe { cuMemcpyDtoD_v2(dst, src, count) }
 }

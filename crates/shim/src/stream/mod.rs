@@ -116,9 +116,19 @@ pub(crate) fn enqueue(stream: CUstream, op: StreamOp) -> Result<(), CuError> {
     }
 }
 
-/// As [`enqueue`], for a launch, which the stream's attributes steer.
-pub(crate) fn enqueue_launch(stream: CUstream, mut launch: Launch) -> Result<(), CuError> {
+/// As [`enqueue`], for a launch of a context's kernel, which the stream's attributes steer.
+///
+/// # Errors
+/// `INVALID_HANDLE` for a stream of another context.
+pub(crate) fn enqueue_launch(
+    stream: CUstream,
+    ctx: CtxId,
+    mut launch: Launch,
+) -> Result<(), CuError> {
     let stream = open(stream)?;
+    if stream.ctx() != ctx {
+        return Err(CuError::INVALID_HANDLE);
+    }
     let captured = capture::intercepts(&stream)?;
     stream.add_hints(&mut launch, captured)?;
     let op = StreamOp::Launch { launch };
