@@ -3,6 +3,8 @@
 
 use crate::run::waits;
 use crate::world::World;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -244,8 +246,11 @@ impl Drop for Job {
 
 /// Sends a signal to processes of the test's own.
 pub fn send(signal: &str, pids: &[u32]) {
-    let pids = pids.iter().map(u32::to_string);
-    let _ = Command::new("kill").arg("-s").arg(signal).args(pids).stderr(Stdio::null()).status();
+    let signal: Signal = format!("SIG{signal}").parse().expect("a signal");
+    for pid in pids {
+        // It may have ended.
+        let _ = kill(Pid::from_raw(*pid as i32), signal);
+    }
 }
 
 pub fn children(pid: u32) -> Vec<u32> {

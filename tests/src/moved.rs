@@ -15,13 +15,14 @@ use std::time::Duration;
 const MOVES: usize = 3;
 /// A program that runs slowly runs for so long, and then stands still for so long: most would be
 /// over before another proxy has started.
-const RUNS: Duration = Duration::from_millis(1);
+const RUNS: Duration = Duration::from_micros(500);
 const STANDS: Duration = Duration::from_millis(8);
 /// Longer each time that a program was over before it had moved, by so much: a busy machine takes
 /// longer for a move, not for a program that waits.
-const LONGER: Duration = Duration::from_millis(8);
-/// What a program is started by that stands still until it is to run.
-const WAITS: [&str; 4] = ["bash", "-c", "kill -STOP $$; exec \"$@\"", "bash"];
+const LONGER: Duration = Duration::from_millis(16);
+/// What a program is started by that stands still until it is to run, and comes last then: on a
+/// loaded machine a short one would be over before it is met.
+const WAITS: [&str; 4] = ["bash", "-c", "kill -STOP $$; exec nice -n 19 \"$@\"", "bash"];
 
 /// Runs `binary` undisturbed, then once more, slowly, with moves in between: where `target` is far,
 /// from there to `near` and back, or the reverse.
@@ -54,7 +55,7 @@ pub fn run_moved(binary: &Path, program: &Program, target: &Target, near: &str) 
 }
 
 /// `None` where the program was not met in time: after it has run for so long, standing still for
-/// so long each millisecond.
+/// so long each half millisecond.
 fn moved(
     case: &Case<'_>,
     whole: &Outcome,
