@@ -4,10 +4,10 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 CU13 := $(CURDIR)/.tools/cu13
 KEDGE := $(CURDIR)/target/release/kedge
 
-.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check deny docs install clean
+.PHONY: help setup build demo test soak soak-kernels soak-restarts soak-checkpoints soak-interrupts check deny package package-test install uninstall clean
 
 help: ## this text
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
 setup: ## install what is missing (Debian packages, nvcc from PyPI into .tools/)
 	@scripts/setup
@@ -52,6 +52,17 @@ deny: ## licences, sources and versions of all dependencies (builds cargo-deny i
 
 install: build ## install into PREFIX (default /usr/local)
 	@scripts/install "$(or $(PREFIX),/usr/local)"
+
+uninstall: ## remove what make install put into PREFIX, and nothing else
+	@scripts/install --remove "$(or $(PREFIX),/usr/local)"
+
+package: ## a tarball, a .deb, an .rpm and a wheel in target/package (a long build)
+	@scripts/setup --packages
+	@scripts/package
+
+package-test: ## try the packages in a bare Debian and a virtual environment, without network (as root)
+	@scripts/setup --packages
+	@scripts/package-test
 
 clean: ## remove build products, keep .tools/
 	cargo clean
