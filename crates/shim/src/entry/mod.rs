@@ -151,6 +151,7 @@ pub(crate) fn tracing() -> bool {
 }
 
 /// Whether each call is logged.
+#[cfg(feature = "private-tables")]
 pub(crate) fn logging() -> bool {
     TRACING.load(Ordering::Relaxed) & LOGGED != 0
 }
