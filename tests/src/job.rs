@@ -324,9 +324,10 @@ pub fn is_proxy(pid: u32) -> bool {
     if name(pid) != "kedge-proxy" {
         return false;
     }
+    // One that has ended has no words.
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0);
-    !words.any(|word| [&b"--management"[..], b"--describe"].contains(&word))
+    !line.is_empty() && !words.any(|word| [&b"--management"[..], b"--describe"].contains(&word))
 }
 
 /// `pid` and all that descend from it.
