@@ -244,12 +244,26 @@ impl Drop for Job {
     }
 }
 
-/// Sends a signal to processes of the test's own.
+/// How long a process that is killed or stopped may take to end or to stand still.
+const REACHES: Duration = Duration::from_secs(2);
+
+/// Sends a signal to processes of the test's own; those that are killed have ended afterwards, and
+/// those that are stopped stand still.
 pub fn send(signal: &str, pids: &[u32]) {
     let signal: Signal = format!("SIG{signal}").parse().expect("a signal");
     for pid in pids {
         // It may have ended.
         let _ = kill(Pid::from_raw(*pid as i32), signal);
+    }
+    // One that is dying still has its connections for a moment, and one that stops still runs.
+    let reached = |pid: &u32| match signal {
+        Signal::SIGKILL => !is_alive(*pid),
+        Signal::SIGSTOP => state(*pid).is_none_or(|state| matches!(state, 'T' | 't' | 'Z' | 'X')),
+        _ => true,
+    };
+    let begin = Instant::now();
+    while begin.elapsed() < REACHES && !pids.iter().all(reached) {
+        std::thread::sleep(Duration::from_micros(200));
     }
 }
 
@@ -344,9 +358,12 @@ pub fn family(pid: u32) -> Vec<u32> {
 
 /// Whether it runs: one that has ended may be still to be collected.
 pub fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+    state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim().chars().next()
 }
 
 /// Builds `tests/hosts/NAME.c` for this world.
