@@ -2,7 +2,7 @@
 //! undisturbed.
 
 use crate::interrupted::{Case, TRIES, differs, failed, no_job};
-use crate::job::{family, send};
+use crate::job::{family, send, state};
 use crate::random::fraction;
 use crate::run::{judge, run_command};
 use crate::{Outcome, Program, Target, kedge};
@@ -103,16 +103,11 @@ fn process(job: &str, over: impl Fn() -> bool) -> Option<u32> {
         let mut rows = rows.as_array().into_iter().flatten();
         let row = rows.find(|row| row["name"] == job && row["state"] == "running");
         let pid = row.and_then(|row| row["pid"].as_u64()).and_then(|pid| u32::try_from(pid).ok());
-        if let Some(pid) = pid.filter(|pid| stands_still(*pid)) {
+        if let Some(pid) = pid.filter(|pid| state(*pid) == Some('T')) {
             return Some(pid);
         }
     }
     None
-}
-
-fn stands_still(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }
 
 /// Has a program run and stand still in turn, until `done`.

@@ -2,7 +2,7 @@
 //! before it, or as the image has them with what was there put aside. The next one works.
 #![forbid(unsafe_code)]
 
-use kedge_tests::job::{build, family, kedge_as, kill_all_in, send};
+use kedge_tests::job::{build, family, is_alive, kedge_as, kill_all_in, send};
 use kedge_tests::place::Place;
 use kedge_tests::random::fraction;
 use std::collections::BTreeMap;
@@ -144,12 +144,6 @@ fn said(mut kedge: Child) -> String {
 fn write(path: &Path, bytes: &[u8]) {
     let file = File::options().write(true).create(true).truncate(false).open(path).expect("opened");
     file.set_len(bytes.len() as u64).and_then(|()| file.write_all_at(bytes, 0)).expect("written");
-}
-
-fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
-    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Waits for the only child of `timeout`, which is kedge or will be: it has no other process.
