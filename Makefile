@@ -19,7 +19,7 @@ demo: setup ## compile a CUDA program, see it fail without a GPU, run it under k
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
-test: ## set up, then run every test (about 40 minutes on 2 cores)
+test: ## set up, then run every test (about an hour on 2 cores)
 	@scripts/test
 
 soak: build ## the long tests and those under other kernels, each resumable in slices of 10 minutes
