@@ -4,10 +4,13 @@
 use crate::entry;
 use kedge_cuda_types::CuError;
 use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 
+const EXECUTABLE: &str = "cuMemHostRegister of executable memory";
+const READ_ONLY: &str = "cuMemHostRegister of memory without write access";
 const MIXED: &str = "cuMemHostRegister across mappings of different kinds or files";
 const HIDDEN: &str = "cuMemHostRegister of shared memory without a descriptor or a name (keep the \
                       memfd's or shm_open's descriptor open; MAP_SHARED of no file has none)";
@@ -66,22 +69,62 @@ pub(super) enum Backing {
     File { fd: OwnedFd, offset: u64 },
 }
 
+/// How often a file is looked for that became another meanwhile.
+const TRIES: u32 = 8;
+
 /// Finds out about `pages`, whole and not empty; refuses what cannot be registered.
 pub(super) fn of(pages: &Range<u64>) -> Result<Backing, CuError> {
-    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| CuError::OPERATING_SYSTEM)?;
-    let found = covering(&maps, pages)?;
+    of_read(pages, || fs::read_to_string("/proc/self/maps"))
+}
+
+/// What `read`, the list of mappings, tells about `pages`. A restart between reading it and looking
+/// at descriptors makes the file again, with another inode: what was found holds if the list says
+/// the same afterwards.
+fn of_read(
+    pages: &Range<u64>,
+    mut read: impl FnMut() -> io::Result<String>,
+) -> Result<Backing, CuError> {
+    let mut maps = read().map_err(|_| CuError::OPERATING_SYSTEM)?;
+    for _ in 1..TRIES {
+        let found = of_maps(pages, &maps);
+        if matches!(found, Ok(Backing::Private)) {
+            return Ok(Backing::Private);
+        }
+        let after = read().map_err(|_| CuError::OPERATING_SYSTEM)?;
+        if covering(&maps, pages) == covering(&after, pages) {
+            return found.map_err(Refusal::tell);
+        }
+        maps = after;
+    }
+    of_maps(pages, &maps).map_err(Refusal::tell)
+}
+
+/// Why pages cannot be registered.
+enum Refusal {
+    /// What is not supported.
+    Kind(&'static str),
+    Error(CuError),
+}
+
+impl Refusal {
+    /// The program's error, told to its user where one is due.
+    fn tell(self) -> CuError {
+        match self {
+            Refusal::Kind(what) => entry::not_supported(what),
+            Refusal::Error(error) => error,
+        }
+    }
+}
+
+/// What lies in `pages` if `maps` is up to date.
+fn of_maps(pages: &Range<u64>, maps: &str) -> Result<Backing, Refusal> {
+    let found = covering(maps, pages).map_err(Refusal::Error)?;
     let Some(first) = found.first() else { return Ok(Backing::Private) };
     for mapping in &found {
         match mapping.access.as_bytes() {
             [b'r', b'w', b'-', _] => {}
-            [b'r', b'w', ..] => {
-                return Err(entry::not_supported("cuMemHostRegister of executable memory"));
-            }
-            _ => {
-                return Err(entry::not_supported(
-                    "cuMemHostRegister of memory without write access",
-                ));
-            }
+            [b'r', b'w', ..] => return Err(Refusal::Kind(EXECUTABLE)),
+            _ => return Err(Refusal::Kind(READ_ONLY)),
         }
     }
     if found.iter().all(|mapping| mapping.access.ends_with('p')) {
@@ -95,9 +138,9 @@ pub(super) fn of(pages: &Range<u64>) -> Result<Backing, CuError> {
             && mapping.offset_of(at) == offset + (at - pages.start)
     };
     if !found.iter().all(in_line) {
-        return Err(entry::not_supported(MIXED));
+        return Err(Refusal::Kind(MIXED));
     }
-    let fd = open(first).ok_or_else(|| entry::not_supported(HIDDEN))?;
+    let fd = open(first).ok_or(Refusal::Kind(HIDDEN))?;
     Ok(Backing::File { fd, offset })
 }
 
@@ -212,6 +255,22 @@ mod tests {
         let (one, other) = (File::from(fd).metadata().unwrap(), file.metadata().unwrap());
         assert_eq!((one.dev(), one.ino()), (other.dev(), other.ino()));
         assert!(all_shared(&pages));
+    }
+
+    #[test]
+    fn a_file_made_again_meanwhile_is_found() {
+        let (file, range) = mapped();
+        let inode = file.metadata().unwrap().ino().to_string();
+        // As a restart leaves what was read before it.
+        let mut reads = 0;
+        let read = || {
+            reads += 1;
+            let maps = fs::read_to_string("/proc/self/maps")?;
+            Ok(if reads == 1 { maps.replace(&format!(" {inode} "), " 1 ") } else { maps })
+        };
+        let found = of_read(&range, read);
+        assert!(matches!(found, Ok(Backing::File { offset: PAGE, .. })), "{found:?}");
+        assert_eq!(reads, 3);
     }
 
     #[test]
