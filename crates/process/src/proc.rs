@@ -74,8 +74,27 @@ pub(crate) fn is_zombie(tid: pid_t) -> bool {
 }
 
 /// Whether a process has ended, with all of its threads, and was not collected.
+///
+/// exec() in a thread that is not the first ends the first one, and then gives that thread its id:
+/// who looks at one after the other may find neither. What is found must be as many as there are.
 pub(crate) fn has_ended(pid: pid_t) -> bool {
-    is_zombie(pid) && !threads(pid).into_iter().any(lives)
+    /// More than one in a row takes a program that does nothing but exec().
+    const LOOKS: usize = 100;
+    for _ in 0..LOOKS {
+        let Ok(first) = Stat::of(pid) else { return false };
+        let count = first.get(Field::Threads);
+        if !first.has_ended() || count <= 1 {
+            return first.has_ended();
+        }
+        let threads = threads(pid);
+        if threads.iter().copied().any(lives) {
+            return false;
+        }
+        if threads.len() as i64 == count && threads.into_iter().all(is_zombie) {
+            return true;
+        }
+    }
+    true
 }
 
 /// Whether a thread is there and has not ended.
@@ -142,6 +161,7 @@ pub(crate) enum Field {
     /// Page faults of children that were waited for.
     ChildrenMinorFaults = 11,
     ChildrenMajorFaults = 13,
+    Threads = 20,
     StartTime = 22,
     StartCode = 26,
     EndCode = 27,
