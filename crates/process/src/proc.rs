@@ -102,6 +102,13 @@ pub(crate) fn lives(tid: pid_t) -> bool {
     Stat::of(tid).is_ok_and(|stat| !stat.has_ended())
 }
 
+/// Whether a thread is there and has not begun to end.
+pub(crate) fn goes_on(tid: pid_t) -> bool {
+    /// PF_EXITING (include/linux/sched.h).
+    const EXITING: i64 = 1 << 2;
+    Stat::of(tid).is_ok_and(|stat| !stat.has_ended() && stat.get(Field::Flags) & EXITING == 0)
+}
+
 /// The threads of `pid`; none if it has ended.
 pub(crate) fn threads(pid: pid_t) -> Vec<pid_t> {
     numbers(&format!("/proc/{pid}/task"))

@@ -5,7 +5,7 @@
 //! (wait_consider_task() in the kernel: "just pretend the caller is ptrace_do_wait()"). So only
 //! children that are known to have ended are waited for, by id.
 
-use crate::proc::{self, Status, is_zombie};
+use crate::proc::{self, Stat, Status, is_zombie};
 use libc::pid_t;
 use std::cell::RefCell;
 use std::thread;
@@ -54,8 +54,13 @@ fn has_exited(pid: pid_t) -> bool {
     }
 }
 
-fn is_traced(pid: pid_t) -> bool {
+pub(crate) fn is_traced(pid: pid_t) -> bool {
     Status::of(pid).is_ok_and(|status| status.decimal("TracerPid") != 0)
+}
+
+/// Whether a tracer has stopped it: by exec() it has the id of one that has ended.
+fn is_stopped(tid: pid_t) -> bool {
+    Stat::of(tid).is_ok_and(|stat| stat.state == 't')
 }
 
 /// A process that has ended: its id and status. One of its threads may have ended while it was
@@ -94,8 +99,11 @@ pub(crate) fn settle(deadline: Instant, others: impl Fn(pid_t) -> bool) {
     // A first thread can be collected only when it is the last.
     let (firsts, rest): (Vec<pid_t>, Vec<pid_t>) = ending.partition(|tid| process(*tid) == *tid);
     for tid in rest.into_iter().chain(firsts) {
-        // It is not stopped, or it could have been let go: it ends.
-        while wait_for(tid).is_none() && is_traced(tid) && Instant::now() < deadline {
+        while !(is_zombie(tid) && wait_for(tid).is_some())
+            && is_traced(tid)
+            && !is_stopped(tid)
+            && Instant::now() < deadline
+        {
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,10 +1,12 @@
 //! Stopping a whole job: every thread of every process.
 
+mod side;
+
 use crate::proc::{self, Field, Stat, Status};
-use crate::thread::Interrupted;
-use crate::{EngineError, Thread, filters, plugins, reap, sys};
+use crate::{EngineError, Thread, filters, plugins, reap};
 use libc::pid_t;
-use std::collections::{BTreeMap, BTreeSet};
+use side::stop_processes;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -133,61 +135,100 @@ pub(crate) fn stop(roots: &Roots, patience: Duration) -> Result<StoppedJob, Engi
 fn stop_all(roots: &Roots, patience: Duration) -> Result<StoppedJob, EngineError> {
     let deadline = Instant::now() + patience;
     let mut job = StoppedJob { processes: Vec::new(), zombies: Vec::new() };
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut again) = (BTreeSet::new(), BTreeSet::new());
     // A stopped process makes no others, so a pass that finds none is the last.
     loop {
-        let mut new = found(roots, &seen);
-        new.retain(|pid| !seen.contains(pid));
-        if new.is_empty() {
+        let mut generations = found(roots, &seen);
+        let mut is_new = |pid: &pid_t| !seen.contains(pid) || again.remove(pid);
+        generations.iter_mut().for_each(|pids| pids.retain(&mut is_new));
+        generations.retain(|pids| !pids.is_empty());
+        if generations.is_empty() {
             break;
         }
-        seen.extend(&new);
-        let mut failed = Ok(());
-        for (pid, stopped) in stop_processes(new, deadline) {
-            match stopped {
-                Ok(process) => job.processes.push(process),
-                Err(EngineError::Ended { .. }) => {
-                    // Its parent, which may stand still by now, is still to collect it.
-                    reap::settle(deadline, reap::is_own_child);
-                    if is_to_be_collected(pid, deadline) {
-                        job.zombies.push(pid);
-                    }
-                }
-                // The others go on with the job.
-                Err(other) => failed = failed.and(Err(other)),
+        // Children when their parents stand still: who waits for a child of vfork() does not stop
+        // before that has become another program.
+        for pids in generations {
+            seen.extend(&pids);
+            again.extend(stop_some(pids, deadline, &mut job)?);
+            if !again.is_empty() {
+                break;
             }
         }
-        failed?;
     }
     if job.processes.is_empty() { Err(EngineError::NoProcess) } else { Ok(job) }
 }
 
-/// Whether a process that is ending is its parent's to collect, once it has ended. Some of its
-/// threads may need a while.
-fn is_to_be_collected(pid: pid_t, deadline: Instant) -> bool {
-    while Stat::of(pid).is_ok() && Instant::now() < deadline {
+/// Adds these processes to the job; those that are to be stopped once more are returned.
+fn stop_some(
+    pids: Vec<pid_t>,
+    deadline: Instant,
+    job: &mut StoppedJob,
+) -> Result<Vec<pid_t>, EngineError> {
+    let (mut failed, mut again) = (Ok(()), Vec::new());
+    for (pid, stopped) in stop_processes(pids, deadline) {
+        match stopped {
+            Ok(process) => job.processes.push(process),
+            Err(EngineError::Ended { .. }) => {
+                // Its parent, which may stand still by now, is still to collect it.
+                reap::settle(deadline, reap::is_own_child);
+                match end_of(pid, deadline) {
+                    Ok(End::Zombie) => job.zombies.push(pid),
+                    Ok(End::Gone) => {}
+                    Ok(End::Lives) => again.push(pid),
+                    Err(error) => failed = failed.and(Err(error)),
+                }
+            }
+            // The others go on with the job.
+            Err(other) => failed = failed.and(Err(other)),
+        }
+    }
+    failed.map(|()| again)
+}
+
+/// What has become of a process some thread of which has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It is its parent's to collect.
+    Zombie,
+    /// It has been collected.
+    Gone,
+    /// It goes on: it was another thread, or it has become another program.
+    Lives,
+}
+
+/// Waits until a process that is ending has ended. Some of its threads may need a while; an error
+/// if they need longer: in an image it would be neither a process nor a zombie, and its parent
+/// would wait for it for ever.
+fn end_of(pid: pid_t, deadline: Instant) -> Result<End, EngineError> {
+    while let Ok(Stat { state, .. }) = Stat::of(pid) {
         if proc::has_ended(pid) {
-            return true;
+            return Ok(End::Zombie);
+        }
+        if Instant::now() >= deadline {
+            return Err(EngineError::WouldNotStop { pid, tid: pid, state });
+        }
+        if proc::threads(pid).into_iter().any(proc::goes_on) {
+            return Ok(End::Lives);
         }
         std::thread::sleep(Duration::from_micros(100));
     }
-    proc::has_ended(pid)
+    Ok(End::Gone)
 }
 
 /// The processes that there are now, zombies included.
 pub(crate) fn all(roots: &Roots) -> Vec<pid_t> {
-    found(roots, &BTreeSet::new())
+    found(roots, &BTreeSet::new()).concat()
 }
 
 /// The processes that run now: zombies hold nothing.
 pub(crate) fn alive(roots: &Roots) -> Vec<pid_t> {
-    found(roots, &BTreeSet::new()).into_iter().filter(|pid| !proc::has_ended(*pid)).collect()
+    all(roots).into_iter().filter(|pid| !proc::has_ended(*pid)).collect()
 }
 
-/// The processes that there are now, parents before their children. Those that this process traces
-/// are clones that hold memory, but for the ones in `stopped` and those of a [`Standing`] job,
-/// whose children are the job's.
-fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
+/// The processes that there are now: the first ones, their children, and so on. Those that this
+/// process traces are clones that hold memory, but for the ones in `stopped` and those of a
+/// [`Standing`] job, whose children are the job's.
+fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<Vec<pid_t>> {
     let standing = standing().clone();
     let own = |pid: &pid_t| stopped.contains(pid) || standing.contains(pid) || !is_ours(*pid);
     let mut found = Vec::new();
@@ -195,8 +236,8 @@ fn found(roots: &Roots, stopped: &BTreeSet<pid_t>) -> Vec<pid_t> {
     let mut next = roots.now();
     while !next.is_empty() {
         next.retain(|pid| known.insert(*pid) && own(pid));
-        found.extend(&next);
-        next = next.iter().flat_map(|pid| proc::children(*pid)).collect();
+        let children = next.iter().flat_map(|pid| proc::children(*pid)).collect();
+        found.push(std::mem::replace(&mut next, children));
     }
     found
 }
@@ -244,143 +285,11 @@ fn largest_id() -> pid_t {
     told.and_then(|text| text.trim().parse().ok()).unwrap_or(pid_t::MAX)
 }
 
-/// Stops these processes side by side: each step is asked of all before the first is waited for.
-fn stop_processes(
-    pids: Vec<pid_t>,
-    deadline: Instant,
-) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
-    let mut all: Vec<(Stopping, Result<(), EngineError>)> =
-        pids.into_iter().map(|pid| (Stopping::new(pid), Ok(()))).collect();
-    let mut each = |step: &mut dyn FnMut(&mut Stopping) -> Result<(), EngineError>| {
-        for (one, result) in all.iter_mut().filter(|(_, result)| result.is_ok()) {
-            *result = step(one);
-        }
-    };
-    // The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are
-    // queued all the same, and would end other threads' calls.
-    each(&mut Stopping::ask_others);
-    each(&mut |one| one.others_arrive(deadline));
-    each(&mut Stopping::ask_leader);
-    each(&mut |one| one.leader_arrives(deadline));
-    all.into_iter().map(|(one, result)| (one.pid, result.and_then(|()| one.stopped()))).collect()
-}
-
-/// A process some of whose threads are stopped.
-struct Stopping {
-    pid: pid_t,
-    others: BTreeMap<pid_t, Thread>,
-    asked: Vec<(pid_t, Interrupted)>,
-    /// Threads that have ended.
-    gone: BTreeSet<pid_t>,
-    asked_leader: Option<Interrupted>,
-    leader: Option<Thread>,
-}
-
-impl Stopping {
-    fn new(pid: pid_t) -> Stopping {
-        let (others, asked, gone) = Default::default();
-        Stopping { pid, others, asked, gone, asked_leader: None, leader: None }
-    }
-
-    /// Asks the threads that it has now.
-    fn ask_others(&mut self) -> Result<(), EngineError> {
-        for tid in proc::own_threads(self.pid) {
-            if tid == self.pid || self.others.contains_key(&tid) || self.gone.contains(&tid) {
-                continue;
-            }
-            match ask(self.pid, tid) {
-                Ok(one) => self.asked.push((tid, one)),
-                Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
-                Err(other) => return Err(other),
-            }
-        }
-        Ok(())
-    }
-
-    /// Until those that were asked have stopped, and those that they had made meanwhile.
-    fn others_arrive(&mut self, deadline: Instant) -> Result<(), EngineError> {
-        while !self.asked.is_empty() {
-            for (tid, one) in std::mem::take(&mut self.asked) {
-                match arrive(self.pid, one, deadline) {
-                    Ok(thread) => drop(self.others.insert(tid, thread)),
-                    Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
-                    Err(other) => return Err(other),
-                }
-            }
-            self.ask_others()?;
-        }
-        Ok(())
-    }
-
-    fn ask_leader(&mut self) -> Result<(), EngineError> {
-        match ask(self.pid, self.pid) {
-            Ok(asked) => self.asked_leader = Some(asked),
-            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
-            Err(other) => return Err(other),
-        }
-        Ok(())
-    }
-
-    fn leader_arrives(&mut self, deadline: Instant) -> Result<(), EngineError> {
-        let asked = self.asked_leader.take();
-        match asked.map(|asked| arrive(self.pid, asked, deadline)).transpose() {
-            Ok(leader) => self.leader = leader,
-            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
-            Err(other) => return Err(other),
-        }
-        // What the leader had made meanwhile, under whatever id.
-        self.gone.clear();
-        self.ask_others()?;
-        self.others_arrive(deadline)
-    }
-
-    /// All threads are stopped.
-    fn stopped(self) -> Result<StoppedProcess, EngineError> {
-        let Stopping { pid, mut others, leader, .. } = self;
-        let first_ended = match leader {
-            Some(_) => None,
-            None => Some(Stat::of(pid)?.get(Field::ExitCode) as i32),
-        };
-        let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
-        let main = main.ok_or(EngineError::Ended { pid })?;
-        // Of the moment at which this thread stopped. What comes later is pending.
-        let stop_signal =
-            Some(sys::reported(main.pid())?).filter(|signal| STOPPING.contains(signal));
-        let stop_signal = stop_signal.unwrap_or(0);
-        let others = others.into_values().collect();
-        Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
-    }
-}
-
-fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
-    Interrupted::ask(tid).map_err(|error| match error {
-        // The kernel says so of one that is ending as of one that is traced.
-        EngineError::System { source, .. } if source.raw_os_error() == Some(libc::EPERM) => {
-            match tracer(tid) {
-                Some(tracer) => EngineError::Traced { pid, tracer },
-                // It may have been collected since.
-                None if proc::is_zombie(tid) || Stat::of(tid).is_err() => {
-                    EngineError::Ended { pid: tid }
-                }
-                None => EngineError::System { pid, what: "trace it", source },
-            }
-        }
-        other => other,
-    })
-}
-
-fn arrive(pid: pid_t, asked: Interrupted, deadline: Instant) -> Result<Thread, EngineError> {
-    asked.stopped(deadline).map_err(|error| match error {
-        EngineError::WouldNotStop { tid, state, .. } => {
-            EngineError::WouldNotStop { pid, tid, state }
-        }
-        other => other,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys;
+    use std::io::{Read, Write};
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -489,5 +398,117 @@ mod tests {
             done.store(true, Ordering::Relaxed);
             assert!(seen.iter().all(|by| [0, libc::SIGSTOP].contains(by)), "{seen:?}");
         });
+    }
+
+    /// A child that lives no longer than this.
+    struct Forked(pid_t);
+
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            // SAFETY: it is this test's child and not collected.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
+            }
+        }
+    }
+
+    /// A child that does this work, and has done what comes before it is `ready`.
+    fn forked(work: impl FnOnce(&mut dyn FnMut())) -> Forked {
+        let (mut ready, mut tells) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls alone, whatever other threads hold.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            work(&mut || drop(tells.write(&[0])));
+            // SAFETY: no destructor runs.
+            unsafe { libc::_exit(0) }
+        }
+        assert!(pid > 0);
+        let child = Forked(pid);
+        assert_eq!(ready.read(&mut [0]).unwrap(), 1);
+        child
+    }
+
+    /// One whose end takes a while: it maps the same 64 MiB many times.
+    fn large() -> Forked {
+        const BYTES: usize = 64 << 20;
+        forked(|ready| {
+            let (access, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+            // SAFETY: the mappings are new ones and nobody's.
+            unsafe {
+                let file = libc::memfd_create(c"large".as_ptr(), 0);
+                libc::ftruncate(file, BYTES as i64);
+                for _ in 0..64 {
+                    libc::mmap(std::ptr::null_mut(), BYTES, access, flags, file, 0);
+                }
+            }
+            ready();
+            loop {
+                // SAFETY: a plain call.
+                unsafe { libc::pause() };
+            }
+        })
+    }
+
+    /// One that waits for a child of its own as after vfork() until it is told to go on.
+    fn waiting(go_on: &mut std::io::PipeReader) -> Forked {
+        const LIKE_VFORK: i32 = libc::CLONE_VFORK | libc::SIGCHLD;
+        forked(|ready| {
+            ready();
+            // SAFETY: without CLONE_VM this is a fork whose parent waits; no pointer is passed.
+            let child = unsafe { libc::syscall(libc::SYS_clone, LIKE_VFORK, 0, 0, 0, 0) };
+            if child == 0 {
+                let _ = go_on.read(&mut [0]);
+                return;
+            }
+            loop {
+                // SAFETY: a plain call.
+                unsafe { libc::pause() };
+            }
+        })
+    }
+
+    #[test]
+    fn one_that_is_just_ending_is_a_zombie_in_the_end() {
+        let (mut told, mut tell) = std::io::pipe().unwrap();
+        let (its_end, waits) = (large(), waiting(&mut told));
+        let (large, late) = (its_end.0, waits.0);
+        wait_for(late, 'D');
+        let job = std::thread::scope(|scope| {
+            // It stands still while the other one is waited for.
+            scope.spawn(|| {
+                wait_for(large, 't');
+                // SAFETY: the child is this test's own and not collected.
+                unsafe { libc::kill(large, libc::SIGKILL) };
+                tell.write_all(&[0]).unwrap();
+            });
+            stop(&Roots::These(vec![large, late]), Duration::from_secs(20)).unwrap()
+        });
+        let processes: Vec<pid_t> = job.processes.iter().map(|process| process.pid).collect();
+        assert_eq!((processes.first(), job.zombies.first()), (Some(&late), Some(&large)));
+        drop(job);
+    }
+
+    #[test]
+    fn one_that_takes_too_long_to_end_is_named() {
+        for _ in 0..20 {
+            let child = large();
+            let large = child.0;
+            // SAFETY: the child is this test's own and not collected.
+            unsafe { libc::kill(large, libc::SIGKILL) };
+            while proc::goes_on(large) {
+                std::thread::yield_now();
+            }
+            let told = end_of(large, Instant::now());
+            let patient = end_of(large, Instant::now() + Duration::from_secs(20));
+            assert!(matches!(patient, Ok(End::Zombie)), "{patient:?}");
+            match told {
+                Err(EngineError::WouldNotStop { pid, .. }) => return assert_eq!(pid, large),
+                // It was fast.
+                other => assert!(matches!(other, Ok(End::Zombie)), "{other:?}"),
+            }
+        }
+        panic!("each has ended at once");
     }
 }

@@ -63,6 +63,17 @@ impl Interrupted {
         Ok(asked)
     }
 
+    /// The same of one that this thread traces already.
+    pub(crate) fn again(pid: pid_t) -> Result<Interrupted, EngineError> {
+        let asked = Interrupted { pid, arrived: false };
+        sys::request(libc::PTRACE_INTERRUPT, pid, 0, "stop it")?;
+        Ok(asked)
+    }
+
+    pub(crate) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
     /// Waits until it has stopped.
     pub(crate) fn stopped(mut self, deadline: Instant) -> Result<Thread, EngineError> {
         let thread = Thread::arrive(self.pid, deadline)?;
@@ -91,6 +102,24 @@ pub(crate) fn release_late() {
     for pid in LATE_ONES.take() {
         if sys::wait_until(pid, deadline).is_ok_and(|stop| stop.is_some()) {
             let _ = sys::request(libc::PTRACE_DETACH, pid, 0, "let it go");
+        }
+    }
+}
+
+/// Waits until a traced thread stops, but not past `deadline`.
+fn next_stop(pid: pid_t, deadline: Instant) -> Result<Stop, EngineError> {
+    const MOMENT: Duration = Duration::from_millis(20);
+    loop {
+        if let Some(stop) = sys::wait_until(pid, deadline.min(Instant::now() + MOMENT))? {
+            return Ok(stop);
+        }
+        // A first thread that an exec() has ended leaves its id to another one, which nobody
+        // traces; where that is this process's child, it is waited for in vain.
+        if !reap::is_traced(pid) {
+            return Err(EngineError::Ended { pid });
+        }
+        if Instant::now() >= deadline {
+            return Err(EngineError::WouldNotStop { pid, tid: pid, state: state(pid) });
         }
     }
 }
@@ -145,8 +174,7 @@ impl Thread {
 
     fn arrive(pid: pid_t, deadline: Instant) -> Result<Thread, EngineError> {
         loop {
-            let would_not = || EngineError::WouldNotStop { pid, tid: pid, state: state(pid) };
-            match sys::wait_until(pid, deadline)?.ok_or_else(would_not)? {
+            match next_stop(pid, deadline)? {
                 Stop::Event(libc::PTRACE_EVENT_STOP) => break,
                 // A signal goes to the program first; the stop follows. One that does
                 // nothing is here only because the thread is traced, and must end no call.

@@ -199,6 +199,20 @@ fn survey(pids: &[i32], options: &Options, still: bool) -> Result<Survey<'static
 /// Tells what cannot be saved while the job still runs. What changes meanwhile does not count: the
 /// stopped job is looked at again.
 fn survey_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
+    /// Looks at a process that cannot be looked at as a whole: one that is becoming another program
+    /// has for a moment a first thread that has ended.
+    const LOOKS: usize = 5;
+    for _ in 1..LOOKS {
+        match look_ahead(roots, options) {
+            Err(EngineError::Descriptors(PluginError::Survey(refusals)))
+                if refusals.iter().any(|refusal| refusal.fd.is_none()) => {}
+            other => return other,
+        }
+    }
+    look_ahead(roots, options)
+}
+
+fn look_ahead(roots: &Roots, options: &Options) -> Result<(), EngineError> {
     refuse::ahead(roots)?;
     match survey(&stop::alive(roots), options, false) {
         Err(EngineError::Descriptors(PluginError::Survey(refusals))) => {

@@ -1,0 +1,278 @@
+//! Stopping processes side by side, whatever they are about to do.
+
+use super::{STOPPING, StoppedProcess, standing, tracer};
+use crate::proc::{self, Field, Stat};
+use crate::thread::Interrupted;
+use crate::{EngineError, Thread, reap, sys};
+use libc::pid_t;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often a thread is asked whose id has come to another one by exec().
+const TRIES: usize = 100;
+
+/// Stops these processes: each step is asked of all before the first is waited for. None is the
+/// child of another: one that waits for its child of vfork() stops only when that has gone on.
+pub(super) fn stop_processes(
+    pids: Vec<pid_t>,
+    deadline: Instant,
+) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
+    let watch = Watch::default();
+    thread::scope(|scope| {
+        // Its end, whatever happens here.
+        let _ended = Ended(&watch);
+        // Without it all goes well but for programs that exec() meanwhile.
+        let _ = thread::Builder::new().spawn_scoped(scope, || watch.keep());
+        stop_watched(pids, deadline, &watch)
+    })
+}
+
+fn stop_watched(
+    pids: Vec<pid_t>,
+    deadline: Instant,
+    watch: &Watch,
+) -> Vec<(pid_t, Result<StoppedProcess, EngineError>)> {
+    let mut all: Vec<(Stopping<'_>, Result<(), EngineError>)> =
+        pids.into_iter().map(|pid| (Stopping::new(pid, watch), Ok(()))).collect();
+    let mut each = |step: &mut dyn FnMut(&mut Stopping<'_>) -> Result<(), EngineError>| {
+        for (one, result) in all.iter_mut().filter(|(_, result)| result.is_ok()) {
+            watch.turn_to(one);
+            *result = step(one);
+        }
+    };
+    // The leader last: from when it is traced, signals that the program ignores (SIGCHLD) are
+    // queued all the same, and would end other threads' calls.
+    each(&mut |one| one.ask_others());
+    each(&mut |one| one.others_arrive(deadline));
+    each(&mut |one| one.ask_leader());
+    each(&mut |one| one.leader_arrives(deadline));
+    all.into_iter().map(|(one, result)| (one.pid, result.and_then(|()| one.stopped()))).collect()
+}
+
+/// A process some of whose threads are stopped.
+struct Stopping<'a> {
+    pid: pid_t,
+    others: BTreeMap<pid_t, Thread>,
+    asked: Vec<(pid_t, Interrupted)>,
+    /// Threads that have ended.
+    gone: BTreeSet<pid_t>,
+    asked_leader: Option<Interrupted>,
+    leader: Option<Thread>,
+    watch: &'a Watch,
+}
+
+impl Stopping<'_> {
+    fn new(pid: pid_t, watch: &Watch) -> Stopping<'_> {
+        let (others, asked, gone) = Default::default();
+        Stopping { pid, others, asked, gone, asked_leader: None, leader: None, watch }
+    }
+
+    /// Asks the threads that it has now. Those that an exec() has ended are no more.
+    fn ask_others(&mut self) -> Result<(), EngineError> {
+        let now = proc::own_threads(self.pid);
+        self.others.retain(|tid, _| now.binary_search(tid).is_ok());
+        for tid in now {
+            if tid == self.pid || self.others.contains_key(&tid) || self.gone.contains(&tid) {
+                continue;
+            }
+            match self.watch.asking(tid, || ask(self.pid, tid)) {
+                Ok(one) => self.asked.push((tid, one)),
+                Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    }
+
+    /// Until those that were asked have stopped, and those that they had made meanwhile.
+    fn others_arrive(&mut self, deadline: Instant) -> Result<(), EngineError> {
+        while !self.asked.is_empty() {
+            for (tid, one) in std::mem::take(&mut self.asked) {
+                self.watch.step();
+                match arrive(self.pid, one, deadline) {
+                    Ok(thread) => drop(self.others.insert(tid, thread)),
+                    Err(EngineError::Ended { .. }) => drop(self.gone.insert(tid)),
+                    Err(other) => return Err(other),
+                }
+            }
+            self.ask_others()?;
+        }
+        Ok(())
+    }
+
+    fn ask_leader(&mut self) -> Result<(), EngineError> {
+        match ask(self.pid, self.pid) {
+            Ok(asked) => self.asked_leader = Some(asked),
+            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    fn leader_arrives(&mut self, deadline: Instant) -> Result<(), EngineError> {
+        let asked = self.asked_leader.take();
+        match asked.map(|asked| arrive(self.pid, asked, deadline)).transpose() {
+            Ok(leader) => self.leader = leader,
+            Err(EngineError::Ended { .. }) if !self.others.is_empty() => {}
+            Err(other) => return Err(other),
+        }
+        // What the leader had made meanwhile, under whatever id.
+        self.gone.clear();
+        self.ask_others()?;
+        self.others_arrive(deadline)
+    }
+
+    /// All threads are stopped.
+    fn stopped(self) -> Result<StoppedProcess, EngineError> {
+        let Stopping { pid, mut others, leader, .. } = self;
+        let first_ended = match leader {
+            Some(_) => None,
+            None => Some(Stat::of(pid)?.get(Field::ExitCode) as i32),
+        };
+        let main = leader.or_else(|| others.pop_first().map(|(_, thread)| thread));
+        let main = main.ok_or(EngineError::Ended { pid })?;
+        // Of the moment at which this thread stopped. What comes later is pending.
+        let stop_signal =
+            Some(sys::reported(main.pid())?).filter(|signal| STOPPING.contains(signal));
+        let stop_signal = stop_signal.unwrap_or(0);
+        let others = others.into_values().collect();
+        Ok(StoppedProcess { pid, stop_signal, main, others, first_ended })
+    }
+}
+
+/// Asks a thread to stop. This takes as long as an exec() in its process.
+fn ask(pid: pid_t, tid: pid_t) -> Result<Interrupted, EngineError> {
+    let mut tries = TRIES;
+    loop {
+        let source = match Interrupted::ask(tid) {
+            // The kernel says so of one that is ending as of one that is traced.
+            Err(EngineError::System { source, .. }) if is_forbidden(&source) => source,
+            other => return other,
+        };
+        match tracer(tid) {
+            // A thread that was asked before has got the first one's id by exec().
+            Some(tracer) if tid == pid && tracer == this_thread() && !is_standing(pid) => {
+                return Interrupted::again(pid);
+            }
+            Some(tracer) => return Err(EngineError::Traced { pid, tracer }),
+            // It may have been collected since.
+            None if proc::is_zombie(tid) || Stat::of(tid).is_err() => {
+                return Err(EngineError::Ended { pid: tid });
+            }
+            None if tries == 0 => {
+                return Err(EngineError::System { pid, what: "trace it", source });
+            }
+            // One that nobody has asked has got the id.
+            None => tries -= 1,
+        }
+    }
+}
+
+fn is_forbidden(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EPERM)
+}
+
+fn is_standing(pid: pid_t) -> bool {
+    standing().contains(&pid)
+}
+
+fn this_thread() -> pid_t {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+fn arrive(pid: pid_t, asked: Interrupted, deadline: Instant) -> Result<Thread, EngineError> {
+    let tid = asked.pid();
+    asked.stopped(deadline).map_err(|error| match error {
+        EngineError::Ended { .. } => {
+            // If it had stopped before, its end is still to be passed on.
+            reap::is_ending(tid);
+            error
+        }
+        EngineError::WouldNotStop { tid, state, .. } => {
+            EngineError::WouldNotStop { pid, tid, state }
+        }
+        other => other,
+    })
+}
+
+/// Sees to it that no exec() waits for whoever stops its process.
+///
+/// exec() in one thread ends the others, and waits until they are collected, which of traced ones
+/// is their tracer's to do; meanwhile nobody can begin to trace any thread of the process, and the
+/// call for that waits (cred_guard_mutex in the kernel).
+#[derive(Default)]
+struct Watch {
+    watched: Mutex<Watched>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Watched {
+    /// Counts what has been done.
+    steps: u64,
+    /// The threads but for the first that are traced of the process whose turn it is.
+    traced: Vec<pid_t>,
+    has_ended: bool,
+}
+
+/// Ends a watch when it is dropped.
+struct Ended<'a>(&'a Watch);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.now().has_ended = true;
+        self.0.ended.notify_one();
+    }
+}
+
+impl Watch {
+    fn now(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step(&self) {
+        self.now().steps += 1;
+    }
+
+    fn turn_to(&self, one: &Stopping<'_>) {
+        let mut now = self.now();
+        now.steps += 1;
+        now.traced.clear();
+        let asked = one.asked.iter().map(|(tid, _)| tid);
+        // What has ended when it had just stopped nobody has collected.
+        now.traced.extend(one.others.keys().chain(asked).chain(&one.gone));
+    }
+
+    /// Does what has this thread trace `tid`.
+    fn asking<T>(
+        &self,
+        tid: pid_t,
+        ask: impl FnOnce() -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        self.step();
+        let asked = ask();
+        if asked.is_ok() {
+            self.now().traced.push(tid);
+        }
+        asked
+    }
+
+    /// Collects what has ended, whenever nothing has been done for a moment.
+    fn keep(&self) {
+        const MOMENT: Duration = Duration::from_millis(5);
+        let (mut now, mut before) = (self.now(), 0);
+        while !now.has_ended {
+            if now.steps == before {
+                now.traced.iter().filter(|tid| proc::is_zombie(**tid)).for_each(|tid| {
+                    reap::wait_for(*tid);
+                });
+            }
+            before = now.steps;
+            let waited = self.ended.wait_timeout(now, MOMENT);
+            now = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
