@@ -11,7 +11,7 @@ use support::survive::{as_an_ordinary_user, command_survives_for, continues, ins
 use support::{Folder, Running, alone, bring_back};
 
 /// Ranks that wait for each other without sleeping take long where cores are few.
-const STEPS: usize = 60;
+const STEPS: usize = 24;
 
 /// The program, built by that implementation's compiler.
 fn build(folder: &Folder, compiler: &str) -> PathBuf {
