@@ -9,6 +9,7 @@ mod child;
 mod config;
 mod devices;
 mod doctor;
+mod env;
 mod explain;
 mod failure;
 mod gpu;
@@ -59,7 +60,8 @@ Environment:
        [default: ~/.local/state]
   XDG_RUNTIME_DIR  jobs are kept in its folder kedge/ where there is no home
        [default: a folder of the user's in /tmp]
-  XDG_CACHE_HOME   the kernel cache is kept in its folder kedge/kernels/ [default: ~/.cache]
+  XDG_CACHE_HOME   the kernel cache is kept in its folder kedge/kernels/, what `kedge env` tells
+       linkers of in kedge/link/ [default: ~/.cache]
   XDG_CONFIG_HOME  keys are kept in its folder kedge/keys/, options that are not given are those of
        kedge/config.toml [default: ~/.config]
   KEDGE_CONFIG     the file in its place; empty: no file is read (`kedge config --help`)
@@ -123,6 +125,7 @@ enum Command {
     Metrics(metrics::MetricsArgs),
     Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
+    Env(env::EnvArgs),
     Explain(explain::ExplainArgs),
     Bench(bench::BenchArgs),
     Model(model::ModelArgs),
@@ -170,6 +173,7 @@ fn main() -> ExitCode {
         Command::Metrics(args) => metrics::run(&args).map(done),
         Command::Config(args) => config::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Env(args) => env::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Model(args) => model::run(&args).map(done),

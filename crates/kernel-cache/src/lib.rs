@@ -39,7 +39,7 @@ const LOCK: &str = "lock";
 #[derive(Debug, Error)]
 pub enum CacheError {
     #[error(
-        "there is no folder for the kernel cache: set HOME or XDG_CACHE_HOME to an absolute path"
+        "there is no folder for what kedge keeps: set HOME or XDG_CACHE_HOME to an absolute path"
     )]
     NoFolder,
     #[error(
@@ -89,6 +89,18 @@ pub struct Entry {
 pub struct Cleared {
     pub entries: usize,
     pub bytes: u64,
+}
+
+/// Returns the user's folder `NAME` beside the caches, in which others can do nothing. Makes it
+/// where there is none.
+///
+/// # Errors
+/// [`CacheError::NoFolder`] without HOME and XDG_CACHE_HOME, [`CacheError::NotOwn`] where it is
+/// another user's, [`CacheError::Io`] where it cannot be made.
+pub fn folder(name: &str) -> Result<PathBuf, CacheError> {
+    let dir = place::path(name)?;
+    place::make(&dir)?;
+    Ok(dir)
 }
 
 /// A cache of PTX in a folder.
