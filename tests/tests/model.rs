@@ -8,13 +8,16 @@ use kedge_tests::world::{World, stderr};
 use serde_json::Value;
 use std::fs;
 
+/// 16 MiB, 50 steps, and a millisecond between them.
+const SIZE: [&str; 3] = ["0", "50", "1"];
+
 /// Runs a program that adds up on its device: what it said, and its figures.
 fn counted(world: &World, options: &[&str]) -> (String, Value) {
     let program = host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"]).display().to_string();
     let file = world.0.join("stats.json");
     let stats = format!("--stats={}", file.display());
     let run = ["run", "--gpu", "soft", "--job", "j", &stats];
-    let output = world.output(&[&run, options, &["--", &program]].concat());
+    let output = world.output(&[&run, options, &["--", &program], &SIZE].concat());
     assert!(output.status.success(), "{output:?}");
     let text = fs::read_to_string(file).expect("figures");
     (stderr(&output), serde_json::from_str(&text).expect("JSON"))
@@ -49,7 +52,8 @@ fn quiet_jobs_and_others_tell_no_figures() {
     let (said, _) = counted(&world, &["--quiet"]);
     assert_eq!(said, "");
     let program = host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"]).display().to_string();
-    let output = world.output(&["run", "--gpu", "soft", "--job", "k", "--", &program]);
+    let run = ["run", "--gpu", "soft", "--job", "k", "--", &program];
+    let output = world.output(&[&run[..], &SIZE].concat());
     assert_eq!(stderr(&output), "");
     assert!(!world.text(&["logs", "k"]).contains("messages: "));
 }
