@@ -1,4 +1,5 @@
-//! `kedge env`: what compilers and linkers need to build for the CUDA driver where none is installed.
+//! `kedge env`: what compilers and linkers need to build for the CUDA driver where none is
+//! installed.
 
 use crate::{Failure, output};
 use clap::{Args, ValueEnum};
