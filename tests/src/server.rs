@@ -3,7 +3,7 @@
 use crate::job::{family, name, send};
 use crate::{kedge, root};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -59,6 +59,14 @@ impl Served {
     /// Returns what it has said since it listens.
     pub fn said(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until it has ended: how.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
+    pub fn status(&mut self) -> ExitStatus {
+        self.child.wait().expect("a child")
     }
 
     /// Returns its process.

@@ -3,13 +3,20 @@
 use crate::Failure;
 use crate::gpu;
 use crate::size::Size;
+use crate::time::Time;
 use clap::Args;
 use kedge_control::gpu::{DEFAULT_PORT, GpuSpec};
 use kedge_keys::Keys;
-use kedge_server::{ServeSpec, Server};
+use kedge_server::{Ender, ServeSpec, Server};
 use kedge_supervisor::Parts;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use std::{fs, process, thread};
 
 const AFTER_HELP: &str = "\
 It listens on this machine alone unless it is told otherwise, and there serves the user who \
@@ -23,7 +30,8 @@ certificate:
 Examples:
   kedge serve                               this machine's GPUs, or a software device
   kedge serve --gpu local:0,1               two of them
-  kedge serve --gpu soft:4 --listen 127.0.0.1:9000";
+  kedge serve --gpu soft:4 --listen 127.0.0.1:9000
+  kedge serve --grace 10m                   sessions may go on for so long when it is told to end";
 
 /// Lend this machine's devices to programs on others
 ///
@@ -43,6 +51,10 @@ pub(crate) struct ServeArgs {
     /// Where to listen; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT", default_value_t = default_address())]
     listen: SocketAddr,
+    /// How long sessions may go on when the server is told to end (SIGTERM, Ctrl-C): they are told
+    /// in their jobs' logs, and no new one begins. Told again, it ends at once
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    grace: Time,
 }
 
 fn default_address() -> SocketAddr {
@@ -62,6 +74,41 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, keys, proxy };
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
+    end_when_told(server.ender(), args.grace.0)?;
     say(&format!("{gpu} is lent at {address}"));
     server.serve()
+}
+
+/// Has this process end when it is told to, once its sessions have. Signals that it was started to
+/// ignore stay ignored.
+fn end_when_told(ender: Ender, grace: Duration) -> Result<(), Failure> {
+    let ignored = ignored_signals();
+    let heard = [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|signal| !ignored(*signal));
+    let mut signals = Signals::new(heard)?;
+    let told = Arc::new(AtomicU32::new(0));
+    let counts = told.clone();
+    let wait = move || {
+        while counts.load(Ordering::SeqCst) == 0 {
+            thread::park();
+        }
+        ender.end(grace, &|| counts.load(Ordering::SeqCst) > 1);
+        process::exit(0)
+    };
+    let waits = thread::Builder::new().name("end".into()).spawn(wait)?;
+    let hear = move || {
+        for _ in signals.forever() {
+            told.fetch_add(1, Ordering::SeqCst);
+            waits.thread().unpark();
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(hear)?;
+    Ok(())
+}
+
+/// Tells which signals this process ignores; none where the kernel does not say.
+fn ignored_signals() -> impl Fn(i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    move |signal| mask & (1 << (signal - 1)) != 0
 }

@@ -69,10 +69,15 @@ wire! {
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub struct Measured { pub number: u64 }
 
-    /// What a connection is for that the server hands over to a session's proxy.
-    #[derive(Debug, Clone, Copy, PartialEq)]
+    /// From the server to a session's proxy.
+    #[derive(Debug, Clone, PartialEq)]
     pub enum HandedOver {
+        /// A connection, which comes with this.
         Link = 1 { hand: Handover },
+        /// For the job's log.
+        Notice = 2 { text: Text<LINE> },
+        /// The session is over.
+        End = 3 { why: Text<LINE> },
     }
 
     /// A connection that goes on with a link.

@@ -34,6 +34,8 @@ const OPENING_LIMIT: Duration = Duration::from_secs(5);
 const LINGER: Duration = Duration::from_millis(500);
 /// Between two looks whether the keys of open sessions still count.
 const KEYS_LOOK: Duration = Duration::from_millis(500);
+/// For a session that is over to end, and for its proxy once it is killed.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// Longest first frame.
 const MAX_FIRST: usize = 4 << 10;
 
@@ -123,7 +125,12 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves for ever.
+    /// Returns what can end this server.
+    pub fn ender(&self) -> Ender {
+        Ender(self.lender.clone())
+    }
+
+    /// Serves until an [`Ender`] has this process end.
     pub fn serve(&self) -> ! {
         loop {
             match self.listener.accept() {
@@ -159,6 +166,42 @@ impl Server {
         {
             (self.lender.say)(&format!("cannot hear a connection: {error}"));
         }
+    }
+}
+
+/// Ends a server.
+#[derive(Debug, Clone)]
+pub struct Ender(Arc<Lender>);
+
+impl Ender {
+    /// Begins no more sessions, tells those that there are, and waits until they have ended by
+    /// themselves: for `grace` at most, or until `hurry` says so. What is left is ended then.
+    /// Connections of sessions that are cut meanwhile go on.
+    pub fn end(&self, grace: Duration, hurry: &dyn Fn() -> bool) {
+        let Ender(lender) = self;
+        let open = lender.sessions.close();
+        if open == 0 {
+            return (lender.say)("told to end: no session is open");
+        }
+        let text =
+            format!("`kedge serve` there was told to end: it ends these devices in {grace:?}");
+        lender.sessions.tell_all(&HandedOver::Notice { text: Text::truncated(text) });
+        let open = match open {
+            1 => "a session is open".to_owned(),
+            count => format!("{count} sessions are open"),
+        };
+        (lender.say)(&format!(
+            "told to end: {open}, which may go on for {grace:?}; told again, it ends at once"
+        ));
+        if lender.sessions.wait_for_all(Instant::now() + grace, hurry) == 0 {
+            return (lender.say)("all sessions have ended");
+        }
+        let why = Text::truncated("`kedge serve` there was told to end".to_owned());
+        lender.sessions.tell_all(&HandedOver::End { why });
+        let patient = || false;
+        lender.sessions.wait_for_all(Instant::now() + FAREWELL, &patient);
+        lender.sessions.end_all("the server was told to end");
+        lender.sessions.wait_for_all(Instant::now() + FAREWELL, &patient);
     }
 }
 

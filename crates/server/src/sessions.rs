@@ -2,7 +2,7 @@
 
 use crate::ServeSpec;
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, Fingerprint, Name};
+use kedge_keys::{Connection, Fingerprint, Name, Secrets};
 use kedge_remote::{HandedOver, SessionKey};
 use kedge_socket::Channel;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 const MAX_SESSIONS: usize = 256;
 /// For a proxy to take a connection, and to end once it is killed.
 const LIMIT: Duration = Duration::from_secs(10);
+/// For a proxy to take a notice: there is room unless it is stuck.
+const NOTICE: Duration = Duration::from_millis(100);
 /// Between two looks whether it has.
 const ENDING: Duration = Duration::from_millis(5);
 
@@ -34,9 +37,15 @@ impl fmt::Display for Client {
     }
 }
 
-/// By key.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Session>>);
+pub(crate) struct Sessions(Mutex<Open>);
+
+#[derive(Debug, Default)]
+struct Open {
+    by_key: HashMap<SessionKey, Session>,
+    /// None begins any more.
+    ending: bool,
+}
 
 #[derive(Debug)]
 struct Session {
@@ -60,7 +69,7 @@ pub(crate) struct Begun {
 }
 
 impl Sessions {
-    fn locked(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
+    fn locked(&self) -> MutexGuard<'_, Open> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,11 +84,14 @@ impl Sessions {
         line: &TcpStream,
     ) -> Result<Begun, String> {
         self.end_before(&key, attempt, who.as_ref())?;
-        let mut sessions = self.locked();
-        if sessions.contains_key(&key) {
+        let mut open = self.locked();
+        if open.ending {
+            return Err("it is about to end, and begins no more sessions".into());
+        }
+        if open.by_key.contains_key(&key) {
             return Err("its session is begun twice at once".into());
         }
-        if sessions.len() >= MAX_SESSIONS {
+        if open.by_key.len() >= MAX_SESSIONS {
             return Err(format!("it has {MAX_SESSIONS} sessions already"));
         }
         let failed = |error: std::io::Error| format!("it cannot start a proxy: {error}");
@@ -92,6 +104,8 @@ impl Sessions {
         }
         // Near ends choose among the server's devices.
         command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
+        // Ctrl-C is the server's, which lets its sessions go on for a while.
+        command.process_group(0);
         let mut proxy = command.spawn().map_err(failed)?;
         let process = pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty());
         let process = process.map_err(|error| {
@@ -102,34 +116,34 @@ impl Sessions {
         let channel = Arc::new(channel);
         let (pid, own) = (proxy.id(), channel.clone());
         let session = Session { who, process, attempt, ended: None, channel: own, pid };
-        sessions.insert(key, session);
+        open.by_key.insert(key, session);
         Ok(Begun { proxy, channel })
     }
 
     /// Returns the way to a session's proxy, if it is theirs who ask.
     pub(crate) fn proxy_of(&self, key: &SessionKey, who: Option<&Client>) -> Option<Arc<Channel>> {
-        let sessions = self.locked();
-        let session = sessions.get(key).filter(|session| session.who.as_ref() == who)?;
+        let open = self.locked();
+        let session = open.by_key.get(key).filter(|session| session.who.as_ref() == who)?;
         Some(session.channel.clone())
     }
 
     /// Returns the processes of the proxies of somebody's sessions.
     pub(crate) fn processes(&self, who: Option<&Client>) -> Vec<u32> {
-        let sessions = self.locked();
-        let theirs = sessions.values().filter(|session| session.who.as_ref() == who);
+        let open = self.locked();
+        let theirs = open.by_key.values().filter(|session| session.who.as_ref() == who);
         theirs.map(|session| session.pid).collect()
     }
 
     /// Returns whether any session comes from another machine.
     pub(crate) fn any_from_afar(&self) -> bool {
-        self.locked().values().any(|session| session.who.is_some())
+        self.locked().by_key.values().any(|session| session.who.is_some())
     }
 
     /// Ends the sessions from other machines whose client does not count any more.
     ///
     /// Their near ends find the line cut, connect anew, and hear in the handshake why.
     pub(crate) fn end_unless(&self, counts: impl Fn(&Client) -> bool) {
-        for session in self.locked().values_mut() {
+        for session in self.locked().by_key.values_mut() {
             if session.who.as_ref().is_some_and(|who| !counts(who)) {
                 session.end("its key is not pinned here any more");
             }
@@ -151,8 +165,8 @@ impl Sessions {
     ) -> Result<(), String> {
         let begin = Instant::now();
         loop {
-            let mut sessions = self.locked();
-            let Some(session) = sessions.get_mut(key) else { return Ok(()) };
+            let mut open = self.locked();
+            let Some(session) = open.by_key.get_mut(key) else { return Ok(()) };
             if session.who.as_ref() != who {
                 return Err("that session is another's".into());
             }
@@ -160,9 +174,43 @@ impl Sessions {
                 return Err("a later attempt has begun that session".into());
             }
             session.end("its near end is gone");
-            drop(sessions);
+            drop(open);
             if begin.elapsed() > LIMIT {
                 return Err("the proxy of that session does not end".into());
+            }
+            std::thread::sleep(ENDING);
+        }
+    }
+
+    /// Begins no session from here on. Returns how many there are.
+    pub(crate) fn close(&self) -> usize {
+        let mut open = self.locked();
+        open.ending = true;
+        open.by_key.len()
+    }
+
+    /// Tells every session's near end. One that cannot be told now is not waited for.
+    pub(crate) fn tell_all(&self, what: &HandedOver) {
+        // A proxy that takes nothing does not hold up who looks for a session.
+        let channels: Vec<Arc<Channel>> =
+            self.locked().by_key.values().map(|session| session.channel.clone()).collect();
+        for channel in channels {
+            let _ = channel.send(&(what.clone(), None::<Secrets>), &[], NOTICE);
+        }
+    }
+
+    /// Ends all sessions.
+    pub(crate) fn end_all(&self, why: &'static str) {
+        self.locked().by_key.values_mut().for_each(|session| session.end(why));
+    }
+
+    /// Waits until there is no session, but not past `deadline`, and not if `hurry` says so:
+    /// how many there are.
+    pub(crate) fn wait_for_all(&self, deadline: Instant, hurry: &dyn Fn() -> bool) -> usize {
+        loop {
+            let left = self.locked().by_key.len();
+            if left == 0 || Instant::now() >= deadline || hurry() {
+                return left;
             }
             std::thread::sleep(ENDING);
         }
@@ -171,7 +219,7 @@ impl Sessions {
     /// Waits for a session's proxy: how it ended.
     pub(crate) fn wait(&self, key: &SessionKey, mut proxy: Child) -> String {
         let ended = proxy.wait();
-        let session = self.locked().remove(key);
+        let session = self.locked().by_key.remove(key);
         if let Some(why) = session.and_then(|session| session.ended) {
             return why.into();
         }
@@ -292,21 +340,21 @@ mod tests {
         };
         assert!(refused(1, None) && refused(2, Some(&bob)));
         assert!(sessions.end(&of_alice, None).is_err() && sessions.end(&[9; 16], None).is_ok());
-        let first = sessions.locked()[&here].pid;
+        let first = sessions.locked().by_key[&here].pid;
         begin(here, 2, None);
         assert_eq!(ended.recv_timeout(limit).unwrap(), (here, "its near end is gone".into()));
-        assert_ne!(sessions.locked()[&here].pid, first);
+        assert_ne!(sessions.locked().by_key[&here].pid, first);
         sessions.end_unless(|client| *client == bob || *client == later);
         let (key, why) = ended.recv_timeout(limit).unwrap();
         assert_eq!((key, &*why), (of_alice, "its key is not pinned here any more"));
         for living in [here, of_bob] {
-            assert!(sessions.locked().contains_key(&living));
+            assert!(sessions.locked().by_key.contains_key(&living));
         }
         sessions.end_unless(|_| false);
         assert_eq!(ended.recv_timeout(limit).unwrap().0, of_bob);
         // Who comes from this machine has no key to be revoked.
         assert!(ended.recv_timeout(Duration::from_millis(300)).is_err());
-        let process = &sessions.locked()[&here].process;
+        let process = &sessions.locked().by_key[&here].process;
         pidfd_send_signal(process, Signal::KILL).unwrap();
     }
 }

@@ -28,7 +28,7 @@ use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
     Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, ToFar,
-    read_one, write_one,
+    ToNear, read_one, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
@@ -127,7 +127,10 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
         hear_aside(received.aside, line.clone(), host.clone(), images.clone())?;
         Ok(received.line)
     };
-    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, image)?;
+    let tells = line.clone();
+    // A line that is broken is found out by who reads it.
+    let tell = move |message: &ToNear| drop(tells.say_now(message));
+    let receiver = handed::hear(control, &links, start.reconnect_ms, begin, image, tell)?;
     let mut frames = Frames::new(receiver);
     // No descriptors go to a client that is not here.
     let (own, _nobody) = UnixStream::pair()?;

@@ -3,7 +3,7 @@
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
     Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Receiver, Refused,
-    Which, write_one,
+    ToNear, Which, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
@@ -51,13 +51,14 @@ pub(super) struct ImageLink {
     pub(super) reading: Receiver<Handed>,
 }
 
-/// The links' connections as the server hands them over.
-struct Hearing<I> {
+/// What the server says, but for what it says of an image's bytes.
+struct Hearing<I, T> {
     links: [Joins; 2],
     /// Of images' bytes, by number.
     images: HashMap<u32, (Arc<Links>, Joins)>,
     patience: Duration,
     image: I,
+    tell: T,
 }
 
 /// The receiving ends of both links, whose connections a thread hears the server for.
@@ -67,7 +68,8 @@ pub(super) struct Received {
 }
 
 /// Hears the server on a thread of its own, after `begin`: what the session begins with is older
-/// than what the server hands over. `image` gets links for the bytes of images.
+/// than what the server hands over. `image` gets links for the bytes of images, `tell` what the
+/// near end is to be told.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -77,13 +79,14 @@ pub(super) fn hear(
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
     image: impl Fn(ImageLink) + Send + 'static,
+    tell: impl Fn(&ToNear) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
     let (line, to_line) = link(links, Which::Line, patience);
     let (aside, to_aside) = link(links, Which::Aside, patience);
     let line = begin(Received { line, aside })?;
     let links = [to_line, to_aside];
-    let mut hearing = Hearing { links, images: HashMap::new(), patience, image };
+    let mut hearing = Hearing { links, images: HashMap::new(), patience, image, tell };
     let hear = move || hearing.hear_all(&control);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
@@ -103,7 +106,7 @@ fn refuse(connection: &mut Connection, why: &str) -> io::Result<()> {
     write_one(connection, &Err::<Accepted, _>(Refused { why }))
 }
 
-impl<I: Fn(ImageLink)> Hearing<I> {
+impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
     fn hear_all(&mut self, control: &Channel) {
         loop {
             let ((what, secrets), mut fds) =
@@ -113,14 +116,24 @@ impl<I: Fn(ImageLink)> Hearing<I> {
                     // Without its server a link that is cut has no other connection.
                     Err(_) => return,
                 };
-            let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
-            // A connection that fails is dialled again.
-            let Ok(connection) = Connection::new(stream, secrets) else { continue };
-            let HandedOver::Link { hand } = what;
-            let _ = match Which::of_number(hand.link) {
-                Some(which) => self.links[which as usize].take(hand, connection),
-                None => self.image(hand, connection),
-            };
+            match what {
+                HandedOver::Link { hand } => {
+                    let Some(stream) = fds.pop().map(TcpStream::from) else { continue };
+                    // A connection that fails is dialled again.
+                    let Ok(connection) = Connection::new(stream, secrets) else { continue };
+                    let _ = self.connected(hand, connection);
+                }
+                HandedOver::Notice { text } => (self.tell)(&ToNear::Line { text }),
+                // Its near end lets go of the line then, which ends this proxy.
+                HandedOver::End { why } => (self.tell)(&ToNear::Closed { why }),
+            }
+        }
+    }
+
+    fn connected(&mut self, hand: Handover, connection: Connection) -> io::Result<()> {
+        match Which::of_number(hand.link) {
+            Some(which) => self.links[which as usize].take(hand, connection),
+            None => self.image(hand, connection),
         }
     }
 

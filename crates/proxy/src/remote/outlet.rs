@@ -215,6 +215,13 @@ impl Line {
         locked(&self.sending).add(message)
     }
 
+    /// Sends `message` at once, which says nothing of what devices have done.
+    pub(crate) fn say_now(&self, message: &ToNear) -> io::Result<()> {
+        let mut sending = locked(&self.sending);
+        sending.add(message)?;
+        sending.flush()
+    }
+
     /// Sends what devices have changed, then `message`. It waits for room between frames, so
     /// whoever reads the aside must not call it.
     fn tell_changes(&self, message: Option<&ToNear>) -> io::Result<()> {
