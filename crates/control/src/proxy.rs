@@ -113,6 +113,9 @@ wire! {
         /// So much has crossed. Not `fits`: what the other proxy has made is not what there is any
         /// more, and another one has to take its place.
         Crossed = 10 { bytes: u64, fits: bool },
+        /// Instead of that: the way to the other proxy of the move is broken, and the other may
+        /// know why. What went wrong with the devices themselves is `Failed`.
+        Parted = 11 { why: Text<4096> },
         Failed = 5 { why: Text<4096> },
     }
 }

@@ -1,6 +1,7 @@
 //! Obeys the supervisor's orders ([`kedge_control::proxy`]). If the supervisor goes away, the proxy
 //! goes on.
 
+use crate::capture::CaptureError;
 use crate::ending;
 use crate::executor::{Build, Captured, Identity, NearEnd, Room, Shares, Stored};
 use crate::gate::{Closed, Gate};
@@ -154,10 +155,7 @@ impl Serving {
                 _ => Err("it does not move, or its gate is open".into()),
             },
             Order::Cross { rate } => match moving {
-                Some(source) => source
-                    .cross(*rate)
-                    .map(|(bytes, fits)| Answer::Crossed { bytes, fits })
-                    .map_err(|error| said(&error)),
+                Some(source) => crossed(source.cross(*rate), &self.log),
                 None => Err("it does not move".into()),
             },
             Order::PrepareRound {} => {
@@ -340,6 +338,18 @@ impl Serving {
     }
 }
 
+/// What became of a move's round, as an answer.
+fn crossed(crossed: Result<(u64, bool), CaptureError>, log: &JobLog) -> Result<Answer, String> {
+    match crossed {
+        Ok((bytes, fits)) => Ok(Answer::Crossed { bytes, fits }),
+        Err(error @ CaptureError::Other(_)) => {
+            log.line(&format!("not done: {error}"));
+            Ok(Answer::Parted { why: Text::truncated(error.to_string()) })
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// What is shared, as an answer.
 fn shares(Shares { shares, released }: Shares) -> Result<Answer, String> {
     let count = shares.len();
@@ -364,4 +374,25 @@ fn milliseconds(number: u32) -> Duration {
 pub(crate) fn entry(path: &Path, bytes: u64, checksum: u64) -> FileEntry {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     FileEntry { name, bytes, checksum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moving::LineError;
+    use kedge_cuda_types::CuError;
+    use kedge_device::SnapshotError;
+
+    #[test]
+    fn a_device_that_fails_is_no_broken_way_to_the_other_proxy() {
+        let log = JobLog::none();
+        let fault = SnapshotError::from(CuError::ILLEGAL_ADDRESS);
+        let why = crossed(Err(fault.into()), &log).unwrap_err();
+        assert!(why.contains("ILLEGAL_ADDRESS"), "{why}");
+        let broken = LineError::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        let answer = crossed(Err(broken.into()), &log).unwrap();
+        assert!(matches!(answer, Answer::Parted { .. }), "{answer:?}");
+        let answer = crossed(Ok((7, false)), &log).unwrap();
+        assert_eq!(answer, Answer::Crossed { bytes: 7, fits: false });
+    }
 }

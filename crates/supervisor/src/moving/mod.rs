@@ -50,8 +50,10 @@ pub(crate) enum MoveError {
          may for {most}: allow more (--max-pause), or as much as it takes (--stop-and-copy)"
     )]
     TooFast { pid: u32, kib: u64, pause: u64, most: u64 },
-    #[error("nothing has moved: process {pid}, or what drives its devices, has ended meanwhile")]
-    Gone { pid: u32 },
+    #[error(
+        "nothing has moved: process {pid}, or what drives its devices, has ended meanwhile{said}"
+    )]
+    Gone { pid: u32, said: String },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
     /// After the new proxy had the client.

@@ -108,6 +108,31 @@ fn settles(
     }
 }
 
+/// Why a round has not crossed, by what the old proxy has answered. Where the way between the two
+/// is broken the new one may know more (`refused`). What the old one says of its own devices is
+/// told as it is: if it ends then, the new one knows of a broken way alone.
+fn lost(
+    answer: Result<Answer, ControlError>,
+    refused: impl FnOnce() -> Option<MoveError>,
+    stays: impl FnOnce(ControlError) -> MoveError,
+) -> MoveError {
+    match answer {
+        Ok(Answer::Parted { why }) => {
+            refused().unwrap_or_else(|| stays(ControlError::Failed(why.into_inner())))
+        }
+        Ok(_) => stays(ControlError::Nonsense),
+        Err(error) => stays(error),
+    }
+}
+
+/// What a proxy that has ended had said of it.
+fn last_words(source: &ControlError) -> String {
+    match source {
+        ControlError::Failed(why) => format!("; before that it said: {why}"),
+        _ => String::new(),
+    }
+}
+
 impl<'a> Move<'a> {
     pub(super) fn new(
         job: &'a Checkpointer,
@@ -304,7 +329,7 @@ impl<'a> Move<'a> {
     fn check_there(&self, quiet: &Quiet<'_>) -> Result<(), MoveError> {
         match quiet.clients.iter().any(|client| client.proxy.id == self.source.id) {
             true => Ok(()),
-            false => Err(MoveError::Gone { pid: self.pid }),
+            false => Err(MoveError::Gone { pid: self.pid, said: String::new() }),
         }
     }
 
@@ -323,11 +348,7 @@ impl<'a> Move<'a> {
                 let seconds = begin.elapsed().as_secs_f64();
                 Ok(fits.then_some(Round { bytes, seconds }))
             }
-            Ok(_) => Err(self.stays(ControlError::Nonsense)),
-            Err(error @ ControlError::Failed(_)) => {
-                Err(self.refused().unwrap_or_else(|| self.stays(error)))
-            }
-            Err(error) => Err(self.stays(error)),
+            other => Err(lost(other, || self.refused(), |error| self.stays(error))),
         }
     }
 
@@ -346,7 +367,7 @@ impl<'a> Move<'a> {
             _ => Duration::ZERO,
         };
         match self.source.ends_within(limit) {
-            true => MoveError::Gone { pid: self.pid },
+            true => MoveError::Gone { pid: self.pid, said: last_words(&source) },
             false => MoveError::Source { pid: self.pid, source },
         }
     }
@@ -417,5 +438,26 @@ mod tests {
             assert_eq!(settles(&first, None, 2, TRIES), None);
             assert_eq!(settles(&first, None, 2, TRIES + 1), Some(Settles::Anew));
         }
+    }
+
+    #[test]
+    fn a_fault_is_told_as_the_old_proxy_says_and_a_broken_way_as_the_new_one_does() {
+        let arriving = |why: &str| {
+            let source = ControlError::Failed(why.to_owned());
+            Some(MoveError::Arriving { pid: 1, source })
+        };
+        let source = |source| MoveError::Source { pid: 1, source };
+        let parted = || Ok(Answer::Parted { why: Text::truncated("Broken pipe".to_owned()) });
+        let said = |error: MoveError| error.to_string();
+        // The old one ends right after this, so that the new one finds the way broken.
+        let fault = Err(ControlError::Failed("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned()));
+        let told = said(lost(fault, || arriving("Broken pipe"), source));
+        assert!(told.ends_with("stays where it is: CUDA_ERROR_ILLEGAL_ADDRESS"), "{told}");
+        let told = said(lost(parted(), || arriving("no device"), source));
+        assert!(told.ends_with("the new proxy: no device"), "{told}");
+        let told = said(lost(parted(), || None, source));
+        assert!(told.ends_with("stays where it is: Broken pipe"), "{told}");
+        let ended = last_words(&ControlError::Failed("a fault".to_owned()));
+        assert!(said(MoveError::Gone { pid: 1, said: ended }).ends_with("it said: a fault"));
     }
 }
