@@ -17,14 +17,18 @@ use crate::told;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Longest line that is written and read, bytes.
 const LONGEST_LINE: usize = 16 << 10;
 /// Characters of a name that are kept: those of kernels of templates have no end.
 const LONGEST_NAME: usize = 1000;
-/// Bytes at the end of a file that are kept for what its process has left out.
+/// Bytes of a file that are kept for whose it is and for what its process has left out.
 const RESERVE: u64 = 4096;
+/// Bytes of the line that says what was left out, of two numbers of 20 digits. It has its place
+/// from the beginning on: there may be none when a disk is full.
+const LAST: usize = 80;
 
 /// What is asked of a job that is traced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +109,7 @@ pub(crate) enum Line {
         client: u32,
         program: String,
     },
-    /// The last: how many spans had no room in it, and how many came too fast.
+    /// How many spans had no room in it, and how many came too fast. Blank until that is known.
     Left {
         left: u64,
         #[serde(default)]
@@ -117,6 +121,8 @@ pub(crate) enum Line {
 #[derive(Debug)]
 pub struct Writer {
     file: File,
+    /// Where what was left out is to be written.
+    last: u64,
     /// Lines that are on their way to it.
     buffer: Vec<u8>,
     /// Bytes that may still be written.
@@ -133,10 +139,11 @@ impl Writer {
     pub fn create(folder: &Path, limit: u64, client: u32, program: &str) -> io::Result<Writer> {
         let file = told::create(&folder.join(format!("{}.jsonl", std::process::id())))?;
         let room = limit.saturating_sub(RESERVE);
-        let mut writer = Writer { file, buffer: Vec::new(), room, left: 0, lost: 0 };
-        let program = shortened(program.to_owned());
         let mut first = Vec::new();
-        put(&mut first, &Line::Client { client, program })?;
+        put(&mut first, &Line::Client { client, program: shortened(program.to_owned()) })?;
+        let last = first.len() as u64;
+        first.extend_from_slice(&blank(Vec::new()));
+        let mut writer = Writer { file, last, buffer: Vec::new(), room, left: 0, lost: 0 };
         writer.file.write_all(&first)?;
         Ok(writer)
     }
@@ -181,8 +188,8 @@ impl Writer {
         if left > 0 || lost > 0 {
             let mut last = Vec::new();
             if put(&mut last, &Line::Left { left, lost }).is_ok() {
-                // A line that a full disk has cut ends here.
-                let _ = self.file.write_all(b"\n").and_then(|()| self.file.write_all(&last));
+                // Takes no more room: also on a disk that is full.
+                let _ = self.file.write_all_at(&blank(last), self.last);
             }
         }
     }
@@ -192,6 +199,16 @@ fn put(buffer: &mut Vec<u8>, line: &Line) -> io::Result<()> {
     serde_json::to_writer(&mut *buffer, line)?;
     buffer.push(b'\n');
     Ok(())
+}
+
+/// Fills a line up to the length of the last one.
+fn blank(mut line: Vec<u8>) -> Vec<u8> {
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    line.resize(LAST - 1, b' ');
+    line.push(b'\n');
+    line
 }
 
 fn shortened(mut name: String) -> String {

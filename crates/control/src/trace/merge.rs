@@ -90,8 +90,7 @@ fn one<W: Write>(
     let mut lines = BufReader::new(file.take(limit.saturating_add(LONGEST_LINE as u64)));
     let (mut process, mut lanes, mut text) = (0, BTreeSet::new(), Vec::new());
     loop {
-        text.clear();
-        match lines.read_until(b'\n', &mut text) {
+        match line_of(&mut lines, &mut text) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(error) => {
@@ -99,7 +98,7 @@ fn one<W: Write>(
                 return Ok(());
             }
         }
-        if text == b"\n" {
+        if text.trim_ascii().is_empty() {
             continue;
         }
         let line =
@@ -128,6 +127,17 @@ fn one<W: Write>(
             None => merged.damaged = merged.damaged.saturating_add(1),
         }
     }
+}
+
+/// Reads the next line: of one that is longer than any honest one, what shows that, and passes the
+/// rest. Returns how many bytes of it are there; 0 at the end.
+fn line_of(lines: &mut impl BufRead, text: &mut Vec<u8>) -> io::Result<usize> {
+    text.clear();
+    let read = lines.by_ref().take(LONGEST_LINE as u64 + 1).read_until(b'\n', text)?;
+    if read > LONGEST_LINE && text.last() != Some(&b'\n') {
+        lines.skip_until(b'\n')?;
+    }
+    Ok(read)
 }
 
 /// What counts as a span's thread in the trace.
@@ -196,5 +206,20 @@ impl<W: Write> Output<W> {
             self.out.write_all(b",\n")?;
         }
         Ok(serde_json::to_writer(&mut self.out, event)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_an_end_takes_no_memory() {
+        let long = [vec![b'x'; 64 * LONGEST_LINE], b"\nnext\n".to_vec()].concat();
+        let (mut lines, mut text) = (&long[..], Vec::new());
+        assert!(line_of(&mut lines, &mut text).unwrap() > LONGEST_LINE);
+        assert!(text.capacity() < 4 * LONGEST_LINE, "{}", text.capacity());
+        assert_eq!((line_of(&mut lines, &mut text).unwrap(), &*text), (5, &b"next\n"[..]));
+        assert_eq!(line_of(&mut lines, &mut text).unwrap(), 0);
     }
 }

@@ -96,6 +96,25 @@ fn a_limit_is_kept_and_what_is_left_out_is_counted() {
     assert!(merged.spans > 5 && merged.left > 5 && merged.spans + merged.left == 100);
 }
 
+/// What did not fit on a full disk is told all the same: that takes no more bytes, and it is no
+/// matter how the last line was cut.
+#[test]
+fn what_is_left_out_is_told_without_room() {
+    let folder = Folder::new("full");
+    let mut writer = Writer::create(&folder.0, 1 << 20, 1, "a").unwrap();
+    writer.span(span(Kind::Kernel, "k", 0));
+    writer.flush();
+    writer.file.write_all(b"{\"kind\":\"kern").unwrap();
+    (writer.left, writer.lost) = (u64::MAX, u64::MAX - 1);
+    let path = folder.0.join(format!("{}.jsonl", std::process::id()));
+    let before = fs::metadata(&path).unwrap().len();
+    writer.close();
+    assert_eq!(fs::metadata(&path).unwrap().len(), before);
+    let (merged, _) = folder.merged(1 << 20);
+    assert_eq!((merged.spans, merged.damaged), (1, 1));
+    assert_eq!((merged.left, merged.lost), (u64::MAX, u64::MAX - 1));
+}
+
 #[test]
 fn files_of_others_hide_nothing() {
     let folder = Folder::new("hostile");
