@@ -323,3 +323,27 @@ fn what_cannot_be_traced_is_refused_before_the_program_runs() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
 }
+
+/// Until there is a trace its file has what it had.
+#[test]
+fn a_mistyped_program_costs_no_earlier_trace() {
+    let world = World::new("tracetypo");
+    let [old, new, pipe] = ["old.json", "new.json", "pipe"].map(|name| world.0.join(name));
+    std::fs::write(&old, "an earlier trace").expect("a file");
+    let trace = |file: &Path| {
+        let file = file.display().to_string();
+        world.output(&["trace", "-o", &file, "--gpu", "soft", "--", "/no/such/program"])
+    };
+    for file in [&old, &new] {
+        let output = trace(file);
+        assert_eq!(output.status.code(), Some(127), "{output:?}");
+    }
+    assert_eq!(std::fs::read_to_string(&old).expect("the file"), "an earlier trace");
+    assert!(!new.exists());
+    // Nobody reads it: that is told, and not waited for.
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let output = trace(&pipe);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(stderr(&output).contains(&pipe.display().to_string()), "{output:?}");
+}

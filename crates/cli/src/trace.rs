@@ -9,8 +9,11 @@ use kedge_image::DeviceLimits;
 use kedge_supervisor::jobs::JobName;
 use kedge_supervisor::policy::{JobGpu, Policy};
 use kedge_supervisor::{End, Ended, JobSpec};
+use rustix::fs::OFlags;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -81,11 +84,8 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         let what = "without devices there is nothing to trace: leave --gpu none out";
         return Err(Failure::of_usage(what));
     }
-    if let Some(file) = &file {
-        // Who cannot have it hears of that before the program has run for hours.
-        let made = File::create(file).map(drop);
-        made.map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
-    }
+    // Who cannot have it hears of that before the program has run for hours.
+    let made = file.as_deref().map(Made::at).transpose()?;
     let mut words = args.command.into_iter();
     let soft_memory = args.soft_memory.map(|size| size.0);
     let spec = JobSpec {
@@ -103,6 +103,7 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
         trace: Some(Wanted { file: file.clone(), limit: args.limit.0 }),
     };
     let end = kedge_supervisor::run(&spec);
+    drop(made);
     match &end {
         Ok(End::Ended(Ended { traced: Some(Ok(merged)), .. })) => {
             lines(merged, file.as_deref()).iter().for_each(|line| output::complain(line));
@@ -116,6 +117,42 @@ pub(crate) fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
     run::conclude(end, false)
 }
 
+/// A file that a trace is to get: what it holds stays until there is one.
+struct Made<'a> {
+    file: &'a Path,
+    /// Whether it is new: it goes if nothing has come into it.
+    is_new: bool,
+}
+
+impl Made<'_> {
+    fn at(file: &Path) -> Result<Made<'_>, Failure> {
+        let is_new = match OpenOptions::new().write(true).create_new(true).open(file) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                // A FIFO that nobody reads is an error, and not waited for.
+                let at_once = OFlags::NONBLOCK.bits() as i32;
+                let opened = OpenOptions::new().write(true).custom_flags(at_once).open(file);
+                opened.map_err(|error| named(file, error))?;
+                false
+            }
+            Err(error) => return Err(named(file, error)),
+        };
+        Ok(Made { file, is_new })
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if self.is_new && fs::metadata(self.file).is_ok_and(|found| found.len() == 0) {
+            let _ = fs::remove_file(self.file);
+        }
+    }
+}
+
+fn named(file: &Path, error: io::Error) -> Failure {
+    Failure::new(format!("{}: {error}", file.display()))
+}
+
 /// What is told of a trace.
 fn lines(merged: &Merged, file: Option<&Path>) -> Vec<String> {
     let (spans, processes) = (merged.spans, merged.processes);
@@ -123,7 +160,8 @@ fn lines(merged: &Merged, file: Option<&Path>) -> Vec<String> {
     let place = file.map(|file| format!(": {}", file.display())).unwrap_or_default();
     let mut lines = vec![format!("trace: {spans} events of {of}{place}")];
     if merged.left > 0 {
-        lines.push(format!("trace: {} events were left out: raise --limit", merged.left));
+        let remedy = "raise --limit, or make room on the disk";
+        lines.push(format!("trace: {} events were left out: {remedy}", merged.left));
     }
     if merged.lost > 0 {
         lines.push(format!("trace: {} calls came too fast to be kept", merged.lost));
@@ -239,7 +277,7 @@ mod tests {
         assert_eq!(
             told[1..],
             [
-                "trace: 9 events were left out: raise --limit",
+                "trace: 9 events were left out: raise --limit, or make room on the disk",
                 "trace: 8 calls came too fast to be kept",
                 "trace: 1 files of it cannot be read: kedge logs"
             ]
