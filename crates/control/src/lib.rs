@@ -7,7 +7,7 @@
 //! - [`session`]: which one a proxy has with a server of devices.
 //! - [`service`]: answers on a socket. [`stats`]: what a job has asked of its devices.
 //!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
-//!   [`trace`]: what a traced job has done and when.
+//!   [`trace`]: what a traced job has done and when. [`usage`]: what a client uses now.
 //! - [`gpu`]: devices by name. [`machine`]: those that a machine has. [`joblog`]: the job's log.
 
 #![forbid(unsafe_code)]
@@ -27,4 +27,5 @@ pub mod sharing;
 pub mod stats;
 pub mod told;
 pub mod trace;
+pub mod usage;
 pub mod warm;

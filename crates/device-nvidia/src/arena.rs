@@ -108,6 +108,19 @@ impl Arena {
         self.slabs.iter().map(|(at, slab)| (*at, slab.size))
     }
 
+    /// Bytes of a device's memory in slabs and handles, but for what is away; the driver's own, for
+    /// code and stacks, is not known here.
+    pub(crate) fn used(&self, device: u32) -> u64 {
+        let slabs = self
+            .slabs
+            .iter()
+            .filter(|(at, slab)| device_of(**at) == Some(device) && slab.raw != AWAY);
+        let handles = self.handles.values();
+        let handles = handles.filter(|handle| handle.device == device && handle.raw != AWAY);
+        let slabs: u64 = slabs.map(|(_, slab)| slab.size).sum();
+        slabs + handles.filter_map(|handle| handle.size).sum::<u64>()
+    }
+
     /// Whether all of a range lies in slabs.
     pub(crate) fn granted(&self, addr: u64, bytes: u64) -> bool {
         let Some(end) = addr.checked_add(bytes) else { return false };

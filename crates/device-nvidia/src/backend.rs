@@ -110,6 +110,11 @@ impl Backend for NvidiaBackend {
         Ok(free as u64)
     }
 
+    /// The tables are held while the driver is called: whoever only looks does not wait for that.
+    fn used_memory(&self, device: u32) -> Option<u64> {
+        self.tables.try_lock().ok().map(|tables| tables.arena.used(device))
+    }
+
     /// Memory is valid a slab at a time.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
         self.allocations().add(ctx, addr, size)

@@ -175,8 +175,11 @@ fn slabs_go_off_the_device_and_come_back() {
     let saved = read_all(&*snapshot);
     drop(snapshot);
     let before = turn.used();
+    let told = [backend.used_memory(0), backend.used_memory(1)];
+    assert_eq!(told, [Some(2 * SLAB), Some(0)]);
     assert_eq!(backend.vacate().unwrap(), 2 * SLAB);
     assert_eq!(turn.used(), before - 2 * SLAB);
+    assert_eq!(backend.used_memory(0), Some(0));
     assert_eq!(backend.vacate().unwrap(), 0, "there is no more of it");
     // Somebody else takes what is free, all but one slab's.
     let left = turn.used() + SLAB + MIB;
@@ -186,6 +189,10 @@ fn slabs_go_off_the_device_and_come_back() {
     turn.set(|fake| fake.memory = memory);
     backend.occupy().unwrap();
     assert_eq!(turn.used(), before);
+    assert_eq!(backend.used_memory(0), Some(2 * SLAB));
+    let held = backend.tables();
+    assert_eq!(backend.used_memory(0), None, "who looks does not wait for the driver");
+    drop(held);
     for (piece, bytes) in &saved {
         for (chunk, at) in bytes.chunks(5 << 20).zip((piece.start..).step_by(5 << 20)) {
             backend.refill(&piece.object, at, chunk).unwrap();
@@ -214,6 +221,7 @@ fn handles_go_off_the_device_and_come_back_where_they_were_mapped() {
     let saved = read_all(&*snapshot);
     drop(snapshot);
     let before = turn.used();
+    assert_eq!(backend.used_memory(0), Some(size));
     assert_eq!(backend.vacate().unwrap(), size);
     assert_eq!((turn.used(), backend.vacate().unwrap()), (before - size, 0));
     let memory = turn.set(|fake| std::mem::replace(&mut fake.memory, before - size + MIB));

@@ -102,6 +102,12 @@ pub trait Backend: Send + Sync {
     /// Ends a slab, which no work uses.
     fn give_back(&self, device: u32, addr: u64, bytes: u64) -> Result<(), CuError>;
     fn free_memory(&self, device: u32) -> Result<u64, CuError>;
+    /// Bytes of the device that the client has. Asked on any thread, whatever is going on: `None`
+    /// where that cannot be told at once.
+    fn used_memory(&self, device: u32) -> Option<u64> {
+        let _ = device;
+        None
+    }
     /// Makes a part of a slab valid for access; asked of exact devices only, as is `unmap`.
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError>;
     fn unmap(&self, addr: u64, size: u64) -> Result<(), CuError>;

@@ -2,7 +2,7 @@
 
 use crate::moving::Owner;
 use crate::wait::until;
-use crate::{findings, stats, trace, warm};
+use crate::{findings, stats, trace, usage, warm};
 use kedge_control::joblog::JobLog;
 use kedge_control::proxy::EXIT_BUG;
 use kedge_transport::Outbox;
@@ -113,6 +113,7 @@ pub fn end_orderly(status: u8) -> ! {
     stats::write();
     findings::conclude();
     trace::conclude();
+    usage::conclude();
     warm::farewell(status);
     std::process::exit(status.into())
 }
@@ -121,6 +122,7 @@ fn end(status: u8) -> ! {
     stats::write();
     findings::conclude();
     trace::conclude();
+    usage::conclude();
     warm::farewell(status);
     // SAFETY: _exit takes no pointer. Nothing is worth an orderly end: other threads may run
     // kernels, or be busy with the client's memory.

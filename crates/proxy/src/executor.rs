@@ -70,6 +70,12 @@ pub(crate) trait Room: Send + Sync {
     fn prepare_round(&self, _known: &Known) -> Result<(), CaptureError> {
         Ok(())
     }
+
+    /// Returns the bytes of a device that the client has; `None` where that cannot be told without
+    /// holding anything up.
+    fn used(&self, _device: u32) -> Option<u64> {
+        None
+    }
 }
 
 /// What the end of a client's ring alone knows of it.

@@ -15,6 +15,7 @@ use std::time::Duration;
 pub(crate) struct Parked<'a> {
     pub(crate) executor: &'a mut dyn Executor,
     pub(crate) server: &'a mut Server,
+    pub(crate) host: &'a ProxyHost,
 }
 
 impl Parked<'_> {
@@ -29,6 +30,7 @@ impl Parked<'_> {
     fn step(&mut self) -> bool {
         match self.server.try_next() {
             Ok(Some(incoming)) => {
+                self.host.counts.count(&incoming.message);
                 self.executor.execute(incoming);
                 true
             }
@@ -70,12 +72,13 @@ impl Gate {
     #[inline]
     pub(crate) fn pass(&self, executor: &mut dyn Executor, server: &mut Server, host: &ProxyHost) {
         if self.closed.load(Ordering::Relaxed) {
-            self.park(&mut Parked { executor, server }, host);
+            self.park(&mut Parked { executor, server, host });
         }
     }
 
     #[cold]
-    fn park(&self, parked: &mut Parked<'_>, host: &ProxyHost) {
+    fn park(&self, parked: &mut Parked<'_>) {
+        let host = parked.host;
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         host.parked.store(true, Ordering::Relaxed);
         let begin = trace::pause_begins();

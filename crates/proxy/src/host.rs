@@ -8,6 +8,7 @@ use crate::outlet::{Outlet, PrivateMemory};
 use crate::output::OutputBuffer;
 use crate::tickets::Tickets;
 use crate::trace;
+use crate::usage::Counts;
 use kedge_control::joblog::JobLog;
 use kedge_cuda_types::CuError;
 use kedge_device::trace::Tracer;
@@ -28,6 +29,8 @@ pub(crate) struct ProxyHost {
     pub(crate) waiting: AtomicUsize,
     /// The gate is closed: whatever the dispatcher's thread does, a checkpoint waits for it.
     pub(crate) parked: AtomicBool,
+    /// What the client uses of its devices.
+    pub(crate) counts: Counts,
     memory: Box<dyn PrivateMemory>,
     output: Mutex<OutputBuffer>,
     /// Sequence number of the newest message whose backend call has returned.
@@ -55,6 +58,7 @@ impl ProxyHost {
             tickets: Tickets::default(),
             waiting: AtomicUsize::new(0),
             parked: AtomicBool::new(false),
+            counts: Counts::default(),
             output: Mutex::default(),
             dispatched: AtomicU64::new(0),
             backend: OnceLock::new(),

@@ -48,6 +48,7 @@ mod stats;
 mod swap;
 mod tickets;
 mod trace;
+mod usage;
 mod visible;
 mod wait;
 pub mod warm;

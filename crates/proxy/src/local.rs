@@ -164,6 +164,10 @@ impl Room for Tracking {
     fn prepare_round(&self, known: &Known) -> Result<(), CaptureError> {
         Ok(kedge_device::snapshots(&*self.backend)?.prepare_snapshot(Some(known))?)
     }
+
+    fn used(&self, device: u32) -> Option<u64> {
+        self.backend.used_memory(device)
+    }
 }
 
 /// A capture of devices in this process.

@@ -14,7 +14,7 @@ use crate::places::hub::Hub;
 use crate::places::open::{PlacesError, Wants};
 use crate::remote::open::{Client, SessionError, open_session};
 use crate::restore::{self, Restored};
-use crate::{ending, findings, places, stats, trace, watch};
+use crate::{ending, findings, places, stats, trace, usage, watch};
 use kedge_control::gpu::{GpuSpec, Several};
 use kedge_control::joblog::JobLog;
 use kedge_control::keeper::MAX_PARTS;
@@ -395,6 +395,13 @@ impl Connected {
             Some(folder) => stats::counting(executor, folder, server.meter(), &identity.devices),
             None => executor,
         };
+        if let Some(folder) = host.folder() {
+            let told =
+                usage::tell(&folder, host.clone(), executor.room(), identity.devices.clone());
+            if let Err(error) = told {
+                log.note(&format!("what it uses is not told (kedge top): {error}"));
+            }
+        }
         if let Some(channel) = control {
             let inodes = Inodes::of(&server, &shared).map_err(ServeError::Watch)?;
             let (gate, shared) = (gate.clone(), Arc::new(shared));
@@ -433,7 +440,10 @@ pub(crate) fn execute_all(
     loop {
         gate.pass(&mut *executor, &mut server, host);
         match server.try_next() {
-            Ok(Some(incoming)) => executor.execute(incoming),
+            Ok(Some(incoming)) => {
+                host.counts.count(&incoming.message);
+                executor.execute(incoming);
+            }
             Ok(None) => {
                 let pause = executor.flush();
                 if !pause.is_zero() {

@@ -6,6 +6,7 @@ use crate::dispatch::Dispatcher;
 use crate::restore::RestoreError;
 use kedge_cuda_types::CuError;
 use kedge_device_nvidia::CacheLimits;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Between two tries to have memory again, at first and at most.
@@ -23,20 +24,27 @@ impl Dispatcher {
             Ok(away) => {
                 let bytes = away.bytes;
                 self.host().log.note(&format!("{} MiB are off the devices", bytes >> 20));
-                self.away = Some(away);
+                self.is_away(Some(away));
                 Ok(bytes)
             }
             Err(Stayed { why, gone }) => {
-                self.away = gone.map(|away| *away);
+                self.is_away(gone.map(|away| *away));
                 self.come_back();
                 Err(why)
             }
         }
     }
 
+    /// Keeps what is off the devices, or that nothing is.
+    fn is_away(&mut self, away: Option<Away>) {
+        self.host().counts.swapped_out.store(away.is_some(), Ordering::Relaxed);
+        self.away = away;
+    }
+
     /// Brings it back if there is memory for it now; whether it is there.
     pub(crate) fn try_come_back(&mut self) -> bool {
         let Some(away) = self.away.take() else { return true };
+        self.is_away(None);
         let begin = Instant::now();
         match away.come_back() {
             Ok(()) => {
@@ -45,7 +53,7 @@ impl Dispatcher {
                 true
             }
             Err(RestoreError::Device(error)) if error.code == CuError::OUT_OF_MEMORY => {
-                self.away = Some(away);
+                self.is_away(Some(away));
                 false
             }
             Err(error) => {

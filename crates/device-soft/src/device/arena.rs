@@ -197,6 +197,11 @@ impl Memory {
         Ok(device.total - *lock(&device.used))
     }
 
+    /// Bytes of the device that are not free, unless that changes just now.
+    pub(super) fn used_memory(&self, device: u32) -> Option<u64> {
+        self.device(device).ok()?.used.try_lock().ok().map(|used| *used)
+    }
+
     /// Keeps a range's pages from being given back: something uses them again.
     pub(super) fn reuse(&self, addr: u64, size: u64) -> Result<(), CuError> {
         check_client_range(addr, size, self.windows)?;

@@ -165,6 +165,10 @@ impl Backend for SoftBackend {
         self.runtime.memory.free_memory(device)
     }
 
+    fn used_memory(&self, device: u32) -> Option<u64> {
+        self.runtime.memory.used_memory(device)
+    }
+
     fn map(&self, ctx: CtxId, addr: u64, size: u64) -> Result<(), CuError> {
         let mut tables = self.tables();
         tables.streams.context(ctx)?;

@@ -19,6 +19,7 @@ fn slabs_are_what_the_device_has() {
     assert_eq!(backend.grant(0, base + MIB2, 64 << 20), Err(CuError::OUT_OF_MEMORY));
     assert_eq!(backend.grant(0, base + 4 * MIB2, 62 << 20), Ok(()));
     assert_eq!(backend.free_memory(0), Ok(0));
+    assert_eq!((backend.used_memory(0), backend.used_memory(9)), (Some(64 << 20), None));
     assert_eq!(backend.give_back(0, base + 4 * MIB2, MIB2), Err(CuError::INVALID_VALUE));
     assert_eq!(backend.give_back(0, base + 4 * MIB2, 62 << 20), Ok(()));
     assert_eq!(backend.give_back(0, base + 4 * MIB2, 62 << 20), Err(CuError::INVALID_VALUE));
