@@ -1,6 +1,5 @@
-//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, checkpoints.json, log,
-//! former/, socket, control, lib/}` in a folder
-//! private to the user, which [`places`] finds.
+//! Jobs on disk: `jobs/NAME/{lock, meta.json, last.json, images.json, checkpoints.json, next.json,
+//! log, former/, socket, control, lib/}` in a folder private to the user, which [`places`] finds.
 //!
 //! A supervisor holds its job's lock for as long as it lives, so a job whose lock is free has
 //! ended, however it ended. The log and the facts of the latest jobs are kept.
@@ -8,6 +7,7 @@
 mod former;
 mod joint;
 mod places;
+mod watched;
 
 use crate::keeper::HeldImage;
 use crate::left::{self, Marks};
@@ -28,6 +28,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
+pub(crate) use watched::note_next;
 
 /// Finished jobs that are kept.
 const KEPT: usize = 50;
@@ -487,11 +488,12 @@ impl JobDir {
     /// Removes what only a job that runs has.
     fn clear(&self) {
         let sockets = [self.socket(), self.nvml(), self.control(), self.keeper()];
-        for left in sockets.into_iter().chain([self.held(), self.lost()]) {
+        for left in sockets.into_iter().chain([self.held(), self.lost(), self.next()]) {
             let _ = fs::remove_file(left);
         }
         kedge_control::session::clear(&self.dir);
-        for folder in [self.lib(), self.stats(), self.findings(), self.trace()] {
+        let told = [self.stats(), self.findings(), self.trace(), self.usage()];
+        for folder in told.into_iter().chain([self.lib()]) {
             let _ = fs::remove_dir_all(folder);
         }
     }

@@ -61,6 +61,7 @@ impl Watch {
         let all = move || {
             let mut next = Instant::now() + interval;
             loop {
+                tell_next(&control, next);
                 thread::sleep(next.saturating_duration_since(Instant::now()));
                 next = Instant::now().max(next + interval);
                 let taken = take_one(&control, Until::Durable, None);
@@ -110,6 +111,13 @@ impl Watch {
         }
         deadline
     }
+}
+
+/// Notes when the next checkpoint is due. Nothing but what is shown depends on it: who has no room
+/// for that is told by the checkpoint itself.
+fn tell_next(control: &Path, next: Instant) {
+    let left = next.saturating_duration_since(Instant::now());
+    let _ = jobs::note_next(control, jobs::now().saturating_add(left.as_secs_f64().round() as u64));
 }
 
 /// A checkpoint as the job's policy has it, after the one that may be under way.

@@ -153,6 +153,15 @@ pub fn migrate(
     }
 }
 
+/// Asks the job `name` whether it answers, without waiting for that: whatever comes on the stream,
+/// its end too, is an answer.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn hail(jobs: &Jobs, name: &JobName) -> io::Result<UnixStream> {
+    ask(&jobs.control_path(name), Ask::Life)
+}
+
 fn runs(jobs: &Jobs, name: &JobName) -> bool {
     let goes_on = [State::Running, State::Unsupervised];
     jobs.find(name).is_some_and(|meta| goes_on.contains(&meta.state))

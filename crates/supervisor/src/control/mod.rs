@@ -4,7 +4,7 @@
 mod client;
 mod server;
 
-pub use client::{AskError, Until, checkpoint, kill, migrate, swap};
+pub use client::{AskError, Until, checkpoint, hail, kill, migrate, swap};
 pub(crate) use client::{TakeError, settle, take};
 pub use kedge_control::job::{CodecName, Content, Kill, Migrate, Moving, Order, Progress, Settles};
 pub(crate) use server::serve;

@@ -345,3 +345,16 @@ fn parts_of_a_joint_job_that_were_left_running_are_seen_and_ended() {
     jobs.make_room(&job).unwrap();
     assert!(jobs.parts(&job).unwrap().is_empty());
 }
+
+#[test]
+fn the_next_checkpoint_is_told_while_the_job_runs() {
+    let world = World::new("next");
+    let name: JobName = "j".parse().unwrap();
+    let dir = world.0.create(&name).unwrap();
+    dir.write_meta(&meta(&name, State::Running)).unwrap();
+    assert_eq!(world.0.next_checkpoint(&name), None);
+    note_next(&dir.control(), 1234).unwrap();
+    assert_eq!(world.0.next_checkpoint(&name), Some(1234));
+    dir.retire();
+    assert_eq!(world.0.next_checkpoint(&name), None, "it has ended");
+}
