@@ -17,7 +17,7 @@ Examples:
   kedge kill nightly --signal USR1   nothing but that";
 
 /// Between SIGTERM and SIGKILL, where nobody says otherwise.
-const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 /// End a job: all of its processes, by SIGTERM, and by SIGKILL those that are left after a while
 #[derive(Debug, Args)]

@@ -34,6 +34,7 @@ mod serve;
 mod size;
 mod swap;
 mod time;
+mod top;
 mod trace;
 mod usage;
 mod warm;
@@ -102,6 +103,7 @@ enum Command {
     Devices(devices::DevicesArgs),
     /// List running jobs
     Ps(ps::PsArgs),
+    Top(top::TopArgs),
     /// Print what kedge had to say about a job
     ///
     /// The job's log has kedge's own messages: why a device faulted, which function is not
@@ -154,6 +156,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Devices(args) => devices::run(&args).map(done),
         Command::Ps(args) => ps::run(&args).map(done),
+        Command::Top(args) => top::run(&args).map(done),
         Command::Logs(args) => logs::run(&args).map(done),
         Command::Kill(args) => kill::run(&args).map(done),
         Command::Checkpoint(args) => checkpoint::run(&args).map(done),

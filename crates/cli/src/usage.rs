@@ -17,6 +17,19 @@ struct Process {
     processor: Duration,
 }
 
+/// A process of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) pid: u32,
+    /// As the kernel keeps it: 15 bytes at most.
+    pub(crate) name: String,
+    /// Whether it is kedge's own.
+    pub(crate) own: bool,
+    /// Bytes; what several share is counted for each.
+    pub(crate) resident: u64,
+    pub(crate) processor: Duration,
+}
+
 /// What some processes use together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -47,25 +60,40 @@ impl Processes {
         Processes(ids.filter_map(read).collect())
     }
 
-    /// What descends from the supervisor of a job, and itself.
+    /// What descends from the supervisor of a job uses, and itself.
     pub(crate) fn of(&self, supervisor: u32) -> JobUsage {
+        let mut usage = JobUsage::default();
+        for member in self.members(supervisor) {
+            let part = if member.own { &mut usage.kedge } else { &mut usage.program };
+            part.processes += 1;
+            part.resident += member.resident;
+            part.processor += member.processor;
+        }
+        usage
+    }
+
+    /// What descends from the supervisor of a job, and itself, by process id.
+    pub(crate) fn members(&self, supervisor: u32) -> Vec<Member> {
         let mut children = BTreeMap::<u32, Vec<u32>>::new();
         for (pid, process) in &self.0 {
             children.entry(process.parent).or_default().push(*pid);
         }
-        let mut usage = JobUsage::default();
+        let mut members = Vec::new();
         let mut waiting = vec![supervisor];
         while let Some(pid) = waiting.pop() {
             // Taken out: ids that are given anew while /proc is read could make a circle.
             waiting.extend(children.remove(&pid).unwrap_or_default());
             let Some(process) = self.0.get(&pid) else { continue };
-            let own = pid == supervisor || process.name.starts_with("kedge");
-            let part = if own { &mut usage.kedge } else { &mut usage.program };
-            part.processes += 1;
-            part.resident += process.resident;
-            part.processor += process.processor;
+            members.push(Member {
+                pid,
+                name: process.name.clone(),
+                own: pid == supervisor || process.name.starts_with("kedge"),
+                resident: process.resident,
+                processor: process.processor,
+            });
         }
-        usage
+        members.sort_by_key(|member| member.pid);
+        members
     }
 }
 
