@@ -77,6 +77,7 @@ Examples:
   kedge restart sim-0001           bring it back from there, also after a reboot
   kedge serve                      lend this machine's devices, for --gpu HOST there
   kedge logs                       what kedge had to say about the latest job
+  kedge top                        jobs on one screen, with keys to act on them
   kedge check ./program            what its kernels do wrong with memory; no GPU is needed
   kedge trace --stats ./program    its calls, kernels and copies, and how long they take
   kedge explain ./program          which of its kernels run on software devices, and on which GPUs
