@@ -20,6 +20,13 @@ __global__ void late(int *p)
     *p = 1;
 }
 
+__device__ int counted;
+
+__global__ void count()
+{
+    counted += 1;
+}
+
 // A copy that is not asynchronous comes after all work of both devices, whichever is current.
 void serialized(int *a, int *b)
 {
@@ -89,10 +96,17 @@ int main()
     cudaPointerAttributes attributes;
     CUDA(cudaPointerGetAttributes(&attributes, b));
     REQUIRE(attributes.device == 1 && attributes.type == cudaMemoryTypeDevice);
-    // A kernel runs on the current device, in a stream of that device.
-    add<<<1, 1, 0, sa>>>(b, b, 1);
-    EXPECT(cudaErrorInvalidResourceHandle, cudaGetLastError());
-    CUDA(cudaDeviceSynchronize());
+    // A kernel runs on the stream's device, whichever is current: its variables are that one's.
+    count<<<1, 1, 0, sa>>>();
+    CUDA(cudaGetLastError());
+    CUDA(cudaStreamSynchronize(sa));
+    for (int device : {1, 0}) {
+        int times;
+        CUDA(cudaSetDevice(device));
+        CUDA(cudaMemcpyFromSymbol(&times, counted, 4));
+        REQUIRE(times == !device);
+    }
+    CUDA(cudaSetDevice(1));
     serialized(a, b);
     if (!can) CUDA(cudaFree(other));
     CUDA(cudaFree(b));

@@ -148,6 +148,16 @@ pub(crate) fn resolve(function: CUfunction) -> Result<Arc<Function>, CuError> {
     }
 }
 
+/// What a handle launches in a stream of the context `ctx`: a CUfunction, whatever context it is
+/// of, or a CUkernel there. INVALID_HANDLE for anything else.
+#[inline]
+pub(crate) fn resolve_in(function: CUfunction, ctx: CtxId) -> Result<Arc<Function>, CuError> {
+    match FUNCTIONS.get(function.0) {
+        Some(function) => Ok(function),
+        None => library::function_in(CUkernel(function.0), ctx),
+    }
+}
+
 /// The handle that launches a kernel; NULL once its module is unloaded.
 pub(crate) fn handle_of(kernel: KernelRef) -> CUfunction {
     module::function_of(kernel).map_or(CUfunction::NULL, |function| function.handle())

@@ -2,7 +2,7 @@
 
 use super::{Payload, world};
 use crate::launch::{self, Attributes, Params, Shape};
-use crate::{ffi, function, library};
+use crate::{context, ffi, function, library};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::{
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -52,7 +52,7 @@ impl Kernel {
     /// # Safety
     /// `kernelParams` or `extra` are valid for the function's parameters.
     pub(crate) unsafe fn from_params(params: &CUDA_KERNEL_NODE_PARAMS_v2) -> Result<Self, CuError> {
-        let CUDA_KERNEL_NODE_PARAMS_v2 { v1, kern, .. } = params;
+        let CUDA_KERNEL_NODE_PARAMS_v2 { v1, kern, ctx } = params;
         let shape = Shape {
             grid: Dim3 { x: v1.gridDimX, y: v1.gridDimY, z: v1.gridDimZ },
             block: Dim3 { x: v1.blockDimX, y: v1.blockDimY, z: v1.blockDimZ },
@@ -60,9 +60,14 @@ impl Kernel {
         };
         let pointers = Params { kernel_params: v1.kernelParams, extra: v1.extra };
         let function = if v1.func.is_null() { CUfunction(kern.0) } else { v1.func };
+        let function = if ctx.is_null() {
+            function::resolve(function)?
+        } else {
+            function::resolve_in(function, context::by_handle(*ctx)?.id())?
+        };
         // SAFETY: the caller's promise.
-        let (_, launch) =
-            unsafe { launch::prepare(function, shape, pointers, &Attributes::default()) }?;
+        let launch =
+            unsafe { launch::prepare(&function, shape, pointers, &Attributes::default()) }?;
         Ok(Self { given: Some((v1.func, *kern)), ..Self::from_launch(launch) })
     }
 

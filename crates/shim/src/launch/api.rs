@@ -1,8 +1,8 @@
 //! cuLaunchKernel and its kin.
 
-use super::{Attributes, Params, Shape, check_sticky, prepare};
+use super::{Attributes, Params, Shape, prepare};
 use crate::entry::default_stream;
-use crate::{event, ffi, stream};
+use crate::{event, ffi, function, stream};
 use kedge_cuda_types::CuError;
 use kedge_cuda_types::graph::CUlaunchConfig;
 use kedge_cuda_types::handle::{CUfunction, CUstream};
@@ -18,13 +18,14 @@ unsafe fn launch(
     params: Params,
     attributes: &Attributes,
 ) -> Result<(), CuError> {
+    let (handle, stream) = (stream, stream::find(stream)?);
+    let function = function::resolve_in(function, stream.ctx())?;
     // SAFETY: as the caller promises.
-    let (function, launch) = unsafe { prepare(function, shape, params, attributes)? };
-    check_sticky(&function)?;
-    stream::enqueue_launch(stream, function.ctx(), launch)?;
+    let launch = unsafe { prepare(&function, shape, params, attributes)? };
+    stream.launch(function.ctx(), launch)?;
     match attributes.event {
         // SAFETY: handles are checked.
-        Some(event) => unsafe { event::cuEventRecord(event, stream) },
+        Some(event) => unsafe { event::cuEventRecord(event, handle) },
         None => Ok(()),
     }
 }

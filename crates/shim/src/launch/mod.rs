@@ -12,13 +12,10 @@ pub(crate) use attribute::Attributes;
 pub(crate) use legacy::*;
 pub(crate) use params::Params;
 
-use crate::function::{self, Function};
-use crate::session;
+use crate::function::Function;
 use kedge_cuda_types::CuError;
-use kedge_cuda_types::handle::CUfunction;
 use kedge_protocol::{Dim3, Launch};
 use kedge_wire::List;
-use std::sync::Arc;
 
 /// A launch's shape, as the program gives it.
 #[derive(Debug, Clone, Copy)]
@@ -34,17 +31,16 @@ pub(crate) struct Shape {
 /// # Safety
 /// `params` are valid for the function's parameters.
 pub(crate) unsafe fn prepare(
-    function: CUfunction,
+    function: &Function,
     shape: Shape,
     params: Params,
     attributes: &Attributes,
-) -> Result<(Arc<Function>, Launch), CuError> {
-    let function = function::resolve(function)?;
-    let cluster = check::launch(&function, shape, attributes)?;
+) -> Result<Launch, CuError> {
+    let cluster = check::launch(function, shape, attributes)?;
     // SAFETY: as the caller promises.
-    let params = unsafe { params.pack(&function)? };
+    let params = unsafe { params.pack(function)? };
     let hints = List::new(attributes.hints.clone()).map_err(|_| CuError::INVALID_VALUE)?;
-    let launch = Launch {
+    Ok(Launch {
         kernel: function.kernel(),
         grid: shape.grid,
         block: shape.block,
@@ -53,11 +49,5 @@ pub(crate) unsafe fn prepare(
         cooperative: attributes.cooperative,
         params,
         hints,
-    };
-    Ok((function, launch))
-}
-
-/// The sticky error of the context that a function belongs to.
-pub(crate) fn check_sticky(function: &Function) -> Result<(), CuError> {
-    session::get()?.client.sticky(function.ctx()).map_or(Ok(()), Err)
+    })
 }

@@ -140,14 +140,18 @@ impl Kernel {
         CUkernel(self.handle)
     }
 
+    /// The kernel's function in a context that the library is loaded in.
+    fn known_in(&self, ctx: CtxId) -> Option<Arc<Function>> {
+        let known = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().find(|(at, _)| *at == ctx).map(|(_, function)| function.clone())
+    }
+
     /// The kernel's function in `ctx`, which loads the library there.
     fn function_in(&self, ctx: &Context) -> Result<Arc<Function>, CuError> {
         let id = ctx.id();
-        let known = self.functions.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, function)) = known.iter().find(|(at, _)| *at == id) {
-            return Ok(function.clone());
+        if let Some(function) = self.known_in(id) {
+            return Ok(function);
         }
-        drop(known);
         let module = self.library.module_in(ctx)?;
         let settings = self.settings.get(ctx.ordinal() as usize).ok_or(CuError::INVALID_DEVICE)?;
         let function = module.function_with(&self.name, settings)?;
@@ -178,7 +182,19 @@ fn kernel(handle: CUkernel) -> Result<Arc<Kernel>, CuError> {
     KERNELS.get(handle.0).ok_or(CuError::INVALID_HANDLE)
 }
 
-/// What launching `handle` in the current context launches.
+/// What launching `handle` in a stream of the context `ctx` launches.
+///
+/// # Errors
+/// `INVALID_HANDLE` for what is no kernel; what loading the library there fails with.
+pub(crate) fn function_in(handle: CUkernel, ctx: CtxId) -> Result<Arc<Function>, CuError> {
+    let kernel = kernel(handle)?;
+    if let Some(function) = kernel.known_in(ctx) {
+        return Ok(function);
+    }
+    kernel.function_in(&*context::by_id(ctx).ok_or(CuError::INVALID_CONTEXT)?)
+}
+
+/// `handle`'s function in the current context.
 pub(crate) fn function_in_current(handle: CUkernel) -> Result<Arc<Function>, CuError> {
     let kernel = kernel(handle)?;
     let ctx = context::current()?;

@@ -92,6 +92,26 @@ impl Stream {
         session::get()?.client.sticky(self.ctx).map_or(Ok(()), Err)
     }
 
+    /// As [`enqueue`], for a launch of the kernel of `ctx`, which the stream's attributes steer.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for the kernel of another context.
+    pub(crate) fn launch(&self, ctx: CtxId, mut launch: Launch) -> Result<(), CuError> {
+        callback::check_not_inside()?;
+        self.check_sticky()?;
+        if self.ctx != ctx {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        let captured = capture::intercepts(self)?;
+        self.add_hints(&mut launch, captured)?;
+        let op = StreamOp::Launch { launch };
+        if captured {
+            capture::append(self, Payload::from_op(op)?).map(drop)
+        } else {
+            self.post(op)
+        }
+    }
+
     /// Waits for everything enqueued before.
     fn synchronize(&self) -> Result<(), CuError> {
         let session = session::get()?;
@@ -110,29 +130,6 @@ impl Stream {
 pub(crate) fn enqueue(stream: CUstream, op: StreamOp) -> Result<(), CuError> {
     let stream = open(stream)?;
     if capture::intercepts(&stream)? {
-        capture::append(&stream, Payload::from_op(op)?).map(drop)
-    } else {
-        stream.post(op)
-    }
-}
-
-/// As [`enqueue`], for a launch of a context's kernel, which the stream's attributes steer.
-///
-/// # Errors
-/// `INVALID_HANDLE` for a stream of another context.
-pub(crate) fn enqueue_launch(
-    stream: CUstream,
-    ctx: CtxId,
-    mut launch: Launch,
-) -> Result<(), CuError> {
-    let stream = open(stream)?;
-    if stream.ctx() != ctx {
-        return Err(CuError::INVALID_HANDLE);
-    }
-    let captured = capture::intercepts(&stream)?;
-    stream.add_hints(&mut launch, captured)?;
-    let op = StreamOp::Launch { launch };
-    if captured {
         capture::append(&stream, Payload::from_op(op)?).map(drop)
     } else {
         stream.post(op)
