@@ -1,7 +1,7 @@
 """An inference server: a decoder like Llama's with random weights, compiled, its decoding step captured as a graph.
 
 server.py PORT [BILLIONS]: answers `POST /generate` with {"prompt": [token, …], "tokens": N} on the loopback address: a
-line for each token, with a digest of its logits, as soon as it is there. scripts/gpu-server measures how soon that is.
+line for each token, with a digest of its logits, as soon as it is there. scripts/gpu-server measures how soon that is. A request has the same answer each time, with CUBLAS_WORKSPACE_CONFIG=:4096:8.
 """
 import hashlib
 import json
@@ -67,6 +67,7 @@ class Engine:
 
     def __init__(self, billions):
         torch.manual_seed(7)
+        torch.use_deterministic_algorithms(True)
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("cuda"):
             self.model = Decoder(*SHAPES[billions])
