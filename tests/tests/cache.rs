@@ -54,6 +54,33 @@ fn writes_are_absorbed_read_back_and_drained() {
 }
 
 #[test]
+fn status_and_metrics_tell_of_each_cache_of_the_user() {
+    let Some(mut cached) = Cached::new("call", &["--tier", "ram:64M"]) else { return };
+    let held = flag(&cached, "held");
+    cached.fault = Some(format!("carried={}", held.display()));
+    cached.begin();
+    fs::write(cached.under.join("a"), bytes(1, MIB)).expect("absorbed");
+    let under = cached.under.display().to_string();
+    // Other tests' caches come and go meanwhile.
+    let said = |words: &[&str]| cached.world.kedge(words).output().expect("kedge");
+    let text = String::from_utf8(said(&["cache", "status", "--json"]).stdout).expect("text");
+    let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let all = all.as_array().expect("a list");
+    let mine = all.iter().find(|one| one["under"] == *under).expect("this one is among them");
+    assert_eq!(mine["dirty"], MIB);
+    let figures = String::from_utf8(said(&["metrics"]).stdout).expect("text");
+    let row = format!("kedge_cache_undrained_bytes{{under=\"{under}\"}} {MIB}\n");
+    assert!(figures.contains(&row), "{figures}");
+    let row =
+        format!("kedge_cache_written_bytes_total{{under=\"{under}\",way=\"absorbed\"}} {MIB}\n");
+    assert!(figures.contains(&row), "{figures}");
+    cached.kill();
+    let told = said(&["cache", "status"]);
+    let why = stderr(&told);
+    assert!(!told.status.success() && why.contains(&under) && why.contains("recover"), "{why}");
+}
+
+#[test]
 fn a_file_drains_by_itself_once_nobody_writes_it() {
     let Some(cached) = Cached::start("cidle", &["--tier", "ram:64M"]) else { return };
     fs::write(cached.under.join("a"), bytes(1, MIB)).expect("absorbed");

@@ -1,14 +1,15 @@
 //! What the command asks a daemon, and how it answers: a line of JSON each, over a local socket.
 
-use crate::CacheError;
 use crate::engine::{Engine, Unclaimed};
 use crate::spec::{Fsync, Medium, memory_home};
 use crate::tier::lock;
+use crate::{CacheError, home};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The name of the socket in the folder of the cache's memory.
 pub(crate) const SOCKET: &str = "control";
@@ -166,20 +167,38 @@ impl Engine {
     }
 }
 
+/// A daemon that is asked how it stands has an answer sooner, or hangs.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// Returns how each cache stands that this user has on this machine, in the order of their folders;
+/// or why that cannot be told, as of one whose daemon was killed.
+pub fn all() -> Vec<Result<Status, CacheError>> {
+    let status = |under: PathBuf| match ask(&under, Ask::Status)? {
+        Answer::Status(status) => Ok(*status),
+        Answer::Done | Answer::Failed(_) => {
+            let why = "it did not answer the question".to_owned();
+            Err(CacheError::Daemon { under, why })
+        }
+    };
+    home::folders().into_iter().map(status).collect()
+}
+
 /// Asks the daemon of a cache.
 ///
 /// # Errors
 /// If no daemon runs there, or it could not do what it was asked.
 pub fn ask(under: &Path, ask: Ask) -> Result<Answer, CacheError> {
-    let home = memory_home(under);
     let failed = |why: String| CacheError::Daemon { under: under.to_owned(), why };
-    let mut stream = match UnixStream::connect(home.join(SOCKET)) {
+    let mut stream = match UnixStream::connect(memory_home(under).join(SOCKET)) {
         Ok(stream) => stream,
-        Err(_) if crate::home::is_killed(under) => {
+        Err(_) if home::is_killed(under) => {
             return Err(CacheError::Killed(under.to_owned()));
         }
         Err(_) => return Err(CacheError::NotRunning(under.to_owned())),
     };
+    if ask == Ask::Status {
+        stream.set_read_timeout(Some(PROMPT)).map_err(|error| failed(error.to_string()))?;
+    }
     write_line(&mut stream, &ask).map_err(|error| failed(error.to_string()))?;
     match read_line(&stream) {
         Ok(Answer::Failed(why)) => Err(failed(why)),

@@ -64,6 +64,25 @@ pub(crate) fn is_killed(under: &Path) -> bool {
         && File::open(home.join(LOCK)).is_ok_and(|file| file.try_lock().is_ok())
 }
 
+/// Returns the folders that this user caches on this machine, by daemons that run or were killed,
+/// in their order. What another user has put in the place of ours counts for nothing.
+pub(crate) fn folders() -> Vec<PathBuf> {
+    let Some(around) = memory_home(Path::new("/any")).parent().map(Path::to_owned) else {
+        return Vec::new();
+    };
+    let user = rustix::process::geteuid().as_raw();
+    let ours = fs::symlink_metadata(&around)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == user && meta.mode() & 0o077 == 0);
+    let homes = if ours { fs::read_dir(&around).ok() } else { None };
+    let under = |home: fs::DirEntry| {
+        let text = fs::read(home.path().join(SPEC)).ok()?;
+        serde_json::from_slice::<Spec>(&text).ok().map(|spec| spec.under)
+    };
+    let mut folders: Vec<_> = homes.into_iter().flatten().flatten().filter_map(under).collect();
+    folders.sort();
+    folders
+}
+
 /// Returns whether a tier was in a home.
 pub(crate) fn holds(home: &Path) -> bool {
     home.join(TIER).exists()

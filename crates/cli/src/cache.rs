@@ -21,7 +21,7 @@ the cache is mounted over it. Other nodes see a file's new bytes once they are d
 Examples:
   kedge cache start --tier ram:8G --under /scratch
   kedge cache start --tier ram:8G --tier nvme:/local:200G --fsync nvme --under /scratch
-  kedge cache status --under /scratch
+  kedge cache status                       of each of yours
   kedge cache drain --under /scratch       wait until other nodes have everything
   kedge cache stop --under /scratch        drain, unmount and end
   kedge cache recover --under /scratch     after the daemon was killed";
@@ -55,8 +55,8 @@ enum What {
     /// Start to cache a folder, and go on with what a killed daemon left
     #[command(after_help = START_HELP)]
     Start(StartArgs),
-    /// Tell what the cache of a folder holds
-    Status(FolderArgs),
+    /// Tell what the cache of a folder holds, or each of yours
+    Status(StatusArgs),
     /// Write below all that the cache holds, and wait for it
     Drain(FolderArgs),
     /// Drain, unmount and end
@@ -96,6 +96,16 @@ struct StartArgs {
     /// Stay in the foreground
     #[arg(long)]
     foreground: bool,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    /// The folder that is cached [default: each of yours]
+    #[arg(long, value_name = "DIR")]
+    under: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -243,8 +253,9 @@ fn order(args: &FolderArgs, what: Ask, done: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn status(args: &FolderArgs) -> Result<(), Failure> {
-    let Answer::Status(status) = ask(&args.under, Ask::Status)? else {
+fn status(args: &StatusArgs) -> Result<(), Failure> {
+    let Some(under) = &args.under else { return status_of_all(args.json) };
+    let Answer::Status(status) = ask(under, Ask::Status)? else {
         return Err(Failure::new("the daemon did not answer the question"));
     };
     if args.json {
@@ -253,6 +264,30 @@ fn status(args: &FolderArgs) -> Result<(), Failure> {
         output::print(&told(&status))?;
     }
     Ok(())
+}
+
+/// Tells how each of the user's caches stands. One that cannot be asked fails the command, once the
+/// others are told.
+fn status_of_all(json: bool) -> Result<(), Failure> {
+    let (mut told_of, mut failed) = (Vec::new(), Vec::new());
+    for one in control::all() {
+        match one {
+            Ok(status) => told_of.push(status),
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if json {
+        output::json(&told_of)?;
+    } else {
+        for status in &told_of {
+            let under = output::harmless(&status.under.display().to_string());
+            output::print(&format!("{under}\n{}\n", told(status)))?;
+        }
+        if told_of.is_empty() && failed.is_empty() {
+            output::tell("you have no cache on this machine: `kedge cache start` starts one");
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::new(failed.join("; "))) }
 }
 
 /// How a cache stands, for people.

@@ -207,8 +207,6 @@ impl CheckpointArgs {
     }
 }
 
-impl RunArgs {}
-
 /// Runs the job. Does not return where a signal ended the program: that ends this process too.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     mistyped::refuse::<RunArgs>("run", &args.command)?;

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::usage::Processes;
+use kedge_cache::control::{self, Status};
 use kedge_supervisor::jobs::{JobName, Jobs, Meta, State};
 use std::fmt::Write as _;
 
@@ -41,6 +42,8 @@ impl Figures {
                 figures.add_usage(meta, &processes);
             }
         }
+        // Of one whose daemon was killed nothing can be told.
+        control::all().into_iter().flatten().for_each(|cache| figures.add_cache(&cache));
         Ok(figures)
     }
 
@@ -91,6 +94,43 @@ impl Figures {
                 self.add("kedge_job_held_bytes", "gauge", help, (labels, bytes as f64));
             }
         }
+    }
+
+    fn add_cache(&mut self, cache: &Status) {
+        let under = || ("under", cache.under.display().to_string());
+        for tier in &cache.tiers {
+            let labels = || {
+                let folder = tier.folder.display().to_string();
+                vec![under(), ("tier", tier.medium.name().to_owned()), ("folder", folder)]
+            };
+            let help = "What a tier of a write-back cache holds.";
+            self.add("kedge_cache_tier_bytes", "gauge", help, (labels(), tier.used as f64));
+            let help = "What a tier of a write-back cache may hold now.";
+            self.add("kedge_cache_tier_limit_bytes", "gauge", help, (labels(), tier.limit as f64));
+        }
+        let gauges = [
+            ("kedge_cache_undrained_bytes", "What is not below yet.", cache.dirty),
+            (
+                "kedge_cache_undrained_files",
+                "Files with bytes that are not below yet.",
+                cache.files,
+            ),
+            ("kedge_cache_stuck_files", "Files that cannot be drained.", cache.stuck_files),
+            ("kedge_cache_waiting_writes", "Writes that wait for room.", cache.waiting),
+        ];
+        for (name, help, value) in gauges {
+            self.add(name, "gauge", help, (vec![under()], value as f64));
+        }
+        let written = "What programs have written into tiers, and below at once, since the start.";
+        for (way, bytes) in [("absorbed", cache.absorbed), ("through", cache.through)] {
+            let labels = vec![under(), ("way", way.to_owned())];
+            self.add("kedge_cache_written_bytes_total", "counter", written, (labels, bytes as f64));
+        }
+        let drained = (vec![under()], cache.drained as f64);
+        self.add("kedge_cache_drained_bytes_total", "counter", "What was drained.", drained);
+        let waited = (vec![under()], cache.waited as f64);
+        let help = "Writes that had to wait for room.";
+        self.add("kedge_cache_waits_total", "counter", help, waited);
     }
 
     fn add_usage(&mut self, meta: &Meta, processes: &Processes) {

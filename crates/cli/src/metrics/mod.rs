@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const AFTER_HELP: &str = "\
-The figures are those of your own jobs on this machine; root sees root's. docs/metrics.md lists \
+The figures are those of your own jobs and caches on this machine; root sees root's. docs/metrics.md lists \
 them, and docs/grafana.json is a dashboard. No command lines are told: they may hold secrets.
 
 Examples:
