@@ -70,7 +70,7 @@ pub(crate) fn reach(pid: pid_t) -> pid_t {
 
 /// Whether a thread has ended and was not collected. Others of its process may go on.
 pub(crate) fn is_zombie(tid: pid_t) -> bool {
-    Stat::of(tid).is_ok_and(|stat| stat.has_ended())
+    Stat::of_thread(tid).is_ok_and(|stat| stat.has_ended())
 }
 
 /// Whether a process has ended, with all of its threads, and was not collected.
@@ -99,14 +99,15 @@ pub(crate) fn has_ended(pid: pid_t) -> bool {
 
 /// Whether a thread is there and has not ended.
 pub(crate) fn lives(tid: pid_t) -> bool {
-    Stat::of(tid).is_ok_and(|stat| !stat.has_ended())
+    Stat::of_thread(tid).is_ok_and(|stat| !stat.has_ended())
 }
 
 /// Whether a thread is there and has not begun to end.
 pub(crate) fn goes_on(tid: pid_t) -> bool {
     /// PF_EXITING (include/linux/sched.h).
     const EXITING: i64 = 1 << 2;
-    Stat::of(tid).is_ok_and(|stat| !stat.has_ended() && stat.get(Field::Flags) & EXITING == 0)
+    Stat::of_thread(tid)
+        .is_ok_and(|stat| !stat.has_ended() && stat.get(Field::Flags) & EXITING == 0)
 }
 
 /// The threads of `pid`; none if it has ended.
@@ -128,7 +129,7 @@ fn works_for_the_kernel(pid: pid_t, tid: pid_t) -> bool {
     /// PF_IO_WORKER (include/linux/sched.h), since Linux 5.12.
     const WORKER: i64 = 1 << 4;
     let worker = |stat: Stat| stat.get(Field::Flags) & WORKER != 0;
-    name(pid, tid).starts_with(NAME) && Stat::of(tid).is_ok_and(worker)
+    name(pid, tid).starts_with(NAME) && Stat::of_thread(tid).is_ok_and(worker)
 }
 
 fn numbers(folder: &str) -> Vec<i32> {
@@ -186,8 +187,18 @@ pub(crate) enum Field {
 
 impl Stat {
     pub(crate) fn of(pid: pid_t) -> Result<Stat, EngineError> {
+        Stat::parse(pid, &text(pid, "stat")?)
+    }
+
+    /// The same, in a time that does not grow with the threads of its process: for the process's
+    /// own file the kernel adds up what all of them have used.
+    pub(crate) fn of_thread(tid: pid_t) -> Result<Stat, EngineError> {
+        let path = format!("/proc/{tid}/task/{tid}/stat");
+        Stat::parse(tid, &lossy(bytes(path).map_err(|source| failed(tid, source))?))
+    }
+
+    fn parse(pid: pid_t, text: &str) -> Result<Stat, EngineError> {
         let strange = |what| EngineError::Proc { pid, file: "stat", what };
-        let text = text(pid, "stat")?;
         // The name may hold anything, parentheses included.
         let (_, rest) = text.rsplit_once(')').ok_or_else(|| strange("it names no command"))?;
         let mut words = rest.split_whitespace();
