@@ -27,8 +27,11 @@ const ZERO: u64 = 1 << 5;
 /// Since Linux 6.16.
 const GUARD: u64 = 1 << 8;
 
-/// Runs that the kernel tells at a time.
+/// Runs that the kernel tells at a time, where there are many.
 const TOGETHER: usize = 16 << 10;
+/// Runs that it tells the first time: most processes have no more in a mapping, and room for many
+/// takes longer to make than to ask.
+const FIRST: usize = 128;
 
 const PAGE: u64 = 4096;
 
@@ -124,7 +127,7 @@ pub struct Scanner {
 impl Scanner {
     pub fn of(pid: pid_t) -> io::Result<Scanner> {
         let file = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Scanner { file, regions: vec![Region::default(); TOGETHER] })
+        Ok(Scanner { file, regions: vec![Region::default(); FIRST] })
     }
 
     /// Returns the runs of wanted pages in `range`: in order, disjoint, neighbours joined.
@@ -138,6 +141,7 @@ impl Scanner {
         let mut at = start;
         while at < end {
             let told = self.ask((at, end), wanted)?;
+            let count = told.len();
             for region in told {
                 if region.start < at || region.start >= region.end || region.end > end {
                     let what = format!("the kernel told pages {region:x?} out of order at {at:#x}");
@@ -152,8 +156,11 @@ impl Scanner {
             // The kernel fills its own buffer of 512 several times for one answer, and `walk_end`
             // says where it stopped at the first of them: it tells nothing. Where there was room
             // for more, that was all.
-            if told.len() < self.regions.len() {
+            if count < self.regions.len() {
                 break;
+            }
+            if count == FIRST {
+                self.regions.resize(TOGETHER, Region::default());
             }
         }
         Ok(runs)
@@ -270,7 +277,7 @@ mod tests {
         }
         let room = Room::new();
         (0..PAGES).step_by(2).for_each(|page| room.touch(page));
-        for vector in [1, 2, 511, 512, 513, 600, 1024, 2047, 2048, 2049, TOGETHER] {
+        for vector in [1, 2, FIRST, 511, 512, 513, 600, 1024, 2047, 2048, 2049, TOGETHER] {
             let runs = scanner(vector).runs(room.range(), &Wanted::OWN).unwrap();
             assert_eq!(runs.len() as u64, PAGES / 2, "room for {vector}");
             assert_eq!(runs, model(room.range(), there), "room for {vector}");
