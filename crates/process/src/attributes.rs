@@ -1,7 +1,7 @@
 //! Attributes of a process that change how the kernel treats it, and nothing that it computes.
 
 use crate::inject::{Batch, Parasite};
-use crate::{EngineError, Thread};
+use crate::{EngineError, Thread, proc};
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -169,9 +169,8 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Result<Asked, EngineError> {
     Ok(asked)
 }
 
-fn read(pid: pid_t, file: &str) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
-    Some(text.trim().to_owned())
+fn read(pid: pid_t, file: &'static str) -> Option<String> {
+    Some(proc::text(pid, file).ok()?.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -8,15 +8,11 @@
 //! same. They need not be saved, for whoever restarts the job there has them too; what they do to
 //! the calls is tried in a child.
 
-use crate::{EngineError, proc, translate};
+use crate::{EngineError, proc, several, translate};
 use libc::{c_long, pid_t};
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
-
-/// Longer than any status file up to its line on seccomp, but for a process with very many groups.
-const USUAL: usize = 4096;
 
 /// Refuses the processes `pids` if a thread of theirs filters its system calls by a filter that
 /// this process has not.
@@ -25,14 +21,16 @@ const USUAL: usize = 4096;
 ///
 /// [`EngineError::Unsupported`], which names the first such thread.
 pub(crate) fn refuse(pids: impl IntoIterator<Item = pid_t>) -> Result<(), EngineError> {
-    let mut buffer = Vec::with_capacity(USUAL);
     let own = OWN.get_or_init(own_filters);
-    for pid in pids {
-        for tid in proc::threads(pid) {
-            let Some(what) = own.objection(&filters_of(pid, tid, &mut buffer)) else { continue };
-            return Err(EngineError::unsupported(pid, format!("its thread {tid} {what}")));
-        }
-    }
+    let pids: Vec<pid_t> = pids.into_iter().collect();
+    let threads = several::each(&pids, |pid| proc::threads(*pid));
+    let threads = pids.iter().zip(threads);
+    let all: Vec<(pid_t, pid_t)> =
+        threads.flat_map(|(pid, tids)| tids.into_iter().map(|tid| (*pid, tid))).collect();
+    several::try_each(&all, |(pid, tid)| match own.objection(&filters_of(*pid, *tid)) {
+        Some(what) => Err(EngineError::unsupported(*pid, format!("its thread {tid} {what}"))),
+        None => Ok(()),
+    })?;
     Ok(())
 }
 
@@ -57,7 +55,7 @@ static OWN: OnceLock<Own> = OnceLock::new();
 
 fn own_filters() -> Own {
     let own = std::process::id() as pid_t;
-    let filters = filters_of(own, own, &mut Vec::with_capacity(USUAL));
+    let filters = filters_of(own, own);
     Own { filters, spare: filters == Filters::None || calls_are_spared() }
 }
 
@@ -90,16 +88,14 @@ impl Own {
 }
 
 /// Returns the filters of a thread. One that has ended has none.
-fn filters_of(pid: pid_t, tid: pid_t, buffer: &mut Vec<u8>) -> Filters {
-    buffer.clear();
-    let file = File::open(format!("/proc/{pid}/task/{tid}/status"));
-    if !file.is_ok_and(|mut file| file.read_to_end(buffer).is_ok()) {
+fn filters_of(pid: pid_t, tid: pid_t) -> Filters {
+    let Ok(status) = proc::bytes(format!("/proc/{pid}/task/{tid}/status")) else {
         return Filters::None;
-    }
-    match field(buffer, b"Seccomp:") {
+    };
+    match field(&status, b"Seccomp:") {
         None | Some(b"0") => Filters::None,
         Some(b"2") => Filters::Some(
-            field(buffer, b"Seccomp_filters:")
+            field(&status, b"Seccomp_filters:")
                 .and_then(|count| str::from_utf8(count).ok()?.parse().ok()),
         ),
         Some(_) => Filters::Some(None),
@@ -212,7 +208,7 @@ mod tests {
     #[test]
     fn a_thread_without_a_filter_has_none() {
         let pid = std::process::id() as pid_t;
-        assert_eq!(filters_of(pid, pid, &mut Vec::new()), Filters::None);
+        assert_eq!(filters_of(pid, pid), Filters::None);
         refuse([pid]).unwrap();
     }
 

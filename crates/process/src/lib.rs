@@ -22,6 +22,7 @@ mod proc;
 mod reap;
 mod restart;
 mod rseq;
+mod several;
 mod signal;
 mod state;
 mod stop;

@@ -4,6 +4,7 @@ use crate::EngineError;
 use crate::reap;
 use crate::state::ThreadState;
 use libc::{c_long, c_void, pid_t};
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -244,15 +245,19 @@ fn poke_words(pid: pid_t, address: u64, bytes: &[u8]) -> Result<(), EngineError>
 
 /// The extended registers (x87, SSE, AVX and on), as XSAVE lays them out.
 pub(crate) fn extended(pid: pid_t) -> Result<Vec<u8>, EngineError> {
-    let mut bytes = vec![0u8; MAX_XSTATE];
-    let mut vector =
-        libc::iovec { iov_base: bytes.as_mut_ptr().cast::<c_void>(), iov_len: bytes.len() };
-    // SAFETY: the kernel stores at most iov_len bytes and sets it to how many there are.
-    let result =
-        unsafe { libc::ptrace(libc::PTRACE_GETREGSET, pid, NT_X86_XSTATE, &raw mut vector) };
-    checked(pid, "read its extended registers", result)?;
-    bytes.truncate(vector.iov_len);
-    Ok(bytes)
+    thread_local! {
+        /// Made once: a job may have thousands of threads.
+        static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_XSTATE]);
+    }
+    ROOM.with_borrow_mut(|room| {
+        let mut vector =
+            libc::iovec { iov_base: room.as_mut_ptr().cast::<c_void>(), iov_len: room.len() };
+        // SAFETY: the kernel stores at most iov_len bytes and sets it to how many there are.
+        let result =
+            unsafe { libc::ptrace(libc::PTRACE_GETREGSET, pid, NT_X86_XSTATE, &raw mut vector) };
+        checked(pid, "read its extended registers", result)?;
+        Ok(room[..vector.iov_len].to_vec())
+    })
 }
 
 pub(crate) fn set_extended(pid: pid_t, bytes: &[u8]) -> Result<(), EngineError> {
@@ -376,14 +381,13 @@ pub(crate) fn io_priority(tid: pid_t) -> i32 {
 
 /// The processors that it may run on, a bit each.
 pub(crate) fn affinity(tid: pid_t) -> Result<Vec<u64>, EngineError> {
-    let mut mask = vec![0u64; 1024];
-    let bytes = mask.len() * 8;
+    let mut mask = [0u64; 1024];
+    let bytes = size_of_val(&mask);
     // SAFETY: the kernel stores at most `bytes` and returns how many.
     let result =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, bytes, mask.as_mut_ptr()) };
     checked(tid, "read its processors", result)?;
-    mask.truncate(result as usize / 8);
-    Ok(mask)
+    Ok(mask[..result as usize / 8].to_vec())
 }
 
 /// Schedules a thread as it was. What this machine or user does not allow is left as it is: it

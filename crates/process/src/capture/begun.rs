@@ -2,18 +2,19 @@
 
 use super::{
     Captured, JOB_FILE, Options, Together, aio, hold, identify, objects, process, refuse,
-    refuse_deadly_parents, rings, survey, survey_ahead,
+    refuse_deadly_parents, rings, survey, survey_ahead, told::Told,
 };
 use crate::clocks::Clocks;
 use crate::kernel::{self, Stops};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::plugins::{self, FileContents, Ipc, Passing, Places};
-use crate::state::JobState;
+use crate::state::{Ids, JobState};
 use crate::stop::{self, Roots, Standing, StoppedJob};
 use crate::track::{Session, Tracker};
-use crate::{EngineError, filters};
+use crate::{EngineError, filters, several};
 use kedge_image::ImageWriter;
+use libc::pid_t;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
@@ -126,10 +127,11 @@ impl Begun {
             lookup: process::Lookup::default(),
             ids: &ids,
         };
+        let told = told(&stopped, &mappings, &common)?;
         let (mut looked, mut resigned) = (Vec::new(), Vec::new());
-        for ((process, ids), mappings) in stopped.processes.iter_mut().zip(&ids).zip(mappings) {
+        for ((process, told), mappings) in stopped.processes.iter_mut().zip(told).zip(mappings) {
             let (objects, session) = (&mut objects, &mut session);
-            looked.push(process::look(process, *ids, mappings, &common, objects, session)?);
+            looked.push(process::look(process, mappings, told, &common, objects, session)?);
         }
         let held = hold::hold(&mut stopped.processes, looked, &common, &mut resigned)?;
         hold::reinstate(&mut stopped.processes, resigned)?;
@@ -175,11 +177,29 @@ impl Begun {
 
 /// What each process maps.
 fn mappings(stopped: &StoppedJob) -> Result<Vec<Vec<Mapping>>, EngineError> {
-    let its = |pid| {
-        let mappings = maps::named(pid)?;
+    several::try_each(&answering(stopped), |pid| {
+        let mappings = maps::named(*pid)?;
         // Some may be newer than the survey.
-        refuse::huge_pages(pid, &mappings)?;
+        refuse::huge_pages(*pid, &mappings)?;
         Ok(mappings)
-    };
-    stopped.processes.iter().map(|process| its(process.main.pid())).collect()
+    })
+}
+
+/// What /proc tells of each process, which maps `mappings` each.
+fn told(
+    stopped: &StoppedJob,
+    mappings: &[Vec<Mapping>],
+    common: &process::Common<'_>,
+) -> Result<Vec<Told>, EngineError> {
+    let here = refuse::Here::now()?;
+    let each = answering(stopped).into_iter().zip(common.ids).zip(mappings);
+    let each: Vec<((pid_t, &Ids), &Vec<Mapping>)> = each.collect();
+    several::try_each(&each, |((pid, ids), mappings)| {
+        Told::of(*pid, **ids, mappings, common, &here)
+    })
+}
+
+/// The thread that answers for each process.
+fn answering(stopped: &StoppedJob) -> Vec<pid_t> {
+    stopped.processes.iter().map(|process| process.main.pid()).collect()
 }

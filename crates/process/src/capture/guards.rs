@@ -36,6 +36,9 @@ pub(super) fn refuse_in(pid: pid_t, nameless: &[(u64, u64)]) -> Result<(), Engin
 
 /// Where there are guards in those ranges.
 pub(super) fn among(pid: pid_t, ranges: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, EngineError> {
+    if ranges.is_empty() {
+        return Ok(Vec::new());
+    }
     let failed =
         |source| EngineError::System { pid, what: "look for guards in its memory", source };
     let mut pages = Scanner::of(pid).map_err(failed)?;

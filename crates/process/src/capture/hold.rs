@@ -39,7 +39,8 @@ pub(super) fn hold(
     for some in wanted.chunks_mut(side_by_side()) {
         clone_together(some)?;
     }
-    let held = looked.into_iter().zip(clones).map(|(one, clone)| {
+    let answering = processes.iter().map(|process| process.main.pid());
+    let held = answering.zip(looked).zip(clones).map(|((at, one), clone)| {
         let Looked { state, status, mappings, memory, ahead, .. } = one;
         let memory = match (memory, clone) {
             (Holding::Copied { changes, flags }, _) => Memory::Copied { changes, flags },
@@ -47,7 +48,7 @@ pub(super) fn hold(
             (Holding::Clone(_), None) => return Err(EngineError::Nonsense("a clone is missing")),
         };
         let mut held = Held { state, memory, mappings, ahead, writer: None, written: Vec::new() };
-        held.store_not_inherited(&status, common.options)?;
+        held.store_not_inherited(at, &status, common.options)?;
         Ok(held)
     });
     held.collect()

@@ -22,9 +22,11 @@ const WIPED: &str = "wf";
 
 impl Held {
     /// Stores what the clone has not inherited, as mappings or as pages (MADV_WIPEONFORK), and the
-    /// huge pages that it is not to have, and notes those mappings.
+    /// huge pages that it is not to have, and notes those mappings. `at` is the thread that answers
+    /// for the process.
     pub(super) fn store_not_inherited(
         &mut self,
+        at: pid_t,
         status: &Status,
         options: &Options,
     ) -> Result<(), EngineError> {
@@ -36,24 +38,23 @@ impl Held {
         let there: BTreeMap<u64, u64> = there.into_iter().map(|m| (m.start, m.end)).collect();
         let inherited = |m: &Mapping| all || there.get(&m.start) == Some(&m.end);
         let failed = |source| EngineError::System { pid, what: "see what is wiped", source };
-        let mut pages = Pages::of(proc::reach(pid), clone.pid()).map_err(failed)?;
+        let mut pages = Pages::of(at, clone.pid()).map_err(failed)?;
         let mut marked = None;
         let mut chunks = Vec::new();
-        let mut scanner = Scanner::of(proc::reach(pid)).map_err(failed)?;
         for (mapping, saved) in self.mappings.iter().zip(&mut self.state.mappings) {
             if !memory::own(mapping) {
                 continue;
             }
             if huge::is_private(mapping) {
                 self.written.push(mapping.start);
-                let runs = memory::runs(proc::reach(pid), &mut scanner, mapping)?;
+                let runs = memory::runs(at, &mut pages.own, mapping)?;
                 memory::split(mapping, &runs, &mut chunks);
                 continue;
             }
             if !inherited(mapping) {
                 saved.flags.push(NOT_INHERITED.to_owned());
             } else if !pages.are_wiped(mapping).map_err(failed)?
-                || !is_marked(mapping, proc::reach(pid), &mut marked)?
+                || !is_marked(mapping, at, &mut marked)?
             {
                 continue;
             }
@@ -67,11 +68,11 @@ impl Held {
         }
         let written = self.mappings.iter().filter(|m| self.written.contains(&m.start));
         let written: Vec<_> = written.map(|mapping| (mapping.start, mapping.end)).collect();
-        self.state.guards = guards::among(proc::reach(pid), &written)?;
+        self.state.guards = guards::among(at, &written)?;
         // Otherwise the file is made when the job goes on again: a disk may be slow.
         let writer = options.create(&process_file(pid))?;
         let (mut buffer, mut packer) = (PageBuffer::default(), Packer::new(&writer));
-        let reader = memory::Reader::of(proc::reach(pid))?;
+        let reader = memory::Reader::of(at)?;
         for chunk in &chunks {
             let (place, codec) = (chunk.address(), options.codec);
             memory::store(&reader, 0, chunk, place, &mut packer, codec, &mut buffer)?;

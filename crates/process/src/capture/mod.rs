@@ -20,6 +20,7 @@ mod queries;
 mod refuse;
 mod rings;
 mod together;
+mod told;
 mod undo;
 mod write;
 

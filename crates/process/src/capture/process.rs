@@ -8,49 +8,25 @@ pub(super) use super::lookup::Lookup;
 use super::memory::Unmapped;
 use super::objects::Objects;
 use super::queries::{self, Scratch, ThreadAnswers};
-use super::{Ahead, Options, guards, refuse, undo};
+use super::told::Told;
+use super::{Ahead, Options, guards, undo};
 use crate::aio;
-use crate::attributes::Attributes;
 use crate::freeze::beside;
 use crate::home::{self, Ways};
 use crate::huge;
-use crate::maps::{self, Mapping};
+use crate::maps::Mapping;
 use crate::plugins;
-use crate::proc::{self, Field, Stat, Status};
+use crate::proc::{self, Status};
 use crate::rseq::{self, Places, Registration};
 use crate::state::*;
 use crate::stop::StoppedProcess;
 use crate::sys;
 use crate::thread::begun_anew;
-use crate::timers;
 use crate::track::{Session, Shared, Tracker};
 use crate::vdso::Vdso;
 use crate::{EngineError, Thread};
 use libc::pid_t;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
-
-/// Resource limits by number, as /proc/PID/limits names them.
-const LIMITS: [&str; 16] = [
-    "Max cpu time",
-    "Max file size",
-    "Max data size",
-    "Max stack size",
-    "Max core file size",
-    "Max resident set",
-    "Max processes",
-    "Max open files",
-    "Max locked memory",
-    "Max address space",
-    "Max file locks",
-    "Max pending signals",
-    "Max msgqueue size",
-    "Max nice priority",
-    "Max realtime priority",
-    "Max realtime timeout",
-];
 
 /// What the capture of all processes has in common.
 pub(super) struct Common<'a> {
@@ -85,22 +61,20 @@ pub(super) enum Holding {
     Copied { changes: Changes, flags: Flags },
 }
 
-/// Reads what is to be known of a stopped process, which maps `mappings`.
+/// Adds what only its tracer sees of a stopped process, which maps `mappings`, to what was `told`
+/// of it.
 pub(super) fn look(
     process: &mut StoppedProcess,
-    ids: Ids,
     mappings: Vec<Mapping>,
+    mut told: Told,
     common: &Common<'_>,
     objects: &mut Objects,
     session: &mut Session,
 ) -> Result<Looked, EngineError> {
     let pid = process.main.pid();
-    let status = Status::of(pid)?;
-    refuse::process(pid)?;
-    let mut mappings = with_locks(pid, &status, mappings)?;
-    let vdso = Vdso::among(pid, &mappings)?;
-    let mut state = describe(process, ids, &status, &common.lookup)?;
-    state.cwd_removed = removed_folder(pid, common.descriptors);
+    let mut mappings = told.mappings(mappings);
+    let Told { status, vdso, mut state, .. } = told;
+    add_signals(process, &mut state)?;
     (state.files, state.mappings) =
         describe_mappings(process.pid, &mappings, common, objects, &mut session.shared, &vdso)?;
     for (mapping, saved) in mappings.iter_mut().zip(&state.mappings) {
@@ -131,21 +105,6 @@ fn quiet(process: &StoppedProcess, status: &Status) -> Option<i32> {
     let StoppedProcess { main, others, .. } = process;
     let blocked = others.iter().fold(main.mask(), |all, thread| all | thread.mask());
     home::quiet(status.hex("SigCgt"), blocked)
-}
-
-/// The mappings that are the program's. Locked pages are not inherited as locked, and huge ones not
-/// at all, so that flags are read, too, where there are any.
-fn with_locks(
-    pid: pid_t,
-    status: &Status,
-    mut mappings: Vec<Mapping>,
-) -> Result<Vec<Mapping>, EngineError> {
-    if status.kib("VmLck") != 0 || mappings.iter().any(huge::is_private) {
-        mappings = maps::with_flags(pid)?;
-        maps::find_names(&mut mappings);
-    }
-    mappings.retain(|mapping| mapping.start < maps::TOP);
-    Ok(mappings)
 }
 
 /// Copies what has changed since the last image, if that is known and little; else it is to be
@@ -179,118 +138,19 @@ fn copy_changes(
     Ok(Holding::Copied { changes, flags })
 }
 
-fn describe(
-    process: &StoppedProcess,
-    ids: Ids,
-    status: &Status,
-    lookup: &Lookup,
-) -> Result<ProcessState, EngineError> {
-    let pid = process.main.pid();
-    let stat = Stat::of(pid)?;
-    let at = |field| stat.get(field) as u64;
-    let pending = sys::pending(pid, true)?;
+/// Adds the signals that wait for the whole process, and the one that has stopped it.
+fn add_signals(process: &StoppedProcess, state: &mut ProcessState) -> Result<(), EngineError> {
+    let pending = sys::pending(process.main.pid(), true)?;
     // One that was sent SIGCONT since it stopped is to go on.
     let continued = pending.iter().any(|signal| signal[..4] == libc::SIGCONT.to_ne_bytes());
     let stop_signal = if continued { 0 } else { process.stop_signal };
-    Ok(ProcessState {
-        ids,
-        // Another thread than the first has none.
-        exit_signal: Stat::of(process.pid)?.get(Field::ExitSignal) as i32,
-        stopped: stop_signal != 0,
-        stop_signal,
-        exe: lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
-        cwd: proc::link(pid, "cwd")?,
-        cwd_removed: None,
-        umask: status.octal("Umask"),
-        personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
-        dumpable: 1,
-        attributes: Attributes::of(pid),
-        no_new_privs: status.decimal("NoNewPrivs") != 0,
-        credentials: credentials(pid, status)?,
-        limits: limits(pid)?,
-        actions: Vec::new(),
-        pending: hex(pending),
-        timers: Vec::new(),
-        undo: Vec::new(),
-        posix_timers: timers::of(pid)?,
-        parent_death_signal: 0,
-        subreaper: false,
-        mm: MemoryMap {
-            code: (at(Field::StartCode), at(Field::EndCode)),
-            data: (at(Field::StartData), at(Field::EndData)),
-            brk: (at(Field::StartBrk), at(Field::StartBrk)),
-            stack: at(Field::StartStack),
-            arguments: (at(Field::ArgStart), at(Field::ArgEnd)),
-            environment: (at(Field::EnvStart), at(Field::EnvEnd)),
-            auxiliary: auxiliary(pid)?,
-        },
-        files: Vec::new(),
-        mappings: Vec::new(),
-        aio: Vec::new(),
-        guards: Vec::new(),
-        threads: Vec::new(),
-    })
-}
-
-/// The working folder of `pid`, if no name leads to it.
-fn removed_folder(pid: pid_t, descriptors: &plugins::Saved) -> Option<RemovedFolder> {
-    const REMOVED: &[u8] = b" (deleted)";
-    let link = proc::link(pid, "cwd").ok()?;
-    let folder = fs::metadata(format!("/proc/{pid}/cwd"));
-    // One of /proc cannot even be looked at when its process has ended.
-    if !link.as_os_str().as_bytes().ends_with(REMOVED) || link.symlink_metadata().is_ok() {
-        return None;
-    }
-    let description =
-        folder.as_ref().ok().and_then(|f| descriptors.description_of(f.dev(), f.ino()));
-    let mode = folder.map_or(0o555, |folder| folder.mode() & 0o7777);
-    Some(RemovedFolder { mode, description })
+    (state.stopped, state.stop_signal) = (stop_signal != 0, stop_signal);
+    state.pending = hex(pending);
+    Ok(())
 }
 
 fn hex(signals: Vec<sys::SigInfo>) -> Vec<Hex> {
     signals.into_iter().map(|signal| Hex(signal.to_vec())).collect()
-}
-
-fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> {
-    let four = |field: &str| {
-        let what = "user or group ids";
-        let ids = status.numbers(field).try_into();
-        ids.map_err(|_| EngineError::Proc { pid, file: "status", what })
-    };
-    let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
-    Ok(Credentials {
-        uids: four("Uid")?,
-        gids: four("Gid")?,
-        groups: status.numbers("Groups"),
-        capabilities: sets.map(|set| status.hex(set)),
-        securebits: 0,
-    })
-}
-
-/// From /proc, which tells them also of a process that has changed its user.
-fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
-    let text = proc::text(pid, "limits")?;
-    let limits: Option<Vec<(u64, u64)>> = LIMITS.iter().map(|name| limit(&text, name)).collect();
-    limits.ok_or(EngineError::Proc { pid, file: "limits", what: "a limit" })
-}
-
-/// Soft and hard.
-fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let mut words = line.split_whitespace().map(|word| match word {
-        "unlimited" => Some(u64::MAX),
-        number => number.parse().ok(),
-    });
-    Some((words.next()??, words.next()??))
-}
-
-fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
-    let bytes = proc::bytes(format!("/proc/{pid}/auxv")).map_err(|source| EngineError::System {
-        pid,
-        what: "read its auxiliary vector",
-        source,
-    })?;
-    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
 }
 
 fn describe_mappings(
@@ -469,21 +329,4 @@ fn describe_thread(
         io_priority: sys::io_priority(tid),
         affinity: sys::affinity(tid)?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_those_that_the_process_has() {
-        // SAFETY: the kernel stores the structure.
-        let told = |resource: u32| unsafe {
-            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-            assert_eq!(libc::getrlimit64(resource, &raw mut limit), 0);
-            (limit.rlim_cur, limit.rlim_max)
-        };
-        let own = limits(std::process::id() as pid_t).unwrap();
-        assert_eq!(own, (0..16).map(told).collect::<Vec<_>>());
-    }
 }

@@ -5,15 +5,34 @@ use crate::proc::{self, Status};
 use crate::stop::{self, Roots};
 use crate::{EngineError, huge, rseq};
 use libc::pid_t;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const NAMESPACES: [&str; 7] =
     ["ns/mnt", "ns/user", "ns/pid", "ns/net", "ns/ipc", "ns/uts", "ns/cgroup"];
 
+/// Where this process is, with which the job's processes are compared.
+#[derive(Debug)]
+pub(super) struct Here {
+    namespaces: [PathBuf; NAMESPACES.len()],
+    groups: String,
+}
+
+impl Here {
+    pub(super) fn now() -> Result<Here, EngineError> {
+        let own = std::process::id() as pid_t;
+        let mut namespaces = NAMESPACES.map(|_| PathBuf::new());
+        for (link, name) in namespaces.iter_mut().zip(NAMESPACES) {
+            *link = proc::link(own, name)?;
+        }
+        Ok(Here { namespaces, groups: proc::text(own, "cgroup")? })
+    }
+}
+
 /// Looks at all processes of `roots` before one of them is stopped.
 pub(super) fn ahead(roots: &Roots) -> Result<(), EngineError> {
+    let here = Here::now()?;
     for pid in stop::alive(roots) {
-        match one(pid) {
+        match one(pid, &here) {
             // What has ended meanwhile is in nobody's way.
             Err(EngineError::Ended { .. }) => {}
             other => other?,
@@ -22,32 +41,32 @@ pub(super) fn ahead(roots: &Roots) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn one(pid: pid_t) -> Result<(), EngineError> {
+fn one(pid: pid_t, here: &Here) -> Result<(), EngineError> {
     let at = proc::reach(pid);
     let tracer = Status::of(at)?.decimal("TracerPid") as pid_t;
     if tracer != 0 {
         return Err(EngineError::Traced { pid, tracer });
     }
-    process(at)?;
+    process(at, here)?;
     huge_pages(at, &maps::of(at)?)?;
     rseq::refuse_untold(pid)
 }
 
 /// Of a process, reached by its thread `pid`.
-pub(super) fn process(pid: pid_t) -> Result<(), EngineError> {
+pub(super) fn process(pid: pid_t, here: &Here) -> Result<(), EngineError> {
     let unsupported = |what: &str| {
         Err(EngineError::unsupported(pid, format!("{what}, which kedge cannot save yet")))
     };
-    let own = std::process::id() as pid_t;
-    for name in NAMESPACES {
-        if proc::link(pid, name)? != proc::link(own, name)? {
+    for (name, own) in NAMESPACES.into_iter().zip(&here.namespaces) {
+        // As bytes: a comparison of paths would take them apart.
+        if proc::link(pid, name)?.as_os_str() != own.as_os_str() {
             return unsupported("it has namespaces of its own");
         }
     }
     if proc::link(pid, "root")? != Path::new("/") {
         return unsupported("it has changed its root folder");
     }
-    if let Some(group) = control_group(pid, own)? {
+    if let Some(group) = other_group(&proc::text(pid, "cgroup")?, &here.groups) {
         return unsupported(&format!("it has moved into the control group {group}"));
     }
     Ok(())
@@ -62,12 +81,6 @@ pub(super) fn huge_pages(pid: pid_t, mappings: &[Mapping]) -> Result<(), EngineE
             false => "a file in a hugetlbfs, which kedge cannot save yet",
         };
     Err(EngineError::unsupported(pid, format!("it maps {name}, {what}")))
-}
-
-/// The control group of `pid` that is not that of `own`, if there is one.
-fn control_group(pid: pid_t, own: pid_t) -> Result<Option<String>, EngineError> {
-    let (its, own) = (proc::text(pid, "cgroup")?, proc::text(own, "cgroup")?);
-    Ok(other_group(&its, &own).map(str::to_owned))
 }
 
 /// A line of `its` that is not in `own` and names a group. The root of a hierarchy is none: it has

@@ -8,7 +8,7 @@ use crate::plugins::job::{Capture, Found, Holder, Job, Process};
 use crate::plugins::procfs::{self, Seen};
 use crate::plugins::saved::{self, Saved};
 use crate::plugins::{Claim, More, Others, Plugin, all, sockets, streams, sys};
-use crate::proc;
+use crate::{proc, several};
 use kedge_image::Manifest;
 use rustix::fd::BorrowedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -191,11 +191,8 @@ fn look(pids: &[i32]) -> Result<Job, Vec<Refusal>> {
             vec![Refusal { pid, fd: None, what, remedy }]
         }
     };
-    let mut processes = Vec::new();
-    for &pid in pids {
-        let process = process(pid).map_err(|e| whole(pid)(&e))?;
-        processes.push(process);
-    }
+    let processes =
+        several::try_each(pids, |pid| process(*pid).map_err(|error| whole(*pid)(&error)))?;
     own_tables(&processes)?;
     for _ in 0..TRIES {
         let seen = seen(&processes).map_err(|(pid, e)| whole(pid)(&e))?;
@@ -244,14 +241,20 @@ fn own_tables(processes: &[Process]) -> Result<(), Vec<Refusal>> {
 type AllSeen = Vec<(Holder, Seen)>;
 
 fn seen(processes: &[Process]) -> Result<AllSeen, (i32, PluginError)> {
+    let each: Vec<(usize, &Process)> = processes.iter().enumerate().collect();
+    let all = several::try_each(&each, |(index, process)| {
+        seen_of(*index, process).map_err(|error| (process.pid, error))
+    })?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+/// The descriptors of the process of index `process`.
+fn seen_of(process: usize, of: &Process) -> Result<AllSeen, PluginError> {
     let mut all = Vec::new();
-    for (process, of) in processes.iter().enumerate() {
-        let failed = |e| (of.pid, e);
-        for fd in procfs::descriptors(of.at).map_err(failed)? {
-            let Some(seen) = procfs::descriptor(of.at, fd).map_err(failed)? else { continue };
-            let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
-            all.push((Holder { process, fd, close_on_exec }, seen));
-        }
+    for fd in procfs::descriptors(of.at)? {
+        let Some(seen) = procfs::descriptor(of.at, fd)? else { continue };
+        let close_on_exec = seen.info.flags & libc::O_CLOEXEC as u32 != 0;
+        all.push((Holder { process, fd, close_on_exec }, seen));
     }
     Ok(all)
 }

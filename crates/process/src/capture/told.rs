@@ -1,0 +1,216 @@
+//! What /proc tells of one stopped process. None of it is asked as its tracer, so that it is read
+//! of several processes at once.
+
+use super::process::Common;
+use super::refuse::{self, Here};
+use crate::attributes::Attributes;
+use crate::maps::{self, Mapping};
+use crate::proc::{self, Field, Stat, Status};
+use crate::state::{Credentials, Ids, MemoryMap, ProcessState, RemovedFolder};
+use crate::vdso::Vdso;
+use crate::{EngineError, huge, plugins, timers};
+use libc::pid_t;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Resource limits by number, as /proc/PID/limits names them.
+const LIMITS: [&str; 16] = [
+    "Max cpu time",
+    "Max file size",
+    "Max data size",
+    "Max stack size",
+    "Max core file size",
+    "Max resident set",
+    "Max processes",
+    "Max open files",
+    "Max locked memory",
+    "Max address space",
+    "Max file locks",
+    "Max pending signals",
+    "Max msgqueue size",
+    "Max nice priority",
+    "Max realtime priority",
+    "Max realtime timeout",
+];
+
+/// A stopped process as /proc tells it.
+pub(super) struct Told {
+    pub(super) status: Status,
+    /// Its mappings with their flags, where those are needed.
+    flagged: Option<Vec<Mapping>>,
+    pub(super) vdso: Vdso,
+    /// Without what only its tracer sees.
+    pub(super) state: ProcessState,
+}
+
+impl Told {
+    /// Reads what is told of the process of `ids`, which maps `mappings` and which its thread `pid`
+    /// answers for.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Unsupported`] of what is to be refused by name, and where /proc does not
+    /// tell.
+    pub(super) fn of(
+        pid: pid_t,
+        ids: Ids,
+        mappings: &[Mapping],
+        common: &Common<'_>,
+        here: &Here,
+    ) -> Result<Told, EngineError> {
+        let status = Status::of(pid)?;
+        refuse::process(pid, here)?;
+        let flagged = flagged(pid, &status, mappings)?;
+        let vdso = Vdso::among(pid, mappings)?;
+        let state = describe(pid, ids, &status, common)?;
+        Ok(Told { status, flagged, vdso, state })
+    }
+
+    /// The mappings that are the program's, of all `mappings`.
+    pub(super) fn mappings(&mut self, mappings: Vec<Mapping>) -> Vec<Mapping> {
+        let mut mappings = self.flagged.take().unwrap_or(mappings);
+        mappings.retain(|mapping| mapping.start < maps::TOP);
+        mappings
+    }
+}
+
+/// Locked pages are not inherited as locked, and huge ones not at all, so that flags are read, too,
+/// where there are any.
+fn flagged(
+    pid: pid_t,
+    status: &Status,
+    mappings: &[Mapping],
+) -> Result<Option<Vec<Mapping>>, EngineError> {
+    if status.kib("VmLck") == 0 && !mappings.iter().any(huge::is_private) {
+        return Ok(None);
+    }
+    let mut mappings = maps::with_flags(pid)?;
+    maps::find_names(&mut mappings);
+    Ok(Some(mappings))
+}
+
+/// Describes the process of `ids`, by the thread `pid`: without what is not in /proc.
+fn describe(
+    pid: pid_t,
+    ids: Ids,
+    status: &Status,
+    common: &Common<'_>,
+) -> Result<ProcessState, EngineError> {
+    let stat = Stat::of(pid)?;
+    let at = |field| stat.get(field) as u64;
+    // Another thread than the first has none.
+    let first = if pid == ids.pid { None } else { Some(Stat::of(ids.pid)?) };
+    let cwd = proc::link(pid, "cwd")?;
+    Ok(ProcessState {
+        ids,
+        exit_signal: first.as_ref().unwrap_or(&stat).get(Field::ExitSignal) as i32,
+        stopped: false,
+        stop_signal: 0,
+        exe: common.lookup.target(&proc::link(pid, "exe")?).map(|target| target.file.clone()),
+        cwd_removed: removed_folder(pid, &cwd, common.descriptors),
+        cwd,
+        umask: status.octal("Umask"),
+        personality: u32::from_str_radix(proc::text(pid, "personality")?.trim(), 16).unwrap_or(0),
+        dumpable: 1,
+        attributes: Attributes::of(pid),
+        no_new_privs: status.decimal("NoNewPrivs") != 0,
+        credentials: credentials(pid, status)?,
+        limits: limits(pid)?,
+        actions: Vec::new(),
+        pending: Vec::new(),
+        timers: Vec::new(),
+        undo: Vec::new(),
+        posix_timers: timers::of(pid)?,
+        parent_death_signal: 0,
+        subreaper: false,
+        mm: MemoryMap {
+            code: (at(Field::StartCode), at(Field::EndCode)),
+            data: (at(Field::StartData), at(Field::EndData)),
+            brk: (at(Field::StartBrk), at(Field::StartBrk)),
+            stack: at(Field::StartStack),
+            arguments: (at(Field::ArgStart), at(Field::ArgEnd)),
+            environment: (at(Field::EnvStart), at(Field::EnvEnd)),
+            auxiliary: auxiliary(pid)?,
+        },
+        files: Vec::new(),
+        mappings: Vec::new(),
+        aio: Vec::new(),
+        guards: Vec::new(),
+        threads: Vec::new(),
+    })
+}
+
+/// The working folder of `pid`, to which `link` leads, if no name does.
+fn removed_folder(pid: pid_t, link: &Path, descriptors: &plugins::Saved) -> Option<RemovedFolder> {
+    const REMOVED: &[u8] = b" (deleted)";
+    if !link.as_os_str().as_bytes().ends_with(REMOVED) || link.symlink_metadata().is_ok() {
+        return None;
+    }
+    // One of /proc cannot even be looked at when its process has ended.
+    let folder = fs::metadata(format!("/proc/{pid}/cwd"));
+    let description =
+        folder.as_ref().ok().and_then(|f| descriptors.description_of(f.dev(), f.ino()));
+    let mode = folder.map_or(0o555, |folder| folder.mode() & 0o7777);
+    Some(RemovedFolder { mode, description })
+}
+
+fn credentials(pid: pid_t, status: &Status) -> Result<Credentials, EngineError> {
+    let four = |field: &str| {
+        let what = "user or group ids";
+        let ids = status.numbers(field).try_into();
+        ids.map_err(|_| EngineError::Proc { pid, file: "status", what })
+    };
+    let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+    Ok(Credentials {
+        uids: four("Uid")?,
+        gids: four("Gid")?,
+        groups: status.numbers("Groups"),
+        capabilities: sets.map(|set| status.hex(set)),
+        securebits: 0,
+    })
+}
+
+/// From /proc, which tells them also of a process that has changed its user.
+fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>, EngineError> {
+    let text = proc::text(pid, "limits")?;
+    let limits: Option<Vec<(u64, u64)>> = LIMITS.iter().map(|name| limit(&text, name)).collect();
+    limits.ok_or(EngineError::Proc { pid, file: "limits", what: "a limit" })
+}
+
+/// Soft and hard.
+fn limit(text: &str, name: &str) -> Option<(u64, u64)> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let mut words = line.split_whitespace().map(|word| match word {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    });
+    Some((words.next()??, words.next()??))
+}
+
+fn auxiliary(pid: pid_t) -> Result<Vec<u64>, EngineError> {
+    let bytes = proc::bytes(format!("/proc/{pid}/auxv")).map_err(|source| EngineError::System {
+        pid,
+        what: "read its auxiliary vector",
+        source,
+    })?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_that_the_process_has() {
+        // SAFETY: the kernel stores the structure.
+        let told = |resource: u32| unsafe {
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::getrlimit64(resource, &raw mut limit), 0);
+            (limit.rlim_cur, limit.rlim_max)
+        };
+        let own = limits(std::process::id() as pid_t).unwrap();
+        assert_eq!(own, (0..16).map(told).collect::<Vec<_>>());
+    }
+}
