@@ -10,6 +10,7 @@ use crate::read::ImageFile;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Longest chain of images that is followed.
 const MOST_PARENTS: usize = 10_000;
@@ -71,11 +72,46 @@ pub(crate) fn is_ahead(name: &str) -> bool {
 const KIMG: &str = ".kimg";
 const AHEAD: &str = "-ahead.kimg";
 
+/// Files of a chain of images that were opened lately: many processes have memory of the same few
+/// others.
+#[derive(Debug, Default)]
+pub struct Opened(Mutex<Vec<(PathBuf, Arc<ImageFile>)>>);
+
+impl Opened {
+    /// Each holds a descriptor.
+    const MOST: usize = 32;
+
+    /// The file of the image in `folder` that `entry` describes.
+    fn file(&self, folder: &Folder, entry: &FileEntry) -> Result<Arc<ImageFile>, ImageError> {
+        let path = folder.path().join(&entry.name);
+        let mut lately = self.lately();
+        // The last is the one that was asked for last.
+        let file = match lately.iter().position(|(at, _)| *at == path) {
+            Some(index) => lately.remove(index).1,
+            None => Arc::new(ImageFile::of(folder, entry)?),
+        };
+        if lately.len() == Opened::MOST {
+            lately.remove(0);
+        }
+        lately.push((path, file.clone()));
+        Ok(file)
+    }
+
+    /// Closes those that nobody reads.
+    pub fn clear(&self) {
+        self.lately().clear();
+    }
+
+    fn lately(&self) -> MutexGuard<'_, Vec<(PathBuf, Arc<ImageFile>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A file of an image, and those of its name in the images that it builds on.
 #[derive(Debug)]
 pub struct Layers {
     /// The newest first; then those of other processes.
-    files: Vec<ImageFile>,
+    files: Vec<Arc<ImageFile>>,
     /// How many of them are its own.
     own: usize,
     /// Which of them has what another process stores, by layer and number of the process.
@@ -96,6 +132,15 @@ impl Layers {
     /// Opens the file `name` of the first image of `chain`, the one of the same image that it
     /// builds on, and of as many others as they build on.
     pub fn open(chain: &[(Folder, Manifest)], name: &str) -> Result<Layers, ImageError> {
+        Layers::open_among(chain, name, &Opened::default())
+    }
+
+    /// The same; those that were `opened`, all of this chain, are not opened once more.
+    pub fn open_among(
+        chain: &[(Folder, Manifest)],
+        name: &str,
+        opened: &Opened,
+    ) -> Result<Layers, ImageError> {
         let (mut layers, mut images) = (Layers::of(Vec::new()), Vec::new());
         'all: for (folder, manifest) in chain {
             let path = folder.path().join(name);
@@ -107,9 +152,9 @@ impl Layers {
             let entry = manifest.file(name).ok_or_else(missing)?;
             let ahead = manifest.file(&ahead_of(name));
             for entry in std::iter::once(entry).chain(ahead) {
-                layers.files.push(ImageFile::of(folder, entry)?);
+                layers.files.push(opened.file(folder, entry)?);
                 images.push((folder, manifest));
-                if !layers.files.last().is_some_and(builds_on_another) {
+                if !layers.files.last().is_some_and(|file| builds_on_another(file)) {
                     break 'all;
                 }
             }
@@ -120,17 +165,22 @@ impl Layers {
             return Err(last.damaged(0, what));
         }
         layers.own = layers.files.len();
-        layers.open_others(&images)?;
+        layers.open_others(&images, opened)?;
         Ok(layers)
     }
 
     fn of(files: Vec<ImageFile>) -> Layers {
+        let files: Vec<Arc<ImageFile>> = files.into_iter().map(Arc::new).collect();
         Layers { own: files.len(), files, others: BTreeMap::new() }
     }
 
     /// Opens the files of other processes that its own refer to; `images` has the image of each of
     /// its own. They must store what is looked for there: they refer to nobody.
-    fn open_others(&mut self, images: &[(&Folder, &Manifest)]) -> Result<(), ImageError> {
+    fn open_others(
+        &mut self,
+        images: &[(&Folder, &Manifest)],
+        opened: &Opened,
+    ) -> Result<(), ImageError> {
         for (layer, (folder, manifest)) in images.iter().enumerate() {
             let ahead = is_ahead_of(self.files[layer].path());
             let named = |pid| if ahead { ahead_of(&process_file(pid)) } else { process_file(pid) };
@@ -141,7 +191,7 @@ impl Layers {
                 let entry = manifest.file(&named(pid));
                 let entry = entry.ok_or_else(|| self.files[layer].damaged(0, lacks))?;
                 self.others.insert((layer, pid), self.files.len());
-                self.files.push(ImageFile::of(folder, entry)?);
+                self.files.push(opened.file(folder, entry)?);
             }
             let extents = self.files[layer].memory_of(0);
             for extent in extents.iter().filter(|extent| extent.codec == Codec::Process) {
@@ -220,13 +270,13 @@ impl Layers {
     }
 
     /// Returns its own files, the newest first: each has what those after it have not.
-    pub fn own(&self) -> &[ImageFile] {
+    pub fn own(&self) -> &[Arc<ImageFile>] {
         &self.files[..self.own]
     }
 
     /// Has the kernel read its own files ahead.
     pub fn read_ahead(&self) {
-        self.files[..self.own].iter().for_each(ImageFile::read_ahead);
+        self.own().iter().for_each(|file| file.read_ahead());
     }
 
     pub fn file(&self, layer: usize) -> &ImageFile {
@@ -468,6 +518,26 @@ mod tests {
         ["j-1", "j-2", "j-3"]
             .iter()
             .for_each(|name| assert!(crate::verify(&folder.0.join(name), 2).is_ok(), "{name}"));
+    }
+
+    #[test]
+    fn what_several_have_memory_of_is_opened_once() {
+        let folder = Folder::new("opened");
+        forked(&folder, "j-1", false, &[(1, 1, 5)]);
+        let (chain, opened) = (chain(&folder.0.join("j-1")).unwrap(), Opened::default());
+        let other = Layers::open_among(&chain, "9.kimg", &opened).unwrap();
+        let own = Layers::open_among(&chain, "5.kimg", &opened).unwrap();
+        assert!(Arc::ptr_eq(&own.files[0], &other.files[1]));
+        let count = |file: &Arc<ImageFile>| Arc::strong_count(file);
+        assert_eq!((count(&own.files[0]), count(&other.files[0])), (3, 2));
+        opened.clear();
+        assert_eq!((count(&own.files[0]), count(&other.files[0])), (2, 1));
+        // No more are kept than descriptors may be.
+        let more =
+            (0..Opened::MOST).map(|_| opened.lately().push((PathBuf::new(), own.files[0].clone())));
+        assert_eq!(more.count(), Opened::MOST);
+        drop(Layers::open_among(&chain, "9.kimg", &opened).unwrap());
+        assert_eq!(opened.lately().len(), Opened::MOST);
     }
 
     #[test]

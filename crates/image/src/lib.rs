@@ -30,7 +30,7 @@ mod verify;
 mod write;
 
 pub use bytes::ReadFrom;
-pub use chain::{Layers, Source, ahead_of, chain, process_file};
+pub use chain::{Layers, Opened, Source, ahead_of, chain, process_file};
 pub use codec::{Choice, Codec, Encoded, encode};
 pub use direct::{PageBuffer, Spare};
 pub use elsewhere::{ReadAt, Sink};

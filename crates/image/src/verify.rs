@@ -1,7 +1,7 @@
 //! Reading all of an image, and of those that it builds on, to know that it can be restarted.
 
 use crate::bytes::ReadFrom;
-use crate::chain::{Layers, chain};
+use crate::chain::{Layers, Opened, chain};
 use crate::error::ImageError;
 use crate::folder::Folder;
 use crate::layout::{Extent, FOOTER, HEADER, RECORD};
@@ -159,7 +159,8 @@ fn verify_parts(
 fn incomplete(chain: &[(Folder, Manifest)]) -> Vec<ImageError> {
     let images = chain.iter().map(|(_, manifest)| manifest).take(1);
     let files = images.flat_map(|manifest| &manifest.files).filter(|entry| !entry.is_plain());
-    files.filter_map(|entry| Layers::open(chain, &entry.name).err()).collect()
+    let opened = Opened::default();
+    files.filter_map(|entry| Layers::open_among(chain, &entry.name, &opened).err()).collect()
 }
 
 fn place(error: &ImageError) -> (PathBuf, u64) {

@@ -189,19 +189,50 @@ impl Batch<'_> {
 
     /// Makes the calls that were added since the last time; what each returned.
     pub(crate) fn run(&mut self) -> Result<Vec<i64>, EngineError> {
+        let under_way = self.set_out()?;
+        under_way.end(self.thread)
+    }
+
+    /// Has the process begin the calls that were added since the last time, without waiting for
+    /// them: nothing else is asked of it before [`UnderWay::end`].
+    pub(crate) fn begin(mut self) -> Result<UnderWay, EngineError> {
+        self.set_out()
+    }
+
+    fn set_out(&mut self) -> Result<UnderWay, EngineError> {
         let (mut calls, whats) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.whats));
         let data = std::mem::take(&mut self.data);
-        if calls.is_empty() {
+        let list = self.parasite.base + PAGE;
+        if !calls.is_empty() {
+            let pid = self.thread.pid();
+            calls.push(Call { number: parasite::END, ..Call::default() });
+            sys::write(pid, list, &encoded(&calls))?;
+            sys::write(pid, self.parasite.data(), &data)?;
+            self.thread.begin_batch(self.parasite.base + parasite::BATCH, list)?;
+        }
+        Ok(UnderWay { list, whats })
+    }
+}
+
+/// Calls that a process makes.
+#[derive(Debug)]
+#[must_use = "the process is to be waited for"]
+pub(crate) struct UnderWay {
+    list: u64,
+    whats: Vec<&'static str>,
+}
+
+impl UnderWay {
+    /// Waits until they are made; what each returned.
+    pub(crate) fn end(self, thread: &mut Thread) -> Result<Vec<i64>, EngineError> {
+        let UnderWay { list, whats } = self;
+        if whats.is_empty() {
             return Ok(Vec::new());
         }
-        let pid = self.thread.pid();
-        calls.push(Call { number: parasite::END, ..Call::default() });
-        let (list, code) = (self.parasite.base + PAGE, self.parasite.base + parasite::BATCH);
-        sys::write(pid, list, &encoded(&calls))?;
-        sys::write(pid, self.parasite.data(), &data)?;
-        let ended = self.thread.run_batch(code, list)?;
+        let pid = thread.pid();
+        let ended = thread.end_batch()?;
         let done = (ended.saturating_sub(list) / CALL_SIZE as u64) as usize;
-        let mut bytes = vec![0; calls.len() * CALL_SIZE];
+        let mut bytes = vec![0; whats.len() * CALL_SIZE];
         read_exact(pid, list, &mut bytes)?;
         let result = |index: usize| {
             let at = index * CALL_SIZE + std::mem::offset_of!(Call, result);
@@ -239,18 +270,25 @@ pub(crate) fn read_exact(pid: pid_t, address: u64, into: &mut [u8]) -> Result<()
 }
 
 impl Thread {
-    /// Lets it run a batch until its end: where the list stood then.
-    fn run_batch(&mut self, code: u64, list: u64) -> Result<u64, EngineError> {
+    /// Lets it run a batch.
+    fn begin_batch(&mut self, code: u64, list: u64) -> Result<(), EngineError> {
         self.leave_home()?;
         // The trap that ends a batch would lose its action if it were blocked.
         sys::set_signal_mask(self.pid(), !(1 << (libc::SIGTRAP - 1)))?;
         let mut registers = self.home();
         (registers.rip, registers.r15, registers.orig_rax) = (code, list, u64::MAX);
         sys::set_registers(self.pid(), &registers)?;
+        self.go_on()
+    }
+
+    /// Waits until it is at the end of its batch: where the list stands then.
+    fn end_batch(&mut self) -> Result<u64, EngineError> {
         loop {
-            sys::request(libc::PTRACE_CONT, self.pid(), 0, "let it call")?;
             match sys::wait(self.pid())? {
                 Stop::Signal(libc::SIGTRAP) => break,
+                Stop::Event(libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK) => {
+                    self.note_made()?;
+                }
                 Stop::Signal(signal @ (libc::SIGSEGV | libc::SIGILL | libc::SIGBUS)) => {
                     let source = io::Error::other(format!("signal {signal}"));
                     let what = "run calls in it";
@@ -258,6 +296,7 @@ impl Thread {
                 }
                 Stop::Syscall | Stop::Event(_) | Stop::Signal(_) => {}
             }
+            self.go_on()?;
         }
         Ok(sys::registers(self.pid())?.r15)
     }

@@ -42,6 +42,9 @@ const NEVER_RESTARTED: [i64; 23] = [
     libc::SYS_sendmmsg,
 ];
 
+/// So many threads come home side by side.
+const SIDE_BY_SIDE: usize = 64;
+
 /// How long a thread may take to stop where the caller names no time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -377,7 +380,13 @@ impl Thread {
         Ok(Thread::at_home(pid, home, mask).never_alone())
     }
 
-    /// What the last call has made: a process or thread, traced and not yet run.
+    /// Notes whom it has made, at which it has stopped.
+    pub(crate) fn note_made(&mut self) -> Result<(), EngineError> {
+        self.made = Some(sys::event_message(self.pid)?);
+        Ok(())
+    }
+
+    /// What the last call or batch has made: a process or thread, traced and not yet run.
     pub(crate) fn made(&mut self) -> Option<pid_t> {
         self.made.take()
     }
@@ -390,7 +399,7 @@ impl Thread {
                 Stop::Signal(libc::SIGSTOP) => self.stopped = true,
                 Stop::Event(
                     libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK,
-                ) => self.made = Some(sys::event_message(self.pid)?),
+                ) => self.note_made()?,
                 Stop::Signal(_) | Stop::Event(_) => {}
             }
         }
@@ -399,12 +408,21 @@ impl Thread {
     /// Gives the thread its own registers back, inside the kernel's signal delivery, where an
     /// interrupted call is restarted with what is left of its time.
     pub(crate) fn go_home(&mut self) -> Result<(), EngineError> {
+        if self.set_out_for_home()? { self.come_home() } else { Ok(()) }
+    }
+
+    /// Begins that; whether it is to be waited for.
+    fn set_out_for_home(&mut self) -> Result<bool, EngineError> {
         self.pay()?;
-        if !self.away {
-            return Ok(());
+        if self.away {
+            sys::request(libc::PTRACE_INTERRUPT, self.pid, 0, "stop it")?;
+            sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
         }
-        sys::request(libc::PTRACE_INTERRUPT, self.pid, 0, "stop it")?;
-        sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
+        Ok(self.away)
+    }
+
+    /// Waits until it is there.
+    fn come_home(&mut self) -> Result<(), EngineError> {
         while sys::wait(self.pid)? != Stop::Event(libc::PTRACE_EVENT_STOP) {
             sys::request(libc::PTRACE_CONT, self.pid, 0, "let it go on")?;
         }
@@ -446,6 +464,18 @@ impl Thread {
         }
         self.ended = true;
         Ok(())
+    }
+}
+
+/// Brings those home who are away, side by side. What fails of one is found again when it is let
+/// go.
+pub(crate) fn come_home(threads: &mut [Thread]) {
+    for some in threads.chunks_mut(SIDE_BY_SIDE) {
+        let set_out = some.iter_mut().map(Thread::set_out_for_home);
+        let away: Vec<bool> = set_out.map(|away| away.unwrap_or(false)).collect();
+        for (thread, _) in some.iter_mut().zip(away).filter(|(_, away)| *away) {
+            let _ = thread.come_home();
+        }
     }
 }
 

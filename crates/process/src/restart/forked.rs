@@ -91,6 +91,8 @@ pub(super) fn limit(sources: &mut Vec<Source>, limited: impl Fn(&[Run]) -> Vec<R
 pub(super) struct Forked {
     kept: BTreeMap<pid_t, Kept>,
     /// Those who have memory of others, and those who make them.
+    sharing: BTreeSet<pid_t>,
+    /// Those who make them.
     early: BTreeSet<pid_t>,
     /// Siblings that make processes in their parents' place.
     siblings: BTreeMap<pid_t, pid_t>,
@@ -153,7 +155,8 @@ impl Forked {
             };
             kept.lent = lent(&own[pid], &early[pid], own);
             if !kept.mappings.is_empty() {
-                self.early.extend([*pid, makers[pid]]);
+                self.sharing.extend([*pid, makers[pid]]);
+                self.early.insert(makers[pid]);
             }
             if kept != Kept::default() {
                 self.kept.insert(*pid, kept);
@@ -214,13 +217,13 @@ impl Forked {
         }
     }
 
-    /// Whether a process gets its memory before others are made.
+    /// Whether a process gets its memory before those are made whom it makes.
     pub(super) fn is_early(&self, pid: pid_t) -> bool {
         self.early.contains(&pid)
     }
 
     pub(super) fn kept(&self, pid: pid_t) -> Kept {
-        self.kept.get(&pid).filter(|_| self.is_early(pid)).cloned().unwrap_or_default()
+        self.kept.get(&pid).filter(|_| self.sharing.contains(&pid)).cloned().unwrap_or_default()
     }
 
     /// Who makes the process, if it is not its parent.

@@ -2,12 +2,12 @@
 //! their orphans.
 
 use super::files::Inherited;
-use super::forked::Kept;
 use super::process::Rebuilding;
 use super::tree::{Made, Tree};
 use super::{Plan, lazy, memory, threads, undo};
 use crate::plugins::{Argument, InjectedCall, Recreated};
 use crate::proc::{self, Stat};
+use crate::thread::come_home;
 use crate::{EngineError, Thread, reap, translate};
 use libc::pid_t;
 use std::collections::BTreeMap;
@@ -17,6 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// So many processes get their memory and state side by side: they make calls while others are
+/// waited for.
+const TOGETHER: usize = 8;
 /// Longest report of a failure that is read.
 const MAX_REPORT: u64 = 64 << 10;
 /// What begins a report: the job runs, or it does not.
@@ -57,12 +60,15 @@ pub(super) fn run(
     report: &mut UnixStream,
     serve: impl FnOnce(&mut Rebuilt),
 ) -> Result<(), EngineError> {
+    // Their descriptors are about to be closed.
+    plan.opened.clear();
     let folders = plan.chain.iter().map(|(folder, _)| folder.as_fd().as_raw_fd());
     let kept = plan.inherits.iter().copied().chain([report.as_raw_fd()]).chain(folders);
     close_all_but(&kept.collect::<Vec<RawFd>>())?;
     // Where processes have ended for want of memory, that is what is to be told.
     let why = |error| lazy::failure().map_or(error, EngineError::Init);
-    let (threads, mut descriptors, listeners) = rebuild(plan).map_err(why)?;
+    let (mut threads, mut descriptors, listeners) = rebuild(plan).map_err(why)?;
+    plan.opened.clear();
     let plugins = crate::plugins::all(&plan.plugins);
     plugins.iter().try_for_each(|plugin| plugin.rebuilt())?;
     let root = plan.job.processes[0];
@@ -80,6 +86,7 @@ pub(super) fn run(
     // The processes hold what they hold: an end of a pipe that is held here is one that never
     // closes.
     drop(descriptors);
+    come_home(&mut threads);
     // They take it before anything else.
     stop_again(plan);
     drop(threads);
@@ -137,13 +144,25 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated, Vec<OwnedFd>), Engine
     let mut tree = Tree::make(plan, &inherited)?;
     let mut made = tree.take();
     let mut detours = Vec::new();
-    for (state, made) in plan.processes.iter().zip(&mut made) {
-        let rebuilding = Rebuilding::of(plan, state, tree.area, &inherited);
-        let filled = match tree.filled.remove(&state.ids.pid) {
-            Some(filled) => filled,
-            None => rebuilding.fill(made, plan.layers(state)?, &Kept::default())?,
-        };
-        detours.push(rebuilding.finish(made, filled)?);
+    for (states, made) in plan.processes.chunks(TOGETHER).zip(made.chunks_mut(TOGETHER)) {
+        let rebuilding = states.iter().map(|s| Rebuilding::of(plan, s, tree.area, &inherited));
+        let rebuilding: Vec<Rebuilding<'_>> = rebuilding.collect();
+        let mut filling = Vec::new();
+        for ((one, state), made) in rebuilding.iter().zip(states).zip(made.iter_mut()) {
+            let pid = state.ids.pid;
+            filling.push(match tree.filled.remove(&pid) {
+                Some(filled) => Ok(filled),
+                None => Err(one.begin_filling(made, &tree.kept(pid))?),
+            });
+        }
+        let mut finishing = Vec::new();
+        for ((one, filling), made) in rebuilding.iter().zip(filling).zip(made.iter_mut()) {
+            let filled = filling.or_else(|filling| one.end_filling(made, filling))?;
+            finishing.push(one.begin_finishing(made, filled)?);
+        }
+        for ((one, finishing), made) in rebuilding.iter().zip(finishing).zip(made) {
+            detours.push(one.end_finishing(made, finishing)?);
+        }
     }
     let notes = inherited.take_notes();
     let mut descriptors = inherited.descriptors;
@@ -160,8 +179,15 @@ fn rebuild(plan: &Plan) -> Result<(Vec<Thread>, Recreated, Vec<OwnedFd>), Engine
         }
     }
     let mut threads = Vec::new();
-    for ((state, made), detour) in plan.processes.iter().zip(made).zip(detours) {
-        threads.extend(threads::rebuild(state, made, detour.as_ref())?);
+    let mut each = plan.processes.iter().zip(made).zip(detours).peekable();
+    while each.peek().is_some() {
+        let mut begun = Vec::new();
+        for ((state, made), detour) in each.by_ref().take(TOGETHER) {
+            begun.push((state, threads::begin(state, made)?, detour));
+        }
+        for (state, begun, detour) in begun {
+            threads.extend(threads::end(state, begun, detour.as_ref())?);
+        }
     }
     Ok((threads, descriptors, listeners))
 }

@@ -71,7 +71,8 @@ impl KernelMappings {
         Ok(KernelMappings { here, fate })
     }
 
-    /// Unmaps all but the area, what is `kept`, and what cannot be unmapped.
+    /// Adds calls to `batch` that unmap all but the area, what is `kept`, and what cannot be
+    /// unmapped.
     pub(super) fn empty(
         &self,
         batch: &mut Batch<'_>,
@@ -92,7 +93,7 @@ impl KernelMappings {
             }
             from = from.max(end);
         }
-        batch.run().map(drop)
+        Ok(())
     }
 
     /// Puts the old vDSO where it was, if it is another kernel's, and zeros in the place of its

@@ -18,6 +18,8 @@ use std::thread;
 
 /// Threads that write at most.
 const MAX_WRITERS: usize = 8;
+/// So many bytes are worth another one.
+const WORTH: u64 = 1 << 20;
 /// Zeros are written in pieces of this many bytes.
 const PIECE: u64 = 1 << 20;
 
@@ -254,14 +256,22 @@ fn each(
             }
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
     thread::scope(|scope| {
-        for _ in 1..threads.min(sources.len() / 4) {
+        for _ in 1..writers(sources) {
             scope.spawn(work);
         }
         work();
     });
     failure.into_inner().unwrap_or_else(|poison| poison.into_inner()).map_or(Ok(()), Err)
+}
+
+/// How many threads are to write that.
+fn writers(sources: &[Source]) -> usize {
+    let parts = sources.iter().flat_map(|source| &source.parts);
+    let bytes: u64 = parts.map(|(start, end)| end - start).sum();
+    let worth = ((bytes / WORTH) as usize).min(sources.len() / 4).min(MAX_WRITERS);
+    // The kernel is asked only then: of many processes each has little.
+    if worth < 2 { 1 } else { thread::available_parallelism().map_or(1, usize::from).min(worth) }
 }
 
 #[cfg(test)]

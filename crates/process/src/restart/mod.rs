@@ -22,7 +22,7 @@ use crate::machine::Machine;
 use crate::plugins::{self, Moment, More, Others, PathMap, Saved};
 use crate::state::{self, JobState, ProcessState};
 use crate::{EngineError, Roots};
-use kedge_image::{Folder, ImageFile, Layers, Manifest};
+use kedge_image::{Folder, ImageFile, Layers, Manifest, Opened};
 use libc::pid_t;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -94,6 +94,8 @@ struct Plan {
     manifest: Manifest,
     /// The image and those that it builds on.
     chain: Vec<(Folder, Manifest)>,
+    /// Files of these.
+    opened: Opened,
     paths: PathMap,
     plugins: More,
     lazy: bool,
@@ -132,6 +134,7 @@ impl Plan {
             folder,
             manifest,
             chain,
+            opened: Opened::default(),
             paths,
             plugins,
             lazy,
@@ -170,12 +173,13 @@ impl Plan {
 
     /// What the processes share, wherever in the chain it is.
     fn shared(&self) -> Result<Layers, EngineError> {
-        Ok(Layers::open(&self.chain, JOB_FILE)?)
+        Ok(Layers::open_among(&self.chain, JOB_FILE, &self.opened)?)
     }
 
     /// The memory of a process, wherever in the chain it is.
     fn layers(&self, process: &ProcessState) -> Result<Layers, EngineError> {
-        Ok(Layers::open(&self.chain, &process_file(process.ids.pid))?)
+        let name = process_file(process.ids.pid);
+        Ok(Layers::open_among(&self.chain, &name, &self.opened)?)
     }
 }
 

@@ -13,7 +13,7 @@ use super::segments;
 use super::threads;
 use super::tree::{Area, Made};
 use crate::huge;
-use crate::inject::{Batch, Parasite};
+use crate::inject::{Batch, Parasite, UnderWay};
 use crate::maps;
 use crate::plugins::Argument;
 use crate::state::{Backing, ProcessState, SIGNALS, Saved};
@@ -33,6 +33,8 @@ pub(super) struct Rebuilding<'a> {
 
 /// Since Linux 6.11.
 const MAP_DROPPABLE: i32 = 8;
+/// What a call is for whose failure is told with its mapping.
+const MAP: &str = "map its memory";
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_SET_VMA_ANON_NAME: u64 = 0;
 /// Since Linux 5.14.
@@ -64,6 +66,19 @@ pub(super) struct Filled {
     later: Option<(Layers, Vec<Source>)>,
 }
 
+/// A process that maps its memory.
+#[derive(Debug)]
+pub(super) struct Filling {
+    under_way: UnderWay,
+    layers: Layers,
+    sources: Vec<Source>,
+    /// What it has of others for a while.
+    lent: Vec<(Layers, Vec<Source>)>,
+    later: Vec<Source>,
+    /// As it is then.
+    then: Filled,
+}
+
 impl<'a> Rebuilding<'a> {
     pub(super) fn of(
         plan: &'a Plan,
@@ -75,12 +90,18 @@ impl<'a> Rebuilding<'a> {
     }
 
     /// Gives the process its memory; it has that of its maker, of which it keeps some.
-    pub(super) fn fill(
+    pub(super) fn fill(&self, made: &mut Made, kept: &Kept) -> Result<Filled, EngineError> {
+        let filling = self.begin_filling(made, kept)?;
+        self.end_filling(made, filling)
+    }
+
+    /// The same in two steps: others can be given theirs meanwhile.
+    pub(super) fn begin_filling(
         &self,
         made: &mut Made,
-        layers: Layers,
         kept: &Kept,
-    ) -> Result<Filled, EngineError> {
+    ) -> Result<Filling, EngineError> {
+        let layers = self.plan.layers(self.state)?;
         let Made { thread, parasite } = made;
         let pid = self.state.ids.pid;
         let kernel = KernelMappings::plan(self.state, &self.plan.job.vdsos, pid, self.area)?;
@@ -103,29 +124,33 @@ impl<'a> Rebuilding<'a> {
         memory::add_between(&self.state.mappings, &mut filled);
         let keeps = self.state.mappings.iter().filter(|saved| kept.has(saved));
         let keeps = keeps.map(|saved| (saved.start, saved.end)).collect();
-        kernel.empty(&mut parasite.batch(thread), self.area, keeps)?;
+        // All in one batch: each is a stop, which takes longer than its calls.
         let mut batch = parasite.batch(thread);
-        self.map(&mut batch, &filled, kept).map_err(|error| self.of_mapping(error))?;
-        drop(batch);
-        let written = lent.iter().chain(&own).flat_map(|(_, sources)| sources).chain(&sources);
+        kernel.empty(&mut batch, self.area, keeps)?;
+        let mapped = self.map(&mut batch, &mut filled, kept).and_then(|()| batch.begin());
+        let under_way = mapped.map_err(|error| self.of_mapping(error))?;
+        let then = Filled { kernel, filled, late, own, later: None };
+        Ok(Filling { under_way, layers, sources, lent, later, then })
+    }
+
+    pub(super) fn end_filling(
+        &self,
+        made: &mut Made,
+        filling: Filling,
+    ) -> Result<Filled, EngineError> {
+        let Made { thread, parasite } = made;
+        let Filling { under_way, layers, sources, lent, later, then } = filling;
+        under_way.end(thread).map_err(|error| self.of_mapping(error))?;
+        let written = lent.iter().chain(&then.own).flat_map(|(_, sources)| sources).chain(&sources);
         let mut written: Vec<Run> = written.flat_map(|source| &source.parts).copied().collect();
         written.sort_unstable();
-        self.map_huge(thread, *parasite, &filled, &written)?;
-        let mut batch = parasite.batch(thread);
-        for run in kept.joined() {
-            filled.extend(self.join(&mut batch, run)?);
-        }
-        for (start, end) in kept.gone() {
-            let arguments = [*start, end - start, libc::MADV_DONTNEED as u64];
-            batch.call("let go of its maker's memory", libc::SYS_madvise, &arguments)?;
-        }
-        batch.run()?;
+        self.map_huge(thread, *parasite, &then.filled, &written)?;
         memory::fill(self.state, &layers, &sources, !self.plan.lazy)?;
         for (layers, sources) in lent {
             memory::fill(self.state, &layers, &sources, false)?;
         }
         let later = (!later.is_empty()).then_some((layers, later));
-        Ok(Filled { kernel, filled, late, own, later })
+        Ok(Filled { later, ..then })
     }
 
     /// What the process `pid` has in `runs`.
@@ -154,13 +179,12 @@ impl<'a> Rebuilding<'a> {
         memory::fill(self.state, &layers, &sources, false)
     }
 
-    /// Gives the process everything else but its threads; where those are to go on that were inside
-    /// of an old vDSO.
-    pub(super) fn finish(
+    /// Begins to give the process everything else but its threads.
+    pub(super) fn begin_finishing(
         &self,
         made: &mut Made,
         filled: Filled,
-    ) -> Result<Option<Detour>, EngineError> {
+    ) -> Result<(UnderWay, KernelMappings), EngineError> {
         let Filled { kernel, filled, late, own, later } = filled;
         own.map_or(Ok(()), |own| self.fill_late(made, &late, own))?;
         let Made { thread, parasite } = made;
@@ -179,15 +203,27 @@ impl<'a> Rebuilding<'a> {
         self.set_context(&mut batch)?;
         set_actions(&mut batch, self.state)?;
         self.state.attributes.set(&mut batch)?;
-        batch.run()?;
-        self.state.attributes.write(thread, parasite)?;
+        Ok((batch.begin()?, kernel))
+    }
+
+    /// Ends that; where threads are to go on that were inside of an old vDSO.
+    pub(super) fn end_finishing(
+        &self,
+        made: &mut Made,
+        (under_way, kernel): (UnderWay, KernelMappings),
+    ) -> Result<Option<Detour>, EngineError> {
+        under_way.end(&mut made.thread)?;
+        self.state.attributes.write(&mut made.thread, made.parasite)?;
         Ok(kernel.detour())
     }
 
+    /// Adds calls to `batch` that map its memory, all but huge pages, and let go of what it does
+    /// not keep of its maker's; those mappings are added to `filled` that have to be protected
+    /// again.
     fn map(
         &self,
         batch: &mut Batch<'_>,
-        filled: &BTreeSet<u64>,
+        filled: &mut BTreeSet<u64>,
         kept: &Kept,
     ) -> Result<(), EngineError> {
         for saved in &self.state.mappings {
@@ -230,9 +266,16 @@ impl<'a> Rebuilding<'a> {
             }
             let offset = if fd == u64::MAX { 0 } else { saved.offset };
             let arguments = [saved.start, saved.len(), protection, flags as u64, fd, offset];
-            batch.call("map its memory", libc::SYS_mmap, &arguments)?;
+            batch.call(MAP, libc::SYS_mmap, &arguments)?;
         }
-        batch.run().map(drop)
+        for run in kept.joined() {
+            filled.extend(self.join(batch, run)?);
+        }
+        for (start, end) in kept.gone() {
+            let arguments = [*start, end - start, libc::MADV_DONTNEED as u64];
+            batch.call("let go of its maker's memory", libc::SYS_madvise, &arguments)?;
+        }
+        Ok(())
     }
 
     /// Maps huge pages where there are so many, else ordinary ones, which is noted.
@@ -251,7 +294,7 @@ impl<'a> Rebuilding<'a> {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more;
             let map = |thread: &mut Thread, flags: i32| {
                 let arguments = [saved.start, saved.len(), protection, flags as u64, u64::MAX, 0];
-                parasite.call(thread, "map its memory", libc::SYS_mmap, &arguments)
+                parasite.call(thread, MAP, libc::SYS_mmap, &arguments)
             };
             let mapped = map(thread, flags | libc::MAP_HUGETLB | huge::flag(saved.huge));
             // Where something is to be written, there must be pages for it.
@@ -288,7 +331,7 @@ impl<'a> Rebuilding<'a> {
     /// An error of [`Rebuilding::map`], with the mapping that is not there: they are made in their
     /// order.
     fn of_mapping(&self, error: EngineError) -> EngineError {
-        let EngineError::System { pid, source, what } = error else { return error };
+        let EngineError::System { pid, source, what: what @ MAP } = error else { return error };
         let Ok(there) = maps::of(pid) else { return EngineError::System { pid, source, what } };
         let made = |saved: &&Saved| there.iter().any(|m| (m.start..m.end).contains(&saved.start));
         let others =

@@ -3,7 +3,7 @@
 use super::kernel::Detour;
 use super::namespaces;
 use super::tree::{Made, clone_arguments};
-use crate::inject::{Batch, Parasite};
+use crate::inject::{Batch, Parasite, UnderWay};
 use crate::state::{Hex, ProcessState, ThreadState};
 use crate::sys::{self, REGISTERS, SIGINFO};
 use crate::timers;
@@ -13,12 +13,25 @@ use libc::pid_t;
 const CAPABILITY_VERSION: u64 = 0x2008_0522;
 const LAST_CAPABILITY: u64 = 63;
 
-/// Makes the other threads and gives each its state. The parasite is gone afterwards.
-pub(super) fn rebuild(
-    state: &ProcessState,
-    made: Made,
-    detour: Option<&Detour>,
-) -> Result<Vec<Thread>, EngineError> {
+const SET_ACTIONS: &str = "set its signal actions";
+const SET_DUMPABLE: &str = "set whether it is dumpable";
+/// What rt_sigaction reads for the default.
+const DEFAULT: [u8; 32] = [0; 32];
+
+/// A process that has its threads, of which the first is about to get its state.
+#[derive(Debug)]
+pub(super) struct Begun {
+    leader: Thread,
+    others: Vec<Thread>,
+    parasite: Parasite,
+    under_way: UnderWay,
+    /// What is done with that: the trap's action, and whether it is dumpable.
+    has_action: bool,
+    is_dumpable: bool,
+}
+
+/// Makes the other threads and gives each its state, and begins to give the first its own.
+pub(super) fn begin(state: &ProcessState, made: Made) -> Result<Begun, EngineError> {
     let Made { thread: mut leader, parasite } = made;
     const FLAGS: i32 = libc::CLONE_VM
         | libc::CLONE_FS
@@ -41,12 +54,37 @@ pub(super) fn rebuild(
     let mut batch = parasite.batch(&mut leader);
     set_thread(&mut batch, &state.threads[0])?;
     set_process(&mut batch, state)?;
-    batch.run()?;
+    // In the same batch, where that can still end and be read then.
+    let has_action = action(state, libc::SIGTRAP) == DEFAULT;
+    if has_action {
+        let at = batch.put(&DEFAULT)?;
+        batch.call(SET_ACTIONS, libc::SYS_rt_sigaction, &[libc::SIGTRAP as u64, at, 0, 8])?;
+    }
+    let is_dumpable = state.dumpable == 1;
+    if is_dumpable {
+        batch.call(SET_DUMPABLE, libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u64, 1])?;
+    }
+    let under_way = batch.begin()?;
+    Ok(Begun { leader, others, parasite, under_way, has_action, is_dumpable })
+}
+
+/// Gives the first thread what is missing. The parasite is gone afterwards.
+pub(super) fn end(
+    state: &ProcessState,
+    begun: Begun,
+    detour: Option<&Detour>,
+) -> Result<Vec<Thread>, EngineError> {
+    let Begun { mut leader, mut others, parasite, under_way, has_action, is_dumpable } = begun;
+    under_way.end(&mut leader)?;
     timers::make(&state.posix_timers, &mut leader, parasite)?;
-    set_trap(&mut leader, parasite, state)?;
+    if !has_action {
+        set_trap(&mut leader, parasite, state)?;
+    }
     let all = std::iter::once(&mut leader).chain(&mut others).zip(&state.threads);
     queue_traps(all, parasite, state)?;
-    set_dumpable(&mut leader, parasite, state)?;
+    if !is_dumpable {
+        set_undumpable(&mut leader, parasite)?;
+    }
     parasite.remove(&mut leader)?;
     let mut threads = vec![leader];
     threads.extend(others);
@@ -245,19 +283,14 @@ fn set_trap(
 ) -> Result<(), EngineError> {
     sys::write(leader.pid(), parasite.data(), &action(state, libc::SIGTRAP))?;
     let arguments = [libc::SIGTRAP as u64, parasite.data(), 0, 8];
-    parasite.call(leader, "set its signal actions", libc::SYS_rt_sigaction, &arguments).map(drop)
+    parasite.call(leader, SET_ACTIONS, libc::SYS_rt_sigaction, &arguments).map(drop)
 }
 
-/// Its new ids have changed it. From here on an ordinary user cannot reach its memory.
-fn set_dumpable(
-    leader: &mut Thread,
-    parasite: Parasite,
-    state: &ProcessState,
-) -> Result<(), EngineError> {
+/// Its new ids may have changed it. From here on an ordinary user cannot reach its memory.
+fn set_undumpable(leader: &mut Thread, parasite: Parasite) -> Result<(), EngineError> {
     // Only the kernel gives 2, of which 0 forbids as much.
-    let arguments = [libc::PR_SET_DUMPABLE as u64, u64::from(state.dumpable == 1)];
-    let what = "set whether it is dumpable";
-    parasite.call(leader, what, libc::SYS_prctl, &arguments).map(drop)
+    let arguments = [libc::PR_SET_DUMPABLE as u64, 0];
+    parasite.call(leader, SET_DUMPABLE, libc::SYS_prctl, &arguments).map(drop)
 }
 
 /// What rt_sigaction reads for `signal`.

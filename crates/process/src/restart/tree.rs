@@ -3,7 +3,7 @@
 
 use super::Plan;
 use super::files::Inherited;
-use super::forked::Forked;
+use super::forked::{Forked, Kept};
 use super::kernel;
 use super::process::{Filled, Rebuilding};
 use crate::home::Ways;
@@ -69,6 +69,7 @@ pub(super) struct Tree {
     made: Vec<Made>,
     /// Those that have their memory already, because others have some of it as well.
     pub(super) filled: BTreeMap<pid_t, Filled>,
+    forked: Forked,
 }
 
 impl Tree {
@@ -92,11 +93,16 @@ impl Tree {
         let made = plan.processes.iter().map(|process| maker.made.remove(&process.ids.pid));
         let made: Option<Vec<Made>> = made.collect();
         let made = made.ok_or(EngineError::Nonsense("a process twice"))?;
-        Ok(Tree { area, made, filled: maker.filled })
+        Ok(Tree { area, made, filled: maker.filled, forked: maker.forked })
     }
 
     pub(super) fn take(&mut self) -> Vec<Made> {
         std::mem::take(&mut self.made)
+    }
+
+    /// What a process keeps of the one that has made it.
+    pub(super) fn kept(&self, pid: pid_t) -> Kept {
+        self.forked.kept(pid)
     }
 }
 
@@ -170,8 +176,7 @@ impl Maker<'_> {
         let state = self.plan.processes.iter().find(|process| process.ids.pid == pid);
         let (Some(state), Some(made)) = (state, self.made.get_mut(&pid)) else { return Ok(()) };
         let rebuilding = Rebuilding::of(self.plan, state, self.area, self.inherited);
-        let layers = self.plan.layers(state)?;
-        let filled = rebuilding.fill(made, layers, &self.forked.kept(pid))?;
+        let filled = rebuilding.fill(made, &self.forked.kept(pid))?;
         self.filled.insert(pid, filled);
         Ok(())
     }
@@ -230,8 +235,11 @@ impl Parasite {
         arguments: &[u64; 12],
     ) -> Result<Thread, EngineError> {
         let bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_le_bytes()).collect();
-        sys::write(thread.pid(), self.data(), &bytes)?;
-        self.call(thread, "clone it", libc::SYS_clone3, &[self.data(), 88])?;
+        // A batch has one stop less than a call.
+        let mut batch = self.batch(thread);
+        let at = batch.put(&bytes)?;
+        batch.call("clone it", libc::SYS_clone3, &[at, 88])?;
+        batch.run()?;
         let made = thread.made().ok_or(EngineError::Ended { pid: thread.pid() })?;
         Thread::adopt(made)
     }
