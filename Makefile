@@ -43,6 +43,7 @@ check: ## formatting, lints, layering, generated files, the page of GPUs
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo xtask layering
 	cargo xtask columns
+	cargo xtask links
 	cargo xtask codegen --check
 	scripts/gpu-report --check
 

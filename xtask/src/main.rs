@@ -4,6 +4,7 @@ mod codegen;
 mod columns;
 mod implement;
 mod layering;
+mod links;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ cargo xtask layering
     Checks the crates' dependencies against the layers of ARCHITECTURE.md.
 cargo xtask columns
     Checks that comments and Markdown wrap at 100 columns.
+cargo xtask links
+    Checks that links between the repository's pages lead to a file, and to a heading of it.
 ";
 
 fn main() -> ExitCode {
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         }
         ["layering"] => layering::check(&root()).map_err(Into::into),
         ["columns"] => columns::check(&root()).map_err(Into::into),
+        ["links"] => links::check(&root()).map_err(Into::into),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
