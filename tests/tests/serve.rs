@@ -120,3 +120,30 @@ fn without_sessions_it_ends_at_once() {
     assert!(ends_within(&server, Duration::from_secs(10)), "{}", server.said());
     assert_eq!(server.status().code(), Some(0));
 }
+
+/// What answers a job's questions to NVML is no session: nobody waits for it, or is told of it.
+#[test]
+fn what_answers_nvml_is_not_waited_for() {
+    let world = World::new("servenvml");
+    let mut server = Served::start(&["--gpu", "soft", "--grace", "1h"]);
+    let program = host("gpu_management.cu", "gpu_management", &["-O1", "-arch=sm_80"]);
+    let program = program.display().to_string();
+    let run = ["run", "--gpu", &server.address, "--job", "asks", "--", &program, "1000000", "20"];
+    let mut command = world.kedge(&run);
+    let mut asks = command.stdout(Stdio::piped()).spawn().expect("kedge");
+    let mut first = String::new();
+    let mut lines = BufReader::new(asks.stdout.take().expect("a pipe"));
+    lines.read_line(&mut first).expect("a line");
+    assert!(server.said().contains("NVML of 127.0.0.1"), "{}", server.said());
+    let proxies = children(server.pid());
+    assert_eq!(proxies.len(), 1, "{}", server.said());
+    let begin = Instant::now();
+    tell(&server, "TERM");
+    assert!(ends_within(&server, Duration::from_secs(10)), "{}", server.said());
+    assert!(server.said().contains("told to end: no session is open"), "{}", server.said());
+    assert_eq!(server.status().code(), Some(0));
+    assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
+    assert!(!is_alive(proxies[0]), "{}", server.said());
+    let _ = asks.kill();
+    let _ = asks.wait();
+}

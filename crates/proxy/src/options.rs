@@ -33,7 +33,7 @@ pub struct Options {
     /// client's comes.
     pub warm: bool,
     /// It answers the job's questions to NVML: `fd` is the supervisor's socket, the descriptor
-    /// after it one that listens.
+    /// after it one that listens; of a `far` one's job, on its line.
     pub management: bool,
     /// Its client is on another machine: it has a line instead of `fd`.
     pub far: bool,

@@ -132,23 +132,18 @@ fn try_to_connect(
     let reconnect_ms = u32::try_from(reconnect.as_millis()).unwrap_or(u32::MAX);
     let choice = choice.clone();
     let windows = List::new(windows.to_vec()).unwrap_or_default();
-    let start = Start { program, choice, windows, reconnect_ms, restore, management: false };
-    begin(server, (session, attempt), devices, &start)
-}
-
-/// Begins a session by its near end's first words.
-fn begin(
-    server: &str,
-    (session, attempt): (SessionKey, u32),
-    devices: &[u32],
-    start: &Start,
-) -> Result<Connected, ConnectError> {
-    let answer = |error| bad_answer(server, error);
+    let start = Start { program, choice, windows, reconnect_ms, restore };
     let devices = List::new(devices.to_vec()).unwrap_or_default();
     let purpose = Purpose::Session { session, attempt, devices };
+    begin(server, purpose, Some(&start))
+}
+
+/// Has a server start a proxy, by its near end's first words if it has some.
+fn begin(server: &str, purpose: Purpose, start: Option<&Start>) -> Result<Connected, ConnectError> {
+    let answer = |error| bad_answer(server, error);
     let mut line = open(server, purpose, ANSWER_LIMIT)?;
     // Its proxy reads it once there is one: to wait for the offer first would take a round trip.
-    let sent = write_one(&mut line, start);
+    let sent = start.map_or(Ok(()), |start| write_one(&mut line, start));
     // Whoever refuses has said why, and may have closed already.
     let offered = read_one::<Result<Offer, Refused>>(&mut line, MAX_ANSWER).map_err(answer)?;
     let Offer {} = offered.map_err(|refused| refused.by(server))?;
@@ -169,13 +164,9 @@ impl Management {
     /// # Errors
     /// The server is not there or refuses.
     pub fn connect(server: &str, devices: &[u32]) -> Result<Management, ConnectError> {
-        let cut = |source| ConnectError::Cut { server: server.to_owned(), source };
-        let name = (draw_session_key().map_err(cut)?, 1);
-        let program = Text::truncated("NVML".to_owned());
-        let (choice, reconnect_ms, restore) = (DeviceChoice::default(), 0, false);
-        let windows = List::default();
-        let start = Start { program, choice, windows, reconnect_ms, restore, management: true };
-        begin(server, name, devices, &start).map(|connected| Management(connected.line))
+        let devices = List::new(devices.to_vec()).unwrap_or_default();
+        let connected = begin(server, Purpose::Management { devices }, None)?;
+        Ok(Management(connected.line))
     }
 
     /// Asks, and waits for the answer.

@@ -6,7 +6,7 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
@@ -51,6 +51,10 @@ wire! {
         End = 3 { session: SessionKey },
         /// One that measures the line → `Result<Measured, Refused>`, then what [`Measure`] says.
         Measure = 4 {},
+        /// A job's questions to NVML, of those devices, as above → `Result<Offer, Refused>`, then by
+        /// a proxy that does nothing else a `Result<Welcome, Refusal>`, which tells of no devices;
+        /// then each `management::Question` has its `management::Answer`.
+        Management = 5 { devices: List<u32, 16> },
     }
 
     /// From the near end, on a connection that measures the line.
@@ -117,9 +121,6 @@ wire! {
         /// Whether the client goes on from an image, or from another proxy, by a link of its own;
         /// the line then has `Answer::Yes` or `Answer::Failed` before anything else is in order.
         pub restore: bool,
-        /// Whether there is no client, but a job's questions to NVML: after the answer, which tells
-        /// of no devices, each `management::Question` on the line has its `management::Answer`.
-        pub management: bool,
     }
 
     /// From the near end, in order.

@@ -14,12 +14,12 @@ use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
-    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION, is_here,
-    read_one, tune, write_one,
+    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
+    draw_session_key, is_here, read_one, tune, write_one,
 };
 use kedge_wire::Text;
 use openings::Openings;
-use sessions::{Begun, Client, Sessions, hand_over};
+use sessions::{Beginning, Begun, Client, Kind, Sessions, hand_over};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -178,6 +178,12 @@ impl Ender {
     /// themselves: for `grace` at most, or until `hurry` says so. What is left is ended then.
     /// Connections of sessions that are cut meanwhile go on.
     pub fn end(&self, grace: Duration, hurry: &dyn Fn() -> bool) {
+        self.end_sessions(grace, hurry);
+        // What answers NVML is waited for no longer than sessions are.
+        self.0.sessions.end_all("the server was told to end", FAREWELL);
+    }
+
+    fn end_sessions(&self, grace: Duration, hurry: &dyn Fn() -> bool) {
         let Ender(lender) = self;
         let open = lender.sessions.close();
         if open == 0 {
@@ -198,10 +204,7 @@ impl Ender {
         }
         let why = Text::truncated("`kedge serve` there was told to end".to_owned());
         lender.sessions.tell_all(&HandedOver::End { why });
-        let patient = || false;
-        lender.sessions.wait_for_all(Instant::now() + FAREWELL, &patient);
-        lender.sessions.end_all("the server was told to end");
-        lender.sessions.wait_for_all(Instant::now() + FAREWELL, &patient);
+        lender.sessions.wait_for_all(Instant::now() + FAREWELL, &|| false);
     }
 }
 
@@ -297,11 +300,11 @@ impl Lender {
                 Err(why) => self.refuse(&mut stream, why),
             },
             Purpose::Session { session, attempt, devices } => {
-                let gpu = match chosen(&self.spec.gpu, &devices) {
-                    Ok(gpu) => gpu,
-                    Err(why) => return self.refuse(&mut stream, why),
-                };
-                self.begin((session, attempt), who, stream, &gpu)
+                self.begin(Kind::Devices, (session, attempt), &devices, who, stream)
+            }
+            Purpose::Management { devices } => {
+                let key = draw_session_key().map_err(|error| error.to_string())?;
+                self.begin(Kind::Management, (key, 1), &devices, who, stream)
             }
         }
     }
@@ -314,29 +317,35 @@ impl Lender {
         Err(why)
     }
 
-    /// Gives a session its proxy.
+    /// Gives a session its proxy, or one to a job's questions to NVML.
     fn begin(
         self: &Arc<Lender>,
-        session: (SessionKey, u32),
+        kind: Kind,
+        (key, attempt): (SessionKey, u32),
+        devices: &[u32],
         who: Option<Client>,
         mut stream: Connection,
-        gpu: &GpuSpec,
     ) -> Result<(), String> {
+        let gpu = match chosen(&self.spec.gpu, devices) {
+            Ok(gpu) => gpu,
+            Err(why) => return self.refuse(&mut stream, why),
+        };
         let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
-        let begun = match self.sessions.begin(&self.spec, gpu, session, who, stream.stream()) {
+        let beginning = Beginning { kind, key, attempt, gpu: &gpu };
+        let begun = match self.sessions.begin(&self.spec, beginning, who, stream.stream()) {
             Ok(begun) => begun,
             Err(why) => return self.refuse(&mut stream, why),
         };
-        let ((session, _), Begun { proxy, channel }) = (session, begun);
-        let begins = format!("session of {from} on {gpu} begins, proxy {}", proxy.id());
+        let (name, Begun { proxy, channel }) = (kind.name(), begun);
+        let begins = format!("{name} of {from} on {gpu} begins, proxy {}", proxy.id());
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer {}));
         // Without it the proxy ends.
         let handed = sessions::tell_secrets(&channel, stream);
         let lender = self.clone();
         let wait = move || {
-            let ended = lender.sessions.wait(&session, proxy);
-            (lender.say)(&format!("session of {from} on {} ends: {ended}", lender.spec.gpu));
+            let ended = lender.sessions.wait(&key, proxy);
+            (lender.say)(&format!("{name} of {from} on {gpu} ends: {ended}"));
         };
         let waits = thread::Builder::new().name("session".into()).stack_size(64 << 10).spawn(wait);
         (self.say)(&begins);

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Sessions at a time.
 const MAX_SESSIONS: usize = 256;
+/// Proxies at a time that answer NVML, of all and of one client: a job needs one.
+const MAX_MANAGEMENT: usize = 256;
+const MAX_MANAGEMENT_OF_ONE: usize = 32;
 /// For a proxy to take a connection, and to end once it is killed.
 const LIMIT: Duration = Duration::from_secs(10);
 /// For a proxy to take a notice: there is room unless it is stuck.
@@ -43,12 +46,62 @@ pub(crate) struct Sessions(Mutex<Open>);
 #[derive(Debug, Default)]
 struct Open {
     by_key: HashMap<SessionKey, Session>,
-    /// None begins any more.
+    /// No session begins any more; nothing does.
     ending: bool,
+    over: bool,
+}
+
+/// What a proxy is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A client's devices: this alone is a session.
+    Devices,
+    /// A job's questions to NVML.
+    Management,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Devices => "session",
+            Kind::Management => "NVML",
+        }
+    }
+}
+
+impl Open {
+    fn count(&self, kind: Kind) -> usize {
+        self.by_key.values().filter(|session| session.kind == kind).count()
+    }
+
+    /// Says why nothing of a kind begins for a client, if so.
+    fn refuses(&self, kind: Kind, who: Option<&Client>) -> Option<String> {
+        if self.over || self.ending && kind == Kind::Devices {
+            return Some("it is about to end, and begins no more sessions".into());
+        }
+        let most = if kind == Kind::Devices { MAX_SESSIONS } else { MAX_MANAGEMENT };
+        if self.count(kind) >= most {
+            return Some(format!("it has {most} proxies of the kind already"));
+        }
+        let of_it = |session: &&Session| session.kind == kind && session.who.as_ref() == who;
+        let too_many = kind == Kind::Management
+            && self.by_key.values().filter(of_it).count() >= MAX_MANAGEMENT_OF_ONE;
+        too_many.then(|| format!("it answers NVML for {MAX_MANAGEMENT_OF_ONE} jobs of yours"))
+    }
+}
+
+/// What is to begin.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beginning<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) key: SessionKey,
+    pub(crate) attempt: u32,
+    pub(crate) gpu: &'a GpuSpec,
 }
 
 #[derive(Debug)]
 struct Session {
+    kind: Kind,
     /// Whose it is; nobody's where it comes from this machine.
     who: Option<Client>,
     /// Its proxy's process, as what signals it, and its number.
@@ -78,27 +131,26 @@ impl Sessions {
     pub(crate) fn begin(
         &self,
         spec: &ServeSpec,
-        gpu: &GpuSpec,
-        (key, attempt): (SessionKey, u32),
+        Beginning { kind, key, attempt, gpu }: Beginning<'_>,
         who: Option<Client>,
         line: &TcpStream,
     ) -> Result<Begun, String> {
         self.end_before(&key, attempt, who.as_ref())?;
         let mut open = self.locked();
-        if open.ending {
-            return Err("it is about to end, and begins no more sessions".into());
+        if let Some(why) = open.refuses(kind, who.as_ref()) {
+            return Err(why);
         }
         if open.by_key.contains_key(&key) {
             return Err("its session is begun twice at once".into());
-        }
-        if open.by_key.len() >= MAX_SESSIONS {
-            return Err(format!("it has {MAX_SESSIONS} sessions already"));
         }
         let failed = |error: std::io::Error| format!("it cannot start a proxy: {error}");
         let line: OwnedFd = line.as_fd().try_clone_to_owned().map_err(failed)?;
         let (channel, far) = Channel::pair().map_err(failed)?;
         let mut command = Command::new(&spec.proxy);
         command.args(["--far", "--gpu", &gpu.to_string()]);
+        if kind == Kind::Management {
+            command.arg("--management");
+        }
         if let Some(bytes) = spec.soft_memory {
             command.args(["--soft-memory", &bytes.to_string()]);
         }
@@ -115,7 +167,7 @@ impl Sessions {
         })?;
         let channel = Arc::new(channel);
         let (pid, own) = (proxy.id(), channel.clone());
-        let session = Session { who, process, attempt, ended: None, channel: own, pid };
+        let session = Session { kind, who, process, attempt, ended: None, channel: own, pid };
         open.by_key.insert(key, session);
         Ok(Begun { proxy, channel })
     }
@@ -186,29 +238,39 @@ impl Sessions {
     pub(crate) fn close(&self) -> usize {
         let mut open = self.locked();
         open.ending = true;
-        open.by_key.len()
+        open.count(Kind::Devices)
     }
 
     /// Tells every session's near end. One that cannot be told now is not waited for.
     pub(crate) fn tell_all(&self, what: &HandedOver) {
         // A proxy that takes nothing does not hold up who looks for a session.
-        let channels: Vec<Arc<Channel>> =
-            self.locked().by_key.values().map(|session| session.channel.clone()).collect();
+        let channels: Vec<Arc<Channel>> = {
+            let open = self.locked();
+            let all = open.by_key.values().filter(|session| session.kind == Kind::Devices);
+            all.map(|session| session.channel.clone()).collect()
+        };
         for channel in channels {
             let _ = channel.send(&(what.clone(), None::<Secrets>), &[], NOTICE);
         }
     }
 
-    /// Ends all sessions.
-    pub(crate) fn end_all(&self, why: &'static str) {
-        self.locked().by_key.values_mut().for_each(|session| session.end(why));
+    /// Ends all that there is, and waits for it for so long; nothing begins any more.
+    pub(crate) fn end_all(&self, why: &'static str, limit: Duration) {
+        let mut open = self.locked();
+        open.over = true;
+        open.by_key.values_mut().for_each(|session| session.end(why));
+        drop(open);
+        let begin = Instant::now();
+        while !self.locked().by_key.is_empty() && begin.elapsed() < limit {
+            std::thread::sleep(ENDING);
+        }
     }
 
     /// Waits until there is no session, but not past `deadline`, and not if `hurry` says so:
-    /// how many there are.
+    /// how many there are. What answers NVML is none.
     pub(crate) fn wait_for_all(&self, deadline: Instant, hurry: &dyn Fn() -> bool) -> usize {
         loop {
-            let left = self.locked().by_key.len();
+            let left = self.locked().count(Kind::Devices);
             if left == 0 || Instant::now() >= deadline || hurry() {
                 return left;
             }
@@ -317,8 +379,8 @@ mod tests {
         assert!(!sessions.any_from_afar());
         let (ends, ended) = mpsc::channel();
         let begin = |key: SessionKey, attempt, who: Option<&Client>| {
-            let name = (key, attempt);
-            let begun = sessions.begin(&spec, &spec.gpu, name, who.cloned(), &line).unwrap();
+            let it = Beginning { kind: Kind::Devices, key, attempt, gpu: &spec.gpu };
+            let begun = sessions.begin(&spec, it, who.cloned(), &line).unwrap();
             let (all, ends) = (sessions.clone(), ends.clone());
             thread::spawn(move || ends.send((key, all.wait(&key, begun.proxy))));
             key
@@ -336,7 +398,8 @@ mod tests {
         let limit = Duration::from_secs(20);
         // A later attempt takes the place of the one before; an earlier one, and another's, do not.
         let refused = |attempt, who: Option<&Client>| {
-            sessions.begin(&spec, &spec.gpu, (here, attempt), who.cloned(), &line).is_err()
+            let it = Beginning { kind: Kind::Devices, key: here, attempt, gpu: &spec.gpu };
+            sessions.begin(&spec, it, who.cloned(), &line).is_err()
         };
         assert!(refused(1, None) && refused(2, Some(&bob)));
         assert!(sessions.end(&of_alice, None).is_err() && sessions.end(&[9; 16], None).is_ok());

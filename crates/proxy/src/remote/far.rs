@@ -81,12 +81,12 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     // Of a connection from another machine, where the server has shaken hands.
     let (secrets, _) = control.receive::<Option<Secrets>>(LIMIT)?;
     let mut first = Connection::new(line, secrets)?;
+    if options.management {
+        return answer_management(first, options);
+    }
     first.stream().set_read_timeout(Some(LIMIT))?;
     let start: Start = read_one(&mut first, MAX_START)?;
     first.stream().set_read_timeout(None)?;
-    if start.management {
-        return answer_management(first, options);
-    }
     let mut options = options.clone();
     let options = &mut options;
     if !start.windows.is_empty() {
@@ -163,6 +163,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
 
 /// Answers a job's questions to NVML until its end of `line` is closed.
 fn answer_management(mut line: Connection, options: &Options) -> Result<(), FarError> {
+    line.stream().set_read_timeout(None)?;
     let config = options.backend.clone();
     if let GpuSpec::Local { ordinals } = &config.gpu
         && !ordinals.is_empty()
