@@ -2,7 +2,9 @@
 
 use crate::job::{family, name, send};
 use crate::{kedge, root};
-use std::io::{BufRead, BufReader};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -43,8 +45,9 @@ impl Served {
                 break address.to_owned();
             }
             first.push_str(&line);
+            first.push('\n');
         };
-        let said = Arc::new(Mutex::new(String::new()));
+        let said = Arc::new(Mutex::new(first));
         let keeps = said.clone();
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
@@ -56,7 +59,7 @@ impl Served {
         Served { child, address, said }
     }
 
-    /// Returns what it has said since it listens.
+    /// Returns what it has said, but for the line that it listens.
     pub fn said(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -67,6 +70,35 @@ impl Served {
     /// The kernel does not tell.
     pub fn status(&mut self) -> ExitStatus {
         self.child.wait().expect("a child")
+    }
+
+    /// Asks for a page of its figures, as `question` has it: the answer, or what has come of it.
+    ///
+    /// # Panics
+    /// It has said no address for that, or nothing listens there.
+    pub fn ask(&self, question: &str) -> String {
+        let said = self.said();
+        let (_, address) = said.split_once("its figures are at http://").expect("its figures");
+        let address = address.split('/').next().expect("an address");
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        let mut answer = String::new();
+        // Whoever is refused may find the connection closed while he speaks.
+        let _ = stream.write_all(question.as_bytes());
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    /// Returns its figures: each with its labels, and its value.
+    ///
+    /// # Panics
+    /// They are none.
+    pub fn figures(&self) -> BTreeMap<String, f64> {
+        let answer = self.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+        let lines = body.lines().filter(|line| !line.starts_with('#'));
+        let split = lines.map(|line| line.rsplit_once(' ').expect("a figure and a value"));
+        split.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
     }
 
     /// Returns its process.

@@ -4,7 +4,8 @@
 //! - [`proxy`]: orders to a proxy. [`keeper`]: what brings devices back when their proxy is gone.
 //!   [`warm`]: proxies that are ready. [`job`]: what users ask of a running job.
 //! - [`sharing`], [`peer`], [`aliases`]: what several clients have together, by name.
-//! - [`session`]: which one a proxy has with a server of devices.
+//! - [`session`]: which one a proxy has with a server of devices. [`account`]: what a tenant of
+//!   such a server has of it.
 //! - [`service`]: answers on a socket. [`stats`]: what a job has asked of its devices.
 //!   [`check`]: what was found in a program that is checked. [`told`]: the files of both.
 //!   [`trace`]: what a traced job has done and when. [`usage`]: what a client uses now.
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod aliases;
 pub mod check;
 pub mod gpu;

@@ -1,6 +1,7 @@
 //! From messages to the backend. A message without an arm here does not compile.
 
 use crate::away::Away;
+use crate::charge::{Arrays, Ends};
 use crate::host::ProxyHost;
 use crate::record::{Image, Record, Step, asking};
 use crate::shared::SharedMemory;
@@ -41,6 +42,7 @@ pub(crate) struct Dispatcher {
     pub(crate) record: Record,
     /// The devices' memory is not there.
     pub(crate) away: Option<Away>,
+    pub(crate) arrays: Arrays,
 }
 
 fn plain(result: Result<(), CuError>) -> Result<u64, CuError> {
@@ -68,6 +70,7 @@ impl Dispatcher {
             shared: SharedMemory::default(),
             record: Record::default(),
             away: None,
+            arrays: Arrays::default(),
         }
     }
 
@@ -120,7 +123,10 @@ impl Dispatcher {
         let name = post.name();
         let ctx = self.context_of(&post);
         let kept = Record::wants(&post).then(|| post.clone());
-        match (self.run_post(post), kept) {
+        let ends = Ends::of(&post);
+        let done = self.run_post(post);
+        self.posted(ends);
+        match (done, kept) {
             (Err(error), _) => self.post_failed(name, ctx, error),
             (Ok(()), Some(post)) => self.record.post(post),
             (Ok(()), None) => {}
@@ -260,7 +266,7 @@ impl Dispatcher {
                 self.answer(to, &made.map_err(code));
             }
             Call::MemFree { device } => {
-                self.answer(to, &backend.free_memory(device).map_err(code));
+                self.answer(to, &self.free_memory(device).map_err(code));
             }
             Call::ModuleLoad { ctx, module, image } => {
                 let loaded = self.load(ctx, module, image);
@@ -375,8 +381,18 @@ impl Dispatcher {
     /// Carries out a call that makes or ends something and answers with its outcome alone, or with
     /// the handle of a texture.
     fn make(&mut self, call: Call) -> Result<u64, CuError> {
+        self.charge(&call)?;
+        let made = self.make_it(&call);
+        self.called(&call, made.is_ok());
+        if let Ok(made) = made {
+            self.record.call(call, made);
+        }
+        made
+    }
+
+    fn make_it(&mut self, call: &Call) -> Result<u64, CuError> {
         let backend = &self.backend;
-        let made = match &call {
+        let made = match call {
             Call::CtxCreate { ctx, device, legacy } => {
                 backend.create_context(*ctx, *device, *legacy)?;
                 self.contexts.push(*ctx);
@@ -413,7 +429,6 @@ impl Dispatcher {
             | Call::EventOpen { .. }
             | asking!() => return Err(CuError::NOT_SUPPORTED),
         };
-        self.record.call(call, made);
         Ok(made)
     }
 
@@ -539,6 +554,12 @@ impl Dispatcher {
             Code::Parts(images) => Code::Parts(images.iter().map(|image| image.to_vec()).collect()),
         };
         self.backend.load_module(ctx, module, copies)?;
+        if !self.settle() {
+            let unloaded = self.backend.unload_module(module);
+            self.settle();
+            let why = "its variables are more than the server lets you have".to_owned();
+            return Err(load_error(unloaded.err().unwrap_or(CuError::OUT_OF_MEMORY), why));
+        }
         self.record.module(ctx, module, code);
         Ok(())
     }

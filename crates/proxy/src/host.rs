@@ -1,5 +1,6 @@
 //! This process, as its backend sees it.
 
+use crate::account::Account;
 use crate::client_memory;
 use crate::faults::Faults;
 use crate::findings;
@@ -40,6 +41,8 @@ pub(crate) struct ProxyHost {
     keeper: Option<PathBuf>,
     /// The folder where what is found in the program is told.
     findings: Option<PathBuf>,
+    /// What a server's tenant has of it.
+    pub(crate) account: Option<Arc<Account>>,
 }
 
 impl ProxyHost {
@@ -64,12 +67,18 @@ impl ProxyHost {
             backend: OnceLock::new(),
             keeper,
             findings: None,
+            account: None,
         }
     }
 
     /// The same, with what is found in the program told in a folder.
     pub(crate) fn with_findings(self, findings: Option<PathBuf>) -> ProxyHost {
         ProxyHost { findings, ..self }
+    }
+
+    /// The same, for a session of a server's tenant.
+    pub(crate) fn with_account(self, account: Arc<Account>) -> ProxyHost {
+        ProxyHost { account: Some(account), ..self }
     }
 
     /// The job's.

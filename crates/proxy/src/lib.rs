@@ -4,10 +4,12 @@
 //! [`kedge_device::Backend`], in order, on one thread that never waits for a device. What takes
 //! time answers later, through a [`kedge_device::Done`].
 
+mod account;
 mod away;
 pub mod backend;
 mod capture;
 mod changes;
+mod charge;
 mod client_memory;
 mod control;
 mod crossing;

@@ -104,7 +104,7 @@ impl Inlet {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 Some(_) => {}
-                None if arriving.fill() => {}
+                None if arriving.fill(&self.links) => {}
                 None => {
                     arriving.clear();
                     return Ok(0);
@@ -151,12 +151,13 @@ impl Arriving {
     }
 
     /// Reads what has come of the connection; `false` where it is cut.
-    fn fill(&mut self) -> bool {
+    fn fill(&mut self, links: &Links) -> bool {
         self.buffer.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         let Some(stream) = &self.stream else { return false };
         let Some(opener) = &mut self.opener else {
             let count = read(stream, &mut self.buffer[self.to..]);
+            links.brought(count);
             self.to += count;
             return count > 0;
         };
@@ -164,6 +165,7 @@ impl Arriving {
         self.opened.clear();
         while self.opened.is_empty() {
             let count = read(stream, &mut self.sealed);
+            links.brought(count);
             let opened = opener.open(&self.sealed[..count], &mut self.opened);
             if count == 0 || opened != Ok(true) && self.opened.is_empty() {
                 // What was changed on its way comes again, by another connection.

@@ -25,10 +25,10 @@ pub use drain::{Arrived, DrainSink, ImageLineError, receive_file};
 pub use files::{far_layers, named, serve_files};
 pub use frame::{FrameError, Frames, Sending, read_one, write_one};
 pub use inlet::{Connections, Inlet, Receiver};
-pub use link::{FIRST_IMAGE, Links, Sender, Which};
+pub use link::{FIRST_IMAGE, Links, Meter, Sender, Which};
 pub use measure::{MeasureError, Measuring, be_measured};
 pub use messages::{
     Accepted, Answer, Aside, Ask, CHUNK, Capture, Drained, FILES, FileBytes, HandedOver, Handover,
     ImageAsk, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, RUNS, ReadFile,
-    Refused, SessionKey, Start, StoredFile, ToFar, ToNear, VERSION, put_message,
+    Refused, SessionKey, Start, StoredFile, Terms, ToFar, ToNear, VERSION, put_message,
 };

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,10 +67,17 @@ impl Which {
     }
 }
 
+/// Is told what crosses links.
+pub trait Meter: fmt::Debug + Send + Sync {
+    fn received(&self, bytes: usize);
+    fn sent(&self, bytes: usize);
+}
+
 /// Both links of a session, for all who send.
 #[derive(Debug)]
 pub struct Links {
     links: [Link; 2],
+    meter: Option<Arc<dyn Meter>>,
 }
 
 #[derive(Debug, Default)]
@@ -173,7 +181,15 @@ impl Links {
     /// # Errors
     /// A thread cannot be started.
     pub fn start() -> io::Result<Arc<Links>> {
-        let links = Arc::new(Links { links: Default::default() });
+        Links::metered(None)
+    }
+
+    /// The same, with a meter of what their sockets take and bring.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn metered(meter: Option<Arc<dyn Meter>>) -> io::Result<Arc<Links>> {
+        let links = Arc::new(Links { links: Default::default(), meter });
         for which in Which::BOTH {
             let links = links.clone();
             let send = move || links.send_rest(which);
@@ -190,6 +206,11 @@ impl Links {
         };
         thread::Builder::new().name("beat".into()).stack_size(128 << 10).spawn(beat)?;
         Ok(links)
+    }
+
+    /// Returns the meter that they have.
+    pub fn meter(&self) -> Option<Arc<dyn Meter>> {
+        self.meter.clone()
     }
 
     /// Gives the room of links back through which nothing has gone since the last time.
@@ -299,7 +320,10 @@ impl Links {
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match send(&*stream, &out.packet[out.written..], flags) {
-                Ok(count) => out.written += count,
+                Ok(count) => {
+                    out.written += count;
+                    self.meter.iter().for_each(|meter| meter.sent(count));
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     out.waits_for_socket = true;
@@ -374,6 +398,11 @@ impl Links {
             }
             proper
         })
+    }
+
+    /// Counts what a socket has brought.
+    pub(crate) fn brought(&self, bytes: usize) {
+        self.meter.iter().for_each(|meter| meter.received(bytes));
     }
 
     /// Counts bytes that have arrived, and tells the other end now and then.

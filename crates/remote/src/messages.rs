@@ -51,9 +51,9 @@ wire! {
         End = 3 { session: SessionKey },
         /// One that measures the line → `Result<Measured, Refused>`, then what [`Measure`] says.
         Measure = 4 {},
-        /// A job's questions to NVML, of those devices, as above → `Result<Offer, Refused>`, then by
-        /// a proxy that does nothing else a `Result<Welcome, Refusal>`, which tells of no devices;
-        /// then each `management::Question` has its `management::Answer`.
+        /// A job's questions to NVML, of those devices, as above → `Result<Offer, Refused>`, then
+        /// by a proxy that does nothing else a `Result<Welcome, Refusal>`, which tells of no
+        /// devices; then each `management::Question` has its `management::Answer`.
         Management = 5 { devices: List<u32, 16> },
     }
 
@@ -83,6 +83,12 @@ wire! {
         /// The session is over.
         End = 3 { why: Text<LINE> },
     }
+
+    /// From the server to a session's proxy, first: which slot it has of its tenant's account,
+    /// whose memory comes with this, and how much device memory all sessions of the tenant may
+    /// have.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Terms { pub slot: u32, pub memory: Option<u64> }
 
     /// A connection that goes on with a link.
     #[derive(Debug, Clone, Copy, PartialEq)]

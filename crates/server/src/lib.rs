@@ -5,10 +5,14 @@
 //! says after that frame, its proxy alone reads.
 #![forbid(unsafe_code)]
 
+mod figures;
 mod measure;
 mod openings;
 mod owner;
 mod sessions;
+mod tenants;
+
+pub use figures::{Figures, TenantFigures, Watch};
 
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, HandshakeError, KeyError, Keys};
@@ -24,6 +28,7 @@ use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -45,6 +50,8 @@ pub struct ServeSpec {
     pub listen: SocketAddr,
     /// Devices of this machine.
     pub gpu: GpuSpec,
+    /// How many they are, as far as is known.
+    pub devices: usize,
     pub soft_memory: Option<u64>,
     /// Of the user whose devices are lent, where other machines can connect.
     pub keys: Option<Keys>,
@@ -76,6 +83,8 @@ struct Lender {
     spec: ServeSpec,
     sessions: Sessions,
     openings: Openings,
+    /// Connections that were refused before it was known whose they are.
+    strangers: AtomicU64,
     say: fn(&str),
 }
 
@@ -100,8 +109,8 @@ impl Server {
         }
         let listener =
             TcpListener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
-        let (sessions, openings) = Default::default();
-        let lender = Arc::new(Lender { spec, sessions, openings, say });
+        let (sessions, openings, strangers) = Default::default();
+        let lender = Arc::new(Lender { spec, sessions, openings, strangers, say });
         if !is_here(address) {
             let watched = Arc::downgrade(&lender);
             let watch = move || {
@@ -123,6 +132,11 @@ impl Server {
     /// The kernel does not tell.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// Returns what tells of this server.
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.lender.clone())
     }
 
     /// Returns what can end this server.
@@ -264,7 +278,10 @@ impl Lender {
 
     /// Reads what a connection is for, and hands it over.
     fn open(self: &Arc<Lender>, stream: TcpStream) -> Result<(), String> {
-        let Some((who, mut stream)) = self.admit(stream)? else { return Ok(()) };
+        let admitted = self.admit(stream).inspect_err(|_| {
+            self.strangers.fetch_add(1, Ordering::Relaxed);
+        })?;
+        let Some((who, mut stream)) = admitted else { return Ok(()) };
         stream.read_until(Instant::now() + OPENING_LIMIT);
         let opening: Opening = match read_one(&mut stream, MAX_FIRST) {
             Ok(opening) => opening,
@@ -281,7 +298,7 @@ impl Lender {
                 "it is of another version of kedge (session {version}, messages {protocol}; here \
                  {VERSION} and {PROTOCOL_VERSION}): install the same on both machines"
             );
-            return self.refuse(&mut stream, why);
+            return self.refuse(who.as_ref(), &mut stream, why);
         }
         match purpose {
             Purpose::Join { session, hand } => {
@@ -289,7 +306,7 @@ impl Lender {
                     Some(proxy) => hand_over(&proxy, HandedOver::Link { hand }, stream),
                     None => {
                         let why = "it has no such session: the devices' memory is lost";
-                        self.refuse(&mut stream, why.into())
+                        self.refuse(who.as_ref(), &mut stream, why.into())
                     }
                 }
             }
@@ -297,7 +314,7 @@ impl Lender {
             Purpose::End { session } => match self.sessions.end(&session, who.as_ref()) {
                 Ok(()) => write_one(&mut stream, &Ok::<_, Refused>(Offer {}))
                     .map_err(|error| error.to_string()),
-                Err(why) => self.refuse(&mut stream, why),
+                Err(why) => self.refuse(who.as_ref(), &mut stream, why),
             },
             Purpose::Session { session, attempt, devices } => {
                 self.begin(Kind::Devices, (session, attempt), &devices, who, stream)
@@ -309,7 +326,13 @@ impl Lender {
         }
     }
 
-    fn refuse(&self, stream: &mut Connection, why: String) -> Result<(), String> {
+    fn refuse(
+        &self,
+        who: Option<&Client>,
+        stream: &mut Connection,
+        why: String,
+    ) -> Result<(), String> {
+        self.sessions.refused(who);
         let refused = Refused { why: Text::truncated(why.clone()) };
         // Who has gone need not be told. What a success would hold does not matter.
         let _ = write_one(stream, &Err::<Offer, _>(refused));
@@ -326,22 +349,23 @@ impl Lender {
         who: Option<Client>,
         mut stream: Connection,
     ) -> Result<(), String> {
-        let gpu = match chosen(&self.spec.gpu, devices) {
-            Ok(gpu) => gpu,
-            Err(why) => return self.refuse(&mut stream, why),
+        let chosen = match Chosen::of(&self.spec, devices) {
+            Ok(chosen) => chosen,
+            Err(why) => return self.refuse(who.as_ref(), &mut stream, why),
         };
         let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
-        let beginning = Beginning { kind, key, attempt, gpu: &gpu };
-        let begun = match self.sessions.begin(&self.spec, beginning, who, stream.stream()) {
+        let beginning = Beginning { kind, key, attempt, chosen: &chosen };
+        let begun = self.sessions.begin(&self.spec, beginning, who.clone(), stream.stream());
+        let begun = match begun {
             Ok(begun) => begun,
-            Err(why) => return self.refuse(&mut stream, why),
+            Err(why) => return self.refuse(who.as_ref(), &mut stream, why),
         };
-        let (name, Begun { proxy, channel }) = (kind.name(), begun);
+        let (name, gpu, Begun { proxy, channel, place }) = (kind.name(), chosen.gpu, begun);
         let begins = format!("{name} of {from} on {gpu} begins, proxy {}", proxy.id());
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer {}));
         // Without it the proxy ends.
-        let handed = sessions::tell_secrets(&channel, stream);
+        let handed = sessions::tell_terms(&channel, place, stream);
         let lender = self.clone();
         let wait = move || {
             let ended = lender.sessions.wait(&key, proxy);
@@ -370,32 +394,43 @@ fn linger(mut stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Those of the server's devices that a session asks for, by number; all if it names none.
-fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
-    let missing = |count: usize| {
-        let last = count.saturating_sub(1);
-        move |number: &u32| format!("there is no device {number}: it has 0 to {last}")
-    };
-    match gpu {
-        _ if devices.is_empty() => Ok(gpu.clone()),
-        GpuSpec::Soft { devices: all, apart } => {
-            let unknown = devices.iter().find(|number| *number >= all);
-            unknown.map(missing(*all as usize)).map_or(Ok(()), Err)?;
-            Ok(GpuSpec::Soft { devices: devices.len() as u32, apart: *apart })
+/// Those of the server's devices that a session gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) gpu: GpuSpec,
+    /// By the server's numbers.
+    pub(crate) numbers: Vec<u32>,
+}
+
+impl Chosen {
+    /// Returns those that a session asks for, by number; all if it names none.
+    fn of(spec: &ServeSpec, devices: &[u32]) -> Result<Chosen, String> {
+        let (gpu, numbers) = (spec.gpu.clone(), devices.to_vec());
+        if devices.is_empty() {
+            return Ok(Chosen { gpu, numbers: (0..).take(spec.devices).collect() });
         }
-        // All of the machine's: the driver knows how many.
-        GpuSpec::Local { ordinals } if ordinals.is_empty() => {
-            Ok(GpuSpec::Local { ordinals: devices.to_vec() })
+        // Where all of the machine's are lent, the driver knows better than the server.
+        let known = !matches!(&gpu, GpuSpec::Local { ordinals } if ordinals.is_empty());
+        let missing = devices.iter().find(|number| **number as usize >= spec.devices);
+        if let Some(number) = missing.filter(|_| known) {
+            let last = spec.devices.saturating_sub(1);
+            return Err(format!("there is no device {number}: it has 0 to {last}"));
         }
-        GpuSpec::Local { ordinals } => {
-            let find = |number: &u32| {
-                let found = ordinals.get(*number as usize).copied();
-                found.ok_or_else(|| missing(ordinals.len())(number))
-            };
-            let ordinals = devices.iter().map(find).collect::<Result<_, _>>()?;
-            Ok(GpuSpec::Local { ordinals })
-        }
-        GpuSpec::Remote { .. } | GpuSpec::Several(_) => Err("it has no devices of its own".into()),
+        let gpu = match gpu {
+            GpuSpec::Soft { apart, .. } => GpuSpec::Soft { devices: devices.len() as u32, apart },
+            // All of the machine's: the driver counts as the server does.
+            GpuSpec::Local { ordinals } if ordinals.is_empty() => {
+                GpuSpec::Local { ordinals: devices.to_vec() }
+            }
+            GpuSpec::Local { ordinals } => {
+                let of = |number: &u32| ordinals.get(*number as usize).copied();
+                GpuSpec::Local { ordinals: devices.iter().filter_map(of).collect() }
+            }
+            GpuSpec::Remote { .. } | GpuSpec::Several(_) => {
+                return Err("it has no devices of its own".into());
+            }
+        };
+        Ok(Chosen { gpu, numbers })
     }
 }
 
@@ -403,39 +438,44 @@ fn chosen(gpu: &GpuSpec, devices: &[u32]) -> Result<GpuSpec, String> {
 mod tests {
     use super::*;
 
+    fn spec(listen: &str, gpu: &str, devices: usize) -> ServeSpec {
+        ServeSpec {
+            listen: listen.parse().unwrap(),
+            gpu: gpu.parse().unwrap(),
+            devices,
+            soft_memory: None,
+            keys: Some(Keys::at("/nonexistent".into())),
+            proxy: "/bin/false".into(),
+        }
+    }
+
     #[test]
     fn a_session_gets_the_devices_that_it_names() {
-        let chosen = |gpu: &str, devices: &[u32]| {
-            let gpu = gpu.parse().unwrap();
-            chosen(&gpu, devices).map(|gpu| gpu.to_string()).ok()
-        };
-        for (gpu, devices, expected) in [
-            ("soft:4", &[][..], Some("soft:4")),
-            ("soft:4", &[3, 1], Some("soft:2")),
-            ("soft:4", &[4], None),
-            ("local", &[2], Some("local:2")),
-            ("local:5,7", &[1], Some("local:7")),
-            ("local:5,7", &[2], None),
+        for (gpu, count, devices, expected) in [
+            ("soft:4", 4, &[][..], Some(("soft:4", &[0, 1, 2, 3][..]))),
+            ("soft:4", 4, &[3, 1], Some(("soft:2", &[3, 1]))),
+            ("soft:4", 4, &[4], None),
+            ("local", 3, &[2], Some(("local:2", &[2]))),
+            ("local", 3, &[3], Some(("local:3", &[3]))),
+            ("local", 3, &[], Some(("local", &[0, 1, 2]))),
+            ("local:5,7", 2, &[1], Some(("local:7", &[1]))),
+            ("local:5,7", 2, &[2], None),
         ] {
-            assert_eq!(chosen(gpu, devices).as_deref(), expected, "{gpu} {devices:?}");
+            let chosen = Chosen::of(&spec("127.0.0.1:0", gpu, count), devices).ok();
+            let chosen = chosen.map(|it| (it.gpu.to_string(), it.numbers));
+            let expected = expected.map(|(gpu, numbers)| (gpu.to_owned(), numbers.to_vec()));
+            assert_eq!(chosen, expected, "{gpu} {devices:?}");
         }
     }
 
     #[test]
     fn what_others_reach_takes_keys() {
-        let spec = |listen: &str, gpu: &str| ServeSpec {
-            listen: listen.parse().unwrap(),
-            gpu: gpu.parse().unwrap(),
-            soft_memory: None,
-            keys: Some(Keys::at("/nonexistent".into())),
-            proxy: "/bin/false".into(),
-        };
-        let open = Server::bind(spec("0.0.0.0:0", "soft"), |_| ());
+        let open = Server::bind(spec("0.0.0.0:0", "soft", 1), |_| ());
         assert!(matches!(open, Err(ServeError::Keys { source: KeyError::NoIdentity, .. })));
-        let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1"), |_| ());
+        let elsewhere = Server::bind(spec("127.0.0.1:0", "other:1", 1), |_| ());
         assert!(matches!(elsewhere, Err(ServeError::NotHere(_))));
-        let server = Server::bind(spec("127.0.0.1:0", "soft"), |_| ()).unwrap();
-        let taken = Server::bind(spec(&server.address().unwrap().to_string(), "soft"), |_| ());
+        let server = Server::bind(spec("127.0.0.1:0", "soft", 1), |_| ()).unwrap();
+        let taken = Server::bind(spec(&server.address().unwrap().to_string(), "soft", 1), |_| ());
         assert!(matches!(taken, Err(ServeError::Listen { .. })));
     }
 }

@@ -21,7 +21,11 @@ impl Lender {
     ) -> Result<(), String> {
         if COUNT.fetch_add(1, Ordering::SeqCst) >= MOST {
             COUNT.fetch_sub(1, Ordering::SeqCst);
-            return self.refuse(connection, format!("{MOST} connections measure its line already"));
+            return self.refuse(
+                who,
+                connection,
+                format!("{MOST} connections measure its line already"),
+            );
         }
         let processors = || self.sessions.processes(who).into_iter().map(nanoseconds).sum();
         let measured = be_measured(connection, processors);

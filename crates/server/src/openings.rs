@@ -54,6 +54,11 @@ impl Openings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns how many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.locked().count
+    }
+
     /// Counts a connection until the value is dropped.
     ///
     /// # Errors
@@ -134,7 +139,7 @@ mod tests {
         for _ in 2..MAX_OPENING {
             kept.push(openings.add(&stream, hostile).unwrap());
         }
-        let count = || openings.locked().count;
+        let count = || openings.count();
         assert_eq!(count(), MAX_OPENING);
         assert!(is_open(&mut oldest) && is_open(&mut first) && is_open(&mut next));
         kept.push(openings.add(&stream, other).unwrap());

@@ -1,15 +1,17 @@
 //! The sessions of a server, and the proxies that serve them.
 
-use crate::ServeSpec;
+use crate::tenants::{Place, Tenants};
+use crate::{Chosen, ServeSpec};
 use kedge_control::gpu::GpuSpec;
 use kedge_keys::{Connection, Fingerprint, Name, Secrets};
-use kedge_remote::{HandedOver, SessionKey};
+use kedge_remote::{HandedOver, SessionKey, Terms};
 use kedge_socket::Channel;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,10 +46,11 @@ impl fmt::Display for Client {
 pub(crate) struct Sessions(Mutex<Open>);
 
 #[derive(Debug, Default)]
-struct Open {
-    by_key: HashMap<SessionKey, Session>,
+pub(crate) struct Open {
+    pub(crate) by_key: HashMap<SessionKey, Session>,
+    pub(crate) tenants: Tenants,
     /// No session begins any more; nothing does.
-    ending: bool,
+    pub(crate) ending: bool,
     over: bool,
 }
 
@@ -96,12 +99,16 @@ pub(crate) struct Beginning<'a> {
     pub(crate) kind: Kind,
     pub(crate) key: SessionKey,
     pub(crate) attempt: u32,
-    pub(crate) gpu: &'a GpuSpec,
+    pub(crate) chosen: &'a Chosen,
 }
 
 #[derive(Debug)]
-struct Session {
-    kind: Kind,
+pub(crate) struct Session {
+    pub(crate) kind: Kind,
+    /// Its slot in its tenant's account, if it is a client's.
+    place: Option<Place>,
+    /// Those that it is on, by the server's numbers.
+    pub(crate) devices: Vec<u32>,
     /// Whose it is; nobody's where it comes from this machine.
     who: Option<Client>,
     /// Its proxy's process, as what signals it, and its number.
@@ -119,10 +126,11 @@ struct Session {
 pub(crate) struct Begun {
     pub(crate) proxy: Child,
     pub(crate) channel: Arc<Channel>,
+    pub(crate) place: Option<Place>,
 }
 
 impl Sessions {
-    fn locked(&self) -> MutexGuard<'_, Open> {
+    pub(crate) fn locked(&self) -> MutexGuard<'_, Open> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +139,7 @@ impl Sessions {
     pub(crate) fn begin(
         &self,
         spec: &ServeSpec,
-        Beginning { kind, key, attempt, gpu }: Beginning<'_>,
+        Beginning { kind, key, attempt, chosen }: Beginning<'_>,
         who: Option<Client>,
         line: &TcpStream,
     ) -> Result<Begun, String> {
@@ -146,30 +154,29 @@ impl Sessions {
         let failed = |error: std::io::Error| format!("it cannot start a proxy: {error}");
         let line: OwnedFd = line.as_fd().try_clone_to_owned().map_err(failed)?;
         let (channel, far) = Channel::pair().map_err(failed)?;
-        let mut command = Command::new(&spec.proxy);
-        command.args(["--far", "--gpu", &gpu.to_string()]);
-        if kind == Kind::Management {
-            command.arg("--management");
-        }
-        if let Some(bytes) = spec.soft_memory {
-            command.args(["--soft-memory", &bytes.to_string()]);
-        }
-        // Near ends choose among the server's devices.
-        command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
-        // Ctrl-C is the server's, which lets its sessions go on for a while.
-        command.process_group(0);
-        let mut proxy = command.spawn().map_err(failed)?;
-        let process = pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty());
-        let process = process.map_err(|error| {
-            // What could not be ended later is not begun. It is a child that nobody waits for yet.
-            let _ = proxy.kill().and_then(|()| proxy.wait());
-            failed(error.into())
+        let name = who.as_ref().map(|who| &who.name);
+        let place = match kind {
+            Kind::Devices => Some(open.tenants.enter(name).map_err(failed)?),
+            Kind::Management => None,
+        };
+        let started = start_proxy(spec, kind, &chosen.gpu, line, far);
+        let (proxy, process) = started.map_err(|error| {
+            place.iter().for_each(|place| open.tenants.leave(name, place));
+            failed(error)
         })?;
         let channel = Arc::new(channel);
         let (pid, own) = (proxy.id(), channel.clone());
-        let session = Session { kind, who, process, attempt, ended: None, channel: own, pid };
+        let (devices, ended) = (chosen.numbers.clone(), None);
+        let kept = place.clone();
+        let session =
+            Session { kind, place: kept, devices, who, process, attempt, ended, channel: own, pid };
         open.by_key.insert(key, session);
-        Ok(Begun { proxy, channel })
+        Ok(Begun { proxy, channel, place })
+    }
+
+    /// Counts something that was refused.
+    pub(crate) fn refused(&self, who: Option<&Client>) {
+        self.locked().tenants.refused(who.map(|who| &who.name));
     }
 
     /// Returns the way to a session's proxy, if it is theirs who ask.
@@ -281,7 +288,14 @@ impl Sessions {
     /// Waits for a session's proxy: how it ended.
     pub(crate) fn wait(&self, key: &SessionKey, mut proxy: Child) -> String {
         let ended = proxy.wait();
-        let session = self.locked().by_key.remove(key);
+        let mut open = self.locked();
+        let session = open.by_key.remove(key);
+        if let Some(session) = &session
+            && let Some(place) = &session.place
+        {
+            open.tenants.leave(session.name(), place);
+        }
+        drop(open);
         if let Some(why) = session.and_then(|session| session.ended) {
             return why.into();
         }
@@ -293,7 +307,43 @@ impl Sessions {
     }
 }
 
+/// Starts a proxy with its line and its end of a channel: with what signals it.
+fn start_proxy(
+    spec: &ServeSpec,
+    kind: Kind,
+    gpu: &GpuSpec,
+    line: OwnedFd,
+    far: OwnedFd,
+) -> io::Result<(Child, OwnedFd)> {
+    let mut command = Command::new(&spec.proxy);
+    command.args(["--far", "--gpu", &gpu.to_string()]);
+    if kind == Kind::Management {
+        command.arg("--management");
+    }
+    if let Some(bytes) = spec.soft_memory {
+        command.args(["--soft-memory", &bytes.to_string()]);
+    }
+    // Near ends choose among the server's devices.
+    command.env_remove("CUDA_VISIBLE_DEVICES").stdin(line).stdout(Stdio::from(far));
+    // Ctrl-C is the server's, which lets its sessions go on for a while.
+    command.process_group(0);
+    let mut proxy = command.spawn()?;
+    match pidfd_open(Pid::from_child(&proxy), PidfdFlags::empty()) {
+        Ok(process) => Ok((proxy, process)),
+        Err(error) => {
+            // What could not be ended later is not begun. It is a child that nobody waits for yet.
+            let _ = proxy.kill().and_then(|()| proxy.wait());
+            Err(error.into())
+        }
+    }
+}
+
 impl Session {
+    /// Whose it is.
+    pub(crate) fn name(&self) -> Option<&Name> {
+        self.who.as_ref().map(|who| &who.name)
+    }
+
     fn end(&mut self, why: &'static str) {
         if self.ended.is_none() {
             self.ended = Some(why);
@@ -303,10 +353,18 @@ impl Session {
     }
 }
 
-/// Has a session's proxy go on with its line, of which it has the stream.
-pub(crate) fn tell_secrets(channel: &Channel, line: Connection) -> Result<(), String> {
-    let (_, secrets) = line.into_secrets().map_err(|error| error.to_string())?;
-    channel.send(&secrets, &[], LIMIT).map_err(|error| error.to_string())
+/// Has a session's proxy go on with its line, of which it has the stream, and its account.
+pub(crate) fn tell_terms(
+    channel: &Channel,
+    place: Option<Place>,
+    line: Connection,
+) -> Result<(), String> {
+    let said = |error: &dyn fmt::Display| error.to_string();
+    let (_, secrets) = line.into_secrets().map_err(|error| said(&error))?;
+    let file = place.as_ref().map(Place::file).transpose().map_err(|error| said(&error))?;
+    let terms = place.map(|place| Terms { slot: place.slot, memory: None });
+    let fds: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
+    channel.send(&(terms, secrets), &fds, LIMIT).map_err(|error| said(&error))
 }
 
 /// Hands a connection to the proxy of its session, which answers.
@@ -367,6 +425,7 @@ mod tests {
         let spec = ServeSpec {
             listen: "127.0.0.1:0".parse().unwrap(),
             gpu: "soft".parse().unwrap(),
+            devices: 1,
             soft_memory: None,
             keys: None,
             proxy: place.proxy(),
@@ -376,10 +435,11 @@ mod tests {
         let (alice, later, bob) =
             (place.client("alice"), place.client("alice"), place.client("bob"));
         let sessions = Arc::<Sessions>::default();
+        let chosen = Chosen { gpu: spec.gpu.clone(), numbers: vec![0] };
         assert!(!sessions.any_from_afar());
         let (ends, ended) = mpsc::channel();
         let begin = |key: SessionKey, attempt, who: Option<&Client>| {
-            let it = Beginning { kind: Kind::Devices, key, attempt, gpu: &spec.gpu };
+            let it = Beginning { kind: Kind::Devices, key, attempt, chosen: &chosen };
             let begun = sessions.begin(&spec, it, who.cloned(), &line).unwrap();
             let (all, ends) = (sessions.clone(), ends.clone());
             thread::spawn(move || ends.send((key, all.wait(&key, begun.proxy))));
@@ -398,7 +458,7 @@ mod tests {
         let limit = Duration::from_secs(20);
         // A later attempt takes the place of the one before; an earlier one, and another's, do not.
         let refused = |attempt, who: Option<&Client>| {
-            let it = Beginning { kind: Kind::Devices, key: here, attempt, gpu: &spec.gpu };
+            let it = Beginning { kind: Kind::Devices, key: here, attempt, chosen: &chosen };
             sessions.begin(&spec, it, who.cloned(), &line).is_err()
         };
         assert!(refused(1, None) && refused(2, Some(&bob)));

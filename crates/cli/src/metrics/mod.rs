@@ -1,13 +1,11 @@
 //! `kedge metrics`: the user's jobs as figures for Prometheus.
 
 mod figures;
-mod listen;
 
-use crate::Failure;
-use crate::output;
+use crate::http::{self, Page};
 use crate::time::Time;
+use crate::{Failure, output};
 use clap::Args;
-use figures::Figures;
 use kedge_supervisor::jobs::Jobs;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -49,9 +47,11 @@ pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
         return Err(Failure::of_usage("--every: give 1s or more"));
     }
     let jobs = Jobs::open()?;
-    let text = || Figures::of(&jobs).map(|figures| figures.render());
+    let text = || figures::of(&jobs).map(|figures| figures.render());
     if let Some(address) = args.listen {
-        return listen::serve(address, &text);
+        let listener = http::listen(address)?;
+        output::print(&format!("http://{}/metrics\n", listener.local_addr()?))?;
+        http::serve(&listener, &|path| (path == "/metrics").then(|| text().map(Page::Figures)));
     }
     let Some(file) = &args.textfile else {
         return Ok(output::print(&text()?)?);

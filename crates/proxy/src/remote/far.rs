@@ -7,6 +7,7 @@ use super::outlet::{self, Line, LineOutlet};
 use super::restore::arenas;
 use super::staged::{FarMemory, Staged};
 use super::{Touches, shared_in, shares, touches};
+use crate::account::Account;
 use crate::backend;
 use crate::dispatch::Dispatcher;
 use crate::executor::Executor;
@@ -27,8 +28,8 @@ use kedge_image::Layers;
 use kedge_keys::{Connection, RecordError, Secrets};
 use kedge_protocol::{Message, Refusal, Welcome};
 use kedge_remote::{
-    Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, ToFar,
-    ToNear, read_one, write_one,
+    Answer, Aside, Ask, FrameError, Frames, Links, MAX_MANAGEMENT, Receiver, Sender, Start, Terms,
+    ToFar, ToNear, read_one, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_transport::{ConnectError, Incoming, ReplyTo};
@@ -79,11 +80,13 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     end_on_panic();
     super::keep_freed_memory();
     // Of a connection from another machine, where the server has shaken hands.
-    let (secrets, _) = control.receive::<Option<Secrets>>(LIMIT)?;
+    let ((terms, secrets), fds) = control.receive::<(Option<Terms>, Option<Secrets>)>(LIMIT)?;
     let mut first = Connection::new(line, secrets)?;
     if options.management {
         return answer_management(first, options);
     }
+    let (terms, file) = terms.zip(fds.first()).ok_or(FarError::Nonsense("no account"))?;
+    let account = Arc::new(Account::map(file, &terms)?);
     first.stream().set_read_timeout(Some(LIMIT))?;
     let start: Start = read_one(&mut first, MAX_START)?;
     first.stream().set_read_timeout(None)?;
@@ -96,7 +99,7 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let options = &*options;
     let arena = kedge_transport::create_shared_arena()?;
     kedge_transport::map_shared_arena(arena.as_fd())?;
-    let links = Links::start()?;
+    let links = Links::metered(Some(account.clone()))?;
     let own_arena = arena.try_clone()?;
     // The server has set a limit for the first words.
     first.stream().set_write_timeout(None)?;
@@ -105,7 +108,8 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
     let told = line.clone();
     let log = Arc::new(JobLog::told(move |text| outlet::log(&told, text)));
     let memory = FarMemory::new(line.clone(), staged.clone());
-    let host = Arc::new(ProxyHost::new(LineOutlet(line.clone()), memory, log, None));
+    let host = ProxyHost::new(LineOutlet(line.clone()), memory, log, None);
+    let host = Arc::new(host.with_account(account.clone()));
     let built = match backend::build(&options.backend, &start.choice, host.clone(), None) {
         Ok(built) => built,
         Err(error) => {
@@ -115,7 +119,8 @@ pub fn serve(line: TcpStream, control: Channel, options: &Options) -> Result<(),
             return Err(FarError::NoDevice(error.to_string()));
         }
     };
-    let devices = List::new(built.devices()).unwrap_or_default();
+    let devices = account.devices(built.devices());
+    let devices = List::new(devices).unwrap_or_default();
     let driver_version = built.driver_version();
     let welcome = Welcome { driver_version, client_memory: true, devices };
     write_one(&mut first, &Ok::<_, Refusal>(welcome))?;

@@ -2,8 +2,8 @@
 
 use kedge_keys::{Connection, Secrets};
 use kedge_remote::{
-    Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Receiver, Refused,
-    ToNear, Which, write_one,
+    Accepted, Connections, FIRST_IMAGE, HandedOver, Handover, Inlet, Links, Meter, Receiver,
+    Refused, ToNear, Which, write_one,
 };
 use kedge_socket::{Channel, SocketError};
 use kedge_wire::Text;
@@ -59,6 +59,8 @@ struct Hearing<I, T> {
     patience: Duration,
     image: I,
     tell: T,
+    /// Of all links.
+    meter: Option<Arc<dyn Meter>>,
 }
 
 /// The receiving ends of both links, whose connections a thread hears the server for.
@@ -75,18 +77,19 @@ pub(super) struct Received {
 /// The thread cannot be started.
 pub(super) fn hear(
     control: Channel,
-    links: &Arc<Links>,
+    links_of: &Arc<Links>,
     reconnect_ms: u32,
     begin: impl FnOnce(Received) -> io::Result<Receiver<Handed>>,
     image: impl Fn(ImageLink) + Send + 'static,
     tell: impl Fn(&ToNear) + Send + 'static,
 ) -> io::Result<Receiver<Handed>> {
     let patience = Duration::from_millis(reconnect_ms.into()).min(LONGEST) + LONGER;
-    let (line, to_line) = link(links, Which::Line, patience);
-    let (aside, to_aside) = link(links, Which::Aside, patience);
+    let (line, to_line) = link(links_of, Which::Line, patience);
+    let (aside, to_aside) = link(links_of, Which::Aside, patience);
     let line = begin(Received { line, aside })?;
     let links = [to_line, to_aside];
-    let mut hearing = Hearing { links, images: HashMap::new(), patience, image, tell };
+    let meter = links_of.meter();
+    let mut hearing = Hearing { links, images: HashMap::new(), patience, image, tell, meter };
     let hear = move || hearing.hear_all(&control);
     thread::Builder::new().name("handed".into()).stack_size(128 << 10).spawn(hear)?;
     Ok(line)
@@ -155,7 +158,7 @@ impl<I: Fn(ImageLink), T: Fn(&ToNear)> Hearing<I, T> {
         // A connection that comes late is not taken for a link's first.
         let oldest = hand.link.max(newest).saturating_sub(KNOWN);
         self.images.retain(|number, _| *number >= oldest);
-        let links = Links::start()?;
+        let links = Links::metered(self.meter.clone())?;
         let (reading, mut joins) = link(&links, Which::Line, self.patience);
         joins.take(hand, connection)?;
         self.images.insert(hand.link, (links.clone(), joins));

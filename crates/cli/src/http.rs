@@ -1,6 +1,6 @@
 //! A small HTTP server: one question a connection, some connections at a time.
 
-use crate::{Failure, output};
+use crate::Failure;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -15,22 +15,34 @@ const AT_ONCE: usize = 16;
 /// Before a try after one that failed, such as for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers `GET /metrics` with what `text` gives, until the process ends.
+/// What a page has.
+pub(crate) enum Page {
+    /// Figures for Prometheus.
+    Figures(String),
+    Text(String),
+    /// What is asked about is not well, and why.
+    Unwell(String),
+}
+
+/// Gives the page at a path, if there is one.
+pub(crate) type Pages<'a> = &'a (dyn Fn(&str) -> Option<Result<Page, Failure>> + Sync);
+
+/// Listens at `address`.
 ///
 /// # Errors
-/// Where nothing can listen at `address`.
-pub(super) fn serve(
-    address: SocketAddr,
-    text: &(dyn Fn() -> Result<String, Failure> + Sync),
-) -> Result<(), Failure> {
-    let listener = TcpListener::bind(address).map_err(|error| {
+/// Nothing can.
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).map_err(|error| {
         Failure::new(format!("cannot listen on {address}: {error}; choose another port"))
-    })?;
-    output::print(&format!("http://{}/metrics\n", listener.local_addr()?))?;
+    })
+}
+
+/// Answers `GET` of each of the `pages`, until the process ends.
+pub(crate) fn serve(listener: &TcpListener, pages: Pages<'_>) -> ! {
     let answers = || loop {
         match listener.accept() {
             // Whoever goes away meanwhile needs no answer.
-            Ok((stream, _)) => drop(answer(stream, text)),
+            Ok((stream, _)) => drop(answer(stream, pages)),
             Err(_) => thread::sleep(PAUSE),
         }
     };
@@ -43,21 +55,24 @@ pub(super) fn serve(
     })
 }
 
-fn answer(
-    mut stream: TcpStream,
-    text: &(dyn Fn() -> Result<String, Failure> + Sync),
-) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, pages: Pages<'_>) -> std::io::Result<()> {
     let head = question(&mut stream)?;
     let mut words = head.split([' ', '\r', '\n']);
     let (status, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => match text() {
-            Ok(text) => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text),
-            Err(error) => ("500 Internal Server Error", PLAIN, format!("{}\n", error.message())),
-        },
         (Some("GET"), Some("/")) => {
             ("200 OK", PLAIN, "kedge: the figures are at /metrics\n".into())
         }
-        (Some("GET"), _) => ("404 Not Found", PLAIN, "the figures are at /metrics\n".into()),
+        (Some("GET"), Some(path)) => match pages(path) {
+            Some(Ok(Page::Figures(text))) => {
+                ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text)
+            }
+            Some(Ok(Page::Text(text))) => ("200 OK", PLAIN, text),
+            Some(Ok(Page::Unwell(why))) => ("503 Service Unavailable", PLAIN, why),
+            Some(Err(error)) => {
+                ("500 Internal Server Error", PLAIN, format!("{}\n", error.message()))
+            }
+            None => ("404 Not Found", PLAIN, "the figures are at /metrics\n".into()),
+        },
         _ => ("405 Method Not Allowed", PLAIN, "GET /metrics is all there is\n".into()),
     };
     let length = body.len();

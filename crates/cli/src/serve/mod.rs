@@ -1,5 +1,7 @@
 //! `kedge serve`.
 
+mod figures;
+
 use crate::Failure;
 use crate::gpu;
 use crate::size::Size;
@@ -31,6 +33,7 @@ Examples:
   kedge serve                               this machine's GPUs, or a software device
   kedge serve --gpu local:0,1               two of them
   kedge serve --gpu soft:4 --listen 127.0.0.1:9000
+  kedge serve --metrics 127.0.0.1:9718      answer http://127.0.0.1:9718/metrics and /healthz
   kedge serve --grace 10m                   sessions may go on for so long when it is told to end";
 
 /// Lend this machine's devices to programs on others
@@ -51,6 +54,10 @@ pub(crate) struct ServeArgs {
     /// Where to listen; with port 0, on a free port, which is told
     #[arg(long, value_name = "ADDRESS:PORT", default_value_t = default_address())]
     listen: SocketAddr,
+    /// Tell who has what at this address: /metrics for Prometheus, and /healthz. Whoever reaches it
+    /// may ask; with port 0, on a free port, which is told
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// How long sessions may go on when the server is told to end (SIGTERM, Ctrl-C): they are told
     /// in their jobs' logs, and no new one begins. Told again, it ends at once
     #[arg(long, value_name = "TIME", default_value = "30s")]
@@ -69,14 +76,30 @@ fn say(line: &str) {
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let soft_memory = args.soft_memory.map(|size| size.0);
     let gpu = gpu::resolve(args.gpu.as_ref(), soft_memory.map(|_| "--soft-memory"))?.spec;
+    let devices = count(&gpu);
     let (listen, proxy) = (args.listen, Parts::find()?.proxy);
     let keys = if listen.ip().is_loopback() { None } else { Some(Keys::of_user()?) };
-    let spec = ServeSpec { listen, gpu: gpu.clone(), soft_memory, keys, proxy };
+    let spec = ServeSpec { listen, gpu: gpu.clone(), devices, soft_memory, keys, proxy };
     let server = Server::bind(spec, say).map_err(|error| Failure::new(error.to_string()))?;
     let address = server.address().map_err(|error| Failure::new(error.to_string()))?;
+    if let Some(address) = args.metrics {
+        figures::tell(address, server.watch())?;
+    }
     end_when_told(server.ender(), args.grace.0)?;
     say(&format!("{gpu} is lent at {address}"));
     server.serve()
+}
+
+/// Returns how many devices are lent, as far as can be told.
+fn count(gpu: &GpuSpec) -> usize {
+    match gpu {
+        GpuSpec::Soft { devices, .. } => *devices as usize,
+        GpuSpec::Local { ordinals } if ordinals.is_empty() => {
+            gpu::look().map_or(0, |machine| machine.gpus)
+        }
+        GpuSpec::Local { ordinals } => ordinals.len(),
+        GpuSpec::Remote { .. } | GpuSpec::Several(_) => 0,
+    }
 }
 
 /// Has this process end when it is told to, once its sessions have. Signals that it was started to

@@ -1,0 +1,147 @@
+//! What one tenant of a server has of it: memory that the server shares with the proxies of the
+//! tenant's sessions, a slot of counters for each.
+//!
+//! A proxy alone writes its slot, the server clears it when the proxy has ended. Whoever has the
+//! memory can write what it likes there; what is read of it is never an address or a length.
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{pread, pwrite};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Sessions of a tenant, at most.
+pub const SLOTS: u32 = 256;
+/// Words of 64 bits in a slot: a cache line.
+pub const WORDS: usize = 8;
+/// Bytes of it all.
+pub const BYTES: usize = SLOTS as usize * SLOT;
+const SLOT: usize = WORDS * 8;
+
+/// Which word of a slot has what, in bytes: device memory, what the session has received and sent.
+pub const MEMORY: usize = 0;
+pub const RECEIVED: usize = 1;
+pub const SENT: usize = 2;
+
+/// What a slot says, or several together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes of device memory that are had.
+    pub memory: u64,
+    /// Bytes that have come from near ends, and gone there.
+    pub received: u64,
+    pub sent: u64,
+}
+
+impl Counts {
+    /// Adds others.
+    #[must_use]
+    pub fn and(self, other: Counts) -> Counts {
+        Counts {
+            memory: self.memory.saturating_add(other.memory),
+            received: self.received.saturating_add(other.received),
+            sent: self.sent.saturating_add(other.sent),
+        }
+    }
+}
+
+/// The seals that a file has whose length stays.
+fn seals() -> SealFlags {
+    SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
+}
+
+/// Checks that a file is an account: of this length for ever.
+///
+/// # Errors
+/// It is none, or the kernel does not tell.
+pub fn check(file: BorrowedFd<'_>) -> io::Result<()> {
+    let sealed = rustix::fs::fcntl_get_seals(file)?.contains(seals());
+    if !sealed || rustix::fs::fstat(file)?.st_size != BYTES as i64 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no account of a tenant"));
+    }
+    Ok(())
+}
+
+/// An account, as its server has it.
+#[derive(Debug)]
+pub struct Account(OwnedFd);
+
+impl Account {
+    /// Makes one in which nothing is had.
+    ///
+    /// # Errors
+    /// There is no memory or no descriptor.
+    pub fn new() -> io::Result<Account> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("kedge-account", flags)?;
+        rustix::fs::ftruncate(&file, BYTES as u64)?;
+        rustix::fs::fcntl_add_seals(&file, seals())?;
+        Ok(Account(file))
+    }
+
+    /// Returns the memory, for a proxy.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Returns what a slot says; nothing where there is no such slot.
+    pub fn counts(&self, slot: u32) -> Counts {
+        let mut bytes = [0; SLOT];
+        if slot >= SLOTS || pread(&self.0, &mut bytes, at(slot)).is_err() {
+            return Counts::default();
+        }
+        let words = bytes.as_chunks::<8>().0;
+        let word = |number: usize| u64::from_ne_bytes(words[number]);
+        Counts { memory: word(MEMORY), received: word(RECEIVED), sent: word(SENT) }
+    }
+
+    /// Has a slot say nothing, and returns what it said. Its proxy has ended.
+    pub fn clear(&self, slot: u32) -> Counts {
+        let counts = self.counts(slot);
+        if slot < SLOTS {
+            // The file's length is sealed, and its pages have been written before.
+            let _ = pwrite(&self.0, &[0; SLOT], at(slot));
+        }
+        counts
+    }
+}
+
+/// Where a slot begins.
+fn at(slot: u32) -> u64 {
+    u64::from(slot) * SLOT as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_read_and_cleared_and_no_other() {
+        let account = Account::new().unwrap();
+        check(account.file()).unwrap();
+        for (slot, word, value) in [(1, MEMORY, 5_u64), (1, SENT, 7), (2, RECEIVED, 9)] {
+            let at = at(slot) + word as u64 * 8;
+            pwrite(account.file(), &value.to_ne_bytes(), at).unwrap();
+        }
+        let first = Counts { memory: 5, received: 0, sent: 7 };
+        assert_eq!(account.counts(1), first);
+        assert_eq!(account.counts(2).and(first), Counts { memory: 5, received: 9, sent: 7 });
+        assert_eq!((account.clear(1), account.counts(1)), (first, Counts::default()));
+        assert_eq!(account.counts(2).received, 9);
+        assert_eq!((account.counts(SLOTS), account.clear(SLOTS)), Default::default());
+    }
+
+    #[test]
+    fn what_could_be_made_shorter_is_no_account() {
+        let made = |bytes: usize, seal: bool| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = rustix::fs::memfd_create("other", flags).unwrap();
+            rustix::fs::ftruncate(&file, bytes as u64).unwrap();
+            if seal {
+                rustix::fs::fcntl_add_seals(&file, seals()).unwrap();
+            }
+            check(file.as_fd()).is_ok()
+        };
+        assert!(made(BYTES, true));
+        assert!(!made(BYTES, false) && !made(BYTES - 1, true) && !made(0, true));
+    }
+}

@@ -1,0 +1,202 @@
+//! A session's slot in its tenant's account ([`kedge_control::account`]), mapped: what this proxy
+//! has of the devices, and how much its tenant may have.
+
+use kedge_control::account::{self, BYTES, MEMORY, RECEIVED, SENT, SLOTS, WORDS};
+use kedge_protocol::DeviceInfo;
+use kedge_remote::{Meter, Terms};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const MIB: u64 = 1 << 20;
+
+/// The account, and this session's slot of it.
+#[derive(Debug)]
+pub(crate) struct Account {
+    words: NonNull<[AtomicU64; BYTES / 8]>,
+    slot: usize,
+    /// Bytes of device memory that all sessions of the tenant may have.
+    limit: Option<u64>,
+    /// Whether a refusal has been said: programs try again and again.
+    said: AtomicBool,
+}
+
+// SAFETY: the mapping is this value's own until it is dropped, and only atomics are in it.
+unsafe impl Send for Account {}
+// SAFETY: as above.
+unsafe impl Sync for Account {}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nobody else has a reference into it.
+        let _ = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), BYTES) };
+    }
+}
+
+impl Account {
+    /// Maps what the server has sent.
+    ///
+    /// # Errors
+    /// It is no account, or there is no such slot.
+    pub(crate) fn map(file: &OwnedFd, terms: &Terms) -> io::Result<Account> {
+        account::check(file.as_fd())?;
+        if terms.slot >= SLOTS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no such slot of an account"));
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file whose length is
+        // sealed.
+        let words = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, file, 0)?
+        };
+        let words = NonNull::new(words.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Account {
+            words,
+            slot: terms.slot as usize,
+            limit: terms.memory,
+            said: AtomicBool::new(false),
+        })
+    }
+
+    fn words(&self) -> &[AtomicU64; BYTES / 8] {
+        // SAFETY: mapped until this is dropped, aligned to a page, and as long as the seals say;
+        // whatever bits are there make integers.
+        unsafe { self.words.as_ref() }
+    }
+
+    fn own(&self, word: usize) -> &AtomicU64 {
+        &self.words()[self.slot * WORDS + word]
+    }
+
+    /// What all sessions of the tenant have.
+    fn all(&self) -> u64 {
+        let slots = self.words().chunks_exact(WORDS);
+        let had = slots.map(|slot| slot[MEMORY].load(Ordering::SeqCst));
+        had.fold(0, u64::saturating_add)
+    }
+
+    /// Returns devices as the client is told of them: none has more than its tenant may have.
+    pub(crate) fn devices(&self, mut devices: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
+        if let Some(limit) = self.limit {
+            devices.iter_mut().for_each(|it| it.total_memory = it.total_memory.min(limit));
+        }
+        devices
+    }
+
+    /// Bytes that the tenant may have more.
+    pub(crate) fn left(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.all()))
+    }
+
+    /// Counts device memory that is about to be taken, unless that is more than the tenant may
+    /// have. Of two sessions that ask at once, both may be refused, and never one too few: each
+    /// adds its own before it looks at the other's.
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let Some(limit) = self.limit else { return true };
+        let had = self.own(MEMORY).load(Ordering::SeqCst);
+        let Some(would) = had.checked_add(bytes) else { return false };
+        self.own(MEMORY).store(would, Ordering::SeqCst);
+        if self.all() <= limit {
+            return true;
+        }
+        self.own(MEMORY).store(had, Ordering::SeqCst);
+        false
+    }
+
+    /// Returns words for the first refusal.
+    pub(crate) fn refusal(&self, bytes: u64) -> Option<String> {
+        let limit = self.limit.filter(|_| !self.said.swap(true, Ordering::Relaxed))?;
+        let left = self.left().unwrap_or(0);
+        Some(format!(
+            "out of memory: {} MiB of device memory are wanted, and the server lets your key have \
+             {} MiB in all its sessions, of which {} MiB are left",
+            bytes.div_ceil(MIB),
+            limit / MIB,
+            left / MIB
+        ))
+    }
+
+    /// Says what this session has; whether all of the tenant's have no more than they may.
+    pub(crate) fn has(&self, bytes: u64) -> bool {
+        self.own(MEMORY).store(bytes, Ordering::SeqCst);
+        self.limit.is_none_or(|limit| self.all() <= limit)
+    }
+}
+
+impl Meter for Account {
+    fn received(&self, bytes: usize) {
+        self.own(RECEIVED).fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn sent(&self, bytes: usize) {
+        self.own(SENT).fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn mapped(server: &account::Account, slot: u32, memory: Option<u64>) -> Account {
+        Account::map(&server.file().try_clone_to_owned().unwrap(), &Terms { slot, memory }).unwrap()
+    }
+
+    #[test]
+    fn a_tenant_s_sessions_share_its_limit() {
+        let server = account::Account::new().unwrap();
+        let [first, second] = [0, 255].map(|slot| mapped(&server, slot, Some(100)));
+        assert!(first.reserve(60) && !second.reserve(41) && second.reserve(40));
+        assert!(!first.reserve(1) && !first.reserve(u64::MAX));
+        assert_eq!((server.counts(0).memory, server.counts(255).memory), (60, 40));
+        assert_eq!(first.left(), Some(0));
+        assert!(first.has(10) && second.left() == Some(50) && second.reserve(50));
+        // Its proxy has ended.
+        server.clear(255);
+        assert!(first.reserve(90) && !first.has(101));
+        let free = mapped(&server, 1, None);
+        assert!(free.reserve(u64::MAX) && free.left().is_none());
+        let file = server.file().try_clone_to_owned().unwrap();
+        assert!(Account::map(&file, &Terms { slot: SLOTS, memory: None }).is_err());
+    }
+
+    #[test]
+    fn sessions_that_ask_at_once_never_have_too_much() {
+        let server = account::Account::new().unwrap();
+        let have = AtomicU64::new(0);
+        let asks = |slot| {
+            let (account, have) = (mapped(&server, slot, Some(10)), &have);
+            move || {
+                let mut got = 0;
+                while got < 2000 {
+                    if account.reserve(6) {
+                        got += 1;
+                        assert_eq!(have.fetch_add(1, Ordering::SeqCst), 0, "two have 6 of 10");
+                        have.fetch_sub(1, Ordering::SeqCst);
+                        account.has(0);
+                        thread::yield_now();
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for slot in [0, 1] {
+                scope.spawn(asks(slot));
+            }
+        });
+        assert_eq!([0, 1].map(|slot| server.counts(slot).memory), [0, 0]);
+    }
+
+    #[test]
+    fn what_crosses_is_counted() {
+        let server = account::Account::new().unwrap();
+        let account = mapped(&server, 3, None);
+        account.received(5);
+        account.received(6);
+        account.sent(7);
+        let counts = server.counts(3);
+        assert_eq!((counts.received, counts.sent), (11, 7));
+    }
+}
