@@ -134,11 +134,11 @@ fn hostile_questions_harm_nobody() {
         job.next();
     }
     let steps = begin.elapsed();
-    assert!(steps < Duration::from_secs(5), "{steps:?} for five steps of 20 ms");
+    assert!(steps < Duration::from_secs(20), "{steps:?} for five steps of 20 ms");
     let second = Steps::start(&world, &server.address, "second");
     assert!(server.figures()[&format!("kedge_server_sessions{HERE}")] == 2.0);
     // Four rounds of sixteen that are waited for.
-    assert!(begin.elapsed() < Duration::from_secs(30), "{:?} {}", begin.elapsed(), silent.len());
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?} {}", begin.elapsed(), silent.len());
     drop(second);
 }
 
