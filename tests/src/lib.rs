@@ -12,6 +12,7 @@ mod hosts;
 mod interrupted;
 pub mod job;
 mod moved;
+pub mod network;
 pub mod place;
 pub mod random;
 pub mod relay;

@@ -2,9 +2,10 @@
 
 use crate::Failure;
 use crate::output::{self, BAD, DIM, GOOD, PLAIN, Table};
+use crate::size::Size;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
-use kedge_keys::{Certificate, Keys, Name, Standing, date};
+use kedge_keys::{Certificate, Keys, Limits, MOST_DEVICES, Name, Standing, date};
 use serde::Serialize;
 use std::fmt::Display;
 use std::fs::File;
@@ -33,6 +34,7 @@ Examples:
   here$    kedge keys show | ssh gpuhost kedge keys add alice -
   here$    ssh gpuhost kedge keys show | kedge keys add gpuhost -
   gpuhost$ kedge keys list                                who may connect, and until when
+  gpuhost$ kedge keys limit alice --gpus 2 --memory 8G    what she may have of it
   gpuhost$ kedge keys revoke alice                        from the next connection on she may not";
 
 /// Make, pin and revoke keys of connections between machines
@@ -54,11 +56,12 @@ enum What {
     List {
         /// Print a JSON list of objects: name (null for one's own), state (own, pinned or revoked),
         /// subject (what the certificate says, unchecked), fingerprint (SHA-256), valid_from and
-        /// valid_until (seconds since 1970), expired
+        /// valid_until (seconds since 1970), expired, limits (null where there are none)
         #[arg(long)]
         json: bool,
     },
     Add(AddArgs),
+    Limit(LimitArgs),
     /// Refuse a pinned certificate from now on
     ///
     /// Connections that are open go on. The certificate can never be pinned again; its owner makes
@@ -105,6 +108,37 @@ struct AddArgs {
     file: PathBuf,
 }
 
+/// Say how much of what is lent here a key may have
+///
+/// What is not named stays as it is, and without options it is told. Limits are the name's: another
+/// key that is pinned under it has them, too. They count for sessions that begin from now on; those
+/// that are open go on. Whoever asks for more is refused, and hears why; for more device memory, he
+/// gets CUDA_ERROR_OUT_OF_MEMORY.
+#[derive(Debug, Args)]
+struct LimitArgs {
+    /// The name under which it is pinned
+    #[arg(value_name = "NAME")]
+    name: Name,
+    /// Different devices at a time, of all its sessions together
+    #[arg(long, value_name = "N")]
+    gpus: Option<u32>,
+    /// Which of the server's devices, as it counts them
+    #[arg(long, value_name = "I,J…", value_delimiter = ',')]
+    devices: Option<Vec<u32>>,
+    /// Device memory of all its sessions together, such as 8G
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// Sessions at a time: a job has one for each of its processes that uses devices
+    #[arg(long, value_name = "N")]
+    sessions: Option<u32>,
+    /// Jobs at a time, as near ends tell them apart
+    #[arg(long, value_name = "N")]
+    jobs: Option<u32>,
+    /// Take all limits away, but for those that are given
+    #[arg(long)]
+    none: bool,
+}
+
 pub(crate) fn run(args: &KeysArgs) -> Result<(), Failure> {
     let keys = Keys::of_user()?;
     match &args.what {
@@ -115,6 +149,7 @@ pub(crate) fn run(args: &KeysArgs) -> Result<(), Failure> {
             let certificate = keys.add(name, &text(file)?)?;
             told(&format!("{name} is pinned"), &certificate)
         }
+        What::Limit(args) => limit(&keys, args),
         What::Revoke { name } => {
             let certificate = keys.revoke(name)?;
             told(&format!("{name} is refused from the next connection on"), &certificate)
@@ -126,6 +161,42 @@ fn new(keys: &Keys, args: &NewArgs) -> Result<(), Failure> {
     let label = args.name.as_ref().map_or_else(user_and_host, Name::to_string);
     let lasts = Duration::from_secs(u64::from(args.days) * 24 * 3600);
     told("a new key", &keys.make(&label, lasts, args.replace)?)
+}
+
+fn limit(keys: &Keys, args: &LimitArgs) -> Result<(), Failure> {
+    let LimitArgs { name, gpus, devices, memory, sessions, jobs, none } = args;
+    if devices.as_ref().is_some_and(|devices| devices.len() > MOST_DEVICES) {
+        return Err(Failure::of_usage(format!("--devices: {MOST_DEVICES} at most")));
+    }
+    // One that cannot be read is written anew as a whole.
+    let before = if *none { Limits::default() } else { keys.limits(name)? };
+    let limits = Limits {
+        gpus: gpus.or(before.gpus),
+        devices: devices.clone().or_else(|| before.devices.clone()),
+        memory: memory.map(|size| size.0).or(before.memory),
+        sessions: sessions.or(before.sessions),
+        jobs: jobs.or(before.jobs),
+    };
+    if *none || limits != before {
+        keys.limit(name, &limits)?;
+    }
+    Ok(output::print(&format!("{name} may have {}\n", words(&limits)))?)
+}
+
+/// Returns limits in words.
+fn words(limits: &Limits) -> String {
+    let Limits { gpus, devices, memory, sessions, jobs } = limits;
+    let list =
+        |devices: &Vec<u32>| devices.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let all = [
+        gpus.map(|it| format!("gpus {it}")),
+        devices.as_ref().map(|it| format!("devices {}", list(it))),
+        memory.map(|it| format!("memory {}", Size(it))),
+        sessions.map(|it| format!("sessions {it}")),
+        jobs.map(|it| format!("jobs {it}")),
+    ];
+    let all: Vec<String> = all.into_iter().flatten().collect();
+    if all.is_empty() { "whatever there is".to_owned() } else { all.join(", ") }
 }
 
 fn told(what: &str, certificate: &Certificate) -> Result<(), Failure> {
@@ -171,6 +242,7 @@ struct Row {
     valid_from: u64,
     valid_until: u64,
     expired: bool,
+    limits: Option<String>,
 }
 
 impl Row {
@@ -188,17 +260,26 @@ impl Row {
             valid_from: certificate.valid_from(),
             valid_until: certificate.valid_until(),
             expired: certificate.has_expired(now),
+            limits: None,
         }
     }
 }
 
 fn list(keys: &Keys, json: bool) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let rows: Vec<Row> = keys.list()?.into_iter().map(|key| Row::new(key, now)).collect();
+    let with_limits = |key: (Standing, Certificate)| {
+        let limits = match &key.0 {
+            Standing::Pinned(name) => Some(keys.limits(name)?).filter(|it| !it.is_empty()),
+            Standing::Own | Standing::Revoked(_) => None,
+        };
+        Ok(Row { limits: limits.as_ref().map(words), ..Row::new(key, now) })
+    };
+    let rows = keys.list()?.into_iter().map(with_limits).collect::<Result<Vec<Row>, Failure>>()?;
     if json {
         return Ok(output::json(&rows)?);
     }
-    let mut table = Table::new(&["NAME", "STATE", "VALID UNTIL", "SUBJECT", "FINGERPRINT"], &[]);
+    let mut table =
+        Table::new(&["NAME", "STATE", "VALID UNTIL", "MAY HAVE", "SUBJECT", "FINGERPRINT"], &[]);
     for row in rows {
         let (state, style) = match (row.state, row.expired) {
             ("revoked", _) => (row.state.to_owned(), DIM),
@@ -209,6 +290,7 @@ fn list(keys: &Keys, json: bool) -> Result<(), Failure> {
             (PLAIN, row.name.unwrap_or_else(|| "-".to_owned())),
             (style, state),
             (PLAIN, date(row.valid_until)),
+            (PLAIN, row.limits.unwrap_or_else(|| "-".to_owned())),
             (PLAIN, output::harmless(&row.subject)),
             (PLAIN, row.fingerprint),
         ]);

@@ -16,6 +16,11 @@ pub enum KeyError {
     NotPrivate { path: PathBuf, why: &'static str },
     #[error("{path} is damaged: {why}; remove it, and make or add the key again")]
     Damaged { path: PathBuf, why: String },
+    #[error(
+        "{path} is damaged: {why}; {name} gets no devices until `kedge keys limit {name}` has \
+         written it anew"
+    )]
+    BadLimits { path: PathBuf, name: Name, why: String },
     #[error("{path} has more than {max} files: remove those that you do not know")]
     TooMany { path: PathBuf, max: usize },
     #[error("you have no key as yet: `kedge keys new` makes one")]

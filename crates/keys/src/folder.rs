@@ -143,14 +143,22 @@ impl Folder {
         self.sync()
     }
 
-    fn remove(&self, name: &str) -> Result<(), KeyError> {
+    /// Removes a file, if there is one.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), KeyError> {
         match unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(failed(&self.path_of(name))(error)),
         }
     }
 
-    fn sync(&self) -> Result<(), KeyError> {
+    /// Has the disk know its names.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn sync(&self) -> Result<(), KeyError> {
         fsync(&self.fd).map_err(failed(&self.path))
     }
 }

@@ -15,6 +15,7 @@ mod handshake;
 #[cfg(test)]
 mod handshake_tests;
 mod identity;
+mod limits;
 mod name;
 mod pins;
 mod records;
@@ -31,6 +32,7 @@ pub use connection::Connection;
 pub use error::KeyError;
 pub use handshake::{HandshakeError, accept, connect};
 pub use identity::Identity;
+pub use limits::{BadLimits, Limits, MOST_DEVICES};
 pub use name::{BadName, Name};
 pub use pins::{Pins, Refusal};
 pub use records::{Opener, RecordError, Sealer, Told};

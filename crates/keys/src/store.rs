@@ -4,6 +4,7 @@ use crate::certificate::{Certificate, date};
 use crate::error::KeyError;
 use crate::folder::Folder;
 use crate::identity::Identity;
+use crate::limits::{BadLimits, Limits};
 use crate::{Name, Pins};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,6 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const OWN: &str = "own.pem";
 const PINNED: &str = ".pinned";
 const REVOKED: &str = ".revoked";
+/// The limits of a name.
+const LIMITS: &str = ".limits";
 /// Clocks of two machines may differ by so much, in seconds.
 const SKEW: u64 = 24 * 3600;
 
@@ -152,6 +155,40 @@ impl Keys {
         folder.rename(&file, &format!("{name}.{word}{REVOKED}"))?;
         Ok(certificate)
     }
+
+    /// Returns how much a name may have of what is lent here.
+    ///
+    /// # Errors
+    /// Its file is damaged, or open to others.
+    pub fn limits(&self, name: &Name) -> Result<Limits, KeyError> {
+        let Some(folder) = Folder::open(&self.path)? else { return Ok(Limits::default()) };
+        let file = format!("{name}{LIMITS}");
+        let Some(text) = folder.read(&file)? else { return Ok(Limits::default()) };
+        let text = std::str::from_utf8(&text).unwrap_or("no text");
+        text.parse().map_err(|bad: BadLimits| KeyError::BadLimits {
+            path: folder.path_of(&file),
+            name: name.clone(),
+            why: bad.to_string(),
+        })
+    }
+
+    /// Says how much a pinned name may have: what another key of the name may have as well.
+    ///
+    /// # Errors
+    /// None of the name is pinned, or it cannot be written.
+    pub fn limit(&self, name: &Name, limits: &Limits) -> Result<(), KeyError> {
+        let missing = || KeyError::Missing(name.clone());
+        let folder = Folder::open(&self.path)?.ok_or_else(missing)?;
+        if !folder.names()?.contains(&format!("{name}{PINNED}")) {
+            return Err(missing());
+        }
+        let file = format!("{name}{LIMITS}");
+        match limits.is_empty() {
+            true => folder.remove(&file)?,
+            false => folder.write(&file, limits.to_string().as_bytes(), true).map(drop)?,
+        }
+        folder.sync()
+    }
 }
 
 /// Returns whose key a file has by its name, if it is one of others.
@@ -180,6 +217,7 @@ mod tests {
     use super::*;
     use crate::testing::{DAY, Place, certificate, name};
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_key_is_made_once_and_replaced_when_told() {
@@ -251,6 +289,40 @@ mod tests {
         let on = add(expired.to_pem().unwrap().as_bytes()).to_string();
         assert!(on.contains("expired on 1970-01-12T"), "{on}");
         assert!(keys.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn limits_are_a_pinned_name_s_and_stay_with_it() {
+        let place = Place::new("limits");
+        let keys = place.keys();
+        let alice = name("alice");
+        let some = Limits { sessions: Some(3), ..Limits::default() };
+        assert!(keys.limits(&alice).unwrap().is_empty());
+        assert!(matches!(keys.limit(&alice, &some), Err(KeyError::Missing(_))));
+        let pem = || certificate("alice", now() - 10, now() + 1000).to_pem().unwrap();
+        keys.add(&alice, pem().as_bytes()).unwrap();
+        keys.limit(&alice, &some).unwrap();
+        assert_eq!(keys.limits(&alice).unwrap(), some);
+        let file = place.path.join("keys/alice.limits");
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        // Another key of the name is bound by them, too.
+        keys.revoke(&alice).unwrap();
+        assert_eq!(keys.limits(&alice).unwrap(), some);
+        keys.add(&alice, pem().as_bytes()).unwrap();
+        assert_eq!(keys.list().unwrap().len(), 2, "limits are no key");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(keys.limits(&alice), Err(KeyError::NotPrivate { .. })));
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &file).unwrap();
+        assert!(matches!(keys.limits(&alice), Err(KeyError::NotPrivate { .. })));
+        fs::remove_file(&file).unwrap();
+        keys.limit(&alice, &some).unwrap();
+        fs::write(&file, "sessions many\n").unwrap();
+        let said = keys.limits(&alice).unwrap_err().to_string();
+        assert!(said.contains("alice.limits is damaged: line 1"), "{said}");
+        keys.limit(&alice, &Limits::default()).unwrap();
+        assert!(!file.exists() && keys.limits(&alice).unwrap().is_empty());
     }
 
     #[test]

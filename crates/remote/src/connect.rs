@@ -4,8 +4,8 @@ use crate::frame::{FrameError, read_one, write_one};
 use crate::inlet::{Connections, Inlet};
 use crate::link::Which;
 use crate::messages::{
-    Accepted, Handover, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start, Started,
-    VERSION,
+    Accepted, Handover, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, Start,
+    Started, VERSION,
 };
 use kedge_keys::{BadName, Connection, HandshakeError, KeyError, Keys, Name, Pins, RecordError};
 use kedge_protocol::management::{Answer, Question};
@@ -70,6 +70,8 @@ pub struct Connected {
 /// What is wanted of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
+    /// The same for all of the job's processes.
+    pub job: JobKey,
     /// Those of the server's devices, by number; all if none are named.
     pub devices: &'a [u32],
     /// The client's program, for logs.
@@ -127,14 +129,14 @@ fn try_to_connect(
     attempt: u32,
     wanted: Wanted<'_>,
 ) -> Result<Connected, ConnectError> {
-    let Wanted { devices, program, choice, windows, reconnect, restore } = wanted;
+    let Wanted { job, devices, program, choice, windows, reconnect, restore } = wanted;
     let program = Text::truncated(program.to_owned());
     let reconnect_ms = u32::try_from(reconnect.as_millis()).unwrap_or(u32::MAX);
     let choice = choice.clone();
     let windows = List::new(windows.to_vec()).unwrap_or_default();
     let start = Start { program, choice, windows, reconnect_ms, restore };
     let devices = List::new(devices.to_vec()).unwrap_or_default();
-    let purpose = Purpose::Session { session, attempt, devices };
+    let purpose = Purpose::Session { session, attempt, job, devices };
     begin(server, purpose, Some(&start))
 }
 

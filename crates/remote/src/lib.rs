@@ -29,6 +29,6 @@ pub use link::{FIRST_IMAGE, Links, Meter, Sender, Which};
 pub use measure::{MeasureError, Measuring, be_measured};
 pub use messages::{
     Accepted, Answer, Aside, Ask, CHUNK, Capture, Drained, FILES, FileBytes, HandedOver, Handover,
-    ImageAsk, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, RUNS, ReadFile,
-    Refused, SessionKey, Start, StoredFile, Terms, ToFar, ToNear, VERSION, put_message,
+    ImageAsk, JobKey, LINE, MAGIC, Offer, Opening, PAGE, PATCHES, PagePatch, Purpose, RUNS,
+    ReadFile, Refused, SessionKey, Start, StoredFile, Terms, ToFar, ToNear, VERSION, put_message,
 };

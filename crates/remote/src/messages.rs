@@ -6,7 +6,7 @@ use kedge_wire::{Bytes, List, Text, Wire, Writer, wire};
 /// "kedgefar", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"kedgefar");
 /// Changes with every incompatible change of a message here.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Bytes of memory that travel in one frame.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a page of memory that both ends see.
@@ -26,6 +26,8 @@ const REPLY: usize = 64 << 20;
 
 /// What names a session to the server that has it.
 pub type SessionKey = [u8; 16];
+/// What tells a client's jobs apart.
+pub type JobKey = [u8; 16];
 
 wire! {
     /// The first frame of each connection.
@@ -42,8 +44,13 @@ wire! {
     pub enum Purpose {
         /// A new session on those of the server's devices, by number; none: on all →
         /// `Result<Offer, Refused>`. The near end has drawn its key; one that is there already of
-        /// an earlier attempt is ended first.
-        Session = 1 { session: SessionKey, attempt: u32, devices: List<u32, 16> },
+        /// an earlier attempt is ended first. `job` is one for all of a job's processes.
+        Session = 1 {
+            session: SessionKey,
+            attempt: u32,
+            job: JobKey,
+            devices: List<u32, 16>,
+        },
         /// A connection of a session's link, or of one for an image's bytes (what [`ImageAsk`]
         /// says) → `Result<Accepted, Refused>`, by its proxy.
         Join = 2 { session: SessionKey, hand: Handover },

@@ -5,25 +5,28 @@
 //! says after that frame, its proxy alone reads.
 #![forbid(unsafe_code)]
 
+mod chosen;
 mod figures;
 mod measure;
 mod openings;
 mod owner;
+mod refusal;
 mod sessions;
 mod tenants;
 
 pub use figures::{Figures, TenantFigures, Watch};
 
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, HandshakeError, KeyError, Keys};
+use kedge_keys::{Connection, HandshakeError, KeyError, Keys, Limits};
 use kedge_protocol::PROTOCOL_VERSION;
 use kedge_remote::{
-    FrameError, HandedOver, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
+    FrameError, HandedOver, JobKey, MAGIC, Offer, Opening, Purpose, Refused, SessionKey, VERSION,
     draw_session_key, is_here, read_one, tune, write_one,
 };
 use kedge_wire::Text;
 use openings::Openings;
-use sessions::{Beginning, Begun, Client, Kind, Sessions, hand_over};
+use refusal::Refusal;
+use sessions::{Asked, Begun, Client, Kind, Sessions, hand_over};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -314,16 +317,26 @@ impl Lender {
             Purpose::End { session } => match self.sessions.end(&session, who.as_ref()) {
                 Ok(()) => write_one(&mut stream, &Ok::<_, Refused>(Offer {}))
                     .map_err(|error| error.to_string()),
-                Err(why) => self.refuse(who.as_ref(), &mut stream, why),
+                Err(why) => self.refuse(who.as_ref(), &mut stream, why.to_string()),
             },
-            Purpose::Session { session, attempt, devices } => {
-                self.begin(Kind::Devices, (session, attempt), &devices, who, stream)
+            Purpose::Session { session, attempt, job, devices } => {
+                let asked = (Kind::Devices, session, attempt, job);
+                self.begin(asked, &devices, who, stream)
             }
             Purpose::Management { devices } => {
                 let key = draw_session_key().map_err(|error| error.to_string())?;
-                self.begin(Kind::Management, (key, 1), &devices, who, stream)
+                self.begin((Kind::Management, key, 1, JobKey::default()), &devices, who, stream)
             }
         }
+    }
+
+    /// Returns how much a client may have: read each time, so that what has been changed counts.
+    fn limits_of(&self, who: Option<&Client>) -> Result<Limits, Refusal> {
+        let (Some(keys), Some(who)) = (&self.spec.keys, who) else { return Ok(Limits::default()) };
+        keys.limits(&who.name).map_err(|error| {
+            (self.say)(&error.to_string());
+            Refusal::Limits(error)
+        })
     }
 
     fn refuse(
@@ -343,29 +356,27 @@ impl Lender {
     /// Gives a session its proxy, or one to a job's questions to NVML.
     fn begin(
         self: &Arc<Lender>,
-        kind: Kind,
-        (key, attempt): (SessionKey, u32),
+        (kind, key, attempt, job): (Kind, SessionKey, u32, JobKey),
         devices: &[u32],
         who: Option<Client>,
         mut stream: Connection,
     ) -> Result<(), String> {
-        let chosen = match Chosen::of(&self.spec, devices) {
-            Ok(chosen) => chosen,
-            Err(why) => return self.refuse(who.as_ref(), &mut stream, why),
-        };
         let from = stream.stream().peer_addr().map_or_else(|_| "?".into(), |from| from.to_string());
         let from = who.iter().fold(from, |from, who| format!("{who} ({from})"));
-        let beginning = Beginning { kind, key, attempt, chosen: &chosen };
-        let begun = self.sessions.begin(&self.spec, beginning, who.clone(), stream.stream());
-        let begun = match begun {
+        let begun = self.limits_of(who.as_ref()).and_then(|limits| {
+            let asked = Asked { kind, key, attempt, job, devices, limits: &limits };
+            let begun = self.sessions.begin(&self.spec, asked, who.clone(), stream.stream())?;
+            Ok((begun, limits.memory))
+        });
+        let (Begun { proxy, channel, place, gpu }, memory) = match begun {
             Ok(begun) => begun,
-            Err(why) => return self.refuse(who.as_ref(), &mut stream, why),
+            Err(why) => return self.refuse(who.as_ref(), &mut stream, why.to_string()),
         };
-        let (name, gpu, Begun { proxy, channel, place }) = (kind.name(), chosen.gpu, begun);
+        let (name, terms) = (kind.name(), place.map(|place| (place, memory)));
         let begins = format!("{name} of {from} on {gpu} begins, proxy {}", proxy.id());
         let offered = write_one(&mut stream, &Ok::<_, Refused>(Offer {}));
         // Without it the proxy ends.
-        let handed = sessions::tell_terms(&channel, place, stream);
+        let handed = sessions::tell_terms(&channel, terms, stream);
         let lender = self.clone();
         let wait = move || {
             let ended = lender.sessions.wait(&key, proxy);
@@ -394,46 +405,6 @@ fn linger(mut stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Those of the server's devices that a session gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    pub(crate) gpu: GpuSpec,
-    /// By the server's numbers.
-    pub(crate) numbers: Vec<u32>,
-}
-
-impl Chosen {
-    /// Returns those that a session asks for, by number; all if it names none.
-    fn of(spec: &ServeSpec, devices: &[u32]) -> Result<Chosen, String> {
-        let (gpu, numbers) = (spec.gpu.clone(), devices.to_vec());
-        if devices.is_empty() {
-            return Ok(Chosen { gpu, numbers: (0..).take(spec.devices).collect() });
-        }
-        // Where all of the machine's are lent, the driver knows better than the server.
-        let known = !matches!(&gpu, GpuSpec::Local { ordinals } if ordinals.is_empty());
-        let missing = devices.iter().find(|number| **number as usize >= spec.devices);
-        if let Some(number) = missing.filter(|_| known) {
-            let last = spec.devices.saturating_sub(1);
-            return Err(format!("there is no device {number}: it has 0 to {last}"));
-        }
-        let gpu = match gpu {
-            GpuSpec::Soft { apart, .. } => GpuSpec::Soft { devices: devices.len() as u32, apart },
-            // All of the machine's: the driver counts as the server does.
-            GpuSpec::Local { ordinals } if ordinals.is_empty() => {
-                GpuSpec::Local { ordinals: devices.to_vec() }
-            }
-            GpuSpec::Local { ordinals } => {
-                let of = |number: &u32| ordinals.get(*number as usize).copied();
-                GpuSpec::Local { ordinals: devices.iter().filter_map(of).collect() }
-            }
-            GpuSpec::Remote { .. } | GpuSpec::Several(_) => {
-                return Err("it has no devices of its own".into());
-            }
-        };
-        Ok(Chosen { gpu, numbers })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -446,25 +417,6 @@ mod tests {
             soft_memory: None,
             keys: Some(Keys::at("/nonexistent".into())),
             proxy: "/bin/false".into(),
-        }
-    }
-
-    #[test]
-    fn a_session_gets_the_devices_that_it_names() {
-        for (gpu, count, devices, expected) in [
-            ("soft:4", 4, &[][..], Some(("soft:4", &[0, 1, 2, 3][..]))),
-            ("soft:4", 4, &[3, 1], Some(("soft:2", &[3, 1]))),
-            ("soft:4", 4, &[4], None),
-            ("local", 3, &[2], Some(("local:2", &[2]))),
-            ("local", 3, &[3], Some(("local:3", &[3]))),
-            ("local", 3, &[], Some(("local", &[0, 1, 2]))),
-            ("local:5,7", 2, &[1], Some(("local:7", &[1]))),
-            ("local:5,7", 2, &[2], None),
-        ] {
-            let chosen = Chosen::of(&spec("127.0.0.1:0", gpu, count), devices).ok();
-            let chosen = chosen.map(|it| (it.gpu.to_string(), it.numbers));
-            let expected = expected.map(|(gpu, numbers)| (gpu.to_owned(), numbers.to_vec()));
-            assert_eq!(chosen, expected, "{gpu} {devices:?}");
         }
     }
 

@@ -1,13 +1,15 @@
 //! The sessions of a server, and the proxies that serve them.
 
+use crate::ServeSpec;
+use crate::chosen::Chosen;
+use crate::refusal::Refusal;
 use crate::tenants::{Place, Tenants};
-use crate::{Chosen, ServeSpec};
 use kedge_control::gpu::GpuSpec;
-use kedge_keys::{Connection, Fingerprint, Name, Secrets};
-use kedge_remote::{HandedOver, SessionKey, Terms};
+use kedge_keys::{Connection, Fingerprint, Limits, Name, Secrets};
+use kedge_remote::{HandedOver, JobKey, SessionKey, Terms};
 use kedge_socket::Channel;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
@@ -77,29 +79,56 @@ impl Open {
         self.by_key.values().filter(|session| session.kind == kind).count()
     }
 
-    /// Says why nothing of a kind begins for a client, if so.
-    fn refuses(&self, kind: Kind, who: Option<&Client>) -> Option<String> {
+    /// Checks that something may begin for a client.
+    fn check(&self, asked: &Asked<'_>, who: Option<&Client>) -> Result<(), Refusal> {
+        let kind = asked.kind;
         if self.over || self.ending && kind == Kind::Devices {
-            return Some("it is about to end, and begins no more sessions".into());
+            return Err(Refusal::Ending);
+        }
+        if self.by_key.contains_key(&asked.key) {
+            return Err(Refusal::Twice);
         }
         let most = if kind == Kind::Devices { MAX_SESSIONS } else { MAX_MANAGEMENT };
         if self.count(kind) >= most {
-            return Some(format!("it has {most} proxies of the kind already"));
+            return Err(Refusal::Full(most));
         }
-        let of_it = |session: &&Session| session.kind == kind && session.who.as_ref() == who;
-        let too_many = kind == Kind::Management
-            && self.by_key.values().filter(of_it).count() >= MAX_MANAGEMENT_OF_ONE;
-        too_many.then(|| format!("it answers NVML for {MAX_MANAGEMENT_OF_ONE} jobs of yours"))
+        let name = who.map(|who| &who.name);
+        let own = || self.by_key.values().filter(|it| it.kind == kind && it.name() == name);
+        if kind == Kind::Management {
+            let most = MAX_MANAGEMENT_OF_ONE;
+            return if own().count() < most { Ok(()) } else { Err(Refusal::Management(most)) };
+        }
+        let jobs: HashSet<JobKey> = own().map(|session| session.job).collect();
+        if let Some(most) = asked.limits.jobs
+            && !jobs.contains(&asked.job)
+            && jobs.len() >= most as usize
+        {
+            return Err(Refusal::Jobs { most });
+        }
+        match asked.limits.sessions {
+            Some(most) if own().count() >= most as usize => Err(Refusal::Sessions { most }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the devices that a tenant's sessions are on.
+    fn devices_of(&self, name: Option<&Name>) -> BTreeSet<u32> {
+        let own = self.by_key.values().filter(|it| it.kind == Kind::Devices && it.name() == name);
+        own.flat_map(|session| session.devices.iter().copied()).collect()
     }
 }
 
-/// What is to begin.
+/// What somebody asks for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Beginning<'a> {
+pub(crate) struct Asked<'a> {
     pub(crate) kind: Kind,
     pub(crate) key: SessionKey,
     pub(crate) attempt: u32,
-    pub(crate) chosen: &'a Chosen,
+    pub(crate) job: JobKey,
+    /// By the server's numbers; none: as many as there are.
+    pub(crate) devices: &'a [u32],
+    /// Of its key.
+    pub(crate) limits: &'a Limits,
 }
 
 #[derive(Debug)]
@@ -107,6 +136,8 @@ pub(crate) struct Session {
     pub(crate) kind: Kind,
     /// Its slot in its tenant's account, if it is a client's.
     place: Option<Place>,
+    /// As its near end tells it.
+    job: JobKey,
     /// Those that it is on, by the server's numbers.
     pub(crate) devices: Vec<u32>,
     /// Whose it is; nobody's where it comes from this machine.
@@ -127,6 +158,7 @@ pub(crate) struct Begun {
     pub(crate) proxy: Child,
     pub(crate) channel: Arc<Channel>,
     pub(crate) place: Option<Place>,
+    pub(crate) gpu: GpuSpec,
 }
 
 impl Sessions {
@@ -139,22 +171,19 @@ impl Sessions {
     pub(crate) fn begin(
         &self,
         spec: &ServeSpec,
-        Beginning { kind, key, attempt, chosen }: Beginning<'_>,
+        asked: Asked<'_>,
         who: Option<Client>,
         line: &TcpStream,
-    ) -> Result<Begun, String> {
+    ) -> Result<Begun, Refusal> {
+        let Asked { kind, key, attempt, job, devices, limits } = asked;
         self.end_before(&key, attempt, who.as_ref())?;
         let mut open = self.locked();
-        if let Some(why) = open.refuses(kind, who.as_ref()) {
-            return Err(why);
-        }
-        if open.by_key.contains_key(&key) {
-            return Err("its session is begun twice at once".into());
-        }
-        let failed = |error: std::io::Error| format!("it cannot start a proxy: {error}");
+        open.check(&asked, who.as_ref())?;
+        let name = who.as_ref().map(|who| &who.name);
+        let chosen = Chosen::of(spec, devices, limits, &open.devices_of(name))?;
+        let failed = Refusal::Start;
         let line: OwnedFd = line.as_fd().try_clone_to_owned().map_err(failed)?;
         let (channel, far) = Channel::pair().map_err(failed)?;
-        let name = who.as_ref().map(|who| &who.name);
         let place = match kind {
             Kind::Devices => Some(open.tenants.enter(name).map_err(failed)?),
             Kind::Management => None,
@@ -166,12 +195,22 @@ impl Sessions {
         })?;
         let channel = Arc::new(channel);
         let (pid, own) = (proxy.id(), channel.clone());
-        let (devices, ended) = (chosen.numbers.clone(), None);
+        let (devices, ended) = (chosen.numbers, None);
         let kept = place.clone();
-        let session =
-            Session { kind, place: kept, devices, who, process, attempt, ended, channel: own, pid };
+        let session = Session {
+            kind,
+            place: kept,
+            job,
+            devices,
+            who,
+            process,
+            attempt,
+            ended,
+            channel: own,
+            pid,
+        };
         open.by_key.insert(key, session);
-        Ok(Begun { proxy, channel, place })
+        Ok(Begun { proxy, channel, place, gpu: chosen.gpu })
     }
 
     /// Counts something that was refused.
@@ -211,7 +250,7 @@ impl Sessions {
 
     /// Ends a session whose near end is gone, if it is theirs who ask, and waits until its proxy
     /// has ended: none is as good.
-    pub(crate) fn end(&self, key: &SessionKey, who: Option<&Client>) -> Result<(), String> {
+    pub(crate) fn end(&self, key: &SessionKey, who: Option<&Client>) -> Result<(), Refusal> {
         self.end_before(key, u32::MAX, who)
     }
 
@@ -221,21 +260,21 @@ impl Sessions {
         key: &SessionKey,
         attempt: u32,
         who: Option<&Client>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let begin = Instant::now();
         loop {
             let mut open = self.locked();
             let Some(session) = open.by_key.get_mut(key) else { return Ok(()) };
             if session.who.as_ref() != who {
-                return Err("that session is another's".into());
+                return Err(Refusal::Another);
             }
             if session.attempt >= attempt {
-                return Err("a later attempt has begun that session".into());
+                return Err(Refusal::Later);
             }
             session.end("its near end is gone");
             drop(open);
             if begin.elapsed() > LIMIT {
-                return Err("the proxy of that session does not end".into());
+                return Err(Refusal::Stuck);
             }
             std::thread::sleep(ENDING);
         }
@@ -353,16 +392,18 @@ impl Session {
     }
 }
 
-/// Has a session's proxy go on with its line, of which it has the stream, and its account.
+/// Has a session's proxy go on with its line, of which it has the stream, with its slot of its
+/// tenant's account, and with how much device memory that may have.
 pub(crate) fn tell_terms(
     channel: &Channel,
-    place: Option<Place>,
+    terms: Option<(Place, Option<u64>)>,
     line: Connection,
 ) -> Result<(), String> {
     let said = |error: &dyn fmt::Display| error.to_string();
     let (_, secrets) = line.into_secrets().map_err(|error| said(&error))?;
-    let file = place.as_ref().map(Place::file).transpose().map_err(|error| said(&error))?;
-    let terms = place.map(|place| Terms { slot: place.slot, memory: None });
+    let file = terms.as_ref().map(|(place, _)| place.file()).transpose();
+    let file = file.map_err(|error| said(&error))?;
+    let terms = terms.map(|(place, memory)| Terms { slot: place.slot, memory });
     let fds: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
     channel.send(&(terms, secrets), &fds, LIMIT).map_err(|error| said(&error))
 }
@@ -387,6 +428,9 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::mpsc;
     use std::{fs, thread};
+
+    static NO_LIMITS: Limits =
+        Limits { gpus: None, devices: None, memory: None, sessions: None, jobs: None };
 
     /// A folder of the test's own, with keys and a proxy that does nothing.
     struct Place(PathBuf);
@@ -435,12 +479,18 @@ mod tests {
         let (alice, later, bob) =
             (place.client("alice"), place.client("alice"), place.client("bob"));
         let sessions = Arc::<Sessions>::default();
-        let chosen = Chosen { gpu: spec.gpu.clone(), numbers: vec![0] };
+        let asked = |key, attempt| Asked {
+            kind: Kind::Devices,
+            key,
+            attempt,
+            job: key,
+            devices: &[],
+            limits: &NO_LIMITS,
+        };
         assert!(!sessions.any_from_afar());
         let (ends, ended) = mpsc::channel();
         let begin = |key: SessionKey, attempt, who: Option<&Client>| {
-            let it = Beginning { kind: Kind::Devices, key, attempt, chosen: &chosen };
-            let begun = sessions.begin(&spec, it, who.cloned(), &line).unwrap();
+            let begun = sessions.begin(&spec, asked(key, attempt), who.cloned(), &line).unwrap();
             let (all, ends) = (sessions.clone(), ends.clone());
             thread::spawn(move || ends.send((key, all.wait(&key, begun.proxy))));
             key
@@ -458,8 +508,7 @@ mod tests {
         let limit = Duration::from_secs(20);
         // A later attempt takes the place of the one before; an earlier one, and another's, do not.
         let refused = |attempt, who: Option<&Client>| {
-            let it = Beginning { kind: Kind::Devices, key: here, attempt, chosen: &chosen };
-            sessions.begin(&spec, it, who.cloned(), &line).is_err()
+            sessions.begin(&spec, asked(here, attempt), who.cloned(), &line).is_err()
         };
         assert!(refused(1, None) && refused(2, Some(&bob)));
         assert!(sessions.end(&of_alice, None).is_err() && sessions.end(&[9; 16], None).is_ok());

@@ -7,10 +7,13 @@ use kedge_control::gpu::Server;
 use kedge_control::proxy::EXIT_LOST;
 use kedge_control::session::FarSession;
 use kedge_cuda_types::CuError;
+use kedge_kernel_cache::Digest;
 use kedge_protocol::{DeviceChoice, Hello, Welcome};
-use kedge_remote::{ConnectError, Wanted, draw_session_key};
+use kedge_remote::{ConnectError, JobKey, Wanted, draw_session_key};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::id as own_id;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,8 +69,9 @@ pub(crate) fn open_session(
     let Client { hello, choice, windows, host, shared, socket, reconnect, restore } = *client;
     let (server, log) = (server.to_string(), host.log.clone());
     let (program, restores) = (&*hello.program, restore.is_some());
-    let wanted = Wanted { devices, program, choice, windows, reconnect, restore: restores };
     let key = draw_session_key()?;
+    let job = host.folder().map_or(key, |folder| job_key(&folder));
+    let wanted = Wanted { job, devices, program, choice, windows, reconnect, restore: restores };
     // Without it only time ends a session whose proxy is killed.
     if let Some(folder) = host.folder()
         && let Err(error) = (FarSession { server: server.clone(), key }).note(
@@ -89,4 +93,23 @@ pub(crate) fn open_session(
     let resumes = Resumes { reconnect, done: restore.unwrap_or(0), restores };
     let session = Session::new((connected, key), server, host.clone(), of_client, resumes, over)?;
     Ok((session, welcome))
+}
+
+/// Returns what tells a job apart from others of its user, here and on other machines.
+fn job_key(folder: &Path) -> JobKey {
+    let mut whole = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    whole.extend_from_slice(folder.as_os_str().as_bytes());
+    Digest::of(&whole).bytes().first_chunk().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_s_processes_have_one_key_and_other_jobs_have_others() {
+        let [first, second] = ["/jobs/a", "/jobs/b"].map(|folder| job_key(Path::new(folder)));
+        assert_eq!(first, job_key(Path::new("/jobs/a")));
+        assert_ne!(first, second);
+    }
 }

@@ -1,0 +1,211 @@
+//! What a key may have of a server, and that others do not notice who is refused. It takes root,
+//! for a network.
+#![forbid(unsafe_code)]
+
+use kedge_tests::host;
+use kedge_tests::network::{ADDRESS, Network, until};
+use kedge_tests::server::Served;
+use kedge_tests::world::stderr;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Output, Stdio};
+
+/// A lender, whom alice and bob know.
+fn network(name: &str) -> Option<Network> {
+    let network = Network::acquainted(name)?;
+    network.text("bob", &["keys", "new"]);
+    network.pin("lender", "bob", "bob");
+    network.pin("bob", ADDRESS, "lender");
+    Some(network)
+}
+
+fn serve(network: &Network) -> Served {
+    let listen = format!("{ADDRESS}:0");
+    let options = ["serve", "--gpu", "soft:3", "--soft-memory", "256M", "--listen", &listen];
+    Served::started(network.kedge("lender", &options))
+}
+
+/// A job that takes all device memory that it gets, in pieces of so many MiB, and holds it.
+struct Holds {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Holds {
+    fn start(network: &Network, user: &str, gpu: &str, job: &str, piece: &str) -> Holds {
+        let program = host("gpu_quota.cu", "gpu_quota", &["-O1", "-arch=sm_80"]);
+        let program = program.display().to_string();
+        let run = ["run", "--gpu", gpu, "--job", job, "--", &program, piece];
+        let mut command = network.kedge(user, &run);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("kedge");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Holds { child, lines }
+    }
+
+    /// What it says: devices, and MiB in all, free at first, taken and left.
+    fn got(&mut self) -> [u64; 5] {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        let numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+        let numbers: Vec<u64> = numbers.collect();
+        numbers.try_into().unwrap_or_else(|_| panic!("it said: {line}"))
+    }
+
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().expect("a child").success());
+    }
+}
+
+impl Drop for Holds {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// How many of alice's sessions have begun, or ended.
+fn sessions(server: &Served, what: &str) -> usize {
+    let said = server.said();
+    let hers = said.lines().filter(|line| line.contains("session of alice"));
+    hers.filter(|line| line.contains(&format!(" {what}"))).count()
+}
+
+/// A short program of a user's on `gpu`, and what the job's log says.
+fn tries(network: &Network, user: &str, gpu: &str, job: &str) -> (Output, String) {
+    let program = host("gpu_sum.cu", "gpu_sum", &["-O1", "-arch=sm_80"]).display().to_string();
+    let run = ["run", "--gpu", gpu, "--job", job, "--", &program, "0", "1", "1"];
+    let output = network.kedge(user, &run).stdin(Stdio::null()).output().expect("kedge");
+    (output, network.text(user, &["logs", job]))
+}
+
+#[test]
+fn sessions_and_jobs_are_limited_and_others_go_on() {
+    let Some(network) = network("lmsessions") else { return };
+    let server = serve(&network);
+    let gpu = &*server.address;
+    let said = network.text("lender", &["keys", "limit", "alice", "--sessions", "1"]);
+    assert_eq!(said, "alice may have sessions 1\n");
+    let mut first = Holds::start(&network, "alice", gpu, "first", "32");
+    first.got();
+    let (output, log) = tries(&network, "alice", gpu, "second");
+    assert!(!output.status.success(), "{output:?}");
+    let words = "your key may have 1 sessions (processes with devices) at a time, and has them";
+    assert!(log.contains(words), "{log}");
+    assert!(stderr(&output).contains(words), "{output:?}");
+    assert!(server.said().contains(words), "{}", server.said());
+    let (output, log) = tries(&network, "bob", gpu, "bobs");
+    assert!(output.status.success(), "{output:?} {log}");
+    first.end();
+    until("its end", || sessions(&server, "ends") == 1);
+    let (output, log) = tries(&network, "alice", gpu, "third");
+    assert!(output.status.success(), "{output:?} {log}");
+
+    // A job with two processes is one.
+    network.text("lender", &["keys", "limit", "alice", "--none", "--jobs", "1"]);
+    let program = host("gpu_quota.cu", "gpu_quota", &["-O1", "-arch=sm_80"]).display().to_string();
+    let two = format!("exec 3<&0; {program} 100 <&3 & {program} 100; wait");
+    let run = ["run", "--gpu", gpu, "--job", "two", "--", "bash", "-c", &two];
+    let mut command = network.kedge("alice", &run);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kedge");
+    // Beside the first one's and the third's.
+    until("two sessions of one job", || sessions(&server, "begins") == 4);
+    let (output, log) = tries(&network, "alice", gpu, "other");
+    assert!(!output.status.success(), "{output:?}");
+    assert!(log.contains("your key may have 1 jobs at a time, and has them"), "{log}");
+    assert!(child.wait_with_output().is_ok());
+}
+
+#[test]
+fn device_memory_is_a_key_s_in_all_its_sessions() {
+    let Some(network) = network("lmmemory") else { return };
+    let server = serve(&network);
+    let gpu = format!("{}/0", server.address);
+    network.text("lender", &["keys", "limit", "alice", "--memory", "100M"]);
+    let mut first = Holds::start(&network, "alice", &gpu, "first", "24");
+    let [devices, total, free, taken, left] = first.got();
+    assert_eq!((devices, total), (1, 100), "a device of so much memory");
+    assert!(free <= 100 && (48..=96).contains(&taken) && left < 28, "{free} {taken} {left}");
+    // Another session has what the first has left, and no more.
+    let mut second = Holds::start(&network, "alice", &gpu, "second", "2");
+    let [_, total, free, more, _] = second.got();
+    assert!(total == 100 && free <= 100 - taken, "{free} {taken}");
+    assert!(taken + more <= 100, "{taken} {more}");
+    // Who has no limit notices nothing of it.
+    let mut bobs = Holds::start(&network, "bob", &gpu, "bobs", "24");
+    let [_, total, _, others, _] = bobs.got();
+    assert!(total > 200 && others > 150, "{total} {others}");
+    second.end();
+    // What a killed job had is free again.
+    network.text("alice", &["kill", "first"]);
+    drop(first);
+    until("both ends", || sessions(&server, "ends") == 2);
+    let mut third = Holds::start(&network, "alice", &gpu, "third", "24");
+    assert_eq!(third.got()[3], taken);
+    third.end();
+    let log = network.text("alice", &["logs", "third"]);
+    assert!(log.contains("the server lets your key have 100 MiB in all its sessions"), "{log}");
+}
+
+#[test]
+fn devices_are_limited_by_number_and_by_count() {
+    let Some(network) = network("lmdevices") else { return };
+    let server = serve(&network);
+    let gpu = &*server.address;
+    let count = |user: &str, gpu: &str, job: &str| {
+        let mut holds = Holds::start(&network, user, gpu, job, "200");
+        let [devices, ..] = holds.got();
+        holds.end();
+        devices
+    };
+    network.text("lender", &["keys", "limit", "alice", "--gpus", "2", "--devices", "0,2"]);
+    assert_eq!(count("alice", gpu, "all"), 2);
+    assert_eq!(count("alice", &format!("{gpu}/2"), "one"), 1);
+    assert_eq!(count("bob", gpu, "bobs"), 3);
+    let (output, log) = tries(&network, "alice", &format!("{gpu}/0,1"), "notmine");
+    assert!(
+        !output.status.success() && log.contains("may not use its device 1, but 0, 2"),
+        "{log}"
+    );
+    network.text("lender", &["keys", "limit", "alice", "--gpus", "1"]);
+    let mut holds = Holds::start(&network, "alice", &format!("{gpu}/2"), "holds", "200");
+    holds.got();
+    // On the device that it has already.
+    assert_eq!(count("alice", gpu, "beside"), 1);
+    let (output, log) = tries(&network, "alice", &format!("{gpu}/0"), "another");
+    assert!(!output.status.success(), "{output:?}");
+    assert!(
+        log.contains("may use 1 of its devices at a time, and with these it would use 2"),
+        "{log}"
+    );
+    let listed = network.text("lender", &["keys", "list", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let limits = |name: &str| {
+        let keys = listed.as_array().expect("a list").iter();
+        keys.filter(|key| key["name"] == name).map(|key| key["limits"].clone()).next()
+    };
+    assert_eq!(limits("alice"), Some("gpus 1, devices 0,2".into()));
+    assert_eq!(limits("bob"), Some(serde_json::Value::Null));
+}
+
+/// Limits that cannot be read are none that are not there: their key gets nothing.
+#[test]
+fn damaged_limits_let_their_key_have_nothing() {
+    let Some(network) = network("lmdamaged") else { return };
+    let server = serve(&network);
+    network.text("lender", &["keys", "limit", "alice", "--gpus", "1"]);
+    let file = network.config("lender").join("kedge/keys/alice.limits");
+    std::fs::write(&file, "gpus all\n").expect("a file");
+    let (output, log) = tries(&network, "alice", &server.address, "j");
+    assert!(!output.status.success(), "{output:?}");
+    assert!(log.contains("what your key may have cannot be read there"), "{log}");
+    assert!(!log.contains(&file.display().to_string()), "{log}");
+    assert!(server.said().contains("alice.limits is damaged: line 1"), "{}", server.said());
+    let (output, log) = tries(&network, "bob", &server.address, "bobs");
+    assert!(output.status.success(), "{output:?} {log}");
+    let said = network.kedge("lender", &["keys", "limit", "alice"]).output().expect("kedge");
+    assert!(stderr(&said).contains("is damaged"), "{said:?}");
+    network.text("lender", &["keys", "limit", "alice", "--none"]);
+    let (output, log) = tries(&network, "alice", &server.address, "again");
+    assert!(output.status.success(), "{output:?} {log}");
+}
